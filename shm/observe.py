@@ -173,12 +173,14 @@ def instance(run_dir: str, name: str) -> Seen | None:
     return next((each for each in instances(run_dir) if each.name == name), None)
 
 
-def find(run_dir: str, *, metrics_port: int | None = None, name: str = "") -> Seen:
+def find(
+    run_dir: str, *, metrics_port: int | None = None, name: str = "", ask: Callable[[list[Seen]], Seen] | None = None
+) -> Seen:
     """Return the live instance with this name or, if `name` is empty, with this metrics port. Without both: the only live instance.
 
-    Of several instances without a name or port, it is the one with the metrics port METRICS_PORT, if there is one. If several instances
-    match, the first of these states decides: running, of another version, silent, starting. Raises SegmentError if no live instance
-    matches, or several in the deciding state.
+    If several instances match, the first of these states decides: running, of another version, silent, starting. If there are several in
+    that state, and neither name nor port is given, `ask` chooses; without it, the one with the metrics port METRICS_PORT is meant. Raises
+    SegmentError if no live instance matches, or more than one.
     """
     known = instances(run_dir)
     wanted = (
@@ -187,6 +189,8 @@ def find(run_dir: str, *, metrics_port: int | None = None, name: str = "") -> Se
     meant = [each for each in known if _meant(each, name, metrics_port)]
     for state in (Life.RUNNING, Life.FOREIGN, Life.SILENT, Life.STARTING):
         living = [each for each in meant if each.life is state]
+        if len(living) > 1 and not wanted and ask is not None:
+            return ask(living)
         if len(living) > 1 and not wanted:
             living = [each for each in living if each.ports.get("metrics") == METRICS_PORT] or living
         if len(living) == 1:

@@ -87,6 +87,21 @@ def test_the_only_running_instance_is_found_without_its_name_or_port(machine: Ma
     assert text.endswith("--instance a")
 
 
+def test_of_several_running_instances_the_caller_may_ask_which(machine: Machine) -> None:
+    asked = []
+
+    def second(running: list[observe.Seen]) -> observe.Seen:
+        asked.append([each.name for each in running])
+        return running[1]
+
+    machine.start("a", port=9090)
+    assert observe.find(machine.run_dir, ask=second).name == "a"
+    machine.start("b", port=9190)
+    assert observe.find(machine.run_dir, ask=second).name == "b"
+    assert observe.find(machine.run_dir, ask=second, name="a").name == "a"
+    assert asked == [["a", "b"]]
+
+
 def test_an_error_for_an_unknown_port_lists_the_instances_and_the_flags_to_give(machine: Machine) -> None:
     machine.start("a", port=9190)
     assert machine.refusal(metrics_port=9090) == (

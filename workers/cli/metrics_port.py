@@ -9,6 +9,7 @@ import click
 
 from shm import observe
 from shm.segment import SegmentError
+from workers.cli import which
 
 TIMEOUT_S = 5.0
 
@@ -26,7 +27,7 @@ def address(url: str, ca_file: str) -> str:
 def found(run_dir: str, metrics_port: int | None, instance: str, ca_file: str) -> str:
     """Returns the URL of a picker's metrics port on this machine, found as `epp top` finds it. Raises ClickException."""
     try:
-        seen = observe.find(run_dir, metrics_port=metrics_port, name=instance)
+        seen = which.find(run_dir, metrics_port, instance)
     except SegmentError as refused:
         raise click.ClickException(f"{refused}; or give --url of a metrics port") from refused
     return address(f"127.0.0.1:{seen.ports.get('metrics', observe.METRICS_PORT)}", ca_file)

@@ -9,7 +9,7 @@ from workers.process.asks import Ask
 
 @click.command("promote", cls=WithArguments)
 @of_picker
-def command(metrics_port: int, instance: str, run_dir: str, timeout: float) -> None:
+def command(metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
     """End the trial of a candidate (`epp try`): the candidate is in force from now on. No request is lost.
 
     Put it into the picker's configuration file, too: the next reload or start reads that.

@@ -11,6 +11,7 @@ import click
 from epp.recording.trace import requests
 from shm import observe
 from shm.segment import SegmentError
+from workers.cli import which
 from workers.cli.flags import PORT, flag
 from workers.shared.recording import asks
 
@@ -34,11 +35,18 @@ LATE_S: Final = 10.0  # a recording that has not ended this long after its time 
     show_default=True,
     help="Where the picker writes the files, in its own file system; it must be allowed to.",
 )
-@flag("metrics-port", PORT, observe.METRICS_PORT, "Record the picker on this machine with this metrics port.")
+@flag(
+    "metrics-port",
+    PORT,
+    None,
+    "Record the picker on this machine with this metrics port. [default: the only one that runs]",
+)
 @flag("instance", str, "", "Record the picker on this machine with this name, whatever its ports are.")
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
 @click.pass_context
-def command(ctx: click.Context, seconds: float, folder: str, metrics_port: int, instance: str, run_dir: str) -> None:
+def command(
+    ctx: click.Context, seconds: float, folder: str, metrics_port: int | None, instance: str, run_dir: str
+) -> None:
     """Record the requests of a running picker on this machine: sizes, hashes, decisions and outcomes, but no prompts.
 
     A picker with --record-dir records all the time. Run `epp record export` to read a recording with other tools.
@@ -48,7 +56,7 @@ def command(ctx: click.Context, seconds: float, folder: str, metrics_port: int, 
     if ctx.invoked_subcommand is not None:
         return
     try:
-        name = observe.find(run_dir, metrics_port=metrics_port, name=instance).name
+        name = which.find(run_dir, metrics_port, instance).name
     except SegmentError as refused:
         raise click.ClickException(str(refused)) from refused
     ask = asks.Ask(uuid.uuid4().hex, os.path.abspath(folder), seconds)

@@ -15,6 +15,7 @@ from shm.documents import DocumentReader
 from shm.lanes import Lanes, LaneSchema
 from shm.observe import Seen
 from shm.segment import SegmentError, recorded
+from workers.cli import which
 from workers.cli.flags import DURATION, PORT, WithArguments, flag
 from workers.host.exit_codes import ExitCode
 from workers.process.asks import Ask, Refused, put
@@ -79,15 +80,18 @@ def of_picker(command: F) -> F:
     command = waiting(command)
     command = flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")(command)
     command = flag("instance", str, "", "The picker on this machine with this name, whatever its ports are.")(command)
-    return flag("metrics-port", PORT, observe.METRICS_PORT, "The picker on this machine with this metrics port.")(
-        command
-    )
+    return flag(
+        "metrics-port",
+        PORT,
+        None,
+        "The picker on this machine with this metrics port. [default: the only one that runs]",
+    )(command)
 
 
 @click.command("reload", cls=WithArguments)
 @click.option("--exec", "program", is_flag=True, help="Replace the program of the picker by the installed one, too.")
 @of_picker
-def command(program: bool, metrics_port: int, instance: str, run_dir: str, timeout: float) -> None:
+def command(program: bool, metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
     """Load the configuration of a running picker again: its file, and the files of --plugin-path. No request is lost.
 
     The picker tries the configuration in a process of its own first. If that fails, the configuration in force stays. Flags of
@@ -113,14 +117,14 @@ def in_force(result: ReloadStatus, workers: int) -> str:
 
 
 def changed(
-    metrics_port: int, instance: str, run_dir: str, timeout: float, ask: Ask | None = None
+    metrics_port: int | None, instance: str, run_dir: str, timeout: float, ask: Ask | None = None
 ) -> tuple[ReloadStatus, int]:
     """Gives a picker a command and waits for the result. `ask`: None for a reload. `timeout`: in seconds. Prints findings.
 
     Returns the picker's state afterwards, and the number of its workers. Ends this command if there is no such picker or if it refuses.
     """
     try:
-        seen = observe.find(run_dir, metrics_port=metrics_port, name=instance)
+        seen = which.find(run_dir, metrics_port, instance)
         with contextlib.closing(Watched(seen, run_dir)) as watched:
             result = _after(seen, watched, run_dir, ask, time.monotonic() + timeout)
             workers = len(watched.generations())

@@ -9,7 +9,7 @@ from workers.process.asks import Ask
 
 @click.command("rollback", cls=WithArguments)
 @of_picker
-def command(metrics_port: int, instance: str, run_dir: str, timeout: float) -> None:
+def command(metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
     """End the trial of a candidate (`epp try`) without it. If none is tried, go back to the configuration before the one in force.
 
     The picker keeps the last 5 good configurations, so this can be repeated. No request is lost. Change the picker's configuration file,

@@ -49,7 +49,9 @@ class Portion(click.ParamType[int]):
     help="What belongs together: one request, or all requests with one fairness id.",
 )
 @of_picker
-def command(file: str, share: int, by: str, metrics_port: int, instance: str, run_dir: str, timeout: float) -> None:
+def command(
+    file: str, share: int, by: str, metrics_port: int | None, instance: str, run_dir: str, timeout: float
+) -> None:
     """Try the configuration FILE (-: standard input) in a running picker, beside the one in force. No request is lost.
 
     The picker tries it in a process of its own first, as a reload does. Then its workers count time to first token, errors, hit rate and

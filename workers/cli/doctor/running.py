@@ -11,7 +11,7 @@ from epp.quantities import parse_duration
 from shm import observe
 from shm.observe import Seen
 from shm.segment import SegmentError
-from workers.cli import metrics_port
+from workers.cli import metrics_port, which
 from workers.pages.state.frames import VERSION
 from workers.shared.doctor_report import DOCTOR, ERROR, Finding
 
@@ -47,7 +47,7 @@ def running(run_dir: str, port: int | None, instance: str, url: str, ca_file: st
     seen: Seen | None = None
     if not url:
         try:
-            seen = observe.find(run_dir, metrics_port=port, name=instance)
+            seen = which.find(run_dir, port, instance)
         except SegmentError as refused:
             return Running(None, "", {}, [Finding("no-picker", ERROR, "No picker runs here", str(refused), START)])
         url = f"127.0.0.1:{seen.ports.get('metrics', observe.METRICS_PORT)}"

@@ -10,7 +10,7 @@ import msgspec
 
 from shm import observe
 from shm.segment import SegmentError
-from workers.cli import missing
+from workers.cli import missing, which
 from workers.cli.flags import DURATION, PORT, flag
 from workers.cli.top.terminal import Terminal
 from workers.pages.state.figures import Figures, Instance, figures, life
@@ -70,7 +70,7 @@ def command(metrics_port: int | None, instance: str, run_dir: str, interval: flo
     if not INTERVAL_MIN_S <= interval <= INTERVAL_MAX_S:
         raise click.UsageError(f"--interval must be from {INTERVAL_MIN_S * 1e3:.0f}ms to {INTERVAL_MAX_S:.0f}s")
     try:
-        source = Source(observe.find(run_dir, metrics_port=metrics_port, name=instance), run_dir)
+        source = Source(which.find(run_dir, metrics_port, instance), run_dir)
         with closing(source), Terminal(keys=not (once or as_json)) as terminal:
             looks = Looks(source, terminal, interval, once)
             ended = _print_json(looks, once) if as_json else _print_tables(looks, once)
