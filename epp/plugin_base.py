@@ -250,7 +250,8 @@ class Plugin:
         optional             data that it reads if a plugin produces them; else it gets their defaults
         produces             data that it writes for other plugins
         keeps                data that it writes and reads itself, between its calls for one request
-        reads_headers        names of the request headers that it reads, in lower case: a recording says which requests have equal values
+        reads_headers        names of the request headers that it reads, in lower case: a recording says which requests have equal values,
+                             and a request that crashes workers is known by body, path and these headers
 
     Attributes that the constructor sets, each logged or checked at start:
         without_effect       texts `parameter: why it has no effect`

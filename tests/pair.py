@@ -27,7 +27,7 @@ from workers.extproc.pipelines import Pipelines
 from workers.extproc.stream import PATH, open_stream
 from workers.process.layout import series_schema_of
 from workers.shared.decisions import Recent
-from workers.shared.query_of_death import WORDS, Deciding
+from workers.shared.query_of_death import PLACES, WORDS, Deciding
 from workers.telemetry.request_metrics import RequestMetrics
 from workers.telemetry.request_telemetry import Telemetry
 from workers.transport.interface import Buffer, Clock
@@ -114,6 +114,8 @@ class Pair:
         self.series = Series(self.clock)
         self.deciding = memoryview(bytearray(8)).cast("q")
         self.deadly = memoryview(bytearray(8 * WORDS)).cast("q")
+        self.tried = memoryview(bytearray(8 * PLACES)).cast("q")
+        reads = [name for plugin in pipeline.recipe.plugins for name in plugin.reads_headers]
         self.faults: list[BaseException] = []
         self.turns: deque[Callable[[], object]] = deque()  # the calls that the loop would make in its next turns
         self.recent = Recent(0, lambda: self.clock.now)
@@ -124,7 +126,7 @@ class Pair:
             Telemetry(self.lane, self.series.metrics, self.recent, now=lambda: self.clock.now),
             Guards(
                 body_bytes_max=body_bytes_max,
-                deciding=Deciding(self.deciding, self.deadly),
+                deciding=Deciding(self.deciding, self.deadly, self.tried, headers=reads),
                 on_fault=self.faults.append,
             ),
             clock=self.clock,

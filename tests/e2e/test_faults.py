@@ -80,6 +80,8 @@ from epp.plugin import Scorer, plugin
 class Aborts(Scorer):
     \"\"\"A plugin that aborts its process.\"\"\"
 
+    reads_headers = ("x-test",)
+
     def score(self, request, candidates, profile):
         if "deadly" in request.headers.get("x-test", ""):
             os.abort()
@@ -111,6 +113,7 @@ def test_a_request_that_kills_workers_kills_two_and_is_then_refused() -> None:
         assert answers[-90:] == [400] * 90
         assert picker.counter("deadly_requests_total") >= 90
         assert ask(port, COMPLETIONS, completion("another", max_tokens=1)).status == 200
+        assert ask(port, COMPLETIONS, deadly).status == 200
 
 
 @dataclass

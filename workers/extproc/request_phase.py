@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
+from xxhash import xxh3_64
+
 from compiled.calls import step
 from epp import if_available
 from epp.decide import decide
@@ -58,6 +60,7 @@ class RequestPhase:
 
     __slots__ = (
         "_coroutine",
+        "_hash",
         "_headers",
         "_place",
         "_renamed",
@@ -76,6 +79,7 @@ class RequestPhase:
     def __init__(self) -> None:
         self._headers = NO_HEADERS
         self.pieces: list[Piece] = []
+        self._hash: xxh3_64 | None = None  # of the pieces so far; None while there is none, or only one
         self._small = 0  # the number of small pieces since the last piece that is not small
         self._subset: Sequence[str] | None = None
         self._trailers = False
@@ -149,6 +153,10 @@ class RequestPhase:
             self.pieces.clear()
             raise Refused(Cause.BODY_TOO_LARGE, str(limit))
         self.pieces.append((message, start, end, begin, stop))
+        if not last or self._hash is not None:  # hashed piece by piece, while each is in the CPU cache
+            if self._hash is None:
+                self._hash = stream.app.guards.deciding.hashing()
+            self._hash.update(memoryview(message)[begin:stop])
         if not last and self.buffered == codec.BUFFERED_PARTIAL:
             raise Refused(Cause.BODY_CUT_OFF, str(self.body_bytes))
         if not last and not self.buffered:
@@ -215,15 +223,17 @@ class RequestPhase:
         request = stream.request = app.intake.begin(headers, app.clock.now, self.body_bytes, self._subset)
         if stream.trace is not None:
             stream.trace.deciding(request)
-        conditional = headers.mentions(PREFERS) and if_available.requested(headers)
+        prefers, encoded = headers.mentions(PREFERS), headers.mentions(ENCODED)
+        conditional = prefers and if_available.requested(headers)
         stream.lease = Lease(app.pipelines, stream.trace is not None, conditional)
         deciding = app.guards.deciding
         try:
             self.parser, self._place = app.pipelines.parser(request.path or DEFAULT_PATH)
             body = self._body()
-            stream.fingerprint = deciding.begin(body)
+            digest = deciding.digest(body) if self._hash is None else self._hash.intdigest()
+            stream.fingerprint = deciding.begin(request, digest, prefers or encoded or request.wishes)
             # The body is unpacked only for the parser. The gateway gets the compressed body back.
-            if headers.mentions(ENCODED) and self.parser.paths:
+            if encoded and self.parser.paths:
                 packed = body_slices(body, headers.get(CONTENT_ENCODING) or "", app.guards.body_bytes_max)
                 if packed is not None:
                     self._unpack(stream, packed)

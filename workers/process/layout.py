@@ -103,6 +103,7 @@ OWN_GAUGES: Final = (
     LEAVING,
     CERTIFICATE_UNTIL,
     query_of_death.DECIDING,
+    *query_of_death.TRIED,
     *decisions.SCALARS,
     *profiles.SCALARS,
 )

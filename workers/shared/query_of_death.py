@@ -1,35 +1,46 @@
 """Queries of death: after a request has ended two workers, the picker refuses it, from any client, before it can end a third.
 
-A worker publishes in its lane which request it is deciding (`DECIDING`: the fingerprint of its body, 0 between requests). If a worker
+A worker publishes in its lane which request it is deciding (`DECIDING`: the request's fingerprint, 0 between requests). If a worker
 crashes, or hangs until the parent kills it, the parent reads the last fingerprint:
 
-    the first time           remember the fingerprint, because the client's retry may reach any worker
-    again within MEMORY_S    list the fingerprint for LISTED_S: every worker answers 400 to a request with it
+    the first time           watch the fingerprint for MEMORY_S, because the client's retry may reach any worker
+    again while watched      list the fingerprint for LISTED_S: every worker answers 400 to a request with it
 
-The list is in memory that the parent writes and all children inherit. Both the list and the remembered fingerprints are bounded. A SIGKILL
-that the parent did not send does not count, because the request need not be its cause. A fingerprint is the XXH3 hash of the whole body.
-For a body longer than `WHOLE` bytes, it is the hash of its length, its first `WHOLE` / 2 and its last `WHOLE` / 2 bytes, so it takes 0.2 us
-for any length.
+A request that damages memory may crash a worker later, while it decides another request: most likely one that comes often. So workers count
+in their lanes how often they began to decide a watched request. A request that was decided HARMLESS times since its crash is not listed.
+
+The table of fingerprints is bounded, in memory that the parent writes and all children inherit. A SIGKILL that the parent did not send does
+not count, because the request need not be its cause. A fingerprint is the XXH3 hash of the whole body, the path, and the headers that the
+picker reads. The seed is secret, so that no client can make a request with the fingerprint of another's.
 
 This module does not notice a crash before the body is complete, or after the decision.
 """
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
+from epp.client_headers import GROUPS
 from epp.errors import Cause, Refused
+from epp.request import Request
 from workers.host.exit_codes import INTENDED
 
 DECIDING: Final = "deciding"  # a gauge in a worker's lane
-WHOLE: Final = 4096
-PLACES: Final = 16
-WORDS: Final = 1 + PLACES  # the number of listed fingerprints, then the fingerprints
-REMEMBERED_MAX: Final = 256
+PLACES: Final = 32
+TRIED: Final = tuple(
+    f"tried_{place}" for place in range(PLACES)
+)  # gauges in a worker's lane, one per place of the table
+WORDS: Final = (
+    1 + PLACES
+)  # how many places are used, then the fingerprint in each place: negative if it is listed, 0 if it is free
 MEMORY_S: Final = 600.0
 LISTED_S: Final = 600.0
+HARMLESS: Final = 16
+SEED_MASK: Final = (1 << 64) - 1
+# Headers that the picker itself reads, besides those that its plugins declare.
+OWN_HEADERS: Final = ("content-encoding", "prefer", *(name for names in GROUPS.values() for name in names))
 CRASHES: Final = frozenset(
     -number
     for number in (
@@ -44,57 +55,89 @@ CRASHES: Final = frozenset(
 )
 
 
-def fingerprint(body: bytes | memoryview) -> int:
-    """Returns the 63-bit fingerprint of a body; 0 for an empty body."""
-    size = len(body)
-    if size > WHOLE:
-        return xxh3_64_intdigest(body[-WHOLE // 2 :], xxh3_64_intdigest(body[: WHOLE // 2], size)) >> 1
-    return xxh3_64_intdigest(body) >> 1 if size else 0
-
-
 def crashed(code: int) -> bool:
     """Whether a child that ended with this code crashed by itself. `code`: the result of `os.waitstatus_to_exitcode`."""
     return code in CRASHES or (code > 0 and code not in INTENDED)
 
 
+class Suspect:
+    """Remembers a request that a worker was deciding when it ended. Times are monotonic seconds.
+
+    `place`: of its fingerprint in the table. `at`: when a worker last ended. `until`: the end of its listing; 0: it is watched only.
+    `before`: how often each lane had counted this place at `at`.
+    """
+
+    __slots__ = ("at", "before", "place", "until")
+
+    def __init__(self, place: int, at: float, until: float, before: Sequence[int]) -> None:
+        self.place = place
+        self.at = at
+        self.until = until
+        self.before = before
+
+
 class Suspects:
-    """The parent's side: remembers the requests that workers were deciding when they ended, and keeps the list of deadly ones."""
+    """The parent's side: remembers the requests that workers were deciding when they ended, and keeps the table of fingerprints."""
 
-    def __init__(self, words: memoryview) -> None:
-        """`words`: an array of `WORDS` int64 that only this object writes."""
-        self._words = words
-        self._seen: dict[int, float] = {}  # fingerprint -> when a worker last ended while deciding it, oldest first
-        self._listed: dict[int, float] = {}  # fingerprint -> the end of its listing, soonest first
+    def __init__(self, table: memoryview, scalars: Callable[[str], Sequence[int]], now: float) -> None:
+        """`table`: an array of `WORDS` int64 that only this object writes; it may have fingerprints from an earlier program.
 
-    def ended(self, suspect: int, now: float) -> bool:
+        `scalars` returns the values of a gauge in all lanes. `now`: monotonic seconds.
+        """
+        self._table = table
+        self._scalars = scalars
+        self._known: dict[int, Suspect] = {}  # by fingerprint, the oldest end of a worker first
+        for place, word in enumerate(table[1:WORDS].tolist()):
+            if word:
+                self._known[abs(word)] = Suspect(place, now, now + LISTED_S if word < 0 else 0.0, scalars(TRIED[place]))
+
+    def ended(self, fingerprint: int, now: float) -> bool:
         """Records that a worker ended while it was deciding this request. Returns whether the request is listed now."""
-        last = self._seen.pop(suspect, None)
-        self._seen[suspect] = now
-        if len(self._seen) > REMEMBERED_MAX:
-            del self._seen[next(iter(self._seen))]
-        if last is None or now - last > MEMORY_S:
-            return False
-        self._listed.pop(suspect, None)
-        self._listed[suspect] = now + LISTED_S
-        if len(self._listed) > PLACES:
-            del self._listed[next(iter(self._listed))]
+        suspect = self._known.pop(fingerprint, None)
+        again = suspect is not None and now - suspect.at <= MEMORY_S and self._decided(suspect) < HARMLESS
+        if suspect is None:
+            suspect = Suspect(self._room(), now, 0.0, ())
+        suspect.at, suspect.before = now, self._scalars(TRIED[suspect.place])
+        if again:
+            suspect.until = now + LISTED_S
+        self._known[fingerprint] = suspect
         self._publish()
-        return True
+        return again
 
     def look(self, now: float) -> None:
-        """Removes expired fingerprints from the list."""
-        expired = [suspect for suspect, until in self._listed.items() if until <= now]
-        for suspect in expired:
-            del self._listed[suspect]
-        if expired:
+        """Ends listings, and forgets requests that ended no worker for MEMORY_S."""
+        changed = False
+        for fingerprint, suspect in list(self._known.items()):
+            if suspect.until and suspect.until <= now:
+                suspect.until, changed = 0.0, True
+            if not suspect.until and now - suspect.at > MEMORY_S:
+                del self._known[fingerprint]
+                changed = True
+        if changed:
             self._publish()
 
+    def _decided(self, suspect: Suspect) -> int:
+        """Returns how often workers began to decide the request since it last ended one. A new worker counts from 0."""
+        counts = zip(self._scalars(TRIED[suspect.place]), suspect.before, strict=False)
+        return sum(now - before if now >= before else now for now, before in counts)
+
+    def _room(self) -> int:
+        """Returns a free place. If there is none, forgets the request that is watched longest, or listed longest."""
+        if len(self._known) < PLACES:
+            taken = {suspect.place for suspect in self._known.values()}
+            return next(place for place in range(PLACES) if place not in taken)
+        watched = (fingerprint for fingerprint, suspect in self._known.items() if not suspect.until)
+        return self._known.pop(next(watched, next(iter(self._known)))).place
+
     def _publish(self) -> None:
-        listed = list(self._listed)
-        self._words[0] = 0  # so that workers see an empty list while it changes, not a mixture
-        for place in range(PLACES):
-            self._words[1 + place] = listed[place] if place < len(listed) else 0
-        self._words[0] = len(listed)
+        table = self._table
+        table[0] = 0  # so that workers see an empty table while it changes, not a mixture
+        words = [0] * PLACES
+        for fingerprint, suspect in self._known.items():
+            words[suspect.place] = -fingerprint if suspect.until else fingerprint
+        for place, word in enumerate(words):
+            table[1 + place] = word
+        table[0] = len(self._known)
 
 
 class Deciding:
@@ -103,19 +146,58 @@ class Deciding:
     When code continues with a request that has waited, it must set `word` again, and clear it afterwards.
     """
 
-    __slots__ = ("_listed", "_refused", "word")
+    __slots__ = ("_headers", "_refused", "_seed", "_table", "_tried", "word")
 
-    def __init__(self, word: memoryview, listed: memoryview, refused: Callable[[], None] = lambda: None) -> None:
-        """`word`: one int64 in this worker's lane. `listed`: the parent's words. `refused` is called for each refused request."""
+    def __init__(
+        self,
+        word: memoryview,
+        table: memoryview,
+        tried: memoryview,
+        *,
+        seed: int = 0,
+        headers: Sequence[str] = (),
+        refused: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`word`, `tried`: one int64, and `PLACES` of them, in this worker's lane. `table`: the parent's words.
+
+        `seed`: a secret. `headers`: the names of the headers that plugins read. `refused` is called for each refused request.
+        """
         self.word = word
-        self._listed = listed
+        self._table = table
+        self._tried = tried
+        self._seed = seed & SEED_MASK
+        self._headers = tuple(headers)
         self._refused = refused
 
-    def begin(self, body: bytes | memoryview) -> int:
-        """Publishes and returns the fingerprint of the request that is decided next. Raises Refused if the request is listed."""
-        suspect = self.word[0] = fingerprint(body)
-        count = self._listed[0]
-        if count and suspect in self._listed[1 : 1 + count]:
-            self._refused()
-            raise Refused(Cause.DEADLY, f"{LISTED_S:.0f}")
+    def hashing(self) -> xxh3_64:
+        """Returns a hash to which the pieces of one body are added in order; its `intdigest()` is that of `digest`."""
+        return xxh3_64(seed=self._seed)
+
+    def digest(self, body: bytes | memoryview) -> int:
+        """Returns the hash of a whole body."""
+        return xxh3_64_intdigest(body, self._seed)
+
+    def begin(self, request: Request, digest: int, marked: bool) -> int:
+        """Publishes and returns the fingerprint of the request that is decided next. Raises Refused if the request is listed.
+
+        `digest`: of its body. `marked`: whether it may have one of OWN_HEADERS.
+        """
+        read, names = request.path, self._headers
+        if marked or names:
+            headers = request.headers
+            names = names + OWN_HEADERS if marked else names
+            read = "\0".join([read, *[headers.get(name, "") for name in names]])
+        suspect = ((digest ^ xxh3_64_intdigest(read.encode("utf-8", "surrogatepass"), self._seed)) >> 1) or 1
+        self.word[0] = suspect
+        if self._table[0]:
+            self._suspected(suspect)
         return suspect
+
+    def _suspected(self, suspect: int) -> None:
+        """Counts a request that is watched, and refuses one that is listed."""
+        for place, word in enumerate(self._table[1:WORDS].tolist()):
+            if word == suspect:
+                self._tried[place] += 1
+            elif word == -suspect:
+                self._refused()
+                raise Refused(Cause.DEADLY, f"{LISTED_S:.0f}")

@@ -53,7 +53,7 @@ from workers.shared.decisions import Publisher, Recent
 from workers.shared.documents import EndpointsView, NamesView
 from workers.shared.objectives import ObjectivesView, Priorities, static_bands
 from workers.shared.profiles import Answering
-from workers.shared.query_of_death import DECIDING, Deciding
+from workers.shared.query_of_death import DECIDING, PLACES, TRIED, Deciding
 from workers.telemetry.cache_prediction import Comparison, match_name
 from workers.telemetry.call_timing import CallTimers, Timing
 from workers.telemetry.recorder import Recorder, RecordSender
@@ -367,11 +367,18 @@ class Parts:
             on_fault=self._faults.plugin_failed,
             warn=log.warning,
         )
-        at = lane.schema.scalar[DECIDING]
+        at, tried = lane.schema.scalar[DECIDING], lane.schema.scalar[TRIED[0]]
         refused = partial(lane.add, lane.schema.counter["deadly_requests_total"])
         return Guards(
             body_bytes_max=instance.options.body_bytes_max,
-            deciding=Deciding(lane.scalars[at : at + 1], instance.words.deadly, refused),
+            deciding=Deciding(
+                lane.scalars[at : at + 1],
+                instance.words.deadly,
+                lane.scalars[tried : tried + PLACES],
+                seed=instance.credentials.prefix_seed,
+                headers=sorted({name for plugin in pipelines.whole.recipe.plugins for name in plugin.reads_headers}),
+                refused=refused,
+            ),
             on_fault=isolation.fault,
             hidden_headers=untrusted(instance.options.trust_client_headers),
         )
