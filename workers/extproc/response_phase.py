@@ -11,7 +11,7 @@ from typing import Final
 
 from compiled.calls import find, increase
 from epp.client_headers import wants_receipt
-from epp.decision import SERVED, Decision, Response, Usage
+from epp.decision import SERVED, Decision, Response, Ticket, Usage
 from epp.errors import blame
 from epp.flow.eviction import Victim
 from epp.pipeline import Pipeline
@@ -42,10 +42,11 @@ DATE: Final = b"\x0a\x04date"
 ERROR_STATUS: Final = "4"  # a status of three digits is an error if, compared as text, it is not less
 # The tag and the length before the payload of a message take 2 to 6 bytes. If more bytes precede it, the message has other fields.
 SHORTEST_ENVELOPE: Final = 6
+NOWHERE: Final = -1  # the slot of a request that is not counted at an endpoint
 
 
 class Reservation:
-    """Counts the load that one routed request adds to its endpoints, in this worker's lane, until `release`.
+    """Counts the load that one routed request adds to its endpoints, in this worker's lane, from `place` to `release`.
 
     `secondary`: the slots of the secondary endpoints, which the profiles beside the primary one have picked. A secondary endpoint works
     for the request until the first piece of the answer comes.
@@ -53,29 +54,36 @@ class Reservation:
 
     __slots__ = ("_app", "_slot", "secondary", "ticket", "victim")
 
-    def __init__(self, app: App, decision: Decision) -> None:
+    def __init__(self, app: App, ticket: Ticket | None) -> None:
         self._app = app
-        self._slot = slot = decision.targets[0].slot
+        self._slot = NOWHERE
         self.secondary: tuple[int, ...] = ()
-        self.ticket = decision.ticket
+        self.ticket = ticket
         self.victim: Victim | None = None  # the request's entry in in-flight eviction; None if it cannot be evicted
-        inflight = app.lane.inflight
-        increase(inflight, slot)
-        if app.trials and slot in app.trials:
-            app.pool.tried(slot)
+
+    def place(self, decision: Decision) -> None:
+        """Counts the request at its endpoints. If this raises, `release` takes back what was counted until then."""
+        app, slot = self._app, decision.targets[0].slot
+        others: tuple[int, ...] = ()
         if len(decision.runs) > 1:
             runs = [run for name, run in decision.runs.items() if run is not None and name != decision.primary]
-            self.secondary = tuple(run.candidates.endpoint(run.picked[0]).slot for run in runs)
-            for other in self.secondary:
-                inflight[other] += 1
+            others = tuple(run.candidates.endpoint(run.picked[0]).slot for run in runs)
+        if app.trials and slot in app.trials:
+            app.pool.tried(slot)
+        inflight = app.lane.inflight
+        increase(inflight, slot)
+        self._slot = slot
+        for other in others:
+            increase(inflight, other)
+            self.secondary += (other,)
         if self.ticket is not None:
             self.ticket.placed()
 
     def move(self, slot: int) -> None:
         """Moves the load to another endpoint, which really serves the request."""
         inflight = self._app.lane.inflight
-        inflight[self._slot] -= 1
-        inflight[slot] += 1
+        increase(inflight, slot)
+        increase(inflight, self._slot, -1)
         self._slot = slot
 
     def outcome(self, status: int, *, sent: bool) -> None:
@@ -92,19 +100,23 @@ class Reservation:
 
     def free_secondary(self) -> None:
         """Releases the load of the secondary endpoints, because their work for the request is done."""
-        slots, self.secondary = self.secondary, ()
-        for slot in slots:
-            self._app.lane.inflight[slot] -= 1
-        if slots and self.ticket is not None:
+        self._uncount_secondary()
+        if self.ticket is not None:
             self.ticket.freed()
 
     def release(self) -> None:
         """Releases all load, because the request is no longer in flight. Its ticket ends later, after the ResponseComplete plugins."""
+        if self._slot != NOWHERE:
+            increase(self._app.lane.inflight, self._slot, -1)
         if self.secondary:
-            self.free_secondary()
-        increase(self._app.lane.inflight, self._slot, -1)
+            self._uncount_secondary()
         if self.victim is not None and self._app.evictions is not None:
             self._app.evictions.ended(self.victim)
+
+    def _uncount_secondary(self) -> None:
+        slots, self.secondary = self.secondary, ()
+        for slot in slots:
+            increase(self._app.lane.inflight, slot, -1)
 
 
 class ResponsePhase:
@@ -383,21 +395,40 @@ class ResponsePhase:
         stream.finish()
 
     def finish(self, stream: Shell) -> None:
-        """Releases what the request holds, and calls the ResponseComplete plugins. A second call has no effect."""
+        """Releases what the request holds, and calls the ResponseComplete plugins. A second call has no effect.
+
+        A fault in one step is counted, and the other steps still run: nothing else would release what they hold.
+        """
         exchange, self.exchange = self.exchange, None
-        if exchange is not None:
-            exchange.close()
-            if exchange.recorded and self._decision is not None:
-                status = self._response.status if self._response is not None else OK if self._begun_at else 0
-                stream.app.telemetry.ended(exchange, status, self._decision.targets[0].slot)
         reservation, self._reservation = self._reservation, None
+        try:
+            if reservation is not None:
+                reservation.release()
+        except Exception as problem:
+            stream.fault(problem)
+        try:
+            if exchange is not None:
+                self._close(stream, exchange)
+        except Exception as problem:
+            stream.fault(problem)
         if reservation is None:
             return
-        reservation.release()
-        if self._request is not None and self._decision is not None and self._pipeline is not None:
-            self._answered(stream, self._request, self._decision, self._pipeline)
-        if reservation.ticket is not None:
-            reservation.ticket.done()
+        try:
+            if self._request is not None and self._decision is not None and self._pipeline is not None:
+                self._answered(stream, self._request, self._decision, self._pipeline)
+        except Exception as problem:
+            stream.fault(problem)
+        try:
+            if reservation.ticket is not None:
+                reservation.ticket.done()
+        except Exception as problem:
+            stream.fault(problem)
+
+    def _close(self, stream: Shell, exchange: Exchange) -> None:
+        exchange.close()
+        if exchange.recorded and self._decision is not None:
+            status = self._response.status if self._response is not None else OK if self._begun_at else 0
+            stream.app.telemetry.ended(exchange, status, self._decision.targets[0].slot)
 
     def _answered(self, stream: Shell, request: Request, decision: Decision, pipeline: Pipeline) -> None:
         """Counts the end of a request that was sent to an endpoint, and calls the ResponseComplete plugins."""
@@ -405,18 +436,16 @@ class ResponsePhase:
         usage = self._usage(stream)
         # A streamed answer counts the time that its chunks took in this process, without the time that the model server took.
         taken = self.taken if request.streaming else app.now() - self._begun_at
+        if pipeline.response_complete:
+            request.now = app.now()
+            response = self._response = self._response or Response(OK if self._begun_at else 0)
+            response.usage, response.whole = usage, self._whole
+            for call in pipeline.response_complete:
+                try:
+                    call(request, decision, response)
+                except Exception as problem:  # the other plugins must still release what they hold
+                    self._fault(stream, call, problem)
         app.telemetry.answered(request, decision, usage, taken if self._begun_at else None)
-        complete = pipeline.response_complete
-        if not complete:
-            return
-        request.now = app.now()
-        response = self._response = self._response or Response(OK if self._begun_at else 0)
-        response.usage, response.whole = usage, self._whole
-        for call in complete:
-            try:
-                call(request, decision, response)
-            except Exception as problem:  # the other plugins must still release what they hold
-                self._fault(stream, call, problem)
 
     def _fault(self, stream: Shell, call: object, problem: Exception) -> None:
         if self._pipeline is not None:

@@ -157,10 +157,11 @@ class ExtProcStream(Shell):
     def decided(self, decision: Decision) -> None:
         """Counts the load, answers the request, and begins the response phase."""
         app, phase, request = self.app, self.request_phase, self.request
-        reservation = Reservation(app, decision)
+        reservation = Reservation(app, decision.ticket)
         pipeline = self.lease.pipeline if self.lease is not None else None
         answer = ResponsePhase(request, decision, pipeline, phase.parser, reservation, phase.restorer)
-        self.response_phase = answer
+        self.response_phase = answer  # from here on, `finish` releases what the decision holds, whatever fails below
+        reservation.place(decision)
         phase.send_answer(self, decision)
         self.state = ROUTED
         self.transport.release()
@@ -234,13 +235,20 @@ class ExtProcStream(Shell):
     def finish(self) -> None:
         """Releases what the stream holds. A second call has no effect."""
         self.passing = False
-        if self.request_phase.open:
-            self.request_phase.give_up()
-        trace, self.trace = self.trace, None
-        if trace is not None:
-            trace.end(self.error)
-        if self.error:
-            self.app.telemetry.failed(self.request, self.error)
-            self.error = ""
+        try:
+            self._end_request()
+        except Exception as problem:  # the load is still to be released
+            self.fault(problem)
         if self.response_phase is not None:
             self.response_phase.finish(self)
+
+    def _end_request(self) -> None:
+        """Drops a request that is not decided, ends the trace, and counts an error."""
+        trace, self.trace = self.trace, None
+        error, self.error = self.error, ""
+        if self.request_phase.open:
+            self.request_phase.give_up()
+        if trace is not None:
+            trace.end(error)
+        if error:
+            self.app.telemetry.failed(self.request, error)

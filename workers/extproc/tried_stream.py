@@ -100,8 +100,8 @@ class Tryout:
 
     def shadow(self, request: Request, real: Decision) -> None:
         """Lets the candidate decide a copied request, and compares the result with the real decision."""
-        self._waiting += 1
         self._later(self._decide(request, real))
+        self._waiting += 1
 
     def _without_effects(self) -> Pipeline:
         current, bare = self.app.pipelines.current.pipeline, self._bare
@@ -184,21 +184,30 @@ class TriedStream(ExtProcStream):
             return
 
     def decided(self, decision: Decision) -> None:
-        request = self.request
-        copy = self._tryout.copy(request) if request is not None else None
+        request, copy = self.request, None
+        try:
+            copy = self._tryout.copy(request) if request is not None else None
+        except Exception as problem:  # no request depends on a tryout
+            self.fault(problem)
         super().decided(decision)
-        if request is not None:
-            self._tryout.figures.decided(self._tried, request.sent_at - self.received_at)
-        if copy is not None:
-            self._tryout.shadow(copy, decision)
+        try:
+            if request is not None:
+                self._tryout.figures.decided(self._tried, request.sent_at - self.received_at)
+            if copy is not None:
+                self._tryout.shadow(copy, decision)
+        except Exception as problem:
+            self.fault(problem)
 
     def closed(self) -> None:
         self._cut = True
         super().closed()
 
     def finish(self) -> None:
-        if not self._counted:
-            self._count()
+        try:
+            if not self._counted:
+                self._count()
+        except Exception as problem:
+            self.fault(problem)
         super().finish()
 
     def _count(self) -> None:

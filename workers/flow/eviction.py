@@ -78,7 +78,11 @@ class Evictions:
         """Adds a request that was sent to a server. Returns None if it cannot be evicted. `revoke` ends it and answers its client."""
         victim = self._victims.track(FlowKey(request.fairness_id, request.priority), now, revoke)
         if victim is not None:
-            self._publish()
+            try:
+                self._publish()
+            except BaseException:
+                self._victims.drop(victim)
+                raise
         return victim
 
     def ended(self, victim: Victim) -> None:

@@ -156,8 +156,13 @@ class FlowControl:
         now = self._now()
         if not self._controller.passes(request.priority, now):
             return None
-        self._metrics.passed(request, self._now() - now)
-        return FlowTicket(self._controller)
+        ticket = FlowTicket(self._controller)
+        try:
+            self._metrics.passed(request, self._now() - now)
+        except BaseException:
+            ticket.done()
+            raise
+        return ticket
 
     async def turn(self, request: Request) -> Ticket:
         """Waits for the request's turn and returns its ticket. Raises Undispatched, a subclass of Refused, if the request gets no turn."""
@@ -176,12 +181,16 @@ class FlowControl:
             raise
         ended = now()
         waited_s = ended - queued.entered_at
-        if queued.waited:
-            self._metrics.leaves(queued.block, queued.bytes)
-            self._metrics.ended(request, Outcome.DISPATCHED, waited_s)
-            request.now = ended  # after the wait, the decision begins now
-        else:
-            self._metrics.passed(request, waited_s)
+        try:
+            if queued.waited:
+                self._metrics.leaves(queued.block, queued.bytes)
+                self._metrics.ended(request, Outcome.DISPATCHED, waited_s)
+                request.now = ended  # after the wait, the decision begins now
+            else:
+                self._metrics.passed(request, waited_s)
+        except BaseException:
+            queued.done()
+            raise
         return queued
 
     def passed(self) -> Ticket:
@@ -241,8 +250,8 @@ class FlowControl:
     def _future(self, item: Item) -> asyncio.Future[Any]:
         """Creates the future of a request that has to wait. Counts the request and starts the timers that it needs."""
         assert isinstance(item, QueuedRequest)
-        item.waited = True
         item.block = self._metrics.enters(item.request, item.bytes, self._now() - item.entered_at)
+        item.waited = True
         if self._look is None:
             self._look = self._loop.call_later(LOOK_S, self._check_room)
         if self._sweep is None or self._sweep_at > self._now() + SWEEP_S:

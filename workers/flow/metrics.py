@@ -68,11 +68,11 @@ class FlowMetrics:
         block = self._queues.block(
             (fairness_id, str(request.priority), self._pool, request.model, request.target_model)
         )
+        enqueues = self._enqueues
+        enqueues.observe(enqueues.block((fairness_id, str(request.priority), NOT_FINALIZED)), ENQUEUE, seconds)
         words = self._queues.words
         words[block + self._size] += 1
         words[block + self._bytes] += size
-        enqueues = self._enqueues
-        enqueues.observe(enqueues.block((fairness_id, str(request.priority), NOT_FINALIZED)), ENQUEUE, seconds)
         return block
 
     def leaves(self, block: int, size: int) -> None:

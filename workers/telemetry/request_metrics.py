@@ -52,14 +52,15 @@ class RequestMetrics:
         if priority is None:
             priority = self._text(request.priority)
         block = self.requests.block((request.model, request.target_model, request.fairness_id, priority))
-        words = self.words
-        increase(words, block + self._total)
-        increase(words, block + self.running)
         success = self._successes.get((target, request.target_model))
         if success is None:
             success = self._success(target, request.target_model)
+        exchange = Exchange(self, block, received_at, request.body_bytes)
+        words = self.words
+        increase(words, block + self._total)
         increase(self._attempts.words, success)
-        return Exchange(self, block, received_at, request.body_bytes)
+        increase(words, block + self.running)
+        return exchange
 
     def not_scheduled(self, target_model: str) -> None:
         """Counts a request for which the scheduler found no endpoint."""

@@ -94,12 +94,15 @@ class Telemetry:
         drop_prompt(request)
         request.sent_at = now
         lane.observe(at.scheduler_e2e, now - request.now)
-        exchange = self.metrics.routed(request, decision.targets[0], received_at)
+        recorded = 0
         if self.recorder is not None:
-            exchange.recorded = self.recorder.decided(request, decision, "", received_at, now)
+            recorded = self.recorder.decided(request, decision, "", received_at, now)
         self.recent.add(now, request, decision, used=used)
         if self.agreements is not None:
             self.agreements.count(decision)
+        # The last step, because only the caller can end what it counts as running.
+        exchange = self.metrics.routed(request, decision.targets[0], received_at)
+        exchange.recorded = recorded
         return exchange
 
     def refused(self, request: Request | None, refused: Refused, used: Used | None, received_at: float) -> None:

@@ -120,20 +120,21 @@ class HeldTokens:
     def sent(self, request: Request, decision: Decision) -> None:
         """Counts the tokens of a request at the targets of its decision."""
         held = Held()
+        request[self._held] = held  # from here on, `ended` releases what is counted, whatever fails below
         prompt = token_count(request)
         match: PrefixMatch | None = request[self._match]
         output = 0 if self._output is None else self._output.tokens(request, prompt)
         primary = decision.run(decision.primary)
         if primary is not None:
-            held.endpoint = primary.target
-            held.tokens = _uncached(prompt, match, primary) + output
-            self._load.add_tokens(held.endpoint, held.tokens)
+            tokens = _uncached(prompt, match, primary) + output
+            self._load.add_tokens(primary.target, tokens)
+            held.endpoint, held.tokens = primary.target, tokens
         if len(decision.runs) > 1:
             others = [run for name, run in decision.runs.items() if run is not None and name != decision.primary]
-            held.secondary = [(run.target, _uncached(prompt, match, run) + output) for run in others]
-            for endpoint, tokens in held.secondary:
-                self._load.add_tokens(endpoint, tokens)
-        request[self._held] = held
+            for run in others:
+                tokens = _uncached(prompt, match, run) + output
+                self._load.add_tokens(run.target, tokens)
+                held.secondary = [*held.secondary, (run.target, tokens)]
         if not request.streaming and primary is not None:
             self._release_when_due(request, decision.run(decision.prefill) or primary, held)
 

@@ -153,13 +153,13 @@ class SentPrompts:
         self._hit_ratio.observe(held / match.total)
         self._hit_bytes.observe(held * self._block_bytes)
         sent: list[Sent] = []
+        request[self._keys.sent] = sent  # from here on, `ended` takes back what the index learns, whatever fails below
         chains = request[self._keys.chains]
         self._learn(match, held, owner, chains, sent)
         prefill = decision.run(decision.prefill)
         if prefill is not None and prefill is not primary:
             owner, held = self._target(prefill, match)
             self._learn(match, held, owner, chains, sent)
-        request[self._keys.sent] = sent
         if chains is None:
             self._show(request, match, sent)
 

@@ -14,6 +14,7 @@ from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUES, FLOW_REQUESTS
 from shm.flow_lanes import PENDING, WAITING, WAITING_BYTES
 from tests.workers.flow_world import SentRequest, World, objective, until, world
 from workers.flow.flow_control import QueuedRequest
+from workers.flow.metrics import FlowMetrics
 
 THREE = {"high": 5, "normal": 0, "low": -1}
 
@@ -364,5 +365,31 @@ def test_idle_flows_need_one_timer_when_no_request_waits(tmp_path: Path) -> None
             await until(lambda: shard.flow._look is None)
             await until(lambda: shard.flow._sweep_at > time.monotonic() + 10)
             assert shard.flow._sweep is not None
+
+    run(test)
+
+
+@pytest.mark.parametrize(("broken", "waits"), [("passed", False), ("enters", True), ("leaves", True), ("ended", True)])
+def test_a_fault_while_a_request_is_counted_leaves_nothing_pending_or_waiting(
+    broken: str, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_arguments: object) -> None:
+        raise ZeroDivisionError
+
+    async def test() -> None:
+        async with world(tmp_path) as w:
+            (shard,) = w.shards
+            first = shard.ask("first") if waits else None
+            with monkeypatch.context() as patch:
+                patch.setattr(FlowMetrics, broken, raises)
+                asked = shard.ask("second")
+                if first is not None:
+                    first.end()
+                await until(lambda: asked.refused is not None)
+            assert asked.refused == (500, "")
+            assert w.instance.memory.flow is not None
+            assert w.instance.memory.flow.total(PENDING) == w.instance.memory.flow.total(WAITING) == 0
+            assert sum(shard.worker.lane.inflight) == 0
+            assert shard.ask("third").sent, "the pool has room again"
 
     run(test)
