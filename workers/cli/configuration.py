@@ -21,7 +21,8 @@ from epp.config.registry import PluginImportError
 from epp.plugins.discovery.file import FileDiscovery
 from workers.cli.flags import BOOL, BadConfiguration, flag
 from workers.cli.serve_flags import EXPERIMENTAL, PLUGIN_PATH
-from workers.endpoints.discovery import File, parse_flag
+from workers.endpoints.discovery import parse_flag
+from workers.endpoints.endpoints_file import File
 from workers.host.options import Options
 from workers.host.yaml_files import DiscoveryError
 from workers.kube.api import ready_to_connect

@@ -1,53 +1,34 @@
-"""Reads endpoints from a file or the command line: parses them, resolves their DNS names, and follows changes.
+"""Reads endpoints as a file or the command line gives them: parses them, and resolves their DNS names.
 
     text -> entries (host may be a name) -> endpoints (addresses only) -> appeared, changed, gone
 
 - Namespace and name identify an endpoint. If an identity is given twice, the last entry wins and a remark says so. Unknown fields, and one
   server under two names, also get a remark.
-- At start, a single bad entry is enough to refuse the file. The error lists all faults, each with file and line.
-- When the file changes later, bad entries are left out. If the file cannot be read, or all its entries are bad, the last good endpoints
-  stay. `endpoints: []` means that there are none. A fault is reported once, not again at every reload.
-- The *directory* is watched, so that a file renamed into place and a swapped symlink are noticed. The file is also read every few
-  seconds, in case the watch misses a change.
 - DNS names are resolved at start and every 30 s. An entry with a DNS name gives one endpoint `<name>-<ip>` per address. If resolving
   fails, the last addresses stay. If there are addresses of both families, only IPv4 is used, because both lead to the same server.
 
-What this does not do: scrape, or assign slots.
+What this does not do: read the file (`endpoints_file` does), scrape, or assign slots.
 """
 
 import asyncio
 import contextlib
-import os
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from epp.config.findings import nearest
 from workers.endpoints.names import Names, address_of, is_address
-from workers.host.directory import changes
-from workers.host.yaml_files import (
-    FAULTS_SHOWN_MAX,
-    DiscoveryError,
-    Fault,
-    Node,
-    brief,
-    documents,
-    log_fields,
-    read_file,
-)
+from workers.host.yaml_files import DiscoveryError, Fault, Node, brief, documents
 
 FIELDS = ("name", "namespace", "address", "port", "labels")
 EXPLAINED = ("values", "inFlight", "inFlightTokens", "cached", "state")  # fields that only `epp explain` reads
-INSTEAD = "deploy/endpoints.yaml is a sample of such a file, and --endpoints host:port,... replaces it"
 PAGE_ADDRESS, PAGE_PORT = "metricsAddress", "metricsPort"  # labels that say where a cluster's metrics page is
 LABELS_MAX = 256  # limit per endpoint
 ENTRIES_MAX = 65_536
 NAME_CHARS_MAX = 512  # of a name or namespace: names stand in metrics, logs and shared memory
 RESOLVE_EVERY_S = 30.0
 NAMES_S_MAX = 10.0  # limit for resolving all new names; well below the time that the parent gives a first start
-LOOK_EVERY_S = 5.0
 SLICE = 500  # entries that become endpoints in one turn of the event loop
-LONG_BYTES = 1 << 16  # a file of this length takes 0.1 s to parse, and the longest file up to 2 s
 
 _DNS_NAME = re.compile(
     r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)(\.[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)*\.?"
@@ -386,103 +367,3 @@ class Discovery:
         if endpoints != self._published:
             self._published = endpoints
             self._publish(endpoints)
-
-
-class File:
-    """A file of endpoints. `load` is for the start and refuses a file with faults. `reload` is for later and skips bad entries."""
-
-    def __init__(
-        self,
-        path: str,
-        report: Callable[..., None],
-        *,
-        clusters: bool = False,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`clusters`: see `parse_file`. `reload` calls `on_change` for each changed content."""
-        self.path = path
-        self._on_change = on_change
-        self._clusters = clusters
-        self.directory = os.path.dirname(os.path.abspath(path))
-        self._report = report
-        self._text: bytes | None = None
-        self._reported: frozenset[str] = frozenset()
-
-    def load(self) -> list[Entry]:
-        """Returns all entries. Raises DiscoveryError with all faults if there are any."""
-        try:
-            text = read_file(self.path)
-        except DiscoveryError as failure:
-            raise DiscoveryError([f"{fault}; {INSTEAD}" for fault in failure.faults]) from failure
-        parsed = parse_file(text, self.path, clusters=self._clusters)
-        if parsed.faults:
-            raise DiscoveryError(parsed.faults)
-        self._text = text
-        self._report_new(parsed.remarks)
-        return parsed.entries
-
-    def reload(self) -> list[Entry] | None:
-        """Reads the file again and returns its good entries. Reports faults that it has not reported before.
-
-        Returns None if the file is unchanged, has no readable list, or has faults and no good entry.
-        """
-        text = self._changed_text()
-        return None if text is None else self._good(self._parsed(text))
-
-    async def reload_beside(self) -> list[Entry] | None:
-        """Does the same as `reload`, but parses a long file in a thread. Parsing takes seconds, and would block the event loop."""
-        text = self._changed_text()
-        if text is None:
-            return None
-        long = len(text) > LONG_BYTES
-        return self._good(await asyncio.to_thread(self._parsed, text) if long else self._parsed(text))
-
-    def _changed_text(self) -> bytes | None:
-        """Returns the content of the file; None if it is unchanged or cannot be read."""
-        try:
-            text = read_file(self.path)
-        except DiscoveryError as failure:
-            self._report_kept(failure)
-            return None
-        if text == self._text:
-            return None
-        self._text = text
-        self._on_change()
-        return text
-
-    def _parsed(self, text: bytes) -> Parsed | DiscoveryError:
-        try:
-            return parse_file(text, self.path, clusters=self._clusters)
-        except DiscoveryError as failure:
-            return failure
-
-    def _good(self, parsed: Parsed | DiscoveryError) -> list[Entry] | None:
-        """Reports the faults and returns the good entries, as `reload` does."""
-        if isinstance(parsed, DiscoveryError):
-            self._report_kept(parsed)
-            return None
-        lost = bool(parsed.faults) and not parsed.entries  # a mistake; `endpoints: []` has no faults
-        consequence = "the last good endpoints stay, because no entry is valid" if lost else "this endpoint is left out"
-        self._report_new([*(f"{fault}; {consequence}" for fault in parsed.faults), *parsed.remarks])
-        return None if lost else parsed.entries
-
-    def _report_kept(self, failure: DiscoveryError) -> None:
-        self._report_new([f"{fault}; the last good endpoints stay" for fault in failure.faults])
-
-    def _report_new(self, findings: list[str]) -> None:
-        new = [finding for finding in findings if finding not in self._reported]
-        for finding in new[:FAULTS_SHOWN_MAX]:
-            self._report("finding in the endpoints file", **log_fields(finding, self.path))
-        if len(new) > FAULTS_SHOWN_MAX:
-            self._report("more findings in the endpoints file", file=self.path, count=len(new) - FAULTS_SHOWN_MAX)
-        self._reported = frozenset(findings)
-
-
-async def follow(file: File, use: Callable[[list[Entry]], Any]) -> None:
-    """Awaits `use(entries)` after every change of the file. Runs until its task is cancelled."""
-    async with changes([file.directory]) as next_change:
-        while True:
-            await next_change(LOOK_EVERY_S)
-            entries = await file.reload_beside()
-            if entries is not None:
-                await use(entries)

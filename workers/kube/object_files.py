@@ -124,6 +124,8 @@ class Folder:
         data = read_file(path)
         if data == self._texts.get(path) and path in self._good:
             return []
+        if not data.strip() and self._good.get(path):
+            return [f"{path}: is empty now, as after a write that was cut off; remove the file to remove its objects"]
         self._texts[path] = data
         parsed = parse_objects(data, path)
         for kind in parsed.other_kinds:

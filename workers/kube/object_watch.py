@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
+from workers.endpoints.empty_list import HOLD_S
 from workers.host.yaml_files import Fault, Node
 from workers.kube.object_kinds import (
     API_VERSIONS,
@@ -41,7 +42,7 @@ from workers.kube.object_kinds import (
     read,
 )
 from workers.kube.outage import Outage, is_away
-from workers.kube.reflect import HOLD_S, Reflector, Resource, WatchApi
+from workers.kube.reflect import Reflector, Resource, WatchApi
 
 PLURALS: Final = {OBJECTIVE: "inferenceobjectives", REWRITE: "inferencemodelrewrites"}
 NOTIFY_S: Final = 0.02

@@ -30,6 +30,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from workers.endpoints.empty_list import HOLD_S, EmptyList
 from workers.kube.api import EMPTY, Resource
 from workers.kube.errors import ApiError, Unreachable
 from workers.kube.outage import Outage, is_away
@@ -43,7 +44,6 @@ PAGES_MAX: Final = 1000
 LIST_S: Final = 30.0
 WATCH_S: Final = (300.0, 600.0)  # the server ends a watch after a random time in this range
 IDLE_S: Final = 85.0
-HOLD_S: Final = 10.0
 ABSENT_S: Final = 3.0  # the pause between two tries for a resource that is not installed
 STEADY_S: Final = 1.0  # a watch that lasts longer counts as working
 BACK_OFF_S: Final = 0.2
@@ -152,7 +152,7 @@ class Known(Generic[T]):
         self.objects: dict[str, T] = {}
         self.version = ""
         self.synced = False
-        self.held_until: float | None = None  # an empty list does not count before this time
+        self.empty = EmptyList()
         self.unread: dict[str, str] = {}  # by name: why the latest state of an object could not be decoded
         self._resource = resource
         self._decode = decode
@@ -181,9 +181,12 @@ class Known(Generic[T]):
         """
         _check_version(version)
         self.version = version
-        if not found and self.has_objects and not self._held(now):
+        begins = self.empty.until is None
+        if not self.empty.counts(now, empty=not found, something_known=self.has_objects):
+            if begins:
+                what = {"resource": str(self._resource), "namespace": self._resource.namespace}
+                self._report("a list is suddenly empty: what is known stays for a while", **what, kept_s=HOLD_S)
             return None
-        self.held_until = None
         self._expects = False
         first, self.synced = not self.synced, True
         upserted = {name: value for name, value in found.items() if self.objects.get(name) != value}
@@ -218,12 +221,6 @@ class Known(Generic[T]):
     def has_objects(self) -> bool:
         """Whether objects are known, to this process or to its predecessor. If so, an empty list needs a confirmation."""
         return bool(self.objects) or self._expects
-
-    def _held(self, now: float) -> bool:
-        """Returns whether the objects were kept for HOLD_S after the first empty list."""
-        if self.held_until is None:
-            self.held_until = now + HOLD_S
-        return now >= self.held_until
 
     def _decoded(self, name: str, item: bytes | msgspec.Raw) -> T | None:
         try:
@@ -426,7 +423,7 @@ class Reflector(Generic[T]):
     async def _watch(self) -> None:
         """Watches the resource until either side ends the watch. A watch counts as working only after `STEADY_S`, not after an event."""
         began, seconds, idle_s = _now(), self._rng.uniform(*WATCH_S), IDLE_S
-        if (until := self._known.held_until) is not None:
+        if (until := self._known.empty.until) is not None:
             seconds = idle_s = max(until - began, BACK_OFF_S)
         query = {
             "watch": "1",

@@ -13,8 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from workers.endpoints.discovery import LOOK_EVERY_S
-from workers.host.directory import changes
+from workers.host.directory import LOOK_EVERY_S, changes
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.loading import PLUGIN_FILES_MAX, SUFFIX, UnreadablePlugins, read_plugins

@@ -7,8 +7,9 @@ from typing import Any
 
 from epp.plugins.discovery.file import FileDiscovery
 from workers.endpoints.churn import Churn
-from workers.endpoints.discovery import Discovery, Entry, File, follow, parse_flag
+from workers.endpoints.discovery import Discovery, Entry, parse_flag
 from workers.endpoints.endpoints import EndpointTable
+from workers.endpoints.endpoints_file import File, follow
 from workers.process.instance import Instance
 from workers.supervisor.background import Background
 
@@ -36,10 +37,10 @@ async def follow_configured(
         entries = parse_flag(flag)
     elif isinstance(plugin, FileDiscovery):
         churn = Churn(plugin.path, report, on_change, time.monotonic)
-        file = File(plugin.path, report, clusters=plugin.clusters, on_change=churn.changed)
+        expects = successor and bool(table.inherited())
+        file = File(plugin.path, report, clusters=plugin.clusters, on_change=churn.changed, expects=expects)
         entries = file.reload() if successor else file.load()
-        if plugin.watch:
-            tasks.append(background.keep(follow(file, discovery.use)))
+        tasks.append(background.keep(follow(file, discovery.use, watch=plugin.watch)))
     if entries is None:
         table.resume()
     elif successor:

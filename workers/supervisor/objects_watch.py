@@ -18,8 +18,7 @@ import msgspec
 from epp.model_rewrite import Rules, compiled
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.flow_lanes import BANDS_MAX, FlowLanes
-from workers.endpoints.discovery import LOOK_EVERY_S
-from workers.host.directory import changes
+from workers.host.directory import LOOK_EVERY_S, changes
 from workers.kube.object_files import ANY_POOL, Folder
 from workers.kube.object_kinds import OBJECTIVE, REWRITE, Found, Once, PoolName, merge
 from workers.process.instance import Instance

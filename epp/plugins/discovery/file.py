@@ -1,6 +1,6 @@
 """Holds the settings of discovery from a file: the path, and whether the picker follows changes.
 
-`workers/endpoints/discovery.py` reads the file.
+`workers/endpoints/endpoints_file.py` reads the file.
 """
 
 from typing import Annotated, ClassVar

@@ -3,7 +3,7 @@
 from typing import Any
 
 from workers.endpoints.churn import MANY, REPORT_EVERY_S, WHY, WINDOW_S, Churn
-from workers.endpoints.discovery import File
+from workers.endpoints.endpoints_file import File
 
 
 class World:

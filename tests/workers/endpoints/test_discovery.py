@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.reports import Reports
 from tests.workers.endpoints.endpoint_lists import ENTRIES, GOOD, run
-from workers.endpoints import discovery
-from workers.endpoints.discovery import LONG_BYTES, EndpointSpec, Entry, File, Parsed, diff, follow, parse_flag
+from workers.endpoints import endpoints_file
+from workers.endpoints.discovery import EndpointSpec, Entry, Parsed, diff, parse_flag
+from workers.endpoints.endpoints_file import LONG_BYTES, File, follow
 from workers.host.yaml_files import DiscoveryError
 
 
@@ -32,9 +33,7 @@ def test_remarks_are_reported_once_and_do_not_refuse_the_file(tmp_path: Path) ->
     assert len(reports) == 1
 
 
-def test_an_update_with_faults_and_no_valid_entry_keeps_the_last_endpoints_and_an_empty_list_does_not(
-    tmp_path: Path,
-) -> None:
+def test_an_update_with_faults_and_no_valid_entry_keeps_the_last_endpoints(tmp_path: Path) -> None:
     reports = Reports()
     path = tmp_path / "e.yaml"
     path.write_text("endpoints: [{name: a, address: 10.0.0.1, port: 1}]\n")
@@ -44,8 +43,6 @@ def test_an_update_with_faults_and_no_valid_entry_keeps_the_last_endpoints_and_a
     assert file.reload() is None
     assert [f" file={path} line={line} " in report for report, line in zip(reports, (2, 3), strict=True)] == [True] * 2
     assert all(report.endswith("; the last good endpoints stay, because no entry is valid") for report in reports)
-    path.write_text("endpoints: []\n")
-    assert file.reload() == []
 
 
 def test_the_start_reports_all_faults_at_once(tmp_path: Path) -> None:
@@ -164,7 +161,7 @@ def swap(directory: Path, text: bytes) -> None:
 def test_a_file_renamed_into_place_and_a_swapped_link_are_followed(
     tmp_path: Path, change: Callable[[Path, bytes], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "LOOK_EVERY_S", 60.0)  # so that only the watch can notice the change
+    monkeypatch.setattr(endpoints_file, "LOOK_EVERY_S", 60.0)  # so that only the watch can notice the change
     change(tmp_path, GOOD)
     file = File(str(tmp_path / "e.yaml"), Reports())
     published: list[list[Entry]] = []
@@ -192,7 +189,7 @@ def test_a_file_renamed_into_place_and_a_swapped_link_are_followed(
 def test_a_change_that_the_watch_cannot_notice_is_found_by_reading_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(endpoints_file, "LOOK_EVERY_S", 0.02)
     elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
     elsewhere.mkdir()
     here.mkdir()
@@ -208,7 +205,7 @@ def test_a_change_that_the_watch_cannot_notice_is_found_by_reading_the_file(
         file.load()
         following = asyncio.create_task(follow(file, use))
         await asyncio.sleep(0.05)
-        rename(elsewhere, b"endpoints: []")
+        rename(elsewhere, b"endpoints: [{name: a, address: 10.0.0.1, port: 1}]")
         for _ in range(200):
             if published:
                 break
@@ -217,7 +214,7 @@ def test_a_change_that_the_watch_cannot_notice_is_found_by_reading_the_file(
         await asyncio.gather(following, return_exceptions=True)
 
     run(scenario())
-    assert published == [[]]
+    assert published == [[Entry("default", "a", "10.0.0.1", 1)]]
 
 
 def test_a_long_file_is_parsed_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +230,7 @@ def test_a_long_file_is_parsed_beside_the_event_loop(tmp_path: Path, monkeypatch
         return Parsed([], [], [])
 
     async def scenario() -> list[Entry] | None:
-        monkeypatch.setattr(discovery, "parse_file", parse)
+        monkeypatch.setattr(endpoints_file, "parse_file", parse)
         reloading = asyncio.create_task(file.reload_beside())
         await asyncio.sleep(0)
         turned.set()

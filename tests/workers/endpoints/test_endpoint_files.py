@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.reports import Reports
 from tests.workers.endpoints.endpoint_lists import CLUSTERS, ENTRIES, GOOD
-from workers.endpoints.discovery import Entry, File, parse_file
+from workers.endpoints.discovery import Entry, parse_file
+from workers.endpoints.endpoints_file import File
 from workers.host.yaml_files import DiscoveryError
 
 

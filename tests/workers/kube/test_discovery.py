@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tests.workers.kube.fake import PODS, POOLS, FakeApi, in_virtual_time, pod, pool
 from tests.workers.kube.worlds import APPLIED_S, BY_NAME, World, cluster, running, scenario, two_pods
+from workers.endpoints.empty_list import HOLD_S
 from workers.host.options import Options
 from workers.kube.discovery import Wanted, wanted
 from workers.kube.errors import Unreachable
 from workers.kube.pods import ACTIVE_PORTS
-from workers.kube.reflect import HOLD_S
 from workers.kube.selector import parse
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.workers.kube.fake import PODS, POOLS, in_virtual_time, pool
 from tests.workers.kube.worlds import APPLIED_S, BY_NAME, World, cluster, running, scenario
+from workers.endpoints.empty_list import HOLD_S
 from workers.kube.api import Resource
 from workers.kube.errors import ApiError, Unreachable
-from workers.kube.reflect import HOLD_S
 
 
 def test_all_endpoints_stay_while_the_api_is_away() -> None:

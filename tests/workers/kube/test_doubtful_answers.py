@@ -9,9 +9,10 @@ import pytest
 from tests.reports import Reports
 from tests.workers.kube.fake import PODS, FakeApi, in_virtual_time
 from tests.workers.kube.following import AWAY, THINGS, Followed, decode, scenario, things
+from workers.endpoints.empty_list import HOLD_S
 from workers.kube.api import EMPTY, Resource
 from workers.kube.errors import ApiError, Unreachable
-from workers.kube.reflect import HOLD_S, OBJECTS_MAX, REPORTED_MAX, REPORTED_S, Known, Outage, Reflector
+from workers.kube.reflect import OBJECTS_MAX, REPORTED_MAX, REPORTED_S, Known, Outage, Reflector
 
 
 def test_a_wrongly_empty_list_removes_nothing() -> None:
@@ -46,8 +47,11 @@ def test_a_list_that_stays_empty_is_believed_after_a_while() -> None:
         api.failure = None
         await asyncio.sleep(HOLD_S - 2)
         assert len(followed.known) == 3
+        suddenly = [report for report in followed.reports if report.startswith("a list is suddenly empty")]
         await asyncio.sleep(4)
         assert followed.known == {}
+        (report,) = suddenly
+        assert report.endswith(f" resource=things.example.com namespace=space kept_s={HOLD_S}")
 
     scenario(main)
 

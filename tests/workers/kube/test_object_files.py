@@ -155,6 +155,22 @@ def test_a_file_that_becomes_bad_keeps_its_last_good_objects_and_is_reported_onc
     assert at.reload() == {"a": 4}
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_a_file_that_is_suddenly_empty_keeps_its_last_good_objects_and_is_reported_once(at: Watched, text: str) -> None:
+    at.write("a.yaml", objective("a", 1))
+    at.write("b.yaml", text)
+    assert at.load() == {"a": 1}
+    at.write("a.yaml", text)
+    for _ in range(3):
+        assert at.reload() == {"a": 1}
+    (report,) = at.reports
+    assert "is empty now, as after a write that was cut off; remove the file to remove its objects" in report
+    at.write("a.yaml", objective("a", 2))
+    assert at.reload() == {"a": 2}
+    at.write("a.yaml", "# no objects\n")
+    assert at.reload() == {}
+
+
 def test_each_other_kind_is_reported_once(at: Watched) -> None:
     pool = f"apiVersion: {NEW}\nkind: InferencePool\nmetadata: {{name: r}}\n"
     at.write("a.yaml", f"{pool}---\n{pool}---\n" + objective())
