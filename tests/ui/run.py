@@ -90,6 +90,8 @@ def details(page: Any, axe: str, receipt: str, check: Check, shot: Callable[[str
     page.wait_for_selector("text=The last scrape failed", timeout=WAIT_MS)
     shot("One endpoint")
     visit(page, "Decisions")
+    flow = page.locator("thead th", has_text="Flow").bounding_box()
+    check.that(flow["x"] + flow["width"] <= page.viewport_size["width"], "target and flow of a decision show first")
     page.fill('input[name="receipt"]', receipt)
     page.keyboard.press("Enter")
     page.wait_for_selector("text=Runner-up", timeout=WAIT_MS)

@@ -40,12 +40,12 @@ export function Decisions({ selected }) {
     [d.request_id, d.model, d.target_model, d.flow, ...d.targets].join(" ").toLowerCase().includes(text.toLowerCase()));
   const columns = [
     { title: "Request", left: true, whole: true, cell: (d) => html`<button type="button" class="link" onClick=${() => setOne(d)}>${short(d.request_id || "(no id)")}</button>` },
+    { title: "Sent to", left: true, value: (d) => d.targets[0], cell: (d) => (d.refused ? html`<${Chip} state="refused" /> ${name(d.refused)}` : short(picked(d))) },
+    { title: "Flow", left: true, value: (d) => d.flow, cell: (d) => name(d.flow) },
     { title: "Ago", value: (d) => -d.ago_s, cell: (d) => `${d.ago_s.toFixed(1)} s` },
     { title: "Model", left: true, value: (d) => d.model, cell: (d) => name(d.model) },
-    { title: "Flow", left: true, value: (d) => d.flow, cell: (d) => name(d.flow) },
     { title: "Priority", value: (d) => d.priority, cell: (d) => d.priority },
     { title: "Bytes", value: (d) => d.body_bytes, cell: (d) => count(d.body_bytes) },
-    { title: "Sent to", left: true, value: (d) => d.targets[0], cell: (d) => (d.refused ? html`<${Chip} state="refused" /> ${name(d.refused)}` : short(picked(d))) },
     { title: "Runner-up", left: true, value: (d) => primary(d)?.runner_up, cell: (d) => short(primary(d)?.runner_up || "–") },
     { title: "Margin", value: (d) => primary(d)?.margin, cell: (d) => margin(primary(d)), note: "total of the picked endpoint minus that of the runner-up" },
     { title: "Cached", value: (d) => d.cached?.predicted, cell: (d) => cached(d.cached), note: "prompt tokens: predicted, then reported" },
