@@ -64,7 +64,7 @@ from workers.supervisor.scaling import READ_S, ScalingSignal, waiting_in
 from workers.supervisor.watches import WATCH_EVERY_S, watches
 from workers.transport.limits import Limits
 from workers.transport.native import Server
-from workers.worker.adoption import Loading
+from workers.worker.adoption import Loading, Unusable
 
 if TYPE_CHECKING:
     from workers.endpoints.replicas.exchange import Exchange
@@ -111,7 +111,7 @@ class Supervisor:
         self._checks: list[Callable[[], None]] = []
         self._following: list[asyncio.Task[Any]] = []  # the tasks that follow endpoints without Kubernetes
         self._loading: Loading | None = None
-        self._failed = 0  # the number of the configuration that this supervisor could not take over; 0: none
+        self._unusable = Unusable()
         self._show()
 
     def _exchange(self) -> "Exchange":
@@ -253,8 +253,8 @@ class Supervisor:
 
     def _look_for_another(self) -> None:
         """Begins to load the configuration in force, unless this supervisor already uses it."""
-        instance = self.instance
-        if instance.outdated and instance.generations.number != self._failed and self._loading is None:
+        instance, now = self.instance, asyncio.get_running_loop().time()
+        if instance.outdated and self._loading is None and not self._unusable.has(instance.generations.number, now):
             self._loading = Loading(instance, self._loaded)
 
     def _loaded(self, loading: Loading, found: Instance | BaseException) -> None:
@@ -266,7 +266,7 @@ class Supervisor:
             except StartError as unusable:
                 found = unusable
         if isinstance(found, BaseException):
-            self._failed = loading.number
+            self._unusable.add(loading.number, asyncio.get_running_loop().time())
             log.error("configuration cannot be taken over", generation=loading.number, error=error_text(found))
             self.instance.reports.refused(SEAT, loading.number, error_text(found))
 

@@ -7,7 +7,8 @@
   already.
 - An open stream keeps the app of its configuration to its end. At each beat, the worker looks through its open streams. When the last
   stream of an old configuration has ended, it ends the plugins' work of that configuration.
-- If a step fails, the worker keeps its configuration and reports why. The parent then returns to the old configuration.
+- If a step fails, the worker keeps its configuration and reports why. The parent then returns to the old configuration. If it has none,
+  the worker tries again after AGAIN_S.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from workers.worker.setup import Parts
 SWITCH_S: Final = 0.0005  # the interval while a thread loads; the interpreter's default is 5 ms
 FREE_AFTER_S: Final = 1.0  # time from the last change until the memory of ended configurations is freed
 FREE_AT: Final = 8  # this number of ended configurations is freed even while changes go on
+AGAIN_S: Final = 10.0
 LOAD_S: Final = 5.0  # a load takes tens of milliseconds; after this time, a load whose plugin hangs is given up
 
 log = structlog.get_logger()
@@ -88,6 +90,20 @@ class Loading:
         then(self, found)
 
 
+class Unusable:
+    """Remembers the last configuration that this process could not take over, so that it is not tried again for AGAIN_S."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._until = 0.0
+
+    def add(self, number: int, now: float) -> None:
+        self._number, self._until = number, now + AGAIN_S
+
+    def has(self, number: int, now: float) -> bool:
+        return number == self._number and now < self._until
+
+
 class Adoption:
     """Keeps the configurations of one worker: the current parts, and those that open streams still use."""
 
@@ -98,7 +114,7 @@ class Adoption:
         self._seat = seat
         self._streams = streams
         self._loading: Loading | None = None
-        self._failed = 0  # the number of the last configuration that could not be taken over
+        self._unusable = Unusable()
         self._candidate: Parts | None = None
         self._tryout: Tryout | None = None
         self._retired: list[Parts] = []
@@ -132,8 +148,8 @@ class Adoption:
         """Uses the configuration and the candidate that the parent's two words name. Loads them first if they are not here yet."""
         instance = self.parts.instance
         number, tried = instance.generations.number, instance.generations.candidate_number
-        candidate = self._candidate
-        if instance.outdated and number != self._failed:
+        candidate, now = self._candidate, asyncio.get_running_loop().time()
+        if instance.outdated and not self._unusable.has(number, now):
             if candidate is not None and candidate.instance.number == number:
                 self._promote(candidate)
             else:
@@ -141,7 +157,7 @@ class Adoption:
         elif candidate is not None and candidate.instance.number != tried:
             self._end_tryout()
             self._retired.append(candidate)
-        if self._loading is None and self._candidate is None and tried not in (0, self._failed):
+        if self._loading is None and self._candidate is None and tried and not self._unusable.has(tried, now):
             self._loading = Loading(instance, self._finish, number=tried, load=load_candidate)
 
     def _finish(self, loading: Loading, found: Instance | BaseException) -> None:
@@ -155,7 +171,7 @@ class Adoption:
             except Exception as problem:
                 found = problem
         if isinstance(found, BaseException):
-            self._failed = loading.number
+            self._unusable.add(loading.number, asyncio.get_running_loop().time())
             log.error("configuration cannot be taken over", generation=loading.number, error=error_text(found))
             self.parts.instance.reports.refused(self._seat, loading.number, error_text(found))
         self.look()  # another configuration may be in force already

@@ -1,4 +1,4 @@
-"""The memory of ended configurations is freed when changes have come to rest, or when it is much."""
+"""A configuration that cannot be used is tried again; the memory of ended ones is freed at rest, or when it is much."""
 
 import asyncio
 import gc
@@ -13,7 +13,7 @@ from shm.segment import Region
 from tests.fakes import FakePool, candidates
 from tests.pair import Pair
 from workers.process.layout import CANDIDATE, GENERATION
-from workers.worker.adoption import FREE_AFTER_S, FREE_AT, Adoption
+from workers.worker.adoption import AGAIN_S, FREE_AFTER_S, FREE_AT, Adoption
 
 STALL_S = 1000.0  # longer than this machine may stand still
 
@@ -73,3 +73,38 @@ def test_many_are_freed_together_while_changes_go_on(freed: list[int]) -> None:
         assert len(freed) == 2
 
     asyncio.run(change())
+
+
+def test_a_configuration_that_cannot_be_used_and_stays_in_force_is_tried_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused: list[int] = []
+    begun: list[object] = []
+    monkeypatch.setattr(
+        "workers.worker.adoption.Loading",
+        lambda instance, then: begun.append(SimpleNamespace(number=instance.generations.number)) or begun[-1],
+    )
+
+    async def change() -> None:
+        adopting = adoption()
+        instance = cast("Any", adopting.parts.instance)
+        instance.reports = SimpleNamespace(refused=lambda seat, number, text: refused.append(number))
+        now = [asyncio.get_running_loop().time()]
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+        instance.outdated, instance.generations.number = True, 2
+        adopting.look()
+        for _ in range(3):
+            adopting._finish(cast("Any", begun[-1]), TimeoutError("no CPU"))
+            tries = len(begun)
+            adopting.look()
+            assert len(begun) == tries
+            now[0] += AGAIN_S
+            adopting.look()
+            assert len(begun) == tries + 1
+        adopting._finish(cast("Any", begun[-1]), TimeoutError("no CPU"))
+        instance.generations.number = 3
+        adopting.look()
+        assert len(begun) == 5, "another one is tried at once"
+
+    asyncio.run(change())
+    assert refused == [2] * 4
