@@ -114,7 +114,7 @@ def test_the_program_is_replaced_and_no_request_fails(world: World) -> None:
     assert set(load.statuses) == {200}
     assert eventually(lambda: bool(world.picker.page()))
     assert world.picker.counter("picks_total") >= picks + len(load.statuses)
-    assert world.after(world.config, world.discovery("- {type: lora-affinity-scorer}\n")).generation == 3
+    assert world.after(world.config, world.discovery("- {type: lora-affinity-scorer}\n")).generation > 2
     assert ask(port, COMPLETIONS, completion("afterwards", max_tokens=1)).status == 200
 
 

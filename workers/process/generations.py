@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import os
 import zlib
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,7 +27,7 @@ from workers.process.asks import Ask
 from workers.process.layout import Described, Names
 from workers.process.resources import Words
 
-# Files for the configuration in force, KEPT - 1 before it, a candidate, one under trial, and one that a slow process may still read
+# Files for the configuration in force, KEPT - 1 before it, a candidate, one under trial, and one to go back to meanwhile
 SLOTS: Final = 8
 KEPT: Final = 5
 BUNDLE_BYTES_MAX: Final = 16 << 20
@@ -124,6 +125,12 @@ class Generations:
                     return self._named(word).hash
         return ""
 
+    def equal_to(self, bundle: Bundle, kept: Iterable[tuple[int, int]]) -> set[int]:
+        """Returns the numbers of those configurations that have the same content as this one. `kept`: as in `Slots`."""
+        offers = [self.offered(slot) for _, slot in kept]
+        bundles = [offer.bundle for offer in offers if offer is not None and offer.bundle is not None]
+        return {each.number for each in bundles if each.hash == bundle.hash}
+
     def _named(self, word: int) -> Bundle:
         offer = self.offered(word & (1 << SLOT_BITS) - 1)
         if offer is None or offer.bundle is None or offer.bundle.number != word >> SLOT_BITS:
@@ -197,22 +204,22 @@ class Slots:
     def __init__(self, first: int) -> None:
         self.kept: list[tuple[int, int]] = [(first, 0)]  # (number, slot), the current one last
         self.candidate: int | None = None  # the file of the candidate
-        self.highest = first  # the highest number so far; the next one is higher, so no number is used twice
+        self.trial: int | None = None  # the file into which a trial child may still write
+        self.highest = first  # the highest number that was given out
 
-    def free(self) -> int:
-        """Returns the file to use next: the next one in turn that holds neither a kept generation nor the candidate."""
-        used = {*(slot for _, slot in self.kept), self.candidate}
+    def take(self) -> tuple[int, int]:
+        """Returns (number, slot) for another generation: a number that none ever had, and the next file in turn that is not in use."""
+        self.highest += 1
+        used = {*(slot for _, slot in self.kept), self.candidate, self.trial}
         last = self.kept[-1][1]
-        return next(slot for slot in ((last + 1 + n) % SLOTS for n in range(SLOTS)) if slot not in used)
+        return self.highest, next(slot for slot in ((last + 1 + n) % SLOTS for n in range(SLOTS)) if slot not in used)
 
-    def add(self, number: int, slot: int) -> None:
-        """Makes this the current generation. Forgets the oldest one if there are more than KEPT."""
-        self.kept = [*self.kept, (number, slot)][-KEPT:]
-        self.highest = max(self.highest, number)
+    def add(self, number: int, slot: int, equal: Collection[int] = ()) -> None:
+        """Makes this the current generation. Forgets the oldest one if there are more than KEPT.
 
-    def hold(self, number: int, slot: int) -> None:
-        """Notes that the file holds the candidate, so that `free` does not return it."""
-        self.candidate, self.highest = slot, max(self.highest, number)
+        `equal`: the numbers of kept generations with the same content. They are forgotten, too: to go back to one changes nothing.
+        """
+        self.kept = [*(kept for kept in self.kept if kept[0] not in equal), (number, slot)][-KEPT:]
 
     def before(self) -> tuple[int, int] | None:
         """Returns (number, slot) of the generation before the current one; None if there is none."""

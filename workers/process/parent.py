@@ -277,15 +277,16 @@ class Parent:
         for report in self._instance.reports.received():
             if self._pids.get(report.pid) != report.seat or self._upgrade.ignores(report):
                 continue  # a predecessor in this seat wrote the report
-            if self._reloads is not None and self._reloads.heard(report, self._name(report.seat)):
+            now = time.monotonic()
+            if self._reloads is not None and self._reloads.heard(report, self._name(report.seat), now):
                 continue
             if report.text:
                 self._error_texts[report.pid] = report.text
                 continue
             if report.leaving:
-                self._policy.leaving(report.seat, time.monotonic())
+                self._policy.leaving(report.seat, now)
                 continue
-            self._policy.ready(report.seat, time.monotonic())
+            self._policy.ready(report.seat, now)
             self._set_serving(report.seat, True)
             log.info("child ready", child=self._name(report.seat), child_pid=report.pid)
             self._ready.add(report.seat)
@@ -298,21 +299,17 @@ class Parent:
                 self._signal(report.seat, signal.SIGTERM)  # again: the child ignored the first one while it started
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status, use = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._handle_reports()  # a child sends its last report before it ends
-            if self._reloads is not None and self._reloads.ended(
-                pid, os.waitstatus_to_exitcode(status), time.monotonic()
-            ):
+        reloads = self._reloads
+        while (pid := ended_child()) is not None:
+            # A child sends its last report before it ends. What the report causes may signal the child, so it is reaped afterwards.
+            self._handle_reports()
+            _, status, use = os.wait4(pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+            if reloads is not None and reloads.ended(pid, code, time.monotonic()):
                 continue
             seat = self._pids.pop(pid, None)
             if seat is not None:  # None: the pid of an orphan that this process inherited as process 1 of a container
-                self._ended(seat, pid, os.waitstatus_to_exitcode(status), use.ru_utime + use.ru_stime)
+                self._ended(seat, pid, code, use.ru_utime + use.ru_stime)
 
     def _ended(self, seat: int, pid: int, code: int, cpu_s: float) -> None:
         # Only the lane of a child that served is its own: before that, the lane has the predecessor's numbers.
@@ -337,7 +334,7 @@ class Parent:
         if served and (hung or crashed(code)):
             self._suspect(seat)
         if self._reloads is not None:
-            self._reloads.lost(self._name(seat), code, hung=hung)
+            self._reloads.lost(self._name(seat), code, time.monotonic(), hung=hung)
 
     def _suspect(self, seat: int) -> None:
         """Counts a crash against the request that the child was deciding when it ended."""
@@ -447,3 +444,12 @@ class Parent:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._pending[number] += 1
+
+
+def ended_child() -> int | None:
+    """Returns the pid of a child that has ended, and leaves it to be reaped. Returns None if there is none."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return ended.si_pid if ended is not None else None

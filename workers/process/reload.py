@@ -11,8 +11,11 @@ A candidate goes through the same steps, but its number goes into a second word:
 (`tryout`). To promote the candidate, the parent publishes it. To roll it back, the parent clears the second word.
 If children crash CRASHES times within WATCH_S after a change, the parent takes the change back. If several reloads are asked for during
 an attempt, the parent makes one attempt for all of them afterwards.
+A trial is about the configuration in force. So when the parent takes that back meanwhile, it ends the trial, and makes the attempt again
+after the spread. A trial child keeps its file and its number until the parent has reaped it.
 """
 
+import contextlib
 import math
 import os
 import signal
@@ -33,6 +36,7 @@ from workers.process.handover import Handover, gathered
 from workers.process.instance import Instance
 from workers.process.layout import CANDIDATE, GENERATION, Described, Names
 from workers.process.reports import Report
+from workers.process.restart import SUPERVISOR
 from workers.process.tryout import Tryout
 from workers.shared import reload_status
 from workers.shared.reload_status import TEXT_MAX, ReloadStatus
@@ -63,19 +67,23 @@ class Reloads:
         self._names = instance.layout.names
         self._asked = False
         self._asks: deque[Ask] = deque()
-        self._attempt: Attempt | None = None  # what the trial child tries
+        self._attempt: Attempt | None = None  # what is tried
         self._pid = 0  # the trial child; 0: none runs
         self._late = False  # whether the trial took longer than TRIAL_S
-        self._deadline = 0.0  # of the trial, or of the spread
+        self._again = (
+            False  # whether the attempt is made again, because the configuration in force has changed meanwhile
+        )
+        self._trial_until = 0.0
+        self._spread_until = 0.0
         self._spreading = ""  # the gauge that must show the new number in all children; "": nothing spreads
         self._watched_until = 0.0  # crashes until then count against the configuration
         self._crashes = 0
+        self._stays = 0  # the number of a configuration that cannot be taken back; 0: none
         self._last = ReloadStatus(0, "", "", 0.0)
         self._upgrading = handover is not None
         self.layouts: dict[str, Described] | None = None  # set when another version of the program can take over
         if handover is not None:
             self._slots.kept, self._slots.highest = handover.kept, handover.highest
-            self._deadline = math.inf
             self._last = reload_status.read(DocumentReader(reload_status.SCHEMA, instance.memory.reload)) or self._last
         if self._generations.number:
             self._say(busy=self._upgrading)
@@ -101,32 +109,40 @@ class Reloads:
 
     @property
     def busy(self) -> bool:
-        return bool(self._pid or self._spreading or self._upgrading or self.layouts is not None)
+        return bool(self._spreading) or self._owes_result
+
+    @property
+    def _owes_result(self) -> bool:
+        """Whether an attempt is under way whose result is still to come."""
+        return self._attempt is not None or self._upgrading
 
     def next_deadline(self, now: float) -> float:
         """Returns the seconds until `look` must be called, even if no event comes before."""
         if self._pid or self._spreading:
-            return max(0.0, self._deadline - now)
-        if self.busy:
-            return math.inf
-        return 0.0 if self._asked or self._asks else self._tryout.next_deadline(now)
+            trial, spread = (self._trial_until if self._pid else math.inf), self._spread_until
+            return max(0.0, min(trial, spread if self._spreading else math.inf) - now)
+        if self._again or (not self.busy and (self._asked or self._asks)):
+            return 0.0
+        return math.inf if self.busy else self._tryout.next_deadline(now)
 
     def look(self, now: float, closed: list[int]) -> None:
         """Ends a trial or a spread that has taken too long, and begins the next attempt.
 
         `closed`: the descriptors that a trial child closes.
         """
-        if self._pid and now >= self._deadline:
+        if self._pid and now >= self._trial_until:
             self._kill()  # `ended` does the rest when the parent reaps the child
-            self._late, self._deadline = True, now + TRIAL_S
+            self._late, self._trial_until = True, now + TRIAL_S
         if self._spreading:
             self._look_at_children(now)
         if (why := self._tryout.look(now)) is not None and not self.busy:
             if why:
-                self._take_back(f"it is worse: {why}")
+                self._take_back(f"it is worse: {why}", now)
             else:
                 self._say()
-        if self._asked and not self.busy:
+        if self._again and self._attempt is not None and not (self._pid or self._spreading):
+            self._begin(self._attempt.ask, now, closed)
+        elif self._asked and not self.busy:
             self._asked = False
             self._begin(None, now, closed)
         elif self._asks and not self.busy:
@@ -137,8 +153,10 @@ class Reloads:
         attempt = self._attempt
         if pid != self._pid or attempt is None:
             return False
-        self._kill()  # ends the processes that a plugin may have left in the trial's process group
-        self._pid, self._attempt = 0, None
+        self._kill_group()  # ends the processes that a plugin may have left there
+        self._pid, self._slots.trial = 0, None
+        if self._again:
+            return True
         offer = self._generations.offered(attempt.slot)
         if offer is None or offer.pid != pid:
             why = (
@@ -147,34 +165,37 @@ class Reloads:
                 else f"its process ended before it was done: {ending(code)}"
             )
             offer = Offer(pid, f"error[trial]: the configuration was tried in a process of its own, and {why}")
+        if offer.bundle is not None and attempt.ask is not None and attempt.ask.what == "exec":
+            self.layouts = offer.layouts  # the attempt ends with the upgrade
+            return True
+        self._attempt = None
         if offer.bundle is None:
             self._finish(successful=False, text=offer.text)
-        elif attempt.ask is not None and attempt.ask.what == "exec":
-            self.layouts = offer.layouts
         elif attempt.ask is not None:
             self._try_out(offer.bundle, attempt.slot, offer.text, now)
         else:
             self._publish(offer.bundle, attempt.slot, offer.text, now)
         return True
 
-    def heard(self, report: Report, child: str) -> bool:
+    def heard(self, report: Report, child: str, now: float) -> bool:
         """Acts on the report of a child. `child`: its name. Returns whether the report was about the configuration."""
         if report.changed:
             self.ask()
         elif report.generation and report.text:
             why = f"{child} cannot use it: {report.text}"
-            if report.generation == self._generations.number:
-                self._go_back(why, time.monotonic())
+            if (
+                report.generation == self._generations.number != self._stays
+            ):  # the child tries one that stays again and again
+                self._go_back(why, now)
             elif report.generation == self._tryout.number:
-                self._take_back(why)
+                self._take_back(why, now)
         return report.changed or report.generation > 0
 
-    def lost(self, child: str, code: int, *, hung: bool) -> None:
+    def lost(self, child: str, code: int, now: float, *, hung: bool) -> None:
         """Counts the end of a child against a new configuration or the candidate, if the child crashed or hung.
 
         A SIGKILL that the parent did not send does not count, because it says nothing about the configuration.
         """
-        now = time.monotonic()
         if code in INTENDED or (code == -signal.SIGKILL and not hung):
             return
         if now < self._watched_until:
@@ -182,7 +203,7 @@ class Reloads:
             if self._crashes >= CRASHES:
                 self._go_back(f"{self._crashes} processes ended with it, the last one was {child}", now)
         elif self._tryout.crashed(now, WATCH_S) >= CRASHES:
-            self._take_back(f"{CRASHES} processes ended while it was tried, the last one was {child}")
+            self._take_back(f"{CRASHES} processes ended while it was tried, the last one was {child}", now)
 
     def stop(self) -> None:
         """Ends a running trial, because the picker ends."""
@@ -205,7 +226,7 @@ class Reloads:
 
     def upgraded(self, *, successful: bool, text: str) -> None:
         """Ends the attempt to upgrade. `successful`: whether the program and its children were replaced. `text`: if not, why."""
-        self._upgrading, self.layouts = False, None
+        self._upgrading, self.layouts, self._attempt = False, None, None
         self._finish(successful=successful, text=text)
 
     def _obey(self, command: Ask, now: float, closed: list[int]) -> None:
@@ -215,7 +236,7 @@ class Reloads:
         elif command.what == "rollback" and bundle is None:
             self._go_back("epp rollback", now, successful=True)
         elif command.what == "rollback":
-            self._take_back("epp rollback", successful=True)
+            self._take_back("epp rollback", now, successful=True)
         elif bundle is None:
             text = "error[no-candidate]: no configuration is tried: `epp try FILE` begins to try one"
             self._finish(successful=False, text=text)
@@ -225,9 +246,10 @@ class Reloads:
     def _begin(self, command: Ask | None, now: float, closed: list[int]) -> None:
         if command is not None and command.what == "exec":  # another program takes the sockets over
             closed = [number for number in closed if number not in {sock.fileno() for sock in self._instance.sockets}]
-        attempt = Attempt(self._slots.free(), self._slots.highest + 1, self._names, command)
-        self._generations.clear(attempt.slot)
-        self._late, self._deadline = False, now + seconds_for(command)
+        number, slot = self._slots.take()
+        attempt = Attempt(slot, number, self._names, command)
+        self._generations.clear(slot)
+        self._late, self._again, self._trial_until = False, False, now + seconds_for(command)
         try:
             self._pid = fork.spawn(
                 f"{fork.TITLE}trial",
@@ -236,9 +258,10 @@ class Reloads:
                 failed=lambda text: self._generations.offer(attempt.slot, Offer(os.getpid(), f"error[trial]: {text}")),
             )
         except OSError as refused:  # no memory, or too many processes
+            self._attempt = None
             self._finish(successful=False, text=f"the trial cannot be started: {refused}")
             return
-        self._attempt = attempt
+        self._attempt, self._slots.trial = attempt, slot
         self._say(busy=True)
 
     def _try(self, attempt: Attempt) -> int:
@@ -247,15 +270,17 @@ class Reloads:
         return self._trial(self._instance, attempt)
 
     def _kill(self) -> None:
-        for kill in (os.killpg, os.kill):
-            try:
-                kill(self._pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
+        """Kills the trial child, which the parent has not reaped yet, and its process group."""
+        self._kill_group()
+        os.kill(self._pid, signal.SIGKILL)  # it may have no group yet
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
 
     def _publish(self, bundle: Bundle, slot: int, text: str, now: float) -> None:
         replaced = self._tryout.number not in (0, bundle.number)
-        self._slots.add(bundle.number, slot)
+        self._slots.add(bundle.number, slot, equal=self._generations.equal_to(bundle, self._slots.kept))
         if replaced:
             text = "\n".join(filter(None, (text, self._no_longer(text="the configuration in force changes"))))
             self._end_tryout()
@@ -270,14 +295,14 @@ class Reloads:
     def _try_out(self, bundle: Bundle, slot: int, text: str, now: float) -> None:
         """Lets workers use this candidate from now on. Another candidate that is tried is withdrawn."""
         self._end_tryout()
-        self._slots.hold(bundle.number, slot)
+        self._slots.candidate = slot
         self._names = bundle.names
         self._tryout.begin(bundle, slot, now)
         self._generations.try_out(slot, bundle.number)
         self._spread(CANDIDATE, text, now)
 
     def _spread(self, gauge: str, text: str, now: float) -> None:
-        self._spreading, self._deadline = gauge, now + SPREAD_S
+        self._spreading, self._spread_until = gauge, now + SPREAD_S
         self._last = self._last_with(text=text)
         self._say(busy=True)
         self._wake()
@@ -287,55 +312,60 @@ class Reloads:
             os.eventfd_write(wakeup, 1)
 
     def _look_at_children(self, now: float) -> None:
-        lanes, tries = self._instance.memory.lanes, self._spreading == CANDIDATE
-        number = self._generations.candidate_number if tries else self._generations.number
-        used = lanes.scalars(self._spreading)
-        first = 1 if tries else 0  # leaves out the supervisor, which uses no candidate
-        behind = [seat for seat in range(first, len(used)) if lanes.serving(seat) and used[seat] != number]
+        generations = self._generations
+        behind = lagging(self._instance)
         if not behind:
             self._spreading = ""
-            log.info(
-                "candidate is tried in all workers" if tries else "configuration in force in all processes",
-                generation=number,
-            )
+            tried = {"candidate": number} if (number := generations.candidate_number) else {}
+            log.info("configuration in force in all processes", generation=generations.number, **tried)
             self._finish(successful=self._last.successful, text=self._last.text)
-        elif now >= self._deadline:
+        elif now >= self._spread_until:
             why = f"processes in seats {behind} do not use it after {SPREAD_S:g} s"
-            self._take_back(why) if tries else self._go_back(why, now)
+            if self._spreading == GENERATION:
+                self._go_back(why, now)
+            elif self._tryout.number:
+                self._take_back(why, now)
+            else:  # they go on with a candidate that was withdrawn
+                self._spreading = ""
+                self._finish(successful=False, text=f"{self._last.text}; {why}")
 
     def _go_back(self, why: str, now: float, *, successful: bool = False) -> None:
         """Publishes the configuration before the present one, under a new number.
 
         `successful`: whether an operator asked for it. Otherwise the status shows a failed reload.
         """
-        before = self._slots.before()
-        number = self._generations.number
+        before, number = self._slots.before(), self._generations.number
         text = f"{'' if successful else 'error[rolled-back]: '}generation {number} is taken back: {why}"
         self._spreading, self._watched_until = "", 0.0
         offer = self._generations.offered(before[1]) if before is not None else None
         if before is None or offer is None or offer.bundle is None:
+            self._stays = number
             text = f"error[no-generation]: generation {number} stays: there is no good one before it ({why})"
             self._finish(successful=False, text=text)
             return
         (log.info if successful else log.error)("configuration is taken back", generation=number, why=why)
-        bundle = restored(offer.bundle, self._slots.highest + 1, self._names)
-        slot = self._slots.free()
+        if self._attempt is not None:
+            self._again, self.layouts = True, None
+            if self._pid:
+                self._kill()
+        again, slot = self._slots.take()
+        bundle = restored(offer.bundle, again, self._names)
         self._generations.offer(slot, Offer(os.getpid(), "", bundle))
-        self._slots.kept = [kept for kept in self._slots.kept if kept[0] not in (number, before[0])]
+        self._slots.kept = [kept for kept in self._slots.kept if kept[0] != number]
         self._publish(bundle, slot, text, now)
         self._watched_until = 0.0  # crashes do not count against a configuration that was good before
         self._last = self._last_with(successful=successful)
 
-    def _take_back(self, why: str, *, successful: bool = False) -> None:
+    def _take_back(self, why: str, now: float, *, successful: bool = False) -> None:
         """Withdraws the candidate. `successful`: whether an operator asked for it. Otherwise the status shows a failure."""
         text = self._no_longer(why)
         (log.info if successful else log.error)("candidate is taken back", generation=self._tryout.number, why=why)
         self._end_tryout()
-        self._wake()
-        if self._pid:  # an attempt is running, and its result follows
-            self._say(busy=True)
+        if successful:
+            self._spread(CANDIDATE, text, now)
             return
-        self._finish(successful=successful, text=text if successful else f"error[rolled-back]: {text}")
+        self._wake()
+        self._finish(successful=False, text=f"error[rolled-back]: {text}")
 
     def _no_longer(self, text: str) -> str:
         return f"candidate {self._tryout.number} is taken back: {text}"
@@ -348,13 +378,14 @@ class Reloads:
             self._spreading = ""
 
     def _finish(self, *, successful: bool, text: str) -> None:
+        """Says what has ended. It counts as the end of an attempt, unless the picker did it by itself during an attempt."""
         last = self._last_with(successful=successful, text=text)
-        self._last = msgspec.structs.replace(last, finished=last.finished + 1, busy=False, at=time.time())
+        self._last = msgspec.structs.replace(last, finished=last.finished + (not self._owes_result), at=time.time())
         write = log.info if successful else log.error
         write(
             "reload", successful=successful, generation=self._generations.number, **({"findings": text} if text else {})
         )
-        self._say()
+        self._say(busy=self._owes_result)
 
     def _last_with(self, *, successful: bool = True, text: str | None = None) -> ReloadStatus:
         kept = self._last.text if text is None else text[:TEXT_MAX]
@@ -394,3 +425,12 @@ def restored(before: Bundle, number: int, names: Names) -> Bundle:
         time.time(),
         followed=False,
     )
+
+
+def lagging(instance: Instance) -> list[int]:
+    """Returns the seats whose processes serve, but do not use what the words of `Generations` name."""
+    lanes, generations = instance.memory.lanes, instance.generations
+    wanted = [(generations.number, generations.candidate_number)] * instance.layout.seats
+    wanted[SUPERVISOR] = generations.number, 0  # it uses no candidate
+    used = zip(lanes.scalars(GENERATION), lanes.scalars(CANDIDATE), strict=True)
+    return [seat for seat, pair in enumerate(used) if lanes.serving(seat) and pair != wanted[seat]]

@@ -52,14 +52,30 @@ def test_an_offer_that_is_too_large_is_refused(generations: Generations) -> None
         generations.offer(0, Offer(1, "", bundle(1, "x" * (17 << 20))))
 
 
-@given(st.integers(1, 100))
-def test_a_trial_never_gets_the_file_of_a_kept_generation_nor_that_of_the_last_one(rounds: int) -> None:
+@given(st.lists(st.booleans(), max_size=60))
+def test_another_generation_never_gets_the_file_or_the_number_of_one_in_use(trials: list[bool]) -> None:
     slots = Slots(1)
-    for number in range(2, 2 + rounds):
-        slot = slots.free()
+    numbers = {1}
+    for fails in trials:
+        number, slot = slots.take()
         assert slot not in {kept for _, kept in slots.kept}
         assert 0 <= slot < SLOTS
-        slots.add(number, slot)
-        assert len(slots.kept) <= KEPT
-        assert slots.kept[-1] == (number, slot)
-        assert slots.before() == slots.kept[-2]
+        assert number not in numbers
+        numbers.add(number)
+        slots.trial, slots.candidate = slot, slots.trial
+        back, other = slots.take()
+        assert other not in {*(kept for _, kept in slots.kept), slots.trial, slots.candidate}
+        numbers.add(back)
+        if not fails:
+            slots.add(back, other)
+            assert len(slots.kept) <= KEPT
+            assert slots.kept[-1] == (back, other)
+            assert slots.before() == slots.kept[-2]
+
+
+def test_a_generation_replaces_those_with_the_same_content() -> None:
+    slots = Slots(1)
+    for number in range(2, 8):
+        slots.add(number, number % SLOTS, equal={number - 1} - {1})
+    assert slots.kept == [(1, 0), (7, 7)]
+    assert slots.before() == (1, 0)
