@@ -16,7 +16,7 @@ from epp.data import Datum
 from epp.decision import Usage
 from epp.protocol import wire
 from epp.protocol.grpc_frames import Frames
-from epp.protocol.usage_structs import ANTHROPIC_USAGE, META_INFO, USAGE
+from epp.protocol.usage_structs import ANTHROPIC_USAGE, META_INFO, TOKENS_MAX, USAGE
 
 KEY: Final = b'"usage"'
 USAGE_BYTES_MAX: Final = 4096
@@ -155,25 +155,32 @@ class UsageScanner:
 
 
 class AnthropicScanner(UsageScanner):
-    """Reads Anthropic's usage. In a stream the first event has the input tokens, later events have the output tokens. For each figure the
-    last event that has it counts."""
+    """Reads Anthropic's usage. Its `input_tokens` are only those that were neither read from a cache nor written to one, so the prompt is
+    the sum of three figures (https://docs.anthropic.com/en/api/messages).
 
-    __slots__ = ()
+    In a stream the first event has the input tokens, later events have the output tokens. For each figure the last event that has it
+    counts.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: list[int | None] = [None, None, None, None]
 
     def _take(self, text: bytes) -> None:
         try:
-            reported = ANTHROPIC_USAGE.decode(text)
+            found = ANTHROPIC_USAGE.decode(text)
         except UNREADABLE:
             return
-        known = self.usage or Usage()
-        prompt, completion, cached = reported.input_tokens, reported.output_tokens, reported.cache_read_input_tokens
-        found = Usage(
-            known.prompt if prompt is None else prompt,
-            known.completion if completion is None else completion,
-            known.cached if cached is None else cached,
-        )
-        if found != Usage():
-            self.usage = found
+        told = (
+            found.input_tokens, found.output_tokens, found.cache_read_input_tokens, found.cache_creation_input_tokens
+        )  # fmt: skip
+        self._known = [before if now is None else now for before, now in zip(self._known, told, strict=True)]
+        computed, completion, read, written = self._known
+        prompt = None if computed is None else min(computed + (read or 0) + (written or 0), TOKENS_MAX)
+        if any(figure is not None for figure in told):
+            self.usage = Usage(prompt, completion, read)
 
 
 class SglangScanner(UsageScanner):

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 # uint32, as in the gRPC APIs. Larger numbers are ignored, because their sums would overflow the words in shared memory.
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+TOKENS_MAX: Final = 2**32 - 1
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
 
 
 class Details(msgspec.Struct):
@@ -28,6 +29,7 @@ class AnthropicUsage(msgspec.Struct):
     input_tokens: Tokens | None = None
     output_tokens: Tokens | None = None
     cache_read_input_tokens: Tokens | None = None
+    cache_creation_input_tokens: Tokens | None = None
 
 
 ANTHROPIC_USAGE: Final = msgspec.json.Decoder(AnthropicUsage, strict=False)

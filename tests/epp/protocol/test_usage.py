@@ -156,10 +156,10 @@ def test_arbitrary_bytes_are_harmless(chunks: list[bytes]) -> None:
 # Other APIs.
 
 ANTHROPIC = json.dumps(
-    {"type": "message", "content": [], "usage": {"input_tokens": 11, "cache_read_input_tokens": 4, "output_tokens": 7}}
+    {"type": "message", "content": [], "usage": {"input_tokens": 7, "cache_read_input_tokens": 4, "output_tokens": 7}}
 ).encode()
 ANTHROPIC_SSE = (
-    b'event: message_start\ndata: {"type":"message_start","message":{"id":"1","usage":{"input_tokens":11,"cache_creation_input_tokens":0,'
+    b'event: message_start\ndata: {"type":"message_start","message":{"id":"1","usage":{"input_tokens":5,"cache_creation_input_tokens":2,'
     b'"cache_read_input_tokens":4,"output_tokens":1}}}\n\n'
     b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"\\"usage\\":{\\"output_tokens\\":99}"}}\n\n'
     b'event: message_delta\ndata: {"type":"message_delta","delta":{},"usage":{"output_tokens":7}}\n\n'
@@ -234,6 +234,23 @@ def test_the_usage_of_a_truncated_answer_is_what_was_reported_so_far() -> None:
     assert read(AnthropicScanner(), ANTHROPIC_SSE[:200], []) == Usage(11, 1, 4)
     assert read(SglangScanner(), SGLANG_SSE[:150], []) is None
     assert read(VllmGenerateScanner(), VLLM_GRPC_STREAM[:-1], []) == Usage(11, 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("reported", "usage"),
+    [
+        # vLLM, for a prompt of 152 tokens of which one block of 128 was cached
+        ({"input_tokens": 24, "output_tokens": 8, "cache_read_input_tokens": 128}, Usage(152, 8, 128)),
+        ({"input_tokens": 24, "output_tokens": 8, "cache_creation_input_tokens": 100}, Usage(124, 8, None)),
+        ({"input_tokens": 24, "output_tokens": 8, "cache_read_input_tokens": None}, Usage(24, 8, None)),
+        ({"output_tokens": 8, "cache_read_input_tokens": 128}, Usage(None, 8, 128)),
+        ({"input_tokens": 2**32 - 1, "output_tokens": 8, "cache_read_input_tokens": 9}, Usage(2**32 - 1, 8, 9)),
+    ],
+)
+def test_anthropics_prompt_is_what_was_computed_read_from_the_cache_and_written_to_it(
+    reported: dict[str, int | None], usage: Usage
+) -> None:
+    assert read(AnthropicScanner(), json.dumps({"usage": reported}).encode(), []) == usage
 
 
 def test_embeddings_over_grpc_report_their_prompt() -> None:
