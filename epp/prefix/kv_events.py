@@ -5,8 +5,9 @@
     event     [tag, field, …] with trailing fields that may be missing, or a map with `type`; one payload may have both
 
 Source: `vllm/distributed/kv_events.py` and `sglang/srt/disaggregation/kv_events.py`, and events recorded from them. A hash is an integer
-of any width, or bytes; only its last 8 bytes are used. A malformed or unknown event is skipped and counted as malformed; the other events
-of its payload are used.
+of any width, or bytes; only its last 8 bytes are used. SGLang with EAGLE has pairs in the place of token ids, (t0, t1), (t1, t2), …: the
+first of each pair counts. A malformed or unknown event, even one that is not valid msgpack, is skipped and counted as malformed; the other
+events of its payload are used.
 """
 
 from array import array
@@ -48,8 +49,9 @@ class Stored(NamedTuple):
 
     `hashes`: the engine's hashes of the blocks, in order. `parent`: the engine's hash of the block before the first one; None: there is
     none. `tokens`: the token ids of all blocks; None: the blocks are known, and are now held in this `tier`, too. `block_tokens`: tokens
-    per block; 0: not given. `adapter`: the name of the LoRA adapter; "": the base model. `extras`: per block its extra keys; empty: none.
-    `group`: the group of KV caches; None: the engine has no groups. `kind`: the group's kind of attention; "": not given.
+    per block; 0: not given. `adapter`: the name of the LoRA adapter; "": the base model, or not given. `adapter_id`: the engine's own id of
+    the adapter; None: the base model, or not given. `extras`: per block its extra keys; empty: none. `group`: the group of KV caches; None:
+    the engine has no groups. `kind`: the group's kind of attention; "": not given.
     """
 
     hashes: Sequence[int]
@@ -57,6 +59,7 @@ class Stored(NamedTuple):
     tokens: Tokens | None
     block_tokens: int
     adapter: str
+    adapter_id: int | str | None
     tier: str
     extras: Sequence[Sequence[str]]
     group: int | None
@@ -95,6 +98,9 @@ class _Malformed(Exception):
 
 
 _decode = msgspec.msgpack.Decoder().decode
+_decode_fields = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw]).decode
+_decode_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError, TypeError)
 
 
 def sequence_of(frame: bytes) -> int | None:
@@ -116,8 +122,8 @@ def decode(payload: bytes) -> Batch:
         raise MalformedBatch(f"{len(payload)} bytes are above the limit, {PAYLOAD_BYTES_MAX}")
     try:
         value = _decode(payload)
-    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError) as problem:
-        raise MalformedBatch(f"not msgpack: {problem}") from None
+    except _UNREADABLE:
+        value = _decoded_apart(payload)
     if isinstance(value, list):
         listed: Any = value[1] if len(value) > 1 else None
         rank = value[2] if len(value) > 2 else None
@@ -146,6 +152,29 @@ def decode(payload: bytes) -> Batch:
             raise MalformedBatch(f"it names more than {BLOCKS_MAX} blocks, or clears more than {CLEARED_MAX} times")
         events.append(event)
     return Batch(events, malformed, rank if type(rank) is int else None)
+
+
+def _decoded_apart(payload: bytes) -> Any:
+    """Decodes a payload event by event, with None in the place of each event that is not valid. Raises MalformedBatch."""
+    try:
+        fields = _decode_fields(payload)
+        if isinstance(fields, list):
+            return [_each(raw) if at == 1 else _readable(raw) for at, raw in enumerate(fields[:3])]
+        return {name: _each(raw) if name == "events" else _readable(raw) for name, raw in fields.items()}
+    except _UNREADABLE as problem:
+        raise MalformedBatch(f"not msgpack: {problem}") from None
+
+
+def _each(raw: msgspec.Raw) -> list[Any]:
+    return [_readable(item) for item in _decode_items(raw)[: EVENTS_MAX + 1]]
+
+
+def _readable(raw: msgspec.Raw) -> Any:
+    """Decodes one value; None: it is not valid."""
+    try:
+        return _decode(raw)
+    except _UNREADABLE:
+        return None
 
 
 def _event(item: Any) -> Event:
@@ -186,15 +215,17 @@ def _stored(fields: Mapping[Any, Any]) -> Stored:
     lora_id, kind = fields.get("lora_id"), fields.get("kv_cache_spec_kind")
     if type(lora_id) not in (int, str, type(None)) or type(kind) not in (str, type(None)):
         raise _Malformed
-    adapter = _name(name) or (f"lora_id:{_name(str(lora_id))}" if lora_id is not None else "")
+    if isinstance(lora_id, str):
+        lora_id = _name(lora_id)
+    adapter = _name(name)
     first = parent in (None, 0)
     extras = _extras(fields.get("extra_keys"), adapter, len(hashes))
     if first and salt and hashes:
         extras = extras or [()] * len(hashes)
         extras = [(*extras[0], _name(salt)), *extras[1:]]
     return Stored(
-        hashes, None if first else _hash(parent), tokens, block_tokens, adapter, _tier(fields.get("medium")), extras,
-        _group(fields.get("group_idx")), kind or "",
+        hashes, None if first else _hash(parent), tokens, block_tokens, adapter, lora_id or None, _tier(fields.get("medium")),
+        extras, _group(fields.get("group_idx")), kind or "",
     )  # fmt: skip
 
 
@@ -222,10 +253,13 @@ def _tokens(values: Any) -> Tokens | None:
         return None
     if not isinstance(values, list):
         raise _Malformed
+    if type(values[0]) is list:  # pairs; the last token is only in the second place, and no block needs it
+        if not all(type(pair) is list and len(pair) == 2 for pair in values):
+            raise _Malformed
+        values = [pair[0] for pair in values]
     try:
-        return np.frombuffer(
-            array("I", values), np.uint32
-        )  # convert numbers only: if one of them is a long text, NumPy would convert all to texts
+        # An array converts numbers only. NumPy would convert all to texts if one of them is a long text.
+        return np.frombuffer(array("I", values), np.uint32)
     except (OverflowError, TypeError):
         raise _Malformed from None
 

@@ -99,9 +99,9 @@ class Heard:
                     return f"holds {len(event.hashes)} known blocks in {event.tier}"
                 self._count(self.block_sizes, event.block_tokens)
                 adapter = ""
-                if event.adapter:
-                    self._count(self.adapters, shown(event.adapter))
-                    adapter = f", adapter {shown(event.adapter)}"
+                if name := event.adapter or (f"number {event.adapter_id}" if event.adapter_id is not None else ""):
+                    self._count(self.adapters, shown(name))
+                    adapter = f", adapter {shown(name)}"
                 follows = "a prompt begins" if event.parent is None else "a prompt goes on"
                 return f"holds {len(event.hashes)} blocks of {event.block_tokens} tokens in {event.tier}{adapter}: {follows}"
             case Removed():

@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 
+from epp.prefix.kv_events import PAYLOAD_BYTES_MAX
 from workers.host.memory import trim
 from workers.kv_events.followed import Followed
 
@@ -53,8 +54,8 @@ class Costs:
         self._give_back = give_back
         self._peers = peers or largest_peers
         self._looked = self._reported = 0.0
-        # What each endpoint had counted at the last report: seconds, malformed messages, and the sum of gaps and restarts.
-        self._before: dict[Followed, tuple[float, int, int]] = {}
+        # What each endpoint had counted at the last report: seconds, malformed and too long messages, the sum of gaps and restarts.
+        self._before: dict[Followed, tuple[float, int, int, int]] = {}
 
     def too_much(self, now: float) -> bool:
         """Whether the process uses too much memory and must end."""
@@ -75,15 +76,15 @@ class Costs:
         return True
 
     def report(self, followed: Sequence[Followed], now: float) -> None:
-        """Logs endpoints that take most of the time, send malformed events, or whose messages often skip numbers."""
+        """Logs endpoints that take most of the time, send malformed events or messages that are too long, or often skip numbers."""
         elapsed = now - self._reported
         if elapsed < REPORT_S:
             return
         self._reported = now
         before, self._before = self._before, {}
         for each in followed:
-            seconds, malformed, troubles = before.get(each, (each.seconds, 0, 0))
-            self._before[each] = each.seconds, each.malformed, each.troubles
+            seconds, malformed, too_long, troubles = before.get(each, (each.seconds, 0, 0, 0))
+            self._before[each] = each.seconds, each.malformed, each.too_long, each.troubles
             if each.seconds - seconds > BUSY_SHARE * elapsed:
                 log.warning(
                     "kv-events: the events of one endpoint take most of the time",
@@ -95,6 +96,14 @@ class Costs:
                     "kv-events: an endpoint sends malformed events; they are skipped",
                     endpoint=each.endpoint.name,
                     count=each.malformed - malformed,
+                )
+            if each.too_long > too_long:
+                log.warning(
+                    "kv-events: a message of an endpoint was longer than the limit and ended its connection; it is followed again, but "
+                    "approximate for a while: let the engine publish fewer events at once",
+                    endpoint=each.endpoint.name,
+                    limit_mib=PAYLOAD_BYTES_MAX >> 20,
+                    count=each.too_long - too_long,
                 )
             if each.troubles - troubles >= TROUBLES_MIN:
                 log.warning(

@@ -14,9 +14,10 @@ from shm.stream_marks import Mark, Marks
 from workers.kv_events.held_state import Kept
 from workers.kv_events.holdings import Holder, Holdings
 from workers.kv_events.sockets import OPENED, ReplayRequest, Subscription, tcp
-from workers.kv_events.stream import NO_EVENTS, Stream
+from workers.kv_events.stream import NAMELESS, NO_EVENTS, Stream
 from workers.process.kv_memory import KvCounts
 
+AGAIN_S: Final = 1.0  # the time after which a connection that ZeroMQ has given up is replaced
 RANK: Final = re.compile(r"-rank-(\d{1,4})$")
 
 
@@ -50,6 +51,8 @@ class Followed:
         self.frames_malformed = 0
         self.seconds = 0.0  # the time that the endpoint's messages have taken
         self.losses = 0
+        self.too_long = 0  # messages above the limit, each of which has ended the connection
+        self._lost_at = 0.0
         self.replay_failure_told = False
         self.heard = 0.0
         self.precise = False
@@ -122,6 +125,7 @@ class Followed:
                     self.stream.opened(now)
                 else:
                     self.losses += 1
+                    self._lost_at = now
                     self.stream.lost(now)
         if subscription is not None and subscription.socket in ready:
             for _, number, payload in subscription.messages():
@@ -142,6 +146,20 @@ class Followed:
             self.frames_malformed += 1
         else:
             self.stream.message(number, payload, now)
+
+    def given_up(self, now: float) -> Subscription | None:
+        """Returns the subscription if ZeroMQ has given up its connection: it needs a successor. Else None."""
+        subscription = self.subscription
+        if subscription is None or not subscription.given_up or now - self._lost_at < AGAIN_S:
+            return None
+        return subscription
+
+    def follow_again(self, successor: Subscription) -> None:
+        """Goes on with another subscription in the place of one that was given up. The caller closes that one."""
+        assert self.subscription is not None
+        successor.errors = self.subscription.errors
+        self.subscription = successor
+        self.too_long += 1
 
     def mark(self) -> None:
         """Publishes how far the endpoint's stream was read."""
@@ -164,7 +182,7 @@ class Followed:
         stream = self.stream
         return KvCounts(
             messages=self.messages,
-            malformed=self.frames_malformed,
+            malformed=self.frames_malformed + self.too_long,
             reconnections=self.losses,
             gaps=stream.gaps,
             restarts=stream.restarts,
@@ -175,7 +193,9 @@ class Followed:
 
     def record(self, now: float) -> StreamRecord:
         """Returns the endpoint's record for the streams document."""
-        why = self.stream.why(now) or ("" if self.holder.block_tokens else NO_EVENTS)
+        why = self.stream.why(now) or (
+            NAMELESS if self.holder.nameless else "" if self.holder.block_tokens else NO_EVENTS
+        )
         if bool(why) is self.precise:
             self.precise, self.since = not why, now
         address = self.subscription.address if self.subscription is not None else ""

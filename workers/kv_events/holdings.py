@@ -150,6 +150,10 @@ class Holder:
         self.malformed = 0  # malformed messages and events
         self.group = group
         self._groups: dict[int, str] = {} if group is None else {group: "full_attention"}
+        self._adapters: dict[int | str, str] = {}  # the engine's id of an adapter -> its name
+        self._nameless: set[int | str] = (
+            set()
+        )  # ids of adapters whose blocks were skipped, because no event has named them
 
     @property
     def tiers(self) -> list[Tier]:
@@ -163,6 +167,11 @@ class Holder:
         return self.owners[-1]
 
     @property
+    def nameless(self) -> bool:
+        """Whether the endpoint holds blocks of adapters that its events do not name. Requests name adapters, so they cannot be matched."""
+        return bool(self._nameless)
+
+    @property
     def held(self) -> int:
         """The number of blocks that the endpoint holds, over all tiers."""
         return sum(map(self._holdings.writer.held, self.owners[:-1]))
@@ -172,6 +181,7 @@ class Holder:
         for owner in self.owners:
             self._holdings.writer.retire(owner)
         self.owners = self._new_owners()
+        self._nameless.clear()
         self._holdings.owners_changed = True
 
     def leave(self) -> None:
@@ -228,9 +238,25 @@ class Holder:
             self.group = group
         return group == self.group
 
+    def _adapter(self, event: Stored) -> str | None:
+        """Returns the name of the event's adapter. Older engines give only its id: then the name is the one that another event gave to that
+        id; None: no event has.
+        """
+        number = event.adapter_id
+        if number is None:
+            return event.adapter
+        if event.adapter:
+            if number in self._adapters or len(self._adapters) < ADAPTERS_MAX:
+                self._adapters[number] = event.adapter
+            self._nameless.discard(number)
+        elif number not in self._adapters and len(self._nameless) < ADAPTERS_MAX:
+            self._nameless.add(number)
+        return event.adapter or self._adapters.get(number)
+
     def _stored(self, event: Stored) -> None:
         holdings = self._holdings
-        if not self._counts_group(event):
+        adapter = self._adapter(event)
+        if adapter is None or not self._counts_group(event):
             holdings.counts.stores_skipped += 1
             return
         tier = holdings.tier_of.get(event.tier, len(holdings.tiers) - 1)
@@ -243,10 +269,10 @@ class Holder:
             return
         start: int | None
         if event.parent is None:
-            start = holdings.root(event.adapter, size)
+            start = holdings.root(adapter, size)
         else:
             start = holdings.writer.links.link(event.parent, self.owners[0])
-            holdings.root(event.adapter, size)  # learns the adapter's name
+            holdings.root(adapter, size)  # learns the adapter's name
         if start is None:
             holdings.counts.stores_skipped += 1
             return

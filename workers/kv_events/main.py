@@ -8,6 +8,7 @@ sends without end delays the others by one turn at most. The process ends after 
 parent starts a successor, which continues with the same shared memory.
 """
 
+import contextlib
 import math
 import resource
 import time
@@ -259,10 +260,18 @@ class Follower:
         )
         return followed
 
+    def _subscribe_again(self, followed: Followed, before: Subscription) -> None:
+        """Replaces a subscription that was given up. The next turn tries again if there is no socket left."""
+        with contextlib.suppress(zmq.ZMQError):
+            successor = Subscription(self.context, before.address, self.settings.topic)
+            followed.follow_again(successor)
+            self._stop_polling(before)
+            before.close()
+            self._poll(successor)
+
     def _leave(self, followed: Followed) -> None:
         if followed.subscription is not None:
-            self._poller.unregister(followed.subscription.socket)
-            self._poller.unregister(followed.subscription.monitor)
+            self._stop_polling(followed.subscription)
         self.left = self.left.plus(followed.counts())
         followed.close()
         log.info("kv-events: an endpoint has left", endpoint=followed.endpoint.name)
@@ -270,6 +279,10 @@ class Follower:
     def _poll(self, subscription: Subscription) -> None:
         self._poller.register(subscription.socket, zmq.POLLIN)
         self._poller.register(subscription.monitor, zmq.POLLIN)
+
+    def _stop_polling(self, subscription: Subscription) -> None:
+        self._poller.unregister(subscription.socket)
+        self._poller.unregister(subscription.monitor)
 
     def _receive(self, now: float, ready: Container[object]) -> bool:
         busy, self._active = False, set[Followed]()
@@ -316,6 +329,8 @@ class Follower:
     def _tick(self, now: float) -> None:
         for followed in self.followed.values():
             followed.stream.tick(now)
+            if (before := followed.given_up(now)) is not None:
+                self._subscribe_again(followed, before)
             if followed.stream.replays_failed and not followed.replay_failure_told:
                 followed.replay_failure_told = True
                 log.warning(

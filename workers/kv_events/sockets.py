@@ -5,6 +5,10 @@ silently counts as lost in less than a second. ZeroMQ itself must not wait for a
 answers while a socket is full. With a time-out, it would then drop the connection of a healthy publisher, and abort the process when the
 socket is read again (https://github.com/zeromq/libzmq/issues/3937).
 
+A message above FRAME_BYTES_MAX ends the connection. ZeroMQ takes its sender for a peer that breaks the protocol, and never connects to that
+peer again. It does not say so, but after every other loss it says at once that it will try again. Such a subscription is replaced by a new
+one: to connect the same socket again can abort the process, if messages of the old connection are unread.
+
 Received messages wait in the socket, up to its high-water mark. More messages wait at the publisher, which drops them at its own mark.
 Dropped messages show as a gap in the numbers. Each read of a socket is limited in messages and time, so that all publishers get their turn.
 """
@@ -31,7 +35,7 @@ PORT_MAX: Final = 65535
 OPENED, LOST = True, False
 
 _REFUSED = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_REFUSED)
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | sum(_REFUSED)
 
 Frames = list[bytes]
 
@@ -45,7 +49,10 @@ def context_for(endpoints: int) -> "zmq.Context[zmq.Socket[bytes]]":
 
 
 class Subscription:
-    """A SUB socket that is connected to one publisher, or bound for many publishers."""
+    """A SUB socket that is connected to one publisher, or bound for many publishers.
+
+    `given_up`: whether the connection is lost and ZeroMQ has not said that it will connect again. It may still say it a moment later.
+    """
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, topic: str, *, bind: bool = False
@@ -53,6 +60,7 @@ class Subscription:
         """Raises zmq.ZMQError if the address cannot be used, or if the process may open no more sockets."""
         self.address = address
         self.errors = 0  # failed handshakes: peers that do not speak ZeroMQ
+        self.given_up = False
         self.socket: zmq.Socket[bytes] = context.socket(zmq.SUB)
         try:
             self._configure(topic)
@@ -82,8 +90,11 @@ class Subscription:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 yield OPENED
             elif event == zmq.EVENT_DISCONNECTED:
+                self.given_up = True
                 yield LOST
-            elif event in _REFUSED:
+            elif event == zmq.EVENT_CONNECT_RETRIED:
+                self.given_up = False
+            else:
                 self.errors += 1
 
     def messages(self) -> Iterator[tuple[bytes, int, bytes]]:

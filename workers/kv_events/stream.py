@@ -34,6 +34,7 @@ FIRST_NUMBER_MAX: Final = 1
 NOT_CONNECTED: Final = "no connection to its event socket"
 LOST: Final = "the connection to its event socket is lost"
 NO_EVENTS: Final = "no events received yet"
+NAMELESS: Final = "its events give LoRA adapters by number, without their names"
 REPLAYING: Final = "missed events are being replayed"
 UNSURE: Final = "connected again; its next event will show whether some were missed"
 COOLING: Final = "events were missed"

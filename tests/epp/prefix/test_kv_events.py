@@ -96,9 +96,21 @@ def test_the_salt_of_sglangs_map_belongs_to_the_first_block_of_a_prompt_only() -
     assert list(one({**fields, "parent_block_hash": 4}).extras) == []
 
 
-def test_an_adapter_without_a_name_is_never_the_base_model() -> None:
-    assert one([*STORED, 3]).adapter == "lora_id:3"
-    assert one([*STORED, 3, "GPU", "sql"]).adapter == "sql"
+@pytest.mark.parametrize(
+    ("more", "name", "number"),
+    [([3], "", 3), ([3, "GPU", "sql"], "sql", 3), (["id"], "", "id"), ([None], "", None), ([0], "", None)],
+)
+def test_an_adapter_has_a_number_and_perhaps_a_name(more, name, number) -> None:
+    event = one([*STORED, *more])
+    assert (event.adapter, event.adapter_id) == (name, number)
+
+
+def test_sglang_with_eagle_has_pairs_of_tokens_and_the_first_ones_count() -> None:
+    pairs = [[100, 101], [101, 102], [102, 103], [103, 104]]
+    assert one(["BlockStored", [11, 12], None, pairs, 2]).tokens.tolist() == [100, 101, 102, 103]
+    assert (
+        one({"type": "BlockStored", "block_hashes": [1], "token_ids": pairs, "block_size": 4}).tokens.dtype == np.uint32
+    )
 
 
 def test_extra_keys_are_strings_or_pairs_and_the_adapters_name_is_none_of_them() -> None:
@@ -119,13 +131,27 @@ def test_extra_keys_are_strings_or_pairs_and_the_adapters_name_is_none_of_them()
         ["BlockStored", [1], 1.5, [1, 2], 2], ["BlockStored", [1], None, [[1]], 1], ["BlockStored", [1], None, [1], 1, [1]],
         ["BlockStored", [b""], None, [1], 1], ["BlockRemoved", [1], 5], ["BlockRemoved", [1], "GPU", "x"],
         {"type": ["BlockStored"]}, {"type": "BlockStored", "block_hashes": None}, ["BlockStored", [1], None, [1, True, None], 1],
-        ["BlockStored", [1], None, [1], 1 << 40], ["BlockStored", [1], None, [1], 1, None, "x" * 5000],
+        ["BlockStored", [1], None, [[1, 2], 3], 2], ["BlockStored", [1], None, [[1, 2], [3]], 2],
+        ["BlockStored", [1], None, [["1", 2]], 1], ["BlockStored", [1], None, [1], 1 << 40],
+        ["BlockStored", [1], None, [1], 1, None, "x" * 5000],
     ],
 )  # fmt: skip
 def test_a_malformed_event_is_skipped_and_counted_and_the_others_count(event) -> None:
     batch = decode(encode([1.0, [event, ["AllBlocksCleared"]]]))
     assert batch.malformed == 1
     assert list(batch.events) == [Cleared()]
+
+
+@pytest.mark.parametrize(
+    "event", [b"\x92\xa1x\xa2\xff\xfe", b"\x81\x81\x01\x02\x03", b"\x91" * 500 + b"\x90"], ids=["text", "key", "depth"]
+)
+def test_an_event_that_cannot_be_decoded_is_skipped_and_the_others_count(event: bytes) -> None:
+    events = b"\x92" + event + encode(["AllBlocksCleared"])
+    for payload in (
+        b"\x93" + encode(1.0) + events + encode(3),
+        b"\x82" + encode("events") + events + encode("data_parallel_rank") + encode(3),
+    ):
+        assert decode(payload) == Batch([Cleared()], 1, 3)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ class Sender:
 
     def __init__(self, name: str) -> None:
         self.endpoint = SimpleNamespace(name=name)
-        self.seconds, self.malformed, self.troubles = 0.0, 0, 0
+        self.seconds, self.malformed, self.too_long, self.troubles = 0.0, 0, 0, 0
 
 
 def test_above_the_limit_the_process_ends_and_names_the_peers_that_sent_most() -> None:
@@ -50,7 +50,7 @@ def test_memory_that_can_be_given_back_is_no_reason_to_end() -> None:
     assert given == [1]
 
 
-@pytest.mark.parametrize("culprit", ["seconds", "malformed", "troubles"])
+@pytest.mark.parametrize("culprit", ["seconds", "malformed", "too_long", "troubles"])
 def test_an_endpoint_that_costs_too_much_is_named_once_per_interval(culprit: str) -> None:
     costs, good, bad = Costs(0, lambda limit: 0), Sender("good"), Sender("bad")
     costs.report([good, bad], 1000.0)

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from epp.prefix.held import adapter_word
 from loadtest.kv_publisher import KvPublisher
@@ -17,6 +19,7 @@ from tests.workers.kv_events.test_holdings import BLOCK, TOKENS, stored
 from workers.cli.demo.ports import free_ports
 from workers.kv_events.held_state import KEEP_S
 from workers.kv_events.main import Follower
+from workers.kv_events.sockets import FRAME_BYTES_MAX
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 
 CONFIG = """
@@ -150,3 +153,40 @@ def test_a_successor_of_the_process_knows_the_adapters_that_events_have_named(tm
         assert second.holdings.known_words == {adapter_word("sql", instance.credentials.prefix_seed)}
         for each in (first, second):
             each.close()
+
+
+def test_a_publisher_of_a_message_above_the_limit_is_followed_again_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.kv_events.costs.REPORT_S", 0.1)
+    monkeypatch.setattr("workers.kv_events.followed.AGAIN_S", 0.1)
+    (port,) = free_ports(1)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    publisher = KvPublisher(context, f"tcp://127.0.0.1:{port}")
+    with made(
+        tmp_path / "run", CONFIG.replace("socketPort: 9", f"socketPort: {port}"), kv_index_blocks=4096
+    ) as instance:
+        DocumentWriter(instance.layout.documents, instance.memory.documents).write(ENDPOINTS, encode([server(0)]))
+        follower = Follower(instance)
+
+        def heard_of() -> bool:
+            publisher.next = 0
+            publisher.publish_bytes(MESSAGE)
+            follower.turn(time.monotonic())
+            return held(follower) == {"server-0": 10}
+
+        assert eventually(heard_of)
+        with capture_logs() as logs:
+            publisher.publish_bytes(bytes(FRAME_BYTES_MAX + 1))
+            assert eventually(
+                lambda: follower.turn(time.monotonic()) or any("longer" in line["event"] for line in logs)
+            )
+        (line,) = (line for line in logs if "longer" in line["event"])
+        assert (line["endpoint"], line["count"]) == ("server-0", 1)
+        for each in follower.followed.values():
+            each.holder.clear()
+        assert eventually(heard_of)
+        assert [each.counts().malformed for each in follower.followed.values()] == [1]
+        follower.close()
+        publisher.close()
+    context.term()

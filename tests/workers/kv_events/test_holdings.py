@@ -171,6 +171,26 @@ def test_an_adapter_is_another_prompt_and_its_name_is_learned() -> None:
     assert adapter_word("sql", SECRET) in world.holdings.known_words
 
 
+def test_an_adapter_without_a_name_has_the_name_that_another_event_gives_its_number() -> None:
+    world = World()
+    (holder,) = world.holders
+    world.apply(stored([1], None, TOKENS[:BLOCK], BLOCK, 3, "GPU", "sql"))
+    world.apply(stored([2], 1, TOKENS[BLOCK : 2 * BLOCK], BLOCK, 3))
+    assert world.held(TOKENS, adapter="sql")[0] == [2]
+    assert not holder.nameless
+    world.apply(stored([5], None, TOKENS[:BLOCK], BLOCK, 4))
+    assert holder.nameless, "no event has named the adapter 4"
+    assert world.held(TOKENS)[0] == [0]
+    world.apply(stored([6], None, TOKENS[:BLOCK], BLOCK, 4, "GPU", "code"))
+    assert not holder.nameless
+
+
+def test_an_endpoint_that_clears_holds_no_blocks_of_adapters_without_a_name() -> None:
+    world = World()
+    world.apply(stored([5], None, TOKENS[:BLOCK], BLOCK, 4), ["AllBlocksCleared"])
+    assert not world.holders[0].nameless
+
+
 def test_salts_of_vllm_and_sglang_match_the_request() -> None:
     for event in (
         stored([1, 2], None, TOKENS[: 2 * BLOCK], BLOCK, None, "GPU", None, [["s"], None]),
