@@ -84,7 +84,12 @@ CASES: dict[str, Json] = {
     ),
     "TLS beside Envoy": values(mode="standalone", epp={"flags": {"secure-serving": True}}),
     "plaintext to a gateway": values(epp={"flags": {"secure-serving": False}}) | {"provider": {"name": "istio"}},
-    "monitoring": values(monitoring={"interval": "5s", "prometheus": {"enabled": True, "extraLabels": {"team": "x"}}}),
+    "monitoring": values(
+        monitoring={
+            "interval": "5s",
+            "prometheus": {"enabled": True, "extraLabels": {"team": "x"}, "rules": {"enabled": True}},
+        }
+    ),
     "monitoring without tokens": values(monitoring={"prometheus": {"enabled": True, "auth": {"enabled": False}}}),
     "tracing": values(tracing={"enabled": True, "otelExporterEndpoint": "http://otel:4317"}),
     "grpc servers": values(modelServers={"protocol": "grpc"}),

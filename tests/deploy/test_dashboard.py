@@ -1,4 +1,4 @@
-"""The dashboard uses only metrics and labels that the picker exports."""
+"""The dashboards and the alerts use only metrics and labels that the picker exports."""
 
 import json
 import re
@@ -6,16 +6,28 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from epp.metrics import PREFIX, Group, Metric
 from epp.metrics.catalogue import MODULES
 from epp.metrics.lanes import WORKER_GAUGES
-from tests.deploy.renderers import ROOT
+from tests.deploy.renderers import CHART, ROOT
 
-DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "endpoint-picker.json").read_text())
-PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
-VARIABLES = [variable["query"]["query"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
+OVERVIEW, EXPERTS = DASHBOARDS = [
+    json.loads((ROOT / f"deploy/grafana/{name}.json").read_text()) for name in ("overview", "experts")
+]
+PANELS = [panel for board in DASHBOARDS for panel in board["panels"] if panel["type"] != "row"]
+OF_PANELS = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+ALERTS = [
+    rule for group in yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"] for rule in group["rules"]
+]
+QUERIES = OF_PANELS + [(rule["alert"], rule["expr"]) for rule in ALERTS]
+VARIABLES = [
+    variable["query"]["query"]
+    for board in DASHBOARDS
+    for variable in board["templating"]["list"]
+    if variable["type"] == "query"
+]
 NAME = re.compile(rf"{PREFIX}\w+")
 LABELS = re.compile(r"\bby \(([\w, ]+)\)|\{\{(\w+)\}\}|[{,](\w+)=")
 OF_THE_SCRAPE = {"job", "namespace", "pod", "le"}
@@ -68,13 +80,13 @@ def test_a_query_uses_metrics_that_the_picker_exports(title: str, query: str) ->
 
 
 def test_every_metric_has_a_panel_or_a_reason_to_have_none() -> None:
-    shown = {name for _, query in QUERIES for name in NAME.findall(query)}
+    shown = {name for _, query in OF_PANELS for name in NAME.findall(query)}
     without = {
         metric.name
         for metric, _ in declared()
         if not shown & {f"{PREFIX}{metric.name}{suffix}" for suffix in ("", "_bucket", "_sum", "_count")}
     }
-    assert without == set(WITHOUT_A_PANEL), "add panels to deploy/grafana/endpoint-picker.json"
+    assert without == set(WITHOUT_A_PANEL), "add panels to deploy/grafana/experts.json"
 
 
 def test_variables_use_metrics_that_the_picker_exports() -> None:
@@ -95,19 +107,40 @@ def test_a_counter_is_shown_as_a_rate_and_a_gauge_is_not() -> None:
     for title, query in QUERIES:
         for name in NAME.findall(query):
             counted = kinds.get(name) == "counter" or name.endswith("_bucket")
-            assert counted == bool(re.search(rf"(rate|increase)\({name}\{{", query)), (title, name)
+            assert counted == bool(re.search(rf"(rate|increase)\({name}[{{\[]", query)), (title, name)
 
 
-def test_no_two_panels_overlap() -> None:
-    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+def test_the_overview_fits_on_one_screen() -> None:
+    assert len(OVERVIEW["panels"]) == 12
+    assert max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in OVERVIEW["panels"]) <= 24
+
+
+def test_a_panel_of_the_overview_is_also_among_those_for_experts() -> None:
+    def without_place(panel: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in panel.items() if name not in ("id", "gridPos")}
+
+    experts = [without_place(panel) for panel in EXPERTS["panels"]]
+    assert all(without_place(panel) in experts for panel in OVERVIEW["panels"])
+
+
+def test_every_alert_has_a_severity_and_says_what_is_wrong() -> None:
+    assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS) > 10
+    for rule in ALERTS:
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert rule["annotations"]["summary"].endswith(".")
+
+
+@pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board["uid"])
+def test_no_two_panels_overlap(board: dict[str, Any]) -> None:
+    places = [panel["gridPos"] for panel in board["panels"]]
     cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
     assert len(cells) == len(set(cells))
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    ids = [panel["id"] for panel in board["panels"]]
     assert len(ids) == len(set(ids))
 
 
 def test_every_subject_has_a_row() -> None:
-    rows = " ".join(panel["title"].lower() for panel in DASHBOARD["panels"] if panel["type"] == "row")
+    rows = " ".join(panel["title"].lower() for panel in EXPERTS["panels"] if panel["type"] == "row")
     for subject in (
         "load",
         "first token",

@@ -10,7 +10,7 @@ import yaml
 from epp.config.load import DEFAULT_TEXT, load
 from tests.deploy.cases import CASES, SERVERS, values
 from tests.deploy.objects import EXAMPLE, NAMES, Json, granted, one, picker, pod
-from tests.deploy.renderers import NAMESPACE, POOL, ours
+from tests.deploy.renderers import CHART, NAMESPACE, POOL, ours
 from workers.cli.demo import envoy_config
 from workers.cli.demo.stack import envoy_path
 from workers.cli.manifests.command import check
@@ -138,6 +138,9 @@ def test_monitoring_reads_with_a_separate_account() -> None:
     assert role["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
     (endpoint,) = one(manifests, "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": secret["metadata"]["name"], "key": "token"}
+    rules = one(manifests, "PrometheusRule")
+    assert rules["metadata"]["labels"]["team"] == "x"
+    assert rules["spec"] == yaml.safe_load((CHART / "files/rules.yaml").read_text())
 
 
 def test_a_render_sidecar_runs_before_and_after_the_picker_and_has_its_own_writable_home() -> None:

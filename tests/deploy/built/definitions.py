@@ -35,10 +35,22 @@ _MONITOR: Json = {
         "selector": _ANY,
     },
 }
+_GROUPS: Json = {
+    "type": "object",
+    "required": ["groups"],
+    "properties": {
+        "groups": _list(
+            ["name", "rules"],
+            name=_TEXT,
+            rules=_list(["alert", "expr"], alert=_TEXT, expr=_TEXT, labels=_ANY, annotations=_ANY, **{"for": _TEXT}),
+        )
+    },
+}
 _DESTINATION: Json = {"type": "object", "required": ["host"], "properties": {"host": _TEXT, "trafficPolicy": _ANY}}
 
 DEFINITIONS = (
     definition("gateway.networking.k8s.io", "v1", "HTTPRoute", _ROUTE),
     definition("monitoring.coreos.com", "v1", "ServiceMonitor", _MONITOR),
+    definition("monitoring.coreos.com", "v1", "PrometheusRule", _GROUPS),
     definition("networking.istio.io", "v1", "DestinationRule", _DESTINATION),
 )

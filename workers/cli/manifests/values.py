@@ -156,10 +156,15 @@ class MetricsAuth(_Section, frozen=True, kw_only=True):
     secret_name: str = "inference-gateway-sa-metrics-reader-secret"
 
 
+class Rules(_Section, frozen=True, kw_only=True):
+    enabled: bool = False
+
+
 class Prometheus(_Section, frozen=True, kw_only=True):
     enabled: bool = False
     auth: MetricsAuth = _section(MetricsAuth)
     extra_labels: dict[str, str] = {}
+    rules: Rules = _section(Rules)
 
 
 class Gmp(_Section, frozen=True, kw_only=True):
