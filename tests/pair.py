@@ -30,7 +30,7 @@ from workers.shared.decisions import Recent
 from workers.shared.query_of_death import PLACES, WORDS, Deciding
 from workers.telemetry.request_metrics import RequestMetrics
 from workers.telemetry.request_telemetry import Telemetry
-from workers.transport.interface import Buffer, Clock
+from workers.transport.interface import Buffer, Clock, Metadata
 
 Response = pb.ProcessingResponse
 
@@ -143,9 +143,9 @@ class Pair:
     def time(self, now: float) -> None:
         self.clock.now = now
 
-    def open(self) -> "Envoy":
+    def open(self, metadata: Metadata = ()) -> "Envoy":
         stream = FakeStream()
-        handler = open_stream(self.app, PATH, (), stream)
+        handler = open_stream(self.app, PATH, metadata, stream)
         assert handler is not None
         return Envoy(handler, stream)
 

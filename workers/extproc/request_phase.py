@@ -32,6 +32,7 @@ from epp.request import Subset
 from workers.extproc.pipelines import Lease
 from workers.extproc.shell import Shell
 from workers.host.printable import printable
+from workers.telemetry.tracing import GatewayContext
 
 PREFERS: Final = codec.needle(if_available.PREFER)[:-1]
 ENCODED: Final = CONTENT_ENCODING.encode()
@@ -70,6 +71,7 @@ class RequestPhase:
         "_uncounted",
         "body_bytes",
         "buffered",
+        "gateway",
         "kept",
         "parser",
         "pieces",
@@ -90,6 +92,9 @@ class RequestPhase:
         self._coroutine: Coroutine[Any, Any, Decision] | None = None
         self.body_bytes = 0
         self.buffered = 0  # the body mode if the gateway buffers the body, else 0; see `epp.protocol.codec.modes`
+        self.gateway: GatewayContext | None = (
+            None  # the gateway's trace context; None without one, or if traces are off
+        )
         self.parser: Parser | None = None
         self.restorer: ModelRestorer | None = None
         self._renamed: bytes | None = None  # the whole body after its model was renamed; None if it was not
@@ -106,7 +111,7 @@ class RequestPhase:
         headers = codec.Unseen(message, start, end, hidden) if hidden else codec.Headers(message, start, end)
         self._headers = headers
         if app.pipelines.tracer is not None:
-            stream.trace = app.pipelines.tracer.begin(headers)
+            stream.trace = app.pipelines.tracer.begin(headers, self.gateway)
         if start > SHORTEST_ENVELOPE or end != len(message):
             self._subset = codec.subset(message)
         last = codec.end_of_stream(message, start, end)
@@ -334,6 +339,8 @@ class RequestPhase:
             decision.headers[REQUEST_ID] = str(uuid.UUID(int=app.rng.getrandbits(128), version=4))
         if stream.trace is not None:
             stream.trace.routed(request, decision)
+        elif self.gateway is not None:
+            self.gateway.pass_on(self._headers, decision)
         scores = app.scores(decision) if app.emit_scores else None
         if self.buffered:
             target = app.destination(decision)

@@ -11,7 +11,6 @@ A phase keeps no reference to its stream, but gets the stream with every call. S
 soon as it is over.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from compiled.calls import find
@@ -43,19 +42,20 @@ from workers.extproc.app import App
 from workers.extproc.request_phase import BESIDES_MAX, BODIES_RETRY_S, LONG_BODY, RequestPhase, too_much_besides
 from workers.extproc.response_phase import Reservation, ResponsePhase
 from workers.extproc.shell import Shell
-from workers.transport.interface import Stream
+from workers.telemetry.tracing import gateway_context
+from workers.transport.interface import Metadata, Stream
 
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DEADLINE_EXCEEDED: Final = 4
 RESOURCE_EXHAUSTED: Final = 8
 
 
-def open_stream(app: App, path: str, metadata: Sequence[tuple[bytes, bytes]], stream: Stream) -> "ExtProcStream | None":
+def open_stream(app: App, path: str, metadata: Metadata, stream: Stream) -> "ExtProcStream | None":
     """Returns the handler of a new stream; None if `path` is not the ext_proc method."""
     if path != PATH:
         return None
     app.telemetry.opened()
-    return ExtProcStream(app, stream)
+    return ExtProcStream(app, stream, metadata)
 
 
 class ExtProcStream(Shell):
@@ -63,9 +63,12 @@ class ExtProcStream(Shell):
 
     __slots__ = ("request_phase", "response_phase")
 
-    def __init__(self, app: App, transport: Stream) -> None:
+    def __init__(self, app: App, transport: Stream, metadata: Metadata) -> None:
+        """`metadata`: the names and values that the gateway sent with the call."""
         super().__init__(app, transport)
         self.request_phase = RequestPhase()
+        if app.pipelines.tracer is not None:
+            self.request_phase.gateway = gateway_context(metadata)
         # Set when the request is routed, or when the gateway answers by itself.
         self.response_phase: ResponsePhase | None = None
 

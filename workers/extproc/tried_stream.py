@@ -29,7 +29,7 @@ from workers.extproc.shell import UNKNOWN_ERROR
 from workers.extproc.stream import PATH, ExtProcStream
 from workers.telemetry.shadow_agreement import agrees
 from workers.telemetry.tryout_figures import TryoutFigures
-from workers.transport.interface import Stream
+from workers.transport.interface import Metadata, Stream
 
 # Limit for shadow decisions that wait for a producer; at the limit, requests get no shadow decision.
 SHADOWS_MAX: Final = 256
@@ -145,12 +145,12 @@ def same(real: Decision, candidate: Decision) -> bool:
     return same_roster and agrees(run, other)
 
 
-def open_tried(tryout: Tryout, app: App, path: str, stream: Stream) -> ExtProcStream | None:
+def open_tried(tryout: Tryout, app: App, path: str, metadata: Metadata, stream: Stream) -> ExtProcStream | None:
     """Returns the handler of a new stream; None if `path` is not the ext_proc method. `app`: the app of the configuration in force."""
     if path != PATH:
         return None
     app.telemetry.opened()
-    return TriedStream(app, stream, tryout)
+    return TriedStream(app, stream, metadata, tryout)
 
 
 class TriedStream(ExtProcStream):
@@ -158,8 +158,8 @@ class TriedStream(ExtProcStream):
 
     __slots__ = ("_counted", "_cut", "_tried", "_tryout")
 
-    def __init__(self, app: App, transport: Stream, tryout: Tryout) -> None:
-        super().__init__(app, transport)
+    def __init__(self, app: App, transport: Stream, metadata: Metadata, tryout: Tryout) -> None:
+        super().__init__(app, transport, metadata)
         self._tryout = tryout
         self._tried = False
         self._counted = False

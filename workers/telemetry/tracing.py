@@ -1,9 +1,10 @@
 """Traces a sample of the requests: where the time went, and why the endpoint was picked.
 
-The sampled flag in the client's `traceparent` decides whether a request is sampled. If the header is missing or malformed, or the sampler
-does not follow the client, a ratio of the trace ids decides. A request that is not sampled costs only this check: it has no span, no header
-and no other call. A sampled request is decided by a second pipeline. That pipeline has the same plugins, with wrapped calls
-(`TracedCalls`), which find the trace in `request.data`. The spans:
+The sampled flag of the parent decides whether a request is sampled. The parent is the request's header `traceparent`. If the header is
+missing or malformed, it is the `traceparent` in the metadata of the ext_proc stream: a gateway that traces puts its own context there, and
+adds it to the request only later. Without a parent, or if the sampler does not follow parents, a ratio of the trace ids decides. A request
+that is not sampled costs only this check: it has no span and no other call. A sampled request is decided by a second pipeline. That
+pipeline has the same plugins, with wrapped calls (`TracedCalls`), which find the trace in `request.data`. The spans:
 
     gateway.request                          the whole stream
     └─ gateway.request_orchestration         the last piece of the body .. answer or refusal
@@ -17,15 +18,16 @@ A scorer that is not called has no span. The scores of static scorers are kept f
 for its own request. `llm_d.epp.scoring` then names these scorers in `llm_d.epp.scoring.kept_scorers`. Shadow profiles have no spans either,
 because they decide nothing.
 
-The model server gets a `traceparent` whose parent is `gateway.request`. `tracestate` and `baggage` pass unchanged. Text from clients is cut
-to `VALUE_CHARS_MAX` characters, so spans stay small. A trace keeps no reference to its request. So there are no reference cycles, and a
-trace is freed with its stream. This module does not know OpenTelemetry: `workers.telemetry.tracing_export` exports the spans.
+The model server gets a `traceparent` whose parent is `gateway.request`; if the request is not sampled, that of the parent. `tracestate`
+comes from where the parent is from. `baggage` passes unchanged. Text from clients is cut to `VALUE_CHARS_MAX` characters, so spans stay
+small. A trace keeps no reference to its request. So there are no reference cycles, and a trace is freed with its stream. This module does
+not know OpenTelemetry: `workers.telemetry.tracing_export` exports the spans.
 """
 
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -49,11 +51,13 @@ SCORER: Final = "llm_d.epp.scorer."
 PICK: Final = "pick_endpoints"
 TRACE: Final = "trace"  # the key of the trace in the data of a traced request
 TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
 REQUEST_ID: Final = "x-request-id"
 VALUE_CHARS_MAX: Final = 128
 TOP: Final = 5
 
 _MENTION: Final = TRACEPARENT.encode()
+_STATE: Final = TRACESTATE.encode()
 _NEEDLE: Final = codec.needle(TRACEPARENT)
 _FORM: Final = re.compile("(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _UNSAMPLED: Final = re.compile(
@@ -81,6 +85,44 @@ def parse_traceparent(text: str) -> Parent | None:
     if match is None or (match[1] == "00" and match[5]):
         return None
     return Parent(int(match[2], 16), int(match[3], 16), bool(int(match[4], 16) & 1))
+
+
+class GatewayContext(NamedTuple):
+    """The trace context that a gateway gives in the metadata of a stream. `tracestate`: "" without one."""
+
+    parent: Parent
+    traceparent: str
+    tracestate: str
+
+    def pass_on(self, headers: codec.Headers, decision: Decision) -> None:
+        """Gives the context to the model server, unless the request's headers have one."""
+        if parent_in(headers) is None:
+            decision.headers[TRACEPARENT] = self.traceparent
+            self.pass_state_on(decision)
+
+    def pass_state_on(self, decision: Decision) -> None:
+        """Gives `tracestate` to the model server. One of the request belongs to no trace, because the request has no `traceparent`."""
+        if self.tracestate:
+            decision.headers[TRACESTATE] = self.tracestate
+        else:
+            decision.removed_headers += (TRACESTATE,)
+
+
+def gateway_context(metadata: Sequence[tuple[bytes, bytes]]) -> GatewayContext | None:
+    """Returns the trace context in the metadata of a stream; None: there is none, or it is malformed."""
+    traceparent, states = "", []
+    for name, value in metadata:
+        if name == _MENTION:
+            traceparent = traceparent or value.decode("latin-1")
+        elif name == _STATE:
+            states.append(value.decode("latin-1"))
+    parent = parse_traceparent(traceparent) if traceparent else None
+    return GatewayContext(parent, traceparent, ",".join(states)) if parent is not None else None
+
+
+def parent_in(headers: codec.Headers) -> Parent | None:
+    """Returns the span that the headers of a request name as its parent; None: they name none, or it is malformed."""
+    return parse_traceparent(headers.find(_NEEDLE) or "") if headers.mentions(_MENTION) else None
 
 
 class Span:
@@ -142,20 +184,26 @@ class Tracer:
         self.pipeline = traced(pipeline, self._timers)
         self.statics = {wired.name: static_scorers(wired) for wired in pipeline.recipe.profiles}
 
-    def begin(self, headers: codec.Headers) -> "Trace | None":
-        """Begins the trace of a request with these headers. Returns None if the request is not sampled."""
+    def begin(self, headers: codec.Headers, gateway: GatewayContext | None = None) -> "Trace | None":
+        """Begins the trace of a request with these headers. Returns None if the request is not sampled.
+
+        `gateway`: the trace context of the gateway; None: it gives none. It counts only if the headers have no parent.
+        """
+        parent = None
         if headers.mentions(_MENTION):
             text = headers.find(_NEEDLE) or ""
             if self._parent_based and _UNSAMPLED.fullmatch(text):
                 return None
             parent = parse_traceparent(text)
-            if parent is not None and not self._parent_based:
-                sampled = parent.trace_id & _LOW_BITS < self._sampled_below
-                return Trace(self, parent.trace_id, parent.span_id) if sampled else None
-            if parent is not None:
-                return Trace(self, parent.trace_id, parent.span_id) if parent.sampled else None
-        trace_id = self.bits(128)
-        return Trace(self, trace_id, 0) if trace_id & _LOW_BITS < self._sampled_below else None
+        if parent is not None:
+            gateway = None
+        elif gateway is not None:
+            parent = gateway.parent
+        if parent is None:
+            trace_id = self.bits(128)
+            return Trace(self, trace_id, 0) if trace_id & _LOW_BITS < self._sampled_below else None
+        sampled = parent.sampled if self._parent_based else parent.trace_id & _LOW_BITS < self._sampled_below
+        return Trace(self, parent.trace_id, parent.span_id, gateway) if sampled else None
 
 
 class Trace:
@@ -163,10 +211,14 @@ class Trace:
     methods.
     """
 
-    __slots__ = ("_between", "_kept", "_offset", "_open", "_profile", "_ready", "_tracer", "about", "trace_id")
+    __slots__ = (
+        "_between", "_gateway", "_kept", "_offset", "_open", "_profile", "_ready", "_tracer", "about", "trace_id",
+    )  # fmt: skip
 
-    def __init__(self, tracer: Tracer, trace_id: int, parent: int) -> None:
+    def __init__(self, tracer: Tracer, trace_id: int, parent: int, gateway: GatewayContext | None = None) -> None:
+        """`gateway`: the context that the parent is from; None: the parent is from the request's headers, or there is none."""
         self._tracer = tracer
+        self._gateway = gateway
         # Read once, so that a step of the wall clock does not distort spans.
         self._offset = tracer.wall() - tracer.clock()
         self._open: list[Span] = []
@@ -187,11 +239,13 @@ class Trace:
         request.data[TRACE] = self
 
     def routed(self, request: Request | None, decision: Decision) -> None:
-        """Ends the span of the decision. Adds the `traceparent` for the model server to the decision's headers."""
+        """Ends the span of the decision. Adds the trace context for the model server to the decision's headers."""
         if request is not None:
             self._learn(request, decision.headers.get(REQUEST_ID, ""))
         self._finish_to(_DEPTH_REQUEST)
         decision.headers[TRACEPARENT] = f"00-{self.trace_id:032x}-{self._open[0].span_id:016x}-01"
+        if self._gateway is not None:
+            self._gateway.pass_state_on(decision)
 
     def failed(self, request: Request | None, problem: BaseException) -> None:
         """Marks all open spans as failed, and ends all but the root. Called when the request was refused or has failed."""

@@ -137,7 +137,7 @@ class Adoption:
     def open(self, path: str, metadata: Metadata, stream: Stream) -> ExtProcStream | None:
         """Returns the handler of a new stream, under the present configuration; None if `path` is not the ext_proc method."""
         if self._tryout is not None:
-            return open_tried(self._tryout, self.parts.app, path, stream)
+            return open_tried(self._tryout, self.parts.app, path, metadata, stream)
         return open_stream(self.parts.app, path, metadata, stream)
 
     def every(self) -> list[Parts]:

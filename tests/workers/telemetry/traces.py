@@ -27,6 +27,7 @@ from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair, set_headers
 from workers.telemetry.tracing import Span, Tracer
+from workers.transport.interface import Metadata
 
 ROOT = Path(__file__).parents[3]
 BODY = b'{"model":"m","prompt":"hello"}'
@@ -158,9 +159,9 @@ class Site:
             wall=lambda: 1_000_000,
         )
 
-    def answered(self, *, status: str = "200", **headers: str) -> Mapping[str, str]:
-        """Sends one request and its answer. Returns the headers that the model server gets."""
-        envoy = self.pair.open()
+    def answered(self, *, status: str = "200", metadata: Metadata = (), **headers: str) -> Mapping[str, str]:
+        """Sends one request and its answer. Returns the headers that the model server gets. `metadata`: those of the stream."""
+        envoy = self.pair.open(metadata)
         envoy.headers(**headers)
         answers = envoy.body(BODY)
         envoy.response_headers(status)
