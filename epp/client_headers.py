@@ -17,10 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from epp.errors import Cause, Refused
+from epp.quantities import parse_duration
 
 FAIRNESS_ID: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 OBJECTIVE: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
-TTL_MS: Final = ("x-llm-d-request-ttl-ms",)
+TTL: Final = "x-llm-d-inference-ttl"  # a Go duration, such as 2s
+TTL_MS: Final = "x-llm-d-request-ttl-ms"
 TTFT_SLO_MS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 TPOT_SLO_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 DEBUG: Final = ("x-llm-d-debug",)
@@ -28,7 +30,7 @@ MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewr
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {  # name in --trust-client-headers -> the headers that it stands for
     "fairness": FAIRNESS_ID,
     "objective": OBJECTIVE,
-    "ttl": TTL_MS,
+    "ttl": (TTL, TTL_MS),
     "slo": (*TTFT_SLO_MS, *TPOT_SLO_MS),
     "model": MODEL_REWRITE,
     "debug": DEBUG,
@@ -41,7 +43,7 @@ OBJECTIVE_CHARS_MAX: Final = 253
 MODEL_CHARS_MAX: Final = 256
 DEBUG_CHARS_MAX: Final = 64
 RECEIPT: Final = "receipt"
-TTL_MS_MAX: Final = 3_600_000  # one hour: no client waits longer for a response to begin
+TTL_S_MAX: Final = 3_600.0  # no client waits longer for a response to begin
 SLO_MS_MAX: Final = 86_400_000.0
 DIGITS_MAX: Final = 18
 _OBJECTIVE: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # the form of a Kubernetes object's name
@@ -80,13 +82,29 @@ def objective(headers: Headers) -> str:
     return value if value and len(value) <= OBJECTIVE_CHARS_MAX and _OBJECTIVE.fullmatch(value) else ""
 
 
-def ttl_ms(headers: Headers) -> int | None:
-    """Returns how long the request may wait, in milliseconds from 1 to TTL_MS_MAX. None: not stated, or not a positive integer."""
-    value = first_value(headers, TTL_MS)
+def ttl_s(headers: Headers) -> float | None:
+    """Returns how long the request may wait, in seconds above 0, at most TTL_S_MAX. None: not stated, or not above 0.
+
+    There are two headers. If both are valid, the shorter time counts.
+    """
+    shortest = min(_duration_s(headers.get(TTL)), _milliseconds_s(headers.get(TTL_MS)))
+    return None if shortest == math.inf else min(shortest, TTL_S_MAX)
+
+
+def _duration_s(value: str | None) -> float:
+    """Returns a duration in seconds; infinite for one that is not stated, invalid or not above 0."""
+    try:
+        seconds = parse_duration(_utf8(value)) if value else 0.0
+    except ValueError:
+        seconds = 0.0
+    return seconds if seconds > 0.0 else math.inf
+
+
+def _milliseconds_s(value: str | None) -> float:
+    """Returns a whole number of milliseconds in seconds; infinite for one that is not stated, invalid or 0."""
     if not value or not value.isascii() or not value.isdigit():
-        return None
-    ttl = int(value) if len(value) <= DIGITS_MAX else TTL_MS_MAX
-    return min(ttl, TTL_MS_MAX) or None
+        return math.inf
+    return (int(value) / 1000.0 if len(value) <= DIGITS_MAX else TTL_S_MAX) or math.inf
 
 
 def slo_ms(headers: Headers, names: Sequence[str]) -> float:
@@ -110,11 +128,16 @@ def model_rewrite(headers: Headers) -> str | None:
     value = first_value(headers, MODEL_REWRITE)
     if value is None:
         return None
-    try:
-        name = value.encode("latin-1").decode()  # header values are decoded as Latin-1, but model names are UTF-8
-    except ValueError:
-        name = value
+    name = _utf8(value)
     if len(name) > MODEL_CHARS_MAX or not name.isprintable():
         detail = f"invalid header {MODEL_REWRITE[0]}: a model's name has at most {MODEL_CHARS_MAX} printable characters"
         raise Refused(Cause.INVALID_BODY, detail)
     return name.strip()
+
+
+def _utf8(value: str) -> str:
+    """Returns the text of a header value that is UTF-8, because all header values are decoded as Latin-1."""
+    try:
+        return value.encode("latin-1").decode()
+    except ValueError:
+        return value

@@ -24,7 +24,7 @@ CLIENT_PREFIX: Final = b"x-llm-d-"  # the prefix of client headers
 OLDER_CLIENT_PREFIX: Final = b"x-gateway-"  # the prefix of their older names
 FAIRNESS: Final = b"-inference-fairness-id"  # the suffix of both names of this header
 OBJECTIVE: Final = b"-inference-objective"  # the suffix of both names of this header
-TTL: Final = client_headers.TTL_MS[0].encode()
+TTL: Final = b"-ttl"  # a part of the names of both headers with a TTL
 
 Rewrite = Callable[[str], str | None]
 PriorityOf = Callable[[Mapping[str, str]], int]
@@ -65,8 +65,8 @@ class Intake:
             request.wishes = True
             if headers.mentions(FAIRNESS):
                 request.fairness_id = client_headers.fairness_id(headers) or DEFAULT_FLOW
-            if headers.mentions(TTL) and (ttl_ms := client_headers.ttl_ms(headers)) is not None:
-                request.ttl_s = ttl_ms / 1000.0
+            if headers.mentions(TTL):
+                request.ttl_s = client_headers.ttl_s(headers)
         return request
 
     def _parsed(

@@ -111,10 +111,13 @@ def _plugin(name: str, assembly: Assembly) -> dict[str, Any]:
 
 def _flow_section(plan: FlowPlan) -> dict[str, Any]:
     """Returns the section `flowControl`, without the saturation detector."""
+    bands = (*plan.bands, plan.template, *filter(None, (plan.negative_template,)))
+    # A TTL that a configuration gives bounds those of all bands. If a band's is longer, it is the default, which bounds none.
+    bounds = all(band.request_ttl_s is None or band.request_ttl_s <= plan.request_ttl_s for band in bands)
     section: dict[str, Any] = {
         "maxBytes": plan.max_bytes,
         "maxRequests": plan.max_requests,
-        "defaultRequestTTL": duration(plan.request_ttl_s),
+        **({"defaultRequestTTL": duration(plan.request_ttl_s)} if bounds else {}),
         "noEndpointRequestTTL": duration(plan.no_endpoint_ttl_s),
         "defaultPriorityBand": _band_section(plan.template),
     }

@@ -105,6 +105,7 @@ class _Planner:
         usage = self.policy(entry.usage_limit, USAGE_LIMIT, UsageLimitPolicy, f"{FLOW}.usageLimitPolicyPluginRef")
         eviction_filter, eviction_order = self.eviction()
         self.count_bands()
+        no_endpoint_ttl = entry.ttl_without_endpoint or entry.ttl
         if not self.complete or template is None or usage is None or detector is None:
             return None
         return FlowPlan(
@@ -113,8 +114,8 @@ class _Planner:
             negative_template=negative,
             max_requests=int(entry.requests_max.value) if entry.requests_max else 0,
             max_bytes=int(entry.bytes_max.value) if entry.bytes_max else 0,
-            request_ttl_s=_ttl(entry.ttl, TTL_S),
-            no_endpoint_ttl_s=_ttl(entry.ttl_without_endpoint or entry.ttl, TTL_S),
+            request_ttl_s=TTL_S if entry.ttl is None else _ttl(entry.ttl),
+            no_endpoint_ttl_s=TTL_S if no_endpoint_ttl is None else _ttl(no_endpoint_ttl),
             detector=detector,
             usage_limits=usage,
             eviction=entry.eviction,
@@ -139,7 +140,7 @@ class _Planner:
             priority=entry.priority,
             max_requests=_limit(entry.requests_max, BAND_REQUESTS),
             max_bytes=_limit(entry.bytes_max, BAND_BYTES),
-            request_ttl_s=_ttl(entry.ttl, TTL_S) if entry.ttl is not None else None,
+            request_ttl_s=min(_ttl(entry.ttl), _ttl(self.entry.ttl)) if entry.ttl is not None else None,
             queue=queue,
             ordering=ordering,
             fairness=fairness,
@@ -220,10 +221,9 @@ def _limit(amount: Amount | None, default: int) -> int:
     return int(amount.value) if amount is not None and amount.value >= 1 else default
 
 
-def _ttl(amount: Amount | None, default: float) -> float:
-    if amount is None:
-        return default
-    return amount.value or math.inf
+def _ttl(amount: Amount | None) -> float:
+    """Returns a TTL in seconds; infinite if it is 0 or not given, because neither is a limit."""
+    return (amount.value if amount is not None else 0.0) or math.inf
 
 
 def words(capabilities: Capability) -> str:

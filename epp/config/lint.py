@@ -6,6 +6,7 @@ Warnings about unused plugins are in `epp.config.wiring_checks`.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import msgspec
@@ -315,12 +316,20 @@ def _lint_limits(flow: FlowControlEntry, findings: Findings, surroundings: Surro
                 why = f"{band.what}.{field} {limit.value:.0f} is above flowControl.{field} {total.value:.0f}"
                 findings.warning(limit.place, "limit-above-total", why, f"lower it, or raise flowControl.{field}")
         _lint_body_limit(band.bytes_max, f"{band.what}.maxBytes", findings, surroundings)
+        if band.ttl is not None and flow.ttl is not None and 0 < flow.ttl.value < (band.ttl.value or inf):
+            why = f"{band.what}.defaultRequestTTL {_ttl(band.ttl)} is above flowControl.defaultRequestTTL {_ttl(flow.ttl)}"
+            hint = "lower it, or raise or remove flowControl.defaultRequestTTL"
+            findings.warning(band.ttl.place, "limit-above-total", why, hint)
         if band.displacement is not None and band.displacement.name != DISPLACEMENT and not bounded:
             why = f"{band.what}.displacementPolicyRef has no effect: requests give way at a limit over all bands, and there is none"
             findings.warning(
                 band.displacement.place, "no-effect", why, "set flowControl.maxRequests or flowControl.maxBytes"
             )
     _lint_body_limit(flow.bytes_max, "flowControl.maxBytes", findings, surroundings)
+
+
+def _ttl(limit: Amount) -> str:
+    return f"{limit.value:g}s" if limit.value else "0s (no limit)"
 
 
 def _lint_body_limit(limit: Amount | None, what: str, findings: Findings, surroundings: Surroundings) -> None:

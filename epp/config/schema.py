@@ -137,7 +137,10 @@ class Band(_Form):
         None
     )
     default_request_ttl: Annotated[
-        Duration | None, Meta(description="How long a request may wait. Default: as in flowControl; 0s: no limit.")
+        Duration | None,
+        Meta(
+            description="How long a request may wait, at most as long as in flowControl. Default: as there; 0s: no limit of its own."
+        ),
     ] = msgspec.field(default=None, name="defaultRequestTTL")
     queue_ref: Annotated[
         str | None,

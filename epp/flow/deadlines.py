@@ -4,8 +4,9 @@ There are two *regimes*. While the pool has endpoints, the request TTL is in for
 is in force. A TTL runs from the arrival or from the last change of the regime, whichever is later, so that a pool that comes back
 gives each request a full TTL. The total wait is at most the longer TTL plus `GRACE_S`.
 
-The request TTL is the band's, or else the global one. A request can ask for a shorter TTL, never for a longer one. A shorter TTL that
-a request asks for applies in both regimes.
+The request TTL is the band's, or else the global one. A global TTL that the configuration gives also bounds the bands'
+(`epp.config.flow_assembly`). A request can ask for a shorter TTL, never for a longer one. A shorter TTL that a request asks for applies in
+both regimes.
 
 Each regime has a heap of (earliest possible end, number, entry). The end of an entry's TTL can only move to a later time. An entry that
 reaches the top before its TTL has ended is pushed again with its present end. So a change of the regime need not touch the entries. A

@@ -185,12 +185,21 @@ def test_a_small_tenant_does_not_wait_for_all_requests_of_a_big_one(plain: Site)
     asyncio.run(run())
 
 
-def test_a_request_that_exceeds_its_ttl_is_refused_with_retry_after(plain: Site) -> None:
+@pytest.mark.parametrize(
+    "ttl",
+    [
+        {"x_llm_d_inference_ttl": "100ms"},
+        {"x_llm_d_request_ttl_ms": 100},
+        {"x_llm_d_inference_ttl": "1h", "x_llm_d_request_ttl_ms": 100},
+        {"x_llm_d_inference_ttl": "0.1s", "x_llm_d_request_ttl_ms": "never"},
+    ],
+)
+def test_a_request_that_exceeds_its_ttl_is_refused_with_retry_after(plain: Site, ttl: dict[str, Any]) -> None:
     async def run() -> None:
         async with Clients(plain) as clients:
             clients.ask("held", tokens=HELD)
             await clients.served(1)
-            clients.ask("short", headers={"x_llm_d_request_ttl_ms": 100})
+            clients.ask("short", headers=ttl)
             (answer,) = await clients.answers("short")
             assert answer.status == 429
             assert answer.headers[REASON] == "rejected-ttl-expired"

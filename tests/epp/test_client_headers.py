@@ -37,12 +37,34 @@ def test_an_objective_has_the_form_of_a_kubernetes_object_name(value: str, read:
 @pytest.mark.parametrize(
     ("value", "read"),
     [
-        ("1", 1), ("250", 250), ("0", None), ("-5", None), ("", None), ("1.5", None), ("1e3", None), ("٣", None),
-        ("9" * 12, ch.TTL_MS_MAX), ("9" * 5000, ch.TTL_MS_MAX), ("00", None), (" 5", None),
+        ("1", 0.001), ("250", 0.25), ("0", None), ("-5", None), ("", None), ("1.5", None), ("1e3", None), ("٣", None),
+        ("9" * 12, ch.TTL_S_MAX), ("9" * 5000, ch.TTL_S_MAX), ("00", None), (" 5", None), ("2s", None),
     ],
 )  # fmt: skip
-def test_a_time_to_live_is_a_capped_whole_number_of_milliseconds(value: str, read: int | None) -> None:
-    assert ch.ttl_ms({ch.TTL_MS[0]: value}) == read
+def test_a_time_to_live_in_milliseconds_is_a_capped_whole_number(value: str, read: float | None) -> None:
+    assert ch.ttl_s({ch.TTL_MS: value}) == read
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("2s", 2.0), ("1500ms", 1.5), ("1m30s", 90.0), ("1.5h", ch.TTL_S_MAX), ("+2s", 2.0), (".5s", 0.5), ("90m", ch.TTL_S_MAX),
+        ("500us", 0.0005), ("500\u00c2\u00b5s", 0.0005), ("0", None), ("0s", None), ("-2s", None), ("", None), ("2", None),
+        ("2 s", None), ("s", None), ("two", None), ("nan", None), ("inf", None), ("9" * 400 + "s", None), ("1h" * 400, None),
+    ],
+)  # fmt: skip
+def test_a_time_to_live_is_a_capped_go_duration(value: str, read: float | None) -> None:
+    assert ch.ttl_s({ch.TTL: value}) == (read if read is None else pytest.approx(read))
+
+
+@pytest.mark.parametrize(
+    ("duration", "milliseconds", "read"),
+    [("2s", "3000", 2.0), ("2s", "1000", 1.0), ("bad", "1000", 1.0), ("2s", "bad", 2.0), ("bad", "bad", None)],
+)
+def test_of_two_times_to_live_the_shorter_valid_one_counts(
+    duration: str, milliseconds: str, read: float | None
+) -> None:
+    assert ch.ttl_s({ch.TTL: duration, ch.TTL_MS: milliseconds}) == read
 
 
 @pytest.mark.parametrize(
@@ -61,7 +83,7 @@ def test_no_value_raises_except_an_invalid_model_name(value: str) -> None:
     headers = {name: value for names in ch.GROUPS.values() for name in names}
     assert len(ch.fairness_id(headers)) <= ch.FAIRNESS_CHARS_MAX
     assert len(ch.objective(headers)) <= ch.OBJECTIVE_CHARS_MAX
-    assert (ch.ttl_ms(headers) or 1) in range(1, ch.TTL_MS_MAX + 1)
+    assert 0.0 < (ch.ttl_s(headers) or 1.0) <= ch.TTL_S_MAX
     assert math.isfinite(ch.slo_ms(headers, ch.TPOT_SLO_MS))
     try:
         assert len(ch.model_rewrite(headers) or "") <= ch.MODEL_CHARS_MAX

@@ -59,6 +59,25 @@ def test_a_ttl_of_0s_is_infinite_and_the_ttl_without_endpoints_defaults_to_the_o
     assert made.band(1).request_ttl_s == math.inf
 
 
+@pytest.mark.parametrize(
+    ("of_all", "of_band", "expected"),
+    [
+        ("30s", "5s", 5.0), ("30s", "300s", 30.0), ("30s", "0s", 30.0), ("0s", "300s", 300.0), ("0s", "0s", math.inf),
+        (None, "300s", 300.0), (None, "5s", 5.0), (None, "0s", math.inf), ("30s", None, None), (None, None, None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["priorityBands: [{priority: 1, %s}]", "defaultPriorityBand: {%s}"])
+def test_a_bands_ttl_is_bounded_by_a_global_one_that_is_given(
+    of_all: str | None, of_band: str | None, expected: float | None, where: str
+) -> None:
+    given = [where % ("maxRequests: 7" if of_band is None else f"defaultRequestTTL: {of_band}")]
+    loaded = config(", ".join([*given, *([] if of_all is None else [f"defaultRequestTTL: {of_all}"])]))
+    for flow in (loaded.flow, load(loaded.as_yaml(), "effective.yaml").flow):
+        assert flow is not None
+        assert flow.band(1).request_ttl_s == expected
+        assert duration(flow.request_ttl_s) == (of_all or "60s")
+
+
 def test_bands_that_are_not_configured_are_made_from_the_templates() -> None:
     made = plan(
         "defaultPriorityBand: {maxRequests: 7}, defaultNegativePriorityBand: {maxRequests: 3}, "

@@ -230,6 +230,26 @@ def test_a_limit_on_waiting_bytes_above_the_container_s_memory_gets_a_warning(
     )
 
 
+def test_a_bands_ttl_above_the_global_one_is_warned_of_at_its_line() -> None:
+    text = """\
+featureGates: [flowControl]
+flowControl:
+  defaultRequestTTL: 30s
+  priorityBands:
+  - {priority: 1, defaultRequestTTL: 30s}
+  - priority: -1
+    defaultRequestTTL: 5m
+  - {priority: -2, defaultRequestTTL: 0s}
+"""
+    found = [w for w in warned(text) if w.rule == "limit-above-total"]
+    assert [w.line for w in found] == [7, 8]
+    of_band = "flowControl.priorityBands[%d].defaultRequestTTL %s is above flowControl.defaultRequestTTL 30s"
+    assert [w.message for w in found] == [of_band % (1, "300s"), of_band % (2, "0s (no limit)")]
+    assert {w.hint for w in found} == {"lower it, or raise or remove flowControl.defaultRequestTTL"}
+    for no_limit in ("defaultRequestTTL: 0s", "maxRequests: 10"):
+        assert "limit-above-total" not in rules(text.replace("  defaultRequestTTL: 30s", f"  {no_limit}", 1))
+
+
 def test_a_detector_without_a_step_gets_a_warning() -> None:
     text = detector("1s")
     assert "one-by-one" not in rules(text), "flow control is off"
