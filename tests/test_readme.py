@@ -17,7 +17,7 @@ from epp.guard import VIOLATIONS
 from epp.metrics import PREFIX
 from epp.metrics.catalogue import TAKEN
 from loadtest import sim
-from workers.cli import COMMANDS, main
+from workers.cli import EARLIER, PICKER, commands, main
 from workers.cli.flags import Flag
 from workers.host.options import PASSWORD_VARIABLE
 
@@ -28,7 +28,8 @@ PACKAGES = ("deploy", "docs", "epp", "loadtest", "shm", "tests", "workers")
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})/[\w./-]*\w/?")
 MODULE = re.compile(r"python -m ((?:shm|tests|workers|loadtest)[\w.]*)")
 TARGET = re.compile(r"\bmake ([a-z][a-z0-9-]*)")
-COMMAND = re.compile(r"(?<![\w./-])epp ([a-z]+)\b([^`\n|;#]*)")
+GROUPS = "|".join(name for name, entry in PICKER.items() if entry.commands)
+COMMAND = re.compile(rf"(?<![\w./-])epp ((?:(?:{GROUPS}) )?[a-z]+)\b([^`\n|;#]*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 VARIABLE = re.compile(r"\bEPP_[A-Z0-9_]+")
 METRIC = re.compile(rf"\b{PREFIX}\w*")
@@ -78,16 +79,27 @@ def code(page: Path) -> Iterator[str]:
     yield from SPAN.findall(FENCE.sub("", text))
 
 
+def command(name: str) -> click.Command:
+    """Returns a command of `epp` by its name, as `config check`."""
+    found: click.Command = main
+    for part in name.split():
+        assert isinstance(found, click.Group)
+        known = found.get_command(click.Context(found), part)
+        assert known is not None
+        found = known
+    return found
+
+
 def options(name: str) -> set[str]:
-    """Returns the flags of one `epp` command and its subcommands."""
-    command = main.get_command(click.Context(main), name)
-    assert command is not None
-    parts = [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
-    params = [param for part in parts for param in part.params]
-    return {opt for param in params for opt in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
+    """Returns the flags of one `epp` command."""
+    return {opt for param in command(name).params for opt in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
 
 
-OPTIONS = {name: options(name) for name in COMMANDS}
+NAMES = [name for name, _ in commands()]
+OPTIONS = {name: options(name) for name in (*NAMES, *EARLIER)} | {
+    "record": options("record start"),
+    "config": {"--help"},
+}
 OPTIONS["sim"] = {
     flag for action in sim.parser()._actions for flag in action.option_strings
 }  # its arguments go to loadtest
@@ -96,12 +108,10 @@ ANY_OPTION = set.union(*OPTIONS.values(), {"--version"})
 
 def variables() -> set[str]:
     """Returns the environment variables of all flags, and those that no flag has."""
-    commands = [main.get_command(click.Context(main), name) for name in COMMANDS]
     return {COMPILED, PASSWORD_VARIABLE} | {
         variable
-        for command in commands
-        if command is not None
-        for param in command.params
+        for name in NAMES
+        for param in command(name).params
         if isinstance(param, Flag)
         for variable in param.variables
     }
@@ -149,7 +159,7 @@ def test_make_targets_in_it_exist(page: Path) -> None:
 def test_commands_and_flags_in_it_exist(page: Path) -> None:
     for text in code(page):
         for name, arguments in COMMAND.findall(text):
-            assert name in COMMANDS, text
+            assert name in OPTIONS, text
             flags = FLAG.findall(arguments.partition(" -- ")[0])
             assert set(flags) <= OPTIONS[name], text
         assert set(FLAG.findall(text)) <= ANY_OPTION | FOREIGN_FLAGS, text

@@ -4,7 +4,7 @@ import re
 
 import click
 
-from workers.cli import COMMANDS, main
+from workers.cli import commands, main
 
 _FILES = (
     ("/dev/shm/epp-*", "Shared memory of a running picker. It removes these at its end."),
@@ -29,8 +29,8 @@ def page() -> str:
     lines += [".SH SYNOPSIS", ".B epp", r"[\-\-version] [\-\-help]", ".I command", "[options]"]
     lines += [".SH DESCRIPTION", text(main.help or "")]
     lines += [".SH COMMANDS"]
-    for name in COMMANDS:
-        lines += command(name, parent)
+    for name, help_line in commands():
+        lines += command(name, help_line, parent)
     for title, pairs in (("EXIT STATUS", _EXITS), ("FILES", _FILES)):
         lines += [
             f".SH {title}",
@@ -39,11 +39,15 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def command(name: str, parent: click.Context) -> list[str]:
-    """Returns the lines of one command with its options."""
-    found = main.get_command(parent, name)
-    assert found is not None
-    lines = [f".SS epp {name}", text(COMMANDS[name])]
+def command(name: str, help_line: str, parent: click.Context) -> list[str]:
+    """Returns the lines of one command with its options. `name`: as `config check`."""
+    found: click.Command = main
+    for part in name.split():
+        assert isinstance(found, click.Group)
+        known = found.get_command(parent, part)
+        assert known is not None
+        found = known
+    lines = [f".SS epp {name}", text(help_line)]
     context = click.Context(found, info_name=name, parent=parent)
     for option in found.get_params(context):
         if record := option.get_help_record(context):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.deploy import man
 from tests.deploy.renderers import ROOT
-from workers.cli import COMMANDS
+from workers.cli import commands
 
 UNIT = ROOT / "deploy/systemd/endpoint-picker.service"
 EXPOSURE_MAX = 20  # tenths; `systemd-analyze security` calls less than 2.0 OK
@@ -34,7 +34,7 @@ def test_the_unit_waits_longer_than_the_drain_and_does_not_repeat_a_wrong_config
 
 def test_the_man_page_has_every_command_and_no_unescaped_line() -> None:
     lines = man.page().splitlines()
-    assert [line for line in lines if line.startswith(".SS")] == [f".SS epp {name}" for name in COMMANDS]
+    assert [line for line in lines if line.startswith(".SS")] == [f".SS epp {name}" for name, _ in commands()]
     assert {line.split()[0] for line in lines if line.startswith(".")} == {".TH", ".SH", ".SS", ".TP", ".B", ".I"}
 
 
@@ -51,5 +51,5 @@ def test_shells_complete_commands(shell: str) -> None:
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60).stdout
 
     assert "_EPP_COMPLETE" in asked("source")
-    words = {"COMP_WORDS": "epp che", "COMP_CWORD": "che" if shell == "fish" else "1"}
-    assert "check" in asked("complete", **words)
+    words = {"COMP_WORDS": "epp conf", "COMP_CWORD": "conf" if shell == "fish" else "1"}
+    assert "config" in asked("complete", **words)

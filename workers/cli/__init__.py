@@ -1,4 +1,4 @@
-"""The `epp` command: one file per subcommand, imported when it is called.
+"""The `epp` command: one file or folder per command, imported when it is called.
 
 So `epp check` starts without the modules that `epp serve` needs, and a missing extra breaks only the command that needs it.
 May import: supervisor and all below it. Imported by: __main__ and the installed command.
@@ -12,54 +12,106 @@ import contextlib
 import errno
 import importlib
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import click
 
 from compiled.finder import choose
 from workers.host.build import SHORT, commit, version
 
-COMMANDS: Mapping[str, str] = {
-    "serve": "Run the picker.",
-    "sim": "Run simulated model servers.",
-    "demo": "Run the picker with simulated model servers, Envoy and traffic.",
-    "doctor": "Find what is wrong with a picker, its servers and its gateway.",
-    "check": "Check a configuration; print the effective one.",
-    "plugins": "List the plugin types, their parameters and defaults.",
-    "schema": "Print a JSON Schema of the configuration file, for editors.",
-    "explain": "Explain a decision: of a running picker, or offline.",
-    "record": "Record a running picker's traffic, without prompts; export recordings.",
-    "replay": "Replay a recording under other configurations, in virtual time.",
-    "tune": "Find weights and parameters that serve recorded traffic better.",
-    "reload": "Load a running picker's configuration again, without losing a request.",
-    "try": "Try a configuration in a running picker, beside the one in force.",
-    "promote": "Put the configuration in force that a running picker tries.",
-    "rollback": "End a trial, or go back to the configuration before.",
-    "top": "Show a running picker's endpoints, workers and prefix index.",
-    "size": "Size a picker: cores, memory and flags for a load.",
-    "manifests": "Print the Kubernetes objects that install a picker.",
+
+class Entry(NamedTuple):
+    """One command, or a group of commands.
+
+    `module`: where its `command` is; "" for a group. `extra`: the extra of the distribution that it needs. `commands`: those of a group.
+    `usual`: the command of a group that runs without its name.
+    """
+
+    help: str
+    module: str = ""
+    extra: str = ""
+    commands: Mapping[str, "Entry"] = {}
+    usual: str = ""
+
+
+_CONFIG: Final[Mapping[str, Entry]] = {
+    "check": Entry("Check a configuration; print the effective one.", "workers.cli.check"),
+    "plugins": Entry("List the plugin types, or describe one.", "workers.cli.plugins"),
+    "schema": Entry("Print a JSON Schema of the configuration file, for editors.", "workers.cli.schema"),
+    "reload": Entry("Load a running picker's configuration again, without losing a request.", "workers.cli.reload"),
+    "try": Entry("Try a configuration in a running picker, beside the one in force.", "workers.cli.tryout"),
+    "promote": Entry("Put the configuration in force that a running picker tries.", "workers.cli.promote"),
+    "rollback": Entry("End a trial, or go back to the configuration before.", "workers.cli.rollback"),
 }
-MODULES: Mapping[str, str] = (
-    {name: f"workers.cli.{name}" for name in COMMANDS}
-    | {name: f"workers.cli.{name}.command" for name in ("demo", "doctor", "top", "manifests", "replay", "tune")}
-    | {"try": "workers.cli.tryout"}
-)
+_RECORD: Final[Mapping[str, Entry]] = {
+    "start": Entry("Record the requests of a running picker, without prompts.", "workers.cli.record", "record"),
+    "export": Entry("Export the requests of a recording.", "workers.cli.export", "record"),
+    "replay": Entry(
+        "Replay a recording under other configurations, in virtual time.", "workers.cli.replay.command", "record"
+    ),
+    "tune": Entry(
+        "Find weights and parameters that serve recorded traffic better.", "workers.cli.tune.command", "analysis"
+    ),
+}
+PICKER: Final[Mapping[str, Entry]] = {
+    "serve": Entry("Run the picker.", "workers.cli.serve"),
+    "doctor": Entry(
+        "Find what is wrong with a picker, its servers and its gateway.", "workers.cli.doctor.command", "kv-events"
+    ),
+    "top": Entry("Show a running picker's endpoints, workers and prefix index.", "workers.cli.top.command", "top"),
+    "explain": Entry("Explain a decision: of a running picker, or offline.", "workers.cli.explain"),
+    "config": Entry("Check configurations; change that of a running picker.", commands=_CONFIG),
+    "record": Entry("Record traffic; replay it under other configurations.", commands=_RECORD, usual="start"),
+    "manifests": Entry("Print the Kubernetes objects that install a picker.", "workers.cli.manifests.command"),
+}
+LABORATORY: Final[Mapping[str, Entry]] = {
+    "demo": Entry(
+        "Run the picker with simulated model servers, Envoy and traffic.", "workers.cli.demo.command", "demo"
+    ),
+    "sim": Entry("Run simulated model servers.", "workers.cli.sim"),
+    "size": Entry("Size a picker: cores, memory and flags for a load.", "workers.cli.size"),
+}
+# Earlier names of commands, which work until version 0.4.
+EARLIER: Final[Mapping[str, tuple[str, str]]] = {
+    **{name: ("config", name) for name in _CONFIG},
+    "replay": ("record", "replay"),
+    "tune": ("record", "tune"),
+}
 DISTRIBUTION = "endpoint-picker"
-EXTRAS: Mapping[str, str] = {
-    "demo": "[demo]",
-    "record": "[record]",
-    "replay": "[record]",
-    "tune": "[analysis]",
-    "top": "[top]",
-    "doctor": "[kv-events]",
-}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk; without a file name, they concern the output
 OWN_PACKAGES = frozenset(("epp", "shm", "workers"))
 
 
-class LazyGroup(click.Group):
-    """Lists commands by name and imports `workers.cli.<name>` only when that command is called."""
+class Group(click.Group):
+    """A group of commands whose modules are imported when they are called. Lists commands in sections: title -> name -> entry."""
+
+    def __init__(self, *, sections: Mapping[str, Mapping[str, Entry]], usual: str = "", **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._sections = sections
+        self._usual = usual
+        self._entries = {name: entry for section in sections.values() for name, entry in section.items()}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._entries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = self._entries.get(cmd_name)
+        return None if entry is None else _loaded(cmd_name, entry)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self._usual and (not args or (args[0].startswith("-") and not {*args} & {*ctx.help_option_names})):
+            args = [self._usual, *args]
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, entries in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, entry.help) for name, entry in entries.items()])
+
+
+class Main(Group):
+    """The command `epp`. It also knows the earlier names of commands."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
@@ -73,27 +125,39 @@ class LazyGroup(click.Group):
         finally:
             drop_unwritable()
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        try:
-            module = importlib.import_module(MODULES[cmd_name])
-        except ModuleNotFoundError as error:
-            module_name = error.name or str(error)
-            if module_name == MODULES[cmd_name]:
-                raise click.ClickException(f"'epp {cmd_name}' is not part of this installation") from error
-            if module_name.partition(".")[0] in OWN_PACKAGES:
-                raise
-            raise missing(cmd_name, module_name) from error
-        command: click.Command = module.command
-        return command
+        if cmd_name not in EARLIER:
+            return super().get_command(ctx, cmd_name)
+        group, name = EARLIER[cmd_name]
+        if sys.stderr is not None and sys.stderr.isatty():
+            click.echo(f"epp {cmd_name} is epp {group} {name} now; the earlier name works until version 0.4", err=True)
+        return _loaded(cmd_name, PICKER[group].commands[name])
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Yields the name of each command, as `config check`, and its help line."""
+    for name, entry in (*PICKER.items(), *LABORATORY.items()):
+        if not entry.commands:
+            yield name, entry.help
+        for part, each in entry.commands.items():
+            yield f"{name} {part}", each.help
+
+
+def _loaded(name: str, entry: Entry) -> click.Command:
+    """Imports a command. Raises ClickException if this installation lacks it, or a module that it needs."""
+    if entry.commands:
+        return Group(name=name, help=entry.help, sections={"Commands": entry.commands}, usual=entry.usual)
+    try:
+        module = importlib.import_module(entry.module)
+    except ModuleNotFoundError as error:
+        module_name = error.name or str(error)
+        if module_name == entry.module:
+            raise click.ClickException(f"'epp {name}' is not part of this installation") from error
+        if module_name.partition(".")[0] in OWN_PACKAGES:
+            raise
+        raise missing(name, module_name, entry.extra) from error
+    command: click.Command = module.command
+    return command
 
 
 def drop_unwritable() -> None:
@@ -109,11 +173,11 @@ def drop_unwritable() -> None:
             os.close(null)
 
 
-def missing(command_name: str, module: str) -> click.ClickException:
-    """Returns the error for a command that needs a Python module which is not installed."""
+def missing(command_name: str, module: str, extra: str) -> click.ClickException:
+    """Returns the error for a command that needs a Python module which is not installed. `extra`: the extra that has it; "": none."""
     return click.ClickException(
         f"'epp {command_name}' needs the Python module {module}, which is not installed; "
-        f"run pip install '{DISTRIBUTION}{EXTRAS.get(command_name, '')}'"
+        f"run pip install '{DISTRIBUTION}{f'[{extra}]' if extra else ''}'"
     )
 
 
@@ -125,7 +189,11 @@ def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Main,
+    sections={"The picker": PICKER, "The laboratory": LABORATORY},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,

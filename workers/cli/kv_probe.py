@@ -100,7 +100,7 @@ def _read(host: str, port: int, replay_port: int, wanted: Wanted, timeout_s: flo
 
         from workers.kv_events.sockets import ReplayRequest, Subscription, tcp
     except ModuleNotFoundError as error:
-        raise missing("doctor", error.name or "zmq") from error
+        raise missing("doctor", error.name or "zmq", "kv-events") from error
     _reach(host, port, "the event port", "compare it with the port of the server's kv-events-config")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     heard = Heard(wanted)

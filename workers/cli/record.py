@@ -1,14 +1,12 @@
-"""`epp record`: records the traffic of a running picker, and exports recordings."""
+"""`epp record start`: records the traffic of a running picker."""
 
 import os
 import time
 import uuid
-from pathlib import Path
 from typing import Final
 
 import click
 
-from epp.recording.trace import requests
 from shm import observe
 from shm.segment import SegmentError
 from workers.cli import which
@@ -21,7 +19,7 @@ SECONDS_MAX: Final = 7 * 86_400
 LATE_S: Final = 10.0  # a recording that has not ended this long after its time has lost its supervisor
 
 
-@click.group("record", invoke_without_command=True)
+@click.command("start")
 @click.option(
     "--seconds",
     type=click.FloatRange(1, SECONDS_MAX),
@@ -43,18 +41,13 @@ LATE_S: Final = 10.0  # a recording that has not ended this long after its time 
 )
 @flag("instance", str, "", "Record the picker on this machine with this name, whatever its ports are.")
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
-@click.pass_context
-def command(
-    ctx: click.Context, seconds: float, folder: str, metrics_port: int | None, instance: str, run_dir: str
-) -> None:
+def command(seconds: float, folder: str, metrics_port: int | None, instance: str, run_dir: str) -> None:
     """Record the requests of a running picker on this machine: sizes, hashes, decisions and outcomes, but no prompts.
 
     A picker with --record-dir records all the time. Run `epp record export` to read a recording with other tools.
 
     Exit code 0: recorded; 1: no such picker, or it cannot record.
     """
-    if ctx.invoked_subcommand is not None:
-        return
     try:
         name = which.find(run_dir, metrics_port, instance).name
     except SegmentError as refused:
@@ -114,34 +107,3 @@ def _followed(run_dir: str, name: str, state: asks.State, until: float) -> asks.
         time.sleep(LOOK_S)
         state = asks.told(run_dir, name, state.id) or state
     return state
-
-
-@command.command("export")
-@click.argument("trace")
-@click.option("--parquet", default="", help="Write a Parquet file with one row per request.")
-@click.option("--jsonl", default="", help="Write one JSON object per request and line (- for standard output).")
-def export(trace: str, parquet: str, jsonl: str) -> None:
-    """Export the requests of a recording: TRACE is a file or a folder.
-
-    Exit code 0: exported; 1: the recording cannot be read, or a package is missing.
-    """
-    from workers.shared.recording.export import to_jsonl, to_parquet
-    from workers.shared.recording.reader import batches_of
-    from workers.shared.recording.unreadable import Unreadable
-
-    if bool(parquet) == bool(jsonl):
-        raise click.UsageError("give one of --parquet and --jsonl")
-
-    def say(problem: str) -> None:
-        click.echo(f"warning: {problem}", err=True)
-
-    try:
-        found = requests(batches_of(trace, say))
-        if parquet:
-            count = to_parquet(found, Path(parquet))
-        else:
-            with click.open_file(jsonl, "wb") as out:
-                count = to_jsonl(found, out.write)
-    except Unreadable as problem:
-        raise click.ClickException(str(problem)) from problem
-    click.echo(f"{count} requests", err=True)

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from epp.config.findings import ERRORS, WARNINGS
 from epp.config.load import load
-from workers.cli import COMMANDS, main
+from workers.cli import EARLIER, LABORATORY, PICKER, main
 from workers.cli import configuration as configuration_module
 from workers.cli.configuration import check_endpoints, load_config, with_one_worker
 from workers.cli.flags import BadConfiguration
@@ -292,7 +292,22 @@ def test_a_bad_configuration_ends_serve_with_all_errors() -> None:
 def test_help_lists_all_commands() -> None:
     result = CliRunner().invoke(main, ["--help"])
     assert result.exit_code == 0
-    assert all(f"  {name} " in result.stdout for name in COMMANDS)
+    picker, _, laboratory = result.stdout.partition("The laboratory:")
+    assert all(f"  {name} " in picker for name in PICKER)
+    assert all(f"  {name} " in laboratory for name in LABORATORY)
+
+
+@pytest.mark.parametrize("earlier", EARLIER)
+def test_an_earlier_name_of_a_command_still_works(earlier: str) -> None:
+    said = CliRunner().invoke(main, [earlier, "--help"]).stdout
+    now = CliRunner().invoke(main, [*EARLIER[earlier], "--help"]).stdout
+    assert said.splitlines()[1:] == now.splitlines()[1:] != []
+
+
+def test_record_without_a_command_records() -> None:
+    refused = CliRunner().invoke(main, ["record", "--seconds=5", "--instance=none", "--run-dir=/nowhere"])
+    assert (refused.exit_code, "no instance in /nowhere" in refused.stderr) == (1, True)
+    assert "replay" in CliRunner().invoke(main, ["record", "--help"]).stdout
 
 
 def test_objects_are_checked_with_the_configuration(tmp_path: Path) -> None:

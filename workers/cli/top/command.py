@@ -132,7 +132,7 @@ def _print_tables(looks: Looks, once: bool) -> str:
 
         from workers.cli.top.view import screen
     except ModuleNotFoundError as error:
-        raise missing("top", error.name or str(error)) from error
+        raise missing("top", error.name or str(error), "top") from error
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH

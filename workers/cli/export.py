@@ -1,0 +1,37 @@
+"""`epp record export`: exports recordings for other tools."""
+
+from pathlib import Path
+
+import click
+
+from epp.recording.trace import requests
+from workers.shared.recording.export import to_jsonl, to_parquet
+from workers.shared.recording.reader import batches_of
+from workers.shared.recording.unreadable import Unreadable
+
+
+@click.command("export")
+@click.argument("trace")
+@click.option("--parquet", default="", help="Write a Parquet file with one row per request.")
+@click.option("--jsonl", default="", help="Write one JSON object per request and line (- for standard output).")
+def command(trace: str, parquet: str, jsonl: str) -> None:
+    """Export the requests of a recording: TRACE is a file or a folder.
+
+    Exit code 0: exported; 1: the recording cannot be read, or a package is missing.
+    """
+    if bool(parquet) == bool(jsonl):
+        raise click.UsageError("give one of --parquet and --jsonl")
+
+    def say(problem: str) -> None:
+        click.echo(f"warning: {problem}", err=True)
+
+    try:
+        found = requests(batches_of(trace, say))
+        if parquet:
+            count = to_parquet(found, Path(parquet))
+        else:
+            with click.open_file(jsonl, "wb") as out:
+                count = to_jsonl(found, out.write)
+    except Unreadable as problem:
+        raise click.ClickException(str(problem)) from problem
+    click.echo(f"{count} requests", err=True)
