@@ -38,6 +38,7 @@ METRICS_PORT = 9090
 SILENT_S = 5.0
 NAMED_MAX = 8
 LANES = "lanes"
+SECRET = "secret"  # key of an instance's file
 
 Description = dict[str, Any]
 
@@ -65,6 +66,7 @@ class Seen(NamedTuple):
     segments: tuple[str, ...]
     started_at: float  # seconds since 1970
     life: Life
+    secret: str = ""  # the token for private pages of its metrics port
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}, metrics port {self.ports.get('metrics', 'unknown')}, {self.life.value})"
@@ -253,7 +255,15 @@ def _youngest_beat(names: Iterable[str], now: float) -> float | None:
 
 def _seen(file: Recorded) -> Seen:
     pid, names = int(file.info.get("pid", 0)), tuple(file.info["segments"])
-    return Seen(file.name, pid, file.info.get("ports", {}), names, file.written_at, life(pid, names, time.monotonic()))
+    return Seen(
+        file.name,
+        pid,
+        file.info.get("ports", {}),
+        names,
+        file.written_at,
+        life(pid, names, time.monotonic()),
+        file.info.get(SECRET, ""),
+    )
 
 
 def _listed(instances: list[Seen]) -> str:

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 pytest.importorskip("kubernetes_asyncio")
 from aiohttp import web
 
-from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, Picker, ask, completion, eventually
+from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, Picker, ask, completion, eventually, run
 from tests.workers.kube.fake import PODS, POOLS, FakeApi, pod, pool
 from workers.cli.demo.children import command_name, descendants, python
 from workers.cli.demo.ports import free_ports
@@ -103,8 +104,8 @@ def kubernetes() -> Iterator[HttpApi]:
     server.close()
 
 
-def following(cluster: Cluster, kubernetes: HttpApi, directory: Path) -> Picker:
-    """Starts a picker for the pool `pool`. Does not wait until it is ready."""
+def following(cluster: Cluster, kubernetes: HttpApi, directory: Path, **more: str) -> Picker:
+    """Starts a picker for the pool `pool`. `more`: further flags. Does not wait until it is ready."""
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -123,12 +124,25 @@ def following(cluster: Cluster, kubernetes: HttpApi, directory: Path) -> Picker:
         "secure-serving": "false",
         "metrics-endpoint-auth": "false",
         "run-dir": directory / "run",
+        **{name.replace("_", "-"): value for name, value in more.items()},
     }
     argv = ["env", f"KUBECONFIG={directory / 'kubeconfig'}", *python("workers", "serve")]
     child = cluster.children.start("picker", [*argv, *(f"--{name}={value}" for name, value in flags.items())])
     picker = Picker(child, grpc, health, metrics)
-    cluster.wait(child, lambda: "llm_d_epp" in picker.page())
+    cluster.wait(child, lambda: status(metrics, "/healthz") == 200)
     return picker
+
+
+def status(port: int, path: str) -> int:
+    """Returns the status of a page for a client on loopback without a token; 0 without an answer."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
 
 
 def known(picker: Picker) -> float:
@@ -173,3 +187,18 @@ def test_a_picker_waits_for_the_api_follows_it_and_keeps_its_endpoints_while_the
     kubernetes.start()
     assert eventually(lambda: known(picker) == 1)
     assert picker.ready()
+
+
+@pytest.mark.parametrize(("flag", "expected"), [("false", 401), ("true", 200)])
+def test_loopback_needs_a_token_for_private_pages_but_commands_beside_the_picker_do_not(
+    cluster: Cluster, kubernetes: HttpApi, tmp_path: Path, flag: str, expected: int
+) -> None:
+    kubernetes.start()
+    picker = following(cluster, kubernetes, tmp_path, metrics_endpoint_auth="true", debug_port_forward=flag)
+    found = {path: status(picker.metrics, path) for path in ("/debug/state", "/debug/decisions", "/ui")}
+    assert set(found.values()) == {expected}
+    assert status(picker.metrics, "/metrics") == 401
+    done = run(python("workers", "explain", f"--run-dir={tmp_path / 'run'}"))
+    assert "no decision was made yet" in done.stderr
+    done = run(python("workers", "doctor", f"--run-dir={tmp_path / 'run'}", "--json"))
+    assert "picker" in json.loads(done.stdout)["checked"], done.stdout

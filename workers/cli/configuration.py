@@ -203,6 +203,9 @@ def check_without_kubernetes(options: Options, place: str) -> None:
             "use --metrics-client-ca-file to require client certificates",
             err=True,
         )
+    if options.debug_port_forward:
+        why = f"endpoints come from {place}, so loopback needs no token"
+        click.echo(f"warning: --debug-port-forward has no effect: {why}", err=True)
 
 
 def check_discovery(options: Options, config: EffectiveConfig) -> None:

@@ -25,7 +25,7 @@ from workers.cli.configuration import (
 from workers.cli.explain_trace import found as found_in_trace
 from workers.cli.explain_trace import why_then, with_config
 from workers.cli.flags import PORT, BadConfiguration, Whole, WithArguments, flag
-from workers.cli.metrics_port import address, found, page, unusable
+from workers.cli.metrics_port import Port, at, found, unusable
 from workers.host.yaml_files import DiscoveryError
 from workers.kube.object_files import Folder
 from workers.kube.object_kinds import Found, merge
@@ -107,8 +107,8 @@ def command(
     if bool(trace) != bool(wanted_id):
         raise click.UsageError("a recorded decision needs both --trace and --id; a receipt is given without an option")
     if receipt:
-        port = address(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
-        _show_receipt(port, receipt, ca_file, as_json=as_json)
+        port = at(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
+        _show_receipt(port, receipt, as_json=as_json)
         return
     if trace:
         config = _config(config_file, allow_experimental_plugins, plugin_path) if config_file else None
@@ -119,8 +119,8 @@ def command(
         request = offline.OfflineRequest(path or inferred_path(body), _headers(headers), body)
         explanations = [_offline(config, request, endpoints_file, objects_dir)]
     else:
-        port = address(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
-        explanations = _live(port, request_id, count, ca_file)
+        port = at(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
+        explanations = _live(port, request_id, count)
     if as_json:
         click.echo(encoded(explanations), nl=False)
         return
@@ -130,17 +130,17 @@ def command(
         click.echo("\n".join(explain_view.lines(explanation)))
 
 
-def _show_receipt(url: str, receipt: str, ca_file: str, *, as_json: bool) -> None:
+def _show_receipt(port: Port, receipt: str, *, as_json: bool) -> None:
     """Prints what a receipt says, and the decision if a worker remembers it."""
-    where = f"{url}/debug/receipt?{urllib.parse.urlencode({'id': receipt})}"
-    data = page(where, ca_file)
+    path = f"/debug/receipt?{urllib.parse.urlencode({'id': receipt})}"
+    data = port.page(path)
     if as_json:
         click.echo(data, nl=False)
         return
     try:
         opened = msgspec.json.decode(data, type=Opened)
     except msgspec.MsgspecError as strange:
-        raise unusable(where, str(strange)) from strange
+        raise unusable(port.url + path, str(strange)) from strange
     click.echo("\n".join(explain_view.receipt_lines(opened)))
 
 
@@ -164,13 +164,13 @@ def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Expl
     return explanations
 
 
-def _live(url: str, request_id: str, count: int, ca_file: str) -> list[Explanation]:
+def _live(port: Port, request_id: str, count: int) -> list[Explanation]:
     query = urllib.parse.urlencode({"request_id": request_id} if request_id else {"n": count})
-    where = f"{url}/debug/decisions?{query}"
+    path = f"/debug/decisions?{query}"
     try:
-        explanations = decoded(page(where, ca_file))
+        explanations = decoded(port.page(path))
     except msgspec.MsgspecError as strange:
-        raise unusable(where, str(strange)) from strange
+        raise unusable(port.url + path, str(strange)) from strange
     if not explanations:
         what = f"no worker has a decision on request {request_id}" if request_id else "no decision was made yet"
         raise click.ClickException(what)

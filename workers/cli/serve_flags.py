@@ -270,15 +270,27 @@ FLAGS = (
             "enable-pprof",
             BOOL,
             "true",
-            "Serve CPU profiles of workers on the metrics port, to loopback and to clients that the port admits.",
+            "Serve CPU profiles of workers on the metrics port.",
         ),
         flag(
             "ui",
             BOOL,
             "true",
-            "Serve the page /ui on the metrics port, to loopback and to clients that the port admits.",
+            "Serve the page /ui on the metrics port.",
         ),
-        flag("debug-remote", BOOL, "false", "Serve /debug pages to other clients than loopback, too."),
+        flag(
+            "debug-remote",
+            BOOL,
+            "false",
+            "Serve /debug and /ui to other clients than loopback, too, where no token is asked for.",
+        ),
+        flag(
+            "debug-port-forward",
+            BOOL,
+            "false",
+            "In Kubernetes: serve /debug and /ui to loopback without a token, for kubectl port-forward. A service mesh may show "
+            "all its clients as loopback.",
+        ),
     ),
     *group(
         NO_EFFECT,

@@ -87,6 +87,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     plugin_metrics: bool = True
     emit_endpoint_scores: bool = False
     debug_remote: bool = False
+    debug_port_forward: bool = False
     enable_pprof: bool = True
     ui: bool = True
     disable_endpoint_subset_filter: bool = False

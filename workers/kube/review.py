@@ -10,9 +10,8 @@
 - If a review fails, access is denied with 503 and the log says why. A failure on the picker's side (its own RBAC) says nothing about
   the user, so it is never a 401 or 403.
 - A malformed token (empty, too long, not ASCII) is refused without a review.
-- Health probes (`OPEN`) need no token. Pages under `/debug` need none if the client is on loopback.
 
-What this does not do: read HTTP (`workers.pages.connection` does).
+What this does not do: read HTTP (`workers.pages.connection` does), or decide which pages need a token (`workers.pages.access` does).
 """
 
 import asyncio
@@ -28,8 +27,8 @@ import msgspec
 
 from workers.host.log import Rarely
 from workers.kube.errors import ApiError, Unreachable
-from workers.pages.decisions import is_local
-from workers.pages.page import ALLOWED, Request, Verdict
+from workers.pages.access import CHALLENGE
+from workers.pages.page import ALLOWED, Verdict
 
 ALLOWED_S: Final = 60.0
 REFUSED_S: Final = 10.0
@@ -42,12 +41,8 @@ BURST: Final = 20.0
 TOKEN_CHARS_MAX: Final = 8192
 
 TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
-OPEN: Final = ("/healthz", "/readyz")
-DEBUG: Final = "/debug/"
 ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
-
-CHALLENGE: Final = (("WWW-Authenticate", 'Bearer realm="metrics"'),)
 LATER: Final = (("Retry-After", "1"),)
 NEEDED: Final = Verdict(
     HTTPStatus.UNAUTHORIZED,
@@ -119,12 +114,6 @@ class Reviewer:
         self._under_way: dict[bytes, asyncio.Task[Verdict]] = {}
         self._left, self._left_at = BURST, now()
         self._rarely = Rarely("tokens for the metrics port that could not be reviewed", report)
-
-    def guard(self, request: Request) -> "Verdict | asyncio.Task[Verdict]":
-        """Returns the verdict for a request to the metrics port, or the task of the review that finds it (see `ask`)."""
-        if request.path in OPEN or (request.path.startswith(DEBUG) and is_local(request)):
-            return ALLOWED
-        return self.ask(request.token, request.path)
 
     def ask(self, token: str, path: str) -> "Verdict | asyncio.Task[Verdict]":
         """Returns the verdict if it is known, otherwise the task of the review that finds it.

@@ -6,9 +6,8 @@
     ?worker=N    the worker; without it, the first one that serves
     ?seconds=N   how long to sample, 1 to 60; without it 30, as in Go
 
-A profile shows names of functions and no data of requests. It interrupts the worker 100 times a second, for a short time. Clients on the
-loopback interface get a profile. So do other clients that the port's guard or its client certificates have admitted; `--debug-remote`
-admits all. `--enable-pprof=false` removes the pages. The picker makes one profile at a time.
+A profile shows names of functions and no data of requests. It interrupts the worker 100 times a second, for a short time.
+`--enable-pprof=false` removes the pages. The picker makes one profile at a time.
 """
 
 import math
@@ -18,7 +17,6 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from epp.protocol.codec.fields import field, varint
-from workers.pages.decisions import LOCAL_CLIENTS, is_local
 from workers.pages.page import PLAIN, PageAnswer, Pause, Piece, Request
 from workers.shared.profiles import HERTZ, SECONDS_MAX, Asking, Busy, NotServing, Profile, Question
 
@@ -34,19 +32,12 @@ Form = tuple[Callable[[Profile], bytes], str]
 class ProfilePage:
     """Makes the profile page of one format. The pages of both formats share one `Asking`."""
 
-    def __init__(self, asking: Asking, form: Form, *, remote: bool) -> None:
-        """`form`: the encoder of the profile, and its content type.
-
-        `remote`: whether clients beyond the loopback interface get a profile.
-        """
+    def __init__(self, asking: Asking, form: Form) -> None:
+        """`form`: the encoder of the profile, and its content type."""
         self._asking = asking
         self._encode, self._content_type = form
-        self._remote = remote
 
     def __call__(self, request: Request) -> PageAnswer:
-        if not (self._remote or is_local(request)):
-            text = f"only {LOCAL_CLIENTS} get profiles; protect this port, or start with --debug-remote\n"
-            return _refused(HTTPStatus.FORBIDDEN, text)
         parameters = parse_qs(request.query)
         seconds, worker = parameters.get("seconds", [str(SECONDS)])[0], parameters.get("worker", [""])[0]
         if not _number(seconds, 1, SECONDS_MAX):

@@ -18,7 +18,7 @@ from epp.explain import Explanation
 from epp.pipeline import Pipeline
 from epp.plugin import Scorer
 from epp.receipt import UNKNOWN, BadReceipt, Place, Reason, Receipt, Seal, hash_of
-from workers.pages.decisions import ANSWER_S, JSON, LOCAL_CLIENTS, LOOK_AGAIN_S, is_local
+from workers.pages.decisions import ANSWER_S, JSON, LOOK_AGAIN_S
 from workers.pages.page import PageAnswer, Pause, Piece, Request
 from workers.shared.decisions import Asking
 
@@ -65,25 +65,20 @@ class ReceiptPage:
         pipeline: Callable[[], tuple[int, Pipeline]],
         now: Callable[[], float],
         *,
-        remote: bool,
         answered: Callable[[Sequence[Explanation]], None] = lambda _: None,
     ) -> None:
         """`pipeline`: returns the number of the configuration in force, and its pipeline. `now`: a clock in seconds.
 
-        `remote`: whether clients beyond the loopback interface get an answer. `answered`: called with the decision of each answer.
+        `answered`: called with the decision of each answer.
         """
         self._seal = seal
         self._asking = asking
         self._endpoints = endpoints
         self._pipeline = pipeline
         self._now = now
-        self._remote = remote
         self._answered = answered
 
     def __call__(self, request: Request) -> PageAnswer:
-        if not (self._remote or is_local(request)):
-            text = f"only {LOCAL_CLIENTS} get receipts; start with --debug-remote to allow all clients\n".encode()
-            return PageAnswer(text, status=HTTPStatus.FORBIDDEN)
         try:
             receipt = self._seal.open(parse_qs(request.query).get("id", [""])[0].strip())
         except BadReceipt as wrong:

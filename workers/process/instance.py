@@ -28,6 +28,7 @@ import structlog
 
 from compiled.finder import choose
 from epp import response_phase
+from shm.observe import SECRET
 from shm.segment import InstanceLock, check_room, sweep
 from workers.process.credentials import Credentials
 from workers.process.errors import StartError
@@ -182,7 +183,14 @@ def _claim(options: "Options") -> InstanceLock:
         log.warning("removed a file or segment of a killed instance", name=name)
     lock = InstanceLock.acquire(options.run_dir, options.instance)
     lock.record(pid=os.getpid())
+    give_secret(lock)
     return lock
+
+
+def give_secret(lock: InstanceLock) -> None:
+    """Writes a secret to the instance's file, unless it has one: whoever can read the file may see private pages of the metrics port."""
+    if SECRET not in lock.info:
+        lock.record(**{SECRET: os.urandom(16).hex()})
 
 
 def _release(lock: InstanceLock) -> None:

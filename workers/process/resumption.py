@@ -26,7 +26,7 @@ from workers.process.credentials import Credentials
 from workers.process.errors import StartError
 from workers.process.generations import Generations
 from workers.process.handover import Ends, Handover
-from workers.process.instance import FEWER, Instance
+from workers.process.instance import FEWER, Instance, give_secret
 from workers.process.layout import Described, Layout
 from workers.process.loading import Given, load_given, use_plugins
 from workers.process.reports import Reports
@@ -67,6 +67,7 @@ def resumed(
     if set(layout.plans) != set(handover.layouts) or layout.workers_max != len(pipes.bus):
         raise StartError("this version has other processes or other seats for workers than the one that runs")
     lock = InstanceLock.inherited(options.run_dir, options.instance, handover.lock)
+    give_secret(lock)
     roll = Roll(layout.seats + (sources.kv_events is not None), handover.roll)
     memory = _memory(layout, handover, options.instance, lock, roll)
     if layout.names != handover.names:

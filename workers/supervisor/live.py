@@ -50,9 +50,9 @@ class Live:
         self._instance = instance
         self.__dict__.pop("_parts", None)
 
-    def pages(self, *, remote: bool) -> dict[str, Page]:
-        """Returns the pages by path. `remote`: whether clients beyond the loopback interface get them."""
-        pages = StatePages(lambda: self._frames, self._history, now=time.monotonic, remote=remote)
+    def pages(self) -> dict[str, Page]:
+        """Returns the pages by path."""
+        pages = StatePages(lambda: self._frames, self._history, now=time.monotonic)
         return {
             "/debug/state": pages.state,
             "/debug/state/stream": pages.stream,

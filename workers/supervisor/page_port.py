@@ -1,8 +1,7 @@
 """The metrics port: /metrics, /healthz, /readyz, the live state, /debug/decisions and profiles of workers over HTTP.
 
-In Kubernetes, a client needs a bearer token with access to the page, unless --metrics-endpoint-auth=false. For the live state and
-decisions, clients on the loopback interface need none: `kubectl port-forward` connects from there. The first scrape imports the module of
-the metrics page: its imports take memory, which a picker saves if no client scrapes it.
+`workers.pages.access` decides who gets which page. The first scrape imports the module of the metrics page: its imports take memory,
+which a picker saves if no client scrapes it.
 """
 
 import asyncio
@@ -19,11 +18,13 @@ from epp.plugins.producers.inflight import InflightLoad
 from epp.receipt import Seal
 from shm.documents import DocumentReader
 from shm.lanes import Lane
+from shm.observe import SECRET
 from shm.table import TableReader
 from workers.endpoints.endpoints import EndpointTable
+from workers.pages.access import Access
 from workers.pages.admin import AdminServer
-from workers.pages.decisions import DecisionsPage, is_local
-from workers.pages.page import ALLOWED, Guard, Page, PageAnswer, Request, Verdict, allow_all
+from workers.pages.decisions import DecisionsPage
+from workers.pages.page import Page, PageAnswer, Request
 from workers.pages.profile import COLLAPSED, PPROF, ProfilePage
 from workers.pages.receipts import ReceiptPage
 from workers.pages.ui.files import file_pages
@@ -87,30 +88,21 @@ class PagePort:
 
     def open(self, cleanup: contextlib.ExitStack) -> None:
         """Serves the pages until `cleanup` closes the port."""
-        guard = self._guard(cleanup)
-        options = self._instance.options
-        remote = guard is not allow_all or bool(options.metrics_client_ca_file) or options.debug_remote
-        what_if = WhatIfPage(remote=options.debug_remote)
-        asking = self._asking()
-        live: dict[str, Page] = {
-            **self._live.pages(remote=remote),
-            "/debug/decisions": DecisionsPage(
-                asking, time.monotonic, remote=options.debug_remote, answered=what_if.remember
-            ),
-            "/debug/receipt": self._receipts(asking, what_if),
-            "/debug/decisions/what-if": what_if,
-            **(file_pages(remote=remote) if options.ui else {}),
-        }
+        what_if, asking = WhatIfPage(), self._asking()
         server = AdminServer(
             {
                 "/metrics": lambda request: self._metrics.page(request),
                 "/healthz": lambda _: PageAnswer(b"ok\n"),
                 "/readyz": self._readyz,
-                **self._profiles(remote=remote),
-                **live,
+                **self._profiles(),
+                **self._live.pages(),
+                "/debug/decisions": DecisionsPage(asking, time.monotonic, answered=what_if.remember),
+                "/debug/receipt": self._receipts(asking, what_if),
+                "/debug/decisions/what-if": what_if,
+                **(file_pages() if self._instance.options.ui else {}),
             },
             self._report,
-            functools.partial(_local_or, guard, frozenset(live)),
+            self._access(cleanup),
             functools.partial(self._lane.add, self._lane.schema.counter[METRICS_PORT_ABUSE]),
         )
         certificates = self._instance.credentials.metrics
@@ -120,15 +112,22 @@ class PagePort:
         server.serve(self._instance.sockets.metrics, certificates.context if certificates else None)
         cleanup.callback(server.close)
 
-    def _guard(self, cleanup: contextlib.ExitStack) -> Guard:
-        kubernetes = self._kubernetes
-        if kubernetes is None or self._instance.options.metrics_endpoint_auth is False:
-            return allow_all
-        from workers.kube.review import Reviewer  # only here: without reviews it would take memory in vain
+    def _access(self, cleanup: contextlib.ExitStack) -> Access:
+        options, kubernetes = self._instance.options, self._kubernetes
+        review = None
+        if kubernetes is not None and options.metrics_endpoint_auth is not False:
+            from workers.kube.review import Reviewer  # only here: without reviews it would take memory in vain
 
-        reviewer = Reviewer(lambda: kubernetes.api, self._report)
-        cleanup.callback(reviewer.close)
-        return reviewer.guard
+            reviewer = Reviewer(lambda: kubernetes.api, self._report)
+            cleanup.callback(reviewer.close)
+            review = reviewer.ask
+        return Access(
+            secret=self._instance.lock.info[SECRET],
+            review=review,
+            loopback=kubernetes is None or options.debug_port_forward,
+            certified=bool(options.metrics_client_ca_file),
+            remote=options.debug_remote,
+        )
 
     def _readyz(self, _request: Request) -> PageAnswer:
         if not (why := self._readiness.missing()):
@@ -166,15 +165,13 @@ class PagePort:
             endpoints.current,
             lambda: (self._instance.number, self._instance.config.pipeline),
             time.monotonic,
-            remote=instance.options.debug_remote,
             answered=what_if.remember,
         )
 
-    def _profiles(self, *, remote: bool) -> dict[str, Page]:
-        """Returns the pages with profiles by path; none if they are turned off. `remote`: whether clients beyond loopback get them."""
+    def _profiles(self) -> dict[str, Page]:
+        """Returns the pages with profiles by path; none if they are turned off."""
         instance = self._instance
-        options = instance.options
-        if not options.enable_pprof:
+        if not instance.options.enable_pprof:
             return {}
         asking = profiles.Asking(
             self._lane,
@@ -184,7 +181,7 @@ class PagePort:
             now=time.monotonic,
         )
         forms = {"/debug/pprof/profile": PPROF, "/debug/profile": COLLAPSED}
-        return {path: ProfilePage(asking, form, remote=remote) for path, form in forms.items()}
+        return {path: ProfilePage(asking, form) for path, form in forms.items()}
 
     @functools.cached_property
     def _metrics(self) -> "MetricsPage":
@@ -241,8 +238,3 @@ class PagePort:
         return IndexFigures(
             writer.size, lambda: writer.evictions, lambda: writer.dropped, lambda: index.bus.corrupt, writer.freed
         )
-
-
-def _local_or(guard: Guard, live: frozenset[str], request: Request) -> "Verdict | asyncio.Future[Verdict]":
-    """A guard that admits clients on the loopback interface to the live pages, and asks another guard about everyone else."""
-    return ALLOWED if request.path in live and is_local(request) else guard(request)

@@ -234,16 +234,21 @@ def test_names_with_an_invalid_form_for_kubernetes_are_refused(given: dict[str, 
 @pytest.mark.parametrize(
     ("given", "place"), [({"endpoints": "a:1"}, "--endpoints"), ({"config_text": GOOD}, "plugin 'f'")]
 )
-def test_without_kubernetes_leader_election_is_refused_and_token_reviews_get_a_warning(
+def test_without_kubernetes_leader_election_is_refused_and_flags_about_tokens_get_a_warning(
     given: dict[str, str], place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = refused(Options(**given, ha_enable_leader_election=True))
     assert "--ha-enable-leader-election needs Kubernetes, which keeps the lease" in text
     assert f"endpoints come from {place}" in text
-    load_config(Options(**given, pool_given=True, metrics_endpoint_auth=True))
-    assert "--metrics-endpoint-auth has no effect" in capsys.readouterr().err
+    load_config(Options(**given, pool_given=True, metrics_endpoint_auth=True, debug_port_forward=True))
+    warnings = capsys.readouterr().err
+    assert "--metrics-endpoint-auth has no effect" in warnings and "--debug-port-forward has no effect" in warnings
     load_config(Options(**given))
-    load_config(Options(endpoint_selector="a", ha_enable_leader_election=True, metrics_endpoint_auth=True))
+    load_config(
+        Options(
+            endpoint_selector="a", ha_enable_leader_election=True, metrics_endpoint_auth=True, debug_port_forward=True
+        )
+    )
     assert capsys.readouterr().err == ""
 
 

@@ -35,8 +35,6 @@ from workers.shared.profiles import (
 )
 from workers.worker.profiler import DEPTH_MAX, STACKS_MAX, Profiler, Sampler
 
-LOOPBACK = "127.0.0.1"
-
 
 class Site:
     """A supervisor and two workers in one process. `due` has what the event loop of a worker does later."""
@@ -61,10 +59,10 @@ class Site:
     def later(self, seconds: float, act: Callable[..., None], *arguments: object) -> Any:
         self.due.append((self.time + seconds, lambda: act(*arguments)))
 
-    def ask(self, query: str = "", *, form: Any = COLLAPSED, peer: str = LOOPBACK, **more: Any) -> PageAnswer:
+    def ask(self, query: str = "", *, form: Any = COLLAPSED) -> PageAnswer:
         """Asks the page, and wakes the worker as its eventfd would."""
-        page = ProfilePage(self.asking, form, remote=more.pop("remote", False))
-        answer = page(Request("GET", "/debug/profile", query=query, peer=peer, **more))
+        page = ProfilePage(self.asking, form)
+        answer = page(Request("GET", "/debug/profile", query=query))
         while self.woken:
             self.profilers[self.woken.pop()].woken()
         return answer
@@ -158,8 +156,8 @@ def test_a_client_that_leaves_blocks_the_next_one_only_until_the_profile_is_over
 
 
 def test_a_worker_that_has_ended_is_reported_and_its_successor_answers_no_old_question(site: Site) -> None:
-    page = ProfilePage(site.asking, COLLAPSED, remote=False)
-    body = pieces(page(Request("GET", "/debug/profile", query="worker=0&seconds=1", peer=LOOPBACK)))
+    page = ProfilePage(site.asking, COLLAPSED)
+    body = pieces(page(Request("GET", "/debug/profile", query="worker=0&seconds=1")))
     site.advance(LATE_S + 0.1)
     site.profilers[0].woken()  # of the successor
     assert site.due == []
@@ -193,14 +191,9 @@ def test_a_worker_that_does_not_serve_is_refused_with_those_that_do(site: Site) 
     assert text(site.ask()) == "worker 0 does not serve; these do: none\n"
 
 
-def test_profiles_are_for_loopback_unless_the_port_admits_clients_itself(site: Site) -> None:
-    assert site.ask(peer="10.0.0.9").status == HTTPStatus.FORBIDDEN
-    assert site.ask(peer="10.0.0.9", remote=True).status == HTTPStatus.OK
-
-
 def test_a_head_request_asks_no_worker(site: Site) -> None:
-    page = ProfilePage(site.asking, PPROF, remote=False)
-    assert page(Request("HEAD", "/debug/pprof/profile", peer=LOOPBACK)) == PageAnswer(b"", BINARY)
+    page = ProfilePage(site.asking, PPROF)
+    assert page(Request("HEAD", "/debug/pprof/profile")) == PageAnswer(b"", BINARY)
     assert site.woken == []
 
 

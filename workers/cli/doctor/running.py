@@ -8,7 +8,6 @@ import msgspec
 
 from epp.config.schema import API_VERSION
 from epp.quantities import parse_duration
-from shm import observe
 from shm.observe import Seen
 from shm.segment import SegmentError
 from workers.cli import metrics_port, which
@@ -45,15 +44,17 @@ class Running(NamedTuple):
 def running(run_dir: str, port: int | None, instance: str, url: str, ca_file: str) -> Running:
     """Finds the picker and asks it. What is wrong with the picker becomes a finding."""
     seen: Seen | None = None
-    if not url:
+    if url:
+        asked = metrics_port.at(url, ca_file)
+    else:
         try:
             seen = which.find(run_dir, port, instance)
         except SegmentError as refused:
             return Running(None, "", {}, [Finding("no-picker", ERROR, "No picker runs here", str(refused), START)])
-        url = f"127.0.0.1:{seen.ports.get('metrics', observe.METRICS_PORT)}"
-    url = metrics_port.address(url, ca_file)
+        asked = metrics_port.of(seen, ca_file)
+    url = asked.url
     try:
-        state = msgspec.json.decode(metrics_port.page(url + STATE, ca_file, STATE_S))
+        state = msgspec.json.decode(asked.page(STATE, STATE_S))
         found = [msgspec.convert(each, Finding) for each in state["findings"]]
     except click.ClickException as failed:
         return Running(seen, url, {}, [_silent(failed.message)])

@@ -5,8 +5,7 @@
     /debug/state/history   figures of the last 15 minutes; ?endpoint=ID: those of one endpoint
 
 A stream has no end, so at most VIEWERS_MAX clients may have one. A viewer that is BEHIND_MAX frames behind is disconnected; browsers
-then connect again by themselves. Clients beyond the loopback interface get these pages only where /metrics asks them for a token or a
-certificate, or with --debug-remote.
+then connect again by themselves.
 """
 
 import weakref
@@ -16,7 +15,7 @@ from itertools import islice
 from typing import Final
 from urllib.parse import parse_qs
 
-from workers.pages.decisions import JSON, LOCAL_CLIENTS, is_local
+from workers.pages.decisions import JSON
 from workers.pages.page import PageAnswer, Pause, Piece, Request
 from workers.pages.state.figures import ENDPOINTS_AT_ONCE
 from workers.pages.state.frames import Frames, State, encode
@@ -26,10 +25,6 @@ EVENTS: Final = "text/event-stream"
 VIEWERS_MAX: Final = 8
 BEHIND_MAX: Final = 4  # frames
 NO_STORE: Final = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
-REFUSED: Final = PageAnswer(
-    f"only {LOCAL_CLIENTS} get this page; start with --debug-remote to allow all clients\n".encode(),
-    status=HTTPStatus.FORBIDDEN,
-)
 TOO_MANY: Final = PageAnswer(
     f"{VIEWERS_MAX} viewers follow the state already\n".encode(),
     status=HTTPStatus.SERVICE_UNAVAILABLE,
@@ -40,26 +35,19 @@ TOO_MANY: Final = PageAnswer(
 class StatePages:
     """Makes the pages. All viewers share the frames."""
 
-    def __init__(
-        self, frames: Callable[[], Frames], history: History, *, now: Callable[[], float], remote: bool
-    ) -> None:
-        """`frames`: returns the frames; called at the first request. `now`: monotonic seconds. `remote`: whether all clients get pages."""
+    def __init__(self, frames: Callable[[], Frames], history: History, *, now: Callable[[], float]) -> None:
+        """`frames`: returns the frames; called at the first request. `now`: monotonic seconds."""
         self._frames = frames
         self._history = history
         self._now = now
-        self._remote = remote
         self._viewers: weakref.WeakSet[Iterator[Piece]] = weakref.WeakSet()
 
-    def state(self, request: Request) -> PageAnswer:
+    def state(self, _request: Request) -> PageAnswer:
         """The whole state."""
-        if not self._allowed(request):
-            return REFUSED
         return PageAnswer(self._whole(self._frames()), JSON, fields=NO_STORE)
 
-    def stream(self, request: Request) -> PageAnswer:
+    def stream(self, _request: Request) -> PageAnswer:
         """The state, and then what changes in it, once per second."""
-        if not self._allowed(request):
-            return REFUSED
         if len(self._viewers) >= VIEWERS_MAX:
             return TOO_MANY
         followed = self._followed(self._frames())
@@ -68,8 +56,6 @@ class StatePages:
 
     def history(self, request: Request) -> PageAnswer:
         """The figures of the last 15 minutes, of the pool or of one endpoint."""
-        if not self._allowed(request):
-            return REFUSED
         wanted = parse_qs(request.query).get("endpoint", [""])[0]
         if not wanted:
             return PageAnswer(self._of_pool(), JSON, fields=NO_STORE)
@@ -78,9 +64,6 @@ class StatePages:
             return PageAnswer(b"no endpoint has this id\n", status=HTTPStatus.NOT_FOUND)
         ages, figures = self._history.endpoint(*slot, self._now())
         return PageAnswer(iter([encode({"version": 1, "ages_s": ages, "figures": figures})]), JSON, fields=NO_STORE)
-
-    def _allowed(self, request: Request) -> bool:
-        return self._remote or is_local(request)
 
     def _of_pool(self) -> Iterator[Piece]:
         ages, figures = self._history.pool(self._now())

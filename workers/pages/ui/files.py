@@ -5,11 +5,9 @@ neither inline scripts nor inline styles. A file is sent in pieces, so it is com
 """
 
 from collections.abc import Iterator
-from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from workers.pages.decisions import LOCAL_CLIENTS, is_local
 from workers.pages.page import Page, PageAnswer, Piece, Request
 
 FOLDER: Final = Path(__file__).parent / "static"
@@ -33,28 +31,22 @@ FIELDS: Final = (
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-cache"),
 )
-REFUSED: Final = PageAnswer(
-    f"only {LOCAL_CLIENTS} get this page; start with --debug-remote to allow all clients\n".encode(),
-    status=HTTPStatus.FORBIDDEN,
-)
 
 
-def file_pages(*, remote: bool) -> dict[str, Page]:
-    """Returns a page for each file by path: /ui and /ui/... `remote`: whether clients beyond the loopback interface get them."""
+def file_pages() -> dict[str, Page]:
+    """Returns a page for each file by path: /ui and /ui/..."""
     pages: dict[str, Page] = {}
     for file in sorted(FOLDER.rglob("*")):
         if file.suffix in TYPES:
             name = file.relative_to(FOLDER).as_posix()
-            pages["/ui" if name == INDEX else f"/ui/{name}"] = _page(file, remote=remote)
+            pages["/ui" if name == INDEX else f"/ui/{name}"] = _page(file)
     return pages
 
 
-def _page(file: Path, *, remote: bool) -> Page:
+def _page(file: Path) -> Page:
     content_type = TYPES[file.suffix]
 
-    def page(request: Request) -> PageAnswer:
-        if not (remote or is_local(request)):
-            return REFUSED
+    def page(_request: Request) -> PageAnswer:
         return PageAnswer(_pieces(file), content_type, fields=FIELDS)
 
     return page

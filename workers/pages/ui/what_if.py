@@ -17,7 +17,7 @@ import msgspec
 
 from epp.explain import Explanation
 from epp.what_if import what_if
-from workers.pages.decisions import JSON, LOCAL_CLIENTS, is_local
+from workers.pages.decisions import JSON
 from workers.pages.page import PageAnswer, Request
 
 KEPT: Final = 64
@@ -27,8 +27,7 @@ WEIGHT_MAX: Final = 1e6
 class WhatIfPage:
     """Makes the page, and remembers decisions for it."""
 
-    def __init__(self, *, remote: bool) -> None:
-        self._remote = remote
+    def __init__(self) -> None:
         self._kept: OrderedDict[str, Explanation] = OrderedDict()
 
     def remember(self, decisions: Sequence[Explanation]) -> None:
@@ -41,8 +40,6 @@ class WhatIfPage:
             self._kept.popitem(last=False)
 
     def __call__(self, request: Request) -> PageAnswer:
-        if not (self._remote or is_local(request)):
-            return _wrong(HTTPStatus.FORBIDDEN, f"only {LOCAL_CLIENTS} get decisions; start with --debug-remote")
         parameters = dict(parse_qsl(request.query))
         request_id, name = parameters.pop("request_id", ""), parameters.pop("profile", "")
         decision = self._kept.get(request_id)

@@ -6,13 +6,11 @@ import json
 import re
 from http import HTTPStatus
 
-import pytest
-
-from workers.pages.page import PageAnswer, Request
+from workers.pages.page import Request
 from workers.pages.ui.files import FOLDER, POLICY, file_pages
 
 LOCAL = Request("GET", "/ui", peer="127.0.0.1", host="localhost:9090")
-PAGES = file_pages(remote=False)
+PAGES = file_pages()
 FIRST_PAINT_BYTES_MAX = 150 << 10
 
 
@@ -30,14 +28,6 @@ def test_every_file_has_a_type_and_the_policy() -> None:
         assert ("X-Content-Type-Options", "nosniff") in answer.fields
         assert answer.content_type.startswith("text/")
         assert body(path)
-
-
-@pytest.mark.parametrize("request_", [LOCAL._replace(peer="10.0.0.9"), LOCAL._replace(host="evil.example:9090")])
-def test_other_clients_get_the_page_only_where_they_may(request_: Request) -> None:
-    refused: PageAnswer = PAGES["/ui"](request_)
-    assert refused.status is HTTPStatus.FORBIDDEN
-    assert b"--debug-remote" in refused.body  # type: ignore[operator]
-    assert file_pages(remote=True)["/ui"](request_).status is HTTPStatus.OK
 
 
 def test_the_policy_allows_nothing_inline_and_no_other_origin() -> None:
