@@ -22,6 +22,7 @@ from workers.cli.configuration import add_plugins, plugin_path_option
 
 Entry = dict[str, Any]
 
+LINE_CHARS, NAME_CHARS = 120, 41
 RUNTIME = "the picker"  # the producer of the load in flight, which the picker counts itself
 _RANGES = (  # keywords of a JSON Schema, in words
     ("enum", "one of {}"), ("const", "{}"), ("minimum", ">= {}"), ("exclusiveMinimum", "> {}"), ("maximum", "<= {}"),
@@ -34,9 +35,9 @@ _RANGES = (  # keywords of a JSON Schema, in words
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with a JSON schema of the parameters.")
 @plugin_path_option
 def command(type_name: str, as_json: bool, plugin_path: str) -> None:
-    """List the plugin types: extension points, parameters with defaults and ranges, data with producers and readers.
+    """List the plugin types, one per line, by extension point.
 
-    With TYPE, show everything about that type.
+    With TYPE, show everything about that type: parameters with defaults and ranges, data with producers and readers.
     """
     add_plugins(plugin_path)
     try:
@@ -51,8 +52,7 @@ def command(type_name: str, as_json: bool, plugin_path: str) -> None:
         entry = entries[types[type_name].type_name]
         click.echo(json.dumps(entry, indent=2, default=str) if as_json else _detail(entry))
         return
-    shown = list(entries.values())
-    click.echo(json.dumps(shown, indent=2, default=str) if as_json else "\n".join(map(_text, shown)))
+    click.echo(json.dumps(list(entries.values()), indent=2, default=str) if as_json else _overview(entries.values()))
 
 
 def listing(types: Mapping[str, type[Plugin]]) -> dict[str, Entry]:
@@ -162,11 +162,20 @@ def _listed(value: Any) -> str:
     return ", ".join(str(part) or '""' for part in value) if isinstance(value, list) else str(value)
 
 
-def _text(entry: Entry, *, in_full: bool = False) -> str:
+def _overview(entries: Iterable[Entry]) -> str:
+    """Describes each type in a line, under the first of its extension points."""
+    sections: dict[str, list[str]] = {}
+    for entry in entries:
+        stability = "" if entry["stability"] == "stable" else f"({entry['stability']}) "
+        line = textwrap.shorten(f"{stability}{entry['summary']}", LINE_CHARS - NAME_CHARS - 3, placeholder=" …")
+        sections.setdefault(entry["kinds"][0], []).append(f"  {entry['type']:<{NAME_CHARS}} {line}".rstrip())
+    return "\n\n".join("\n".join([kind, *lines]) for kind, lines in sorted(sections.items()))
+
+
+def _text(entry: Entry) -> str:
+    """Describes one type: extension points, data and parameters with their meaning."""
     stability = "" if entry["stability"] == "stable" else f", {entry['stability']}"
     lines = [f"{entry['type']}  [{', '.join(entry['kinds'])}{stability}]"]
-    if entry["summary"]:
-        lines.append(f"    {entry['summary']}")
     if entry["aliases"]:
         lines.append(f"    aliases: {', '.join(entry['aliases'])}")
     lines += [f"    reads: {_with(read, 'from', read['producers'])}" for read in entry["reads"]]
@@ -181,8 +190,8 @@ def _text(entry: Entry, *, in_full: bool = False) -> str:
         default = "(required)" if parameter["required"] else f"= {json.dumps(parameter['default'])}"
         limits = ", ".join(filter(None, (parameter["type"], parameter["range"])))
         lines += [f"    {parameter['name']} {default}" + (f"  ({limits})" if limits else "")]
-        lines += _meaning(parameter["description"] if in_full else "")
-    return "\n".join(lines) + "\n"
+        lines += _meaning(parameter["description"])
+    return "\n".join(lines)
 
 
 def _meaning(text: str) -> list[str]:
@@ -197,9 +206,8 @@ def _with(key: Entry, word: str, types: list[str]) -> str:
 
 def _detail(entry: Entry) -> str:
     """Describes one type, with the full docstring of its class."""
-    text = _text(entry | {"summary": ""}, in_full=True).rstrip("\n")
     lines = [
-        text,
+        _text(entry),
         *(f"    {m['kind']}: {m['name']}{{{','.join((*PLUGIN_LABELS, *m['labels']))}}}" for m in entry["metrics"]),
         f"    file: {entry['file']}"
         if entry["module"].startswith(FOLDER_PACKAGE)

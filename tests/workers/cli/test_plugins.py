@@ -16,16 +16,24 @@ def plugins(*args: str) -> Result:
     return CliRunner().invoke(main, ["plugins", *args])
 
 
-def test_every_type_is_listed_with_extension_points_parameters_ranges_and_data() -> None:
+def test_every_type_is_listed_in_a_line_under_its_extension_point() -> None:
     result = plugins()
     assert result.exit_code == 0
-    text = result.stdout
-    assert "queue-scorer  [Scorer]\n" in text
+    sections = dict(section.split("\n", 1) for section in result.stdout.split("\n\n"))
+    assert any(line.startswith("  queue-scorer   ") for line in sections["Scorer"].splitlines())
+    listed = [line.split()[0] for section in sections.values() for line in section.splitlines()]
+    assert sorted(listed) == sorted({cls.type_name for cls in registry.known().values()})
+    assert all(len(line) <= 120 for line in result.stdout.splitlines())
+
+
+def test_a_type_is_shown_with_extension_points_parameters_ranges_and_data() -> None:
+    text = plugins("queue-scorer").stdout
+    assert text.startswith("queue-scorer  [Scorer]\n")
     assert "    reads: waiting_requests (from core-metrics-extractor)\n" in text
+    text = plugins("prefix-cache-scorer").stdout
     assert "    matchLengthScaleTokens = 8192  (integer, tuned from 256 to 65,536, >= 0)\n" in text
-    assert "    path (required)  (string, at least 1 characters)\n" in text
-    assert '    scheme = "http"  (one of http, https)\n' in text
-    assert all(f"{cls.type_name}  [" in text for cls in registry.known().values())
+    assert "    path (required)  (string, at least 1 characters)\n" in plugins("file-discovery").stdout
+    assert '    scheme = "http"  (one of http, https)\n' in plugins("metrics-data-source").stdout
 
 
 def test_json_has_a_schema_of_the_parameters_and_both_ends_of_each_datum() -> None:
@@ -138,11 +146,11 @@ def test_a_type_with_aliases_is_listed_once_with_all_kinds_of_parameters_and_dat
         ("anything", "", ""),
     ]
     text = _text(entry)
-    assert "new-name  [Scorer, external]\n    One line.\n    aliases: old-name\n" in text
+    assert "new-name  [Scorer, external]\n    aliases: old-name\n" in text
     assert "reads: inflight_requests (from the picker)" in text
     assert "reads: missing (from no registered type)" in text
     assert "reads: perhaps (from no registered type, optional)" in text
-    assert '    names = ["a"]  (array of string)\n    anything = null\n' in text
+    assert '    names = ["a"]  (array of string)\n    anything = null' in text
 
 
 def test_a_broken_plugin_module_is_an_error_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
