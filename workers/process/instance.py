@@ -127,6 +127,11 @@ class Instance:
                 "a precise prefix producer is added or removed, and the memory and the process for it exist from the start or never: "
                 "restart the picker with this configuration"
             )
+        if sources.kv_events != self.sources.kv_events:
+            raise StartError(
+                "settings of the precise prefix producer change that its process and its memory have from the start: block size, tiers, "
+                "limits, addresses, speculation, index metrics: restart the picker with this configuration"
+            )
         if sources.in_kubernetes != self.sources.in_kubernetes:
             raise StartError(
                 "the source of endpoints changes between Kubernetes and a discovery plugin: restart the picker with this configuration"

@@ -114,3 +114,14 @@ def test_a_private_copy_shows_the_values_and_hides_what_is_written_to_it(tmp_pat
         counts = [next(iter(i.memory.lanes.counters().values())) for i in (first, copied)]
         assert counts == [5, 6]
         assert not np.shares_memory(first.memory.lanes.lane(1).words, copied.memory.lanes.lane(1).words)
+
+
+def test_a_change_of_what_the_kv_events_process_uses_is_refused(tmp_path: Path) -> None:
+    def precise(blocks: int) -> str:
+        indexer = f"indexerConfig: {{kvBlockIndexConfig: {{inMemoryConfig: {{size: {blocks}}}}}}}"
+        return f"{HEAD}plugins: [{{type: precise-prefix-cache-producer, parameters: {{{indexer}}}}}]\n"
+
+    with made(tmp_path, precise(1000)) as first:
+        assert later(first, precise(1000)).layout.kv_events is not None
+        with pytest.raises(StartError, match="precise prefix producer change"):
+            later(first, precise(2000))
