@@ -81,16 +81,18 @@ class IndexState:
         index: IndexWriter,
         *,
         seed: int,
-        block_tokens: int,
+        block_tokens: Callable[[], int],
         ticks: Callable[[], int],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`seed`: the prefix secret. `ticks` returns the time on the index's clock, `wall` Unix time in seconds."""
+        """`seed`: the prefix secret. `block_tokens` returns the present number of tokens in a block, `ticks` the time on the index's
+        clock, `wall` Unix time in seconds.
+        """
         self._path = Path(folder, SNAPSHOT)
         self._index = index
         self._schema: IndexSchema = index.schema
-        fingerprint = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=16, person=b"prefix index").digest()
-        self._header = (MAGIC, VERSION, block_tokens, self._schema.layout_hash, self._schema.entries, fingerprint)
+        self._fingerprint = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=16, person=b"prefix index").digest()
+        self._block_tokens = block_tokens
         self._ticks = ticks
         self._wall = wall
         # The value of `index.changes` at the last snapshot. -1: the index has entries of a predecessor, which may not have saved them.
@@ -160,7 +162,7 @@ class IndexState:
         descriptor = await asyncio.to_thread(create_private, temporary)
         try:
             first = dict(owners())
-            checksum = await asyncio.to_thread(append, descriptor, [HEADER.pack(*self._header)], 0)
+            checksum = await asyncio.to_thread(append, descriptor, [HEADER.pack(*self._header())], 0)
             for bucket in range(0, self._schema.buckets, SLICE_BUCKETS):
                 part = self._index.copy(bucket, SLICE_BUCKETS)
                 checksum = await asyncio.to_thread(append, descriptor, part, checksum)
@@ -176,6 +178,10 @@ class IndexState:
                 os.unlink(temporary)
             raise
         os.close(descriptor)
+
+    def _header(self) -> tuple[bytes, int, int, int, int, bytes]:
+        schema = self._schema
+        return MAGIC, VERSION, self._block_tokens(), schema.layout_hash, schema.entries, self._fingerprint
 
     def _load(self) -> Loaded:
         content = self._read()
@@ -205,7 +211,7 @@ class IndexState:
         if len(head) < HEADER.size:
             raise RefusedSnapshot(f"it is truncated: it has {len(head)} bytes")
         _, version, block_tokens, layout, entries, secret = HEADER.unpack(head)
-        _, our_version, our_block_tokens, our_layout, our_entries, our_secret = self._header
+        _, our_version, our_block_tokens, our_layout, our_entries, our_secret = self._header()
         if version != our_version:
             raise RefusedSnapshot(f"it has version {version}, and this picker reads version {our_version}")
         if entries != our_entries:

@@ -47,29 +47,37 @@ def seen(files: Sequence[str], plugin_path: str) -> Seen:
 class ConfigWatch:
     """Calls `changed` after each change of the files."""
 
-    def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:
-        options = instance.options
-        self._instance = instance
-        # The files to which the configuration refers.
-        self._others = [path for source in instance.sources.all for path in source.files]
+    def __init__(self, present: Callable[[], Instance], changed: Callable[[], None]) -> None:
+        """`present`: returns the instance under the configuration that is used now."""
+        options = present().options
+        self._present = present
         self._config_file = options.config_file
         self._plugin_path = options.plugin_path
         self._changed = changed
+        self._files = self._named()
         self._known = self._seen()
 
     async def run(self) -> None:
         """Watches until it is cancelled."""
         if self._differs():  # the files changed while no supervisor watched
             self._changed()
-        async with changes(self._folders()) as next_change:
-            while True:
-                await next_change(LOOK_EVERY_S)
-                await self.look()
+        while True:
+            folders = self._folders()
+            async with changes(folders) as next_change:
+                while folders == self._folders():
+                    await next_change(LOOK_EVERY_S)
+                    await self.look()
 
     async def look(self) -> None:
-        """Checks the files. If they have changed, waits until they change no more, and calls `changed` once."""
+        """Checks the files. If they have changed, waits until they change no more, and calls `changed` once.
+
+        Otherwise goes on with the files to which the present configuration refers.
+        """
         present = self._seen()
         if present == self._known:
+            if (named := self._named()) != self._files:
+                self._files = named
+                self._known = self._seen()
             return
         while True:
             await asyncio.sleep(SETTLE_S)
@@ -81,13 +89,13 @@ class ConfigWatch:
         self._changed()
 
     def _folders(self) -> list[str]:
-        folders = {os.path.dirname(os.path.abspath(path)) for path in (self._config_file, *self._others) if path}
+        folders = {os.path.dirname(os.path.abspath(path)) for path in self._files if path}
         return sorted(folders | ({self._plugin_path} if self._plugin_path else set()))
 
     def _differs(self) -> bool:
         """Whether the files differ from the configuration in force. False if they cannot be read."""
         try:
-            in_force = self._instance.generations.current()
+            in_force = self._present().generations.current()
             if not in_force.followed:  # a promoted candidate, or an earlier configuration that was taken up again
                 return False
             with open(self._config_file, encoding="utf-8-sig") as file:
@@ -97,4 +105,8 @@ class ConfigWatch:
             return False
 
     def _seen(self) -> Seen:
-        return seen([self._config_file, *self._others], self._plugin_path)
+        return seen(self._files, self._plugin_path)
+
+    def _named(self) -> list[str]:
+        """Returns the configuration file, and the files to which the present configuration refers."""
+        return [self._config_file, *(path for source in self._present().sources.all for path in source.files)]

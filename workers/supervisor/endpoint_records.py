@@ -20,17 +20,25 @@ class EndpointRecords:
     """Finds out what has changed since the last look. After `again`, the next look describes everything."""
 
     def __init__(self, instance: Instance) -> None:
+        self.use(instance)
         layout, memory = instance.layout, instance.memory
-        self._table = TableReader(layout.table, memory.table)
         documents = DocumentReader(layout.documents, memory.documents)
         self._endpoints = EndpointsView(documents)
         self._names = NamesView(documents)
         self.again()
 
+    def use(self, instance: Instance) -> None:
+        """Reads the columns of a later configuration. The next look describes the values of all endpoints."""
+        self._table = TableReader(instance.layout.table, instance.memory.table)
+        self._forget_scrapes()
+
     def again(self) -> None:
         """Forgets what was described."""
         self._known: Mapping[tuple[int, int], Endpoint] = {}
         self._named: Mapping[tuple[int, int], Mapping[str, frozenset[str]]] = {}
+        self._forget_scrapes()
+
+    def _forget_scrapes(self) -> None:
         self._standing = b""
         self._scraped_at = np.zeros(0)
 

@@ -29,10 +29,11 @@ Owners = Callable[[], Mapping[Identity, int]]
 class IndexKeeper:
     """Writes the prefix index and saves it. Call `load` first, then `start`, and `save` at the end."""
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
+    def __init__(self, present: Callable[[], Instance]) -> None:
+        """`present`: returns the instance under the configuration that is used now."""
+        instance = self._instance = present()
         self.writer = IndexWriter(instance.layout.index, instance.memory.index)
-        self.snapshot = _snapshot(instance, self.writer)  # None without --state-dir
+        self.snapshot = _snapshot(present, self.writer)  # None without --state-dir
         self.taught: IndexWriting = self.writer  # what the bus writes to; other replicas may get a copy
         self.rhythm = RHYTHM  # in which the bus is read; other replicas may want another one
         self.bus: BusReader
@@ -85,14 +86,19 @@ class IndexKeeper:
         self.writer.sweep_step(SWEEP_BUCKETS)
 
 
-def _snapshot(instance: Instance, writer: IndexWriter) -> IndexState | None:
-    folder, use = instance.options.state_dir, instance.sources.prefix_use
-    if not folder:
+def _snapshot(present: Callable[[], Instance], writer: IndexWriter) -> IndexState | None:
+    instance = present()
+    if not instance.options.state_dir:
         return None
+
+    def block_tokens() -> int:
+        use = present().sources.prefix_use
+        return use.block_tokens if use is not None else 0
+
     return IndexState(
-        folder,
+        instance.options.state_dir,
         writer,
         seed=instance.credentials.prefix_seed,
-        block_tokens=use.block_tokens if use is not None else 0,
+        block_tokens=block_tokens,
         ticks=lambda: int(time.monotonic() * AGE_TICKS),
     )

@@ -17,7 +17,7 @@ import functools
 import os
 import random
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import structlog
@@ -58,15 +58,16 @@ class Kubernetes:
 
     def __init__(
         self,
-        instance: Instance,
+        present: Callable[[], Instance],
         lane: Lane,
         predecessor: Predecessor,
         readiness: Readiness,
         background: Background,
         report: Callable[..., None],
     ) -> None:
-        """`lane` is the supervisor's."""
-        self._instance = instance
+        """`present`: returns the instance under the configuration that is used now. `lane` is the supervisor's."""
+        instance = self._instance = present()
+        self._present = present
         self._predecessor = predecessor
         self._readiness = readiness
         self._background = background
@@ -118,13 +119,12 @@ class Kubernetes:
         if self._predecessor.existed:
             present().resume()
         instance, readiness = self._instance, self._readiness
-        parsers = [(p.name, p.app_protocols) for p in instance.config.pipeline.recipe.parsers]
         discovery = self._discovery = KubernetesDiscovery(
             self._connected(),
             wanted(instance.options),
             apply=lambda specs, **more: present().apply(specs, **more),
             state_changed=functools.partial(self._pool_state_changed, present),
-            mismatch=functools.partial(protocol_mismatch, parsers=parsers),
+            mismatch=lambda pool: protocol_mismatch(pool, self._parsers()),
             report=self._report,
             outage=self._outage,
             successor=self._predecessor.existed,
@@ -159,6 +159,10 @@ class Kubernetes:
             async with asyncio.timeout(GOODBYE_S):
                 await self._background.cancel_tasks()
                 await self._connected().close()
+
+    def _parsers(self) -> list[tuple[str, Collection[str]]]:
+        """Returns name and protocols of each parser of the present configuration."""
+        return [(parser.name, parser.app_protocols) for parser in self._present().config.pipeline.recipe.parsers]
 
     def _connected(self) -> Api:
         assert self.api is not None, "`connect` comes first"

@@ -94,7 +94,7 @@ class Supervisor:
         self.lane: Lane = instance.memory.lanes.lane(SEAT)
         self.background = Background()
         self.readiness = Readiness(instance, self.lane)
-        self.index = IndexKeeper(instance)
+        self.index = IndexKeeper(self._present)
         self.exchange = self._exchange() if instance.options.replica_store else None
         self.kubernetes = self._kubernetes() if instance.sources.in_kubernetes else None
         self.live = Live(
@@ -124,7 +124,7 @@ class Supervisor:
     def _kubernetes(self) -> "Kubernetes":
         from workers.supervisor.kubernetes import Kubernetes  # takes memory that other pickers do not need
 
-        return Kubernetes(self.instance, self.lane, self.predecessor, self.readiness, self.background, report)
+        return Kubernetes(self._present, self.lane, self.predecessor, self.readiness, self.background, report)
 
     async def serve(self) -> int:
         """Runs the process: starts every component, waits for the end, and stops every component. Returns the exit code.
@@ -145,7 +145,7 @@ class Supervisor:
                 return ExitCode.BOOT_FAILED
             self.instance.reports.ready(SEAT)
             asyncio.get_running_loop().call_later(mapped_code.AFTER_START_S, mapped_code.give_back)
-            self.index.save_regularly(self.background, self.data.table.owners)
+            self.index.save_regularly(self.background, lambda: self.data.table.owners())
             await self.background.ended()
             await self._stop()
         self.background.raise_fault()
@@ -180,7 +180,11 @@ class Supervisor:
         cleanup.callback(self.records.end)
         self.index.start(background, cleanup, self.latency.take, self.records.take)
         scaling = ScalingSignal(
-            instance, self.lane, lambda: self.latency.model, self.latency.prompt_s, waiting_in(flow_lanes(instance))
+            instance,
+            self.lane,
+            lambda: self.latency.model,
+            self.latency.prompt_s,
+            lambda: waiting_in(flow_lanes(self.instance)),
         )
         background.every(READ_S, scaling.look)
         if self.exchange is not None:
@@ -190,7 +194,7 @@ class Supervisor:
         background.every(WATCH_EVERY_S, self._check)
         background.every(INTACT_EVERY_S, self._check_memory)
         if instance.options.config_watch:
-            background.keep(ConfigWatch(instance, lambda: instance.reports.changed(SEAT)).run())
+            background.keep(ConfigWatch(self._present, lambda: instance.reports.changed(SEAT)).run())
         if self.kubernetes is not None:
             self.kubernetes.start()
         self._answer_probes(cleanup)
@@ -290,6 +294,7 @@ class Supervisor:
         self._use_bands()
         self._checks = watches(instance, self.index, report)
         self.pages.use(instance, self.data.table)
+        self.records.use(instance)
         self._show()
         instance.reports.adopted(SEAT, instance.number)
 
@@ -298,6 +303,10 @@ class Supervisor:
             self._objects.use(static_bands(self.instance.config.flow), flow_lanes(self.instance))
         else:
             self._follow_objects()
+
+    def _present(self) -> Instance:
+        """Returns the instance under the configuration that this supervisor uses now."""
+        return self.instance
 
     def _show(self) -> None:
         self.lane.scalars[self.lane.schema.scalar[GENERATION]] = self.instance.number

@@ -99,6 +99,10 @@ class RecordKeeper:
         asks.forget(*self._place)
         background.every(ASKED_S, self._look_for_questions)
 
+    def use(self, instance: Instance) -> None:
+        """Records the columns of a later configuration."""
+        self._endpoints.use(instance)
+
     def take(self, data: bytes) -> None:
         """Takes one packet of a worker. Raises CorruptPacket."""
         whole = self._assembler.take(data)

@@ -89,6 +89,6 @@ class ScalingSignal:
         )
 
 
-def waiting_in(flow: FlowLanes | None) -> Callable[[], int]:
-    """Returns a function that counts the requests that wait in flow control."""
-    return (lambda: 0) if flow is None else (lambda: flow.total(WAITING_REQUESTS))
+def waiting_in(flow: FlowLanes | None) -> int:
+    """Counts the requests that wait in flow control. `flow`: None if it is off."""
+    return 0 if flow is None else flow.total(WAITING_REQUESTS)

@@ -45,7 +45,7 @@ class Life:
             str(folder),
             self.writer,
             seed=seed,
-            block_tokens=block_tokens,
+            block_tokens=lambda: block_tokens,
             ticks=lambda: self.ticks,
             wall=lambda: self.wall,
         )
@@ -132,7 +132,9 @@ def test_no_snapshot_is_written_while_the_index_does_not_change(tmp_path: Path) 
 def test_a_successor_saves_the_entries_that_its_predecessor_did_not_save(tmp_path: Path) -> None:
     life = Life(tmp_path)
     held = life.fill()
-    state = IndexState(str(tmp_path), life.writer, seed=SEED, block_tokens=64, ticks=lambda: 1, wall=lambda: 1e9)
+    state = IndexState(
+        str(tmp_path), life.writer, seed=SEED, block_tokens=lambda: 64, ticks=lambda: 1, wall=lambda: 1e9
+    )
     asyncio.run(state.save(lambda: life.owners))
     second = Life(tmp_path)
     assert second.reader.match(held[NAMES[1]]) == {} and second.state.load() == life.owners

@@ -17,8 +17,8 @@ class Site:
     """The memory of an instance, and the supervisor's writers of it."""
 
     def __init__(self) -> None:
-        table, documents = TableSchema(COLUMNS, 4), DocumentSchema((4096, 4096, 1, 1))
-        memory = SimpleNamespace(
+        table, documents = TableSchema(COLUMNS, 4, 3), DocumentSchema((4096, 4096, 1, 1))
+        memory = self.memory = SimpleNamespace(
             table=Region(memoryview(bytearray(table.bytes))), documents=Region(memoryview(bytearray(documents.bytes)))
         )
         instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table, documents=documents), memory=memory)
@@ -75,3 +75,16 @@ def test_only_rows_that_have_changed_are_described() -> None:
     site.table.publish()
     (down,) = site.records.look(10.5)
     assert isinstance(down, Scraped) and down.states[0] == 1 + 4
+
+
+def test_columns_of_a_later_configuration_are_named_again() -> None:
+    site = Site()
+    handle = site.table.claim(1, lambda slot: True)
+    assert handle is not None
+    scrape(site, handle, 3.0, 10.0)
+    site.records.look(10.1)
+    table = TableSchema((*COLUMNS, "kv_usage"), 4, site.table.schema.width)
+    instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table), memory=site.memory)
+    site.records.use(instance)
+    (again,) = site.records.look(10.2)
+    assert isinstance(again, Scraped) and again.columns == [*COLUMNS, "kv_usage"]

@@ -45,6 +45,7 @@ class Waiting:
 
     def show(self, flows: Iterable[Flow]) -> None:
         """Writes the sums of what waits in other replicas, and where the most important of it waits."""
+        self._objectives.look()
         places = self._objectives.places
         sums: dict[int, list[int]] = {place: [0, 0] for place in range(self._remote.schema.bands)}
         first, progress = None, 0

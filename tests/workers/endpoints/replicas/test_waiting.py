@@ -1,6 +1,8 @@
 from shm.flow_lanes import DISPATCHED
 from tests.workers.endpoints.replicas.live import Replica
 from workers.endpoints.replicas.wire import Band, Flow
+from workers.shared.documents import OBJECTIVES
+from workers.shared.objectives import ObjectivesRecord, encode
 
 PRIORITIES = (-1, 0, 5)  # at the places 0, 1 and 2
 
@@ -32,3 +34,10 @@ def test_progress_is_said_while_something_waits() -> None:
     assert waiting.bands(whole=False) is None
     replica.flow.words[replica.flow.base(0) + DISPATCHED] += 1
     assert waiting.bands(whole=False) == Flow([Band(5, 1, 10)], 2)
+
+
+def test_the_bands_of_a_later_configuration_are_shown_although_nothing_waits_here() -> None:
+    replica = Replica("unix:///none", "a", {"10.0.0.1:8000": 0})
+    replica._documents.write(OBJECTIVES, encode(ObjectivesRecord({}, {0: 0, 5: 1})))
+    replica.exchange.parts.waiting.show([Flow([Band(5, 2, 20)], 1)])
+    assert replica.remote.band(1) == (2, 20)

@@ -1,0 +1,173 @@
+"""After a reload, everything that the supervisor keeps asks the parts that are in use, not those that the reload has replaced."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from epp.config.load import load
+from shm.prefix_reader import IndexReader
+from tests.workers.instances import made
+from tests.workers.supervisor.supervising import file_config, killed, model_server, run, supervised, until
+from workers.endpoints import index_state
+from workers.process.generations import Bundle, Offer
+from workers.process.instance import Instance
+from workers.supervisor import config_watch, main
+from workers.supervisor.config_watch import ConfigWatch
+from workers.supervisor.kubernetes import Kubernetes
+from workers.supervisor.main import Supervisor
+
+ENDPOINT = "- {{name: {name}, address: 127.0.0.1, port: {port}}}\n"
+BLOCKS = np.array([11 << 32 | 5, 12 << 32 | 6], dtype=np.uint64)
+FLOW = "featureGates: [flowControl]\nplugins: [{type: queue-scorer}]\n"
+PLAIN = "plugins: [{type: queue-scorer}]\n"
+
+
+def bundle(instance: Instance, text: str, number: int) -> Bundle:
+    return Bundle(number, "c.yaml", text, "", {}, instance.layout.names, 0.0)
+
+
+def publish(instance: Instance, text: str, number: int = 2) -> None:
+    """Puts a later configuration in force, as the parent does."""
+    later = instance.under(load(text, "c.yaml"), bundle(instance, text, number))
+    instance.generations.offer(number, Offer(0, "", bundle(later, text, number)))
+    instance.generations.publish(number, number)
+
+
+async def reloaded(supervisor: Supervisor, text: str, number: int = 2) -> None:
+    publish(supervisor.instance, text, number)
+    await until(lambda: supervisor.instance.number == number, "the supervisor uses it")
+
+
+def endpoints_file(path: Path, **ports: int) -> None:
+    listed = "".join(ENDPOINT.format(name=name, port=port) for name, port in ports.items())
+    path.write_text(f"endpoints:\n{listed}")
+
+
+def test_after_a_reload_with_other_data_sources_a_snapshot_gives_each_server_its_own_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The picker is killed afterwards, so the snapshot is one of those that are written regularly."""
+    monkeypatch.setattr(index_state, "EVERY_S", 0.05)
+    monkeypatch.setattr(index_state, "LOOK_S", 0.01)
+    path, state = tmp_path / "endpoints.yaml", tmp_path / "state"
+    state.mkdir(mode=0o700)
+    first = file_config(path)
+
+    async def scenario() -> None:
+        async with model_server(1) as metrics:
+            other = first.replace(
+                "- type: queue-scorer\n",
+                f"- type: queue-scorer\n- {{type: metrics-data-source, parameters: {{port: {metrics}}}}}\n",
+                1,
+            )
+            endpoints_file(path, a=1, b=2)
+            with made(tmp_path / "run", first, endpoints="", state_dir=str(state)) as instance:
+                instance.begin(bundle(instance, first, 1))
+                supervisor = Supervisor(instance)
+                serving = asyncio.ensure_future(supervisor.serve())
+                await until(instance.reports.received, "ready")
+                await reloaded(supervisor, other)
+                endpoints_file(path, c=3, b=2)
+                await until(lambda: ("default", "c") in {key[:2] for key in supervisor.data.table.owners()}, "found")
+                owners = supervisor.data.table.owners()
+                (new,) = [owner for key, owner in owners.items() if key[1] == "c"]
+                supervisor.index.writer.insert(BLOCKS, new, 1)
+                saved = supervisor.index.writer.changes
+                await until(lambda: supervisor.index.snapshot._saved >= saved, "saved")  # type: ignore[union-attr]
+                await killed(serving)
+            with made(tmp_path / "run", other, endpoints="", state_dir=str(state)) as instance:
+                async with supervised(instance) as successor:
+                    owners = successor.data.table.owners()
+                    matched = IndexReader(instance.layout.index, instance.memory.index).match(BLOCKS)
+                    assert {key[1] for key, owner in owners.items() if owner in matched} == {"c"}
+
+    (tmp_path / "run").mkdir()
+    run(scenario)
+
+
+def test_flow_control_that_a_reload_switches_on_counts_for_the_scaling_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Callable[[], int]] = []
+    original = main.ScalingSignal
+
+    def signal(*parts: Any) -> Any:
+        asked.append(parts[-1])
+        return original(*parts)
+
+    monkeypatch.setattr(main, "ScalingSignal", signal)
+
+    async def scenario() -> None:
+        with made(tmp_path, PLAIN) as instance:
+            instance.begin(bundle(instance, PLAIN, 1))
+            async with supervised(instance) as supervisor:
+                instance.memory.lanes.set_serving(1, True)
+                instance.memory.flow.lane(0).publish(0, 3, 30, 1.0)
+                assert asked[0]() == 0, "flow control is off"
+                await reloaded(supervisor, FLOW)
+                assert asked[0]() == 3
+
+    run(scenario)
+
+
+def test_a_snapshot_names_the_block_size_of_the_present_configuration(tmp_path: Path) -> None:
+    def prefixes(tokens: int) -> str:
+        producer = f"{{type: approx-prefix-cache-producer, parameters: {{blockSizeTokens: {tokens}}}}}"
+        return f"plugins: [{{type: prefix-cache-scorer}}, {producer}]\n"
+
+    async def scenario() -> None:
+        with made(tmp_path, prefixes(64), state_dir=str(tmp_path)) as instance:
+            instance.begin(bundle(instance, prefixes(64), 1))
+            async with supervised(instance) as supervisor:
+                snapshot = supervisor.index.snapshot
+                assert snapshot is not None and snapshot._header()[2] == 64
+                await reloaded(supervisor, prefixes(128))
+                assert snapshot._header()[2] == 128
+
+    run(scenario)
+
+
+def test_files_to_which_a_later_configuration_refers_are_watched_and_their_appearance_is_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_watch, "SETTLE_S", 0.0)
+    authority = tmp_path / "ca.pem"
+    authority.write_text("one")
+    config = tmp_path / "c.yaml"
+    config.write_text("")
+    options = SimpleNamespace(config_file=str(config), plugin_path="")
+    present = [SimpleNamespace(options=options, sources=SimpleNamespace(all=()))]
+    changes: list[int] = []
+    watch = ConfigWatch(lambda: present[-1], lambda: changes.append(1))  # type: ignore[arg-type,return-value]
+
+    async def scenario() -> None:
+        source = SimpleNamespace(files=[str(authority)])
+        present.append(SimpleNamespace(options=options, sources=SimpleNamespace(all=(source,))))
+        await watch.look()
+        await watch.look()
+        assert not changes
+        authority.write_text("another")
+        await watch.look()
+        await watch.look()
+        assert len(changes) == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_parsers_of_a_later_configuration_are_compared_with_the_pool(tmp_path: Path) -> None:
+    def configured(*parsers: str) -> Any:
+        found = [SimpleNamespace(name=name, app_protocols=("http",)) for name in parsers]
+        recipe = SimpleNamespace(parsers=found)
+        options = SimpleNamespace(ha_enable_leader_election=False)
+        return SimpleNamespace(config=SimpleNamespace(pipeline=SimpleNamespace(recipe=recipe)), options=options)
+
+    present = [configured("one")]
+    nothing: Any = None
+    kubernetes = Kubernetes(lambda: present[-1], nothing, nothing, nothing, nothing, lambda *_: None)
+    present.append(configured("another"))
+    assert kubernetes._parsers() == [("another", ("http",))]
