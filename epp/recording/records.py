@@ -173,6 +173,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag=ENDED):
     `status`: the HTTP status of the answer; 0: none came. `slot`: the endpoint that served it. `first_s`: to the first piece of the
     answer's body; NaN: none came. `lasted_s`: to the end. `streaming`: whether the answer was an event stream. `whole`: whether it came to
     its end. `answer_bytes`: of the body. `prompt`, `cached`, `completion`: tokens as the server reported them; None: not reported.
+    `pieces`: in how many messages the body came; 0: not recorded.
     """
 
     number: int
@@ -186,6 +187,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag=ENDED):
     prompt: int | None
     cached: int | None
     completion: int | None
+    pieces: int = 0
 
     @property
     def per_token_s(self) -> float | None:

@@ -1,21 +1,30 @@
 """`epp record start`: records the traffic of a running picker."""
 
+import math
 import os
 import time
 import uuid
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 import click
 
+from epp.recording.trace import requests
 from shm import observe
 from shm.segment import SegmentError
 from workers.cli import which
 from workers.cli.flags import PORT, flag
+from workers.cli.replay.lengths import Lengths, is_streamed
 from workers.shared.recording import asks
+from workers.shared.recording.reader import batches_of
+from workers.shared.recording.unreadable import Unreadable
 
 ANSWER_S: Final = 5.0
 LOOK_S: Final = 0.2
 SECONDS_MAX: Final = 7 * 86_400
+REPORTS_AFTER_S: Final = 10.0
+REPORTS_MAX: Final = 20_000
 LATE_S: Final = 10.0  # a recording that has not ended this long after its time has lost its supervisor
 
 
@@ -98,12 +107,39 @@ def _begun(run_dir: str, name: str, ask: asks.Ask) -> asks.State:
 
 
 def _followed(run_dir: str, name: str, state: asks.State, until: float) -> asks.State:
-    """Follows the recording to its end. Raises ClickException if it does not end in time."""
+    """Follows the recording to its end. Raises ClickException if it does not end in time.
+
+    Warns as soon as `REPORTS_AFTER_S` have shown whether answers report usage, because that can still be changed then.
+    """
+    look_at = time.monotonic() + REPORTS_AFTER_S
     while state.state == "recording":
+        if time.monotonic() > look_at:
+            look_at = math.inf
+            _warn_without_usage(state.files)
         if time.monotonic() > until:
             raise click.ClickException(
                 f"the recording of {name} was broken off; its files are readable: {' '.join(state.files)}"
             )
         time.sleep(LOOK_S)
         state = asks.told(run_dir, name, state.id) or state
+    if look_at < math.inf:
+        _warn_without_usage(state.files)
     return state
+
+
+def _warn_without_usage(files: Sequence[str]) -> None:
+    """Warns if streamed answers of a recording report no usage. Reads at most its first REPORTS_MAX requests."""
+    lengths = Lengths()
+    try:
+        for traced in islice(
+            (each for file in files for each in requests(batches_of(file, lambda _: None))), REPORTS_MAX
+        ):
+            if traced.ended is not None and is_streamed(traced.ended):
+                lengths.add(traced.decided.model, traced.ended)
+    except Unreadable:
+        return
+    told = lengths.told()
+    if told.estimated:
+        click.echo(
+            f"warning: {told}. Clients that stream report it with stream_options: {{include_usage: true}}", err=True
+        )

@@ -252,6 +252,7 @@ class Recorder:
                 prompt,
                 cached,
                 completion,
+                exchange.pieces,
             )
         )
 

@@ -92,8 +92,19 @@ class Exchange:
     """Collects the figures of one request that got an endpoint. Call `close` once at the end of the stream, for whatever reason it ends."""
 
     __slots__ = (
-        "_block", "_last_at", "_metrics", "_request_size", "_together", "_ttft", "received_at", "recorded", "size", "streaming",
-        "usage", "whole",
+        "_block",
+        "_last_at",
+        "_metrics",
+        "_request_size",
+        "_together",
+        "_ttft",
+        "pieces",
+        "received_at",
+        "recorded",
+        "size",
+        "streaming",
+        "usage",
+        "whole",
     )  # fmt: skip
 
     def __init__(self, metrics: RequestMetrics, block: int, received_at: float, request_size: int) -> None:
@@ -109,6 +120,7 @@ class Exchange:
         self._together = 0  # chunks that came in the same read as the chunk before them
         self._ttft = nan
         self.size = 0  # bytes of the answer's body so far
+        self.pieces = 0  # of the answer's body so far, without empty ones
 
     @property
     def first_s(self) -> float:
@@ -118,6 +130,7 @@ class Exchange:
     def chunk(self, size: int) -> None:
         """Counts a piece of the answer's body that is not empty. Hot: runs once per streamed chunk."""
         self.size += size
+        self.pieces += 1
         now = self._metrics.clock.now
         last = self._last_at
         if now == last:  # both chunks came in one read: their gap of 0 is counted when the next read comes

@@ -18,6 +18,7 @@ from workers.cli.replay.progress import Progress
 from workers.cli.replay.report.page import page
 from workers.cli.replay.scenario import Clients, Outcome, Scenario, WhatIf, read_scenario
 from workers.cli.replay.tables import lines
+from workers.cli.replay.verdict import change
 from workers.shared.recording.unreadable import Unreadable
 
 
@@ -142,6 +143,7 @@ def _document(outcome: Outcome) -> dict[str, Any]:
         "fit": outcome.fit_figures,
         "base": outcome.base.figures,
         "configs": {name: each.figures for name, each in outcome.others.items()},
+        "verdicts": {name: change(outcome.base.runs, each.runs) for name, each in outcome.others.items()},
         "refused": {name: each.run.refused for name, each in {"base": outcome.base, **outcome.others}.items()},
     }
 

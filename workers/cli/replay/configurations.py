@@ -1,6 +1,6 @@
 """Configurations to replay. A run changes the state of plugins, so each run loads its configuration anew."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -31,14 +31,35 @@ def configuration(path: str, allow_experimental: bool) -> Configuration:
     return found
 
 
+Weights = dict[str, dict[str, float]]  # profile -> scorer -> weight
+
+
 def differs(config: Configuration, recorded: Mapping[int, Configured]) -> list[str]:
-    """Returns warnings if the profiles of the recording are not those of the configuration that is to stand for it."""
-    scorers = {
-        profile.name: {(scorer.name, weight) for scorer, weight in profile.members if isinstance(scorer, Scorer)}
+    """Returns a warning for each configuration of the recording with other profiles or weights than the one that stands for it."""
+    ours: Weights = {
+        profile.name: {scorer.name: weight for scorer, weight in profile.members if isinstance(scorer, Scorer)}
         for profile in config.load().pipeline.recipe.profiles
     }
-    for each in recorded.values():
-        theirs = {profile.name: {(name, weight) for name, weight, _ in profile.scorers} for profile in each.profiles}
-        if scorers != theirs:
-            return ["the recording has other profiles or weights than --base; give its own configuration"]
-    return []
+    warnings = []
+    for number, each in sorted(recorded.items()):
+        theirs: Weights = {
+            profile.name: {name: weight for name, weight, _ in profile.scorers} for profile in each.profiles
+        }
+        if found := "; ".join(_differences(theirs, ours)):
+            warnings.append(
+                f"generation {number} ({each.hash}) of the recording is not {config.name}: {found}. --base names its file"
+            )
+    return warnings
+
+
+def _differences(theirs: Weights, ours: Weights) -> Iterator[str]:
+    """Yields what the recording has and the configuration has not, and the reverse."""
+    for profile in [*theirs, *(name for name in ours if name not in theirs)]:
+        if profile not in ours or profile not in theirs:
+            yield f"profile '{profile}' is only in {'the recording' if profile in theirs else 'the file'}"
+            continue
+        before, after = theirs[profile], ours[profile]
+        for scorer in [*before, *(name for name in after if name not in before)]:
+            if before.get(scorer) != after.get(scorer):
+                recorded, given = (f"{each[scorer]:g}" if scorer in each else "none" for each in (before, after))
+                yield f"weight of {scorer} in profile '{profile}': {recorded} in the recording, {given} in the file"

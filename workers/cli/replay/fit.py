@@ -63,7 +63,8 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
     samples = sum(fits(asked) for of in each for asked in of)
     if samples < SAMPLES_MIN:
         raise TooLittle(
-            f"the recording has {samples} whole streamed answers with usage; at least {SAMPLES_MIN} are needed to fit servers"
+            f"the recording has {samples} whole answers of a known length; at least {SAMPLES_MIN} are needed to fit servers. "
+            "The length is known of streamed answers, and of others that report usage"
         )
     size = min(max(WINDOWS_TOTAL // len(each), WINDOW_MIN), WINDOW_MAX)
     windows = [_window(requests, size) for requests in each]
@@ -91,8 +92,8 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
 
 
 def fits(asked: Asked) -> bool:
-    """Returns whether a request can be compared with a model: a whole streamed answer whose tokens are known."""
-    return asked.answered and asked.streaming and asked.output is not None
+    """Returns whether a request can be compared with a model: a whole answer whose tokens are known."""
+    return asked.answered and asked.output is not None
 
 
 def _best_form(window: tuple[list[Asked], int, int], told: Callable[[str], object]) -> Fit:
@@ -165,7 +166,8 @@ def _finished(score: "_Score", best: Speed, error: float) -> Fit:
 class _Score:
     """Computes how far a model is from what one server did: the mean of |log(modelled / measured)|, and the same of p50 and p95.
 
-    Requests that ended after the last arrival do not count, because the model does not know what came then.
+    A streamed answer is compared by its first token, and by the time from there to its end; another one by its end alone. Requests that
+    ended after the last arrival do not count, because the model does not know what came then.
     """
 
     def __init__(self, window: Sequence[Asked]) -> None:
@@ -178,8 +180,12 @@ class _Score:
             counts[:warm] = False
         self._counted = counts
         self._at = np.array([asked.at for asked in window])[counts]
-        self._first = np.array([asked.first_s for asked in window])[counts]
-        self._rest = np.array([asked.lasted_s - asked.first_s for asked in window])[counts]
+        streaming = np.array([asked.streaming for asked in window])[counts]
+        lasted = np.array([asked.lasted_s for asked in window])[counts]
+        first = np.array([asked.first_s for asked in window])[counts]
+        self._at_once = ~streaming
+        self._first = np.where(streaming, first, lasted)
+        self._rest = np.where(streaming, lasted - first, 0.0)
         self._streamed = self._rest > STREAMED_S
         self._jobs = [job_of(asked, number, None) for number, asked in enumerate(window)]
         self._arrivals = [asked.at + (asked.waited_s if asked.waited_s > QUEUED_S else 0.0) for asked in window]
@@ -197,7 +203,10 @@ class _Score:
         return float(ratios + END_WEIGHT * ends + spread)
 
     def off(self, speed: Speed) -> tuple[float, tuple[float, ...]]:
-        """Returns by which share the model misses a time to the first token (the median), and quantiles of the seconds by which it does."""
+        """Returns by which share the model misses a time (the median), and quantiles of the seconds by which it does.
+
+        The time is that to the first token; of an answer that is not streamed, to its end.
+        """
         first, _ = self._run(speed)
         rest = np.quantile(self._first - first, np.linspace(REST_TAIL, 1 - REST_TAIL, REST_QUANTILES))
         return float(np.median(np.abs(first / self._first - 1))), tuple(rest.round(6).tolist())
@@ -217,7 +226,8 @@ class _Score:
         while model.due < math.inf:
             note(model.due)
         counted, at = self._counted, self._at
-        return np.maximum(np.array(first)[counted] - at, 1e-6), np.maximum(np.array(lasted)[counted] - at, 1e-6)
+        begun, ended = (np.maximum(np.array(times)[counted] - at, 1e-6) for times in (first, lasted))
+        return np.where(self._at_once, ended, begun), ended
 
 
 def job_of(asked: Asked, number: int, runs: Sequence[Run] | None) -> Job:
@@ -252,28 +262,35 @@ def _window(requests: list[Asked], size: int) -> list[Asked]:
 
 def _guess(form: Form, window: Sequence[Asked], slots: int, cache: int) -> Speed:
     """Returns first values: a line through the times to the first token of requests that met an idle server, and the fast answers."""
+    per_token = [
+        _seconds_per_token(asked) for asked in window if fits(asked) and asked.output is not None and asked.output > 1
+    ]
+    decode = max(float(np.percentile(per_token, 5)), 1e-5) if per_token else 0.01
     points: list[tuple[float, float]] = []
     busy_until = -math.inf
     for asked in window:
         if asked.at >= busy_until and fits(asked):
-            points.append((asked.prompt - (asked.expected if asked.cached is None else asked.cached), asked.first_s))
+            first_s = (
+                asked.first_s if asked.streaming else max(asked.lasted_s - decode * (asked.output or 0), OVERHEAD_MIN_S)
+            )
+            points.append((asked.prompt - (asked.expected if asked.cached is None else asked.cached), first_s))
         busy_until = max(busy_until, asked.at + (asked.first_s if asked.first_s == asked.first_s else asked.lasted_s))
     tokens, seconds = np.array(points or [(1.0, 0.01)]).T
     spread = float(tokens.var())
     slope = float(((tokens - tokens.mean()) * seconds).mean()) / spread if spread else 0.0
     if slope <= 0:
         slope = float(seconds.mean() / max(tokens.mean(), 1.0)) / 2
-    per_token = [
-        (asked.lasted_s - asked.first_s) / (asked.output - 1)
-        for asked in window
-        if fits(asked) and asked.output is not None and asked.output > 1
-    ]
-    decode = max(float(np.percentile(per_token, 5)), 1e-5) if per_token else 0.01
     rest = float(seconds.mean()) - slope * float(tokens.mean())
     overhead = max(rest - (1.5 * decode if form == "steps" else 0.0), OVERHEAD_MIN_S)
     return Speed(
         form, overhead, slope, decode, GROWTH if form == "steps" else 0.0, STEP_TOKENS[0], slots, cache, 0, 0.0
     )
+
+
+def _seconds_per_token(asked: Asked) -> float:
+    """Returns the seconds per output token of an answer with at least two. Of one that is not streamed, this includes its prompt."""
+    tokens = asked.output or 0
+    return (asked.lasted_s - asked.first_s) / (tokens - 1) if asked.streaming else asked.lasted_s / tokens
 
 
 def _slots(sight: Sight) -> int:

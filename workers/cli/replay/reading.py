@@ -11,6 +11,7 @@ import msgspec
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, RUNNING, WAITING
 from epp.recording.records import Configured, Decided, Ended, Member, Scraped, floats, ints
 from epp.recording.trace import Slot, Trace, Traced
+from workers.cli.replay.lengths import Lengths, is_streamed
 from workers.cli.replay.runs import HASH_BYTES
 from workers.shared.recording.limits import MISSING
 from workers.shared.recording.unreadable import Unreadable
@@ -25,7 +26,8 @@ WARM_S: Final = 600.0  # what servers held before the recording is looked for in
 class Asked(msgspec.Struct, frozen=True, gc=False):
     """One recorded request. Times in seconds; `at` on the monotonic clock of the recording, the others from `at`.
 
-    `prompt_tokens`: as the picker counted them; `prompt`: as the server did, else the same. `output`: tokens of the answer, None: unknown.
+    `prompt_tokens`: as the picker counted them; `prompt`: as the server did, else the same. `output`: tokens of the answer, reported or
+    estimated (`workers.cli.replay.lengths`), None: unknown.
     `facts`: a keyed hash per header that plugins read, 0: it had no such header. `target`: index of the endpoint that served it, -1: none.
     `first_s`, `lasted_s`: NaN if there was no answer. `cached`: as the server reported, None: not reported. `expected`: tokens that the
     picker expected to be cached at the target. `answered`: whether the recording has the whole answer of a server. `held`: the endpoints
@@ -110,7 +112,7 @@ def read(path: str, warn: Callable[[str], object], progress: Callable[[int], obj
         if len(reading.asked) > REQUESTS_MAX:
             raise Unreadable(f"{path}: more than {REQUESTS_MAX:,} requests: give one file of the folder")
         progress(len(reading.asked))
-    found = reading.end()
+    found = reading.end(warn)
     if not found.asked:
         raise Unreadable(f"{path}: the recording has no requests")
     if not found.endpoints:
@@ -121,6 +123,8 @@ def read(path: str, warn: Callable[[str], object], progress: Callable[[int], obj
 class _Reading:
     def __init__(self) -> None:
         self.asked: list[Asked] = []
+        self._lengths = Lengths()
+        self._estimated: list[tuple[int, int]] = []  # position in `asked`, bytes of the answer
         self._trace = Trace()
         self._columns: list[str] = []
         self._places: dict[Slot, int] = {}
@@ -137,10 +141,17 @@ class _Reading:
             self._member(record)
         traced = self._trace.add(record)  # type: ignore[arg-type]
         if traced is not None:
-            self.asked.append(self._asked(traced))
+            self._add(traced)
 
-    def end(self) -> Recording:
-        self.asked += [self._asked(traced) for traced in self._trace.unfinished()]
+    def end(self, warn: Callable[[str], object]) -> Recording:
+        for traced in self._trace.unfinished():
+            self._add(traced)
+        told = self._lengths.told()
+        if told.estimated:
+            warn(str(told))
+        for at, size in self._estimated:
+            output = self._lengths.output(self.asked[at].model, size)
+            self.asked[at] = msgspec.structs.replace(self.asked[at], output=output)
         self.asked.sort(key=lambda asked: asked.at)
         endpoints = [
             Lifetime(member, joined, left, tuple((since, until) for since, until in sight.down))
@@ -171,6 +182,14 @@ class _Reading:
                 continue
             sight = self._sights[self._places[slot, member.generation]]
             _look(sight, dict(zip(self._columns, row, strict=False)), state, record.at)
+
+    def _add(self, traced: Traced) -> None:
+        ended = traced.ended
+        if ended is not None and is_streamed(ended):
+            self._lengths.add(traced.decided.model, ended)
+            if ended.completion is None:
+                self._estimated.append((len(self.asked), ended.answer_bytes))
+        self.asked.append(self._asked(traced))
 
     def _asked(self, traced: Traced) -> Asked:
         decided, ended = traced.decided, traced.ended

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from workers.cli.replay.figures import Figures
 from workers.cli.replay.scenario import Outcome
 from workers.cli.replay.servers import UNBOUNDED, Speed
+from workers.cli.replay.verdict import change, verdict
 
 BASE = "recorded configuration"
 NAME_CHARS = 36
@@ -17,7 +18,7 @@ COLUMNS = (
 
 
 def lines(outcome: Outcome) -> list[str]:
-    """Returns the tables, and how far the model is from what was measured."""
+    """Returns the tables, how far the model is from what was measured, and a verdict on each configuration."""
     rows = figure_rows(outcome)
     names = [each.member.name for each in outcome.changed.world.endpoints]
     refused = [
@@ -31,6 +32,7 @@ def lines(outcome: Outcome) -> list[str]:
         *figure_lines(rows),
         *refused,
         trust_text(outcome),
+        *(verdict(name, change(outcome.base.runs, each.runs)) for name, each in outcome.others.items()),
     ]
 
 

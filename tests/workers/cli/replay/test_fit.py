@@ -55,6 +55,15 @@ def test_finds_the_form_and_the_speed_of_a_server(form: Form) -> None:
     assert found.error < 0.05
 
 
+def test_finds_the_speed_of_a_server_also_from_answers_that_are_not_streamed() -> None:
+    truth = replace(SPEED, form="slots", growth=0.0)
+    whole = [replace(each, streaming=False, first_s=each.lasted_s) for each in served(truth, 400)]
+    (found,) = fitted(recording(whole), lambda _: None)
+    assert found.prefill_s == pytest.approx(truth.prefill_s, rel=0.25)
+    assert found.decode_s == pytest.approx(truth.decode_s, rel=0.1)
+    assert found.error < 0.1
+
+
 def test_refuses_a_recording_with_hardly_any_answers() -> None:
     with pytest.raises(TooLittle, match="at least 20"):
         fitted(recording(served(SPEED, 10)), lambda _: None)
