@@ -3,9 +3,11 @@
     whole    the state: plain values, as in /debug/state
     patch    a JSON Merge Patch (RFC 7396) that leads from one state to the next
 
-The first viewer that needs a frame makes it, step by step, and others use it, too; without viewers nothing is made. A value that is
-unknown is missing, because a patch says null for what is gone. Ages are whole seconds, and other numbers have four significant digits:
-so an idle endpoint is in no patch.
+The first viewer that needs a frame makes it, step by step, and others use it, too; without viewers nothing is made. So the state may be
+that of an earlier viewer, also if that one has left a frame half made: its `at` says when it was.
+
+A value that is unknown is missing, because a patch says null for what is gone. Ages are whole seconds, and other numbers have four
+significant digits: so an idle endpoint is in no patch.
 
 The last PATCHES_KEPT patches are kept. A viewer that is further behind has to begin again with the whole state.
 """
@@ -44,9 +46,13 @@ class Named(Protocol):
 
 
 class State(NamedTuple):
-    """The state of one moment. `number`: of its frame. `values`: all but the endpoints. `endpoints`: by id."""
+    """The state of one moment. `number`: of its frame. `values`: all but the endpoints. `endpoints`: by id.
+
+    `at`: when shared memory was read for it, in monotonic seconds.
+    """
 
     number: int
+    at: float
     values: Values
     endpoints: dict[str, Values]
 
@@ -87,10 +93,9 @@ class Frames:
         """The number of the current frame; 0 before the first one."""
         return 0 if self.state is None else self.state.number
 
-    @property
-    def recent(self) -> bool:
-        """Whether the current frame is recent, so that a new viewer can begin with it."""
-        return self.state is not None and self._now() - self._due_at < FRAME_S
+    def of(self, at: float) -> State | None:
+        """Returns the current state if it is that of the moment `at`, in monotonic seconds, or of a later one; else None."""
+        return self.state if self.state is not None and self.state.at >= at else None
 
     def wait_s(self) -> float:
         """Returns the seconds until the next step can be done; 0: now."""
@@ -145,13 +150,13 @@ class Frames:
         values = {"version": VERSION, "at": round(self._wall(), 1), **plain(values | dict(further.values))}
         values["instance"]["uptime_s"] = int(up)
         values["findings"] = [msgspec.to_builtins(each) for each in findings(values, endpoints)]
-        yield from self._publish(values, endpoints)
+        yield from self._publish(look.at, values, endpoints)
         self._due_at = max(self._due_at + FRAME_S, self._now() + FRAME_S / 2)
 
-    def _publish(self, values: Values, endpoints: dict[str, Values]) -> Iterator[None]:
+    def _publish(self, at: float, values: Values, endpoints: dict[str, Values]) -> Iterator[None]:
         before = self.state
         if before is None:
-            self.state = State(1, values, endpoints)
+            self.state = State(1, at, values, endpoints)
             self._due_at = self._now()
             return
         changed: Values = {}
@@ -164,7 +169,7 @@ class Frames:
         patch = difference(before.values, values)
         if changed:
             patch["endpoints"] = changed
-        self.state = State(before.number + 1, values, endpoints)
+        self.state = State(before.number + 1, at, values, endpoints)
         self._patches.append((self.state.number, encode(patch)))
 
 

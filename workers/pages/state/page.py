@@ -9,7 +9,7 @@ then connect again by themselves.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from http import HTTPStatus
 from itertools import islice
 from typing import Final
@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 from workers.pages.decisions import JSON
 from workers.pages.page import PageAnswer, Pause, Piece, Request
 from workers.pages.state.figures import ENDPOINTS_AT_ONCE
-from workers.pages.state.frames import Frames, State, encode
+from workers.pages.state.frames import FRAME_S, Frames, State, encode
 from workers.pages.state.history import History
 
 EVENTS: Final = "text/event-stream"
@@ -74,17 +74,15 @@ class StatePages:
         yield b"}}\n"
 
     def _whole(self, frames: Frames) -> Iterator[Piece]:
-        yield from _fresh(frames)
-        assert frames.state is not None
-        yield from pieces(frames.state)
+        state = yield from self._present(frames)
+        yield from pieces(state)
         yield b"\n"
 
     def _followed(self, frames: Frames) -> Iterator[Piece]:
-        yield from _fresh(frames)
-        assert frames.state is not None
-        seen = frames.state.number
+        state = yield from self._present(frames)
+        seen = state.number
         yield b"event: state\nid: %d\n" % seen
-        for piece in pieces(frames.state):
+        for piece in pieces(state):
             yield b"data: " + piece + b"\n"
         yield b"\n"
         while True:
@@ -97,11 +95,12 @@ class StatePages:
             seen += 1
             yield b"event: patch\nid: %d\ndata: " % seen + patch + b"\n\n"
 
-
-def _fresh(frames: Frames) -> Iterator[Piece]:
-    """Makes a state, unless there is a recent one."""
-    while not frames.recent:
-        yield from _step(frames)
+    def _present(self, frames: Frames) -> Generator[Piece, None, State]:
+        """Returns a state that is at most FRAME_S older than this call. Makes one if there is none."""
+        oldest = self._now() - FRAME_S
+        while (state := frames.of(oldest)) is None:
+            yield from _step(frames)
+        return state
 
 
 def _step(frames: Frames) -> Iterator[Piece]:

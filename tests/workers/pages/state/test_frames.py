@@ -48,8 +48,9 @@ class World:
 
     def looking(self, now: float) -> Iterator[Look | None]:
         self.looks += 1
+        endpoints = tuple(self.endpoints)
         yield None
-        yield look(at=now, endpoints=tuple(self.endpoints))
+        yield look(at=now, endpoints=endpoints)
 
     def until(self, number: int) -> State:
         """Steps until there is this frame."""

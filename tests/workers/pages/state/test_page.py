@@ -3,9 +3,13 @@
 import json
 from http import HTTPStatus
 
+import pytest
+
+from shm.table import DOWN
+from tests.workers.pages.state.looks import endpoint
 from tests.workers.pages.state.test_frames import World
 from workers.pages.page import PageAnswer, Pause, Request
-from workers.pages.state.frames import PATCHES_KEPT
+from workers.pages.state.frames import FRAME_S, PATCHES_KEPT
 from workers.pages.state.history import FIGURES, History
 from workers.pages.state.page import VIEWERS_MAX, StatePages
 
@@ -50,6 +54,50 @@ def test_the_state_is_one_json_document_with_its_version() -> None:
     document = json.loads(pages.whole(answer))
     assert (document["version"], document["number"], len(document["endpoints"])) == (1, 1, 2)
     assert answer.content_type == "application/json"
+
+
+@pytest.mark.parametrize("pause_s", [1.5, 6.0, 120.0])
+def test_each_viewer_after_a_pause_gets_a_state_that_was_read_after_it_has_asked(pause_s: float) -> None:
+    pages = Pages()
+    pages.whole(pages.pages.state(LOCAL))
+    pages.world.now += pause_s
+    pages.world.endpoints[0] = endpoint("a", flags=DOWN)
+    for run in range(3):
+        asked = pages.world.now
+        document = json.loads(pages.whole(pages.pages.state(LOCAL)))
+        assert document["endpoints"]["default/a 10.0.0.1:8000"]["state"] == "down", f"run {run}"
+        assert document["at"] >= asked - FRAME_S
+        pages.world.now += pause_s
+
+
+def test_a_stream_after_a_pause_begins_with_the_present_state() -> None:
+    pages = Pages()
+    pages.whole(pages.pages.state(LOCAL))
+    pages.world.now += 120.0
+    pages.world.endpoints = [endpoint("c")]
+    assert b"default/c" in pages.event(pages.pages.stream(LOCAL))
+
+
+def test_a_frame_that_its_viewer_has_left_half_made_is_not_shown_to_the_next_one() -> None:
+    pages = Pages()
+    pages.whole(pages.pages.state(LOCAL))
+    pages.world.now += 2.0
+    left = iter(pages.pages.state(LOCAL).body)
+    assert next(left) == b"", "it has begun to read shared memory"
+    pages.world.now += 120.0
+    pages.world.endpoints = [endpoint("c")]
+    document = json.loads(pages.whole(pages.pages.state(LOCAL)))
+    assert list(document["endpoints"]) == ["default/c 10.0.0.1:8000"]
+
+
+def test_a_state_is_sent_even_if_frames_take_longer_than_their_interval() -> None:
+    pages = Pages()
+    answer = pages.pages.state(LOCAL)
+    sent = b""
+    for piece in answer.body:  # type: ignore[union-attr]
+        pages.world.now += 0.7 if not isinstance(piece, Pause) else 0.7 + piece.seconds
+        sent += b"" if isinstance(piece, Pause) else piece
+    assert json.loads(sent)["version"] == 1
 
 
 def test_a_stream_begins_with_the_state_and_goes_on_with_a_patch_per_second() -> None:
