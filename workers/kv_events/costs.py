@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -43,16 +44,19 @@ class Costs:
         over: Callable[[int], int],
         give_back: Callable[[], None] = trim,
         peers: Callable[[], Mapping[str, int]] | None = None,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         """`limit`: bytes. `over(limit)` returns the used bytes if they exceed the limit, else 0. `give_back` returns freed memory to the
         system.
 
-        `peers` returns the addresses that have sent most to this process, with their bytes.
+        `peers` returns the addresses that have sent most to this process, with their bytes. `cpu`: CPU seconds of this thread.
         """
         self._limit = limit
         self._over = over
         self._give_back = give_back
         self._peers = peers or largest_peers
+        self._cpu = cpu
+        self._cpu_at = cpu()
         self._looked = self._reported = 0.0
         # What each endpoint had counted at the last report: seconds, malformed and too long messages, the sum of gaps and restarts.
         self._before: dict[Followed, tuple[float, int, int, int]] = {}
@@ -81,11 +85,14 @@ class Costs:
         if elapsed < REPORT_S:
             return
         self._reported = now
+        cpu_at, self._cpu_at = self._cpu_at, self._cpu()
+        # An endpoint's time includes time in which this process was frozen or waited for a core. So the process must have been busy, too.
+        busy = self._cpu_at - cpu_at > BUSY_SHARE * elapsed
         before, self._before = self._before, {}
         for each in followed:
             seconds, malformed, too_long, troubles = before.get(each, (each.seconds, 0, 0, 0))
             self._before[each] = each.seconds, each.malformed, each.too_long, each.troubles
-            if each.seconds - seconds > BUSY_SHARE * elapsed:
+            if busy and each.seconds - seconds > BUSY_SHARE * elapsed:
                 log.warning(
                     "kv-events: the events of one endpoint take most of the time",
                     endpoint=each.endpoint.name,

@@ -183,7 +183,7 @@ class AdminServer:
         """Asks for a turn to connect the next socket of the line."""
         if self._line and not self._connecting and self._listener is not None:
             self._connecting = True
-            self.turns.prompt(self._begin_handshake)
+            self.turns.urgent(self._begin_handshake)
 
     def _begin_handshake(self) -> None:
         self._connecting = False
@@ -195,7 +195,7 @@ class AdminServer:
         self._handshakes[connection] = handshake
         handshake.add_done_callback(functools.partial(self._connected, connection, accepted))
         if self._context is not None:
-            self.turns.share.spend(HANDSHAKE_COST_S)
+            self.turns.charge(HANDSHAKE_COST_S)
         self._connect_next()
 
     def _connected(self, connection: Connection, accepted: socket.socket, handshake: "asyncio.Task[None]") -> None:

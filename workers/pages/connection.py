@@ -1,8 +1,8 @@
 """Serves one connection of the metrics port: reads requests with h11 and answers them one by one.
 
-A request waits for its turn (`turns.Turns`), and the connection reads nothing more until then. A client is limited in the bytes that it
-sends before its answer, in blank lines, in requests, and in the time for which it reads nothing of a page. The server disconnects
-a client that exceeds a limit, and names its address in the log.
+A request waits for its turn (`turns.Turns`), and the connection reads nothing more until then. Probes go first. A client is limited in
+the bytes that it sends before its answer, in blank lines, in requests, and in the time for which it reads nothing of a page. The server
+disconnects a client that exceeds a limit, and names its address in the log.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ LOOK_EVERY_S = 5.0  # how often a client that receives a long page is checked
 UNSENT_BYTES_MAX = 64 << 10  # while more bytes wait for a client, the server makes no answer and no piece for it
 READ_BYTES: Final = 4 << 10  # bytes per read; few, so that a flood takes little memory
 BLANK_BYTES_MAX: Final = 4  # blank bytes before a request line, where RFC 9112 (2.2) lets a client send an empty line
+PROBES: Final = (b"GET /healthz ", b"GET /readyz ", b"HEAD /healthz ", b"HEAD /readyz ")
 AHEAD: Final = "sends more and does not wait for its answers"
 REQUESTS_BURST: Final = 100
 REQUESTS_PER_S: Final = 20.0
@@ -209,7 +210,9 @@ class Connection(asyncio.BufferedProtocol):
         if not self.busy and not self._transport.is_closing() and (self._arrived or self._left or self._client_done):
             self._scheduled = True
             self._transport.pause_reading()  # otherwise a client that sends byte by byte costs a wake-up for each
-            self._server.turns.prompt(self._turn, self.host)
+            turns = self._server.turns
+            ask = turns.urgent if self._arrived.startswith(PROBES) else turns.prompt
+            ask(self._turn, self.host)
 
     def _turn(self) -> None:
         """Reads the next request, if it has come completely, and begins to answer it."""

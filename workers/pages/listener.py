@@ -39,12 +39,14 @@ class Listener:
         take: Callable[[socket.socket, str], None],
         report: Callable[..., None],
         clock: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`cpu`: CPU seconds of this thread."""
         self._loop = loop
         self._listening = listening
         self._take = take
         self._report = report
-        self._clock = clock
+        self._cpu = cpu
         self._share = Share(ACCEPT_SHARE, ACCEPT_BURST_S, clock)
         self._timer: Any = None
 
@@ -61,7 +63,7 @@ class Listener:
             self._loop.remove_reader(self._listening.fileno())
 
     def _readable(self) -> None:
-        begun = self._clock()
+        begun = self._cpu()
         try:
             for _ in range(ACCEPTS_AT_ONCE):
                 accepted, peer = self._listening.accept()
@@ -78,7 +80,7 @@ class Listener:
             )
             self._pause(NO_DESCRIPTORS_PAUSE_S)
             return
-        self._share.spend(self._clock() - begun)
+        self._share.spend(self._cpu() - begun)
         if wait_s := self._share.wait_s():
             self._pause(wait_s)
 

@@ -1,14 +1,16 @@
 """Limits the share of a process's time that a port may use, and orders the port's work.
 
 The supervisor also scrapes and sends heartbeats, so clients of the metrics port must not keep its event loop busy. All work for them is
-divided into short acts. `Turns` runs one act per turn of the loop, measures it, and adds ACT_COST_S. A `Share` is a bucket of seconds
-that fills with a fraction of the time. While it is empty, the acts wait, and the process does its other work.
+divided into short acts. `Turns` runs one act per turn of the loop, measures its CPU time, and adds ACT_COST_S. A `Share` is a bucket of
+seconds that fills with a fraction of the time. While it is empty, the acts wait, and the process does its other work. Time in which the
+process was frozen, or waited for a core, is nobody's: no client is charged for it.
 
-    prompt acts     heads of requests, and short answers; hosts take turns, so that a probe waits for one act of each other host
+    urgent acts     new connections and probes; they have a share of their own, and without it they are prompt acts
+    prompt acts     heads of requests, and short answers; hosts take turns, so that a client waits for one act of each other host
     patient acts    pieces of long pages: one after every four prompt acts
 
 The caller limits the number of waiting acts: a connection and a page have at most one each. While the port uses up its share, `Turns`
-names the host whose prompt acts took the most time, once per second.
+names the host whose prompt acts took most of it, once per second.
 """
 
 import time
@@ -17,9 +19,11 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 SHARE: Final = 1 / 4  # the share of the process's time that all pages together may take
+URGENT_SHARE: Final = 1 / 20  # the share of urgent acts: some 50 probes per second
 BURST_S: Final = 0.05
 PERIOD_S: Final = 1.0  # how often it is checked whether a host takes too much
 USED_UP: Final = 0.8  # the part of the share above which it counts as used up
+MOST: Final = 0.5  # the part of what was used above which a host took most of it
 ACT_COST_S: Final = 0.0001  # what an act costs outside of it: the loop wakes up, reads, opens and closes connections
 PROMPT_IN_A_ROW: Final = 4
 
@@ -46,7 +50,7 @@ class Share:
         self._seen_at = clock()
 
     def spend(self, seconds: float) -> None:
-        """Takes the seconds that an act took out of the bucket."""
+        """Takes the CPU seconds of an act out of the bucket."""
         self._left_s -= seconds
 
     def wait_s(self) -> float:
@@ -65,21 +69,37 @@ class Turns:
         loop: Loop,
         clock: Callable[[], float] = time.perf_counter,
         on_used_up: Callable[[str], None] = lambda host: None,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`on_used_up` gets the host that took the most of a period in which the share was used up."""
+        """`on_used_up` gets the host that took most of a period in which the share was used up. `cpu`: CPU seconds of this thread."""
         self._loop = loop
         self._clock = clock
+        self._cpu = cpu
         self._on_used_up = on_used_up
-        self._took: defaultdict[str, float] = defaultdict(
-            float
-        )  # by host, the seconds of its prompt acts in this period
-        self._used_s = 0.0  # seconds of all acts in this period
+        # By host, the seconds of its prompt acts in this period.
+        self._took: defaultdict[str, float] = defaultdict(float)
+        self._used_s = 0.0  # seconds of all acts in this period, without urgent ones
         self._period_ends = clock() + PERIOD_S
         self.share = Share(SHARE, BURST_S, clock)
+        self._urgent_share = self._charged = Share(URGENT_SHARE, BURST_S, clock)
+        self._urgent: deque[Act] = deque()
+        self._soon = False  # whether the next turn begins at once
         self._prompt: dict[str, deque[Act]] = {}  # by host, the next one in turn first
         self._patient: deque[Act] = deque()
         self._in_a_row = 0
         self._timer: Any = None  # starts the next turn
+
+    def urgent(self, act: Act, host: str = "") -> None:
+        """Queues a short act for which no page and no other client is to blame if it waits: it runs next, while its share lasts."""
+        if self._urgent_share.wait_s():
+            self.prompt(act, host)
+        else:
+            self._urgent.append(act)
+            self._schedule()
+
+    def charge(self, seconds: float) -> None:
+        """Charges CPU time that an act causes outside of it. To be called by that act."""
+        self._charged.spend(seconds)
 
     def prompt(self, act: Act, host: str = "") -> None:
         """Queues a short act for a client at this host. It runs soon."""
@@ -93,29 +113,41 @@ class Turns:
 
     def close(self) -> None:
         """Drops all acts."""
+        self._urgent.clear()
         self._prompt.clear()
         self._patient.clear()
+        self._cancel()
+
+    def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _schedule(self) -> None:
-        if self._timer is None and (self._prompt or self._patient):
-            wait_s = self.share.wait_s()
-            self._timer = self._loop.call_later(wait_s, self._turn) if wait_s else self._loop.call_soon(self._turn)
+        if self._urgent and not self._soon:
+            self._cancel()
+        if self._timer is None and (self._urgent or self._prompt or self._patient):
+            wait_s = 0.0 if self._urgent else self.share.wait_s()
+            self._soon = not wait_s
+            self._timer = self._loop.call_soon(self._turn) if self._soon else self._loop.call_later(wait_s, self._turn)
 
     def _turn(self) -> None:
-        self._timer = None
-        begun = self._clock()
-        host, act = self._next()
+        self._timer, self._soon = None, False
+        urgent = bool(self._urgent)
+        self._charged = self._urgent_share if urgent else self.share
+        begun = self._cpu()
+        host, act = ("", self._urgent.popleft()) if urgent else self._next()
         try:
             act()
         finally:
-            self._spend(host, self._clock() - begun + ACT_COST_S)
+            seconds = self._cpu() - begun + ACT_COST_S
+            self._charged.spend(seconds)
+            if not urgent:
+                self._account(host, seconds)
             self._schedule()
 
-    def _spend(self, host: str, seconds: float) -> None:
-        self.share.spend(seconds)
+    def _account(self, host: str, seconds: float) -> None:
+        """Adds an act to this period. At the end of the period, names the host that took most if the share was used up."""
         self._used_s += seconds
         if host:
             self._took[host] += seconds
@@ -123,7 +155,9 @@ class Turns:
             return
         elapsed = now - self._period_ends + PERIOD_S
         if self._took and self._used_s >= USED_UP * SHARE * elapsed:
-            self._on_used_up(max(self._took, key=self._took.__getitem__))
+            host = max(self._took, key=self._took.__getitem__)
+            if self._took[host] >= MOST * self._used_s:  # otherwise pages took it, such as those of scrapers
+                self._on_used_up(host)
         self._took.clear()
         self._used_s = 0.0
         self._period_ends = now + PERIOD_S

@@ -11,6 +11,7 @@ requests ahead of the truth. If a plugin is not called for every request, its co
 pipeline to its end. So either all calls of a request are timed or none.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from epp.plugin import Plugin
 from shm.lanes import Lane
 
 SHARE: Final = 8
-BLOCKING_S: Final = 0.05  # a call that takes longer keeps all other requests of the worker waiting
+BLOCKING_S: Final = 0.05  # a call that uses the CPU for longer keeps all other requests of the worker waiting
 EXACT: Final = 8  # the first requests after each beat of the worker: all are timed and count once each
 
 Call = Callable[..., Any]
@@ -106,14 +107,17 @@ class CallTimers:
         timers: Mapping[tuple[str, str], int],
         now: Callable[[], float],
         on_blocking: Callable[[Plugin, str, float], None] = lambda _plugin, _point, _seconds: None,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`on_blocking` gets the plugin, the extension point and the seconds of a call that kept the event loop busy for more than
-        BLOCKING_S.
+        """`on_blocking` gets the plugin, the extension point and the CPU seconds of a call that kept the event loop busy for more than
+        BLOCKING_S. `cpu`: CPU seconds of this thread.
         """
         self._lane = lane
         self._timers = timers
         self._now = now
         self._on_blocking = on_blocking
+        self._cpu = cpu
+        self._stored_at, self._cpu_at = now(), cpu()
         # Histogram -> its plugin and extension point. Producers are missing, because they may wait.
         self._owners: dict[int, tuple[Plugin, str]] = {}
         self._kept: dict[int, dict[int, list[float]]] = {}  # weight -> histogram -> durations
@@ -138,13 +142,24 @@ class CallTimers:
 
     def store(self) -> None:
         """Stores the kept durations in the lane, and reports calls that were too long."""
+        stood_still_s = self._stood_still_s()
+        self._stored_at, self._cpu_at = self._now(), self._cpu()
         for weight, histograms in self._kept.items():
             for index, kept in histograms.items():
                 if kept:
-                    if (longest := max(kept)) > BLOCKING_S and (owner := self._owners.get(index)) is not None:
-                        self._on_blocking(*owner, longest)
+                    busy_s = max(kept) - stood_still_s
+                    if busy_s > BLOCKING_S and (owner := self._owners.get(index)) is not None:
+                        self._on_blocking(*owner, busy_s)
                     self._lane.observe_all(index, kept, weight)
                     kept.clear()
+
+    def _stood_still_s(self) -> float:
+        """Returns for how long this thread has not run since the last `store`: idle, frozen, or waiting for a core.
+
+        A call that took `s` seconds has used the CPU for at least `s` minus this time. To read the CPU clock around each call would cost
+        3 us.
+        """
+        return self._now() - self._stored_at - (self._cpu() - self._cpu_at)
 
     def _producer(self, call: C, keep: Callable[[float], None], plugin: Plugin) -> C:
         """Times a producer. If the producer waits for something, the time of waiting counts, too."""
@@ -156,8 +171,9 @@ class CallTimers:
             try:
                 waiting = call(*args)
             finally:
-                if (spent := now() - start) > BLOCKING_S:
-                    self._on_blocking(plugin, Point.PRODUCER.value, spent)
+                spent = now() - start
+                if spent > BLOCKING_S and (busy_s := spent - self._stood_still_s()) > BLOCKING_S:
+                    self._on_blocking(plugin, Point.PRODUCER.value, busy_s)
                 if waiting is None:
                     keep(spent)
                 else:

@@ -5,13 +5,14 @@ import time
 import structlog
 
 from epp.errors import ProducerFailed
-from epp.plugin import Plugin, Profile
+from epp.plugin import Plugin, Profile, foreign
 from shm.lanes import Lane
 from workers.host.log import error_text, stack
 from workers.worker.services import Warnings
 
 FAULTS_LOGGED_PER_S = 5
-BLOCKS = "all other requests of this worker waited meanwhile: let work that takes long go through `services`"
+BLOCKS = "all other requests of this worker waited meanwhile"
+ADVICE = "let work that takes long go through `services`"
 
 log = structlog.get_logger()
 
@@ -46,11 +47,12 @@ class Faults:
             log.warning("plugin breaks its contract", plugin=plugin.name, why=text)
 
     def blocked(self, plugin: Plugin, point: str, seconds: float) -> None:
-        """Logs that a call of a plugin has kept the event loop busy. Logs this once per plugin."""
+        """Logs that a call of a plugin has kept the event loop busy. Logs this once per plugin. `seconds`: of CPU time."""
         if (plugin.name, BLOCKS) not in self._remarked:
             self._remarked.add((plugin.name, BLOCKS))
+            why = f"{BLOCKS}: {ADVICE}" if foreign(type(plugin)) else BLOCKS
             log.warning(
-                "plugin blocks the worker", plugin=plugin.name, point=point, ms=round(seconds * 1e3), why=BLOCKS
+                "plugin blocks the worker", plugin=plugin.name, point=point, cpu_ms=round(seconds * 1e3), why=why
             )
 
     def policy_failed(self, plugin: str, problem: BaseException) -> None:

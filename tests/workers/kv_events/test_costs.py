@@ -52,8 +52,10 @@ def test_memory_that_can_be_given_back_is_no_reason_to_end() -> None:
 
 @pytest.mark.parametrize("culprit", ["seconds", "malformed", "too_long", "troubles"])
 def test_an_endpoint_that_costs_too_much_is_named_once_per_interval(culprit: str) -> None:
-    costs, good, bad = Costs(0, lambda limit: 0), Sender("good"), Sender("bad")
+    cpu = [0.0]
+    costs, good, bad = Costs(0, lambda limit: 0, cpu=lambda: cpu[0]), Sender("good"), Sender("bad")
     costs.report([good, bad], 1000.0)
+    cpu[0] += REPORT_S * 0.95
     good.seconds += BUSY_SHARE * REPORT_S / 2
     setattr(bad, culprit, REPORT_S * 0.9 if culprit == "seconds" else 7)
     with capture_logs() as logs:
@@ -61,3 +63,14 @@ def test_an_endpoint_that_costs_too_much_is_named_once_per_interval(culprit: str
         costs.report([good, bad], 1000.0 + REPORT_S + 1)
         costs.report([good, bad], 1000.0 + 2 * REPORT_S)
     assert [line["endpoint"] for line in logs] == ["bad"]
+
+
+def test_an_endpoint_is_not_named_for_time_in_which_the_process_was_frozen_or_waited_for_a_core() -> None:
+    cpu = [0.0]
+    costs, sender = Costs(0, lambda limit: 0, cpu=lambda: cpu[0]), Sender("a")
+    costs.report([sender], 1000.0)
+    cpu[0] += BUSY_SHARE * REPORT_S / 2
+    sender.seconds += REPORT_S * 0.95
+    with capture_logs() as logs:
+        costs.report([sender], 1000.0 + REPORT_S)
+    assert logs == []

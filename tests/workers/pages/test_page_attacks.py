@@ -27,6 +27,32 @@ def test_a_flood_of_connections_that_wait_for_their_turn_does_not_keep_out_anoth
     served(scenario)
 
 
+@pytest.mark.parametrize("path", [b"/healthz", b"/readyz"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_probe_is_answered_though_others_have_used_up_the_time_of_the_port(path: bytes, kept: bool) -> None:
+    async def scenario(admin: AdminServer, address: tuple[str, int]) -> None:
+        probing = await asyncio.open_connection(*address) if kept else None
+        reader, writer = await asyncio.open_connection(*address)
+        while admin.taken < 1 + kept:
+            await asyncio.sleep(0.001)
+        admin.turns.share.spend(1e6)  # no other client gets an answer in this test
+        writer.write(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(3):
+            if probing is None:
+                assert await status(address, path) in (200, 404)
+            else:
+                probing[1].write(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert (await probing[0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 ")
+                await probing[0].readuntil(b"\n")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await reader.read(1)
+        for _, each in filter(None, (probing, (reader, writer))):
+            each.close()
+
+    served(scenario)
+
+
 async def attacked(address: tuple[str, int], piece: bytes, *, reads: bool) -> int:
     """Sends a piece again and again until the server ends the connection. Returns how many bytes it took."""
     reader, writer = await asyncio.open_connection(*address)

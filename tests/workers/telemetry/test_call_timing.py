@@ -27,7 +27,7 @@ class World:
         schema = LaneSchema(1, (), (), names, lanes=1)
         self.lanes = Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
         places = {(point, plugin.name): index for index, (point, plugin) in enumerate(points)}
-        self.calls = CallTimers(self.lanes.lane(0), places, lambda: 0.0)
+        self.calls = CallTimers(self.lanes.lane(0), places, lambda: 0.0, cpu=lambda: 0.0)
         self.asked = f"{Point.PROFILE_PICKER.value}@{plain.recipe.handler.name}"
         self.guarded: Counter[Point] = Counter()
         self.timing = Timing(self.calls, self._guard, plain.wrapped(within(self._guard, self.calls)))
@@ -90,22 +90,66 @@ def test_every_form_keeps_the_other_wrapper_of_the_calls() -> None:
     assert world.guarded and all(count % 3 == 0 for count in world.guarded.values())
 
 
-def test_calls_that_block_are_named_with_their_plugin_and_point() -> None:
-    times = iter([0.0, 0.06, 1.0, 1.01, 2.0, 2.2])
-    blocked: list[tuple[str, str, float]] = []
-    schema = LaneSchema(1, (), (), (("a", (1.0,)), ("p", (1.0,))), lanes=1)
-    timers = CallTimers(
-        Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0),
-        {("Scorer", "s"): 0, ("DataProducer", "s"): 1},
-        lambda: next(times),
-        lambda plugin, point, seconds: blocked.append((plugin.name, point, round(seconds, 3))),
-    )
-    plugin = QueueDepth("s", NoParams())
-    score: Callable[..., None] = timers(Point.SCORER, plugin, lambda *_: None)
-    for _ in range(2):
-        score(None, None, None)
-    timers.store()
-    timers.store()
-    produce: Callable[..., None] = timers(Point.PRODUCER, plugin, lambda *_: None)
-    produce(None, None)
-    assert blocked == [("s", "Scorer", 0.06), ("s", "DataProducer", 0.2)]
+class Blocking:
+    """Times calls of one plugin, which work and stand still as the test says. `blocked`: what was reported."""
+
+    def __init__(self) -> None:
+        self.now = self.busy = 7.0
+        self.blocked: list[tuple[str, str, float]] = []
+        schema = LaneSchema(1, (), (), (("a", (1.0,)), ("p", (1.0,))), lanes=1)
+        self.timers = CallTimers(
+            Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0),
+            {("Scorer", "s"): 0, ("DataProducer", "s"): 1},
+            lambda: self.now,
+            lambda plugin, point, seconds: self.blocked.append((plugin.name, point, round(seconds, 3))),
+            lambda: self.busy,
+        )
+        plugin = QueueDepth("s", NoParams())
+        self.score: Callable[..., None] = self.timers(Point.SCORER, plugin, lambda *_: self.spend(*self.costs))
+        self.produce: Callable[..., None] = self.timers(Point.PRODUCER, plugin, lambda *_: self.spend(*self.costs))
+        self.costs = (0.0, 0.0)
+
+    def spend(self, busy_s: float, still_s: float = 0.0) -> None:
+        self.now += busy_s + still_s
+        self.busy += busy_s
+
+    def calls(self, busy_s: float, still_s: float = 0.0) -> list[tuple[str, str, float]]:
+        """What is reported of a call of the scorer and one of the producer."""
+        self.costs, self.blocked = (busy_s, still_s), []
+        self.score(None, None, None)
+        self.timers.store()
+        self.produce(None, None)
+        self.timers.store()
+        return self.blocked
+
+
+def test_calls_that_use_the_cpu_for_long_are_named_with_their_plugin_and_point() -> None:
+    world = Blocking()
+    assert world.calls(0.01) == []
+    assert world.calls(0.06) == [("s", "Scorer", 0.06), ("s", "DataProducer", 0.06)]
+    assert world.calls(0.2) == [("s", "Scorer", 0.2), ("s", "DataProducer", 0.2)]
+    world.timers.store()
+    assert world.calls(0.01) == []
+
+
+def test_a_call_is_named_among_others_that_keep_the_worker_busy() -> None:
+    world = Blocking()
+    world.spend(0.09)
+    assert world.calls(0.06) == [("s", "Scorer", 0.06), ("s", "DataProducer", 0.06)]
+
+
+@pytest.mark.parametrize("still_s", [0.05, 0.5, 30.0])
+def test_a_call_in_which_the_worker_stood_still_is_not_named(still_s: float) -> None:
+    world = Blocking()
+    world.spend(0.09)  # other work of the worker
+    assert world.calls(0.04, still_s) == []
+
+
+def test_the_cpu_clock_is_not_read_for_a_call() -> None:
+    world = Blocking()
+    reads = world.busy
+    world.timers._cpu = lambda: pytest.fail("a call has read the CPU clock")
+    world.costs = (0.04, 0.0)
+    world.score(None, None, None)
+    world.produce(None, None)
+    assert world.busy > reads
