@@ -206,7 +206,7 @@ lock: $(READY_DEV)
 	@$(PYTHON) -m pip install --quiet uv
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra demo --extra manifests --output-file requirements-demo.txt pyproject.toml requirements-build.in
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev --output-file requirements-dev.txt pyproject.toml requirements-build.in
-	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra cel --extra k8s --extra kv-events --extra otel --extra record --extra replicas --constraint requirements-dev.txt --output-file requirements-image.txt pyproject.toml requirements-build.in
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra cel --extra k8s --extra kv-events --extra otel --extra replicas --constraint requirements-dev.txt --output-file requirements-image.txt pyproject.toml requirements-build.in
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --constraint requirements-dev.txt --output-file requirements-ui.txt requirements-ui.in
 
 clean:

@@ -3,12 +3,13 @@
 import base64
 import itertools
 import json
+import uuid
 from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import COMPLETIONS, ask, completion, run
-from tests.e2e.conftest import SERVERS, Gateway
+from tests.e2e.cluster import COMPLETIONS, Cluster, ask, completion, eventually, run
+from tests.e2e.conftest import SERVERS, WORKERS, Gateway
 from workers.cli.demo.children import python
 
 ASKS = {"x-llm-d-debug": "receipt"}
@@ -44,6 +45,34 @@ def test_every_recent_request_is_found_by_its_id_on_any_worker(gateway: Gateway)
         assert done.returncode == 0 and decision["request_id"] in done.stdout
         assert decision["targets"][0] in done.stdout
     assert explain(gateway, "--request-id=no-such-request").returncode == 1
+
+
+def test_a_decision_that_no_worker_remembers_is_found_in_the_recording(gateway: Gateway) -> None:
+    wanted, tenant = str(uuid.uuid4()), {"x-llm-d-inference-fairness-id": "slow-tenant"}
+    ask(gateway.port, COMPLETIONS, completion("the first one"), {"x-request-id": wanted, **tenant})
+    for number in range(40 * WORKERS):
+        ask(gateway.port, COMPLETIONS, completion(f"number {number}", max_tokens=1))
+    beside = (f"--metrics-port={gateway.picker.metrics}", f"--run-dir={gateway.cluster.directory / 'run'}")
+
+    def explained(*flags: str) -> Any:
+        return run(python("workers", "explain", *beside, *flags))
+
+    assert eventually(lambda: explained(f"--request-id={wanted}").returncode == 0, 10.0)
+    said = explained(f"--request-id={wanted}").stdout
+    assert "first byte after" in said and "with status 200" in said and "decided after" in said
+    found = json.loads(explained("--flow=slow-tenant", "--at=1m", "--json").stdout)["decisions"]
+    assert len(found) == 1
+    target = found[0]["targets"][0]
+    several = json.loads(explained(f"--endpoint={target}", "--n=3", "--json").stdout)["decisions"]
+    assert len(several) == 3 and {decision["targets"][0] for decision in several} == {target}
+    missing = explained("--flow=nobody")
+    assert missing.returncode == 1 and "has a decision on a request of flow nobody" in missing.stderr
+
+
+def test_without_a_recording_it_says_why_it_knows_no_more(cluster: Cluster, gateway: Gateway) -> None:
+    picker = cluster.picker(gateway.fleet.file, "--record-dir=none", workers=1)
+    refused = run(python("workers", "explain", f"--url=http://127.0.0.1:{picker.metrics}", "--flow=any"))
+    assert refused.returncode == 1 and "nothing is recorded: --record-dir is none" in refused.stderr
 
 
 @pytest.fixture(scope="module")

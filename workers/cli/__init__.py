@@ -45,14 +45,10 @@ _CONFIG: Final[Mapping[str, Entry]] = {
     "rollback": Entry("End a trial, or go back to the configuration before.", "workers.cli.rollback"),
 }
 _RECORD: Final[Mapping[str, Entry]] = {
-    "start": Entry("Record the requests of a running picker, without prompts.", "workers.cli.record", "record"),
-    "export": Entry("Export the requests of a recording.", "workers.cli.export", "record"),
-    "replay": Entry(
-        "Replay a recording under other configurations, in virtual time.", "workers.cli.replay.command", "record"
-    ),
-    "tune": Entry(
-        "Find weights and parameters that serve recorded traffic better.", "workers.cli.tune.command", "analysis"
-    ),
+    "start": Entry("Record the requests of a running picker, without prompts.", "workers.cli.record"),
+    "export": Entry("Export the requests of a recording.", "workers.cli.export"),
+    "replay": Entry("Replay a recording under other configurations, in virtual time.", "workers.cli.replay.command"),
+    "tune": Entry("Find weights and parameters that serve recorded traffic better.", "workers.cli.tune.command", "lab"),
 }
 PICKER: Final[Mapping[str, Entry]] = {
     "serve": Entry("Run the picker.", "workers.cli.serve"),
@@ -66,9 +62,7 @@ PICKER: Final[Mapping[str, Entry]] = {
     "manifests": Entry("Print the Kubernetes objects that install a picker.", "workers.cli.manifests.command"),
 }
 LABORATORY: Final[Mapping[str, Entry]] = {
-    "demo": Entry(
-        "Run the picker with simulated model servers, Envoy and traffic.", "workers.cli.demo.command", "demo"
-    ),
+    "demo": Entry("Run the picker with simulated model servers, Envoy and traffic.", "workers.cli.demo.command", "lab"),
     "sim": Entry("Run simulated model servers.", "workers.cli.sim"),
     "size": Entry("Size a picker: cores, memory and flags for a load.", "workers.cli.size"),
 }

@@ -12,7 +12,7 @@ from epp.explain import Explanation
 from epp.inferred_path import inferred_path
 from epp.isolation import culprit
 from shm import observe
-from workers.cli import explain_view, offline
+from workers.cli import explain_recorded, explain_view, offline
 from workers.cli.configuration import (
     add_plugins,
     experimental_option,
@@ -22,6 +22,7 @@ from workers.cli.configuration import (
     read_file,
     shown_path,
 )
+from workers.cli.explain_recorded import Wanted, wanted_options
 from workers.cli.explain_trace import found as found_in_trace
 from workers.cli.explain_trace import why_then, with_config
 from workers.cli.flags import PORT, BadConfiguration, Whole, WithArguments, flag
@@ -31,7 +32,7 @@ from workers.kube.object_files import Folder
 from workers.kube.object_kinds import Found, merge
 from workers.pages.decisions import decoded, encoded
 from workers.pages.receipts import Opened
-from workers.shared.recording.limits import MISSING
+from workers.shared.recording.reader import batches_of
 from workers.shared.recording.unreadable import Unreadable
 
 
@@ -46,7 +47,7 @@ from workers.shared.recording.unreadable import Unreadable
     show_default=True,
     help="How many decisions to show, newest first.",
 )
-@click.option("--request-id", default="", help="The decision on the request with this x-request-id.")
+@wanted_options
 @flag("metrics-port", PORT, None, "Ask the picker on this machine with this metrics port. [default: the only one]")
 @flag("instance", str, "", "Ask the picker on this machine with this name, whatever its ports are.")
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
@@ -73,7 +74,7 @@ def command(
     receipt: str,
     last: bool,
     count: int,
-    request_id: str,
+    wanted: Wanted,
     metrics_port: int | None,
     instance: str,
     run_dir: str,
@@ -93,14 +94,15 @@ def command(
 ) -> None:
     """Explain a decision: the endpoints that each filter dropped, the scores times their weights, the runner-up and the margin.
 
-    The decision is one of a running picker, where each worker keeps its last 32 decisions. With RECEIPT, the header x-llm-d-receipt
-    of a response to a request with `x-llm-d-debug: receipt`, it is that one: the picker opens the receipt with its secret. With
-    --request and --endpoints-file, it is made offline by the same code. With --trace, it is a recorded one; then --config-file says
+    The decision is one of a running picker. Each worker keeps its last 32 decisions; older ones come from the picker's recording, which
+    has a sample of the requests, those that failed, and the slowest. With RECEIPT, the header x-llm-d-receipt of a response to a
+    request with `x-llm-d-debug: receipt`, it is that one: the picker opens the receipt with its secret. With --request and
+    --endpoints-file, it is made offline by the same code. With --trace, it is a recorded one; then --config-file says
     where another configuration would send the request at that moment.
 
     Exit code 0: explained; 1: there is no such decision or no picker, or a plugin fails; 78: a file is invalid.
     """
-    if sum(map(bool, (receipt, last, request_id, request_file, trace))) > 1:
+    if sum(map(bool, (receipt, last, wanted.request_id, request_file, trace))) > 1:
         raise click.UsageError("give only one of RECEIPT, --last, --request-id, --request and --trace")
     if bool(request_file) != bool(endpoints_file):
         raise click.UsageError("an offline decision needs both --request and --endpoints-file")
@@ -120,7 +122,7 @@ def command(
         explanations = [_offline(config, request, endpoints_file, objects_dir)]
     else:
         port = at(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
-        explanations = _live(port, request_id, count)
+        explanations = _live(port, wanted, count)
     if as_json:
         click.echo(encoded(explanations), nl=False)
         return
@@ -147,10 +149,6 @@ def _show_receipt(port: Port, receipt: str, *, as_json: bool) -> None:
 def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Explanation]:
     """Explains a recorded decision, and that of `config` at the same moment. Raises ClickException."""
     try:
-        from workers.shared.recording.reader import batches_of
-    except ModuleNotFoundError as missing:
-        raise click.ClickException(MISSING) from missing
-    try:
         request, trace = found_in_trace(
             batches_of(path, lambda problem: click.echo(f"warning: {problem}", err=True)), wanted
         )
@@ -164,16 +162,20 @@ def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Expl
     return explanations
 
 
-def _live(port: Port, request_id: str, count: int) -> list[Explanation]:
-    query = urllib.parse.urlencode({"request_id": request_id} if request_id else {"n": count})
+def _live(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
+    """Returns decisions that workers remember; if they have none on the request, or a time, tenant or endpoint is given, recorded ones."""
+    if wanted.at is not None or wanted.flow or wanted.endpoint:
+        return explain_recorded.explained(port, wanted, count)
+    query = urllib.parse.urlencode({"request_id": wanted.request_id} if wanted.request_id else {"n": count})
     path = f"/debug/decisions?{query}"
     try:
         explanations = decoded(port.page(path))
     except msgspec.MsgspecError as strange:
         raise unusable(port.url + path, str(strange)) from strange
+    if not explanations and wanted.request_id:
+        return explain_recorded.explained(port, wanted, 1)
     if not explanations:
-        what = f"no worker has a decision on request {request_id}" if request_id else "no decision was made yet"
-        raise click.ClickException(what)
+        raise click.ClickException("no decision was made yet")
     return explanations
 
 

@@ -4,6 +4,7 @@ The first explanation has only what the recording says: no decision is made. The
 endpoints, values, load and cached prefixes. The prompt is not in the recording, so one of the same length stands for it.
 """
 
+import datetime
 import math
 from collections.abc import Iterator, Sequence
 
@@ -60,7 +61,32 @@ def why_then(request: Traced, trace: Trace) -> Explanation:
         headers={},
         profiles=[_profiled(request, trace, run, profiles.get(run.profile)) for run in decided.runs],
         refused=decided.refused or ("no answer came" if ended is not None and not ended.status else ""),
+        outcome=_outcome(request),
     )
+
+
+def _outcome(request: Traced) -> str:
+    """Says when the request came, how long it waited in the picker, and what its server answered."""
+    decided, ended = request.decided, request.ended
+    arrived = (
+        f"arrived {datetime.datetime.fromtimestamp(request.at, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        if request.at
+        else "arrived"
+    )
+    parts = [f"{arrived}, decided after {_time(decided.waited_s)}"]
+    if ended is None:
+        return parts[0] if decided.refused else f"{parts[0]}; its end was not recorded"
+    if ended.first_s == ended.first_s:
+        parts.append(f"first {'token' if ended.streaming else 'byte'} after {_time(ended.first_s)}")
+    whole = "end" if ended.whole else "broken off"
+    parts.append(f"{whole} after {_time(ended.lasted_s)} with status {ended.status or 'none'}")
+    if ended.prompt is not None and ended.cached is not None:
+        parts.append(f"{ended.cached} of {ended.prompt} prompt tokens were cached")
+    return ", ".join(parts)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def with_config(config: EffectiveConfig, request: Traced, trace: Trace) -> Explanation:

@@ -48,6 +48,8 @@ def _lines(e: Explanation) -> Iterator[str]:
         yield f"refused: {e.refused}"
     else:
         yield f"sent to {', '.join(e.targets)} by profile '{e.primary}'"
+    if e.outcome:
+        yield e.outcome
     for name, value in e.headers.items():
         yield f"with header {name}: {value}"
     if e.cached is not None:

@@ -211,7 +211,11 @@ FLAGS = (
     *group(
         "Recording",
         flag(
-            "record-dir", str, "", "Folder for a recording of all requests; no prompts in it. [default: no recording]"
+            "record-dir",
+            str,
+            "",
+            "Folder for a recording of all requests; no prompts in it. none: nothing is recorded. "
+            "[default: a sample in 64 MiB, for epp explain]",
         ),
         flag("record-files-max", Whole(2), 144, "Files that a recording keeps, each of 10 minutes or 64 MiB."),
         flag("record-bytes-max", SIZE, "2GiB", "Bytes of all files that a recording keeps, at least 256MiB."),

@@ -24,7 +24,6 @@ from workers.host.cpus import available, default_workers
 from workers.host.options import PASSWORD_VARIABLE, SCRAPE_INTERVAL_MIN_S, Options, TracingOptions
 from workers.kube.pool import PORTS_MAX
 from workers.kube.selector import parse
-from workers.shared.recording.limits import MISSING
 from workers.telemetry.tracing_settings import settings
 
 ENVELOPE_BYTES = 1 << 20  # room in a message besides the body
@@ -179,8 +178,6 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
         errors.append("--trust-client-headers: all and none cannot be combined with other values")
     if values["record_bytes_max"] < RECORD_BYTES_MIN:
         errors.append(f"--record-bytes-max is below {RECORD_BYTES_MIN >> 20}MiB; give at least that")
-    if values["record_dir"] and find_spec("zstandard") is None:
-        errors.append(f"--record-dir: {MISSING}")
     if "/" in values["instance"]:
         errors.append(f"--instance '{values['instance']}' has a slash; give a plain file name")
 

@@ -426,9 +426,9 @@ class ResponsePhase:
 
     def _close(self, stream: Shell, exchange: Exchange) -> None:
         exchange.close()
-        if exchange.recorded and self._decision is not None:
+        if exchange.recorded and self._request is not None and self._decision is not None:
             status = self._response.status if self._response is not None else OK if self._begun_at else 0
-            stream.app.telemetry.ended(exchange, status, self._decision.targets[0].slot)
+            stream.app.telemetry.ended(exchange, self._request, self._decision, status)
 
     def _answered(self, stream: Shell, request: Request, decision: Decision, pipeline: Pipeline) -> None:
         """Counts the end of a request that was sent to an endpoint, and calls the ResponseComplete plugins."""

@@ -69,7 +69,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     kv_index_blocks: int = 1 << 19
     prefix_secret_file: str = ""
     state_dir: str = ""
-    record_dir: str = ""  # empty: nothing is recorded from the start
+    record_dir: str = ""  # empty: only a sample is recorded
     record_files_max: int = 144
     record_bytes_max: int = 2 << 30
     replica_store: str = ""  # URL, perhaps with a password: never log it. Empty: replicas share nothing

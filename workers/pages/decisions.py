@@ -2,6 +2,7 @@
 
     ?request_id=ID   only the decision about this request; an empty list if no worker remembers it
     ?n=N             at most N decisions
+    /recorded        where the small recording is that has earlier ones (`Recorded`); ?flow=ID: the number by which it names a tenant
 
 A request costs the workers a millisecond or two, and the answer shows the traffic of each tenant (`access` says who gets it).
 """
@@ -13,6 +14,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from epp.explain import Explanation
+from epp.request import DEFAULT_FLOW
 from workers.pages.page import PageAnswer, Pause, Piece, Request
 from workers.shared.decisions import Asking, by_request
 
@@ -21,6 +23,28 @@ ANSWER_S = 0.25  # a worker that needs longer is left out
 LOOK_AGAIN_S = 0.002
 
 _encoder = msgspec.json.Encoder()
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """Says where earlier decisions are recorded. `folder`: "" if nowhere; then `why` says why. `flow`: the number of the tenant."""
+
+    folder: str
+    why: str = ""
+    flow: int = 0
+
+
+class RecordedPage:
+    """Makes the page `/debug/decisions/recorded`."""
+
+    def __init__(self, where: Callable[[], Recorded], keyed: Callable[[str], int]) -> None:
+        """`where`: the recording of this moment. `keyed`: the number of a tenant in it."""
+        self._where = where
+        self._keyed = keyed
+
+    def __call__(self, request: Request) -> PageAnswer:
+        flow = parse_qs(request.query).get("flow", [""])[0]
+        found = msgspec.structs.replace(self._where(), flow=0 if flow == DEFAULT_FLOW else self._keyed(flow))
+        return PageAnswer(_encoder.encode(found) + b"\n", JSON)
 
 
 class DecisionsPage:

@@ -86,7 +86,7 @@ CERTIFICATE_UNTIL: Final = "certificate_until_s"
 GENERATION: Final = "config_generation"
 # Gauge of a worker: the number of the candidate that it tries; 0: none
 CANDIDATE: Final = "config_candidate"
-# Gauge of the supervisor: the number of the recording's file that it writes; 0: nothing is recorded
+# Gauge of the supervisor: the number of the recording's file that it writes, negative for a sample; 0: nothing is recorded
 RECORDING: Final = "recording_file"
 # Gauges of the supervisor, the scaling signal. REPLICAS_NEEDED: 0 while it is not known. HEADROOM: in thousandths
 REPLICAS_NEEDED: Final = "replicas_needed"

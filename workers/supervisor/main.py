@@ -208,6 +208,7 @@ class Supervisor:
             kubernetes=self.kubernetes,
             exchange=self.exchange,
             live=self.live,
+            recorded=self.records.where,
             latency=lambda: self.latency.model,
             report=report,
         )

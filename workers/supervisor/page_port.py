@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from epp.learning.model import LatencyModel
 from epp.plugins.producers.inflight import InflightLoad
 from epp.receipt import Seal
+from epp.recording.keys import Keyed
 from shm.documents import DocumentReader
 from shm.lanes import Lane
 from shm.observe import SECRET
@@ -23,7 +24,7 @@ from shm.table import TableReader
 from workers.endpoints.endpoints import EndpointTable
 from workers.pages.access import Access
 from workers.pages.admin import AdminServer
-from workers.pages.decisions import DecisionsPage
+from workers.pages.decisions import DecisionsPage, Recorded, RecordedPage
 from workers.pages.page import Page, PageAnswer, Request
 from workers.pages.profile import COLLAPSED, PPROF, ProfilePage
 from workers.pages.receipts import ReceiptPage
@@ -59,10 +60,11 @@ class PagePort:
         kubernetes: "Kubernetes | None",
         exchange: "Exchange | None",
         live: Live,
+        recorded: Callable[[], Recorded],
         latency: Callable[[], LatencyModel],
         report: Callable[..., None],
     ) -> None:
-        """`lane`: the supervisor's. `live`: the live state.
+        """`lane`: the supervisor's. `live`: the live state. `recorded`: where decisions are recorded now.
 
         The pages show the counts of `index` and `table`. `kubernetes`: None outside Kubernetes.
 
@@ -76,6 +78,7 @@ class PagePort:
         self._kubernetes = kubernetes
         self._exchange = exchange
         self._live = live
+        self._recorded = recorded
         self._latency = latency
         self._report = report
         self._status = DocumentReader(reload_status.SCHEMA, instance.memory.reload)
@@ -97,6 +100,9 @@ class PagePort:
                 **self._profiles(),
                 **self._live.pages(),
                 "/debug/decisions": DecisionsPage(asking, time.monotonic, answered=what_if.remember),
+                "/debug/decisions/recorded": RecordedPage(
+                    self._recorded, Keyed(self._instance.credentials.prefix_seed)
+                ),
                 "/debug/receipt": self._receipts(asking, what_if),
                 "/debug/decisions/what-if": what_if,
                 **(file_pages() if self._instance.options.ui else {}),

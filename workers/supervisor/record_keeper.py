@@ -3,14 +3,17 @@
     workers ─ bus ─▶ take ──┐
     endpoint_records ─ turn ┴─▶ a frame per second or per FRAME_BYTES ─▶ RecordFiles (a thread)
 
-A recording runs from the start with --record-dir, or for some time when `epp record` asks (`asks`). While one runs, a gauge in the
-supervisor's lane has the number of the file to write. A new file gets a new number. Workers follow it at their next beat, so the file
-before stays open for LATE_S.
+A recording of all requests runs from the start with --record-dir, or for some time when `epp record` asks (`asks`). At all other times a
+small one runs, so that `epp explain` finds what was decided minutes ago: a sample of the requests, in RECENT.bytes. While a recording
+runs, a gauge in the supervisor's lane has the number of the file to write, negative for a sample. A new file gets a new number. Workers
+follow it at their next beat, so the file before stays open for LATE_S.
 
 What is lost is counted and holds nothing up: in the metric `recording_lost_records_total`, and as `Lost` in the file.
 """
 
 import asyncio
+import os
+import shutil
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
@@ -23,11 +26,13 @@ from epp.recording.keys import Keyed
 from epp.recording.records import Lost, Opened, Record
 from shm.lanes import Lane
 from workers.host.build import version
+from workers.pages.decisions import Recorded
 from workers.process.errors import StartError
 from workers.process.instance import Instance
 from workers.process.layout import RECORDING
 from workers.shared.recording import asks
-from workers.shared.recording.limits import FRAME_BYTES, MISSING, Frame, Limits
+from workers.shared.recording.limits import FRAME_BYTES, RECENT, Frame, Limits
+from workers.shared.recording.recent import OFF, recent_folder
 from workers.supervisor.background import Background
 from workers.supervisor.endpoint_records import EndpointRecords
 
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from workers.shared.recording.files import RecordFiles
 
 LOOK_S: Final = 0.05  # the shortest interval of scrapes
+SAMPLED_LOOK_S: Final = 0.5  # a small recording has fewer scraped values, and costs an idle picker less
 ASKED_S: Final = 0.5  # how often questions are looked for
 FRAME_S: Final = 1.0
 LATE_S: Final = 2.0
@@ -51,11 +57,12 @@ class Part:
 
 
 class Running:
-    """The state of one recording. `ask`: the question that began it; None with --record-dir."""
+    """The state of one recording. `ask`: the question that began it; None with --record-dir, and of the small one (`sampled`)."""
 
-    def __init__(self, files: "RecordFiles", ask: asks.Ask | None, now: float) -> None:
+    def __init__(self, files: "RecordFiles", ask: asks.Ask | None, now: float, *, sampled: bool) -> None:
         self.files = files
         self.ask = ask
+        self.sampled = sampled
         self.until = now + ask.seconds if ask is not None else None
         self.file = 0  # the number of the file that is written
         self.since = now  # when that file was begun
@@ -76,7 +83,9 @@ class RecordKeeper:
         self._now = now
         self._lane = lane
         self._place = options.run_dir, options.instance
-        self._folder = options.record_dir
+        self._folder = "" if options.record_dir == OFF else options.record_dir
+        self._recent = recent_folder(options)
+        self._kept = bool(options.state_dir)  # whether the small recording stays after the picker's end
         self._limits = Limits(files=options.record_files_max, bytes=options.record_bytes_max)
         self._secret = Keyed(instance.credentials.prefix_seed).identity
         self._endpoints = EndpointRecords(instance)
@@ -84,6 +93,7 @@ class RecordKeeper:
         self._counters = [counter[f"recording_{name}_total"] for name in ("records", "bytes", "lost_records")]
         self._assembler = Assembler()
         self._running: Running | None = None
+        self._why_not = "--record-dir is none"  # why nothing is recorded
         self._timer: asyncio.TimerHandle | None = None
         lane.scalars[self._gauge] = 0  # a predecessor may have died while it recorded
 
@@ -96,8 +106,14 @@ class RecordKeeper:
             if not successor:
                 raise StartError(f"--record-dir {self._folder}: {why}")
             log.error("nothing is recorded", folder=self._folder, why=why)
+        self._begin_recent()
         asks.forget(*self._place)
         background.every(ASKED_S, self._look_for_questions)
+
+    def where(self) -> Recorded:
+        """Says where decisions are recorded now."""
+        running = self._running
+        return Recorded("", self._why_not) if running is None else Recorded(os.path.abspath(running.files.folder))
 
     def use(self, instance: Instance) -> None:
         """Records the columns of a later configuration."""
@@ -110,7 +126,12 @@ class RecordKeeper:
             self._add(whole.file, whole.data, whole.records)
 
     def end(self) -> None:
-        """Ends the recording, if one runs, and writes what waits."""
+        """Ends the recording, if one runs, and writes what waits. Removes what no command can find any more."""
+        self._end()
+        if self._recent and not self._kept:
+            shutil.rmtree(self._recent, ignore_errors=True)
+
+    def _end(self) -> None:
         self._lane.scalars[self._gauge] = 0
         if self._timer is not None:
             self._timer.cancel()
@@ -124,7 +145,8 @@ class RecordKeeper:
         running.files.end()
         self._count(running)
         self._tell(running, "ended")
-        log.info("recording ended", folder=running.files.folder, records=running.records, lost=running.lost)
+        say = log.debug if running.sampled else log.info
+        say("recording ended", folder=running.files.folder, records=running.records, lost=running.lost)
 
     # Questions of `epp record`.
 
@@ -135,34 +157,45 @@ class RecordKeeper:
         running = self._running
         if not ask.seconds:
             if running is not None and running.ask is not None and running.ask.id == ask.id:
-                self.end()
-        elif running is not None:
+                self._end()
+                self._begin_recent()
+        elif running is not None and not running.sampled:
             left = "with --record-dir" if running.until is None else f"for {running.until - self._now():.0f} s more"
             self._refuse(ask, f"the picker records into {running.files.folder} already, {left}")
-        elif why := self._begin(ask.folder, ask):
-            self._refuse(ask, f"{ask.folder}: {why}")
+        else:
+            self._end()
+            if why := self._begin(ask.folder, ask):
+                self._refuse(ask, f"{ask.folder}: {why}")
+                self._begin_recent()
 
     def _refuse(self, ask: asks.Ask, why: str) -> None:
         asks.tell(*self._place, asks.State(ask.id, "failed", why))
 
     # The recording.
 
-    def _begin(self, folder: str, ask: asks.Ask | None) -> str:
+    def _begin_recent(self) -> None:
+        """Begins the small recording, if no other one runs. Without it everything works, but `epp explain` knows less."""
+        if not self._recent or self._running is not None:
+            return
+        if why := self._begin(self._recent, None, sampled=True):
+            self._why_not = f"{self._recent}: {why}"
+            log.info("no small recording for epp explain", folder=self._recent, why=why)
+
+    def _begin(self, folder: str, ask: asks.Ask | None, *, sampled: bool = False) -> str:
         """Begins a recording. Returns why it cannot, or ""."""
-        try:
-            from workers.shared.recording.files import RecordFiles  # takes memory, and few pickers record
-        except ModuleNotFoundError:
-            return MISSING
+        from workers.shared.recording.files import RecordFiles  # only here, because it takes memory
+
         now = self._now()
         try:
-            files = RecordFiles(folder, self._place[1], self._limits)
+            files = RecordFiles(folder, self._place[1], RECENT if sampled else self._limits)
         except OSError as refused:
             return refused.strerror or str(refused)
-        running = self._running = Running(files, ask, now)
-        log.info("recording begins", folder=folder, seconds=None if ask is None else ask.seconds)
+        running = self._running = Running(files, ask, now, sampled=sampled)
+        say = log.debug if sampled else log.info
+        say("recording begins", folder=folder, seconds=None if ask is None else ask.seconds)
         self._next_file(running, int(time.time()) & 0x7FFF_FFFF)
         self._tell(running, "recording")
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._turn)
+        self._timer = asyncio.get_running_loop().call_later(SAMPLED_LOOK_S if running.sampled else LOOK_S, self._turn)
         return ""
 
     def _turn(self) -> None:
@@ -171,9 +204,10 @@ class RecordKeeper:
         if running is None:
             return
         if running.until is not None and now >= running.until:
-            self.end()
+            self._end()
+            self._begin_recent()
             return
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._turn)
+        self._timer = asyncio.get_running_loop().call_later(SAMPLED_LOOK_S if running.sampled else LOOK_S, self._turn)
         self._follow(running, now)
         if running.before is not None and now >= running.before[1]:
             self._frame(running, running.before[0])
@@ -185,7 +219,8 @@ class RecordKeeper:
                 self._frame(running, file)
             self._count(running)
             self._tell(running, "recording")
-        full = now - running.since >= self._limits.file_s or running.files.size >= self._limits.file_bytes
+        limits = running.files.limits
+        full = now - running.since >= limits.file_s or running.files.size >= limits.file_bytes
         if full and running.before is None:
             running.before = running.file, now + LATE_S
             self._next_file(running, running.file + 1)
@@ -198,7 +233,7 @@ class RecordKeeper:
         self._record([Opened(records.VERSION, version(), number, time.time(), now, self._secret)])
         self._endpoints.again()
         self._follow(running, now)
-        self._lane.scalars[self._gauge] = number
+        self._lane.scalars[self._gauge] = -number if running.sampled else number
 
     def _follow(self, running: Running, now: float) -> None:
         found = self._endpoints.look(now)

@@ -6,8 +6,9 @@ A record is encoded once, from a tuple in the order of the fields in `epp.record
 other, they find code and data in the CPU's caches. A worker never waits: if the bus is full, it drops the batch and counts its records.
 While nothing is recorded, a request costs one comparison.
 
-The supervisor shows the number of the file that it writes as a gauge in its lane. The worker looks at each beat. With another number it
-begins anew: it describes its endpoints again, so that each file can be read alone.
+The supervisor shows the number of the file that it writes as a gauge in its lane; it is negative if only a sample of the requests is
+recorded (`epp.recording.sample`). The worker looks at each beat. With another number it begins anew: it describes its endpoints again, so
+that each file can be read alone.
 """
 
 import os
@@ -28,6 +29,7 @@ from epp.prefix.prediction import compared_match
 from epp.recording.batches import CONTENT_MAX, packets
 from epp.recording.keys import Keyed, id_hash
 from epp.recording.records import ARRAY, ARRAY_HEAD, BATCH, CONFIGURED, DECIDED, ENDED, ROSTER
+from epp.recording.sample import Sample
 from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, Request
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ INT64: Final = np.dtype(np.int64)
 BATCH_BYTES: Final = 4 * CONTENT_MAX  # larger batches need fewer calls; the last packet of a batch is not full
 MODEL_CHARS_MAX: Final = 256
 STREAM_BITS: Final = 4  # bytes of a stream's random number
+LATER: Final = -1  # the number of a request of which only its end decides whether it is recorded
 
 
 class RecordSender:
@@ -165,9 +168,20 @@ class Recorder:
         profiles = [_scoring(wired) for wired in recipe.profiles]
         self._configured = (CONFIGURED, generation, config_hash, profiles, self._headers)
         self._described_in = 0  # the number of the file for which the configuration was described
+        self.sample: Sample | None = None  # None: all requests are recorded
 
-    def decided(self, request: Request, decision: Decision | None, refused: str, received_at: float, now: float) -> int:
-        """Records a request that got an endpoint or was refused, with the cause. Returns its number, from 1."""
+    def decided(self, request: Request, decision: Decision, received_at: float, now: float) -> int:
+        """Records a request that got an endpoint. Returns its number, from 1; LATER if the sample leaves it out so far."""
+        if self.sample is not None and not self.sample.decided(now):
+            return LATER
+        return self._take(request, decision, "", received_at, now)
+
+    def refused(self, request: Request, cause: str, received_at: float, now: float) -> None:
+        """Records a request that was refused."""
+        if self.sample is None or self.sample.refused(now):
+            self._take(request, None, cause, received_at, now)
+
+    def _take(self, request: Request, decision: Decision | None, refused: str, received_at: float, now: float) -> int:
         sender = self._sender
         number = sender.requests = sender.requests + 1
         sender.wait(Pending(self, number, request, decision, refused, received_at, now))
@@ -231,8 +245,14 @@ class Recorder:
             )
         )
 
-    def ended(self, exchange: "Exchange", status: int, slot: int, now: float) -> None:
-        """Records how a request that got an endpoint has ended. `slot`: of the endpoint that served it."""
+    def ended(self, exchange: "Exchange", request: Request, decision: Decision, status: int, now: float) -> None:
+        """Records how a request that got an endpoint has ended."""
+        number = exchange.recorded
+        notable = self.sample is not None and self.sample.ended(status, exchange.first_s, now)
+        if number == LATER:
+            if not notable:
+                return
+            number = self._take(request, decision, "", exchange.received_at, exchange.decided_at)
         usage = exchange.usage
         prompt = cached = completion = None
         if usage is not None:
@@ -241,9 +261,9 @@ class Recorder:
         self._sender.wait(
             (
                 ENDED,
-                exchange.recorded,
+                number,
                 status,
-                slot,
+                decision.targets[0].slot,
                 first_s if first_s == first_s else nan,
                 now - exchange.received_at,
                 exchange.streaming,

@@ -92,25 +92,15 @@ class Exchange:
     """Collects the figures of one request that got an endpoint. Call `close` once at the end of the stream, for whatever reason it ends."""
 
     __slots__ = (
-        "_block",
-        "_last_at",
-        "_metrics",
-        "_request_size",
-        "_together",
-        "_ttft",
-        "pieces",
-        "received_at",
-        "recorded",
-        "size",
-        "streaming",
-        "usage",
-        "whole",
+        "_block", "_last_at", "_metrics", "_request_size", "_together", "_ttft", "decided_at", "pieces", "received_at", "recorded", "size",
+        "streaming", "usage", "whole",
     )  # fmt: skip
 
     def __init__(self, metrics: RequestMetrics, block: int, received_at: float, request_size: int) -> None:
         self._metrics = metrics
         self._block = block
         self.received_at = received_at  # when the request's headers came, in monotonic seconds
+        self.decided_at = received_at  # when the request got its endpoint
         self.recorded = 0  # the number of the request in a recording; 0: it is not recorded
         self._request_size = request_size
         self.streaming = False  # set when the response's headers announce an event stream

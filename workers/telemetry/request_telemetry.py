@@ -96,13 +96,13 @@ class Telemetry:
         lane.observe(at.scheduler_e2e, now - request.now)
         recorded = 0
         if self.recorder is not None:
-            recorded = self.recorder.decided(request, decision, "", received_at, now)
+            recorded = self.recorder.decided(request, decision, received_at, now)
         self.recent.add(now, request, decision, used=used)
         if self.agreements is not None:
             self.agreements.count(decision)
         # The last step, because only the caller can end what it counts as running.
         exchange = self.metrics.routed(request, decision.targets[0], received_at)
-        exchange.recorded = recorded
+        exchange.recorded, exchange.decided_at = recorded, now
         return exchange
 
     def refused(self, request: Request | None, refused: Refused, used: Used | None, received_at: float) -> None:
@@ -115,7 +115,7 @@ class Telemetry:
             if refused.cause is Cause.NO_CANDIDATES and request.subset is not None:
                 self._lane.add(self._at.subset_empty)
             if self.recorder is not None:
-                self.recorder.decided(request, None, refused.cause.value, received_at, now)
+                self.recorder.refused(request, refused.cause.value, received_at, now)
             if used is not None:
                 self.recent.add(now, request, None, refused, used=used)
             if refused.cause in NOT_SCHEDULED:
@@ -128,7 +128,7 @@ class Telemetry:
         named = f"plugin '{plugin.name}' raised " if plugin is not None else ""
         now = self._now()
         if self.recorder is not None:
-            self.recorder.decided(request, None, Cause.INTERNAL.value, request.now, now)
+            self.recorder.refused(request, Cause.INTERNAL.value, request.now, now)
         self.recent.add(now, request, None, Refused(Cause.INTERNAL, named + error_text(problem)), used=used)
 
     def not_duplex(self) -> None:
@@ -147,10 +147,10 @@ class Telemetry:
         """Records that a request failed, in the picker or at the model server. `error`: see `epp.protocol.refusals`."""
         self.metrics.failed(request, error)
 
-    def ended(self, exchange: Exchange, status: int, slot: int) -> None:
-        """Records the outcome of a request that got an endpoint. `status`: of the answer, 0 without one. `slot`: of the server."""
+    def ended(self, exchange: Exchange, request: Request, decision: Decision, status: int) -> None:
+        """Records the outcome of a request that got an endpoint. `status`: of the answer, 0 without one."""
         if self.recorder is not None:
-            self.recorder.ended(exchange, status, slot, self._now())
+            self.recorder.ended(exchange, request, decision, status, self._now())
 
     def answered(self, request: Request, decision: Decision, usage: Usage | None, seconds: float | None) -> None:
         """Records that a request is over. `usage`: what the model server has reported.

@@ -32,6 +32,7 @@ from epp.pipeline import Pipeline
 from epp.plugin import HeldBlocks
 from epp.receipt import SALT_BYTES, Seal, receipt_of
 from epp.recording.keys import Keyed
+from epp.recording.sample import Sample
 from epp.request import Request
 from epp.response_phase import NONE
 from shm.documents import DocumentReader, DocumentWriter
@@ -106,6 +107,7 @@ class Kept:
         self.prefills = Prefills(instance.layout.prefills, instance.memory.prefills, index)
         lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
         self.records = RecordSender(index, bus.offer, lambda records: lost(n=records))
+        self.sample = Sample()
         self.keyed = Keyed(instance.credentials.prefix_seed)
         self.seal = Seal(instance.credentials.prefix_seed)
         self.recent = Recent(index, time.monotonic, log_decision if debug else None)
@@ -213,10 +215,12 @@ class Parts:
     def beat(self) -> None:
         """Reads what the supervisor has published since the last beat, and stores the durations that were measured."""
         records = self.kept.records
-        records.use(self.instance.memory.lanes.scalars(RECORDING)[SUPERVISOR_LANE])
+        number = self.instance.memory.lanes.scalars(RECORDING)[SUPERVISOR_LANE]
+        records.use(abs(number))
         records.flush()
-        if records.file and self._recorder is None:
-            self._recorder = self._make_recorder()
+        if records.file:
+            self._recorder = self._recorder or self._make_recorder()
+            self._recorder.sample = self.kept.sample if number < 0 else None
         self.app.telemetry.recorder = self._recorder if records.file else None
         if self.timing is not None:
             self.timing.beat()

@@ -11,6 +11,7 @@ from epp.plugin import NoParams
 from epp.recording.batches import Assembler
 from epp.recording.keys import Keyed, id_hash
 from epp.recording.records import Configured, Decided, Ended, Record, Roster, decode, floats, frame, ints
+from epp.recording.sample import Sample
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Envoy, Pair
 from tests.workers.extproc.streams import BODY, USAGE, Broken, Denies, pair
@@ -191,3 +192,23 @@ def test_nothing_is_recorded_without_a_recorder() -> None:
     off()
     answered(site)
     assert not recording.records()
+
+
+def test_a_sample_leaves_out_usual_requests_and_keeps_failed_ones_whole() -> None:
+    site = pair()
+    recording = Recording(site)
+    sample = Sample()
+    site.app.telemetry.recorder.sample = sample
+    while sample.decided(site.time):
+        pass
+    answered(site, id=ID)
+    usual = recording.records()
+    while sample.decided(site.time):
+        pass
+    answered(site, status="503", id=ID)
+    failed = recording.records()
+    assert not [record for record in usual if isinstance(record, Ended) and record.status == 200][1:]
+    (decided,) = [record for record in failed if isinstance(record, Decided)]
+    (ended,) = [record for record in failed if isinstance(record, Ended)]
+    assert (decided.number, ended.status) == (ended.number, 503)
+    assert decided.targets and decided.waited_s < ended.first_s

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import click
 import msgspec
 
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, RUNNING, WAITING
@@ -13,7 +12,7 @@ from epp.recording.records import Configured, Decided, Ended, Member, Scraped, f
 from epp.recording.trace import Slot, Trace, Traced
 from workers.cli.replay.lengths import Lengths, is_streamed
 from workers.cli.replay.runs import HASH_BYTES
-from workers.shared.recording.limits import MISSING
+from workers.shared.recording.reader import batches_of
 from workers.shared.recording.unreadable import Unreadable
 
 REQUESTS_MAX: Final = 1_000_000
@@ -101,10 +100,6 @@ class Recording(msgspec.Struct, frozen=True):
 
 def read(path: str, warn: Callable[[str], object], progress: Callable[[int], object]) -> Recording:
     """Reads a file or a folder. `warn` gets a sentence for each part that is unreadable. Raises Unreadable."""
-    try:
-        from workers.shared.recording.reader import batches_of
-    except ModuleNotFoundError as missing:
-        raise click.ClickException(MISSING) from missing
     reading = _Reading()
     for batch in batches_of(path, warn):
         for record in batch:

@@ -6,7 +6,7 @@ from pathlib import Path
 from epp.recording.imports import Arrival, BadTrace
 from epp.recording.imports import arrivals as imported
 from epp.recording.trace import requests
-from workers.shared.recording.limits import MISSING
+from workers.shared.recording.reader import batches_of
 from workers.shared.recording.unreadable import Unreadable
 
 SUFFIX = ".epprec"
@@ -42,10 +42,6 @@ def is_recording(path: str) -> bool:
 
 
 def _recorded(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:
-    try:
-        from workers.shared.recording.reader import batches_of
-    except ModuleNotFoundError as missing:
-        raise Unreadable(MISSING) from missing
     for request in requests(batches_of(path, report)):
         decided, ended = request.decided, request.ended
         prompt = ended.prompt if ended is not None else None

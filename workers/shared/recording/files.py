@@ -32,17 +32,17 @@ class RecordFiles:
     """The files of one recording in a folder.
 
     The thread counts: `records` and `bytes` written, records `lost` because of the disk, and `why`. `size`: bytes of the newest file.
-    `names`: the files of this recording that exist.
+    `names`: the files of this recording that exist. `limits`: its bounds.
     """
 
     def __init__(self, folder: str, instance: str, limits: Limits) -> None:
-        """Raises OSError if the folder cannot be created or written."""
+        """Raises OSError if the folder cannot be created or written, or belongs to another user."""
         self.folder = folder
         self.size = self.records = self.bytes = self.lost = 0
         self.why = ""
         self.names: list[str] = []
         self._instance = instance
-        self._limits = limits
+        self.limits = limits
         os.makedirs(folder, mode=0o700, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
@@ -120,7 +120,7 @@ class RecordFiles:
 
     def _remove_oldest(self) -> None:
         """Removes the oldest files of this instance that are above the limits, but never the newest one."""
-        limits = self._limits
+        limits = self.limits
         count = total = 0
         for _, size, path in sorted(self._existing(), reverse=True):
             count, total = count + 1, total + size

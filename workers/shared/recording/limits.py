@@ -5,7 +5,6 @@ from typing import Final, NamedTuple
 FRAME_BYTES: Final = (
     512 << 10
 )  # a frame is written when it has this size: it compresses well, and a reader needs little memory
-MISSING: Final = "recordings need the package zstandard, which is not installed: pip install 'endpoint-picker[record]'"
 
 
 class Limits(NamedTuple):
@@ -15,6 +14,9 @@ class Limits(NamedTuple):
     file_bytes: int = 64 << 20
     files: int = 144
     bytes: int = 2 << 30
+
+
+RECENT: Final = Limits(file_bytes=4 << 20, files=64, bytes=64 << 20)  # of the small recording that is always on
 
 
 class Frame(NamedTuple):

@@ -1,0 +1,142 @@
+"""Finds decisions in the small recording that a running picker keeps, for `epp explain`: by request id, time, tenant or endpoint.
+
+The picker says where its files are, and by which number they name a tenant. This command reads them itself, so it must run beside the
+picker and as its user.
+"""
+
+import datetime
+import functools
+import heapq
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import click
+import msgspec
+
+from epp.explain import Explanation
+from epp.recording.keys import id_hash
+from epp.recording.records import Record
+from epp.recording.trace import Trace, Traced
+from workers.cli.explain_trace import why_then
+from workers.cli.metrics_port import Port, unusable
+from workers.pages.decisions import Recorded
+from workers.shared.recording.reader import batches_of
+from workers.shared.recording.unreadable import Unreadable
+
+AGO: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
+SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+DAY_S: Final = 86_400.0
+
+
+class Wanted(NamedTuple):
+    """What to look for. `at`: seconds since the epoch; None: the newest ones. An empty field matches every request."""
+
+    request_id: str = ""
+    at: float | None = None
+    flow: str = ""
+    endpoint: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"of flow {self.flow}" if self.flow else "", f"at {self.endpoint}" if self.endpoint else ""]
+        return " ".join(["on a request", *filter(None, [self.request_id, *parts])])
+
+
+def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that say which decision is wanted. The command gets a `Wanted`."""
+
+    @click.option("--request-id", default="", help="The decision on the request with this x-request-id.")
+    @click.option(
+        "--at", "time_text", default="", help="The one next to this time: 10m (ago), 18:05, 2026-01-31T18:05 (UTC)."
+    )
+    @click.option("--flow", default="", help="Decisions on requests of this tenant (fairness id).")
+    @click.option("--endpoint", default="", help="Decisions for this endpoint: its name, or host:port.")
+    @functools.wraps(command)
+    def with_wanted(*args: Any, request_id: str, time_text: str, flow: str, endpoint: str, **others: Any) -> None:
+        at = moment(time_text, time.time()) if time_text else None
+        command(*args, wanted=Wanted(request_id, at, flow, endpoint), **others)
+
+    return with_wanted
+
+
+def moment(text: str, now: float) -> float:
+    """Returns the seconds since the epoch that a text means: `10m` (ago), `18:05`, `18:05:30` or a date and time. Raises UsageError.
+
+    `now`: seconds since the epoch. Times without an offset are UTC. A time of day is the latest one that has been.
+    """
+    if ago := AGO.fullmatch(text):
+        return now - float(ago[1]) * SECONDS[ago[2]]
+    try:
+        if "-" not in text:
+            today = datetime.datetime.fromtimestamp(now, datetime.UTC).date()
+            found = datetime.datetime.combine(today, datetime.time.fromisoformat(text), datetime.UTC).timestamp()
+            return found if found <= now else found - DAY_S
+        found_at = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(
+            f"--at '{text}' is no time: write 10m (ago), 18:05 or 2026-01-31T18:05:30 (UTC)"
+        ) from None
+    return (found_at if found_at.tzinfo else found_at.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+def explained(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
+    """Returns the explanations of up to `count` recorded decisions: next to `wanted.at`, or the newest ones. Raises ClickException."""
+    query = urllib.parse.urlencode({"flow": wanted.flow})
+    path = f"/debug/decisions/recorded?{query}"
+    try:
+        recorded = msgspec.json.decode(port.page(path), type=Recorded)
+    except msgspec.MsgspecError as strange:
+        raise unusable(port.url + path, str(strange)) from strange
+    if not recorded.folder:
+        raise click.ClickException(f"no worker remembers a decision {wanted}, and nothing is recorded: {recorded.why}")
+    try:
+        found, trace = _found(
+            batches_of(recorded.folder, lambda _: None), _matching(wanted, recorded.flow), wanted.at, count
+        )
+    except Unreadable as wrong:
+        raise click.ClickException(f"no worker remembers a decision {wanted}, and {wrong}") from wrong
+    if not found:
+        raise click.ClickException(f"neither a worker nor the recording in {recorded.folder} has a decision {wanted}")
+    return [why_then(request, trace) for request in found]
+
+
+def _matching(wanted: Wanted, flow: int) -> Callable[[Traced], bool]:
+    hashed = id_hash(wanted.request_id)
+
+    def matches(request: Traced) -> bool:
+        if wanted.request_id and not (request.number == wanted.request_id or (hashed and request.decided.id == hashed)):
+            return False
+        if wanted.flow and request.decided.flow != flow:
+            return False
+        target = request.target() if wanted.endpoint else None
+        return not wanted.endpoint or (target is not None and wanted.endpoint in (target.name, target.address))
+
+    return matches
+
+
+def _found(
+    batches: Iterator[list[Record]], matches: Callable[[Traced], bool], at: float | None, count: int
+) -> tuple[list[Traced], Trace]:
+    """Returns up to `count` matching requests, the best first, and the whole recording."""
+    trace, number = Trace(), 0
+    best: list[tuple[float, int, Traced]] = []
+
+    def take(request: Traced | None) -> None:
+        nonlocal number
+        if request is None or not matches(request):
+            return
+        number += 1
+        item = (request.at if at is None else -abs(request.at - at), number, request)
+        if len(best) < count:
+            heapq.heappush(best, item)
+        else:
+            heapq.heappushpop(best, item)
+
+    for batch in batches:
+        for record in batch:
+            take(trace.add(record))
+    for request in trace.unfinished():
+        take(request)
+    return [request for _, _, request in sorted(best, reverse=True)], trace
