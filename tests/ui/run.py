@@ -98,7 +98,7 @@ def details(page: Any, axe: str, receipt: str, check: Check, shot: Callable[[str
     shot("Receipt")
     check.that("(an endpoint that has left)" not in page.inner_text("main"), "a receipt names its endpoints")
     page.click("text=Back to the latest decisions")
-    page.click("tbody tr:has-text('healthy') button.link")
+    page.click("tbody tr:has-text('healthy') a.link")
     page.wait_for_selector('input[type="range"]', timeout=WAIT_MS)
     page.locator('input[type="range"]').first.focus()
     page.keyboard.press("Home")
@@ -107,6 +107,12 @@ def details(page: Any, axe: str, receipt: str, check: Check, shot: Callable[[str
     bad = serious(page, axe)
     check.that(not bad, f"axe-core finds nothing serious in one decision {bad or ''}")
     check.that(fits(page), "one decision fits")
+    address = page.url
+    page.click("text=Back to the latest decisions")
+    page.wait_for_selector("text=Latest decisions", timeout=WAIT_MS)
+    page.go_back()
+    page.wait_for_selector('input[type="range"]', timeout=WAIT_MS)
+    check.that("#decisions/id/" in address and page.url == address, "a decision has an address")
     page.click("text=Back to the latest decisions")
 
 

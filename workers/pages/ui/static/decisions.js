@@ -1,4 +1,5 @@
 // Did this request go to the right place? The latest decisions; for one of them, what each filter and scorer did.
+// Addresses: #decisions, #decisions/id/REQUEST_ID, #decisions/RECEIPT.
 import { useEffect, useState } from "./vendor/hooks.mjs";
 import { Chip, Table, html } from "./parts.js";
 import { json } from "./store.js";
@@ -7,6 +8,8 @@ import { count, long, name, short, time } from "./format.js";
 const EVERY_S = 2;
 const SHOWN = 50;
 const PARTS = 8; // colours of scorers
+const BY_ID = "id/"; // begins the address of a decision
+const seen = new Map(); // request id -> decision, of those that the list shows
 const SAME = 0.0005; // totals that differ by less show as equal
 
 export function Decisions({ selected }) {
@@ -15,13 +18,20 @@ export function Decisions({ selected }) {
   const [one, setOne] = useState(null);
   const [text, setText] = useState("");
   const [only, setOnly] = useState("all");
-  const [receipt, setReceipt] = useState(selected ?? "");
-  const following = one === null && receipt === "";
+  const [receipt, setReceipt] = useState("");
+  const id = selected.startsWith(BY_ID) ? selected.slice(BY_ID.length) : "";
+  const following = one === null && receipt === "" && selected === "";
   useEffect(() => {
     if (!following) return undefined; // so that the picker still remembers the decision for "what if"
     let gone = false;
     const load = () => json(`debug/decisions?n=${SHOWN}`).then(
-      (found) => !gone && (setDecisions(found.decisions), setTrouble("")),
+      (found) => {
+        if (gone) return;
+        seen.clear();
+        found.decisions.forEach((d) => seen.set(d.request_id, d));
+        setDecisions(found.decisions);
+        setTrouble("");
+      },
       (error) => !gone && setTrouble(error.message),
     );
     load();
@@ -32,14 +42,17 @@ export function Decisions({ selected }) {
     };
   }, [following]);
   if (one) return html`<${One} decision=${one} close=${() => back(() => setOne(null))} />`;
-  if (receipt) return html`<${Receipt} id=${receipt} open=${setOne} close=${() => back(() => setReceipt(""))} />`;
+  if (id) return html`<${ById} key=${id} id=${id} />`;
+  const opened = receipt || selected;
+  if (opened) return html`<${Receipt} key=${opened} id=${opened} open=${setOne} close=${() => (selected ? leave() : back(() => setReceipt("")))} />`;
   if (trouble) return html`<p class="notice" role="alert">No decisions: ${name(trouble)}</p>`;
   if (decisions === null) return html`<p class="notice">Asking the workers …</p>`;
   const found = decisions.filter((d) =>
     (only === "all" || (only === "refused") === (d.refused !== "")) &&
     [d.request_id, d.model, d.target_model, d.flow, ...d.targets].join(" ").toLowerCase().includes(text.toLowerCase()));
   const columns = [
-    { title: "Request", left: true, whole: true, cell: (d) => html`<button type="button" class="link" onClick=${() => setOne(d)}>${short(d.request_id || "(no id)")}</button>` },
+    { title: "Request", left: true, whole: true, cell: (d) => (d.request_id ? html`<a class="link" href=${`#decisions/${BY_ID}${encodeURIComponent(d.request_id)}`}>${short(d.request_id)}</a>`
+      : html`<button type="button" class="link" onClick=${() => setOne(d)}>(no id)</button>`) },
     { title: "Sent to", left: true, value: (d) => d.targets[0], cell: (d) => (d.refused ? html`<${Chip} state="refused" /> ${name(d.refused)}` : short(picked(d))) },
     { title: "Flow", left: true, value: (d) => d.flow, cell: (d) => name(d.flow) },
     { title: "Ago", value: (d) => -d.ago_s, cell: (d) => `${d.ago_s.toFixed(1)} s` },
@@ -71,6 +84,26 @@ export function Decisions({ selected }) {
 function back(close) {
   close();
   document.getElementById("view")?.focus({ preventScroll: true });
+}
+
+function leave() {
+  location.hash = "#decisions";
+}
+
+// A decision by its address: from the list, or from the workers if they remember it.
+function ById({ id }) {
+  const [decision, setDecision] = useState(seen.get(id) ?? null);
+  const [trouble, setTrouble] = useState("");
+  useEffect(() => {
+    if (decision) return;
+    json(`debug/decisions?${new URLSearchParams({ request_id: id })}`).then(
+      (found) => (found.decisions.length ? setDecision(found.decisions[0]) : setTrouble(`No worker remembers request ${id} any more. The recording may: epp explain --request-id ${id}`)),
+      (error) => setTrouble(error.message),
+    );
+  }, [id]);
+  if (decision) return html`<${One} decision=${decision} close=${leave} />`;
+  return html`<p><a href="#decisions">Back to the latest decisions</a></p>
+    <p class="notice" role=${trouble ? "alert" : "status"}>${trouble ? long(trouble) : "Asking the workers …"}</p>`;
 }
 
 // What a receipt says: why a request went to its endpoint, also after the workers have forgotten the decision.

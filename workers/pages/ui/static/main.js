@@ -44,7 +44,8 @@ function Page({ store, state, status }) {
   }, []);
   if (state === null) return html`<p class="notice" role="status">${status === "lost" ? "No connection to the picker. Trying again …" : "Loading the state of the picker …"}</p>`;
   const views = VIEWS.filter((view) => view.when === undefined || view.when(state));
-  const [wanted, selected] = hash.split("/");
+  const [wanted, ...rest] = hash.split("/");
+  const selected = rest.join("/");
   const { id, title, View } = views.find((view) => view.id === wanted) ?? views[0];
   const errors = state.findings.filter((each) => each.severity === "error").length;
   const warnings = state.findings.length - errors;
