@@ -36,7 +36,7 @@ _PATHS = """
     epp/protocol/usage epp/protocol/wire
     epp/protocol/codec/answers epp/protocol/codec/bodies epp/protocol/codec/envelope epp/protocol/codec/fields
     epp/protocol/codec/header_map epp/protocol/codec/structs
-    epp/recording/keys
+    epp/recording/keys epp/recording/sample
     shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
     shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/remote_lane shm/seqlock shm/series
     shm/stream_marks shm/table

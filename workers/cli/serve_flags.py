@@ -243,6 +243,9 @@ FLAGS = (
         "Metrics, logs and traces",
         flag("log-level", click.Choice(LEVELS), None, "Lowest level that is logged. [default: info]"),
         flag(
+            "access-log", click.FloatRange(0, 1), 0.0, "Share of the requests that get a line in the log: 1 logs each."
+        ),
+        flag(
             "log-format",
             click.Choice(["auto", "json", "console"]),
             None,

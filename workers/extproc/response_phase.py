@@ -426,7 +426,7 @@ class ResponsePhase:
 
     def _close(self, stream: Shell, exchange: Exchange) -> None:
         exchange.close()
-        if exchange.recorded and self._request is not None and self._decision is not None:
+        if self._request is not None and self._decision is not None:
             status = self._response.status if self._response is not None else OK if self._begun_at else 0
             stream.app.telemetry.ended(exchange, self._request, self._decision, status)
 

@@ -33,6 +33,7 @@ for _name in UNUSED:
 
 LINE_BYTES_MAX = 4096  # the largest write to a pipe that is atomic
 LINES_PER_S = 50
+REQUEST = "request"  # the event of --access-log, whose number of lines the operator chooses
 EVENTS_MAX = 256
 REPORT_EVERY_S = 10.0  # see `Rarely`
 ERROR_CHARS_MAX = 256
@@ -74,7 +75,7 @@ class LineWriter:
 
 
 class Limit:
-    """Allows at most `LINES_PER_S` lines per event and second.
+    """Allows at most `LINES_PER_S` lines per event and second, except of REQUEST.
 
     The event's first line in a later second says in its field `suppressed` how many lines were left out.
     """
@@ -91,6 +92,8 @@ class Limit:
             self._second = second
             self._turn()
         name = str(event.get("event"))
+        if name == REQUEST:
+            return event
         count = self._lines[name] = self._lines.get(name, 0) + 1
         if count > LINES_PER_S:
             raise structlog.DropEvent

@@ -102,5 +102,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ha_enable_leader_election: bool = False
     given: Mapping[str, str] = {}  # name of an option -> where its value comes from; the others have their defaults
     log_level: str = "info"
+    access_log: float = 0.0  # the share of the requests that get a line in the log
     log_format: str = "auto"
     tracing: TracingOptions | None = None  # None: no traces

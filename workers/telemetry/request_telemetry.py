@@ -14,6 +14,7 @@ from epp.tokens import drop_prompt
 from shm.lanes import Lane
 from workers.host.log import error_text
 from workers.shared.decisions import Recent, Used
+from workers.telemetry.access_log import AccessLog
 from workers.telemetry.cache_prediction import Comparison
 from workers.telemetry.recorder import Recorder
 from workers.telemetry.request_metrics import Exchange, RequestMetrics
@@ -63,8 +64,10 @@ class Telemetry:
         now: Callable[[], float],
         comparison: Comparison | None = None,
         agreements: Agreements | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
         """`comparison`: None if no plugin predicts cached tokens. `agreements`: None without shadow profiles."""
+        self.access_log = access_log
         self.recorder: Recorder | None = None  # set while requests are recorded
         self.metrics = metrics
         self.recent = recent
@@ -116,6 +119,8 @@ class Telemetry:
                 self._lane.add(self._at.subset_empty)
             if self.recorder is not None:
                 self.recorder.refused(request, refused.cause.value, received_at, now)
+            if self.access_log is not None:
+                self.access_log.refused(request, refused.cause.value, received_at, now)
             if used is not None:
                 self.recent.add(now, request, None, refused, used=used)
             if refused.cause in NOT_SCHEDULED:
@@ -129,6 +134,8 @@ class Telemetry:
         now = self._now()
         if self.recorder is not None:
             self.recorder.refused(request, Cause.INTERNAL.value, request.now, now)
+        if self.access_log is not None:
+            self.access_log.refused(request, Cause.INTERNAL.value, request.now, now)
         self.recent.add(now, request, None, Refused(Cause.INTERNAL, named + error_text(problem)), used=used)
 
     def not_duplex(self) -> None:
@@ -149,8 +156,10 @@ class Telemetry:
 
     def ended(self, exchange: Exchange, request: Request, decision: Decision, status: int) -> None:
         """Records the outcome of a request that got an endpoint. `status`: of the answer, 0 without one."""
-        if self.recorder is not None:
+        if self.recorder is not None and exchange.recorded:
             self.recorder.ended(exchange, request, decision, status, self._now())
+        if self.access_log is not None:
+            self.access_log.ended(exchange, request, decision, status, self._now())
 
     def answered(self, request: Request, decision: Decision, usage: Usage | None, seconds: float | None) -> None:
         """Records that a request is over. `usage`: what the model server has reported.

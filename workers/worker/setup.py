@@ -55,6 +55,7 @@ from workers.shared.documents import EndpointsView, NamesView
 from workers.shared.objectives import ObjectivesView, Priorities, static_bands
 from workers.shared.profiles import Answering
 from workers.shared.query_of_death import DECIDING, PLACES, TRIED, Deciding
+from workers.telemetry.access_log import AccessLog
 from workers.telemetry.cache_prediction import Comparison, match_name
 from workers.telemetry.call_timing import CallTimers, Timing
 from workers.telemetry.recorder import Recorder, RecordSender
@@ -326,6 +327,7 @@ class Parts:
             now=time.monotonic,
             comparison=Comparison(match, self.series(PREDICTION)) if match else None,
             agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
+            access_log=AccessLog(share, self._rng) if (share := self.instance.options.access_log) else None,
         )
 
     def _receipt(self, pipeline: Pipeline, request: Request, decision: Decision) -> str:

@@ -261,3 +261,8 @@ def test_a_line_begins_with_time_and_level_and_names_its_process(
     first, second = (json.loads(line) for line in (tmp_path / "log").read_text().splitlines())
     assert list(first) == ["timestamp", "level", "process", "pid", "event", "n"]
     assert (first["process"], second["process"], second["event"]) == ("parent", "worker 0", "second")
+
+
+def test_lines_of_the_access_log_are_as_many_as_the_operator_chose() -> None:
+    limit = Limit(lambda: 1.0)
+    assert all(limit(None, "info", {"event": "request"}) for _ in range(5 * LINES_PER_S))
