@@ -266,6 +266,12 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def write_double_quoted(self, text: str, split: bool = True) -> None:
+        """Escapes all characters that are not ASCII. Only text that a terminal would obey or hide is written so (see `_text`)."""
+        self.allow_unicode = False
+        super().write_double_quoted(text, split)
+        self.allow_unicode = True
+
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None

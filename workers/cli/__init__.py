@@ -18,7 +18,9 @@ from typing import Any, Final, NamedTuple
 import click
 
 from compiled.finder import choose
+from workers.cli.output import echo
 from workers.host.build import SHORT, commit, version
+from workers.host.printable import printable
 
 
 class Entry(NamedTuple):
@@ -114,17 +116,27 @@ class Main(Group):
             if failure.errno not in FULL or failure.filename is not None:
                 raise
             with contextlib.suppress(OSError):
-                click.echo(f"Error: the output cannot be written: {failure.strerror}", err=True)
+                echo(f"Error: the output cannot be written: {failure.strerror}", err=True)
             sys.exit(1)
         finally:
             drop_unwritable()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as refused:
+            from workers.cli.flags import BadConfiguration  # a command has imported it already
+
+            if not isinstance(refused, BadConfiguration):  # which has several lines, and escapes them when it is shown
+                refused.message = printable(refused.message)  # type: ignore[misc]
+            raise
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in EARLIER:
             return super().get_command(ctx, cmd_name)
         group, name = EARLIER[cmd_name]
         if sys.stderr is not None and sys.stderr.isatty():
-            click.echo(f"epp {cmd_name} is epp {group} {name} now; the earlier name works until version 0.4", err=True)
+            echo(f"epp {cmd_name} is epp {group} {name} now; the earlier name works until version 0.4", err=True)
         return _loaded(cmd_name, PICKER[group].commands[name])
 
 
@@ -179,7 +191,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool
     if requested and not ctx.resilient_parsing:
         digits = commit()[:SHORT]
         which = version() or "(not installed: run from a source tree)"
-        click.echo(f"epp {which}{f' ({digits})' if digits else ''}, {choose()}")
+        echo(f"epp {which}{f' ({digits})' if digits else ''}, {choose()}")
         ctx.exit()
 
 

@@ -24,6 +24,7 @@ from workers.cli.configuration import (
     shown_path,
 )
 from workers.cli.flags import DURATION, SIZE, BadConfiguration, WithArguments
+from workers.cli.output import echo, echo_as_is, echo_text
 from workers.host.exit_codes import ExitCode
 
 
@@ -32,7 +33,7 @@ def _print_rules(ctx: click.Context, _option: click.Parameter, requested: bool) 
         width = max(map(len, (*ERRORS, *WARNINGS)))
         for severity, rules in (("error", ERRORS), ("warning", WARNINGS)):
             for rule, text in rules.items():
-                click.echo(f"{severity:<7}  {rule:<{width}}  {text}")
+                echo(f"{severity:<7}  {rule:<{width}}  {text}")
         ctx.exit()
 
 
@@ -75,7 +76,7 @@ def command(
         text = read_file(file)
     except Unreadable as error:
         if as_json:
-            click.echo(_json([error.finding], None))
+            echo_text(_json([error.finding], None))
         raise
     surroundings = Surroundings(refresh_metrics_interval, body_limit, memory_limit)
     add_plugins(plugin_path)
@@ -94,14 +95,14 @@ def command(
     remarks = object_findings(objects_dir)
     findings, failed = [*findings, *remarks], failed or any(strict or f.severity == "error" for f in remarks)
     if as_json:
-        click.echo(_json(findings, None if effective is None else effective.document))
+        echo_text(_json(findings, None if effective is None else effective.document))
     else:
         if shown := [finding for finding in findings if not quiet or strict or finding.severity == "error"]:
-            click.echo(findings_text(shown), err=True)
+            echo_text(findings_text(shown), err=True)
         if migrate:
-            click.echo(text, nl=False)
+            echo_as_is(text, nl=False)
         elif effective is not None and not (quiet or failed):
-            click.echo(effective.as_yaml(), nl=False)
+            echo_as_is(effective.as_yaml(), nl=False)
     sys.exit(ExitCode.CONFIG if failed else ExitCode.OK)
 
 
@@ -112,7 +113,7 @@ def _migrated(text: str, source: str) -> str:
     except ConfigErrors as errors:
         raise BadConfiguration(findings_text(errors.errors)) from errors
     for remark in remarks:
-        click.echo(f"{source}: not migrated: {remark}", err=True)
+        echo(f"{source}: not migrated: {remark}", err=True)
     return migrated
 
 

@@ -20,10 +20,12 @@ from epp.config.load import ConfigErrors, EffectiveConfig, Surroundings, load
 from epp.config.registry import PluginImportError
 from epp.plugins.discovery.file import FileDiscovery
 from workers.cli.flags import BOOL, BadConfiguration, flag
+from workers.cli.output import echo, echo_text
 from workers.cli.serve_flags import EXPERIMENTAL, PLUGIN_PATH
 from workers.endpoints.discovery import parse_flag
 from workers.endpoints.endpoints_file import File
 from workers.host.options import Options
+from workers.host.printable import printable
 from workers.host.yaml_files import DiscoveryError
 from workers.kube.api import ready_to_connect
 from workers.kube.object_files import Folder
@@ -145,7 +147,7 @@ def object_findings(folder: str) -> list[Finding]:
 
 def findings_text(findings: Iterable[Finding]) -> str:
     """Returns the findings as text, one line each."""
-    return "\n".join(map(str, findings))
+    return "\n".join(printable(str(finding)) for finding in findings)
 
 
 def read_given(options: Options) -> Given:
@@ -174,7 +176,7 @@ def load_config(options: Options, given: Given | None = None) -> EffectiveConfig
     except PluginImportError as error:
         raise BadConfiguration(f"--plugin-path: {error}") from error
     if config.warnings:
-        click.echo(findings_text(config.warnings), err=True)
+        echo_text(findings_text(config.warnings), err=True)
     check_discovery(options, config)
     return config
 
@@ -186,7 +188,7 @@ def with_one_worker(options: Options, config: EffectiveConfig) -> Options:
         return options
     if options.workers > 1:
         why = f"plugin '{whole[0]}' keeps its state in one worker"
-        click.echo(f"notice: {why}: the picker runs with 1 worker instead of {options.workers}", err=True)
+        echo(f"notice: {why}: the picker runs with 1 worker instead of {options.workers}", err=True)
     return msgspec.structs.replace(options, workers=1, workers_max=1)
 
 
@@ -198,14 +200,14 @@ def check_without_kubernetes(options: Options, place: str) -> None:
             "remove the flag (all replicas serve then), or give only --pool-name"
         )
     if options.metrics_endpoint_auth:
-        click.echo(
+        echo(
             f"warning: --metrics-endpoint-auth has no effect: only Kubernetes can review tokens, but endpoints come from {place}; "
             "use --metrics-client-ca-file to require client certificates",
             err=True,
         )
     if options.debug_port_forward:
         why = f"endpoints come from {place}, so loopback needs no token"
-        click.echo(f"warning: --debug-port-forward has no effect: {why}", err=True)
+        echo(f"warning: --debug-port-forward has no effect: {why}", err=True)
 
 
 def check_discovery(options: Options, config: EffectiveConfig) -> None:
@@ -217,7 +219,7 @@ def check_discovery(options: Options, config: EffectiveConfig) -> None:
     if config.discovery is not None:
         plugin = f"plugin '{config.discovery.name}' of {config.source}"
         if options.endpoints:
-            click.echo(f"notice: --endpoints replaces {plugin}, which is not read", err=True)
+            echo(f"notice: --endpoints replaces {plugin}, which is not read", err=True)
         else:
             places.append(plugin)
     if options.endpoint_selector:

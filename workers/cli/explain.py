@@ -2,6 +2,7 @@
 
 import traceback
 import urllib.parse
+from collections.abc import Sequence
 
 import click
 import msgspec
@@ -27,6 +28,7 @@ from workers.cli.explain_trace import found as found_in_trace
 from workers.cli.explain_trace import why_then, with_config
 from workers.cli.flags import PORT, BadConfiguration, Whole, WithArguments, flag
 from workers.cli.metrics_port import Port, at, found, unusable
+from workers.cli.output import echo, echo_lines, echo_text
 from workers.host.yaml_files import DiscoveryError
 from workers.kube.object_files import Folder
 from workers.kube.object_kinds import Found, merge
@@ -124,12 +126,18 @@ def command(
         port = at(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
         explanations = _live(port, wanted, count)
     if as_json:
-        click.echo(encoded(explanations), nl=False)
+        echo_text(encoded(explanations), nl=False)
         return
+    _tell(explanations, f"with {config_file} at the same moment:" if trace else "")
+
+
+def _tell(explanations: Sequence[Explanation], title: str) -> None:
+    """Prints explanations. `title`: a line above each of them but the first; "" for none."""
     for number, explanation in enumerate(explanations):
         if number:
-            click.echo(f"\nwith {config_file} at the same moment:" if trace else "")
-        click.echo("\n".join(explain_view.lines(explanation)))
+            echo()
+            echo_lines([title] if title else [])
+        echo_lines(explain_view.lines(explanation))
 
 
 def _show_receipt(port: Port, receipt: str, *, as_json: bool) -> None:
@@ -137,21 +145,19 @@ def _show_receipt(port: Port, receipt: str, *, as_json: bool) -> None:
     path = f"/debug/receipt?{urllib.parse.urlencode({'id': receipt})}"
     data = port.page(path)
     if as_json:
-        click.echo(data, nl=False)
+        echo_text(data, nl=False)
         return
     try:
         opened = msgspec.json.decode(data, type=Opened)
     except msgspec.MsgspecError as strange:
         raise unusable(port.url + path, str(strange)) from strange
-    click.echo("\n".join(explain_view.receipt_lines(opened)))
+    echo_lines(explain_view.receipt_lines(opened))
 
 
 def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Explanation]:
     """Explains a recorded decision, and that of `config` at the same moment. Raises ClickException."""
     try:
-        request, trace = found_in_trace(
-            batches_of(path, lambda problem: click.echo(f"warning: {problem}", err=True)), wanted
-        )
+        request, trace = found_in_trace(batches_of(path, lambda problem: echo(f"warning: {problem}", err=True)), wanted)
         explanations = [why_then(request, trace)]
         if config is not None:
             explanations.append(with_config(config, request, trace))
@@ -186,7 +192,7 @@ def _config(path: str, allow_experimental: bool, plugin_path: str) -> EffectiveC
 
 
 def _say_remark(_event: str, place: str, reason: str) -> None:
-    click.echo(f"{place}: {reason}", err=True)
+    echo(f"{place}: {reason}", err=True)
 
 
 def _offline(

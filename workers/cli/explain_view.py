@@ -15,18 +15,13 @@ WIDTH = 100  # columns of the output
 PREDICTED = "predicted cached"
 
 
-def lines(explanation: Explanation) -> Iterator[str]:
-    """Returns the lines that `epp explain` prints."""
-    return map(printable, _lines(explanation))
-
-
 def receipt_lines(opened: Opened) -> Iterator[str]:
     """Returns the lines that `epp explain RECEIPT` prints: what the receipt says, and the decision if a worker remembers it."""
     when = datetime.datetime.fromtimestamp(opened.at, datetime.UTC)
     yield f"decided at {when:%Y-%m-%d %H:%M:%S} UTC by worker {opened.worker} with configuration {opened.configuration}"
-    yield printable(f"sent to {opened.target}: {opened.reason}")
+    yield f"sent to {opened.target}: {opened.reason}"
     if opened.margin is not None:
-        yield printable(f"margin {opened.margin:.3f} over {opened.runner_up}")
+        yield f"margin {opened.margin:.3f} over {opened.runner_up}"
     if opened.cached_tokens is not None:
         yield f"predicted {opened.cached_tokens} prompt tokens in its prefix cache"
     if opened.first_token_s is not None:
@@ -38,7 +33,8 @@ def receipt_lines(opened: Opened) -> Iterator[str]:
         yield from lines(opened.explanation)
 
 
-def _lines(e: Explanation) -> Iterator[str]:
+def lines(e: Explanation) -> Iterator[str]:
+    """Returns the lines that `epp explain` prints. Cells of tables are escaped, because that changes their width; the rest is not."""
     yield f"request {e.request_id or '(no id)'}  {_when(e)}worker {e.worker}"
     target = f" as {e.target_model}" if e.target_model != e.model else ""
     yield f"model {e.model or '(none)'}{target}  flow {e.flow}  priority {e.priority}  {e.body_bytes} bytes"
@@ -85,14 +81,15 @@ def _profile(profile: Profiled) -> Iterator[str]:
     if not profile.candidates:
         yield "  no endpoint is left"
         return
-    rows = [_row(profile, i) for i in range(len(profile.candidates))]
-    for number, part in enumerate(tables(_header(profile), rows, WIDTH - 2)):
+    rows = [_header(profile), *(_row(profile, i) for i in range(len(profile.candidates)))]
+    header, *rows = ([printable(cell) for cell in row] for row in rows)
+    for number, part in enumerate(tables(header, rows, WIDTH - 2)):
         if number:
             yield ""
         yield from ("  " + line for line in part)
     for candidate in profile.candidates:
         if candidate.latency:
-            text = f"{candidate.endpoint}: {candidate.latency}"
+            text = printable(f"{candidate.endpoint}: {candidate.latency}")
             yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="      ")
     if profile.more:
         yield f"  … and {profile.more} more, all with a lower total"

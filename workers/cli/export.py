@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from epp.recording.trace import requests
+from workers.cli.output import echo
 from workers.shared.recording.export import to_jsonl, to_parquet
 from workers.shared.recording.reader import batches_of
 from workers.shared.recording.unreadable import Unreadable
@@ -23,7 +24,7 @@ def command(trace: str, parquet: str, jsonl: str) -> None:
         raise click.UsageError("give one of --parquet and --jsonl")
 
     def say(problem: str) -> None:
-        click.echo(f"warning: {problem}", err=True)
+        echo(f"warning: {problem}", err=True)
 
     try:
         found = requests(batches_of(trace, say))
@@ -34,4 +35,4 @@ def command(trace: str, parquet: str, jsonl: str) -> None:
                 count = to_jsonl(found, out.write)
     except Unreadable as problem:
         raise click.ClickException(str(problem)) from problem
-    click.echo(f"{count} requests", err=True)
+    echo(f"{count} requests", err=True)

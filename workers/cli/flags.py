@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from epp.quantities import parse_bool, parse_duration, parse_size
+from workers.cli.output import echo, echo_text
 from workers.host.exit_codes import ExitCode
 
 PREFIX = "EPP_"
@@ -32,7 +33,7 @@ class BadConfiguration(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         with contextlib.suppress(OSError):  # a full disk does not change the exit code
-            click.echo(self.message, err=True)
+            echo_text(self.message, err=True)
 
 
 class _Parsed(click.ParamType[Any]):
@@ -134,7 +135,7 @@ class Once(click.Command):
         _, _, options = self.make_parser(ctx).parse_args(list(args))
         for option in dict.fromkeys(options):
             if not getattr(option, "multiple", False) and options.count(option) > 1:
-                click.echo(
+                echo(
                     f"warning: {max(option.opts, key=len)} is given {options.count(option)} times; the last one counts",
                     err=True,
                 )

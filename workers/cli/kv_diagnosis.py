@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from epp.prefix.kv_events import Event, MalformedBatch, Removed, Stored, decode, topic_parts
+from workers.host.printable import printable
 
 SHOWN_CHARS_MAX: Final = 128
 KINDS_MAX: Final = 16  # how many different topics and block sizes are remembered
@@ -115,5 +116,5 @@ class Heard:
 
 
 def shown(text: str) -> str:
-    """Makes a server's text safe to print: replaces control characters, and cuts it at SHOWN_CHARS_MAX."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:SHOWN_CHARS_MAX])
+    """Returns the beginning of a server's text, SHOWN_CHARS_MAX characters, escaped."""
+    return printable(text[:SHOWN_CHARS_MAX])

@@ -15,6 +15,7 @@ from epp.plugins.producers.tokenizer import Tokens
 from workers.cli import missing
 from workers.cli.configuration import load_text, read_file, shown_path
 from workers.cli.kv_diagnosis import Heard, Wanted, shown
+from workers.cli.output import echo
 from workers.host.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -57,12 +58,12 @@ def follow(address: str, config_file: str, asked: Asked) -> int:
     try:
         heard = _read(host, port, replay if asked.replay_port is None else asked.replay_port, wanted, asked.timeout_s)
     except Trouble as trouble:
-        click.echo(f"problem: {trouble}", err=True)
+        echo(f"problem: {trouble}", err=True)
         return ExitCode.FAULT
     problems = heard.problems()
     for problem in problems:
-        click.echo(f"problem: {problem}", err=True)
-    click.echo(heard.summary())
+        echo(f"problem: {problem}", err=True)
+    echo(heard.summary())
     return ExitCode.FAULT if problems else ExitCode.OK
 
 
@@ -107,7 +108,7 @@ def _read(host: str, port: int, replay_port: int, wanted: Wanted, timeout_s: flo
     try:
         with closing(Subscription(context, tcp(host, port), "")) as subscription:
             _shake_hands(subscription, host, port)
-            click.echo(f"connected to {subscription.address}")
+            echo(f"connected to {subscription.address}")
             kept = 0
             if replay_port:
                 _reach(
@@ -137,6 +138,8 @@ def _reach(host: str, port: int, what: str, fix: str) -> None:
         raise Trouble(
             f"no answer from {what} {host}:{port} in {CONNECT_S:.0f} s; a firewall may be in between"
         ) from None
+    except UnicodeError:
+        raise Trouble(f"{host} is no host name") from None
     except OSError as problem:
         raise Trouble(f"{what} {host}:{port} cannot be reached: {problem.strerror or problem}") from None
 
@@ -161,7 +164,7 @@ def _replay(request: "ReplayRequest", heard: Heard, where: str) -> int:
         for answer in request.answers():
             if answer is None:
                 span = f", numbers {first} to {last}" if kept else ""
-                click.echo(f"replay from {where}: {kept} messages{span}")
+                echo(f"replay from {where}: {kept} messages{span}")
                 return kept
             number, payload = answer
             deadline = time.monotonic() + REPLAY_S
@@ -177,7 +180,7 @@ def _replay(request: "ReplayRequest", heard: Heard, where: str) -> int:
 
 def _show(lines: Sequence[str]) -> None:
     for line in lines:
-        click.echo(line)
+        echo(line)
 
 
 def _silent(timeout_s: float, *, asked: bool, kept: int) -> str:

@@ -19,6 +19,7 @@ from epp.metrics import PLUGIN_LABELS, PREFIX
 from epp.plugin import Plugin, Scorer
 from epp.tuning import RANGE, WEIGHT_FACTOR
 from workers.cli.configuration import add_plugins, plugin_path_option
+from workers.cli.output import echo_text
 
 Entry = dict[str, Any]
 
@@ -50,9 +51,9 @@ def command(type_name: str, as_json: bool, plugin_path: str) -> None:
             hint = registry.suggestion(type_name)
             raise click.ClickException(f"plugin type '{type_name}' is not registered" + (f" ({hint})" if hint else ""))
         entry = entries[types[type_name].type_name]
-        click.echo(json.dumps(entry, indent=2, default=str) if as_json else _detail(entry))
+        echo_text(json.dumps(entry, indent=2, default=str) if as_json else _detail(entry))
         return
-    click.echo(json.dumps(list(entries.values()), indent=2, default=str) if as_json else _overview(entries.values()))
+    echo_text(json.dumps(list(entries.values()), indent=2, default=str) if as_json else _overview(entries.values()))
 
 
 def listing(types: Mapping[str, type[Plugin]]) -> dict[str, Entry]:

@@ -15,6 +15,7 @@ from shm import observe
 from shm.segment import SegmentError
 from workers.cli import which
 from workers.cli.flags import PORT, flag
+from workers.cli.output import echo
 from workers.cli.replay.lengths import Lengths, is_streamed
 from workers.shared.recording import asks
 from workers.shared.recording.reader import batches_of
@@ -68,9 +69,9 @@ def command(seconds: float, folder: str, metrics_port: int | None, instance: str
     finally:
         asks.forget(run_dir, name, ask.id)
     for file in state.files:
-        click.echo(file)
+        echo(file)
     lost = f", {state.lost} lost ({state.why or 'a pipe was full'})" if state.lost else ""
-    click.echo(f"{state.records} records, {state.bytes / 1e6:.1f} MB{lost}", err=True)
+    echo(f"{state.records} records, {state.bytes / 1e6:.1f} MB{lost}", err=True)
 
 
 def _put(run_dir: str, name: str, ask: asks.Ask) -> None:
@@ -83,7 +84,7 @@ def _put(run_dir: str, name: str, ask: asks.Ask) -> None:
 def _recorded(run_dir: str, name: str, ask: asks.Ask) -> asks.State:
     """Follows the recording to its end, and ends it at Ctrl-C. Raises ClickException."""
     state = _begun(run_dir, name, ask)
-    click.echo(f"recording {ask.seconds:g} s into {ask.folder}; Ctrl-C ends it", err=True)
+    echo(f"recording {ask.seconds:g} s into {ask.folder}; Ctrl-C ends it", err=True)
     try:
         return _followed(run_dir, name, state, time.monotonic() + ask.seconds + LATE_S)
     except KeyboardInterrupt:
@@ -140,6 +141,4 @@ def _warn_without_usage(files: Sequence[str]) -> None:
         return
     told = lengths.told()
     if told.estimated:
-        click.echo(
-            f"warning: {told}. Clients that stream report it with stream_options: {{include_usage: true}}", err=True
-        )
+        echo(f"warning: {told}. Clients that stream report it with stream_options: {{include_usage: true}}", err=True)

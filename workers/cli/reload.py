@@ -17,6 +17,7 @@ from shm.observe import Seen
 from shm.segment import SegmentError, recorded
 from workers.cli import which
 from workers.cli.flags import DURATION, PORT, WithArguments, flag
+from workers.cli.output import echo, echo_text
 from workers.host.exit_codes import ExitCode
 from workers.process.asks import Ask, Refused, put
 from workers.process.layout import CANDIDATE, GENERATION
@@ -105,10 +106,10 @@ def command(program: bool, metrics_port: int | None, instance: str, run_dir: str
     """
     if program:
         result, workers = changed(metrics_port, instance, run_dir, timeout, Ask("exec"))
-        click.echo(f"the installed version runs in {workers} workers, with {in_force(result, workers)}")
+        echo(f"the installed version runs in {workers} workers, with {in_force(result, workers)}")
         return
     result, workers = changed(metrics_port, instance, run_dir, timeout)
-    click.echo(in_force(result, workers))
+    echo(in_force(result, workers))
 
 
 def in_force(result: ReloadStatus, workers: int) -> str:
@@ -137,9 +138,9 @@ def changed(
     if result is None:
         raise click.ClickException(f"the picker has given no result within {timeout:g} s; see its log")
     if result.text:
-        click.echo(result.text, err=True)
+        echo_text(result.text, err=True)
     if not result.successful:
-        click.echo(f"refused: {seen.name} keeps generation {result.generation} ({result.hash})", err=True)
+        echo(f"refused: {seen.name} keeps generation {result.generation} ({result.hash})", err=True)
         sys.exit(ExitCode.CONFIG)
     return result, workers
 

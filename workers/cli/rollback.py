@@ -3,6 +3,7 @@
 import click
 
 from workers.cli.flags import WithArguments
+from workers.cli.output import echo
 from workers.cli.reload import changed, in_force, of_picker
 from workers.process.asks import Ask
 
@@ -18,4 +19,4 @@ def command(metrics_port: int | None, instance: str, run_dir: str, timeout: floa
     Exit code 0: done; 1: no such picker, or no result in time; 78: there is no configuration before this one.
     """
     result, workers = changed(metrics_port, instance, run_dir, timeout, Ask("rollback"))
-    click.echo(in_force(result, workers))
+    echo(in_force(result, workers))

@@ -11,6 +11,7 @@ import click
 from epp.config import registry
 from epp.config.schema import schema
 from workers.cli.configuration import add_plugins, plugin_path_option
+from workers.cli.output import echo_text
 
 
 @click.command("schema")
@@ -22,4 +23,4 @@ def command(plugin_path: str) -> None:
         types = registry.known()
     except registry.PluginImportError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(json.dumps(schema(types), indent=2, ensure_ascii=False))
+    echo_text(json.dumps(schema(types), indent=2, ensure_ascii=False))

@@ -18,6 +18,7 @@ import click
 from epp.client_headers import GROUPS
 from epp.plugins.extractors.metrics_source import INTERVAL_S_MAX
 from workers.cli.flags import BadConfiguration, Flag, given, misspelt, with_variables
+from workers.cli.output import echo
 from workers.cli.serve_flags import FLAGS, REPLACED, TLS_VERSIONS, UNSUPPORTED, VERBOSE
 from workers.endpoints.freshness import FRESH_S_MIN
 from workers.host.cpus import available, default_workers
@@ -65,7 +66,7 @@ def serve_options(callback: Callable[..., R]) -> Callable[..., R]:
             lines = wrong.message.splitlines()
             raise BadConfiguration("\n".join(with_variables(line, context) for line in lines)) from wrong
         for warning in (with_variables(warning, context) for warning in warnings):
-            click.echo(f"warning: {warning}", err=True)
+            echo(f"warning: {warning}", err=True)
         return callback(options, **command_values)
 
     for decorate in reversed(FLAGS):

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from workers.cli.flags import Whole
+from workers.cli.output import echo, echo_lines, echo_text
 from workers.cli.sizing import (
     COSTS,
     MACHINE,
@@ -95,20 +96,20 @@ def command(
     load = Load(rps, prompt_kb, pods, chunk_rate or 0.0, streams or 0, workers or 0, cache_tokens, kv_events)
     needs = size(load)
     if as_json:
-        click.echo(json.dumps(plain(load, needs), indent=2))
+        echo_text(json.dumps(plain(load, needs), indent=2))
         return
-    click.echo("\n".join(report(load, needs)))
+    echo_lines(report(load, needs))
 
 
 def _measured(trace: str) -> TraceLoad:
     """Measures the load of a trace, and says on standard error what it has read. Raises ClickException."""
     try:
-        found = load_of(arrivals(trace, lambda problem: click.echo(f"warning: {problem}", err=True)))
+        found = load_of(arrivals(trace, lambda problem: echo(f"warning: {problem}", err=True)))
     except Unreadable as wrong:
         raise click.ClickException(str(wrong)) from wrong
     if not found.requests:
         raise click.ClickException(f"{trace}: the trace has no request")
-    click.echo(f"{trace}: {found.requests:,} requests in {found.seconds:,.0f} s", err=True)
+    echo(f"{trace}: {found.requests:,} requests in {found.seconds:,.0f} s", err=True)
     return found
 
 

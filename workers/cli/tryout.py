@@ -8,6 +8,7 @@ import click
 from epp.tryout import BY_FLOW, BY_REQUEST, WHOLE, Share
 from workers.cli.configuration import read_file, shown_path
 from workers.cli.flags import WithArguments
+from workers.cli.output import echo
 from workers.cli.reload import changed, of_picker
 from workers.process.asks import Ask
 
@@ -65,4 +66,4 @@ def command(
     tried = result.tryout
     if tried is None:
         raise click.ClickException("the candidate has been taken back already; see `epp top` and the picker's log")
-    click.echo(f"candidate {tried.generation} ({tried.hash}) is tried in {workers} workers, {tried.share}")
+    echo(f"candidate {tried.generation} ({tried.hash}) is tried in {workers} workers, {tried.share}")

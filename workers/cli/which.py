@@ -6,6 +6,7 @@ import click
 
 from shm import observe
 from shm.observe import Seen
+from workers.cli.output import echo
 
 
 def find(run_dir: str, metrics_port: int | None, name: str) -> Seen:
@@ -19,6 +20,6 @@ def _asks() -> bool:
 
 def _ask(running: list[Seen]) -> Seen:
     for number, seen in enumerate(running, 1):
-        click.echo(f"{number}  {seen}", err=True)
+        echo(f"{number}  {seen}", err=True)
     chosen: int = click.prompt("which picker", type=click.IntRange(1, len(running)), err=True)
     return running[chosen - 1]

@@ -31,7 +31,6 @@ from epp.renaming import CONTENT_ENCODING
 from epp.request import Subset
 from workers.extproc.pipelines import Lease
 from workers.extproc.shell import Shell
-from workers.host.printable import printable
 from workers.telemetry.tracing import GatewayContext
 
 PREFERS: Final = codec.needle(if_available.PREFER)[:-1]
@@ -124,7 +123,7 @@ class RequestPhase:
     def origin(self) -> str:
         """Returns the request's id and its client for the log, as the gateway gives them."""
         found = (self._headers.get(name, "")[:ORIGIN_CHARS_MAX] for name in (REQUEST_ID, "x-forwarded-for"))
-        number, client = (printable(value) or "unknown" for value in found)
+        number, client = (value or "unknown" for value in found)
         return f"request {number} of client {client}"
 
     def _take_modes(self, stream: Shell, message: bytes, last: bool) -> None:

@@ -39,6 +39,7 @@ REPORT_EVERY_S = 10.0  # see `Rarely`
 ERROR_CHARS_MAX = 256
 CITING = (KeyError, ValueError)  # exceptions with a text that repeats their input
 VALUE_CHARS = (2048, 1024, 512, 256, 128, 64)  # limits for the values of a line that is too long, tried in this order
+EXCEPTION = "exception"  # the field of a stack
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 FIRST = ("timestamp", "level", "process", "pid", "event")  # the fields at the start of each line, in this order
@@ -186,21 +187,20 @@ def configure(level: str = "info", *, console: bool | None = None, descriptor: i
     `console`: whether to write text instead of JSON. None: text if stderr is a terminal. `descriptor`: where lines are written.
     """
     on_terminal = sys.stderr.isatty() if console is None else console
-    renderer: Any
-    if on_terminal:
-        renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    else:
-        renderer = structlog.processors.JSONRenderer(serializer=json_line)
     processors: list[Any] = [
         Limit(),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _process,
         _ordered,
+        structlog.processors.format_exc_info,
     ]
-    processors.append(_printable_values if on_terminal else structlog.processors.format_exc_info)
+    if on_terminal:
+        processors += [_printable_values, structlog.dev.ConsoleRenderer()]
+    else:
+        processors.append(structlog.processors.JSONRenderer(serializer=json_line))
     structlog.configure(
-        processors=[*processors, renderer],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=_Factory(LineWriter(descriptor)),
         cache_logger_on_first_use=True,
@@ -234,10 +234,15 @@ def _ordered(_logger: Any, _method: str, event: Event) -> Event:
 
 
 def _printable_values(_logger: Any, _method: str, event: Event) -> Event:
-    """Replaces control characters, which a terminal would obey. JSON needs no such step, because it escapes them."""
+    """Escapes what a terminal would obey or hide. JSON needs no such step, because it escapes all that is not ASCII.
+
+    A stack keeps its lines. They are indented, so that no line of an exception's text looks like a line of the log.
+    """
     for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = printable(value, kept="\n\t")
+        if key == EXCEPTION:
+            event[key] = "\n".join(f"  {printable(line)}" for line in str(value).split("\n"))
+        elif isinstance(value, str):
+            event[key] = printable(value)
     return event
 
 

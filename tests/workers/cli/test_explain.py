@@ -68,7 +68,7 @@ def test_offline_the_configuration_file_decides(files: tuple[str, str], tmp_path
 def test_text_from_a_client_does_not_control_the_terminal(files: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text(json.dumps({"model": "m\x1b[2J\nsent to", "prompt": "x"}))
     result = run(*files, "--header=x-request-id: \x9b2J")
-    assert "model m?[2J?sent to  flow" in result.output and result.output.replace("\n", "").isprintable()
+    assert r"model m\u001b[2J\nsent to  flow" in result.output and result.output.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize(

@@ -207,21 +207,42 @@ def raised_by_a_parser(problem: BaseException) -> BaseException:
         return raised
 
 
-def test_on_a_terminal_the_log_has_no_control_characters_of_values() -> None:
+HOSTILE = "m\x1b[2J\x9b2J\n2026-01-01 [info] forged\r\u202e\u2028\u200b"
+SAFE = r"m\u001b[2J\u009b2J\n2026-01-01 [info] forged\r\u202e\u2028\u200b"
+
+
+def logged(*, console: bool, **fields: object) -> str:
+    """Logs an event of hostile names, and its fields. Returns what is written, without the colours."""
     before, (reader, writer) = structlog.get_config(), os.pipe()
     try:
-        configure(console=True, descriptor=writer)
-        structlog.get_logger().error(
-            "a\x1b]0;title\x07", model="\x1b[2Jm", list=["\x9b2J"], exception="at\n  line\x1b[2J"
-        )
-        line = os.read(reader, 4096).decode()
+        configure(console=console, descriptor=writer)
+        try:
+            raise RuntimeError(HOSTILE)
+        except RuntimeError:
+            structlog.get_logger().error(HOSTILE, model=HOSTILE, list=[HOSTILE], **fields)
+        line = os.read(reader, 1 << 16).decode()
     finally:
         structlog.configure(**before)
         os.close(reader)
         os.close(writer)
-    plain = re.sub("\x1b\\[[0-9;]*m", "", line)  # without the colours
-    assert "?[2Jm" in plain and "at\n  line?[2J" in plain
-    assert plain.replace("\n", "").isprintable()
+    return re.sub("\x1b\\[[0-9;]*m", "", line)
+
+
+@pytest.mark.parametrize("fields", [{}, {"exc_info": True}, {"exception": f"at\n  line {HOSTILE}"}])
+def test_on_a_terminal_names_are_escaped_and_forge_no_line(fields: dict[str, object]) -> None:
+    text = logged(console=True, **fields)
+    assert text.replace("\n", "").isprintable()
+    first, *stack_lines = text.splitlines()
+    assert SAFE in first
+    assert bool(fields) == bool(stack_lines) and all(line.startswith("  ") or not line for line in stack_lines)
+
+
+@pytest.mark.parametrize("fields", [{}, {"exc_info": True}])
+def test_elsewhere_names_are_json_with_their_value(fields: dict[str, object]) -> None:
+    (line,) = logged(console=False, **fields).splitlines()
+    event = json.loads(line)
+    assert line.isascii() and event["event"] == event["model"] == HOSTILE and event["list"] == [HOSTILE]
+    assert ("exception" in event) == bool(fields)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from workers.cli.demo.ports import is_free
 from workers.cli.demo.stack import LOOPBACK, MODEL, Fleet, Plan, Stack, Unavailable
 from workers.cli.demo.traffic import Run
 from workers.cli.flags import Whole
+from workers.cli.output import echo, echo_text
 from workers.host.exit_codes import ExitCode
 
 PORT = 8080
@@ -152,7 +153,7 @@ def command(
         asyncio.run(demo.run())
         sys.exit(demo.exit_code)
     except (ChildFailed, Unavailable, OSError) as error:
-        click.echo(f"error: {error}", err=True)
+        echo_text(f"error: {error}", err=True)
         sys.exit(ExitCode.FAULT)
 
 
@@ -278,7 +279,7 @@ class Demo:
         if not columns:
             return
         if self._wanted.as_json:
-            click.echo(json.dumps(summary.as_json(columns) | {"verdict": summary.verdict(self._runs)}))
+            echo(json.dumps(summary.as_json(columns) | {"verdict": summary.verdict(self._runs)}))
             return
         self._console.print(summary.table(columns))
         if said := summary.verdict(self._runs):

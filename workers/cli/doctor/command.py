@@ -18,8 +18,8 @@ from workers.cli.doctor.gateway import Names, Peer, gateway_findings, tls_names
 from workers.cli.doctor.running import Running, running, waits_s
 from workers.cli.doctor.servers import server_findings
 from workers.cli.flags import DURATION, PORT, Whole, WithArguments, flag
+from workers.cli.output import echo, echo_lines, echo_text
 from workers.host.exit_codes import ExitCode
-from workers.host.printable import printable
 from workers.shared import doctor_report
 from workers.shared.doctor_report import DOCTOR, ERROR, Check, Finding, Report
 
@@ -94,7 +94,7 @@ def command(
             doctor_report.write(run_dir, picker.seen.name, visit.report(time.time()))
     findings = sorted([*picker.findings, *visit.findings], key=lambda found: found.severity != ERROR)
     if as_json:
-        click.echo(_json(findings, visit))
+        echo_text(_json(findings, visit))
     else:
         _print(findings, visit)
     failed = bool(findings) if strict else any(found.severity == ERROR for found in findings)
@@ -200,11 +200,15 @@ def _json(findings: Sequence[Finding], visit: Visit) -> str:
 
 def _print(findings: Sequence[Finding], visit: Visit) -> None:
     for found in findings:
-        click.echo(f"{found.severity:<{LABEL}} {printable(found.title)} [{found.rule}]")
-        for line in found.evidence.splitlines():
-            click.echo(f"{'':<{LABEL}} {printable(line)}")
-        click.echo(f"{'':<{LABEL}} fix: {printable(found.fix)}\n")
+        echo(f"{found.severity:<{LABEL}} {found.title} [{found.rule}]")
+        first, *further = found.evidence.split("\n")
+        echo(f"{'':<{LABEL}} {first}")
+        echo_lines(
+            f"{'':<{LABEL}}   {line}" for line in further
+        )  # indented: a line of a hostile name is not taken for the fix
+        echo(f"{'':<{LABEL}} fix: {found.fix}")
+        echo()
     errors = sum(found.severity == ERROR for found in findings)
-    click.echo(f"{errors} errors, {len(findings) - errors} warnings; checked: {', '.join(visit.found) or 'nothing'}")
+    echo(f"{errors} errors, {len(findings) - errors} warnings; checked: {', '.join(visit.found) or 'nothing'}")
     for name, why in visit.skipped.items():
-        click.echo(f"not checked: {name} ({why})")
+        echo(f"not checked: {name} ({why})")

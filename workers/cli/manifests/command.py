@@ -17,6 +17,7 @@ from workers.cli.configuration import findings_text, read_file
 from workers.cli.flags import PREFIX, BadConfiguration
 from workers.cli.manifests import helm
 from workers.cli.manifests.values import BadValues, Json, Layer, assigned, checked, read, with_source
+from workers.cli.output import echo, echo_as_is
 from workers.cli.serve_options import collect, serve_options
 from workers.host.options import Options
 
@@ -64,8 +65,8 @@ def command(
     except helm.NoHelm as missing:
         raise click.ClickException(str(missing)) from missing
     for warning in check(helm.objects(text)):
-        click.echo(f"warning: {warning}", err=True)
-    click.echo(text, nl=False)
+        echo(f"warning: {warning}", err=True)
+    echo_as_is(text, nl=False)
 
 
 def in_layers(short: Mapping[str, Any]) -> list[Layer]:

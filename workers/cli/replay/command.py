@@ -10,6 +10,7 @@ from epp.errors import PluginFault
 from workers.cli.configuration import add_plugins, experimental_option, plugin_path_option
 from workers.cli.flags import BadConfiguration, Whole
 from workers.cli.offline import OfflineError
+from workers.cli.output import echo_lines, echo_text
 from workers.cli.replay.configurations import Configuration, configuration, differs
 from workers.cli.replay.figures import Condition, condition
 from workers.cli.replay.fit import TooLittle
@@ -96,7 +97,7 @@ def command(
             raise BadConfiguration(str(wrong)) from wrong
     if html:
         _write(html, page(outcome))
-    click.echo(msgspec.json.encode(_document(outcome)) if as_json else "\n".join(lines(outcome)))
+    _tell(outcome, as_json=as_json)
     failed = [
         f"--fail-if '{limit.text}' holds for {name}"
         for limit in limits
@@ -104,8 +105,15 @@ def command(
         if limit.holds(each.figures, outcome.base.figures)
     ]
     if failed:
-        click.echo("\n".join(failed), err=True)
+        echo_lines(failed, err=True)
         raise SystemExit(1)
+
+
+def _tell(outcome: Outcome, *, as_json: bool) -> None:
+    if as_json:
+        echo_text(msgspec.json.encode(_document(outcome)))
+    else:
+        echo_lines(lines(outcome))
 
 
 def conditions(option: str, texts: tuple[str, ...]) -> list[Condition]:

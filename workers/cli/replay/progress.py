@@ -4,7 +4,7 @@ import sys
 from types import TracebackType
 from typing import Final
 
-import click
+from workers.cli.output import echo, echo_as_is
 
 CLEAR: Final = "\r\x1b[K"
 
@@ -28,13 +28,13 @@ class Progress:
         """Replaces the line."""
         if self._is_terminal:
             self._clear()
-            click.echo(text[:200], nl=False, err=True)
+            echo(text[:200], nl=False, err=True)
             self._shown = True
 
     def note(self, text: str) -> None:
         """Prints a line that stays, also without a terminal."""
         self._clear()
-        click.echo(text, err=True)
+        echo(text, err=True)
 
     def caution(self, text: str) -> None:
         """Prints a warning that stays."""
@@ -42,5 +42,5 @@ class Progress:
 
     def _clear(self) -> None:
         if self._shown:
-            click.echo(CLEAR, nl=False, err=True)
+            echo_as_is(CLEAR, nl=False, err=True)
             self._shown = False

@@ -12,6 +12,7 @@ from shm import observe
 from shm.segment import SegmentError
 from workers.cli import missing, which
 from workers.cli.flags import DURATION, PORT, flag
+from workers.cli.output import echo, echo_text
 from workers.cli.top.terminal import Terminal
 from workers.pages.state.figures import Figures, Instance, figures, life
 from workers.pages.state.look import Look
@@ -79,7 +80,7 @@ def command(metrics_port: int | None, instance: str, run_dir: str, interval: flo
     if ended and once:
         raise click.ClickException(ended)
     if ended:
-        click.echo(ended, err=True)
+        echo(ended, err=True)
 
 
 class Looks:
@@ -121,7 +122,7 @@ class Looks:
 def _print_json(looks: Looks, once: bool) -> str:
     for found in looks:
         text = msgspec.json.encode(found)
-        click.echo(msgspec.json.format(text, indent=2) if once else text)
+        echo_text(msgspec.json.format(text, indent=2) if once else text)
     return looks.ended
 
 

@@ -13,6 +13,7 @@ from epp.errors import PluginFault
 from workers.cli.configuration import add_plugins, experimental_option, plugin_path_option
 from workers.cli.flags import BadConfiguration, Whole
 from workers.cli.offline import OfflineError
+from workers.cli.output import echo, echo_text
 from workers.cli.replay.command import conditions
 from workers.cli.replay.configurations import Configuration, configuration, differs
 from workers.cli.replay.figures import checked
@@ -214,27 +215,27 @@ def _tell(result: _Result, *, as_json: bool, output: str) -> None:
         except OSError as refused:
             raise click.ClickException(f"--output {output}: {refused.strerror}") from refused
     if as_json:
-        click.echo(msgspec.json.encode(_document(result)))
+        echo_text(msgspec.json.encode(_document(result)))
         return
     search = result.search
     until = ", until Ctrl-C" if search.interrupted else ""
-    click.echo(f"{search.tried} configurations tried{until}, {len(result.space.knobs)} values each")
+    echo(f"{search.tried} configurations tried{until}, {len(result.space.knobs)} values each")
     verdict = result.verdict
     if verdict is None:
-        click.echo("nothing is better than the configuration on the training part")
+        echo("nothing is better than the configuration on the training part")
         return
     before, after = (getattr(each, result.objective) for each in (verdict.base, verdict.best))
-    click.echo(
+    echo(
         f"held-out part: {result.objective} {before:.4g} before, {after:.4g} after; "
         f"gain {verdict.gain:.1%} (95 %: {verdict.low:.1%} to {verdict.high:.1%})"
     )
     if not verdict.better:
         chance = "this may be chance" if verdict.gain > 0 else "what helped on the training part does not help there"
         why = chance if verdict.low <= 0 else "a condition of --subject-to does not hold there"
-        click.echo(f"nothing is better: {why}")
+        echo(f"nothing is better: {why}")
         return
-    click.echo(f"expected gain: {verdict.gain:.1%}; the change:")
-    click.echo(result.patch(), nl=False)
+    echo(f"expected gain: {verdict.gain:.1%}; the change:")
+    echo_text(result.patch(), nl=False)
 
 
 def _document(result: _Result) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def test_errors_come_first_and_control_characters_do_not_reach_the_terminal(monk
     with_state(monkeypatch, WARNED, FAILED)
     done = run()
     assert done.exit_code == 1
-    assert done.stdout.startswith("error    1 endpoint refuses [endpoints-down]\n         a: refused?[31m\n")
+    assert done.stdout.startswith("error    1 endpoint refuses [endpoints-down]\n         a: refused\\u001b[31m\n")
     assert "1 errors, 1 warnings" in done.stdout
     assert "not checked: gateway (give --gateway-admin" in done.stdout
 

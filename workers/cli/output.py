@@ -1,0 +1,26 @@
+"""Prints what commands say. Names of models, endpoints and tenants come from strangers, so each text is escaped first (`printable`)."""
+
+from collections.abc import Iterable
+
+import click
+
+from workers.host.printable import printable, printable_lines
+
+# Prints text as it is: only for control sequences of our own, and for files that must not change.
+echo_as_is = click.echo
+
+
+def echo(line: str = "", *, nl: bool = True, err: bool = False) -> None:
+    """Prints one line: a line feed in it is escaped, too. `nl`: whether the line ends. `err`: on stderr."""
+    click.echo(printable(line), nl=nl, err=err)
+
+
+def echo_lines(lines: Iterable[str], *, err: bool = False) -> None:
+    """Prints lines."""
+    for line in lines:
+        echo(line, err=err)
+
+
+def echo_text(text: str | bytes, *, nl: bool = True, err: bool = False) -> None:
+    """Prints a text whose line feeds are meant, such as JSON."""
+    click.echo(printable_lines(text if isinstance(text, str) else text.decode(errors="replace")), nl=nl, err=err)
