@@ -134,8 +134,9 @@ def _lint_prefix_weight(entry: ProfileEntry | None, wired: WiredProfile, finding
         findings.warning(
             (ref.place if ref.weight is None else ref.weight_place) if ref is not None else WHOLE,
             "prefix-outweighs-load",
-            f"profile '{wired.name}': '{plugin.name}' has weight {weight:g}, the scorers of load {max(total, 0):g}: "
-            "a full server keeps getting its prefixes",
+            f"profile '{wired.name}': '{plugin.name}' has weight {weight:g}, and the scorers of load {max(total, 0):g} "
+            f"({_listed(load)}): a full server keeps getting its prefixes. Requests that wait, run or are in flight are load; "
+            "KV usage is not, because requests with one prefix share its blocks",
             f"give '{heaviest}' weight {raised:g}" if heaviest else f"add active-request-scorer with weight {weight:g}",
         )
 

@@ -39,16 +39,18 @@ class ApiError(Exception):
 
 
 class Access(NamedTuple):
-    """The access that a request needs, in the terms of Kubernetes RBAC."""
+    """The access that a request needs, in the terms of Kubernetes RBAC. `name`: of the only object that is needed; "": all of them."""
 
     verb: str
     group: str
     resource: str
     namespace: str = ""
+    name: str = ""
 
     def rule(self) -> str:
         """Returns the rule of a Role that grants this access, as YAML."""
-        return f'{{apiGroups: ["{self.group}"], resources: ["{self.resource}"], verbs: ["{self.verb}"]}}'
+        named = f', resourceNames: ["{self.name}"]' if self.name else ""
+        return f'{{apiGroups: ["{self.group}"], resources: ["{self.resource}"]{named}, verbs: ["{self.verb}"]}}'
 
 
 VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}

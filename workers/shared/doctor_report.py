@@ -1,9 +1,11 @@
 """What `epp doctor` has found about a picker. The command writes it beside the picker's file, and the live page shows it.
 
 The picker cannot check everything itself: it does not know the gateway's configuration, for example. The file is small, and only users
-that may write in the run directory can write it. A file that is too long or malformed does not count, nor does a check older than KEPT_S.
+that may write in the run directory can write it. A file that is too long or malformed does not count, nor does a check older than KEPT_S
+or of an earlier picker with the same name.
 """
 
+import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -38,28 +40,34 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What one check has found. `at`: seconds since the epoch."""
+    """What one check has found. `at`: seconds since the epoch. `picker`: names the start of the picker that was checked."""
 
     at: float
     findings: Sequence[Finding]
+    picker: str = ""
 
 
 Report = Mapping[str, Check]  # the last run of each check, by its name
 _decode: Final = msgspec.json.Decoder(dict[str, Check]).decode
 
 
-def write(run_dir: str, instance: str, report: Report) -> None:
+def write(run_dir: str, instance: str, secret: str, report: Report) -> None:
     """Writes the report. A check that it does not have keeps its last result: not every run knows the gateway's configuration.
 
-    Of the findings the first FINDINGS_MAX are kept, with at most TEXT_MAX characters of each text. Raises OSError.
+    `secret`: of the picker's file in the run directory, which each start makes anew. Of the
+    findings the first FINDINGS_MAX are kept, with at most TEXT_MAX characters of each text. Raises OSError.
     """
     room, kept = FINDINGS_MAX, {}
-    checks = {**report, **_read(run_dir, instance), **report}  # this run's first, so that its findings have room
+    checks = {
+        **report,
+        **_read(run_dir, instance, secret),
+        **report,
+    }  # this run's first, so that its findings have room
     for name, check in checks.items():
         found = [
             Finding(*(text[:TEXT_MAX] for text in msgspec.structs.astuple(each))) for each in check.findings[:room]
         ]
-        kept[name] = Check(check.at, found)
+        kept[name] = Check(check.at, found, _named(secret))
         room -= len(found)
     path = _path(run_dir, instance)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
@@ -67,24 +75,29 @@ def write(run_dir: str, instance: str, report: Report) -> None:
     temporary.replace(path)
 
 
-def read(run_dir: str, instance: str) -> Mapping[str, Any] | None:
+def read(run_dir: str, instance: str, secret: str) -> Mapping[str, Any] | None:
     """Returns `checked` (when each check was made) and `findings` as plain values; None if there is no report that counts."""
-    report = _read(run_dir, instance)
+    report = _read(run_dir, instance, secret)
     if not report:
         return None
     findings = [msgspec.to_builtins(each) for check in report.values() for each in check.findings]
     return {"checked": {name: check.at for name, check in report.items()}, "findings": findings}
 
 
-def _read(run_dir: str, instance: str) -> Report:
-    """Returns the checks that count."""
+def _named(secret: str) -> str:
+    """Returns a name of the picker's start that does not tell its secret."""
+    return hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()
+
+
+def _read(run_dir: str, instance: str, secret: str) -> Report:
+    """Returns the checks of this picker that count."""
     try:
         with _path(run_dir, instance).open("rb") as file:
             report = _decode(file.read(BYTES_MAX))
     except (OSError, msgspec.MsgspecError, ValueError):
         return {}
-    now = time.time()
-    return {name: check for name, check in report.items() if 0 <= now - check.at <= KEPT_S}
+    now, picker = time.time(), _named(secret)
+    return {name: check for name, check in report.items() if 0 <= now - check.at <= KEPT_S and check.picker == picker}
 
 
 def _path(run_dir: str, instance: str) -> Path:

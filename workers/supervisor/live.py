@@ -31,13 +31,15 @@ class Live:
         instance: Instance,
         troubles: Callable[[], Mapping[str, str]],
         access: Callable[[], Mapping[str, str]],
+        store: Callable[[], bool | None],
     ) -> None:
         """`troubles`: returns id of an endpoint -> why its last scrape failed. `access`: returns resource of Kubernetes -> why it cannot
-        be followed.
+        be followed. `store`: whether the replica store can be used; None without one.
         """
         self._instance = instance
         self._troubles = troubles
         self._access = access
+        self._store = store
         self._history = History()
         self._recent = Recent()
 
@@ -75,7 +77,7 @@ class Live:
 
     @functools.cached_property
     def _parts(self) -> Parts:
-        return Parts(self._instance, self._recent, self._troubles, self._access)
+        return Parts(self._instance, self._recent, self._troubles, self._access, self._store)
 
     @functools.cached_property
     def _frames(self) -> Frames:

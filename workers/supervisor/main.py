@@ -101,6 +101,7 @@ class Supervisor:
             instance,
             lambda: self.data.table.troubles(),
             lambda: {} if self.kubernetes is None else self.kubernetes.refusals(),
+            lambda: None if self.exchange is None else self.exchange.connected,
         )
         self.latency: LatencyKeeper
         self.records: RecordKeeper

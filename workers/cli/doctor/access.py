@@ -11,6 +11,7 @@ from workers.cli.doctor.running import Running
 from workers.host.options import POOL_GROUP
 from workers.kube.api import Api
 from workers.kube.errors import Access, ApiError, Unreachable
+from workers.kube.lease import lease_name
 from workers.kube.object_kinds import GROUPS
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 
@@ -24,14 +25,18 @@ def needed(picker: Running) -> Iterator[Access]:
     for verb in ("list", "watch"):
         yield Access(verb, "", "pods", namespace)
         if not picker.flag("endpoint-selector"):
-            yield Access(verb, picker.flag("pool-group") or POOL_GROUP, "inferencepools", namespace)
+            yield Access(
+                verb, picker.flag("pool-group") or POOL_GROUP, "inferencepools", namespace, picker.flag("pool-name")
+            )
             for resource in ("inferenceobjectives", "inferencemodelrewrites"):
                 yield Access(verb, GROUPS[0], resource, namespace)
     if not picker.flag("endpoint-selector"):
         yield Access("create", "", "events", namespace)
     if picker.flag("ha-enable-leader-election") == TRUE:
-        for verb in ("get", "watch", "create", "update"):
-            yield Access(verb, "coordination.k8s.io", "leases", namespace)
+        yield Access("create", "coordination.k8s.io", "leases", namespace)  # no rule restricts a creation by name
+        lease = lease_name(namespace, picker.flag("pool-name"))
+        for verb in ("get", "watch", "update"):
+            yield Access(verb, "coordination.k8s.io", "leases", namespace, lease)
     if picker.flag("metrics-endpoint-auth") != "false":
         yield Access("create", "authentication.k8s.io", "tokenreviews")
         yield Access("create", "authorization.k8s.io", "subjectaccessreviews")
@@ -66,6 +71,7 @@ async def _review(api: Api, access: Access) -> Finding | None:
         "group": access.group,
         "resource": access.resource,
         "namespace": access.namespace,
+        "name": access.name,
     }
     body = {
         "apiVersion": "authorization.k8s.io/v1",

@@ -91,7 +91,7 @@ def command(
     visit.make()
     if picker.seen is not None:
         with suppress(OSError):  # the page does without the report of another user
-            doctor_report.write(run_dir, picker.seen.name, visit.report(time.time()))
+            doctor_report.write(run_dir, picker.seen.name, picker.seen.secret, visit.report(time.time()))
     findings = sorted([*picker.findings, *visit.findings], key=lambda found: found.severity != ERROR)
     if as_json:
         echo_text(_json(findings, visit))

@@ -23,6 +23,9 @@ FREE_SHARE_MIN: Final = 0.1
 FREE_BYTES_MIN: Final = 16 << 20
 DAY_S: Final = 86_400
 EXPIRES_SOON_S: Final = 7 * DAY_S
+ADVICE: Final = (
+    "prefix-outweighs-load",
+)  # warnings about what may happen: nothing is wrong with a picker to which it does not
 
 
 def findings(values: Values, endpoints: Mapping[str, Values]) -> list[Finding]:
@@ -286,9 +289,9 @@ def _reload(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Findin
 
 def _warnings(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
     for warning in values.get("settings", {}).get("warnings", ()):
-        yield Finding(
-            "configuration", WARNING, "The configuration has a warning", warning, "`epp check FILE` explains it"
-        )
+        if not any(f"[{rule}]" in warning for rule in ADVICE):
+            fix = "change what it names, then `epp config reload`; `epp config check FILE` shows whether it is gone"
+            yield Finding("configuration", WARNING, "The configuration has a warning", warning, fix)
 
 
 def _left_out(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
@@ -333,14 +336,15 @@ def _lost(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]
             f"{values['bus_drops']} updates dropped, because the supervisor was late",
             "give the picker more CPU: `epp size`",
         )
-    others = values.get("others")
-    if others is not None and others["age_s"] > 1:
+    if values.get("replica_store_connected") is False:
+        others = values.get("others")
+        heard = f"; last heard of other replicas {others['age_s']} s ago" if others is not None else ""
         yield Finding(
             "replicas",
             ERROR,
-            "Other replicas do not count, because the store is silent",
-            f"last heard {others['age_s']} s ago",
-            "look at the replica store; the log says why it cannot be reached",
+            "Other replicas do not count, because the store cannot be used",
+            f"llm_d_epp_replica_store_connected is 0{heard}",
+            "look at the replica store; the log says why it cannot be used",
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY
 from epp.metrics.flow_control import FLOW_SATURATION
+from shm.observe import SECRET
 from workers.host import cpus
 from workers.host.options import OTHER_FLAGS, SECRET_OPTIONS
 from workers.pages.flow import FlowFigures, figures_of
@@ -29,12 +30,14 @@ class Parts:
         recent: Recent,
         troubles: Callable[[], Mapping[str, str]],
         access: Callable[[], Mapping[str, str]],
+        store: Callable[[], bool | None],
     ) -> None:
-        """`recent`: the counters of the last minutes. `troubles`, `access`: as in `workers.supervisor.live.Live`."""
+        """`recent`: the counters of the last minutes. `troubles`, `access`, `store`: as in `workers.supervisor.live.Live`."""
         self._instance = instance
         self._recent = recent
         self._troubles = troubles
         self._access = access
+        self._store = store
         metrics = instance.credentials.metrics
         until = None if metrics is None else lambda: metrics.valid_until
         self._processes = ProcessFigures(instance.memory.lanes, instance.roll, metrics_certificate=until)
@@ -52,7 +55,8 @@ class Parts:
             "host": self._host,
             "shared_memory": _shared_memory(),
             "access_refused": self._access(),
-            "doctor": doctor_report.read(options.run_dir, options.instance),
+            "replica_store_connected": self._store(),
+            "doctor": doctor_report.read(options.run_dir, options.instance, self._instance.lock.info[SECRET]),
             "flow_control": self._flow_control(),
             "settings": self._settings,
         }

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.deploy.cases import CASES
+from tests.deploy.renderers import NAMESPACE, POOL, ours
 from workers.cli.doctor.access import needed, uses_kubernetes, verdict
 from workers.cli.doctor.running import Running
 from workers.kube.errors import Access
@@ -28,6 +30,22 @@ def test_a_picker_of_a_pool_needs_the_pool_its_objects_and_events() -> None:
 def test_election_and_tokens_need_more_and_a_selector_needs_less() -> None:
     assert {"update leases", "create tokenreviews"} <= rules(picker(ha_enable_leader_election="true"))
     assert rules(picker(endpoint_selector="app=x", metrics_endpoint_auth="false")) == {"list pods", "watch pods"}
+
+
+@pytest.mark.parametrize("case", ["gateway", "leader election"])
+def test_the_role_of_the_chart_allows_all_that_a_picker_of_the_chart_needs(case: str) -> None:
+    manifests = ours(CASES[case])
+    rules = [rule for each in manifests if each["kind"] in ("Role", "ClusterRole") for rule in each["rules"]]
+    flags = {"pool_name": POOL, "pool_namespace": NAMESPACE, "pool_group": "inference.networking.k8s.io"}
+    elects = "true" if case == "leader election" else "false"
+    for access in needed(picker(**flags, ha_enable_leader_election=elects)):
+        assert any(
+            access.verb in rule["verbs"]
+            and access.resource in rule.get("resources", ())
+            and access.group in rule.get("apiGroups", ())
+            and ("resourceNames" not in rule or access.name in rule["resourceNames"])
+            for rule in rules
+        ), access
 
 
 def test_a_picker_with_endpoints_of_its_own_does_not_ask_kubernetes() -> None:

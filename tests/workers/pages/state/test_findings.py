@@ -62,7 +62,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "x has 15 of 20",
     ),
     "bus-drops": ({"bus_drops": 3}, {}, "3 updates"),
-    "replicas": ({"others": {"age_s": 9}}, {}, "9 s ago"),
+    "replicas": ({"replica_store_connected": False, "others": {"age_s": 9}}, {}, "9 s ago"),
     "scrapes-late": ({"recent": {"scrapes_total": 100, "scrapes_skipped_total": 40}}, {}, "40 scrapes skipped"),
     "not-full-duplex": ({"recent": {"streams_not_duplex_total": 7}}, {}, "7 requests"),
     "subset": ({"recent": {"subset_empty_total": 3}}, {}, "3 requests"),
@@ -103,3 +103,13 @@ def test_errors_come_before_warnings_and_one_endpoint_is_singular() -> None:
     assert [each.severity for each in found] == ["error", "warning", "warning"]
     assert found[0].title == "1 endpoint refuses connections"
     assert found[1].title == "1 endpoint has old metrics, so the picker estimates its load"
+
+
+def test_a_store_that_is_used_is_no_finding_though_nothing_was_heard_yet() -> None:
+    found = findings(values(replica_store_connected=True, others={"age_s": 9}), {"a": endpoint()})
+    assert "replicas" not in {each.rule for each in found}
+
+
+def test_advice_about_a_configuration_is_no_finding_of_a_running_picker() -> None:
+    warning = "config.yaml:3:1: warning[prefix-outweighs-load]: profile 'default': …"
+    assert findings(values(settings={"warnings": [warning]}), {"a": endpoint()}) == []
