@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,11 @@ def kubernetes() -> Iterator[HttpApi]:
     server.close()
 
 
-def following(cluster: Cluster, kubernetes: HttpApi, directory: Path, **more: str) -> Picker:
-    """Starts a picker for the pool `pool`. `more`: further flags. Does not wait until it is ready."""
+def following(cluster: Cluster, kubernetes: HttpApi, directory: Path, under: Sequence[str] = (), **more: str) -> Picker:
+    """Starts a picker for the pool `pool`. `more`: further flags. Does not wait until it is ready.
+
+    `under`: a command that runs the picker's command line.
+    """
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -126,7 +129,7 @@ def following(cluster: Cluster, kubernetes: HttpApi, directory: Path, **more: st
         "run-dir": directory / "run",
         **{name.replace("_", "-"): value for name, value in more.items()},
     }
-    argv = ["env", f"KUBECONFIG={directory / 'kubeconfig'}", *python("workers", "serve")]
+    argv = ["env", f"KUBECONFIG={directory / 'kubeconfig'}", *under, *python("workers", "serve")]
     child = cluster.children.start("picker", [*argv, *(f"--{name}={value}" for name, value in flags.items())])
     picker = Picker(child, grpc, health, metrics)
     cluster.wait(child, lambda: status(metrics, "/healthz") == 200)

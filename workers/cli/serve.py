@@ -63,6 +63,7 @@ def run_parent(instance: Instance, handover: Handover | None = None) -> int:
     from workers.supervisor import main as supervisor  # imported once for all children, after the checks
     from workers.worker import main as worker  # imported once for all children, after the checks
 
+    import_parts(instance)
     kv_events = run_kv_events if instance.layout.kv_events is not None else None
     from workers.cli import trial  # after the imports of workers, because a trial needs them, too
 
@@ -74,6 +75,23 @@ def run_parent(instance: Instance, handover: Handover | None = None) -> int:
         trial=trial.run,
         handover=handover,
     )
+
+
+def import_parts(instance: Instance) -> None:
+    """Imports what only some commands or some pickers need, once for all children, and safe to fork.
+
+    A child that imported it when it is needed would hold up its event loop: on a starved CPU, for so long that it counts as hung.
+    """
+    import encodings.idna  # noqa: F401  # the codec with which host names are looked up
+
+    from workers.pages import flow, kv_events, latency, metrics, processes, replicas  # noqa: F401
+    from workers.shared.recording import files  # noqa: F401
+
+    if instance.sources.in_kubernetes:
+        from workers.kube import review, session  # noqa: F401
+        from workers.supervisor import kubernetes  # noqa: F401
+    if instance.options.replica_store:
+        from workers.supervisor import replication  # noqa: F401
 
 
 def handed_over() -> Handover | None:

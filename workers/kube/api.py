@@ -7,7 +7,8 @@
 - Credentials that expire are loaded again: once when the server answers 401 or when TLS fails, and at most every `RENEW_EVERY_S`.
   A pod's token is read again every minute.
 - Bodies are bytes: the caller encodes and decodes them, with msgspec.
-- Only the first request imports kubernetes_asyncio (extra `k8s`), and only after the fork, because the library takes some 20 MiB.
+- Only the first request needs kubernetes_asyncio (extra `k8s`), which takes some 20 MiB. A picker that follows Kubernetes imports it
+  before the fork.
 
 What this does not do: retry, back off, or interpret a watch (`reflect` does).
 """
@@ -120,7 +121,7 @@ class Api:
         files = kubeconfig_files(environ)
 
         async def load() -> "Session":
-            from workers.kube.session import open_session  # imports the client library
+            from workers.kube.session import open_session  # needs the client library
 
             return await open_session(files, environ)
 

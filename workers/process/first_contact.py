@@ -46,14 +46,14 @@ def agreed_secret(options: "Options", offered: bytes) -> bytes:
 
 
 def _asked(options: "Options", offered: bytes) -> Answer:
+    from workers.endpoints.replicas.contact import contact  # before the fork, because the child's time is limited
+
     reader, writer = os.pipe2(os.O_CLOEXEC)
 
     def send(found: Answer) -> None:
         os.write(writer, msgspec.msgpack.encode(found))
 
     def child() -> int:
-        from workers.endpoints.replicas.contact import contact
-
         send(contact(options, offered))
         return 0
 

@@ -116,14 +116,14 @@ class Supervisor:
         self._show()
 
     def _exchange(self) -> "Exchange":
-        from workers.supervisor.replication import exchange_of  # takes memory, and few pickers have a store
+        from workers.supervisor.replication import exchange_of  # imported before the fork, only with a store
 
         exchange = exchange_of(self.instance, self.index.writer, report)
         self.index.taught, self.index.rhythm = exchange.parts.taught, exchange.pace.rhythm()
         return exchange
 
     def _kubernetes(self) -> "Kubernetes":
-        from workers.supervisor.kubernetes import Kubernetes  # takes memory that other pickers do not need
+        from workers.supervisor.kubernetes import Kubernetes  # imported before the fork, only if it is used
 
         return Kubernetes(self._present, self.lane, self.predecessor, self.readiness, self.background, report)
 

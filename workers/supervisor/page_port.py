@@ -1,7 +1,6 @@
 """The metrics port: /metrics, /healthz, /readyz, the live state, /debug/decisions and profiles of workers over HTTP.
 
-`workers.pages.access` decides who gets which page. The first scrape imports the module of the metrics page: its imports take memory,
-which a picker saves if no client scrapes it.
+`workers.pages.access` decides who gets which page.
 """
 
 import asyncio
@@ -122,7 +121,7 @@ class PagePort:
         options, kubernetes = self._instance.options, self._kubernetes
         review = None
         if kubernetes is not None and options.metrics_endpoint_auth is not False:
-            from workers.kube.review import Reviewer  # only here: without reviews it would take memory in vain
+            from workers.kube.review import Reviewer  # imported before the fork, only if a picker needs it
 
             reviewer = Reviewer(lambda: kubernetes.api, self._report)
             cleanup.callback(reviewer.close)

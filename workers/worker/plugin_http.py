@@ -1,4 +1,5 @@
-"""HTTP for plugins: one aiohttp client per worker. aiohttp is imported for the first request.
+"""HTTP for plugins: one aiohttp client per worker. The first request imports aiohttp, in a thread: it takes 11 MiB and 0.1 s of CPU time,
+on a starved CPU so many seconds that a worker would count as hung.
 
 - Connections are kept alive. Their number is bounded, per host and in total. A request without a free connection waits, and the number of
   waiting requests is bounded, too. A kept connection is closed before most servers close it (uvicorn does after 5 s), so a request rarely
@@ -8,6 +9,8 @@
 - All failures are OSErrors that name method, URL and cause.
 """
 
+import asyncio
+import importlib
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -28,18 +31,8 @@ class HttpClient:
     """Sends HTTP requests for a worker's plugins. Create it in the running loop, and call `close` at the worker's end."""
 
     def __init__(self) -> None:
-        import aiohttp  # takes 11 MiB and 0.1 s, so only workers with plugins that use HTTP import it
-
-        connector = aiohttp.TCPConnector(
-            limit=CONNECTIONS_MAX, limit_per_host=CONNECTIONS_PER_HOST, keepalive_timeout=KEPT_S
-        )
-        self._failed = aiohttp.ClientError
-        self._session: aiohttp.ClientSession = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"accept-encoding": "identity", "user-agent": "endpoint-picker"},
-        )
+        self._opening: asyncio.Task[aiohttp.ClientSession] | None = None
+        self._failed: type[Exception] = OSError  # a base class of the client's errors
         self._running = 0
 
     async def fetch(self, method: str, url: str, headers: Mapping[str, str] | None, body: bytes) -> HttpAnswer:
@@ -47,9 +40,10 @@ class HttpClient:
         if self._running >= CONNECTIONS_PER_HOST + WAITING_MAX:
             raise OSError(f"{method} {url}: {self._running} requests of plugins are running already")
         self._running += 1
-        began = time.perf_counter()
         try:
-            sent = self._session.request(method, url, headers=headers, data=body or None, allow_redirects=False)
+            session = await asyncio.shield(self._opened())
+            began = time.perf_counter()
+            sent = session.request(method, url, headers=headers, data=body or None, allow_redirects=False)
             async with sent as answer:
                 received = await _bounded(answer)
                 seconds = time.perf_counter() - began
@@ -62,7 +56,28 @@ class HttpClient:
             self._running -= 1
 
     async def close(self) -> None:
-        await self._session.close()
+        if self._opening is not None:
+            await (await self._opening).close()
+
+    def _opened(self) -> "asyncio.Task[aiohttp.ClientSession]":
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+        return self._opening
+
+    async def _open(self) -> "aiohttp.ClientSession":
+        await asyncio.to_thread(importlib.import_module, "aiohttp")
+        import aiohttp
+
+        self._failed = aiohttp.ClientError
+        connector = aiohttp.TCPConnector(
+            limit=CONNECTIONS_MAX, limit_per_host=CONNECTIONS_PER_HOST, keepalive_timeout=KEPT_S
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"accept-encoding": "identity", "user-agent": "endpoint-picker"},
+        )
 
 
 async def _bounded(answer: "aiohttp.ClientResponse") -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -160,7 +161,8 @@ def test_a_waiter_that_leaves_frees_the_connection() -> None:
         while background._tasks:
             await asyncio.sleep(0.001)
         assert site.client._running == 0
-        assert not site.client._session.connector._acquired  # type: ignore[union-attr]
+        session = await site.client._opened()
+        assert not session.connector._acquired  # type: ignore[union-attr]
         await background.close()
 
     run(scenario)
@@ -169,3 +171,31 @@ def test_a_waiter_that_leaves_frees_the_connection() -> None:
 def test_a_worker_without_such_plugins_does_not_import_the_client() -> None:
     script = "import sys, workers.worker.main; assert 'aiohttp' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=50)
+
+
+def test_the_loop_turns_while_the_client_library_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a starved CPU, the import takes longer than a loop may stand still."""
+    turned = threading.Event()
+
+    def imported(_name: str) -> None:
+        assert turned.wait(20), "the loop stands still"
+
+    monkeypatch.setattr(plugin_http.importlib, "import_module", imported)
+
+    async def scenario(site: Site) -> None:
+        calls = [asyncio.create_task(site.client.fetch("GET", site.url + "/x", None, b"")) for _ in range(2)]
+        await asyncio.sleep(0)
+        turned.set()
+        assert [answer.status for answer in await asyncio.gather(*calls)] == [200, 200]
+
+    run(scenario)
+
+
+def test_a_client_whose_first_request_is_cancelled_serves_the_next_one() -> None:
+    async def scenario(site: Site) -> None:
+        first = asyncio.create_task(site.client.fetch("GET", site.url + "/x", None, b""))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await site.client.fetch("GET", site.url + "/x", None, b"")).status == 200
+
+    run(scenario)
