@@ -44,6 +44,11 @@ WORKER_COUNTERS = (
     Metric("cached_prompt_tokens_total", "counter", "Prompt tokens that model servers reported as cached."),
     Metric("completion_tokens_total", "counter", "Completion tokens that model servers reported."),
     Metric("connections_total", "counter", "Connections accepted."),
+    Metric(
+        "handshakes_given_up_total",
+        "counter",
+        "TLS connections that the peer closed before the handshake was complete.",
+    ),
     Metric("bus_frames_total", "counter", "Prefix-index frames sent to the index writer."),
     Metric(
         "objectives_unknown_total",

@@ -229,6 +229,7 @@ class Server:
         on_error: Callable[[BaseException], None] = lambda error: None,
         on_accept: Callable[[], None] = lambda: None,
         on_leave: Callable[[], None] = lambda: None,
+        on_given_up: Callable[[], None] = lambda: None,
         on_accept_failure: Callable[..., None] = lambda event, **fields: None,
         others: OtherWorkers = tuple,
         accepted_anywhere: Callable[[], int] | None = None,
@@ -248,6 +249,7 @@ class Server:
         self.turn = Turn(loop)
         self._on_accept = on_accept
         self._on_leave = on_leave
+        self._on_given_up = on_given_up
         self._on_accept_failure = on_accept_failure
         self._others = others
         self._room = Room(
@@ -423,9 +425,15 @@ class Server:
                 ssl=self._ssl_context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if secure else None,
             )
-        except OSError as failed:  # includes ssl.SSLError: the peer has left, or does not speak TLS
+        except ssl.SSLError as failed:  # the peer does not speak TLS, or not ours
             accepted.close()
-            self.on_abuse(f"handshake failed: {str(failed) or 'the peer left before it was complete'}, from {host}")
+            self.on_abuse(f"handshake failed: {failed}, from {host}")
+        except OSError as failed:
+            accepted.close()
+            self._on_given_up()
+            self.on_abuse(
+                f"handshake given up: the peer left before it was complete ({failed or 'closed'}), from {host}"
+            )
         except asyncio.CancelledError:
             accepted.close()
             raise

@@ -74,6 +74,7 @@ class Serving:
             on_error=self._on_error,
             on_accept=self._accepted,
             on_leave=self.publish_load,  # at once, because the next connection must see the true load
+            on_given_up=partial(self._lane.add, self._lane.schema.counter["handshakes_given_up_total"]),
             on_accept_failure=log.error,
             others=self._other_workers,
             accepted_anywhere=partial(self._total, "connections_total"),

@@ -422,4 +422,4 @@ def test_a_peer_that_leaves_during_its_handshake_is_reported_with_words(tmp_path
     certificates = Certificates(Settings(write_pair(tmp_path, Authority().pair())), reload=False)
     (abuse,) = served(application.open, certificates.context, scenario)
     cause, _, reason = abuse.partition(": ")
-    assert cause == "handshake failed" and reason
+    assert cause == "handshake given up" and "the peer left" in reason

@@ -50,6 +50,7 @@ STREAMS_PER_CONNECTION = 16
 FRAMES_AHEAD_MAX = 1_000_000
 RESETS_AHEAD_MAX = 100_000
 CONNECT_TIMEOUT_S = 1
+PICKER_CONNECT_S = 10  # with the TLS handshake, for which a picker that is short of CPU needs longer
 KEEP_ALIVE_S = 4  # uvicorn, and so vLLM, closes an idle connection after 5 s, and Envoy must close it before that
 _TYPES = "type.googleapis.com/envoy."
 
@@ -131,6 +132,7 @@ def _listener(name: str, at: Address, cluster: str, *, picked: bool, retries: bo
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         stat_prefix=name,
         codec_type="AUTO",
+        always_set_request_id_in_response=True,
         stream_idle_timeout="0s",
         request_headers_timeout="10s",
         request_timeout="660s",
@@ -192,7 +194,7 @@ def _picker_cluster(pickers: Sequence[Address], tls: PickerTls | None) -> Json:
     cluster: Json = {
         "name": PICKER_CLUSTER,
         "type": "STATIC",
-        "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
+        "connect_timeout": f"{PICKER_CONNECT_S}s",
         "circuit_breakers": _breakers(),
         "typed_extension_protocol_options": _protocol(
             {

@@ -3,18 +3,18 @@
 import json
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 import msgspec
 
 from shm import observe
 from workers.cli.configuration import add_plugins, plugin_path_option
-from workers.cli.doctor.gateway import Names, Peer, gateway_findings, tls_names
+from workers.cli.doctor import envoy_admin
+from workers.cli.doctor.gateway import Names, Peer, calls, gateway_findings, picker_clusters, tls_names
 from workers.cli.doctor.running import Running, running, waits_s
 from workers.cli.doctor.servers import server_findings
 from workers.cli.flags import DURATION, PORT, Whole, WithArguments, flag
@@ -23,9 +23,6 @@ from workers.host.exit_codes import ExitCode
 from workers.shared import doctor_report
 from workers.shared.doctor_report import DOCTOR, ERROR, Check, Finding, Report
 
-DUMP: Final = "/config_dump?include_eds"
-ADMIN_S: Final = 5.0
-DUMP_BYTES_MAX: Final = 256 << 20
 LABEL: Final = 8  # width of the first column
 
 
@@ -72,7 +69,8 @@ def command(
 ) -> None:
     """Find what is wrong with a running picker, its model servers and its gateway. Each finding has its evidence and a fix.
 
-    Run it in the picker's container. The page's Health view shows the findings, too, for an hour.
+    An Envoy with its admin port on this machine (9901, 19000 or 15000) is found without a flag. Run it in the picker's container. The
+    page's Health view shows the findings, too, for an hour.
 
     With --kv-events, connect to an endpoint's event socket instead, read some KV events, or say what is wrong. Give the server
     requests meanwhile: an idle server publishes nothing.
@@ -85,9 +83,9 @@ def command(
         add_plugins(plugin_path)
         asked = Asked(topic, block_size, model, replay_port, events, timeout)
         sys.exit(follow(kv_events, config_file, asked))
-    config = _gateway(gateway_config, gateway_admin)
+    gateway = _gateway(gateway_config, gateway_admin)
     picker = running(run_dir, metrics_port, instance, url, ca_file)
-    visit = Visit(picker, config, tls_wanted)
+    visit = Visit(picker, gateway, tls_wanted)
     visit.make()
     if picker.seen is not None:
         with suppress(OSError):  # the page does without the report of another user
@@ -101,13 +99,21 @@ def command(
     sys.exit(ExitCode.FAULT if failed else ExitCode.OK)
 
 
+class Gateway(NamedTuple):
+    """An Envoy. `config`: None if it is not known. `admin`: its admin port; "" if it is not known. `named`: whether a flag names it."""
+
+    config: Any = None
+    admin: str = ""
+    named: bool = True
+
+
 class Visit:
     """Makes the checks beyond the picker's own. `found`: the findings of each check made. `skipped`: what was not checked, and why."""
 
-    def __init__(self, picker: Running, config: Any, tls_wanted: Sequence[str]) -> None:
-        """`config`: the gateway's configuration; None if it is not known."""
+    def __init__(self, picker: Running, gateway: Gateway, tls_wanted: Sequence[str]) -> None:
         self._picker = picker
-        self._config = config
+        self._gateway = gateway
+        self._config = gateway.config
         self._tls_wanted = tls_wanted
         self.found: dict[str, list[Finding]] = {}
         self.skipped: dict[str, str] = {}
@@ -123,7 +129,9 @@ class Visit:
         port = picker.seen.ports["grpc"] if picker.seen is not None else 0
         peer = Peer(tls=tls, waits_s=waits_s(picker.state) if answers else 0.0, port=port)
         unknown = "" if config is not None else "give --gateway-admin HOST:PORT or --gateway-config FILE"
-        self._check("gateway", unknown, lambda: gateway_findings(config, peer))
+        if config is not None and not self._gateway.named and not calls(config, port):
+            unknown = f"the Envoy at {self._gateway.admin} does not call this picker"
+        self._check("gateway", unknown, lambda: [*gateway_findings(config, peer), *self._counted(port)])
         self._check("tls", silent or self._tls_skipped(tls=tls), self._tls)
         self._check("access", silent or self._access_skipped(), self._access)
 
@@ -143,6 +151,20 @@ class Visit:
             self.skipped[name] = skipped
             return
         self.found[name] = check()
+
+    def _counted(self, port: int) -> list[Finding]:
+        """Returns what Envoy's counters say, if its admin port is known."""
+        if not self._gateway.admin:
+            return []
+        try:
+            return [
+                found
+                for cluster in picker_clusters(self._config, port)
+                for found in envoy_admin.stats_findings(envoy_admin.stats(self._gateway.admin, cluster))
+            ]
+        except (OSError, ValueError) as failed:
+            self.skipped["counters of the gateway"] = str(failed)
+            return []
 
     def _tls_skipped(self, *, tls: bool) -> str:
         if self._picker.seen is None:
@@ -172,22 +194,20 @@ class Visit:
             return [Finding("kubernetes-api", ERROR, "No Kubernetes API is known here", str(unknown), fix)]
 
 
-def _gateway(file: str, admin: str) -> Any:
-    """Reads the gateway's configuration. Returns None if none is named. Raises UsageError if it cannot be read."""
+def _gateway(file: str, admin: str) -> Gateway:
+    """Reads the gateway's configuration. If none is named, looks for one on this machine. Raises UsageError if it cannot be read."""
     if file and admin:
         raise click.UsageError("--gateway-config and --gateway-admin cannot be given together")
     if not file and not admin:
-        return None
+        found = envoy_admin.found()
+        return Gateway() if found is None else Gateway(found[1], found[0], named=False)
     import yaml
 
     try:
-        if file:
-            text = sys.stdin.read() if file == "-" else Path(file).read_text()
-        else:
-            url = admin if "://" in admin else f"http://{admin}"
-            with urllib.request.urlopen(url.rstrip("/") + DUMP, timeout=ADMIN_S) as answer:
-                text = answer.read(DUMP_BYTES_MAX).decode()
-        return json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
+        if admin:
+            return Gateway(envoy_admin.dump(admin), admin)
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        return Gateway(json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text))
     except (OSError, ValueError, yaml.YAMLError) as failed:
         named = f"--gateway-config {file}" if file else f"--gateway-admin {admin}"
         raise click.UsageError(f"{named}: {getattr(failed, 'strerror', None) or failed}") from failed

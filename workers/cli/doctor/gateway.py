@@ -5,6 +5,7 @@ time, and without ending other requests. The names of fields are those of Envoy'
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from epp.quantities import parse_duration
@@ -18,6 +19,8 @@ FRAMES: Final = {"max_outbound_frames": (10_000, 1_000_000), "max_outbound_contr
 REQUESTS_DEFAULT: Final = 1024
 REQUESTS_WANTED: Final = 40_000
 MESSAGE_TIMEOUT_DEFAULT: Final = "0.2s"
+CONNECT_DEFAULT: Final = "5s"
+CONNECT_S_MIN: Final = 5.0
 DEPTH_MAX: Final = 64
 EXAMPLE: Final = "deploy/envoy.yaml has all of it"
 
@@ -63,6 +66,18 @@ def gateway_findings(config: Json, peer: Peer) -> list[Finding]:
             found += _limits(cluster)
             found += _tls(cluster, peer)
     return list(dict.fromkeys(found))
+
+
+def calls(config: Json, port: int) -> bool:
+    """Returns whether a filter calls the picker with this ext_proc port."""
+    return any(_reaches(config, each, port) for each in _filters(config))
+
+
+def picker_clusters(config: Json, port: int) -> list[str]:
+    """Returns the names of the clusters by which filters call the picker with this port, or of all that they call if none has it."""
+    every = list(_filters(config))
+    filters = [each for each in every if _reaches(config, each, port)] or every
+    return list(dict.fromkeys(map(_cluster_name, filters)))
 
 
 def tls_names(config: Json) -> Names:
@@ -139,6 +154,16 @@ def _times(processor: Mapping[str, Json], name: str, peer: Peer) -> Iterator[Fin
 
 def _limits(cluster: Mapping[str, Json]) -> Iterator[Finding]:
     name = cluster["name"]
+    connect = str(cluster.get("connect_timeout", CONNECT_DEFAULT))
+    with suppress(ValueError):
+        if parse_duration(connect) < CONNECT_S_MIN:
+            yield Finding(
+                "gateway-connect-timeout",
+                WARNING,
+                "The gateway gives up connecting to the picker early",
+                f"cluster '{name}': connect_timeout is {connect}, and includes the TLS handshake; each request then fails with 503",
+                f"set connect_timeout: 10s; {EXAMPLE}",
+            )
     http2 = _http2(cluster)
     if http2 is None:
         yield Finding(

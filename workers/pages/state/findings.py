@@ -15,6 +15,8 @@ NAMED_MAX: Final = 5
 NAME_CHARS_MAX: Final = 64
 LAG_S: Final = 0.2
 APART: Final = 0.25  # of the prompt: predicted and reported shares further apart deserve a look
+GIVEN_UP_MIN: Final = 10
+GIVEN_UP_SHARE: Final = 0.1
 HOT_SHARE: Final = 0.5
 HOT_WAITING: Final = 8
 RESTARTS_MIN: Final = 2
@@ -169,6 +171,15 @@ def _supervisor(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Fi
 
 def _gateway(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
     recent = values.get("recent", {})
+    given_up, accepted = recent.get("handshakes_given_up_total", 0), recent.get("connections_total", 0)
+    if given_up >= GIVEN_UP_MIN and given_up > GIVEN_UP_SHARE * (given_up + accepted):
+        yield Finding(
+            "handshakes-given-up",
+            ERROR,
+            "Gateways give up connecting to the picker, and answer requests with 503",
+            f"in the last minutes, {given_up} TLS connections were closed before their handshake was complete, {accepted} were accepted",
+            "give the picker more CPU (`epp size`), and its cluster in the gateway connect_timeout: 10s (deploy/envoy.yaml)",
+        )
     if buffered := recent.get("streams_not_duplex_total", 0):
         yield Finding(
             "not-full-duplex",

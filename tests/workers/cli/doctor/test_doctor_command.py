@@ -17,6 +17,12 @@ WARNED = Finding("hot-flow", "warning", "One flow has most", "x has 9 of 10", "l
 FAILED = Finding("endpoints-down", "error", "1 endpoint refuses", "a: refused\x1b[31m", "look at its log")
 
 
+@pytest.fixture(autouse=True)
+def no_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Envoy that other tests run on this machine is not found."""
+    monkeypatch.setattr(doctor.envoy_admin, "PORTS", ())
+
+
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["doctor", *arguments])
 
@@ -68,7 +74,7 @@ def test_a_gateway_that_cannot_be_read_is_a_wrong_command_line(arguments: tuple[
 
 def test_the_report_has_what_the_page_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     picker = Running(None, "", {"version": 1, "endpoints": {}, "settings": {}}, [FAILED])
-    visit = doctor.Visit(picker, {}, ())
+    visit = doctor.Visit(picker, doctor.Gateway({}), ())
     visit.make()
     check = visit.report(5.0)["gateway"]
     (found,) = check.findings

@@ -48,6 +48,7 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "default time-out": ("gateway-timeout", "error", lambda c: processor(c).pop("message_timeout")),
     "short time-out": ("gateway-timeout", "warning", lambda c: processor(c).update(message_timeout="5s")),
     "circuit breaker": ("gateway-circuit-breaker", "warning", lambda c: cluster(c).pop("circuit_breakers")),
+    "short connect": ("gateway-connect-timeout", "warning", lambda c: cluster(c).update(connect_timeout="1s")),
     "no HTTP/2": ("gateway-http2", "error", lambda c: cluster(c).pop("typed_extension_protocol_options")),
     "plaintext": ("gateway-tls", "error", lambda c: cluster(c).pop("transport_socket")),
     "no cluster": ("gateway-cluster", "error", lambda c: cluster(c).update(name="other")),

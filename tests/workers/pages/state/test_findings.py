@@ -62,6 +62,11 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "x has 15 of 20",
     ),
     "bus-drops": ({"bus_drops": 3}, {}, "3 updates"),
+    "handshakes-given-up": (
+        {"recent": {"handshakes_given_up_total": 20, "connections_total": 100}},
+        {},
+        "20 TLS connections",
+    ),
     "replicas": ({"replica_store_connected": False, "others": {"age_s": 9}}, {}, "9 s ago"),
     "scrapes-late": ({"recent": {"scrapes_total": 100, "scrapes_skipped_total": 40}}, {}, "40 scrapes skipped"),
     "not-full-duplex": ({"recent": {"streams_not_duplex_total": 7}}, {}, "7 requests"),
@@ -113,3 +118,10 @@ def test_a_store_that_is_used_is_no_finding_though_nothing_was_heard_yet() -> No
 def test_advice_about_a_configuration_is_no_finding_of_a_running_picker() -> None:
     warning = "config.yaml:3:1: warning[prefix-outweighs-load]: profile 'default': …"
     assert findings(values(settings={"warnings": [warning]}), {"a": endpoint()}) == []
+
+
+@pytest.mark.parametrize(
+    "recent", [{"handshakes_given_up_total": 9}, {"handshakes_given_up_total": 20, "connections_total": 500}]
+)
+def test_a_few_handshakes_that_peers_give_up_are_no_finding(recent: dict[str, int]) -> None:
+    assert findings(values(recent=recent), {"a": endpoint()}) == []
