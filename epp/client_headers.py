@@ -1,9 +1,10 @@
 """Reads the client headers, in which a request may state wishes: each within bounds, and only if the operator trusts the header.
 
-Any client can send these headers, unless the gateway removes them. Therefore each is read as a typed value within fixed bounds. A
-TTL or latency objective above its bound is lowered to the bound. A request with an invalid model name is refused. Any other invalid value
-counts as absent. `untrusted` lists the headers to hide from all readers (`codec.Unseen`) because the operator does not trust them. The
-current name of a header takes precedence over its older name, even with an empty value.
+Any client can send these headers, unless the gateway removes them. Therefore each is read as a typed value within fixed bounds. A TTL or
+latency objective above its bound is lowered to the bound. A request with an invalid model name is refused. Any other invalid value counts
+as absent. `untrusted` lists the headers to hide from all readers (`codec.Unseen`), and to remove from requests, because the operator does
+not trust them. The headers of clients that are trusted reach the model server, which may be another picker. The current name of a header
+takes precedence over its older name, even with an empty value.
 
 The group `debug` is not trusted by default. Its header is not hidden, because that costs every request: without trust, no stream has
 receipts to give (`workers.worker.setup`).

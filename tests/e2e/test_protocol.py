@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from epp import client_headers
 from tests.e2e.cluster import COMPLETIONS, Cluster, ask, completion
 from tests.e2e.echo import HEAD, Json, gateway, got, picker_for, servers
 from workers.cli.demo import envoy_config
@@ -212,9 +213,22 @@ def test_a_scorer_that_raises_fails_no_request_and_is_left_out_after_five_calls(
         assert "requests are routed without it for a while" in picker.child.text()
 
 
-def test_a_flag_makes_the_picker_ignore_client_headers(cluster: Cluster) -> None:
+WISHES = {name: "5" for names in client_headers.GROUPS.values() for name in names} | {
+    client_headers.MODEL_REWRITE[0]: "other"
+}
+
+
+@pytest.mark.parametrize(("flags", "honoured"), [((), "all"), (("none",), "none"), (("model",), "model")])
+def test_the_model_server_gets_the_client_headers_that_the_picker_honours(
+    cluster: Cluster, flags: tuple[str, ...], honoured: str
+) -> None:
     with servers(1) as started:
-        picker = picker_for(cluster, started, "", "--trust-client-headers=none")
-        port = gateway(cluster, picker.grpc)
-        answer = ask(port, COMPLETIONS, completion("x"), {"x-llm-d-model-name-rewrite": "other"})
-        assert json.loads(answer.body)["model"] == "sim-model"
+        picker = picker_for(cluster, started, "", *(f"--trust-client-headers={groups}" for groups in flags))
+        port = gateway(cluster, picker.grpc, trusting)
+        answer = ask(port, COMPLETIONS, completion("x"), WISHES)
+        received = {name for name, _ in got(answer)}
+        model = {*client_headers.MODEL_REWRITE}
+        expected = {"all": {*WISHES}, "none": set(), "model": model}[honoured]
+        assert received & {*WISHES} - {*client_headers.DEBUG} == expected - {*client_headers.DEBUG}
+        sent_on = json.loads(json.loads(answer.body)["body"])["model"]
+        assert sent_on == ("sim-model" if honoured == "none" else "other")

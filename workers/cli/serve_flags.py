@@ -229,7 +229,7 @@ FLAGS = (
             "trust-client-headers",
             NAMES,
             ",".join(TRUSTED_BY_DEFAULT),
-            f"Client headers to honour: all, none, or some of {', '.join(GROUPS)}.",
+            f"Client headers to honour: all, none, or some of {', '.join(GROUPS)}. Model servers get none of the others.",
         ),
         flag("disable-endpoint-subset-filter", BOOL, "false", "Ignore the gateway's subset of endpoints."),
         flag(

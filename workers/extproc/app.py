@@ -44,7 +44,8 @@ class StreamPool(EndpointPool, Protocol):
 class Guards:
     """The means by which a worker protects itself from requests and plugins.
 
-    `body_bytes_max`: the longest body in bytes. `hidden_headers`: request headers to ignore, because clients may have set them.
+    `body_bytes_max`: the longest body in bytes. `hidden_headers`: request headers to ignore and to remove, because clients
+    may have set them.
     `deciding`: records the request that is decided now, in case it crashes the worker.
     `on_fault`: receives exceptions of plugins and of our own code.
     """

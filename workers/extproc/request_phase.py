@@ -334,6 +334,8 @@ class RequestPhase:
             raise self._headers.problem
         if self.restorer is not None:
             decision.removed_headers += REMOVED
+        if isinstance(self._headers, codec.Unseen):
+            decision.removed_headers += self._headers.removed()
         if not (request.id if request is not None else self._headers.find(REQUEST_ID_NEEDLE)):
             decision.headers[REQUEST_ID] = str(uuid.UUID(int=app.rng.getrandbits(128), version=4))
         if stream.trace is not None:

@@ -87,20 +87,27 @@ class Headers(Mapping[str, str]):
 class Unseen(Headers):
     """Hides some headers, as if the client had not sent them."""
 
-    __slots__ = ("_hidden",)
+    __slots__ = ("_hidden", "_hides")
 
     def __init__(self, message: bytes, start: int, end: int, hidden: Collection[str]) -> None:
         super().__init__(message, start, end)
         self._hidden = hidden
+        self._hides = False  # whether there is a hidden header; known when the headers are decoded
 
     def find(self, needle: bytes) -> str | None:
         return self._all().get(needle[2:-1].decode())
+
+    def removed(self) -> tuple[str, ...]:
+        """Returns the names of headers to remove before the request goes on: all that are hidden, or none if it has none of them."""
+        self._all()
+        return tuple(sorted(self._hidden)) if self._hides else ()
 
     def _all(self) -> dict[str, str]:
         found = self._found
         if found is None:
             decoded = self._decoded()
             found = self._found = {name: value for name, value in decoded.items() if name not in self._hidden}
+            self._hides = len(found) < len(decoded)
         return found
 
 

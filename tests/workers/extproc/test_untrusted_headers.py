@@ -110,6 +110,36 @@ def test_headers_of_clients_count_unless_they_are_hidden() -> None:
     assert shown.get(header[0][0]) is None and shown.get(":method") == "POST" and header[0][0] not in list(shown)
 
 
+WISHES = [(name, b"5") for names in client_headers.GROUPS.values() for name in names]
+SPELLED = (str, str.upper, str.title)
+
+
+@pytest.mark.parametrize("way", [pick, without_body, skipped, rewritten])
+@pytest.mark.parametrize("trusted", [(), ("objective",), ("fairness", "slo", "model", "ttl")])
+@pytest.mark.parametrize("spelled", SPELLED)
+def test_hidden_headers_do_not_reach_the_model_server(way: Any, trusted: tuple[str, ...], spelled: Any) -> None:
+    p = pair(parsers=(Anthropic("a", NoParams()),))
+    hidden = p.app.guards.hidden_headers = client_headers.untrusted(trusted)
+    sent = [(spelled(name), value) for name, value in (*WISHES, ("user-agent", b"x"))]
+    names = [name for name, _ in model_server_gets(sent, way(p, sent)[0])]
+    assert hidden and not hidden & {*names}
+    assert {name for name, _ in WISHES} - hidden | {"user-agent"} <= {*names}
+
+
+def test_an_answer_to_a_request_without_hidden_headers_removes_none() -> None:
+    p = pair()
+    p.app.guards.hidden_headers = client_headers.untrusted(())
+    mutation = pick(p, [("user-agent", b"x")])[0].request_headers.response.header_mutation
+    assert tuple(mutation.remove_headers) == NEVER_PASSED
+
+
+@pytest.mark.parametrize("way", [pick, without_body, skipped])
+def test_trusted_headers_reach_the_model_server(way: Any) -> None:
+    p = pair(parsers=(Anthropic("a", NoParams()),))
+    names = {name for name, _ in model_server_gets(WISHES, way(p, WISHES)[0])}
+    assert {name for name, _ in WISHES} <= names
+
+
 def test_two_requests_with_equal_ids_are_counted_separately() -> None:
     p = pair()
     same = [("x-request-id", b"one")]
