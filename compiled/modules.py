@@ -60,7 +60,7 @@ _PATHS = """
     workers/transport/link workers/transport/native workers/transport/output workers/transport/pieces workers/transport/room
     workers/transport/session
     workers/transport/stream workers/transport/timeouts workers/transport/turn workers/transport/wrong_protocol
-    workers/worker/adoption workers/worker/learning workers/worker/plugin_handles
+    workers/worker/adoption workers/worker/learning workers/worker/plugin_handles workers/worker/rewrites
 """
 PATHS: Final = tuple(f"{path}.py" for path in _PATHS.split())
 

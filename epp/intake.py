@@ -26,22 +26,22 @@ FAIRNESS: Final = b"-inference-fairness-id"  # the suffix of both names of this 
 OBJECTIVE: Final = b"-inference-objective"  # the suffix of both names of this header
 TTL: Final = b"-ttl"  # a part of the names of both headers with a TTL
 
-Rewrite = Callable[[str], str | None]
+Rewrites = Callable[[], Callable[[str], str | None] | None]
 PriorityOf = Callable[[Mapping[str, str]], int]
 
 
 class Intake:
     """Reads all requests of one worker.
 
-    `rewrite`: a function that maps the model name of a request to the name to request instead; it returns None if no InferenceModelRewrite
-    applies. Its result takes precedence over the header `x-llm-d-model-name-rewrite`. `rewrite` itself is None if the picker does not
-    watch InferenceModelRewrites.
+    `rewrites`: returns a function that maps the model name of a request to the name to request instead, under the present rules; None if
+    there are no rules. The function returns None if no InferenceModelRewrite applies. Its result takes precedence over the header
+    `x-llm-d-model-name-rewrite`. `rewrites` itself is None if the picker does not watch InferenceModelRewrites.
     `priority_of`: a function that maps request headers to the priority of the InferenceObjective that they name; None if the picker does
     not watch InferenceObjectives.
     """
 
-    def __init__(self, rewrite: Rewrite | None = None, priority_of: PriorityOf | None = None) -> None:
-        self.rewrite = rewrite
+    def __init__(self, rewrites: Rewrites | None = None, priority_of: PriorityOf | None = None) -> None:
+        self.rewrites = rewrites
         self.priority_of = priority_of
 
     def begin(self, headers: codec.Headers, now: float, body_bytes: int, subset: Sequence[str] | None) -> Request:
@@ -73,8 +73,9 @@ class Intake:
         self, reader: Parser, parse: ParseCall, request: Request, body: bytes | memoryview, *, named: bool
     ) -> Renamed | None:
         """Parses the body. `named`: whether the request may have the header that renames the model. Raises Refused."""
-        if named or self.rewrite is not None:
-            return parse_renamed(self.rewrite, reader, parse, request, body, header=named)
+        rewrite = self.rewrites() if self.rewrites is not None else None
+        if named or rewrite is not None:
+            return parse_renamed(rewrite, reader, parse, request, body, header=named)
         parse(request, request.path, body)
         return None
 

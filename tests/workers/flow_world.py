@@ -48,6 +48,15 @@ def objective(name: str, priority: int) -> str:
     return f"apiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjective\nmetadata: {{name: {name}}}\nspec: {{priority: {priority}}}\n"
 
 
+def rewrite(model: str, target: str) -> str:
+    """An InferenceModelRewrite that requests `target` instead of `model`."""
+    rule = f"{{matches: [{{model: {{type: Exact, value: {model}}}}}], targets: [{{modelRewrite: {target}}}]}}"
+    return (
+        "apiVersion: llm-d.ai/v1alpha2\nkind: InferenceModelRewrite\nmetadata: {name: r}\n"
+        f"spec: {{poolRef: {{name: pool}}, rules: [{rule}]}}\n"
+    )
+
+
 class Shard:
     """The parts of one worker that handle streams and flow control."""
 

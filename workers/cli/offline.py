@@ -107,8 +107,9 @@ async def _decided(
     if guard.declared(pipeline.recipe.plugins):  # as in workers, which also count the refused accesses
         pipeline = pipeline.wrapped(guard.guard(lambda _point, _plugin, _access: None))
     headers = codec.headers_of({REQUEST_ID: "offline", **offline_request.headers, ":path": offline_request.path})
+    rewrite = partial(compiled(objects.rewrites).target, random=random.Random(SEED).random)
     intake = Intake(
-        partial(compiled(objects.rewrites).target, random=random.Random(SEED).random),
+        lambda: rewrite,
         lambda headers: objects.priorities.get(client_headers.objective(headers), 0),
     )
     request = intake.begin(headers, time.monotonic(), len(offline_request.body), None)

@@ -115,23 +115,34 @@ class BandPlaces:
 
 
 class ObjectivesView:
-    """Reads the objectives document in a worker. Keeps the last version if the current one cannot be read."""
+    """Reads the objectives document in a worker. Keeps the last version if the current one cannot be read.
+
+    A request that names an objective finds what was published before it. `changed` is called whenever `places` have changed, so that flow
+    control learns it, whoever noticed it first: a request or the worker's beat.
+    """
 
     def __init__(self, reader: DocumentReader, static: Collection[int]) -> None:
         self._reader = reader
+        self._words, self._at = reader.version_word(OBJECTIVES)
+        self._tried = 0  # the version that a request has tried to read
         self._version = 0
         self._priorities: Mapping[str, int] = {}
         self.places: Mapping[int, int] = first_places(static)
+        self.changed: Callable[[], object] = lambda: None
 
     def priority(self, objective: str) -> int | None:
         """Returns the priority of the objective; None if the objective is unknown."""
-        if self._reader.version(OBJECTIVES) != self._version:
+        version = self._words[self._at]
+        if (
+            version != self._tried
+        ):  # once per version, because a document that another program has overwritten is slow to read
+            self._tried = version
             self.look()
         return self._priorities.get(objective)
 
     def look(self) -> bool:
         """Reads the document if it has changed. Returns whether it had changed."""
-        if self._reader.version(OBJECTIVES) == self._version:
+        if self._words[self._at] == self._version:
             return False
         document = self._reader.read(OBJECTIVES)
         if document is None or document[0] == self._version:
@@ -139,6 +150,7 @@ class ObjectivesView:
         self._version, blob = document
         record = _decode(blob)
         self._priorities, self.places = record.priorities, record.places
+        self.changed()
         return True
 
 

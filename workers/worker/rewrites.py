@@ -1,11 +1,11 @@
 """Keeps a worker's copy of the model-rewrite rules up to date.
 
     supervisor   Objects ─ compiled ─▶ Rules ─▶ document REWRITES
-    worker       document ─ RewritesView ─▶ `Intake.rewrite`: the model to request instead; None while there are no rules
+    worker       document ─ RewritesView ─▶ `Intake`: the model to request instead
 
-The worker reads the document at its beats, so requests do no work for it. Each decision of a rule is counted under the names of the
-InferenceModelRewrite, the requested model and the chosen model. The names in rules come from operators, not from clients. So they always
-keep their metric labels, even if clients request very many models.
+Each request looks whether there is a later version of the document, so it finds the rules that were published before it. Each decision of a
+rule is counted under the names of the InferenceModelRewrite, the requested model and the chosen model. The names in rules come from
+operators, not from clients. So they always keep their metric labels, even if clients request very many models.
 
 `epp.model_rewrite` chooses the rule, `epp.renaming` renames the model.
 """
@@ -35,7 +35,10 @@ class RewritesView:
     ) -> None:
         """`random` returns a number from [0, 1)."""
         self._reader = reader
+        self._words, self._at = reader.version_word(REWRITES)
+        self._tried = 0  # the version that a request has tried to read
         self._version = 0
+        self._rewriting: Rewriting | None = None
         self._decisions = decisions
         self._decided = decisions.counter_at[MODEL_REWRITE_DECISIONS.name]
         self._caps = caps
@@ -43,23 +46,28 @@ class RewritesView:
         self._exact: dict[str, Choice] = {}
         self._default: Choice | None = None
 
-    def look(self) -> bool:
-        """Reads the document. Returns whether the rules have changed."""
-        if self._reader.version(REWRITES) == self._version:
-            return False
+    def present(self) -> Rewriting | None:
+        """Returns what the present rules do; None if there are no rules. Called for each request."""
+        version = self._words[self._at]
+        if (
+            version != self._tried
+        ):  # once per version, because a document that another program has overwritten is slow to read
+            self._tried = version
+            self.look()
+        return self._rewriting
+
+    def look(self) -> None:
+        """Reads the document if it has changed."""
+        if self._words[self._at] == self._version:
+            return
         latest = self._reader.read(REWRITES)
         if latest is None or latest[0] == self._version:
-            return False
+            return
         self._version, blob = latest
         rules = decode(blob)
         self._caps.pin(rules.names())
         self._exact, self._default = rules.by_model(), rules.others()
-        return True
-
-    @property
-    def rewrite(self) -> Rewriting | None:
-        """The present value for `Intake.rewrite`; None if there are no rules."""
-        return self._target if self._exact or self._default is not None else None
+        self._rewriting = self._target if self._exact or self._default is not None else None
 
     def _target(self, model: str) -> str | None:
         """Returns the model to request instead of `model`; None if no rule matches."""

@@ -93,6 +93,7 @@ class Kept:
         self.traces: Exporter | None = None
         self.rewrites: RewritesView | None = None
         self.objectives = ObjectivesView(self.documents, static_bands(instance.config.flow))
+        self.objectives.changed = self._bands_changed
         self._index = index
         self._series: dict[str, SeriesWriter] = {}
         instance.memory.flow.lane(index).take_over()
@@ -117,6 +118,10 @@ class Kept:
         answers = DocumentWriter(instance.layout.profiles, instance.memory.profiles)
         answering = Answering(instance.memory.lanes, lane, answers, index, time.monotonic)
         self.profiler = Profiler(answering, later)
+
+    def _bands_changed(self) -> None:
+        if self.flow is not None:
+            self.flow.know(self.objectives.places)
 
     def series(self, instance: Instance, group: Group) -> SeriesWriter:
         """Returns this worker's part of a table of labelled metrics. Creates it at the first call."""
@@ -225,11 +230,9 @@ class Parts:
         self.app.telemetry.recorder = self._recorder if records.file else None
         if self.timing is not None:
             self.timing.beat()
-        if self.objectives.look() and self.kept.flow is not None:
-            self.kept.flow.know(self.objectives.places)
-        rewrites = self.kept.rewrites
-        if rewrites is not None and rewrites.look():
-            self.intake.rewrite = rewrites.rewrite
+        self.objectives.look()
+        if self.kept.rewrites is not None:
+            self.kept.rewrites.look()
 
     def series(self, group: Group) -> SeriesWriter:
         """Returns this worker's part of a table of labelled metrics."""
@@ -396,9 +399,8 @@ class Parts:
         kept = self.kept
         if kept.rewrites is None:
             kept.rewrites = RewritesView(self._documents, self.series(MODEL_REWRITES), kept.caps, self._rng.random)
-        kept.rewrites.look()
         unknown: Callable[[], None] = partial(self._lane.add, self._lane.schema.counter["objectives_unknown_total"])
-        return Intake(kept.rewrites.rewrite, Priorities(self.objectives, unknown).of)
+        return Intake(kept.rewrites.present, Priorities(self.objectives, unknown).of)
 
 
 def take_over(configured: Pipeline, before: Pipeline) -> None:

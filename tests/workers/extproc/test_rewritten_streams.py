@@ -107,7 +107,7 @@ def test_the_same_name_leaves_every_byte_and_costs_no_response_phase() -> None:
 
 def test_a_rule_for_the_incoming_model_wins_over_the_header() -> None:
     p = pair()
-    p.app.intake.rewrite = {"asked": "base-v2"}.get
+    p.app.intake.rewrites = lambda: {"asked": "base-v2"}.get
     assert bodies(asked(p, **{HEADER: "other"})[1][1:])[0] == RENAMED
     assert bodies(asked(p)[1][1:])[0] == RENAMED
     body = BODY.replace(b'"model":"asked"', b'"model":"unknown"')

@@ -12,7 +12,7 @@ import pytest
 from epp.metrics import Group
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUES, FLOW_REQUESTS
 from shm.flow_lanes import PENDING, WAITING, WAITING_BYTES
-from tests.workers.flow_world import SentRequest, World, objective, until, world
+from tests.workers.flow_world import SentRequest, World, objective, rewrite, until, world
 from workers.flow.flow_control import QueuedRequest
 from workers.flow.metrics import FlowMetrics
 
@@ -233,6 +233,26 @@ def test_an_unknown_objective_is_ignored_and_counted(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_request_finds_what_was_published_before_it_without_a_beat_between(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path, objectives={}) as w:
+            (shard,) = w.shards
+            held = shard.ask("held")
+            (w.folder / "high.yaml").write_text(objective("high", 7))
+            (w.folder / "rewrite.yaml").write_text(rewrite("asked", "served"))
+            w.watch.look()
+            asked = shard.ask("a", "high", body=b'{"model": "asked", "prompt": "a"}')
+            request = asked.envoy.handler.request
+            assert (request.priority, request.target_model) == (7, "served")
+            assert [band.priority for band in shard.flow._controller._registry.order] == [7, 0]
+            unnamed = shard.ask("b", body=b'{"model": "other", "prompt": "b"}')
+            assert unnamed.envoy.handler.request.target_model == "other"
+            for each in (held, asked, unnamed):
+                each.end()
+
+    run(test)
+
+
 def test_a_band_comes_and_goes_with_its_objectives_and_loses_no_request(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path, objectives={"low": -1}) as w:
@@ -241,9 +261,7 @@ def test_a_band_comes_and_goes_with_its_objectives_and_loses_no_request(tmp_path
             (w.folder / "low.yaml").unlink()
             (w.folder / "high.yaml").write_text(objective("high", 7))
             w.watch.look()
-            assert shard.parts.objectives.look()
-            shard.flow.know(shard.parts.objectives.places)
-            high = shard.ask("high", "high")
+            high = shard.ask("high", "high")  # before the worker's next beat
             assert low.waits
             look = order(held, low, high)
             await until(lambda: len(look()) == 3)

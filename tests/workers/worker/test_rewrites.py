@@ -1,12 +1,9 @@
-"""Rewrite rules in a worker: decoded once per version, counted, and without any cost while there are none."""
+"""Rewrite rules in a worker: in force for the next request, decoded once per version, and counted."""
 
 import random
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from epp.intake import Intake
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import MODEL_REWRITES, REQUEST
 from epp.model_rewrite import Rewrite, Rule, Rules, Target, compiled
@@ -32,14 +29,15 @@ class World:
         self.caps = LabelCaps(models_max=1)
         decisions = SeriesWriter(self.schema, self.schema.lane(self.region, 0), fold=self.caps.fold(MODEL_REWRITES))
         self.view = RewritesView(reader, decisions, self.caps, random.Random(3).random)
-        self.app: Any = SimpleNamespace(intake=Intake())
 
     def write(self, *given: Rewrite) -> None:
         self.writer.write(REWRITES, rewrites.encode(compiled(given)))
 
-    def follow(self) -> None:
-        if self.view.look():
-            self.app.intake.rewrite = self.view.rewrite
+    def rewrite(self, model: str) -> str | None:
+        """Returns the model to request instead, for a request that comes now."""
+        rewriting = self.view.present()
+        assert rewriting is not None
+        return rewriting(model)
 
     def decisions(self) -> dict[tuple[str, ...], int]:
         rows = SeriesReader(self.schema, self.region, serving=lambda _: True).rows()
@@ -50,23 +48,21 @@ def rule(*targets: str, models: tuple[str, ...] | None = None) -> Rule:
     return Rule(models, tuple(map(Target, targets)))
 
 
-def test_requests_do_no_work_for_rewrites_while_there_are_no_rules() -> None:
+def test_a_request_finds_the_rules_that_were_published_before_it() -> None:
     world = World()
-    world.follow()
-    assert world.app.intake.rewrite is None
+    assert world.view.present() is None
     world.write(Rewrite("r", None, (rule("x"),)))
-    world.follow()
-    assert world.app.intake.rewrite("a") == "x"
+    assert world.rewrite("a") == "x"
+    world.write(Rewrite("r", None, (rule("y"),)))
+    assert world.rewrite("a") == "y"
     world.write()
-    world.follow()
-    assert world.app.intake.rewrite is None
+    assert world.view.present() is None
 
 
 def test_a_model_without_a_rule_keeps_its_name() -> None:
     world = World()
     world.write(Rewrite("r", None, (rule("x", models=("a",)),)))
-    world.follow()
-    assert (world.app.intake.rewrite("a"), world.app.intake.rewrite("b")) == ("x", None)
+    assert (world.rewrite("a"), world.rewrite("b")) == ("x", None)
 
 
 def test_a_version_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +73,31 @@ def test_a_version_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return compiled(())
 
     monkeypatch.setattr(rewrites, "decode", counted)
-    assert not world.view.look()
+    world.view.look()
     world.write()
-    assert world.view.look()
-    assert not world.view.look()
+    for _ in range(3):
+        world.view.present()
+        world.view.look()
     assert len(decoded) == 1
+
+
+def test_requests_try_an_unreadable_version_once_and_keep_the_rules_and_beats_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, tries = World(), list[int]()
+    world.write(Rewrite("r", None, (rule("x"),)))
+    assert world.rewrite("a") == "x"
+
+    def unreadable(_reader: DocumentReader, index: int) -> None:
+        tries.append(index)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DocumentReader, "read", unreadable)
+        world.write(Rewrite("r", None, (rule("y"),)))
+        assert [world.rewrite("a") for _ in range(3)] == ["x"] * 3
+        assert len(tries) == 1
+    world.view.look()
+    assert world.rewrite("a") == "y"
 
 
 def test_decisions_are_counted_by_rewrite_and_both_models_even_if_the_name_stays() -> None:
@@ -89,11 +105,10 @@ def test_decisions_are_counted_by_rewrite_and_both_models_even_if_the_name_stays
     world.write(
         Rewrite("r", None, (rule("x", "y", models=("a",)), rule("b", models=("b",)))), Rewrite("s", None, (rule("z"),))
     )
-    world.follow()
     for _ in range(40):
-        world.app.intake.rewrite("a")
+        world.rewrite("a")
     for model in ("b", "c", "c"):
-        world.app.intake.rewrite(model)
+        world.rewrite(model)
     decisions = world.decisions()
     assert decisions[("r", "a", "x")] + decisions[("r", "a", "y")] == 40
     assert decisions[("r", "a", "x")] and decisions[("r", "a", "y")]
@@ -103,8 +118,7 @@ def test_decisions_are_counted_by_rewrite_and_both_models_even_if_the_name_stays
 def test_models_of_rules_keep_their_labels_even_if_clients_request_very_many_models() -> None:
     world = World()
     world.write(Rewrite("r", None, (rule("x", models=("a",)), rule("y"))))
-    world.follow()
     for model in ("first", "second", "third", "a"):
-        world.app.intake.rewrite(model)
+        world.rewrite(model)
     assert world.decisions() == {("r", "first", "y"): 1, ("r", "other", "y"): 2, ("r", "a", "x"): 1}
     assert world.caps.fold(REQUEST)(("a", "x", "f", "0"))[:2] == ("a", "x")
