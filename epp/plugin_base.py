@@ -243,6 +243,8 @@ class Plugin:
         type_name, aliases   set by `@plugin`
         Params               the parameters: a frozen msgspec struct with forbid_unknown_fields
         metrics              counters, gauges, and histograms without labels, that the plugin fills (`Services.count`, `gauge`, `measure`)
+        counts_with          parameters that count only with some values of another one: parameter -> (the other one, these values), with
+                             `.` between levels; `epp check` warns of those that are given in vain
         one_worker           whether all requests must share the plugin's state: the picker then runs with a single worker
 
     Attributes that the class or the constructor sets; the data that the plugin may use (`epp.data`):
@@ -274,6 +276,7 @@ class Plugin:
     optional: Sequence[Datum[Any]] = ()
     keeps: Sequence[Datum[Any]] = ()
     reads_headers: Sequence[str] = ()
+    counts_with: ClassVar[Mapping[str, tuple[str, tuple[object, ...]]]] = {}
     without_effect: Sequence[str] = ()
     renamed: ClassVar[Mapping[str, str]] = {}
     deprecated: Mapping[str, str] = {}

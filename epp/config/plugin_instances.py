@@ -12,6 +12,7 @@ import msgspec
 
 from epp.config import registry
 from epp.config.findings import WHOLE, Findings, Place, nearest, similar
+from epp.config.ignored_parameters import ignored
 from epp.config.parameters import decode
 from epp.config.written import PluginEntry, Ref
 from epp.config.yaml_nodes import Node
@@ -94,6 +95,8 @@ class PluginInstances:
             for remark in plugin.without_effect:
                 place = _place_in(entry.parameters, remark, entry.place)
                 self.findings.warning(place, "without-effect", f"plugin '{name}': {remark}")
+            for place, why, hint in ignored(plugin, entry.parameters):
+                self.findings.warning(place, "without-effect", f"plugin '{name}': {why}", hint)
             for old, current in plugin.deprecated.items():
                 place = _place_in(entry.parameters, f"{old}:", entry.place)
                 self.findings.deprecated(place, f"parameter '{old}' of plugin '{name}'", f"'{current}'")

@@ -5,7 +5,7 @@ the endpoint table.
 """
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
@@ -15,6 +15,9 @@ from epp.quantities import parse_duration
 
 # The longest interval. Older values say nothing about a server's load, and each tick of an interval has a bucket in memory.
 INTERVAL_S_MAX = 600.0
+_CERTIFICATES: Final = dict.fromkeys(
+    ("insecureSkipVerify", "caCertPath", "clientCertPath", "clientKeyPath"), ("scheme", ("https",))
+)
 _PATH = re.compile(r"/[!-~]*")
 
 
@@ -40,6 +43,7 @@ class MetricsDataSource(DataSource):
     `replaces_default`: the default source is not added beside this one, unless a plugin reads values of the default source.
     """
 
+    counts_with: ClassVar = _CERTIFICATES
     pages: ClassVar[str] = METRICS
     shows_health: ClassVar[bool] = True
     replaces_default: ClassVar[bool] = False
@@ -96,6 +100,7 @@ class MetricsDataSource(DataSource):
 class DcgmDataSource(MetricsDataSource):
     """Scrapes the DCGM exporter of each endpoint: a sidecar, or with `useNodeAddress` the DaemonSet of the endpoint's node."""
 
+    counts_with: ClassVar = {"insecureSkipVerify": _CERTIFICATES["insecureSkipVerify"]}
     shows_health = False
 
     class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -22,7 +22,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -96,6 +96,13 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     eviction_sweep_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300.0
 
 
+COUNTS_WITH: Final = {
+    field.encode_name: ("strategy", ("las", "") if field.name.startswith("las_") else (TURN_PRIORITY,))
+    for field in msgspec.structs.fields(Parameters)
+    if field.name.startswith(("las_", "turn_priority_"))
+}
+
+
 class _Program:
     """Holds the state of one program. `service`: its attained service at the time `at`. `bands`: where it has requests waiting.
 
@@ -130,6 +137,7 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
     """
 
     Params = Parameters
+    counts_with = COUNTS_WITH
     metrics = (AVERAGE_WAIT, SERVICE, FAIRNESS)
 
     def __init__(self, name: str, params: Parameters) -> None:
@@ -142,13 +150,6 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
         self.half_life_s: float = params.las_half_life_seconds
         self.ranks = self._by_turn = params.strategy == TURN_PRIORITY
         self.isolates = not self._by_turn
-        unused = "las" if self._by_turn else "turn_priority"
-        defaults = Parameters()
-        self.without_effect = [
-            f"{field.encode_name}: belongs to the other strategy"
-            for field in msgspec.structs.fields(Parameters)
-            if field.name.startswith(f"{unused}_") and getattr(params, field.name) != getattr(defaults, field.name)
-        ]
         self._shares: dict[int, Depths] = {}  # for turn priority: priority -> what orders the flows of its band
         self._counted_as = Datum(f"flow_program/{name}", str)
         self.keeps = (self._counted_as,)

@@ -1,7 +1,7 @@
 """Keep the endpoints that have most of the prompt in their cache, unless waiting for them costs too much."""
 
 import random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -60,6 +60,10 @@ class PrefixCacheAffinity(FollowsMatches, Filter):
     """
 
     Params = Parameters
+    counts_with: ClassVar = {
+        "peakPrefillThroughput": ("ttftSource", (PREFILL_THROUGHPUT,)),
+        "latencyPredictionInfoProducerName": ("ttftSource", ("latencyPredictor",)),
+    }
     metrics = (DECISIONS,)
 
     def __init__(self, name: str, params: Parameters) -> None:

@@ -10,7 +10,7 @@ prompts and TOKENS_MAX tokens of media are estimated for one request.
 import binascii
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -32,6 +32,19 @@ LOW = 0xFFFFFFFF
 VIDEO_FPS = "x-llm-d-video-fps"
 VIDEO_SECONDS = "x-llm-d-video-duration-seconds"
 VIDEO_RESOLUTION = "x-llm-d-video-resolution"
+
+# Below the parameter `estimate`: what counts only with some values of a mode.
+DYNAMIC, SAMPLED = ("dynamic", ""), ("sampled", "")
+COUNTS_WITH: Final = {
+    "image.static": ("image.mode", ("static",)),
+    "image.dynamic": ("image.mode", DYNAMIC),
+    "image.defaultResolution": ("image.mode", DYNAMIC),
+    "video.defaultResolution": ("video.tokensPerFrame.mode", DYNAMIC),
+    "video.tokensPerFrame.static": ("video.tokensPerFrame.mode", ("static",)),
+    "video.tokensPerFrame.dynamic": ("video.tokensPerFrame.mode", DYNAMIC),
+    "video.frames.sampled": ("video.frames.mode", SAMPLED),
+    "video.frames.strided": ("video.frames.mode", ("strided",)),
+}
 
 Size = tuple[int, int]
 

@@ -1,8 +1,10 @@
 """The parameters of `epp.plugins.producers.inflight`. Not compiled: msgspec reads annotations at run time."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
+
+COUNTS_WITH: Final = dict.fromkeys(("outputRatio", "maxEstimatedOutputTokens"), ("addEstimatedOutputTokens", (True,)))
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -221,6 +221,12 @@ def settings(params: Parameters) -> Settings:
     )
 
 
+COUNTS_WITH: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "speculativeTTL": ("speculativeIndexing", (True,)),
+    # Servers that connect to the picker have no port to connect to, and replay nothing.
+    "kvEventsConfig.podDiscoveryConfig.socketPort": ("kvEventsConfig.zmqEndpoint", ("",)),
+    "kvEventsConfig.podDiscoveryConfig.replaySocketPort": ("kvEventsConfig.zmqEndpoint", ("",)),
+}
 RENAMED: Mapping[str, str] = {"tokenProcessorConfig.blockSize": "tokenProcessorConfig.blockSizeTokens"}
 
 
@@ -251,9 +257,6 @@ def without_effect(params: Parameters) -> list[str]:
             pods.pod_label_selector
         ),
         "kvEventsConfig.podDiscoveryConfig.podNamespace: has no effect; the endpoints of the pool are followed": pods.pod_namespace,
-        "kvEventsConfig.podDiscoveryConfig.replaySocketPort: has no effect with zmqEndpoint; servers that connect replay nothing": (
-            events.zmq_endpoint and pods.replay_socket_port
-        ),
     }  # fmt: skip
     return [remark for remark, due in remarks.items() if due]
 

@@ -12,7 +12,7 @@ from epp.errors import ProducerFailed
 from epp.learning.costs import learned_costs
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
 from epp.plugins.producers._held_tokens import LOOK_S, Held, HeldTokens, Output
-from epp.plugins.producers._inflight_parameters import Parameters
+from epp.plugins.producers._inflight_parameters import COUNTS_WITH, Parameters
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
@@ -31,6 +31,7 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
     """
 
     Params = Parameters
+    counts_with = COUNTS_WITH
     first_chunk_only = True
     reads_answer = False
 

@@ -26,7 +26,15 @@ from epp.plugin import (
     Services,
     plugin,
 )
-from epp.plugins.producers._precise_params import RENAMED, Parameters, Settings, deprecated, settings, without_effect
+from epp.plugins.producers._precise_params import (
+    COUNTS_WITH,
+    RENAMED,
+    Parameters,
+    Settings,
+    deprecated,
+    settings,
+    without_effect,
+)
 from epp.prefix.blocks import Hashes
 from epp.prefix.deciding import ScoresOwnMatches
 from epp.prefix.held import BASE_MODEL, adapter_word, held_links, held_root, index_keys, request_extras
@@ -67,6 +75,7 @@ class _Precise(DataProducer, PreRequest):
 
     Params = Parameters
     renamed = RENAMED
+    counts_with = COUNTS_WITH
     metrics = (LOOKUPS, LOOKUP_HITS, MOST_HITS, LOOKUP_LATENCY)
 
     def __init__(self, name: str, params: Parameters) -> None:

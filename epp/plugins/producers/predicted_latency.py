@@ -13,7 +13,7 @@ knows only the objectives of its own running requests.
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -223,6 +223,10 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
     """
 
     Params = Parameters
+    counts_with: ClassVar = {
+        "learnedLatencyProducerName": ("backend", ("built-in",)),
+        "encoderCacheMatchInfoProducerName": ("useEncoderCacheFeatures", (True,)),
+    }
     first_chunk_only = True
     metrics = (PREDICTED_TTFT, PREDICTED_TPOT, TTFT_DURATION, TPOT_DURATION, VIOLATIONS)
 

@@ -7,7 +7,7 @@ tokens, and plugins use the prompt's bytes instead.
 
 import contextlib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -99,6 +99,9 @@ class Tokens(DataProducer):
     """Emits the tokens and media of the request's prompts (`TokenizedPrompt`). Token ids in the request are used as they are."""
 
     Params = Parameters
+    counts_with: ClassVar = {
+        f"estimate.{path}": (f"estimate.{mode}", values) for path, (mode, values) in _estimate.COUNTS_WITH.items()
+    }
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)

@@ -1,6 +1,6 @@
 """Measures the saturation by what the picker itself has in flight: requests, tokens, or the worse of both."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -40,6 +40,10 @@ class Concurrency(SaturationDetector, Filter):
     """
 
     Params = Parameters
+    counts_with: ClassVar = {
+        "maxConcurrency": ("concurrencyMode", ("requests", "hybrid")),
+        "maxTokenConcurrency": ("concurrencyMode", ("tokens", "hybrid")),
+    }
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)

@@ -143,6 +143,10 @@ class RolloutScreener(Screener, ResponseReceived):
     """
 
     Params = Parameters
+    counts_with: ClassVar = {
+        f"revisionGating.{name}": ("revisionGating.mode", ("max-role", "sum"))
+        for name in ("requiredRoles", "requireRoles", "revisionLabelKey", "roleLabelKey")
+    }
     renamed: ClassVar[Mapping[str, str]] = {"revisionGating.requireRoles.values": "revisionGating.requiredRoles"}
     metrics = (NO_MATCH, SHARE)
 

@@ -35,7 +35,7 @@ from epp.candidates import Candidates, Endpoint, Roster
 from epp.data import Datum
 from epp.decision import Decision, Response
 from epp.plugin import Plugin, PrefixIndex, PreRequest, ResponseReceived, Services
-from epp.plugins.sessions._affinity_parameters import TOKEN_HEADER, Parameters, SessionParameters, Source
+from epp.plugins.sessions._affinity_parameters import COUNTS_WITH, TOKEN_HEADER, Parameters, SessionParameters, Source
 from epp.prefix.blocks import NARROW
 from epp.request import Request
 
@@ -281,6 +281,7 @@ class Pinning(PreRequest, ResponseReceived):
     """Base of the session filter and scorer: has the strategy, and tells it where each request was sent."""
 
     Params = Parameters
+    counts_with = COUNTS_WITH
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)

@@ -5,6 +5,10 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 TOKEN_HEADER: Final = "x-session-token"
+COUNTS_WITH: Final = {
+    "encodedEndpointHeaderConfig": ("strategy", ("encoded_endpoint_header",)),
+    "sessionIdConfig": ("strategy", ("session_id",)),
+}
 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]

@@ -147,13 +147,3 @@ def test_another_worker_keeps_a_session_alive_or_lets_it_become_idle() -> None:
     assert world.claim(0) == -6.0
     world.offer("s", 400.0, worker=1)
     assert world.claim(1) == -1.0
-
-
-def test_parameters_of_the_other_strategy_have_no_effect_and_say_so() -> None:
-    assert made(ProgramAware, turnPriorityTimeWeight=1).without_effect == [
-        "turnPriorityTimeWeight: belongs to the other strategy"
-    ]
-    assert made(ProgramAware, strategy="turn-priority", lasHalfLifeSeconds=1).without_effect == [
-        "lasHalfLifeSeconds: belongs to the other strategy"
-    ]
-    assert made(ProgramAware).without_effect == []
