@@ -71,6 +71,7 @@ class Parts:
         self.ended: Callable[..., None] = lambda *_: None
         self.count: Callable[..., None] = lambda *_: None
         self.answered: Callable[..., None] = lambda *_: None
+        self.refused: Callable[..., None] = lambda *_: None
 
 
 class World:
