@@ -19,8 +19,8 @@ _PATHS = """
     epp/plugins/extractors/_core_page
     epp/plugins/fairness/_token_costs epp/plugins/fairness/token_weighted
     epp/plugins/filters/__init__
-    epp/plugins/parsers/_canonical epp/plugins/parsers/_openai epp/plugins/parsers/_reader epp/plugins/parsers/openai
-    epp/plugins/parsers/passthrough epp/plugins/parsers/vllm_grpc
+    epp/plugins/parsers/_canonical epp/plugins/parsers/_extents epp/plugins/parsers/_openai epp/plugins/parsers/_reader
+    epp/plugins/parsers/openai epp/plugins/parsers/passthrough epp/plugins/parsers/vllm_grpc
     epp/plugins/pickers/max_score
     epp/plugins/producers/_held_tokens epp/plugins/producers/_predictions epp/plugins/producers/_sent_prompts
     epp/plugins/producers/approx_prefix epp/plugins/producers/inflight epp/plugins/producers/learned_latency
@@ -33,7 +33,7 @@ _PATHS = """
     epp/plugins/usage_limits/static
     epp/prefix/blocks epp/prefix/held epp/prefix/kv_events epp/prefix/match epp/prefix/prediction epp/prefix/updates
     epp/protocol/exposition epp/protocol/grpc_frames epp/protocol/inflate epp/protocol/refusals epp/protocol/rewrite epp/protocol/stream
-    epp/protocol/usage epp/protocol/wire
+    epp/protocol/usage epp/protocol/usage_bounds epp/protocol/wire
     epp/protocol/codec/answers epp/protocol/codec/bodies epp/protocol/codec/envelope epp/protocol/codec/fields
     epp/protocol/codec/header_map epp/protocol/codec/structs
     epp/recording/keys epp/recording/sample

@@ -97,6 +97,22 @@ class Subset:
         self.entries = tuple(entries)
 
 
+class Extent(NamedTuple):
+    """Says what a request may cost beyond one answer to one prompt of text. A parser sets it.
+
+    `choices`: answers to each prompt. `prompts`: how many, at most. `unseen_tokens`: how many prompt tokens may stand for what the body
+    only refers to: media by URL, stored conversations. `hidden`: whether the answer leaves out generated tokens, such as the reasoning.
+    """
+
+    choices: int = 1
+    prompts: int = 1
+    unseen_tokens: int = 0
+    hidden: bool = False
+
+
+USUAL: Final = Extent()
+
+
 class Request:
     """Holds the request of one stream. Plugins read it and write data by `request[DATUM] = value`.
 
@@ -104,8 +120,9 @@ class Request:
 
     From the gateway: `id`, `path` (no query string), `headers` (names in lower case), `body_bytes` (unpacked if the body is gzip),
     `subset` (None: any endpoint).
-    From the body: `model`, `prompt`, `streaming`, `max_tokens` (None: no limit), `cache_salt`. `prompt` and `cache_salt` are empty after
-    the decision. `target_model`: the model that is requested from the model server.
+    From the body: `model`, `prompt`, `streaming`, `max_tokens` (None: no limit; it counts for each choice of each prompt), `cache_salt`,
+    `extent` (None: that of USUAL). `prompt` and `cache_salt` are empty after the decision. `target_model`: the model that is requested
+    from the model server.
     For flow control: `fairness_id`, `priority`, `ttl_s` (the longest wait in seconds that the client wants; None: no wish).
     Times in monotonic seconds: `arrived_at`, when its body was complete; `now`, which the runtime sets at each phase (decision, response
     headers, body chunk, end); `sent_at`, when the picker answered the gateway.
@@ -115,9 +132,9 @@ class Request:
     """
 
     __slots__ = (
-        "arrived_at", "body_bytes", "cache_salt", "considered", "data", "emptied", "fairness_id", "headers", "id", "max_tokens", "model",
-        "now", "path", "priority", "profile", "prompt", "runs", "sent_at", "streaming", "subset", "target_model", "ttl_s", "unscored",
-        "wishes",
+        "arrived_at", "body_bytes", "cache_salt", "considered", "data", "emptied", "extent", "fairness_id", "headers", "id", "max_tokens",
+        "model", "now", "path", "priority", "profile", "prompt", "runs", "sent_at", "streaming", "subset", "target_model", "ttl_s",
+        "unscored", "wishes",
     )  # fmt: skip
 
     def __init__(
@@ -147,6 +164,7 @@ class Request:
         self.prompt = prompt
         self.streaming = streaming
         self.max_tokens = max_tokens
+        self.extent: Extent | None = None
         self.cache_salt = cache_salt
         self.body_bytes = body_bytes
         self.subset = subset

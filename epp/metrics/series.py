@@ -102,6 +102,11 @@ UNDERPREDICTED_TOKENS = Metric(
     "counter",
     "Reported minus predicted cached tokens, over checked requests with more reported.",
 )
+USAGE_BEYOND_BOUNDS = Metric(
+    "usage_beyond_bounds_total",
+    "counter",
+    "Answers whose model server reported more than twice the tokens that the request can have cost; only those count.",
+)
 PREDICTION = Group(
     "prefix_prediction",
     ("endpoint_name", "namespace", "port"),
@@ -114,6 +119,7 @@ PREDICTION = Group(
         OVERPREDICTED_TOKENS,
         UNDERPREDICTED_TOKENS,
         PREDICTION_MISSED,
+        USAGE_BEYOND_BOUNDS,
     ),
 )
 SHADOW_DECISIONS = Metric(

@@ -21,6 +21,7 @@ from epp.protocol.codec import PIECE_BYTES_MAX, learn_chunk
 from epp.protocol.rewrite import ModelRestorer
 from epp.protocol.stream import DONE
 from epp.protocol.usage import ANSWER, Scanner, UsageScanner
+from epp.protocol.usage_bounds import bounded, implausible
 from epp.receipt import HEADER as RECEIPT
 from epp.renaming import UNSIZED, restorable
 from epp.request import Request
@@ -370,18 +371,24 @@ class ResponsePhase:
         blame(problem, self._parser)
         stream.fault(problem)
 
-    def _usage(self, stream: Shell) -> Usage | None:
-        """Returns the usage that the scanner has found; None: none."""
-        if self.scanner is None:
+    def _usage(self, stream: Shell, exchange: Exchange) -> Usage | None:
+        """Returns the usage that the scanner has found, bounded by what the request can have cost; None: none."""
+        request, decision = self._request, self._decision
+        if self.scanner is None or request is None or decision is None:
             return None
         try:
             usage: object = self.scanner.usage
-            if usage is not None and not isinstance(usage, Usage):
+            if usage is None:
+                return None
+            if not isinstance(usage, Usage):
                 raise TypeError(f"the scanner's usage is a {type(usage).__name__}, not a Usage")
         except Exception as problem:
             self.leave_out_scanner(stream, problem)
             return None
-        return usage
+        within = bounded(usage, request, exchange.size, stream.app.clock.now - exchange.received_at)
+        if within is not usage and implausible(usage, within):
+            stream.app.telemetry.doubted(decision.targets[0], usage, within)
+        return within
 
     # The end.
 
@@ -390,7 +397,7 @@ class ResponsePhase:
         exchange = self.exchange
         if exchange is not None:
             exchange.whole = True
-            exchange.usage = self._usage(stream)
+            exchange.usage = self._usage(stream, exchange)
         self._whole = True
         stream.finish()
 
@@ -401,6 +408,7 @@ class ResponsePhase:
         """
         exchange, self.exchange = self.exchange, None
         reservation, self._reservation = self._reservation, None
+        usage: Usage | None = None
         try:
             if reservation is not None:
                 reservation.release()
@@ -408,6 +416,7 @@ class ResponsePhase:
             stream.fault(problem)
         try:
             if exchange is not None:
+                usage = exchange.usage if exchange.whole else self._usage(stream, exchange)
                 self._close(stream, exchange)
         except Exception as problem:
             stream.fault(problem)
@@ -415,7 +424,7 @@ class ResponsePhase:
             return
         try:
             if self._request is not None and self._decision is not None and self._pipeline is not None:
-                self._answered(stream, self._request, self._decision, self._pipeline)
+                self._answered(stream, self._request, self._decision, self._pipeline, usage)
         except Exception as problem:
             stream.fault(problem)
         try:
@@ -430,10 +439,11 @@ class ResponsePhase:
             status = self._response.status if self._response is not None else OK if self._begun_at else 0
             stream.app.telemetry.ended(exchange, self._request, self._decision, status)
 
-    def _answered(self, stream: Shell, request: Request, decision: Decision, pipeline: Pipeline) -> None:
+    def _answered(
+        self, stream: Shell, request: Request, decision: Decision, pipeline: Pipeline, usage: Usage | None
+    ) -> None:
         """Counts the end of a request that was sent to an endpoint, and calls the ResponseComplete plugins."""
         app = stream.app
-        usage = self._usage(stream)
         # A streamed answer counts the time that its chunks took in this process, without the time that the model server took.
         taken = self.taken if request.streaming else app.now() - self._begun_at
         if pipeline.response_complete:

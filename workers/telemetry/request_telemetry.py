@@ -6,6 +6,7 @@ The stream reports events (`routed`, `refused`, `answered`, …). Only this modu
 from collections.abc import Callable
 from typing import Final
 
+from epp.candidates import Endpoint
 from epp.decision import Decision, Usage
 from epp.errors import Cause, Refused
 from epp.isolation import culprit
@@ -19,6 +20,7 @@ from workers.telemetry.cache_prediction import Comparison
 from workers.telemetry.recorder import Recorder
 from workers.telemetry.request_metrics import Exchange, RequestMetrics
 from workers.telemetry.shadow_agreement import Agreements
+from workers.telemetry.usage_doubts import UsageDoubts
 
 FOR_LOAD: Final = frozenset(
     (Cause.NOT_ADMITTED, Cause.SHED, Cause.QUEUE_AT_CAPACITY, Cause.TTL_EXPIRED, Cause.DISPLACED)
@@ -63,15 +65,17 @@ class Telemetry:
         *,
         now: Callable[[], float],
         comparison: Comparison | None = None,
+        doubts: UsageDoubts | None = None,
         agreements: Agreements | None = None,
         access_log: AccessLog | None = None,
     ) -> None:
-        """`comparison`: None if no plugin predicts cached tokens. `agreements`: None without shadow profiles."""
+        """`comparison`: None if no plugin predicts cached tokens. `doubts`: None in tests. `agreements`: None without shadow profiles."""
         self.access_log = access_log
         self.recorder: Recorder | None = None  # set while requests are recorded
         self.metrics = metrics
         self.recent = recent
         self.comparison = comparison
+        self.doubts = doubts
         self.agreements = agreements
         self._lane = lane
         self._now = now
@@ -153,6 +157,11 @@ class Telemetry:
     def failed(self, request: Request | None, error: str) -> None:
         """Records that a request failed, in the picker or at the model server. `error`: see `epp.protocol.refusals`."""
         self.metrics.failed(request, error)
+
+    def doubted(self, server: Endpoint, reported: Usage, within: Usage) -> None:
+        """Records that a model server reported more tokens than its answer can have. `within`: what counts instead."""
+        if self.doubts is not None:
+            self.doubts(server, reported, within)
 
     def ended(self, exchange: Exchange, request: Request, decision: Decision, status: int) -> None:
         """Records the outcome of a request that got an endpoint. `status`: of the answer, 0 without one."""

@@ -64,6 +64,7 @@ from workers.telemetry.request_telemetry import Telemetry
 from workers.telemetry.shadow_agreement import Agreements
 from workers.telemetry.tracing import Tracer
 from workers.telemetry.tracing_export import Exporter, open_exporter
+from workers.telemetry.usage_doubts import UsageDoubts
 from workers.transport.interface import Clock
 from workers.worker.body_turns import BodyTurns
 from workers.worker.faults import Faults
@@ -329,6 +330,7 @@ class Parts:
             self.kept.recent,
             now=time.monotonic,
             comparison=Comparison(match, self.series(PREDICTION)) if match else None,
+            doubts=UsageDoubts(self.series(PREDICTION), log.warning, time.monotonic),
             agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
             access_log=AccessLog(share, self._rng) if (share := self.instance.options.access_log) else None,
         )

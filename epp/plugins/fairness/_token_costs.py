@@ -3,7 +3,8 @@
     cost of a request = uncached prompt tokens + output tokens
 
 At dispatch the prompt's part is its bytes times the fairness id's average of uncached prompt tokens per byte. The output's part is its
-average of output tokens, but at most the request's own limit. Both averages follow what servers report. Before the first report for an id,
+average of output tokens, but at most the request's own limit. Both averages follow what servers report, within the bounds of
+`epp.protocol.usage_bounds`. Before the first report for an id,
 the averages of all ids count. When the answer ends, the account that was charged is credited or charged the difference to the reported
 cost. If the server does not report cached tokens, the prefix match at the endpoint counts. An answer that failed or never came costs
 nothing. An answer that was cut short without a report costs the estimate.
@@ -52,7 +53,7 @@ class _Averages:
         if output is not None:
             self.output += ADAPT * (output - self.output)
         if prompt is not None and bytes > 0:
-            self.prompt_per_byte += ADAPT * (prompt / bytes - self.prompt_per_byte)
+            self.prompt_per_byte += ADAPT * (min(prompt / bytes, 1.0) - self.prompt_per_byte)
 
 
 class Charge:

@@ -12,7 +12,7 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.model_rewrite import MODEL_CHARS_MAX
-from epp.plugins.parsers import _canonical, _parts
+from epp.plugins.parsers import _canonical, _extents, _parts
 from epp.plugins.parsers._canonical import BRACKET, QUOTE, first, present
 from epp.plugins.parsers._reader import UNREADABLE, Reader
 from epp.plugins.parsers._structs import (
@@ -115,16 +115,21 @@ def _listed(raw: Raw) -> tuple[list[bytes], bytes]:
 
 
 def _completion(body: Completion, request: Request) -> None:
-    request.prompt = _prompt(body.prompt, "completions", "prompt")
+    prompt = request.prompt = _prompt(body.prompt, "completions", "prompt")
     request.max_tokens = whole(body.max_tokens)
+    prompts = _extents.prompts_of(body.prompt, len(prompt.several))
+    _extents.describe(request, choices=_extents.choices_of(body.n, body.best_of), prompts=prompts)
 
 
 def _embedding(body: Embedding, request: Request) -> None:
-    request.prompt = _prompt(body.input, "embeddings", "input")
+    prompt = request.prompt = _prompt(body.input, "embeddings", "input")
+    _extents.describe(request, prompts=_extents.prompts_of(body.input, len(prompt.several)))
 
 
 def _image(body: Image, request: Request) -> None:
     request.prompt = _prompt(body.prompt, "images generations", "prompt")
+    # An answer may have URLs instead of images.
+    _extents.describe(request, choices=_extents.choices_of(body.n), hidden=True)
 
 
 def _chat(body: Chat, request: Request) -> None:
@@ -133,6 +138,9 @@ def _chat(body: Chat, request: Request) -> None:
         raise _must_have("chat completions", "valid messages")
     request.prompt = Prompt(lambda: _canonical.conversation(front(body), messages))
     request.max_tokens = whole(body.max_completion_tokens, body.max_tokens)
+    unseen, hidden = _extents.media_tokens(messages), body.include_reasoning is False
+    if unseen or hidden or body.n is not None:
+        _extents.describe(request, choices=_extents.choices_of(body.n), unseen=unseen, hidden=hidden)
 
 
 def _crowd(body: Crowd, request: Request) -> None:
@@ -142,6 +150,7 @@ def _crowd(body: Crowd, request: Request) -> None:
         raise _must_have("chat completions", "valid messages")
     request.prompt = Prompt(lambda: _canonical.as_json(front(body), messages))
     request.max_tokens = whole(body.max_completion_tokens, body.max_tokens)
+    _extents.describe(request, choices=_extents.choices_of(body.n), hidden=body.include_reasoning is False)
 
 
 def _responses(body: Responses, request: Request) -> None:
@@ -150,6 +159,8 @@ def _responses(body: Responses, request: Request) -> None:
     before = ((b"after", body.previous_response_id), (b"in", body.conversation), (b"prompt", body.prompt))
     request.prompt = Prompt(lambda: _canonical.items((*before, *front(body)), body.instructions, body.input))
     request.max_tokens = whole(body.max_output_tokens)
+    stored = any(present(raw) for _, raw in before)
+    _extents.describe(request, unseen=_extents.CONTEXT_TOKENS if stored else _extents.item_tokens(body.input))
 
 
 def _conversation(body: Conversation, request: Request) -> None:

@@ -77,6 +77,8 @@ class Body(msgspec.Struct):
 class Completion(Body):
     prompt: Raw = EMPTY
     max_tokens: Scalar = None
+    n: Scalar = None
+    best_of: Scalar = None
 
 
 class Embedding(Body):
@@ -96,12 +98,16 @@ class Chat(Front):
     messages: list[Message] | None = None
     max_completion_tokens: Scalar = None
     max_tokens: Scalar = None
+    n: Scalar = None
+    include_reasoning: Scalar = None
 
 
 class Crowd(Front):
     messages: Raw = EMPTY
     max_completion_tokens: Scalar = None
     max_tokens: Scalar = None
+    n: Scalar = None
+    include_reasoning: Scalar = None
 
 
 class Responses(Front):
@@ -119,3 +125,4 @@ class Conversation(Body):
 
 class Image(Body):
     prompt: Raw = EMPTY
+    n: Scalar = None

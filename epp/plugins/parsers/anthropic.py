@@ -10,7 +10,7 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
-from epp.plugins.parsers import _canonical, _openai, _parts
+from epp.plugins.parsers import _canonical, _extents, _openai, _parts
 from epp.plugins.parsers._canonical import BRACKET, first, present
 from epp.plugins.parsers._reader import UNREADABLE, Reader
 from epp.plugins.parsers._structs import EMPTY, Message, Raw, Scalar
@@ -76,6 +76,8 @@ class Anthropic(Parser):
         request[ANSWER] = SCANNED
         request.streaming = fields.stream is True
         request.max_tokens = _openai.whole(fields.max_tokens)
+        if not isinstance(fields, _Crowd):
+            _extents.describe(request, unseen=_extents.media_tokens(fields.messages or ()))
         if isinstance(fields.cache_salt, str):
             request.cache_salt = fields.cache_salt
         prompt = request.prompt = Prompt(lambda: _canonical_bytes(fields))

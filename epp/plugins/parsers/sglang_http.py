@@ -6,7 +6,7 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
-from epp.plugins.parsers import _canonical, _openai, _tokens
+from epp.plugins.parsers import _canonical, _extents, _openai, _tokens
 from epp.plugins.parsers._canonical import present
 from epp.plugins.parsers._reader import UNREADABLE
 from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
@@ -19,11 +19,15 @@ SCANNED: Final = AnswerHandling(SglangScanner)
 
 class _Sampling(msgspec.Struct):
     max_new_tokens: Scalar = None
+    n: Scalar = None
 
 
 class _Body(msgspec.Struct):
     input_ids: Raw = EMPTY
     extra_key: Raw = EMPTY
+    image_data: Raw = EMPTY
+    video_data: Raw = EMPTY
+    audio_data: Raw = EMPTY
     sampling_params: _Sampling | None = None
     stream: bool | None = None
 
@@ -58,8 +62,12 @@ class SglangHttp(Parser):
         ids = _input_ids(head)
         request[ANSWER] = SCANNED
         request.streaming = fields.stream is True
-        if fields.sampling_params is not None:
-            request.max_tokens = _openai.whole(fields.sampling_params.max_new_tokens)
+        sampling = fields.sampling_params
+        if sampling is not None:
+            request.max_tokens = _openai.whole(sampling.max_new_tokens)
+        media = any(present(raw) for raw in (fields.image_data, fields.video_data, fields.audio_data))
+        choices = _extents.choices_of(sampling.n) if sampling is not None else 1
+        _extents.describe(request, choices=choices, unseen=_extents.CONTEXT_TOKENS if media else 0)
         request.prompt = _tokens.prompt(_tokens.words(ids), (), rest, (lambda: _ids.decode(raw)) if rest else None)
 
 

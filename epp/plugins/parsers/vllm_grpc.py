@@ -10,7 +10,7 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
-from epp.plugins.parsers import _canonical, _parts, _tokens
+from epp.plugins.parsers import _canonical, _extents, _parts, _tokens
 from epp.plugins.parsers._structs import Raw
 from epp.protocol import grpc_frames, wire
 from epp.protocol.usage import ANSWER, UNSEEN, AnswerHandling, VllmEmbedScanner, VllmGenerateScanner
@@ -74,7 +74,8 @@ def _generate(request: Request, message: bytes | memoryview) -> None:
         if number in (2, 3):
             prompt = number, value
         elif number == 4:
-            request.max_tokens = _max_tokens(walk, wire.submessage(value))
+            request.max_tokens, choices = _sampling(walk, wire.submessage(value))
+            _extents.describe(request, choices=_extents.choices_of(choices))
         elif number == 5:
             request.streaming = bool(wire.number(value))
         elif number == 7:
@@ -114,13 +115,15 @@ def _prompt(walk: wire.Walk, message: memoryview, media: Sequence[Feature]) -> P
     return _tokens.prompt(ids, media, rest, lambda: wire.uint32s(values).tolist())
 
 
-def _max_tokens(walk: wire.Walk, message: memoryview) -> int | None:
-    """Reads SamplingParams: field max_tokens 8, which may be 0. None: the field is missing."""
-    last = None
+def _sampling(walk: wire.Walk, message: memoryview) -> tuple[int | None, int]:
+    """Reads SamplingParams: fields max_tokens 8, which may be 0 (None: it is missing), and n 15."""
+    most, choices = None, 1
     for number, value in walk.fields(message):
         if number == 8:
-            last = wire.number(value)
-    return last
+            most = wire.number(value)
+        elif number == 15:
+            choices = wire.number(value)
+    return most, choices
 
 
 def _media(walk: wire.Walk, message: memoryview) -> list[Feature]:

@@ -6,7 +6,7 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
-from epp.plugins.parsers import _canonical, _openai, _tokens
+from epp.plugins.parsers import _canonical, _extents, _openai, _tokens
 from epp.plugins.parsers._canonical import present
 from epp.plugins.parsers._reader import UNREADABLE, Reader
 from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
@@ -41,6 +41,7 @@ class _Features(msgspec.Struct):
 
 class _Sampling(msgspec.Struct):
     max_tokens: Scalar = None
+    n: Scalar = None
 
 
 class _Body(msgspec.Struct):
@@ -81,6 +82,7 @@ class VllmHttp(Parser):
         request.cache_salt = fields.cache_salt or ""
         if fields.sampling_params is not None:
             request.max_tokens = _openai.whole(fields.sampling_params.max_tokens)
+            _extents.describe(request, choices=_extents.choices_of(fields.sampling_params.n))
         request.prompt = _tokens.prompt(_tokens.words(ids), media, rest, (lambda: _ids.decode(raw)) if rest else None)
         _openai.named(request, fields.model)
 

@@ -320,6 +320,18 @@ def test_debts_last_as_long_as_a_request_waits_in_any_worker() -> None:
     assert set(workers.names(2)) == {"a", "b"}
 
 
+def test_answers_to_short_requests_do_not_make_long_ones_cost_more_than_a_token_per_byte() -> None:
+    policy = made(TokenWeighted, expectedOutputTokens=0)
+    b = Band(policy, made(FirstCome))
+    for _ in range(50):
+        item = b.offer(asking("a", bytes=60))
+        b.dispatch(0.0)
+        answer(policy, item, 0.0, Usage(60 + 1024, 1, 0))
+    item = b.offer(asking("a", bytes=100_000))
+    b.dispatch(0.0)
+    assert item.request[policy.keeps[0]].prompt <= 100_000
+
+
 @pytest.mark.parametrize("tokens", [-5, 10**30])
 def test_a_server_that_reports_nonsense_neither_locks_a_flow_out_nor_gives_it_the_pool(tokens: int) -> None:
     policy = made(TokenWeighted)

@@ -19,7 +19,7 @@ from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair
 
-BODY = b'{"model":"m", "prompt":"hello",  "max_tokens":3}'
+BODY = b'{"model":"m", "prompt":"hello",  "max_tokens":9}'
 USAGE = b'{"id":"1","usage":{"prompt_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":5}}}'
 
 

@@ -94,7 +94,7 @@ def test_a_request_has_a_record_of_its_decision_and_one_of_its_end() -> None:
     assert [(p.name, p.picker, p.scorers) for p in configured.profiles] == [("default", "p", [("q", 1.0, False)])]
     assert ints(roster.slots).tolist() == [0, 1, 2] and decided.roster == roster.number
     assert (decided.id, decided.model, decided.target_model) == (id_hash(ID), "m", "")
-    assert decided.flow == Keyed(SECRET)("acme") and decided.body_bytes == len(BODY) and decided.max_tokens == 3
+    assert decided.flow == Keyed(SECRET)("acme") and decided.body_bytes == len(BODY) and decided.max_tokens == 9
     (run,) = decided.runs
     assert floats(run.totals).tolist() == floats(run.scores[0]).tolist() == [0.0, 1.0, 0.5]
     assert decided.targets == [1] and run.picked == [1] and not decided.refused

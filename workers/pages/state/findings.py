@@ -6,6 +6,7 @@ A rule is a function from the state to findings. Their order is the order of the
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from epp.metrics.series import USAGE_BEYOND_BOUNDS
 from epp.plugins.extractors._pages import REFUSED_PAGE
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 
@@ -23,6 +24,8 @@ RESTARTS_MIN: Final = 2
 WORKERS_MIN: Final = 2  # no more than needed to survive the loss of one, even with one CPU
 FREE_SHARE_MIN: Final = 0.1
 FREE_BYTES_MIN: Final = 16 << 20
+BEYOND: Final = f"{USAGE_BEYOND_BOUNDS.name}@"
+BEYOND_MIN: Final = 3  # answers
 DAY_S: Final = 86_400
 EXPIRES_SOON_S: Final = 7 * DAY_S
 ADVICE: Final = (
@@ -134,6 +137,23 @@ def _caching_off(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[F
             f"{_some(len(which), 'endpoint')} without prefix caching",
             f"hits were predicted, and none reported: {_names(which)}",
             "start the engine with prefix caching, and let it report cached tokens (vLLM: --enable-prompt-tokens-details)",
+        )
+
+
+def _implausible(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    counted = {
+        name.removeprefix(BEYOND): count
+        for name, count in values.get("recent", {}).items()
+        if name.startswith(BEYOND) and count >= BEYOND_MIN
+    }
+    if counted:
+        shown = [f"{name[:NAME_CHARS_MAX]}: {count} answers" for name, count in list(counted.items())[:NAMED_MAX]]
+        yield Finding(
+            "usage",
+            WARNING,
+            f"{_some(len(counted), 'endpoint')} with more reported tokens than the answers can have",
+            f"{', '.join(shown)} in the last minutes; tokens beyond what is possible are not charged",
+            "compare `usage` in an answer with its text: the server counts wrongly, or does not send all that it generates",
         )
 
 
@@ -374,6 +394,7 @@ RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], 
     _missing_metrics,
     _block_sizes,
     _caching_off,
+    _implausible,
     _host,
     _warnings,
     _doctor,

@@ -37,7 +37,7 @@ class Sampler:
         """Takes a sample. `now`: monotonic seconds."""
         source, elapsed = self._source, now - self._at
         lanes, copy = source.lanes, source.table.copy()
-        counters, histograms = lanes.counters() | self._compared(), self._counts()
+        counters, histograms = source.counters() | self._compared(), self._counts()
         self._recent.add(now, counters)
         new = {name: count - self._counters.get(name, count) for name, count in counters.items()}
         quantiles = {}

@@ -17,7 +17,7 @@ import numpy as np
 from epp.candidates import Endpoint
 from epp.learning.state import UnusableModel, decode
 from epp.learning.words import in_words
-from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SCHEDULER_ATTEMPTS
+from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
 from epp.prefix.divergence import Sums
 from shm import observe
 from shm.documents import DocumentReader, DocumentSchema
@@ -59,10 +59,12 @@ from workers.process.layout import GENERATION
 from workers.shared import reload_status
 from workers.shared.documents import EndpointsView
 from workers.shared.objectives import ObjectivesView
+from workers.shared.query_of_death import TRIED
 from workers.telemetry.cache_prediction import sums
 
 GONE_S = 1.0  # if the parent is gone and no process has sent a beat for this time, all processes are dead
 COUNTED_BUCKETS_MAX = 1 << 17  # buckets of the prefix index that one look counts
+DOUBTED_MAX = 16  # endpoints with implausible reports of usage that are told apart
 
 S = TypeVar("S", bound=Schema)
 PickKey = tuple[str, str, str]
@@ -141,7 +143,7 @@ class Source:
         yield Look(
             at=now,
             lanes=tuple(self._lane(index, age, starts) for index, (age, starts) in enumerate(seats)),
-            counters=lanes.counters(),
+            counters=self.counters(),
             histograms={**histograms, **self.served.histograms()},
             bounds={**dict(lanes.schema.histograms), **self.served.bounds},
             endpoints=tuple(endpoints),
@@ -154,6 +156,16 @@ class Source:
             flows=flows,
             outcomes=self.served.outcomes(),
         )
+
+    def counters(self) -> dict[str, int]:
+        """Returns the counters of the lanes, and of each endpoint with implausible reports of usage `usage_beyond_bounds_total@NAME`."""
+        counters, series = self.lanes.counters(), self.predictions
+        if series is None:
+            return counters
+        labels, ints, _ = series.totals()
+        counts = ints[:, series.schema.counter_at[USAGE_BEYOND_BOUNDS.name] - series.schema.values_at]
+        doubted = np.flatnonzero(counts)[:DOUBTED_MAX].tolist()
+        return counters | {f"{USAGE_BEYOND_BOUNDS.name}@{labels[row][0]}": int(counts[row]) for row in doubted}
 
     def ended(self, now: float) -> str:
         """Returns why the instance has ended; "" while it lives."""
@@ -170,11 +182,12 @@ class Source:
 
     def _lane(self, index: int, age: float, starts: int) -> LaneLook:
         lane, schema = self.lanes.lane(index), self.lanes.schema
+        gauges = zip(schema.scalar, lane.scalars.tolist(), strict=True)
         return LaneLook(
             serving=self.lanes.serving(index),
             beat_age_s=age,
             starts=starts,
-            gauges=dict(zip(schema.scalar, lane.scalars.tolist(), strict=True)),
+            gauges={name: value for name, value in gauges if name not in TRIED},
             counters=dict(zip(schema.counter, lane.counters.tolist(), strict=True)),
             inflight=int(np.asarray(lane.inflight).sum()),
         )

@@ -74,6 +74,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "protocol": ({"recent": {"violations_total": 2}}, {}, "2 streams"),
     "faults": ({"recent": {"faults_total": 4}}, {}, "4 faults"),
     "objectives": ({"recent": {"objectives_unknown_total": 5}}, {}, "5 requests"),
+    "usage": ({"recent": {"usage_beyond_bounds_total@a": 5}}, {}, "a: 5 answers"),
     "cpu-limit": ({"host": {"workers": 8, "cpus": 3}}, {}, "8 workers, 3 CPUs"),
     "shared-memory": ({"shared_memory": {"bytes": 64 << 20, "free_bytes": 3 << 20}}, {}, "3 MiB of 64 MiB"),
     "certificate": ({"certificates": {"metrics": 100_000 + 86_400}}, {}, "1.0 days left"),
@@ -94,6 +95,10 @@ def test_each_fault_is_found_with_its_evidence(rule: str) -> None:
     assert found.rule == rule
     assert evidence in found.evidence
     assert found.fix
+
+
+def test_one_implausible_report_is_no_finding() -> None:
+    assert findings(values(recent={"usage_beyond_bounds_total@a": 1}), {"a": endpoint()}) == []
 
 
 def test_a_pool_without_endpoints_and_different_block_sizes_are_found() -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epp.metrics.series import ATTEMPTS, ISOLATION, PLUGIN_LEFT_OUT, PREDICTION, SCHEDULER_ATTEMPTS
+from epp.metrics.series import (
+    ATTEMPTS,
+    ISOLATION,
+    PLUGIN_LEFT_OUT,
+    PREDICTION,
+    SCHEDULER_ATTEMPTS,
+    USAGE_BEYOND_BOUNDS,
+)
 from shm import observe
 from shm.documents import DocumentWriter
 from shm.prefix_writer import IndexWriter
@@ -67,6 +74,16 @@ def world(tmp_path: Path) -> Iterator[World]:
         world = World(instance)
         yield world
         world.source.close()
+
+
+def test_the_counters_name_endpoints_whose_reported_usage_is_implausible(world: World) -> None:
+    writer = world.instance.memory.series_writer(PREDICTION, 0)
+    writer.words[writer.block(("a", "default", "8000")) + writer.counter_at[USAGE_BEYOND_BOUNDS.name]] += 3
+    writer.block(("b", "default", "8000"))
+    counters = world.source.look(NOW).counters
+    assert {name: n for name, n in counters.items() if name.startswith(USAGE_BEYOND_BOUNDS.name)} == {
+        "usage_beyond_bounds_total@a": 3
+    }
 
 
 def test_a_look_has_the_values_and_the_load_of_an_endpoint(world: World) -> None:
