@@ -7,6 +7,7 @@ share of the prompt tokens that the servers report as cached.
 import asyncio
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -131,7 +132,7 @@ def test_a_restarted_picker_with_a_state_directory_sends_requests_to_the_same_se
     before = asyncio.run(Traffic(port, "a").warm())
     assert before > 0.9
     stop(cluster, picker)
-    assert sorted(path.name for path in Path(state).iterdir()) == ["prefix-index", "prefix-secret"]
+    assert sorted(path.name for path in Path(state).iterdir()) == ["prefix-index", "prefix-secret", "recent"]
 
     picker, port = start(cluster, fleet, f"--state-dir={state}")
     after = asyncio.run(Traffic(port, "a").round())
@@ -144,3 +145,20 @@ def test_a_restarted_picker_with_a_state_directory_sends_requests_to_the_same_se
     print(f"hit ratio {before:.3f} before, {after:.3f} after a restart, {cold:.3f} without a state directory")
     assert after > 0.9 * before
     assert cold < 0.7 * before
+
+
+def test_a_copy_of_the_state_directory_that_is_taken_while_the_picker_runs_can_be_restored(
+    cluster: Cluster, fleet: Fleet, tmp_path: Path
+) -> None:
+    state, backup = cluster.directory / "backed-up", tmp_path / "backup"
+    picker, port = start(cluster, fleet, f"--state-dir={state}")
+    asyncio.run(Traffic(port, "backup").warm())
+    stop(cluster, picker)
+    picker, port = start(cluster, fleet, f"--state-dir={state}")
+    shutil.copytree(state, backup)
+    stop(cluster, picker)
+    shutil.rmtree(state)
+    shutil.copytree(backup, state)
+    picker, port = start(cluster, fleet, f"--state-dir={state}")
+    assert asyncio.run(Traffic(port, "backup").round()) > 0.5
+    stop(cluster, picker)
