@@ -21,6 +21,7 @@ PREFIX = "EPP_"
 _SERVICE_LINKS = ("tcp://", "udp://", "sctp://")
 _SERVICE_NAMES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)$")
 SIMILARITY_MIN = 0.85
+HELP_ALL = "workers.cli.help_all"  # in the meta of a context: whether --help-all asked
 _NAMED_FLAG = re.compile(r"--[a-z][-a-z0-9]*")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -143,16 +144,36 @@ class Once(click.Command):
 
 
 class Grouped(Once):
-    """Shows its flags under the headings of their groups."""
+    """Shows the flags that most users need with --help, and all flags, under the headings of their groups, with --help-all.
+
+    `common`: the names of the former.
+    """
+
+    def __init__(self, *args: Any, common: Sequence[str], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._common = [name.replace("-", "_") for name in common]
+        show_all = click.Option(
+            ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_print_all, help="Show all flags."
+        )
+        self.params.append(show_all)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
+        common = None if ctx.meta.get(HELP_ALL) else {*self._common, "help", "help_all"}
         for option in self.get_params(ctx):
-            if record := option.get_help_record(ctx):
-                groups.setdefault(getattr(option, "group", "") or "Other options", []).append(record)
+            if (common is None or option.name in common) and (record := option.get_help_record(ctx)):
+                title = "Options" if common is not None else getattr(option, "group", "") or "Other options"
+                groups.setdefault(title, []).append(record)
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+def _print_all(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
+        ctx.meta[HELP_ALL] = True
+        echo_text(ctx.get_help())
+        ctx.exit()
 
 
 def group(title: str, *flags: Callable[[F], F]) -> tuple[Callable[[F], F], ...]:

@@ -14,6 +14,7 @@ from epp.config.registry import PluginImportError
 from shm.segment import SegmentError
 from workers.cli.configuration import check_endpoints, load_config, read_given, with_one_worker
 from workers.cli.flags import BadConfiguration, Grouped
+from workers.cli.serve_flags import COMMON
 from workers.cli.serve_options import serve_options
 from workers.host import log
 from workers.host.allocator import keep_freed_memory
@@ -29,7 +30,7 @@ from workers.process.resumption import resumed
 FORMATS = {"auto": None, "json": False, "console": True}
 
 
-@click.command("serve", cls=Grouped)
+@click.command("serve", cls=Grouped, common=COMMON)
 @serve_options
 def command(options: Options) -> None:
     """Run the picker until SIGTERM or SIGINT.

@@ -17,6 +17,7 @@ LEVELS = ("debug", "info", "warning", "error")
 TLS_VERSIONS = ("VersionTLS12", "VersionTLS13")
 NO_EFFECT = "Flags of the reference picker without effect"
 REFUSED = "Flags of the reference picker that are refused"
+COMMON = ("endpoints", "config-file", "pool-name", "workers", "cert-path", "state-dir")
 EXPERIMENTAL = "Accept experimental plugin types."
 PLUGIN_PATH = "Folder with Python files that register more plugin types."
 
@@ -138,7 +139,7 @@ FLAGS = (
             "workers",
             COUNT,
             None,
-            "Worker processes. [default: CPUs by affinity and cgroup limit, from 2 to 8]",
+            "Worker processes. [default: the CPUs by affinity and cgroup limit less one, at most 8]",
             short="-w",
         ),
         flag("workers-max", COUNT, None, "Upper limit for the workers that SIGTTIN adds. [default: twice --workers]"),

@@ -23,7 +23,7 @@ def test_a_command_without_its_extra_says_what_to_install(monkeypatch: pytest.Mo
     result = CliRunner().invoke(cli.main, ["demo"])
     assert result.exit_code == 1
     assert (
-        "'epp demo' needs the Python module rich, which is not installed; run pip install 'endpoint-picker[demo]'"
+        "'epp demo' needs the Python module rich, which is not installed; run pip install 'endpoint-picker[lab]'"
         in result.stderr
     )
 

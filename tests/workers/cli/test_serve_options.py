@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from shm.prefix_index import IndexSchema
 from workers.cli.flags import Grouped, Once
-from workers.cli.serve_flags import FLAGS, INDEX_ENTRIES_MIN, NO_EFFECT, REFUSED, REPLACED, UNSUPPORTED
+from workers.cli.serve_flags import COMMON, FLAGS, INDEX_ENTRIES_MIN, NO_EFFECT, REFUSED, REPLACED, UNSUPPORTED
 from workers.cli.serve_options import serve_options
 from workers.host.cpus import available, default_workers
 from workers.host.exit_codes import ExitCode
@@ -307,13 +307,23 @@ def test_errors_and_warnings_about_a_value_from_the_environment_name_its_variabl
     assert "(--enable-cert-reload comes from the environment variable EPP_ENABLE_CERT_RELOAD)" in result.stderr
 
 
-def test_the_help_has_groups_and_variables_and_flags_without_effect_come_last() -> None:
-    @click.command(cls=Grouped)
+def serving() -> click.Command:
+    @click.command(cls=Grouped, common=COMMON)
     @serve_options
     def command(options: Options) -> None:
         raise AssertionError
 
-    shown = CliRunner().invoke(command, ["--help"]).stdout
+    return command
+
+
+def test_the_short_help_has_the_flags_that_most_need() -> None:
+    shown = CliRunner().invoke(serving(), ["--help"]).stdout
+    found = re.findall(r"^  (?:-\w, )?--([a-z-]+)", shown, re.MULTILINE)
+    assert sorted(found) == sorted([*COMMON, "help-all"])
+
+
+def test_the_help_has_groups_and_variables_and_flags_without_effect_come_last() -> None:
+    shown = CliRunner().invoke(serving(), ["--help-all"]).stdout
     headings = re.findall(r"^(\S.*):$", shown, re.MULTILINE)
     assert headings[0] == "Configuration"
     assert headings[-3:] == [NO_EFFECT, REFUSED, "Other options"]
