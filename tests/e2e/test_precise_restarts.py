@@ -52,7 +52,13 @@ def taken_over(picker: Picker) -> list[int]:
 def test_a_restarted_picker_knows_what_was_held_and_what_has_changed_since(world: World) -> None:
     state = world.cluster.directory / "state"
     stop(world.cluster, world.picker)
-    assert sorted(path.name for path in state.iterdir()) == ["held-blocks", "prefix-index", "prefix-secret", "recent"]
+    assert sorted(path.name for path in state.iterdir()) == [
+        "held-blocks",
+        "lock",
+        "prefix-index",
+        "prefix-secret",
+        "recent",
+    ]
     world.hold(1, prompt(100))  # sent while no picker runs
     world.start_again(2)  # it holds this prompt and nothing else
     world.hold(2, prompt(5))

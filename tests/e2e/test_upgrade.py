@@ -1,5 +1,6 @@
 """The program of a picker is replaced under load: by itself, by one that does not start, by one that lays out the memory in another way."""
 
+import fcntl
 import http.client
 import json
 import shutil
@@ -128,7 +129,8 @@ def test_a_program_with_another_layout_goes_on_and_no_request_fails(
 ) -> None:
     installed = other_version(cluster.directory, *changes)
     fleet = cluster.fleet(2, "--prefill-us-per-token", "1", "--decode-ms", "5")
-    picker = cluster.picker(fleet.file, workers=2, under=("env", f"PYTHONPATH={installed}"))
+    state = cluster.directory / "state"
+    picker = cluster.picker(fleet.file, f"--state-dir={state}", workers=2, under=("env", f"PYTHONPATH={installed}"))
     port, parent = cluster.envoy(picker), picker.child.process.pid
     prompt = "a prompt that both endpoints may have in their caches " * 40
     assert ask(port, COMPLETIONS, completion(prompt, max_tokens=1)).status == 200
@@ -148,6 +150,8 @@ def test_a_program_with_another_layout_goes_on_and_no_request_fails(
     assert eventually(lambda: picker.complete(2))
     assert ("index" in anew) or picker.counter("prefix_indexer_size") >= entries
     assert picker.counter("picks_total") >= 1
+    with (state / "lock").open() as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert ask(port, COMPLETIONS, completion("afterwards", max_tokens=1)).status == 200
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.e2e.cluster import COMPLETIONS, Cluster, Fleet, Picker, ask_all, completion, eventually
 from tests.e2e.conftest import FAST
+from workers.cli.demo.children import ChildFailed
 
 GROUPS = 40
 PREFIX_BYTES = 6144
@@ -131,8 +132,11 @@ def test_a_restarted_picker_with_a_state_directory_sends_requests_to_the_same_se
     picker, port = start(cluster, fleet, f"--state-dir={state}")
     before = asyncio.run(Traffic(port, "a").warm())
     assert before > 0.9
+    with pytest.raises(ChildFailed, match=f"(?s)exit code 1.*--state-dir {state} is used by {picker.instance}"):
+        start(cluster, fleet, f"--state-dir={state}")
+    cluster.forget(cluster.children.all[-1])
     stop(cluster, picker)
-    assert sorted(path.name for path in Path(state).iterdir()) == ["prefix-index", "prefix-secret", "recent"]
+    assert sorted(path.name for path in Path(state).iterdir()) == ["lock", "prefix-index", "prefix-secret", "recent"]
 
     picker, port = start(cluster, fleet, f"--state-dir={state}")
     after = asyncio.run(Traffic(port, "a").round())

@@ -3,6 +3,7 @@
     sources       where endpoints, metrics and objects come from    follows from options and configuration
     layout        the parts of shared memory and their positions    follows from options and configuration
     lock          the locked file of the running instance           names each segment before it is created
+    state_lock    the lock of --state-dir                           no other picker may write there
     memory        segments of shared memory
     sockets       ext_proc, health, metrics
     pipes         bus, reports, life, family, wakeups
@@ -19,6 +20,7 @@ This module runs no process.
 
 import contextlib
 import importlib.util
+import io
 import os
 import socket
 from dataclasses import dataclass, replace
@@ -39,6 +41,7 @@ from workers.process.resources import Memory, Pipes, Words, enough_descriptors
 from workers.process.roll import Roll
 from workers.process.sockets import Sockets
 from workers.process.sources import Sources
+from workers.process.state_lock import locked
 
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
@@ -63,6 +66,7 @@ class Instance:
     pipes: Pipes
     words: Words
     generations: Generations
+    state_lock: io.FileIO | None = None
     number: int = 1  # the number of the configuration (`workers.process.generations`)
     roll: Roll
     reports: Reports
@@ -82,6 +86,8 @@ class Instance:
         lock = _claim(options)
         with contextlib.ExitStack() as undo:
             undo.callback(_release, lock)
+            if (state_lock := locked(options)) is not None:
+                undo.callback(state_lock.close)
             check_room(layout.needs(), FEWER)
             sockets = Sockets.bind(options)
             lock.record(ports=sockets.ports())
@@ -101,6 +107,7 @@ class Instance:
                 pipes=pipes,
                 words=words,
                 generations=Generations(words),
+                state_lock=state_lock,
                 roll=Roll(layout.seats + (sources.kv_events is not None)),
                 reports=Reports(pipes.reports),
                 credentials=Credentials.read(options, sources.all, config.source),
@@ -170,6 +177,8 @@ class Instance:
         """Removes all names: those of the segments, then the file that records them. Processes that have mapped a segment keep it."""
         self.memory.unlink()
         _release(self.lock)
+        if self.state_lock is not None:
+            self.state_lock.close()
 
     def _log_settings(self) -> None:
         use = self.sources.prefix_use

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -93,3 +94,38 @@ def test_an_instance_that_cannot_be_created_leaves_nothing(tmp_path: Path) -> No
             Instance.create(port_in_use, load(None, ""))
         assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith(port_in_use.instance)]
         assert os.listdir(tmp_path) == []
+
+
+def test_a_second_picker_with_the_same_state_folder_is_refused_and_told_by_whom(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    with made(tmp_path, state_dir=state) as first:
+        second = options(tmp_path, state_dir=state)
+        with pytest.raises(StartError, match=f"--state-dir {state} is used by {first.options.instance} on .*is held"):
+            Instance.create(second, load(None, "test"))
+        assert not [name for name in os.listdir("/dev/shm") if name.startswith(second.instance)]
+        with made(tmp_path, state_dir=str(tmp_path / "another")):
+            pass
+    with made(tmp_path, state_dir=state):
+        pass
+
+
+def test_a_state_folder_is_free_when_the_processes_of_its_picker_have_ended_however_they_did(tmp_path: Path) -> None:
+    with made(tmp_path, state_dir=str(tmp_path)) as first:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        assert first.state_lock is not None
+    try:
+        with pytest.raises(StartError, match="is used by"):
+            Instance.create(options(tmp_path, state_dir=str(tmp_path)), load(None, "test"))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with made(tmp_path, state_dir=str(tmp_path)):
+        pass
+
+
+def test_a_picker_starts_with_a_state_folder_that_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with made(tmp_path, state_dir=str(tmp_path / "file")) as instance:
+        assert instance.state_lock is None
