@@ -53,6 +53,7 @@ class Life(enum.Enum):
     RUNNING = "running"
     FOREIGN = "of another version"
     STARTING = "starting: no beat yet"
+    NAMELESS = "its names in /dev/shm were removed: it serves on, but no command can attach to it until it is restarted"
     SILENT = f"silent: no beat for {SILENT_S:.0f} s, but a process with its id exists"
     DEAD = f"dead: no beat for {SILENT_S:.0f} s, and no process has its id; the next start here removes its file"
 
@@ -144,6 +145,11 @@ def readable(described: Mapping[str, Description], segment: Region) -> dict[str,
     return named
 
 
+def every_part(segments: Iterable[Segment]) -> dict[str, Part]:
+    """Return the parts of all segments by name. Raises LayoutError."""
+    return {name: part for segment in segments for name, part in parts(segment).items()}
+
+
 def attach(names: Iterable[str]) -> tuple[list[Segment], dict[str, Part]]:
     """Map these segments read-only and return them with all their parts by name. Raises SegmentError."""
     segments: list[Segment] = []
@@ -189,12 +195,14 @@ def find(
         f"with the name {name}" if name else "" if metrics_port is None else f"with the metrics port {metrics_port}"
     )
     meant = [each for each in known if _meant(each, name, metrics_port)]
-    for state in (Life.RUNNING, Life.FOREIGN, Life.SILENT, Life.STARTING):
+    for state in (Life.RUNNING, Life.FOREIGN, Life.SILENT, Life.STARTING, Life.NAMELESS):
         living = [each for each in meant if each.life is state]
         if len(living) > 1 and not wanted and ask is not None:
             return ask(living)
         if len(living) > 1 and not wanted:
             living = [each for each in living if each.ports.get("metrics") == METRICS_PORT] or living
+        if len(living) == 1 and state is Life.NAMELESS:
+            raise SegmentError(f"instance {living[0]}")
         if len(living) == 1:
             return living[0]
         if living:
@@ -206,7 +214,9 @@ def find(
             f"instance {_listed(meant)} in {run_dir}; start it again, or give --metrics-port or --instance of a running one"
         )
     if not known:
-        raise SegmentError(f"no instance in {run_dir}: start a picker, or give the --run-dir of a running one")
+        raise SegmentError(
+            f"no instance in {run_dir}: start a picker, or give the --run-dir of a running one; restart one whose file there was removed"
+        )
     other = next((each for each in known if each.life is not Life.DEAD), known[0])
     raise SegmentError(
         f"no instance {wanted} in {run_dir}; found {_listed(known)}; "
@@ -219,10 +229,10 @@ def _meant(seen: Seen, name: str, metrics_port: int | None) -> bool:
     return seen.name == name if name else metrics_port is None or seen.ports.get("metrics") == metrics_port
 
 
-def life(pid: int, segments: Iterable[str], now: float) -> Life:
+def life(pid: int, segments: Iterable[str], now: float, recorded_s: float = 0.0) -> Life:
     """Return the state of an instance: from the youngest beat in its lanes or, if no beat is recent, from its process id.
 
-    `now`: monotonic seconds.
+    `now`: monotonic seconds. `recorded_s`: the age of its file in seconds. Long after that was written, all its segments have names.
     """
     try:
         age = _youngest_beat(segments, now)
@@ -232,6 +242,8 @@ def life(pid: int, segments: Iterable[str], now: float) -> Life:
         return Life.RUNNING
     if not os.path.exists(f"/proc/{pid}"):
         return Life.DEAD
+    if age is None and recorded_s > SILENT_S:
+        return Life.NAMELESS
     return Life.STARTING if age is None or age == math.inf else Life.SILENT
 
 
@@ -261,7 +273,7 @@ def _seen(file: Recorded) -> Seen:
         file.info.get("ports", {}),
         names,
         file.written_at,
-        life(pid, names, time.monotonic()),
+        life(pid, names, time.monotonic(), time.time() - file.written_at),
         file.info.get(SECRET, ""),
     )
 

@@ -21,6 +21,7 @@ import json
 import mmap
 import os
 import re
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self
@@ -85,8 +86,11 @@ class Region:
 class Segment(Region):
     """Creates or attaches one named piece of shared memory. The region is its payload, which follows the header."""
 
-    def __init__(self, name: str, mapping: mmap.mmap, header: tuple[int, ...]) -> None:
+    def __init__(self, name: str, descriptor: int, mapping: mmap.mmap, header: tuple[int, ...]) -> None:
+        """`descriptor`: of the shared memory, for uses of it when its name is gone. The segment closes it."""
         self.name = name
+        self._descriptor = descriptor
+        self._close_descriptor = weakref.finalize(self, os.close, descriptor)
         self.layout_hash = header[H_LAYOUT]
         self.generation = header[H_GENERATION]
         self._mapping = mapping
@@ -111,7 +115,7 @@ class Segment(Region):
             )
         size = aligned(size)
         start = HEADER_BYTES + aligned(len(description))
-        mapping = _reserve(name, start + size)
+        descriptor, mapping = _reserve(name, start + size)
         header = [0, layout_hash, size, generation, start, len(description), 0]
         header[H_CHECK] = _check(header)
         mapping[HEADER_BYTES : HEADER_BYTES + len(description)] = description
@@ -119,7 +123,7 @@ class Segment(Region):
             for index, value in enumerate(header):
                 words[index] = value
             words[H_MAGIC] = MAGIC  # last: until then no process can attach
-        return cls(name, mapping, tuple(header))
+        return cls(name, descriptor, mapping, tuple(header))
 
     @classmethod
     def create_planned(cls, name: str, plan: Plan, generation: int = 1) -> Self:
@@ -142,26 +146,17 @@ class Segment(Region):
             header = _checked_header(name, descriptor, layout_hash)
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             mapping = mmap.mmap(descriptor, header[H_PAYLOAD] + header[H_SIZE], access=access)
-        finally:
+        except BaseException:
             os.close(descriptor)
-        return cls(name, mapping, header)
+            raise
+        return cls(name, descriptor, mapping, header)
 
     def private_copy(self) -> Region:
         """Map the payload a second time, copy-on-write: what this process writes there, no other process sees.
 
-        The system copies a page when this process first writes to it. Until then the page shows what others write. Raises SegmentError
-        if the segment's name is gone.
+        The system copies a page when this process first writes to it. Until then the page shows what others write.
         """
-        try:
-            descriptor = _opened(self.name, os.O_RDWR)
-        except OSError as gone:
-            raise SegmentError(
-                f"segment {self.name} cannot be opened again ({gone}): start the instance again"
-            ) from gone
-        try:
-            mapping = mmap.mmap(descriptor, len(self._mapping), access=mmap.ACCESS_COPY)
-        finally:
-            os.close(descriptor)
+        mapping = mmap.mmap(self._descriptor, len(self._mapping), access=mmap.ACCESS_COPY)
         start = len(mapping) - self.size
         return Region(memoryview(mapping)[start:])
 
@@ -173,6 +168,10 @@ class Segment(Region):
         """Whether the segment has become shorter than its mapping, so that the next access may end this process by SIGBUS."""
         return self._mapping.size() < len(self._mapping)
 
+    def is_removed(self) -> bool:
+        """Whether the name is gone, so that no other process can attach any more."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
     def close(self) -> None:
         """Unmap the memory. Arrays and views that are still alive keep it mapped until they are freed."""
         for view in (self.words, self.bytes, self._whole):
@@ -180,6 +179,7 @@ class Segment(Region):
                 view.release()
         with contextlib.suppress(BufferError):
             self._mapping.close()
+        self._close_descriptor()
 
     def unlink(self) -> None:
         """Remove the name. Existing mappings remain until they are closed."""
@@ -242,6 +242,15 @@ class InstanceLock:
     @property
     def descriptor(self) -> int:
         return self._descriptor
+
+    @property
+    def written_at(self) -> float:
+        """When the file was last written, in seconds since 1970."""
+        return os.fstat(self._descriptor).st_mtime
+
+    def is_removed(self) -> bool:
+        """Whether the file is gone, so that no other process finds the instance any more."""
+        return os.fstat(self._descriptor).st_nlink == 0
 
     def record(self, **info: object) -> None:
         """Append facts to the file. `segments` adds names of segments, `forgotten` removes names; other keys replace their former value."""
@@ -314,7 +323,7 @@ def _opened(name: str, flags: int) -> int:
     return os.open(f"{SHM_DIRECTORY}{name}", flags | os.O_NOFOLLOW, SEGMENT_MODE)
 
 
-def _reserve(name: str, total: int) -> mmap.mmap:
+def _reserve(name: str, total: int) -> tuple[int, mmap.mmap]:
     _refuse_name(name)
     try:
         descriptor = _opened(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -329,12 +338,11 @@ def _reserve(name: str, total: int) -> mmap.mmap:
         ) from refused
     try:
         os.posix_fallocate(descriptor, 0, total)
-        return mmap.mmap(descriptor, total)
+        return descriptor, mmap.mmap(descriptor, total)
     except (OSError, OverflowError, ValueError, MemoryError) as failure:
+        os.close(descriptor)
         _unlink(name)
         raise SegmentError(_does_not_fit(name, total, failure)) from failure
-    finally:
-        os.close(descriptor)
 
 
 def footprint(plan: Plan) -> int:

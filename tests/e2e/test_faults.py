@@ -32,6 +32,7 @@ from tests.e2e.conftest import FAST, WORKERS, Gateway
 from tests.faults import client
 from tests.faults.client import Ending
 from tests.faults.watch import Watched
+from workers.cli.demo.children import python
 from workers.cli.demo.ports import free_ports
 from workers.cli.demo.stack import LOOPBACK, picker_config
 
@@ -300,7 +301,30 @@ def test_too_few_descriptors_to_start_are_an_error_in_one_line(cluster: Cluster)
     done = run(["sh", "-c", 'ulimit -n 32; exec "$@"', "sh", *command(cluster, free_ports(3), workers=4)])
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "may have 32 open files, and a picker of up to 8 workers needs 56" in line
+    assert "may have 32 open files, and a picker of up to 8 workers needs 60" in line
+
+
+def test_a_picker_whose_names_in_dev_shm_were_removed_serves_on_and_replaces_processes(cluster: Cluster) -> None:
+    fleet = cluster.fleet(2, *FAST)
+    picker = cluster.picker(fleet.file, workers=1)
+    watched = Watched(picker.child.pid, picker.instance, picker.grpc)
+    run_dir = cluster.directory / "run"
+    for path in [*Path("/dev/shm").glob(f"{picker.instance}-*"), *run_dir.glob(f"{picker.instance}.*")]:
+        path.unlink()
+    for seat, pid in watched.children().items():
+        before = watched.generation(seat)
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda seat=seat, before=before: watched.up(seat, before)), seat  # type: ignore[misc]
+    assert eventually(lambda: picker.complete(1))
+    assert exchanges(picker, 10)[0] == [Ending.OK] * 10
+    picker.child.signal(signal.SIGHUP)
+    assert eventually(lambda: '"event": "reload", "successful": true' in picker.child.text())
+    assert eventually(lambda: "another program has removed names of this picker" in picker.child.log.read_text())
+    done = run(python("workers", "top", "--once", f"--run-dir={run_dir}"))
+    assert (done.returncode, done.stderr.count("restart one whose file there was removed")) == (1, 1)
+    picker.child.signal(signal.SIGTERM)
+    assert picker.child.process.wait(15) == 0
+    cluster.forget(picker.child)
 
 
 def may_mount() -> bool:

@@ -162,6 +162,17 @@ def test_beats_decide_before_the_process_id_whether_an_instance_lives(
     assert observe.instance(machine.run_dir, "b") is None
 
 
+def test_a_running_instance_whose_names_were_removed_is_named_with_what_to_do(machine: Machine) -> None:
+    segment = machine.start("a", port=9090, pid=os.getpid())
+    segment.unlink()
+    assert observe.instance(machine.run_dir, "a").life is Life.STARTING  # type: ignore[union-attr]
+    before = time.time() - 60.0
+    os.utime(f"{machine.run_dir}/a.instance", (before, before))
+    assert "its names in /dev/shm were removed: it serves on, but no command can attach" in machine.refusal(name="a")
+    os.unlink(f"{machine.run_dir}/a.instance")
+    assert "restart one whose file there was removed" in machine.refusal(name="a")
+
+
 def test_reading_takes_no_lock(machine: Machine) -> None:
     machine.start("a", port=9090, beat_age_s=60.0)
     assert observe.instances(machine.run_dir)

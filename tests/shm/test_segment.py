@@ -225,6 +225,19 @@ def test_an_absurd_size_causes_a_clear_error_and_leaves_no_segment(name: str, si
     assert not exists(name)
 
 
+def test_a_segment_without_a_name_is_copied_as_before_and_says_that_it_has_none(name: str) -> None:
+    segment = Segment.create(name, 64, 1)
+    assert not segment.is_removed()
+    os.unlink(f"/dev/shm{name}")
+    segment.words[0] = 7
+    copy = segment.private_copy()
+    copy.words[1] = 8
+    assert (copy.words[0], segment.words[1]) == (7, 0)
+    assert segment.is_removed()
+    segment.close()
+    segment.close()
+
+
 def test_unlink_removes_the_name_once(name: str) -> None:
     segment = Segment.create(name, 64, LAYOUT)
     segment.unlink()

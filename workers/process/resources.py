@@ -40,7 +40,7 @@ CANDIDATE_AT = 16  # bytes into the page of the parent's words
 EARLIER_AT = 24  # bytes into the page of the parent's words
 DEADLY_AT = 64  # bytes into the page of the parent's words
 DESCRIPTORS_PER_WORKER = 3  # both ends of its bus pipe, and its eventfd
-DESCRIPTORS_OTHER = 32  # sockets, other pipes, those of an event loop, and some for the first connections
+DESCRIPTORS_OTHER = 36  # sockets, segments, other pipes, those of an event loop, and some for the first connections
 PIPE_BYTES = 1 << 20
 PIPE_BYTES_MIN = 1 << 16
 

@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 
-from shm import observe
+from shm.observe import Life, Seen
 from workers.pages.page import Page
 from workers.pages.state.frames import Frames
 from workers.pages.state.history import STEP_S, History
@@ -66,10 +66,17 @@ class Live:
 
     @functools.cached_property
     def _source(self) -> Source:
-        options = self._instance.options
-        seen = observe.instance(options.run_dir, options.instance)
-        assert seen is not None  # the parent holds its file
-        return Source(seen, options.run_dir, counted_buckets=COUNTED_BUCKETS)
+        options, memory, lock = self._instance.options, self._instance.memory, self._instance.lock
+        segments = list(memory.segments.values())  # not by name: another program may have removed the names
+        seen = Seen(
+            options.instance,
+            self._instance.parent_pid,
+            lock.info.get("ports", {}),
+            tuple(segment.name for segment in segments),
+            lock.written_at,
+            Life.RUNNING,
+        )
+        return Source(seen, options.run_dir, segments, counted_buckets=COUNTED_BUCKETS)
 
     @functools.cached_property
     def _sampler(self) -> Sampler:

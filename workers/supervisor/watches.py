@@ -15,13 +15,13 @@ from workers.telemetry.cache_prediction import LOOK_S, PredictionWatch, match_na
 WATCH_EVERY_S = LOOK_S
 
 
-def watches(instance: Instance, index: IndexKeeper, report: Callable[[str], None]) -> list[Callable[[], None]]:
+def watches(instance: Instance, index: IndexKeeper, report: Callable[..., None]) -> list[Callable[[], None]]:
     """Returns the checks that this configuration needs. The supervisor calls them every WATCH_EVERY_S.
 
-    With a prefix producer, one check compares the servers' cached tokens with the predictions. With flow control, another one finds out
-    whether requests wait because metrics are missing.
+    One check finds out whether names of shared memory were removed. With a prefix producer, another one compares the servers' cached
+    tokens with the predictions. With flow control, a third one finds out whether requests wait because metrics are missing.
     """
-    checks: list[Callable[[], None]] = []
+    checks: list[Callable[[], None]] = [NamesWatch(instance, report).look]
     if match_name(instance.config.pipeline.recipe):
         predictions = _prediction_watch(instance, index, report)
         checks.append(lambda: predictions.look(time.monotonic()))
@@ -30,7 +30,7 @@ def watches(instance: Instance, index: IndexKeeper, report: Callable[[str], None
     return checks
 
 
-def _prediction_watch(instance: Instance, index: IndexKeeper, report: Callable[[str], None]) -> PredictionWatch:
+def _prediction_watch(instance: Instance, index: IndexKeeper, report: Callable[..., None]) -> PredictionWatch:
     return PredictionWatch(
         instance.memory.series_reader(PREDICTION),
         TableReader(instance.layout.table, instance.memory.table),
@@ -38,3 +38,26 @@ def _prediction_watch(instance: Instance, index: IndexKeeper, report: Callable[[
         lambda: index.lost,
         report,
     )
+
+
+class NamesWatch:
+    """Reports once that another program has removed names of shared memory, or the instance's file."""
+
+    def __init__(self, instance: Instance, report: Callable[..., None]) -> None:
+        self._segments = list(instance.memory.segments.values())
+        self._lock = instance.lock
+        self._report = report
+        self._reported = False
+
+    def look(self) -> None:
+        if self._reported:
+            return
+        gone = [segment.name for segment in self._segments if segment.is_removed()]
+        gone += [self._lock.path] if self._lock.is_removed() else []
+        if gone:
+            self._reported = True
+            self._report(
+                "another program has removed names of this picker: it serves on, but commands such as epp top do not find it",
+                names=gone,
+                reason="find that program, then restart the picker, which makes new names",
+            )

@@ -1,15 +1,28 @@
 """A successor of the supervisor, or a restarted picker, keeps what its predecessor knew."""
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
+from structlog.testing import capture_logs
 
 from shm.table import State, TableReader
 from tests.workers.instances import made
-from tests.workers.supervisor.supervising import file_config, killed, model_server, run, supervised, until
+from tests.workers.supervisor.supervising import (
+    file_config,
+    killed,
+    model_server,
+    page,
+    run,
+    serve_worker,
+    supervised,
+    until,
+)
 from workers.host.exit_codes import ExitCode
+from workers.supervisor import main
 from workers.supervisor.main import Supervisor
 from workers.transport.tls import self_signed
 
@@ -136,5 +149,29 @@ def test_a_successor_with_a_bad_file_keeps_and_scrapes_the_endpoints_of_its_pred
                 table = TableReader(instance.layout.table, instance.memory.table).copy()
                 assert (table.state != State.FREE).sum() == 1
                 await until(lambda: instance.memory.lanes.counters()["datalayer_poll_errors_total"] > failed, "scraped")
+
+    run(scenario)
+
+
+def test_a_successor_starts_after_all_names_of_the_picker_were_removed_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "WATCH_EVERY_S", 0.01)
+
+    async def scenario() -> None:
+        with made(tmp_path / "run") as instance:
+            first = asyncio.ensure_future(Supervisor(instance).serve())
+            await until(instance.reports.received, "ready")
+            await killed(first)
+            instance.memory.unlink()
+            shutil.rmtree(tmp_path / "run")
+            serve_worker(instance)
+            with capture_logs() as lines:
+                async with supervised(instance):
+                    assert (await page(instance, "/readyz"))[0] == 200
+                    assert (await page(instance, "/metrics"))[0] == 200
+                    await asyncio.sleep(0.1)
+            (named,) = [line for line in lines if line["event"].startswith("another program has removed names")]
+            assert len(named["names"]) == len(instance.memory.segments) + 1
 
     run(scenario)

@@ -8,7 +8,7 @@ What this does not do: compare looks, or decide what a terminal shows.
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -36,7 +36,7 @@ from shm.prefix_index import (
     IndexSchema,
 )
 from shm.remote_lane import RemoteLane, RemoteSchema
-from shm.segment import Region, SegmentError
+from shm.segment import Region, Segment, SegmentError
 from shm.series import SeriesReader, SeriesSchema
 from shm.stream_marks import Marks, MarksSchema
 from shm.table import TableCopy, TableReader, TableSchema
@@ -84,14 +84,28 @@ class Source:
     `lanes`, `table`, `predictions`, `served`, `flow`: the readers that `sampler` uses, too.
     """
 
-    def __init__(self, seen: Seen, run_dir: str, *, counted_buckets: int = COUNTED_BUCKETS_MAX) -> None:
-        """`counted_buckets`: how many buckets of the prefix index a look counts at most."""
+    def __init__(
+        self,
+        seen: Seen,
+        run_dir: str,
+        segments: Iterable[Segment] | None = None,
+        *,
+        counted_buckets: int = COUNTED_BUCKETS_MAX,
+    ) -> None:
+        """`segments`: those that this process has mapped already; None: maps them by their names.
+
+        `counted_buckets`: how many buckets of the prefix index a look counts at most.
+        """
         self.seen = seen
         self._counted_buckets = counted_buckets
         self._run_dir = run_dir
         self._had_parent = os.path.exists(f"/proc/{seen.pid}")  # False if the picker runs in another container
+        self._segments: list[Segment] = []  # those that this source has mapped
         try:
-            self._segments, parts = observe.attach(seen.segments)
+            if segments is None:
+                self._segments, parts = observe.attach(seen.segments)
+            else:
+                parts = observe.every_part(segments)
         except SegmentError as refused:
             if seen.life is not Life.STARTING:
                 raise
@@ -172,7 +186,7 @@ class Source:
         current = observe.instance(self._run_dir, self.seen.name)
         name = f"{self.seen.name} (pid {self.seen.pid})"
         if current is None:
-            return f"{name} has stopped"
+            return f"{name} has stopped" if min(self.lanes.ages(now)) > GONE_S else ""  # its file may have been removed
         if (current.pid, current.segments) != (self.seen.pid, self.seen.segments):
             return f"{name} has stopped; another one runs under its name"
         gone = self._had_parent and not os.path.exists(f"/proc/{self.seen.pid}") and min(self.lanes.ages(now)) > GONE_S

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from shm import observe
 from tests.workers.instances import made
 from workers import cli
+from workers.pages.state import source
 from workers.process.instance import Instance
 
 
@@ -92,6 +93,7 @@ def test_the_view_ends_with_the_picker_and_exit_code_0(instance: Instance, monke
     found = observe.instance(instance.options.run_dir, instance.options.instance)
     answers = iter([found, found, None])  # found, there at the first look, gone at the second
     monkeypatch.setattr(observe, "instance", lambda *_: next(answers))
+    monkeypatch.setattr(source, "GONE_S", -1.0)  # its last beat is long ago
     next(answers)
     result = top(instance.options.run_dir, f"--instance={instance.options.instance}", "--json")
     assert result.exit_code == 0
@@ -103,6 +105,7 @@ def test_a_picker_that_ends_before_the_only_look_is_an_error(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observe, "instance", lambda *_: None)
+    monkeypatch.setattr(source, "GONE_S", -1.0)
     result = top(instance.options.run_dir, f"--instance={instance.options.instance}", "--once")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "has stopped" in result.stderr

@@ -23,7 +23,7 @@ from shm.segment import Segment, SegmentError
 from shm.table import State, TableWriter
 from tests.workers.instances import made
 from workers.pages.state.look import CachedLook
-from workers.pages.state.source import Source
+from workers.pages.state.source import GONE_S, Source
 from workers.process.instance import Instance
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 
@@ -172,9 +172,11 @@ def test_a_look_changes_nothing_in_shared_memory(world: World) -> None:
 
 
 def test_the_end_of_an_instance_is_detected(world: World) -> None:
-    assert world.source.ended(time.monotonic()) == ""
+    now = time.monotonic()
+    assert world.source.ended(now) == ""
     world.instance.unlink()
-    assert world.source.ended(time.monotonic()) == f"{world.seen.name} (pid {world.seen.pid}) has stopped"
+    assert world.source.ended(now) == "", "its processes still beat: another program may have removed its file"
+    assert world.source.ended(now + 2 * GONE_S) == f"{world.seen.name} (pid {world.seen.pid}) has stopped"
 
 
 def test_the_death_of_an_instance_is_detected_by_its_silence(world: World) -> None:
