@@ -38,8 +38,8 @@ class Site(NamedTuple):
     objects: Path
 
     def write(self, *objects: dict[str, Any]) -> None:
-        """Replaces the objects in the directory."""
-        (self.objects / "rewrites.yaml").write_text(yaml.safe_dump_all(objects))
+        """Replaces the objects in the directory. The comment keeps the file from having zero bytes, which would not count."""
+        (self.objects / "rewrites.yaml").write_text("# objects\n" + yaml.safe_dump_all(objects))
 
     def ask(self, model: str, path: str = COMPLETIONS, headers: Mapping[str, str] = {}, **more: Any) -> Answer:
         prompt = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
