@@ -37,7 +37,8 @@ _PATHS = """
     epp/protocol/codec/answers epp/protocol/codec/bodies epp/protocol/codec/envelope epp/protocol/codec/fields
     epp/protocol/codec/header_map epp/protocol/codec/structs
     epp/recording/keys epp/recording/sample
-    shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_spill shm/lanes shm/layout shm/link_table
+    shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_spill shm/index_tiers shm/lanes
+    shm/layout shm/link_table
     shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/remote_lane shm/seqlock shm/series
     shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits
@@ -60,7 +61,8 @@ _PATHS = """
     workers/transport/link workers/transport/native workers/transport/output workers/transport/pieces workers/transport/room
     workers/transport/session
     workers/transport/stream workers/transport/timeouts workers/transport/turn workers/transport/wrong_protocol
-    workers/worker/adoption workers/worker/learning workers/worker/plugin_handles workers/worker/rewrites
+    workers/worker/adoption workers/worker/index_tier workers/worker/learning workers/worker/plugin_handles
+    workers/worker/rewrites
 """
 PATHS: Final = tuple(f"{path}.py" for path in _PATHS.split())
 

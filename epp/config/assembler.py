@@ -39,6 +39,7 @@ from epp.plugin import (
     SaturationDetector,
     Syncer,
 )  # fmt: skip
+from epp.prefix.match import assign_tiers
 
 
 def assemble(written: WrittenConfig, findings: Findings, *, allow_experimental: bool) -> Assembly:
@@ -269,6 +270,7 @@ class Assembler:
             del plugins[idle.name]
         wiring_checks.warn_unread(self.instances, self.findings)
         self.add_producers()
+        assign_tiers(plugins.values())
         self.add_missed_source()
         checked = contracts.check(list(plugins.values()))
         self.assembly.producers, self.assembly.columns = checked.producers, checked.columns

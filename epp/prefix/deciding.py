@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from epp.plugin import Filter, Plugin, Scorer
-from epp.prefix.match import FollowsMatches, only_producer
+from epp.prefix.match import APPROXIMATE, FollowsMatches, only_producer, read_producer
 
 
 class ScoresOwnMatches(Plugin):
@@ -36,5 +36,6 @@ def deciding_producer(plugins: Sequence[Plugin]) -> str:
         if isinstance(plugin, ScoresOwnMatches):
             return plugin.producer(plugins)
         if isinstance(plugin, FollowsMatches):
-            return only_producer(plugins, getattr(plugin.params, "prefix_match_info_producer_name", ""))
-    return only_producer(plugins)
+            return read_producer(plugins, getattr(plugin.params, "prefix_match_info_producer_name", ""))
+    only = only_producer(plugins)
+    return APPROXIMATE if only is None else only.name

@@ -11,13 +11,39 @@ from epp.prefix.blocks import Hashes
 
 APPROXIMATE = "approx-prefix-cache-producer"
 PRECISE = "precise-prefix-cache-producer"
+TIERS_MAX = 4
+
+
+class Capacity(NamedTuple):
+    """Says how many blocks the index keeps of an endpoint. `auto_tune`: as many as the server's cache has room for, if the server reports
+    its size; otherwise `blocks`.
+    """
+
+    auto_tune: bool
+    blocks: int
 
 
 @subclassed
 class CutsPrompts:
-    """Marks a producer that divides prompts into blocks for the shared index. All blocks of the index have the same size."""
+    """Marks a producer that divides prompts into blocks for the shared index. All blocks of the index have the same size.
+
+    Producers with different capacities stand for different tiers of the servers' caches. The index keeps tiers apart. `tier`: its number,
+    from 0; `assign_tiers` sets it.
+    """
 
     block_tokens: int
+    capacity: Capacity
+    tier: int = 0
+
+
+def assign_tiers(plugins: Iterable[Plugin]) -> None:
+    """Numbers the different capacities of producers in the order of `plugins`. Those beyond TIERS_MAX share the last number."""
+    capacities: list[Capacity] = []
+    for plugin in plugins:
+        if isinstance(plugin, CutsPrompts):
+            if plugin.capacity not in capacities:
+                capacities.append(plugin.capacity)
+            plugin.tier = min(capacities.index(plugin.capacity), TIERS_MAX - 1)
 
 
 class Prefill(NamedTuple):
@@ -79,12 +105,22 @@ class PrefixMatch:
         )
 
 
-def only_producer(plugins: Iterable[Plugin], named: str = "") -> str:
-    """Returns the name of the producer whose matches a plugin reads: `named` if given, else the only one of `plugins`, else APPROXIMATE."""
-    found = [plugin.name for plugin in plugins for key in plugin.produces if key.type is PrefixMatch]
-    if named:
-        return named
-    return found[0] if len(found) == 1 else APPROXIMATE
+def only_producer(plugins: Iterable[Plugin]) -> Plugin | None:
+    """Returns the only producer of matches among `plugins`; None if there is none, or several."""
+    found = [plugin for plugin in plugins for key in plugin.produces if key.type is PrefixMatch]
+    return found[0] if len(found) == 1 else None
+
+
+def read_producer(plugins: Iterable[Plugin], named: str = "") -> str:
+    """Returns the name of the producer whose matches a plugin reads: `named` if given, else APPROXIMATE, as in the reference picker.
+
+    If the only producer that is listed is of another type, such as a precise one, an unnamed one is that. One of this type with a name of
+    its own is not: a configuration may have one producer per tier of the cache, and name only the second one.
+    """
+    only = None if named else only_producer(plugins)
+    if only is None or type(only).type_name == APPROXIMATE:
+        return named or APPROXIMATE
+    return only.name
 
 
 @subclassed
@@ -99,7 +135,7 @@ class FollowsMatches(Plugin):
     def meet(self, plugins: Sequence[Plugin]) -> None:
         before, self._match = (
             self._match,
-            prefix_match(only_producer(plugins, getattr(self.params, "prefix_match_info_producer_name", ""))),
+            prefix_match(read_producer(plugins, getattr(self.params, "prefix_match_info_producer_name", ""))),
         )
         self.consumes = tuple(self._match if key == before else key for key in self.consumes)
         self.optional = tuple(self._match if key == before else key for key in self.optional)

@@ -1,8 +1,8 @@
 """Limits how many blocks each endpoint has in the prefix index: as many as the cache of its server can hold.
 
 Among its metrics, a server reports the number of its cache blocks and the tokens in each. Without these metrics, or without `autoTune`, the
-limit is `lruCapacityPerServer`. An endpoint that has entries of a predecessor or a snapshot has no limit until its first scrape ends,
-because a wrong guess would free good entries.
+limit is `lruCapacityPerServer`. If producers differ in these parameters, each has a tier of its own, with its own limit. An endpoint that
+has entries of a predecessor or a snapshot has no limit until its first scrape ends, because a wrong guess would free good entries.
 
 What this does not do: free entries (`shm.index_capacity` does, for the index writer).
 """
@@ -13,17 +13,17 @@ from typing import Any, NamedTuple, Protocol
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Column
 from epp.plugin import Plugin
 from epp.plugins.extractors._pages import Extracted
-from epp.plugins.producers.approx_prefix import ApproximatePrefix
+from epp.prefix.match import Capacity, CutsPrompts
+from shm.index_tiers import in_tier
 
 BLOCKS_MAX = 1 << 40
 
 
 class PrefixUse(NamedTuple):
-    """What the prefix producers of the configuration require of the index."""
+    """What the prefix producers of the configuration require of the index. `tiers`: the capacity of each tier."""
 
     block_tokens: int
-    auto_tune: bool
-    lru_capacity: int  # blocks
+    tiers: tuple[Capacity, ...]
 
 
 class Limiting(Protocol):
@@ -34,14 +34,11 @@ class Limiting(Protocol):
 
 def prefix_use(plugins: Iterable[Plugin]) -> PrefixUse | None:
     """Returns the requirements of all prefix producers; None without any. All use one block size (`epp.config.contracts` checks that)."""
-    producers = [plugin for plugin in plugins if isinstance(plugin, ApproximatePrefix)]
+    producers = [plugin for plugin in plugins if isinstance(plugin, CutsPrompts)]
     if not producers:
         return None
-    return PrefixUse(
-        producers[0].block_tokens,
-        any(producer.params.auto_tune for producer in producers),
-        max(producer.params.lru_capacity_per_server for producer in producers),
-    )
+    tiers = {producer.tier: producer.capacity for producer in reversed(producers)}
+    return PrefixUse(producers[0].block_tokens, tuple(tiers[tier] for tier in range(len(tiers))))
 
 
 class IndexLimits:
@@ -50,27 +47,27 @@ class IndexLimits:
     def __init__(self, index: Limiting, use: PrefixUse | None, wanted: Sequence[Column[Any]]) -> None:
         self._index = index
         self._use = use
-        self._limits: dict[int, int] = {}  # owner -> its limit in blocks
+        self._limits: dict[int, int] = {}  # owner -> blocks in the server's cache, by which its limits were set
         numeric = [column.name for column in wanted if column.type is not frozenset]
         both = (CACHE_BLOCK_SIZE.name, CACHE_NUM_BLOCKS.name)
-        tuned = use is not None and use.auto_tune and all(name in numeric for name in both)
+        tuned = use is not None and any(tier.auto_tune for tier in use.tiers) and all(name in numeric for name in both)
         self._size_at, self._count_at = (numeric.index(name) for name in both) if tuned else (0, 0)
         self._present = 1 << self._size_at | 1 << self._count_at if tuned else 0
 
     def appeared(self, owner: int) -> None:
         """Sets the configured limit for an endpoint that is new or cannot be scraped. Does nothing if it has a limit already."""
         if self._use is not None and owner not in self._limits:
-            self._set(owner, self._use.lru_capacity)
+            self._set(owner, 0)
 
     def scraped(self, owner: int, extracted: Extracted) -> None:
         """Sets the limit of an endpoint after a good scrape."""
         use = self._use
         if use is None:
             return
-        blocks = use.lru_capacity
+        blocks = 0
         if self._present and extracted.present & self._present == self._present:
             values = extracted.values
-            blocks = int(values[self._size_at] * values[self._count_at]) // use.block_tokens or blocks
+            blocks = int(values[self._size_at] * values[self._count_at]) // use.block_tokens
         if self._limits.get(owner) != blocks:
             self._set(owner, blocks)
 
@@ -79,5 +76,9 @@ class IndexLimits:
         self._limits.pop(owner, None)
 
     def _set(self, owner: int, blocks: int) -> None:
+        """Sets the limits of all tiers. `blocks`: the size of the server's cache; 0: not known."""
+        assert self._use is not None
         self._limits[owner] = blocks
-        self._index.limit(owner, min(blocks, BLOCKS_MAX))
+        for tier, (auto_tune, lru_capacity) in enumerate(self._use.tiers):
+            most = blocks if auto_tune and blocks else lru_capacity
+            self._index.limit(in_tier(owner, tier), min(most, BLOCKS_MAX))

@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 
+from shm.index_tiers import TieredWriter
 from shm.prefix_writer import IndexWriter
 from workers.endpoints.index_state import IndexState
 from workers.process.instance import Instance
@@ -32,7 +33,7 @@ class IndexKeeper:
     def __init__(self, present: Callable[[], Instance]) -> None:
         """`present`: returns the instance under the configuration that is used now."""
         instance = self._instance = present()
-        self.writer = IndexWriter(instance.layout.index, instance.memory.index)
+        self.writer = TieredWriter(instance.layout.index, instance.memory.index)
         self.snapshot = _snapshot(present, self.writer)  # None without --state-dir
         self.taught: IndexWriting = self.writer  # what the bus writes to; other replicas may get a copy
         self.rhythm = RHYTHM  # in which the bus is read; other replicas may want another one

@@ -12,9 +12,11 @@ from epp.errors import PluginFault
 from epp.isolation import culprit
 from epp.metrics import Metric
 from epp.plugin import HeldBlocks, Learning, LoadCounts, Plugin, Prefills, PrefixIndex
+from epp.prefix.match import CutsPrompts
 from shm.lanes import Lane
 from shm.series import SeriesWriter
 from workers.host.log import error_text, stack
+from workers.worker.index_tier import IndexTier
 from workers.worker.plugin_handles import LaneLoad, LaneMeasure, SeriesCount, SeriesGauge
 from workers.worker.plugin_http import HttpClient
 from workers.worker.plugin_work import Background, Work
@@ -76,9 +78,14 @@ class WorkerServices:
         self._owner: Plugin | None = None
 
     def of(self, plugin: Plugin) -> "WorkerServices":
-        """Returns the same services for one plugin. Exceptions of its background work then count as its faults."""
+        """Returns the same services for one plugin. Exceptions of its background work then count as its faults.
+
+        A prefix producer sees only its own tier of the index.
+        """
         services = copy.copy(self)
         services._owner = plugin
+        if isinstance(plugin, CutsPrompts) and plugin.tier:
+            services.prefix_index = IndexTier(self.prefix_index, plugin.tier)
         return services
 
     def spawn(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Work:

@@ -10,7 +10,7 @@ from epp.decision import ProfileRun
 from epp.learning.costs import learned_costs
 from epp.plugin import Decider, Plugin, plugin
 from epp.plugins.deciders._predicted_parameters import Parameters
-from epp.prefix.match import APPROXIMATE, only_producer, prefix_match
+from epp.prefix.match import APPROXIMATE, prefix_match, read_producer
 from epp.request import Request
 from epp.roles import PREFILL_ROLES, ROLE_LABEL
 from epp.tokens import TOKENS, token_count
@@ -39,7 +39,7 @@ class Predicted(Decider):
         self._prefill: Mask = np.zeros(0, dtype=bool)
 
     def meet(self, plugins: Sequence[Plugin]) -> None:
-        self._match = prefix_match(only_producer(plugins))
+        self._match = prefix_match(read_producer(plugins))
         self.consumes = (self._costs, self._match)
 
     def wanted(self, request: Request, run: ProfileRun | None) -> bool:

@@ -6,7 +6,7 @@ from epp.data import Datum
 from epp.decision import ProfileRun
 from epp.plugin import Decider, Plugin, plugin
 from epp.plugins.deciders._prefix_based_parameters import Parameters
-from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
+from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match, read_producer
 from epp.request import Request
 from epp.tokens import TOKENS, token_count
 
@@ -39,9 +39,7 @@ class PrefixBased(Decider):
         self.consumes = () if self._never else (self._match,)
 
     def meet(self, plugins: Sequence[Plugin]) -> None:
-        producers = [p.name for p in plugins for key in p.produces if key.type is PrefixMatch]
-        if len(producers) == 1 and not self.params.prefix_match_info_producer_name:
-            self.read_matches_of(producers[0])
+        self.read_matches_of(read_producer(plugins, self.params.prefix_match_info_producer_name))
 
     def wanted(self, request: Request, run: ProfileRun | None) -> bool:
         if self._never or run is None:

@@ -9,7 +9,7 @@ because servers cache them separately; their prefills are not shown.
 
 Blocks have `blockSizeTokens` tokens, the same for all producers of a process. The index writer keeps as many blocks of an endpoint as the
 server's cache has room for, by the size that the server reports. If the server reports none, or `autoTune` is off, it keeps
-`lruCapacityPerServer` blocks.
+`lruCapacityPerServer` blocks. Producers that differ in this stand for tiers of the cache, and the index keeps their blocks apart.
 """
 
 from typing import ClassVar, Final
@@ -21,7 +21,7 @@ from epp.metrics import Metric, buckets
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
 from epp.plugins.producers._prefix_parameters import BLOCK_TOKENS_DEFAULT, Parameters
 from epp.plugins.producers._sent_prompts import Keys, SentPrompts
-from epp.prefix.match import CutsPrompts, prefix_match
+from epp.prefix.match import Capacity, CutsPrompts, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
 from epp.tokens import TOKENS
 
@@ -58,6 +58,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseStreaming
         tokens_max, blocks_max = params.max_prefix_tokens_to_match, params.max_prefix_blocks_to_match
         most = max(tokens_max // self.block_tokens, 1) if tokens_max else blocks_max
         self._bytes_max = most * block_bytes or PROMPT_BYTES_MAX
+        self.capacity = Capacity(params.auto_tune, params.lru_capacity_per_server)
         self.deprecated = self.renamed if older else {}
         remarks = {
             f"{field}: {configured} is below the minimum; blocks have {BLOCK_TOKENS_MIN} tokens": configured

@@ -21,7 +21,7 @@ from epp.sidecar import KV_SOURCE
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """When a source is named, and for which server.
 
-    prefix_match_info_producer_name: The producer of the prefix matches to read. Default: the only one that is configured.
+    prefix_match_info_producer_name: The producer of the prefix matches to read.
     min_cached_token_delta: How many cached tokens a source must have more than the server that computes the prompt.
     prefill_profile_name: The profile whose target computes the prompt in disaggregated serving; if it did not run, the primary target does.
     """

@@ -12,7 +12,7 @@ from epp.decision import ProfileRun
 from epp.plugin import NoParams, Plugin
 from epp.plugins.deciders.multimodal import Multimodal
 from epp.plugins.deciders.prefix_based import PrefixBased
-from epp.plugins.producers.approx_prefix import ApproximatePrefix
+from epp.plugins.producers.approx_prefix import ApproximatePrefix, MulticlusterApproximatePrefix
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
 from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
@@ -101,12 +101,8 @@ def test_requests_with_media_run_the_encode_stage(prompts: Any, wanted: bool) ->
     assert Multimodal("m", NoParams()).wanted(r, None) is wanted
 
 
-class OtherProducer(ApproximatePrefix):
-    pass
-
-
 def test_the_decider_reads_the_only_listed_producer_or_the_one_that_it_names() -> None:
-    other = OtherProducer("precise", ApproximatePrefix.Params())
+    other = MulticlusterApproximatePrefix("precise", ApproximatePrefix.Params())
     usual = ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params())
 
     def reads(plugins: Sequence[Plugin], **params: Any) -> list[str]:

@@ -7,10 +7,12 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, WAITING
 from epp.plugins.extractors.core_metrics import Extracted
 from epp.plugins.producers._prefix_parameters import LRU_CAPACITY
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
+from epp.prefix.match import TIERS_MAX, Capacity, assign_tiers
+from shm.index_tiers import TIERS, in_tier
 from workers.endpoints.index_limits import IndexLimits, PrefixUse, prefix_use
 
 WANTED = (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, WAITING)
-TUNED = PrefixUse(64, True, LRU_CAPACITY)
+TUNED = PrefixUse(64, (Capacity(True, LRU_CAPACITY),))
 
 
 class Index:
@@ -43,13 +45,13 @@ def test_the_cache_size_of_a_server_sets_its_limit_in_blocks_of_the_index_once()
 @pytest.mark.parametrize("reported", [page(present=0b100), page(16, 500, 0b101), page(0, 500), page(16, 2)])
 def test_a_server_without_cache_metrics_gets_the_configured_limit(reported: Extracted) -> None:
     index = Index()
-    IndexLimits(index, PrefixUse(64, True, 77), WANTED).scraped(3, reported)
+    IndexLimits(index, PrefixUse(64, (Capacity(True, 77),)), WANTED).scraped(3, reported)
     assert index.limits == [(3, 77)]
 
 
 def test_without_auto_tune_all_servers_get_the_configured_limit() -> None:
     index = Index()
-    limits = IndexLimits(index, PrefixUse(64, False, 900), WANTED)
+    limits = IndexLimits(index, PrefixUse(64, (Capacity(False, 900),)), WANTED)
     limits.appeared(3)
     limits.scraped(3, page(16, 10_000))
     assert index.limits == [(3, 900)]
@@ -75,11 +77,25 @@ def test_without_a_producer_no_endpoint_has_a_limit() -> None:
     assert index.limits == []
 
 
-def test_the_requirements_of_several_producers_are_combined() -> None:
+def test_producers_with_different_capacities_have_tiers_with_limits_of_their_own() -> None:
     assert prefix_use([]) is None
     assert prefix_use([producer()]) == TUNED
-    both = [producer(auto_tune=False, lru_capacity_per_server=50_000), producer("other", block_size_tokens=64)]
-    assert prefix_use(both) == PrefixUse(64, True, 50_000)
+    both = [producer(), producer("cpu", auto_tune=False, lru_capacity_per_server=50_000), producer("like the first")]
+    assign_tiers(both)
+    use = prefix_use(both)
+    assert use == PrefixUse(64, (Capacity(True, LRU_CAPACITY), Capacity(False, 50_000)))
+    index = Index()
+    IndexLimits(index, use, WANTED).scraped(3, page(16, 400))
+    assert index.limits == [(3, 100), (in_tier(3, 1), 50_000)]
+
+
+def test_more_capacities_than_tiers_share_the_last_tier() -> None:
+    many = [producer(str(size), lru_capacity_per_server=size) for size in range(1, TIERS + 3)]
+    assign_tiers(many)
+    assert [each.tier for each in many] == [0, 1, 2, 3, 3, 3]
+    use = prefix_use(many)
+    assert use is not None
+    assert [capacity.blocks for capacity in use.tiers] == [1, 2, 3, 4]
 
 
 def test_two_block_sizes_are_a_configuration_error() -> None:
@@ -92,3 +108,7 @@ plugins:
 """
     with pytest.raises(ConfigErrors, match=r"c.yaml:2:3: error\[block-sizes\]: 'coarse' .*has blocks of 256 tokens"):
         load(text, "c.yaml")
+
+
+def test_the_index_has_room_for_all_tiers() -> None:
+    assert TIERS_MAX == TIERS

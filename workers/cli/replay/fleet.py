@@ -16,9 +16,9 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, KV_USAGE, RUNNING, WAIT
 from epp.errors import ProducerFailed
 from epp.plugin import Hashes, Plugin, Profile
 from epp.request import Subset
+from shm.index_tiers import TieredWriter, in_tier
 from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader
-from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from workers.cli.offline import OfflineError
 from workers.cli.replay.reading import Lifetime
@@ -43,7 +43,7 @@ class Fleet:
         self._speeds = speeds
         schema = IndexSchema(INDEX_ENTRIES)
         region = Region(memoryview(bytearray(schema.bytes)))
-        self._writer = IndexWriter(schema, region)
+        self._writer = TieredWriter(schema, region)
         self.match: Callable[[Hashes], Mapping[int, int]] = IndexReader(schema, region).match
         self._endpoints = [self._endpoint(slot, each, speeds[slot], use) for slot, each in enumerate(endpoints)]
         size = len(endpoints)
@@ -63,8 +63,9 @@ class Fleet:
         member = lifetime.member
         owner = self._writer.new_owner()
         if use is not None:
-            knows = use.auto_tune and speed.cache_tokens < UNBOUNDED
-            self._writer.limit(owner, (knows and speed.cache_tokens // use.block_tokens) or use.lru_capacity)
+            cached = speed.cache_tokens // use.block_tokens if speed.cache_tokens < UNBOUNDED else 0
+            for tier, (auto_tune, lru_capacity) in enumerate(use.tiers):
+                self._writer.limit(in_tier(owner, tier), cached if auto_tune and cached else lru_capacity)
         host, _, port = member.address.rpartition(":")
         return Endpoint(
             name=member.name,

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiled.calls import load_rows
+from shm.index_tiers import TIERS, in_tier
 from shm.lanes import Lanes
 from workers.endpoints.replicas.wire import REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, endpoint_key, packed
 from workers.shared.documents import EndpointsView
@@ -23,7 +24,7 @@ class Places:
         self._endpoints = endpoints
         self._version = -1
         self.slots: Mapping[int, int] = {}
-        self.owners: dict[int, int] = {}  # key -> owner
+        self.owners: dict[int, int] = {}  # key -> owner; each tier of an endpoint has a key of its own
         self.keys: Mapping[int, int] = {}  # owner -> key
         self.slot_array: Ints = np.zeros(0, np.int64)
         self.key_array: NDArray[np.uint64] = np.zeros(0, np.uint64)
@@ -36,9 +37,13 @@ class Places:
             return False
         self._version = self._endpoints.version
         uids = [identity[-1] for identity in self._endpoints.identities()]
-        keys = [endpoint_key(f"{uid}@{e.address}") for uid, e in zip(uids, current, strict=True)]
+        names = [f"{uid}@{e.address}" for uid, e in zip(uids, current, strict=True)]
+        keys = [endpoint_key(name) for name in names]
         self.slots = {key: e.slot for key, e in zip(keys, current, strict=True)}
         self.owners = {key: e.owner for key, e in zip(keys, current, strict=True)}
+        for tier in range(1, TIERS):
+            named = zip(names, current, strict=True)
+            self.owners |= {endpoint_key(f"{name}#{tier}"): in_tier(e.owner, tier) for name, e in named}
         self.keys = {owner: key for key, owner in self.owners.items()}
         self.slot_array = np.array([e.slot for e in current], np.int64)
         self.key_array = np.array(keys, np.uint64)
