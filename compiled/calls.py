@@ -31,6 +31,7 @@ mean_pressure: Final = kernels.mean_pressure
 mentions: Final = kernels.mentions
 numbered: Final = kernels.numbered
 raise_to: Final = kernels.raise_to
+reused: Final = kernels.reused
 seal: Final = kernels.seal
 share: Final = kernels.share
 step: Final = kernels.step

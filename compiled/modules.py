@@ -10,7 +10,7 @@ from typing import Final
 _PATHS = """
     compiled/calls compiled/outlook
     epp/admission epp/candidates epp/client_headers epp/data epp/decide epp/decision epp/guard epp/intake
-    epp/paths epp/pipeline epp/pressure epp/profile epp/renaming epp/request epp/response_phase epp/tokens
+    epp/paths epp/pipeline epp/pressure epp/profile epp/renaming epp/request epp/response_phase epp/server_blocks epp/tokens
     epp/flow/controller epp/flow/gate epp/flow/rate epp/flow/registry
     epp/learning/choice epp/learning/costs epp/learning/least_squares epp/learning/model epp/learning/samples
     epp/learning/speed epp/learning/waits

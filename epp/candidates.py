@@ -68,14 +68,16 @@ class Roster:
     """Lists the endpoints of a snapshot, in order. A roster stays the same object until discovery changes something.
 
     `slots` (int, shape (endpoints,)) are their slots. `row_of_owner` maps an owner id of the prefix index to the endpoint's row.
+    `blocks`: what `epp.server_blocks` keeps.
     """
 
-    __slots__ = ("endpoints", "row_of_owner", "slots")
+    __slots__ = ("blocks", "endpoints", "row_of_owner", "slots")
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.endpoints = tuple(endpoints)
         self.slots = np.array([e.slot for e in self.endpoints], dtype=np.intp)
         self.row_of_owner = {e.owner: row for row, e in enumerate(self.endpoints)}
+        self.blocks: object = None
 
 
 class Snapshot:
@@ -89,6 +91,7 @@ class Snapshot:
     `counted_at_scrape`: float64, requests in flight at the last good scrape, however old that is.
     `ejected`: bool, the endpoints that get no requests because earlier ones failed there; None: no endpoint is ejected.
     `weights`: float64, from 0 to 1, how much each stale value still counts (`weights_by_age`); None: stale values do not count.
+    `blocks`: what `epp.server_blocks` keeps.
     """
 
     __slots__ = (
@@ -96,6 +99,7 @@ class Snapshot:
         "ages",
         "all_fresh",
         "any_down",
+        "blocks",
         "cache",
         "counted_at_scrape",
         "down",
@@ -126,6 +130,7 @@ class Snapshot:
         ejected: Mask | None = None,
     ) -> None:
         self.roster = roster
+        self.blocks: object = None
         self.endpoints = roster.endpoints
         self.values = values
         self.names = names or {}

@@ -22,7 +22,7 @@ from epp.learning.costs import LearnedCosts
 from epp.pipeline import Pipeline, WiredProfile, compile_profile
 from epp.plugin import Filter, Picker, Scorer
 from epp.prefix.match import PrefixMatch
-from epp.prefix.prediction import REPORTED, as_reported, compared_match, predicted_tokens
+from epp.prefix.prediction import REPORTED, compared_match, predicted_row, predicted_tokens
 from epp.request import Request
 
 CANDIDATES_MAX = 32
@@ -183,7 +183,7 @@ def _cached(request: Request, decision: Decision, match: PrefixMatch) -> Cached 
         return None
     if usage is None or not usage.prompt:
         return Cached(predicted)
-    return Cached(as_reported(predicted, match, usage.prompt), usage.cached, usage.prompt)
+    return Cached(match.reported(predicted_row(decision), usage.prompt), usage.cached, usage.prompt)
 
 
 def _profiled(
@@ -316,7 +316,7 @@ def _columns(pipeline: Pipeline, candidates: Candidates) -> Mapping[str, Floats]
 
 def _predicted_tokens(candidates: Candidates, match: PrefixMatch) -> Floats:
     """Returns how many prompt tokens each candidate is predicted to have cached."""
-    return candidates.zeros() if match.cached is None else candidates.narrow(match.cached) * match.block_tokens
+    return candidates.zeros() if match.cached is None else candidates.narrow(match.cached)
 
 
 def _known_by(candidates: Candidates, match: PrefixMatch | None) -> list[str]:

@@ -33,8 +33,8 @@ def conditional(pipeline: Pipeline) -> Pipeline:
     def gate(request: Request, decision: Decision) -> None:
         match = None if key is None else request[key]
         run = decision.runs.get(decision.primary)
-        blocks = None if match is None else match.blocks
-        if run is not None and blocks is not None and blocks.item(run.row) > 0:
+        cached = None if match is None else match.cached
+        if run is not None and cached is not None and cached.item(run.row) > 0:
             return
         raise Refused(Cause.NOT_CACHED)
 

@@ -59,6 +59,7 @@ EPP = (
         "pressure",
         "recording",
         "roles",
+        "server_blocks",
         "sidecar",
         "tokens",
         "topology",

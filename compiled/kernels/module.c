@@ -12,7 +12,7 @@
     each(increase) each(insert) each(is_uuid) each(items) each(lane_loads) each(lane_sums) each(lane_total)                  \
     each(load_rows) each(match) each(mean_pressure) each(members) each(mentions) each(merge_loads) each(numbered)            \
     each(observe) each(observe_each) each(owned) each(plain_head) each(prefills_under_way) each(raise_to) each(read_rows)    \
-    each(recall) each(remove_links) each(seal) each(share) each(show_prefill) each(step) each(store_links)                   \
+    each(recall) each(remove_links) each(reused) each(seal) each(share) each(show_prefill) each(step) each(store_links)      \
     each(token_load) each(waiting)
 
 #define DECLARED(name) KERNEL(name);

@@ -125,7 +125,14 @@ def copied(values: Floats) -> Floats:
     return values.copy()
 
 
-def share(blocks: Floats, total: int) -> Floats:
+def reused(held: Floats, each: float, tokens: int, sizes: Floats) -> Floats:
+    """Returns how many of the `tokens` of a prompt each server reuses: of `held` blocks of `each` tokens, whole blocks of its own size
+    (`sizes`), but never the last token.
+    """
+    return np.floor(np.minimum(held * each, max(tokens - 1, 0)) / sizes) * sizes
+
+
+def share(blocks: Floats, total: float) -> Floats:
     """Returns blocks / total."""
     return blocks / total
 

@@ -1,6 +1,8 @@
 /* Computes scores of endpoints in one pass over a few numbers. NumPy would take several calls. */
 #include "arrays.h"
 
+#include <math.h>
+
 static PyObject *unequal(const char *name) {
     return PyErr_Format(PyExc_ValueError, "%s: the arrays differ in length", name);
 }
@@ -103,6 +105,32 @@ KERNEL(copied) {
     if (copy != NULL) memcpy(PyArray_DATA(copy), PyArray_DATA(values), PyArray_SIZE(values) * sizeof(double));
     Py_DECREF(values);
     return (PyObject *)copy;
+}
+
+/* reused(held, each, tokens, sizes): returns how many of the tokens of a prompt each server reuses: of `held` blocks of `each` tokens, whole
+   blocks of its own size, but never the last token. */
+KERNEL(reused) {
+    if (!arguments("reused", count, 4)) return NULL;
+    double each = PyFloat_AsDouble(args[1]), most = PyFloat_AsDouble(args[2]) - 1.0;
+    if (PyErr_Occurred()) return NULL;
+    if (most < 0.0) most = 0.0;
+    PyArrayObject *tokens = NULL, *sizes = NULL, *held = input(args[0], NPY_DOUBLE);
+    if (held == NULL || (sizes = input(args[3], NPY_DOUBLE)) == NULL) goto end;
+    npy_intp n = PyArray_SIZE(held);
+    if (PyArray_SIZE(sizes) != n) {
+        unequal("reused");
+        goto end;
+    }
+    if ((tokens = output(n, NPY_DOUBLE)) == NULL) goto end;
+    const double *h = DATA(double, held), *size = DATA(double, sizes);
+    for (npy_intp i = 0; i < n; i++) {
+        double all = h[i] * each;
+        DATA(double, tokens)[i] = floor((all < most ? all : most) / size[i]) * size[i];
+    }
+end:
+    Py_XDECREF(held);
+    Py_XDECREF(sizes);
+    return (PyObject *)tokens;
 }
 
 /* share(blocks, total): returns blocks / total. */

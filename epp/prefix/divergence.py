@@ -44,7 +44,7 @@ class Cause(Enum):
     )
     EVICTED_THERE = "their KV caches are {kv:.0%} full, so they evict blocks before a prompt needs them again: add KV memory or servers"
     BLOCK_SIZE = (
-        "they report a steady {ratio:.0%} of the prediction, so their cache blocks are larger than the picker's (blockSizeTokens), "
+        "they report a steady {ratio:.0%} of the prediction, so they reuse larger blocks than their metrics say (cache_block_size), "
         "or their chat template rewrites earlier turns (a date, the reasoning of older turns)"
     )
     LOST_THERE = (

@@ -3,11 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from compiled import calls
 from compiled.classes import subclassed
-from epp.candidates import Floats
+from epp.candidates import Candidates, Floats, Mask, Scores
 from epp.data import Datum
 from epp.plugin_base import Plugin
 from epp.prefix.blocks import Hashes
+from epp.server_blocks import ServerBlocks, whole
 
 APPROXIMATE = "approx-prefix-cache-producer"
 PRECISE = "precise-prefix-cache-producer"
@@ -59,18 +63,24 @@ class Prefill(NamedTuple):
 
 
 class PrefixMatch:
-    """Says how much of one prompt each endpoint has in its prefix cache. Arrays: float64 of the snapshot's shape (endpoints,).
+    """Says how much of a prompt each endpoint has in its prefix cache. Arrays: float64 of the snapshot's shape (endpoints,).
 
     `hashes`: the chain of block hashes of the prompt; `total`: its length in blocks; `block_tokens`: tokens per block. `tokens`: tokens of
-    the prompt as the picker counts them; if it does not count them, `total` * `block_tokens`.
-    `cached`: how many leading blocks of the prompt each endpoint holds; None: no endpoint holds any. `blocks`: the same, but each block
-    counts by the weight of its tier (GPU memory 1, a slower tier may weigh less), rounded down. Without tiers both are equal.
+    the prompt as the picker counts them; if it does not count them, `total` * `block_tokens`. `prompts`: how many prompts the request has;
+    hashes and numbers of several prompts follow each other or are added up.
+    `blocks`: how many leading blocks of the prompt each endpoint holds, or computes now; None: no endpoint holds any.
+    `cached`: how many tokens of the prompt each endpoint is predicted not to compute; None as `blocks`. This is less than it holds, because
+    a server reuses whole blocks of its own size, and never the whole prompt (`epp.server_blocks`). `counted`: the same, but each token
+    counts by the weight of its tier (GPU memory 1, a slower tier may weigh less). Without tiers both are equal.
     `why`: per endpoint, why its match is not precise, "" if it is; an empty list if this producer gives no precise matches.
     `under_way`: prefills that compute leading blocks of this prompt now. `blocks` counts these blocks as held.
     This object lives longer than the text of the prompt.
     """
 
-    __slots__ = ("block_tokens", "blocks", "cached", "hashes", "tokens", "total", "under_way", "why")
+    __slots__ = (
+        "_held", "_most", "_servers", "block_tokens", "blocks", "cached", "counted", "hashes", "prompts", "tokens", "total", "under_way",
+        "why",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -79,30 +89,107 @@ class PrefixMatch:
         block_tokens: int,
         tokens: int = 0,
         *,
-        cached: Floats | None = None,
+        servers: ServerBlocks | None = None,
+        held: Floats | None = None,
+        weighted: Floats | None = None,
+        prompts: int = 1,
+        most: float = -1.0,
         why: Sequence[str] = (),
         under_way: Sequence[Prefill] = (),
     ) -> None:
-        self.blocks = blocks  # None: no endpoint holds any
+        """`servers`: the blocks of the servers; None: not known. `held`: the tokens that each endpoint holds, if they are not whole
+        blocks of `block_tokens`. `weighted`: the same, each token by the weight of its tier. `most`: what `most` returns; below 0: it
+        follows from the others.
+        """
+        self.blocks = blocks
         self.hashes = hashes
         self.total = len(hashes)
         self.block_tokens = block_tokens
         self.tokens = tokens or self.total * block_tokens
-        self.cached = blocks if cached is None else cached
+        self.prompts = prompts
         self.why = why
         self.under_way = under_way
+        self.cached: Floats | None = None
+        self.counted: Floats | None = None
+        self._most = most
+        self._held = held
+        self._servers = servers
+        if blocks is not None:
+            if servers is None:
+                servers = self._servers = ServerBlocks(np.ones(len(blocks)))
+            if held is None:
+                self.cached = servers.reused(blocks, float(block_tokens), self.tokens)
+            else:
+                self.cached = servers.reused(held, 1.0, self.tokens)
+            self.counted = self.cached
+            if weighted is not None and held is not None:
+                self.counted = np.floor(np.divide(self.cached * weighted, held, np.zeros(len(held)), where=held > 0.0))
+
+    def share(self, candidates: Candidates) -> Scores | None:
+        """Returns `counted` as a share of what an endpoint can have cached, from 0 to 1, per candidate. None stands for 0 for all."""
+        counted, most = self.counted, self.most()
+        return None if counted is None or not most else calls.share(candidates.narrow(counted), most)
+
+    def most(self) -> float:
+        """Returns the largest value that `cached` can have."""
+        if self._most < 0.0:
+            hashed, servers = self.total * self.block_tokens, self._servers
+            self._most = whole(hashed, self.tokens, 1.0) if servers is None else servers.most(hashed, self.tokens)
+        return self._most
+
+    def reported(self, row: int, prompt: int) -> int:
+        """Returns the prediction for the endpoint in a row, in tokens of the model server, which counted `prompt` tokens in the prompt."""
+        if self.blocks is None or self._servers is None:
+            return 0
+        held = int(self.blocks.item(row) * self.block_tokens if self._held is None else self._held.item(row))
+        scaled = held * prompt // self.tokens if held < self.tokens else prompt
+        return whole(scaled, prompt, self._servers.sizes.item(row))
+
+    def take_from(self, other: "PrefixMatch", kept: Mask) -> None:
+        """Replaces what is known of the endpoints that are not `kept` by another match of the same request, cut into blocks of this one."""
+        blocks = other.blocks
+        if blocks is None:
+            return
+        mine = np.zeros(len(blocks)) if self.blocks is None else self.blocks
+        self.blocks = np.where(kept, mine, np.minimum(blocks * other.block_tokens // self.block_tokens, self.total))
+        self.cached, self.counted = _chosen(kept, self.cached, other.cached), _chosen(kept, self.counted, other.counted)
+        if self._held is not None:
+            self._held = np.where(kept, self._held, blocks * other.block_tokens)
 
     def with_reasons(self, why: Sequence[str]) -> "PrefixMatch":
         """Returns the same match with `why`: per endpoint, why the match is not precise."""
-        return PrefixMatch(
-            self.blocks,
-            self.hashes,
-            self.block_tokens,
-            self.tokens,
-            cached=self.cached,
-            why=why,
-            under_way=self.under_way,
-        )
+        same = PrefixMatch(
+            None, self.hashes, self.block_tokens, self.tokens, servers=self._servers, held=self._held, prompts=self.prompts,
+            most=self.most(), why=why, under_way=self.under_way,
+        )  # fmt: skip
+        same.blocks, same.cached, same.counted = self.blocks, self.cached, self.counted
+        return same
+
+
+def _chosen(kept: Mask, mine: Floats | None, others: Floats | None) -> Floats | None:
+    if others is None:
+        return mine
+    return np.where(kept, 0.0 if mine is None else mine, others)
+
+
+def joined(matches: Sequence[PrefixMatch]) -> PrefixMatch:
+    """Returns the match of a request with several prompts, of which the servers cache each separately."""
+    hashes = np.concatenate([match.hashes for match in matches])
+    tokens = sum([match.tokens for match in matches])
+    most = sum([match.most() for match in matches])
+    both = PrefixMatch(None, hashes, matches[0].block_tokens, tokens, prompts=len(matches), most=most)
+    both.blocks = _sum([match.blocks for match in matches])
+    both.cached = _sum([match.cached for match in matches])
+    both.counted = _sum([match.counted for match in matches])
+    return both
+
+
+def _sum(parts: Sequence[Floats | None]) -> Floats | None:
+    total: Floats | None = None
+    for part in parts:
+        if part is not None:
+            total = part if total is None else total + part
+    return total
 
 
 def only_producer(plugins: Iterable[Plugin]) -> Plugin | None:

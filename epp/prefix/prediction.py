@@ -4,10 +4,11 @@ A prefix producer computes the match of every endpoint at decision time (`Prefix
 many prompt tokens were cached (REPORTED). Both are kept, so that they can be explained and compared. If several producers match prefixes,
 the match that a scorer reads is compared.
 
-Without a token producer, the picker assumes 4 bytes per token, which is not what servers count. So the comparison takes the predicted
-share of the prompt and converts it to tokens as the server counts them (`as_reported`).
+Without a token producer, the picker assumes 4 bytes per token, which is not what servers count. So the comparison takes the share of the
+prompt that the endpoint holds, and converts it to tokens as the server counts them (`PrefixMatch.reported`).
 
 There is no prediction if a prefill server computes the prompt, because the decode server reports what it receives from there as cached.
+The report of a request with several prompts is not compared, because it is that of the last prompt alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,19 +29,19 @@ def compared_match(producers: Sequence[Plugin], scorers: Iterable[Plugin]) -> Da
     return next((key for key in produced if key in read), produced[0] if produced else None)
 
 
-def predicted_tokens(match: PrefixMatch, decision: Decision) -> int | None:
-    """Returns the predicted cached tokens at the first target, by the picker's count; None: there is no prediction."""
+def predicted_row(decision: Decision) -> int:
+    """Returns the row of the first target, for which there is a prediction; -1: there is none."""
     runs = decision.runs
     run = runs.get(decision.primary)
     if run is None or (len(runs) > 1 and decision.prefill != decision.primary and runs.get(decision.prefill)):
-        return None
-    blocks = match.cached  # unweighted, because a block in a slower tier is cached, too
-    if blocks is None:
-        return 0
+        return -1
     picked, rows = run.picked[0], run.candidates.rows
-    return int(blocks.item(picked if rows is None else rows[picked])) * match.block_tokens
+    return picked if rows is None else int(rows[picked])
 
 
-def as_reported(predicted: int, match: PrefixMatch, prompt: int) -> int:
-    """Converts the prediction to tokens of the model server, which counted `prompt` tokens in the prompt. At most `prompt`."""
-    return predicted * prompt // match.tokens if predicted < match.tokens else prompt
+def predicted_tokens(match: PrefixMatch, decision: Decision) -> int | None:
+    """Returns the predicted cached tokens at the first target, by the picker's count; None: there is no prediction."""
+    row = predicted_row(decision)
+    if row < 0:
+        return None
+    return 0 if match.cached is None else int(match.cached.item(row))

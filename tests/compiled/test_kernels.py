@@ -136,6 +136,20 @@ def test_share_is_equal(arrays: list[np.ndarray], total: int) -> None:
 
 
 @native_only
+@given(
+    columns(1), st.sampled_from([1.0, 16.0, 64.0]), st.integers(0, 1 << 32), st.sampled_from([1.0, 16.0, 48.0, 128.0])
+)
+def test_reused_is_equal(arrays: list[np.ndarray], each: float, tokens: int, size: float) -> None:
+    (held,) = arrays
+    same(kernels.reused, reference.reused, np.abs(held), each, tokens, np.full(len(held), size))
+
+
+def test_reused_refuses_sizes_of_another_length() -> None:
+    with pytest.raises(ValueError, match=r"differ in length|broadcast"):
+        kernels.reused(np.zeros(3), 64.0, 100, np.ones(2))
+
+
+@native_only
 @given(columns(2), st.booleans(), st.integers(0, 1 << 40), st.sampled_from([1.0, 49.0, 4096.0, 262144.0]))
 def test_token_load_is_equal(arrays: list[np.ndarray], known: bool, tokens: int, threshold: float) -> None:
     ahead, held = arrays

@@ -19,7 +19,8 @@ from epp.metrics.series import PREDICTION
 from epp.pipeline import Recipe
 from epp.plugin import Scorer
 from epp.prefix.divergence import APART, Key, Sums, Watch
-from epp.prefix.prediction import REPORTED, as_reported, compared_match, predicted_tokens
+from epp.prefix.match import PrefixMatch
+from epp.prefix.prediction import REPORTED, compared_match, predicted_row
 from epp.request import Request
 from shm.series import SeriesReader, SeriesWriter
 from shm.table import TableReader
@@ -60,13 +61,13 @@ class Comparison:
     def answered(self, request: Request, decision: Decision, usage: Usage) -> None:
         """Counts an answer that has ended with this usage."""
         data, prompt = request.data, usage.prompt
-        match = data.get(self._match)
-        if match is None or not prompt or prompt < 0 or prompt > PROMPT_TOKENS_MAX:
+        match: PrefixMatch | None = data.get(self._match)
+        if match is None or match.prompts != 1 or not prompt or prompt < 0 or prompt > PROMPT_TOKENS_MAX:
             return
-        predicted = predicted_tokens(match, decision)
-        if predicted is None:
+        row = predicted_row(decision)
+        if row < 0:
             return
-        predicted = as_reported(predicted, match, prompt)
+        predicted = match.reported(row, prompt)
         data[REPORTED_NAME] = usage
         target = decision.targets[0]
         counts = self._views.get(target) or self._view(target)

@@ -208,8 +208,8 @@ class Recorder:
         prompt_tokens = request.body_bytes // BYTES_PER_TOKEN
         if match is not None:
             block_tokens, hashes, prompt_tokens = match.block_tokens, match.hashes.tobytes(), match.tokens
-            if match.cached is not None:
-                matched = match.cached.tobytes()
+            if match.blocks is not None:
+                matched = match.blocks.tobytes()
         headers = request.headers
         objective = client_headers.objective(headers) if request.wishes else ""
         flow, model, target = request.fairness_id, request.model, request.target_model

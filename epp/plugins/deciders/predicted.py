@@ -64,5 +64,5 @@ class Predicted(Decider):
         """Returns how many tokens of the prompt the endpoint in this row would have to compute."""
         tokens = token_count(request) or request.prompt.tokens
         match = request[self._match]
-        cached = 0.0 if match is None or match.blocks is None else float(match.blocks[row]) * match.block_tokens
+        cached = 0.0 if match is None or match.counted is None else float(match.counted[row])
         return max(0.0, tokens - cached)

@@ -49,7 +49,5 @@ class PrefixBased(Decider):
         if tokens < self._tokens_min:
             return False
         match: PrefixMatch | None = request[self._match]
-        if match is None or match.blocks is None:
-            return True
-        cached = int(match.blocks[run.row]) * match.block_tokens
+        cached = 0 if match is None or match.counted is None else int(match.counted[run.row])
         return tokens - cached >= self._uncached_min

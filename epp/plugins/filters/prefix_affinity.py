@@ -98,11 +98,12 @@ class PrefixCacheAffinity(FollowsMatches, Filter):
         match = request[self._match]
         if size < 2 or self._threshold <= 0:
             return None, "not_applicable"
-        if match is None or match.blocks is None:
+        shares = None if match is None else match.share(candidates)
+        if shares is None:
             return None, "no_match"
         if self._explores():
             return None, "exploration"
-        sticky: Mask = candidates.narrow(match.blocks) / match.total >= self._threshold
+        sticky: Mask = shares >= self._threshold
         count = int(np.count_nonzero(sticky))
         if not count:
             return None, "no_match"

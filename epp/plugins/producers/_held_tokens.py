@@ -184,6 +184,6 @@ class HeldTokens:
 
 def _uncached(prompt: int, match: PrefixMatch | None, run: ProfileRun) -> int:
     """Returns how many of the tokens of a prompt the picked endpoint has to compute."""
-    if match is None or match.blocks is None:
+    if match is None or match.counted is None:
         return prompt
-    return max(0, prompt - int(match.blocks[run.row]) * match.block_tokens)
+    return max(0, prompt - int(match.counted.item(run.row)))

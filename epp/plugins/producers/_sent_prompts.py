@@ -7,16 +7,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
-
 from compiled.calls import by_row
-from epp.candidates import Candidates, Floats
+from epp.candidates import Candidates
 from epp.data import Datum
 from epp.decision import Decision, ProfileRun, Response
 from epp.plugin import Hashes, Measure, Prefills, PrefixIndex
 from epp.prefix.blocks import block_hashes, landmarks, root, with_media
-from epp.prefix.match import Prefill, PrefixMatch
+from epp.prefix.match import Prefill, PrefixMatch, joined
 from epp.request import BYTES_PER_TOKEN, Request
+from epp.server_blocks import server_blocks
 from epp.tokens import TOKENS, PromptTokens
 
 ROOTS_MAX: Final = 4096
@@ -110,37 +109,45 @@ class SentPrompts:
             request[self._keys.sure], depths = depths, dict(depths)
             for prefill in under_way:
                 depths[prefill.owner] = max(prefill.blocks, depths.get(prefill.owner, 0))
-        blocks = self._held(depths, candidates, None)
-        request[self._keys.match] = PrefixMatch(blocks, hashes, self._block_tokens, tokens, under_way=under_way)
+        request[self._keys.match] = self._matched(depths, candidates, hashes, tokens, under_way)
 
     def _produce_each(self, request: Request, candidates: Candidates, prompts: Sequence[bytes]) -> None:
         """Matches each prompt separately, and adds up their blocks."""
-        chains = [self._hashed(prompt, request) for prompt in prompts if prompt]
-        if not chains:
+        given = [prompt for prompt in prompts if prompt]
+        if not given:
             return
-        tokens = sum(map(len, prompts)) // BYTES_PER_TOKEN
-        if len(chains) == 1:
-            self._produce_one(request, candidates, chains[0], tokens)
+        hashed = [self._hashed(prompt, request) for prompt in given]
+        if len(given) == 1:
+            self._produce_one(request, candidates, hashed[0], len(given[0]) // BYTES_PER_TOKEN)
             return
-        matches = [self._index.match(chain) for chain in chains]
-        blocks = None
-        for depths in matches:
-            blocks = self._held(depths, candidates, blocks)
-        request[self._keys.chains] = list(zip(chains, matches, strict=True))
-        request[self._keys.match] = PrefixMatch(blocks, np.concatenate(chains), self._block_tokens, tokens)
+        chains: list[Chain] = []
+        matches: list[PrefixMatch] = []
+        for prompt, hashes in zip(given, hashed, strict=True):
+            depths = self._index.match(hashes)
+            chains.append((hashes, depths))
+            matches.append(self._matched(depths, candidates, hashes, len(prompt) // BYTES_PER_TOKEN, ()))
+        request[self._keys.chains] = chains
+        request[self._keys.match] = joined(matches)
 
     def _hashed(self, prompt: bytes, request: Request) -> Hashes:
         if len(prompt) > self._bytes_max:
             prompt = prompt[: self._bytes_max]
         return block_hashes(prompt, self._block_bytes, self._root(request), self._secret)
 
-    def _held(self, depths: Mapping[int, int], candidates: Candidates, blocks: Floats | None) -> Floats | None:
-        """Adds the depths of one prompt to `blocks`, the sum over earlier prompts (one per endpoint). None: no endpoint holds any block."""
-        if not depths:
-            return blocks
-        roster = candidates.snapshot.roster
-        held = by_row(depths, roster.row_of_owner, len(roster.endpoints))
-        return held if blocks is None else blocks + held
+    def _matched(
+        self,
+        depths: Mapping[int, int],
+        candidates: Candidates,
+        hashes: Hashes,
+        tokens: int,
+        under_way: Sequence[Prefill],
+    ) -> PrefixMatch:
+        """Returns the match of one prompt. `depths`: owner -> how many leading blocks it holds."""
+        snapshot = candidates.snapshot
+        roster = snapshot.roster
+        blocks = by_row(depths, roster.row_of_owner, len(roster.endpoints)) if depths else None
+        servers = server_blocks(snapshot)
+        return PrefixMatch(blocks, hashes, self._block_tokens, tokens, servers=servers, under_way=under_way)
 
     def learn(self, request: Request, decision: Decision) -> None:
         """Tells the index that the targets will hold the request's blocks."""
@@ -150,8 +157,9 @@ class SentPrompts:
         primary = decision.run(decision.primary)
         assert primary is not None
         owner, held = self._target(primary, match)
-        self._hit_ratio.observe(held / match.total)
-        self._hit_bytes.observe(held * self._block_bytes)
+        cached, most = 0.0 if match.cached is None else float(match.cached.item(primary.row)), match.most()
+        self._hit_ratio.observe(cached / most if most else 0.0)
+        self._hit_bytes.observe(cached * BYTES_PER_TOKEN)
         sent: list[Sent] = []
         request[self._keys.sent] = sent  # from here on, `ended` takes back what the index learns, whatever fails below
         chains = request[self._keys.chains]
@@ -233,7 +241,7 @@ class SentPrompts:
     def _target(self, run: ProfileRun, match: PrefixMatch) -> tuple[int, int]:
         """Returns the owner id of the endpoint that a profile picked, and how many blocks of the match the endpoint holds."""
         row = run.row
-        held = 0 if match.blocks is None else int(match.blocks[row])
+        held = 0 if match.blocks is None else int(match.blocks.item(row))
         return run.candidates.snapshot.endpoints[row].owner, held
 
     def _learn(

@@ -17,6 +17,7 @@ from epp.plugins.producers._bursts import Rules, assign
 from epp.prefix.blocks import block_hashes, root, with_media
 from epp.prefix.match import PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
+from epp.server_blocks import server_blocks
 from epp.tokens import TOKENS
 
 BLOCKS_MAX = 2048
@@ -120,7 +121,11 @@ class BurstPrefix(DataProducer):
             if row is not None:
                 blocks = np.zeros(len(roster.endpoints))
                 blocks[row] = len(hashes)
-            request[self._match] = PrefixMatch(blocks, hashes, self.params.block_size_tokens)
+            servers, tokenized = server_blocks(candidates.snapshot), request[TOKENS]
+            prompts = request.prompt.several if tokenized is None else tokenized.prompts
+            request[self._match] = PrefixMatch(
+                blocks, hashes, self.params.block_size_tokens, servers=servers, prompts=max(1, len(prompts))
+            )
 
     def _hashes(self, request: Request) -> Hashes:
         tokenized = request[TOKENS]

@@ -67,9 +67,9 @@ class P2pSource(FollowsMatches, PreRequest):
         """Returns the address of the endpoint to copy from; None: no copy is worth it."""
         match, candidates = request[self._match], request.considered
         computing = decision.runs.get(self._prefill) or decision.runs.get(decision.primary)
-        if match is None or match.blocks is None or candidates is None or computing is None:
+        if match is None or match.counted is None or candidates is None or computing is None:
             return None
-        cached = candidates.narrow(match.blocks) * match.block_tokens
+        cached = candidates.narrow(match.counted)
         longest = float(np.maximum.reduce(cached))
         if longest <= 0.0:
             return None
@@ -78,7 +78,7 @@ class P2pSource(FollowsMatches, PreRequest):
         drawn = int(np.searchsorted(odds, self._rng.random() * odds[-1], side="right"))
         chosen = int(near[min(drawn, len(near) - 1)])
         source = candidates.endpoint(chosen)
-        here = float(match.blocks[computing.row]) * match.block_tokens
+        here = float(match.counted[computing.row])
         if (
             source.slot == computing.candidates.endpoint(computing.picked[0]).slot
             or cached[chosen] - here < self._delta

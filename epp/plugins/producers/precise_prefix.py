@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from epp.candidates import Candidates, Floats, Scores
+from epp.candidates import Candidates, Scores
 from epp.data import Datum
 from epp.decision import Decision
 from epp.metrics import Metric, buckets
@@ -38,9 +38,10 @@ from epp.plugins.producers._precise_params import (
 from epp.prefix.blocks import Hashes
 from epp.prefix.deciding import ScoresOwnMatches
 from epp.prefix.held import BASE_MODEL, adapter_word, held_links, held_root, index_keys, request_extras
-from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
+from epp.prefix.match import APPROXIMATE, PrefixMatch, joined, prefix_match
 from epp.prefix.streams import WEIGHT_ONE
 from epp.request import Request
+from epp.server_blocks import ServerBlocks, server_blocks
 from epp.tokens import TOKENS, PromptTokens
 
 PROMPTS_MAX = 64  # prompts of one request
@@ -94,6 +95,9 @@ class _Precise(DataProducer, PreRequest):
         self._hits: tuple[Count, Count]
         self._speculates = self.settings.speculative_s > 0
         self._roots: dict[tuple[str, int], int] = {}
+        self._seen: tuple[HeldView, ServerBlocks, ServerBlocks] | None = (
+            None  # the latest arguments of `_blocks`, and its result
+        )
         self._held: HeldBlocks
         self._secret: int
 
@@ -112,7 +116,7 @@ class _Precise(DataProducer, PreRequest):
             [p for p in tokenized.prompts[:PROMPTS_MAX] if p.token_ids is not None] if tokenized is not None else []
         )
         if view.sizes and prompts:
-            match = self._matched(request, view, prompts, approximate)
+            match = self._matched(request, candidates, view, prompts, approximate)
         elif approximate is not None:
             match = approximate.with_reasons(view.why)
         else:
@@ -128,40 +132,60 @@ class _Precise(DataProducer, PreRequest):
                 self._held.expect(by_size[size], endpoint.owner, size)
 
     def _matched(
-        self, request: Request, view: HeldView, prompts: Sequence[PromptTokens], approximate: PrefixMatch | None
+        self,
+        request: Request,
+        candidates: Candidates,
+        view: HeldView,
+        prompts: Sequence[PromptTokens],
+        approximate: PrefixMatch | None,
     ) -> PrefixMatch:
         """Returns a match in blocks of one size: precise for precise endpoints, approximate for the others."""
         adapter = request.target_model
         if adapter_word(adapter, self._secret) not in view.adapters:
             adapter = BASE_MODEL
-        by_size: Keys = {}
-        unit = view.sizes[0]
-        thousandths = np.zeros(len(view.why))
-        cached = np.zeros(len(view.why))
+        servers = self._blocks(view, server_blocks(candidates.snapshot))
+        chains: dict[int, list[Hashes]] = {size: [] for size in view.sizes}
+        matches = [self._match_of(prompt, request.cache_salt, adapter, view, servers, chains) for prompt in prompts]
+        request[self._keys] = {
+            size: each[0] if len(each) == 1 else np.concatenate(each) for size, each in chains.items()
+        }
+        match = matches[0] if len(matches) == 1 else joined(matches)
+        if approximate is not None and not view.precise.all():
+            match.take_from(approximate, view.precise)
+        match.why = view.why
+        return match
+
+    def _match_of(
+        self,
+        prompt: PromptTokens,
+        cache_salt: str,
+        adapter: str,
+        view: HeldView,
+        servers: ServerBlocks,
+        chains: dict[int, list[Hashes]],
+    ) -> PrefixMatch:
+        """Returns the match of one prompt, and adds its keys to `chains`: block size -> keys of each prompt."""
+        held, thousandths = np.zeros(len(view.why)), np.zeros(len(view.why))
         for size in view.sizes:
-            start = self._root(adapter, size)
-            chains = [self._chain(prompt, request.cache_salt, size, start) for prompt in prompts]
-            by_size[size] = chains[0] if len(chains) == 1 else np.concatenate(chains)
-            for chain in chains:
-                blocks, weighted = self._held.match(view, chain, size)
-                thousandths += np.array(weighted) * size
-                cached += np.array(blocks) * size
-                if self._counts:
-                    self._count(blocks)
-        request[self._keys] = by_size
-        total = len(by_size[unit])
-        if not total:  # the prompt is shorter than a block
-            return PrefixMatch(None, NO_KEYS, unit, sum(map(_length, prompts)) or 1, why=view.why)
-        held: Floats = thousandths // (WEIGHT_ONE * unit)
-        cached //= unit
-        if approximate is not None and approximate.blocks is not None and not view.precise.all():
-            guessed = np.minimum(approximate.blocks * approximate.block_tokens // unit, total)
-            held, cached = np.where(view.precise, held, guessed), np.where(view.precise, cached, guessed)
-        tokens = sum(map(_length, prompts))
-        found = held if held.any() else None
+            chain = self._chain(prompt, cache_salt, size, self._root(adapter, size))
+            chains[size].append(chain)
+            blocks, weighted = self._held.match(view, chain, size)
+            held += np.array(blocks) * size
+            thousandths += np.array(weighted) * size
+            if self._counts:
+                self._count(blocks)
+        unit, tokens = view.sizes[0], _length(prompt)
+        found = held // unit if held.any() else None
         return PrefixMatch(
-            found, by_size[unit], unit, tokens, cached=cached if found is not None else None, why=view.why
+            found, chains[unit][-1], unit, tokens or 1, servers=servers, held=held, weighted=thousandths / WEIGHT_ONE
         )
+
+    def _blocks(self, view: HeldView, servers: ServerBlocks) -> ServerBlocks:
+        """Returns the blocks of which the servers reuse whole ones: those of their metrics, and those of their events."""
+        seen = self._seen
+        if seen is None or seen[0] is not view or seen[1] is not servers:
+            seen = self._seen = view, servers, servers.by(np.array(view.block_tokens, dtype=np.float64))
+        return seen[2]
 
     def _count(self, blocks: Sequence[int]) -> None:
         """Counts one look-up, and as its hits the largest number of blocks that an endpoint holds."""
@@ -194,7 +218,7 @@ def _length(prompt: PromptTokens) -> int:
 class PrecisePrefix(_Precise):
     """Emits how many leading blocks of the prompt each endpoint holds (`PrefixMatch`), by the KV events that the endpoints publish.
 
-    Each block counts with the weight of its tier, and the sum is rounded down. An endpoint whose event stream has a gap gets the
+    Each block counts with the weight of its tier. An endpoint whose event stream has a gap gets the
     approximate match.
     """
 
@@ -233,10 +257,7 @@ class PreciseScorer(_Precise, ScoresOwnMatches, Scorer):
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
         match = request[self._match]
-        if match is None or match.blocks is None:
-            return None
-        share: Scores = candidates.narrow(match.blocks) / match.total
-        return np.minimum(share, 1.0)
+        return None if match is None else match.share(candidates)
 
 
 def kv_settings(plugins: Iterable[Plugin]) -> Settings | None:

@@ -350,8 +350,9 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
             self._roles = Roles(roster, self.params.endpoint_role_label)
         features = Features(candidates, token_count(request), self._roles)
         match = request[self._match]
-        if match is not None and match.blocks is not None and match.total:
-            features.prefix = np.minimum(candidates.narrow(match.blocks) / match.total, 1.0)
+        shares = None if match is None else match.share(candidates)
+        if shares is not None:
+            features.prefix = shares
         if self.params.use_encoder_cache_features and (media := request[self._media]) is not None:
             features.media = media.total
             if media.held is not None:

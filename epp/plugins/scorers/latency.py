@@ -112,8 +112,9 @@ class Latency(FollowsMatches, Scorer):
         longest = highest(waiting)
         total += self._queue if longest <= 0.0 else (longest - waiting) / longest * self._queue
         match = request[self._match]
-        if match is not None and match.blocks is not None:
-            total += candidates.narrow(match.blocks) * (self._prefix / match.total)
+        shares = None if match is None else match.share(candidates)
+        if shares is not None:
+            total += shares * self._prefix
         return bounded(np.floor(total * STEPS + 0.5) / STEPS)
 
 

@@ -72,7 +72,7 @@ class NoHitLru(FollowsMatches, Scorer, PreRequest):
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
         match = request[self._match]
-        cold = match is None or match.blocks is None or not candidates.narrow(match.blocks).any()
+        cold = match is None or match.cached is None or not candidates.narrow(match.cached).any()
         by_profile = request[self._cold]
         if by_profile is None:
             request[self._cold] = by_profile = {}

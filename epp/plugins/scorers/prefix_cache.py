@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from compiled.calls import share
 from epp.candidates import Candidates, Scores
 from epp.plugin import Profile, Scorer, plugin
 from epp.plugins.scorers._prefix_cache_parameters import Parameters
@@ -12,9 +11,10 @@ from epp.request import Request
 
 @plugin("prefix-cache-scorer")
 class PrefixCache(FollowsMatches, Scorer):
-    """Scores endpoints by the share of the prompt that they have cached: matched / total; 0 without a match.
+    """Scores endpoints by what they have cached of the prompt, as a share of the most that can be cached; 0 without a match.
 
-    With a weight w of the match's length: w * min(1, matched tokens / scale)^2 + (1 - w) * matched / total.
+    With a weight w of the match's length: w * min(1, cached tokens / scale)^2 + (1 - w) * cached / most. A server reuses whole blocks of
+    its own size and never the last token of a prompt. So an endpoint scores 1 if it can reuse all but what every server computes again.
     """
 
     Params = Parameters
@@ -30,13 +30,12 @@ class PrefixCache(FollowsMatches, Scorer):
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
         match: PrefixMatch | None = request[self._match]
-        if match is None or match.blocks is None:
-            return None
-        blocks = candidates.narrow(match.blocks)
-        shares: Scores = share(blocks, match.total)
-        if not self._weight:
+        shares = None if match is None else match.share(candidates)
+        if shares is None or not self._weight:
             return shares
-        length = np.minimum(1.0, blocks * (match.block_tokens / self._scale)) ** 2
+        assert match is not None
+        assert match.counted is not None
+        length = np.minimum(1.0, candidates.narrow(match.counted) / self._scale) ** 2
         return self._weight * length + (1.0 - self._weight) * shares
 
 

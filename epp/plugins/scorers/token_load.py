@@ -36,7 +36,5 @@ class TokenLoad(FollowsDecisions, Scorer):
         tokens = token_count(request)
         ahead = candidates[INFLIGHT_TOKENS]
         match: PrefixMatch | None = request[self._match]
-        held, each = None, 0.0
-        if match is not None and match.blocks is not None:
-            held, each = candidates.narrow(match.blocks), float(match.block_tokens)
-        return token_load(ahead, tokens, held, each, self._threshold)
+        cached = None if match is None or match.counted is None else candidates.narrow(match.counted)
+        return token_load(ahead, tokens, cached, 1.0, self._threshold)

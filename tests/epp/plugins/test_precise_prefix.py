@@ -64,8 +64,40 @@ def test_blocks_are_counted_from_the_first_one_and_weighted_by_tier() -> None:
     world.hold(0, keys(16))
     world.hold(1, keys(16), 800)
     match = world.match()
-    assert (match.blocks.tolist(), match.cached.tolist(), match.total) == ([10, 8], [10, 10], 10)
+    assert (match.blocks.tolist(), match.total) == ([10, 10], 10)
+    assert (match.cached.tolist(), match.counted.tolist()) == ([160, 160], [160, 128])
     assert list(match.why) == ["", ""]
+
+
+def test_an_endpoint_that_holds_the_whole_prompt_computes_its_last_block() -> None:
+    world = World(16, 16)
+    world.hold(0, keys(16))
+    r = request(b"x" * 600, model="base", target_model="base")
+    r[TOKENS] = TokenizedPrompt([PromptTokens(IDS[:160])])
+    world.producer.produce(r, world.candidates)
+    match = r[prefix_match(world.producer.name)]
+    assert (match.blocks.tolist(), match.cached.tolist(), match.most()) == ([10, 0], [144, 0], 144)
+    assert match.share(world.candidates).tolist() == [1, 0]
+
+
+def test_a_server_that_reuses_larger_blocks_than_its_events_have_is_predicted_in_larger_ones() -> None:
+    """Such as a model with a sliding window, whose groups of caches have to agree on what is reused."""
+    world = World(16, 16)
+    world.candidates = candidates({"cache_block_size": [64, 16]})
+    for row in (0, 1):
+        world.hold(row, keys(16))
+    assert world.match().cached.tolist() == [128, 160]
+
+
+def test_several_prompts_are_cached_and_cut_each_for_itself() -> None:
+    world = World(16, 16)
+    world.hold(0, keys(16))
+    r = request(b"x" * 600, model="base", target_model="base")
+    r[TOKENS] = TokenizedPrompt([PromptTokens(IDS[:160]), PromptTokens(IDS), PromptTokens(IDS[:10])])
+    world.producer.produce(r, world.candidates)
+    match = r[prefix_match(world.producer.name)]
+    assert (match.blocks.tolist(), match.cached.tolist()) == ([20, 0], [144 + 160, 0])
+    assert (match.total, match.tokens, match.prompts, match.most()) == (20, 335, 3, 144 + 160)
 
 
 def test_blocks_of_one_token_and_media_of_any_length_cost_a_bounded_number_of_keys() -> None:
@@ -83,6 +115,7 @@ def test_an_endpoint_that_is_not_precise_gets_the_approximate_match_in_the_same_
     world.hold(0, keys(16, count=3))
     match = world.match([2, 1, 3])
     assert match.blocks.tolist() == [3, 4, 10]  # blocks of 64 tokens are four of 16, and at most the prompt
+    assert match.cached.tolist() == [48, 64, 164]
     assert list(match.why) == ["", "cut", "cut"]
 
 
@@ -97,6 +130,7 @@ def test_servers_with_blocks_of_different_sizes_are_compared_in_tokens() -> None
     world.hold(0, keys(16, count=6))
     world.hold(2, keys(32))
     assert world.match().blocks.tolist() == [6, 0, 10]
+    assert world.match().cached.tolist() == [96, 0, 160]
 
 
 def test_an_adapter_that_events_have_named_is_another_prompt_than_the_base_model() -> None:
@@ -139,7 +173,7 @@ def test_the_older_form_scores_by_itself_and_beside_a_producer_only_scores() -> 
     )
     assert kv_settings([beside, producer]) is producer.settings
     r = request()
-    r[prefix_match("s")] = PrefixMatch(np.array([2.0, 4.0]), np.arange(4, dtype=np.uint64), 16)
+    r[prefix_match("s")] = PrefixMatch(np.array([2.0, 4.0]), np.arange(4, dtype=np.uint64), 16, 65)
     scores = alone.score(r, candidates({"waiting_requests": [0, 0]}), PROFILE)
     assert scores is not None
     assert scores.tolist() == [0.5, 1.0]

@@ -112,7 +112,7 @@ def respond(
 def test_one_call_asks_about_all_candidates_with_the_state_that_the_request_finds() -> None:
     site = Site()
     r = asking()
-    r[prefix_match(APPROXIMATE)] = PrefixMatch(np.array([0.0, 1.0, 3.0]), np.zeros(4, np.uint64), 64)
+    r[prefix_match(APPROXIMATE)] = PrefixMatch(np.array([0.0, 1.0, 3.0]), np.zeros(4, np.uint64), 64, 257)
     site.ask(r)
     call = site.close_window()
     assert (call.method, call.url) == ("POST", "http://localhost:8001/predict/bulk/strict")
@@ -340,7 +340,7 @@ def test_the_predictor_is_contacted_at_start_and_a_missing_answer_is_logged() ->
 def test_an_answer_teaches_its_latency() -> None:
     site = Site()
     r = asking({TTFT: "1000"})
-    r[prefix_match(APPROXIMATE)] = PrefixMatch(np.array([0.0, 2.0, 0.0]), np.zeros(4, np.uint64), 64)
+    r[prefix_match(APPROXIMATE)] = PrefixMatch(np.array([0.0, 2.0, 0.0]), np.zeros(4, np.uint64), 64, 257)
     site.predicted(r, (900, 1), (1200, 1), (1300, 1))
     respond(site, r, decided(C, 1), end=11.5)
     (entry,) = site.taught()

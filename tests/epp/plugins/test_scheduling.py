@@ -61,8 +61,10 @@ def test_lora_affinity_prefers_loaded_then_room_then_queued() -> None:
 
 
 def matched(blocks: list[float] | None, total: int) -> object:
+    """A request whose prompt has one token more than its blocks: the one that every server computes."""
     r = request()
-    r[MATCH] = PrefixMatch(None if blocks is None else np.array(blocks), np.zeros(total, np.uint64), 64)
+    hashes = np.zeros(total, np.uint64)
+    r[MATCH] = PrefixMatch(None if blocks is None else np.array(blocks), hashes, 64, 64 * total + 1)
     return r
 
 
@@ -164,7 +166,8 @@ def test_a_prompt_is_found_at_the_endpoint_that_it_was_sent_to() -> None:
     producer.produce(other, c)  # type: ignore[attr-defined]
     assert other[MATCH].blocks is None
     producer.before_send(longer, decision_for(1))  # type: ignore[attr-defined]
-    assert services.measured["prefix_indexer_hit_ratio"].values[-1] == pytest.approx(4 / 6)
+    assert services.measured["prefix_indexer_hit_ratio"].values[-1] == pytest.approx(4 * 64 / (6 * 64 - 1))
+    assert services.measured["prefix_indexer_hit_bytes"].values[-1] == 1024
 
 
 def test_prompts_match_only_up_to_the_configured_length() -> None:

@@ -95,10 +95,11 @@ def test_cached_prompt_tokens_cost_nothing_whether_reported_or_matched() -> None
     assert isinstance(share, Turns)
     b = Band(policy, made(FirstCome))
     spent, blocks = [], np.array([0.0, 9.0])
+    held = blocks * 100
     for usage, match in (
         (Usage(1000, 10, 900), None),
         (Usage(1000, 10), PrefixMatch(blocks, np.zeros(10, dtype=np.uint64), 100)),
-        (Usage(1000, 10), PrefixMatch(blocks * 0.8, np.zeros(10, dtype=np.uint64), 100, cached=blocks)),
+        (Usage(1000, 10), PrefixMatch(blocks, np.zeros(10, dtype=np.uint64), 100, held=held, weighted=held * 0.8)),
         (Usage(1000, 10), None),
     ):
         item = b.offer(asking("a"))

@@ -83,7 +83,7 @@ def test_predicted_and_reported_tokens_are_counted_per_endpoint() -> None:
 def test_predicted_and_reported_tokens_are_at_most_the_prompt() -> None:
     worker = Worker()
     worker.comparison.answered(*decided(5, tokens=300), Usage(300, 10, 10**9))
-    assert (worker.counts()["predicted_tokens"], worker.counts()["reported_tokens"]) == (300, 300)
+    assert (worker.counts()["predicted_tokens"], worker.counts()["reported_tokens"]) == (299, 300)
 
 
 @pytest.mark.parametrize(("theirs", "predicted"), [(250, 80), (1000, 320), (4000, 1280)])
@@ -137,7 +137,7 @@ def compared(p: Pair) -> Worker:
     return worker
 
 
-def asked(p: Pair, cached: int | None, *, ends: bool = True, prompt: str = PROMPT) -> None:
+def asked(p: Pair, cached: int | None, *, ends: bool = True, prompt: str | list[str] = PROMPT) -> None:
     """Sends one request and its answer. `cached`: None if the answer does not report it."""
     envoy = p.open()
     envoy.headers(**{"x-request-id": "r"})
@@ -160,8 +160,8 @@ def test_the_answer_of_a_stream_is_compared_with_its_decision() -> None:
     assert worker.counts() == {"checked_requests": 1, "checked_prompt_tokens": 380}
     asked(p, 320)
     counts = worker.counts()
-    # 1,500 bytes are 6 blocks of 256, the last not full; the server counts 380 tokens.
-    assert (counts["predicted_tokens"], counts["reported_tokens"], counts["overpredicted_tokens"]) == (380, 320, 60)
+    # 1,500 bytes are 6 blocks of 256, the last not full; the server counts 380 tokens, and computes the last one.
+    assert (counts["predicted_tokens"], counts["reported_tokens"], counts["overpredicted_tokens"]) == (379, 320, 59)
     assert p.faults == []
 
 
@@ -173,6 +173,18 @@ def test_a_prediction_is_compared_although_the_prompt_is_dropped_earlier() -> No
     counts = worker.counts()
     # 5 whole blocks of the first prompt, 320 of 720 tokens by the picker's count, are held; the server counts 380.
     assert (counts["predicted_tokens"], counts["reported_tokens"]) == (320 * 380 // 720, 320)
+
+
+def test_a_request_with_several_prompts_is_not_compared() -> None:
+    """Servers report the cached tokens of the last prompt alone."""
+    p = pair(prefix())
+    worker = compared(p)
+    for _ in range(2):
+        asked(p, 128, prompt=[PROMPT, PROMPT + TURN])
+    assert worker.counts() == {}
+    again, _ = p.recent.explained()
+    assert again.cached is not None
+    assert (again.cached.predicted, again.cached.reported) == (374 + 719, None)
 
 
 def test_without_usage_nothing_is_counted() -> None:
@@ -190,13 +202,13 @@ def test_an_explanation_has_the_prediction_and_later_the_reported_tokens() -> No
     waiting, answered = p.recent.explained()
     assert answered.cached is not None and waiting.cached is not None
     assert (answered.cached.predicted, answered.cached.reported, answered.cached.prompt) == (0, 0, 380)
-    assert (waiting.cached.predicted, waiting.cached.reported, waiting.cached.prompt) == (384, None, None)
+    assert (waiting.cached.predicted, waiting.cached.reported, waiting.cached.prompt) == (374, None, None)
     (profile,) = waiting.profiles
-    assert {c.endpoint: c.predicted_tokens for c in profile.candidates} == {"pod-0": 0, "pod-1": 384, "pod-2": 0}
-    assert "predicted 384 prompt tokens in its prefix cache" in lines(waiting)
+    assert {c.endpoint: c.predicted_tokens for c in profile.candidates} == {"pod-0": 0, "pod-1": 374, "pod-2": 0}
+    assert "predicted 374 prompt tokens in its prefix cache" in lines(waiting)
     assert "predicted 0 prompt tokens in its prefix cache; it reported 0 of 380" in lines(answered)
-    (row,) = (line for line in lines(waiting) if "pod-1" in line and "384" in line)
-    assert any(line.endswith("predicted cached") for line in lines(waiting)) and row.endswith("384")
+    (row,) = (line for line in lines(waiting) if "pod-1" in line and "374" in line)
+    assert any(line.endswith("predicted cached") for line in lines(waiting)) and row.endswith("374")
 
 
 def test_an_explanation_says_that_a_server_reported_nothing() -> None:

@@ -108,7 +108,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint. `scraped`: the columns that it reports. `traffic_share`: its share of the decisions since the last look.
 
-    `predicted_share` and `reported_share`: as in `Requests`. `not_precise`: why the endpoint's prefix matches are not precise; "" if they
+    `predicted_share` and `reported_share`: as in `Requests`. `predicted_tokens`: predicted as cached, mean of the compared requests; None:
+    none was compared. `not_precise`: why the endpoint's prefix matches are not precise; "" if they
     are. `events_age_s`: seconds since the last message of its event stream. `held_blocks`: the number of blocks in its cache, as its events
     tell. These three are None if the picker follows no event streams. `first_token`: what the latency model has learned of the time to the
     first token, in words; None if it has learned nothing.
@@ -127,6 +128,7 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     index_entries: int
     predicted_share: float | None
     reported_share: float | None
+    predicted_tokens: float | None = None
     not_precise: str | None = None
     events_age_s: float | None = None
     held_blocks: int | None = None
@@ -392,6 +394,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
                 index_entries=e.index_entries,
                 predicted_share=predicted,
                 reported_share=reported,
+                predicted_tokens=e.cached.predicted / e.cached.requests if e.cached and e.cached.requests else None,
                 not_precise=e.stream.why if e.stream is not None else None,
                 events_age_s=e.stream.age_s if e.stream is not None else None,
                 held_blocks=e.stream.held if e.stream is not None else None,

@@ -18,6 +18,9 @@ LAG_S: Final = 0.2
 APART: Final = 0.25  # of the prompt: predicted and reported shares further apart deserve a look
 GIVEN_UP_MIN: Final = 10
 GIVEN_UP_SHARE: Final = 0.1
+# Predictions of fewer blocks of a server than this prove nothing: they may be of a block that it did not fill.
+BLOCKS_BEYOND: Final = 2
+UNKNOWN_BLOCK_TOKENS: Final = 1024  # at least the block of a server that does not report its size
 HOT_SHARE: Final = 0.5
 HOT_WAITING: Final = 8
 RESTARTS_MIN: Final = 2
@@ -128,14 +131,17 @@ def _caching_off(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[F
     which = [
         each
         for each in endpoints.values()
-        if each.get("predicted_share", 0.0) - each.get("reported_share", 0.0) > APART and not each.get("reported_share")
+        if each.get("predicted_share", 0.0) - each.get("reported_share", 0.0) > APART
+        and not each.get("reported_share")
+        and each.get("predicted_tokens", 0.0)
+        > BLOCKS_BEYOND * each["scraped"].get("cache_block_size", UNKNOWN_BLOCK_TOKENS)
     ]
     if which:
         yield Finding(
             "prefix-caching",
             WARNING,
             f"{_some(len(which), 'endpoint')} without prefix caching",
-            f"hits were predicted, and none reported: {_names(which)}",
+            f"hits of more than {BLOCKS_BEYOND} blocks were predicted, and none reported: {_names(which)}",
             "start the engine with prefix caching, and let it report cached tokens (vLLM: --enable-prompt-tokens-details)",
         )
 

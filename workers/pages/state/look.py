@@ -24,9 +24,11 @@ class LaneLook:
 class CachedLook:
     """Counts prompt tokens of an endpoint, in requests for which both a prediction and the server's report are known.
 
-    `prompt`: all tokens. `predicted`: those that the picker predicted as cached. `reported`: those that the server reported as cached.
+    `requests`: their number. `prompt`: all tokens. `predicted`: those that the picker predicted as cached. `reported`: those that the
+    server reported as cached.
     """
 
+    requests: int
     prompt: int
     predicted: int
     reported: int

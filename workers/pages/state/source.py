@@ -410,6 +410,6 @@ def _stream(found: StreamFigures) -> StreamLook:
 
 
 def _cached(found: Sums | None) -> CachedLook | None:
-    return (
-        None if found is None else CachedLook(prompt=found.prompt, predicted=found.predicted, reported=found.reported)
-    )
+    if found is None:
+        return None
+    return CachedLook(requests=found.requests, prompt=found.prompt, predicted=found.predicted, reported=found.reported)

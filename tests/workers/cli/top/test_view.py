@@ -115,7 +115,7 @@ def test_a_column_that_no_endpoint_reports_is_not_shown() -> None:
 
 
 def test_the_predicted_and_the_reported_share_of_cached_tokens_are_shown() -> None:
-    compared = endpoint("a", cached=CachedLook(prompt=100, predicted=80, reported=60))
+    compared = endpoint("a", cached=CachedLook(requests=2, prompt=100, predicted=80, reported=60))
     text = printed(of(look(endpoints=[compared, endpoint("b")])), 200)
     assert "predicted 80%, reported 60%" in text
     titles, first, second = text.splitlines()[-3:]

@@ -147,13 +147,14 @@ def test_load_in_flight_and_the_cached_share_are_sums() -> None:
 
 def test_predicted_and_reported_are_shares_of_the_compared_prompt_tokens() -> None:
     endpoints = [
-        endpoint("a", cached=CachedLook(prompt=100, predicted=80, reported=60)),
-        endpoint("b", cached=CachedLook(prompt=300, predicted=0, reported=30)),
+        endpoint("a", cached=CachedLook(requests=2, prompt=100, predicted=80, reported=60)),
+        endpoint("b", cached=CachedLook(requests=3, prompt=300, predicted=0, reported=30)),
         endpoint("c"),
     ]
     found = of(look(endpoints=endpoints))
     shares = [(e.predicted_share, e.reported_share) for e in found.endpoints]
     assert shares == [(0.8, 0.6), (0.0, 0.1), (None, None)]
+    assert [e.predicted_tokens for e in found.endpoints] == [40, 0, None]
     assert (found.requests.predicted_share, found.requests.reported_share) == (0.2, 0.225)
     assert of(look(endpoints=[endpoint("c")])).requests.predicted_share is None
 

@@ -33,6 +33,7 @@ OF_DOCTOR = {
     "found_by": "doctor",
 }
 RELOAD = {"generation": 2, "workers": 1, "last_reload_failed": "config.yaml:3: unknown-field"}
+UNREPORTED = {"predicted_share": 0.6, "reported_share": 0.0}
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "endpoints-down": ({}, {"state": "down"}, "10.0.0.1:80"),
     "endpoints-stale": ({}, {"state": "stale"}, "10.0.0.1:80"),
@@ -40,7 +41,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "endpoints-ejected": ({}, {"state": "ejected"}, "10.0.0.1:80"),
     "missing-metrics": ({}, {"state": "unknown", "why": REFUSED_PAGE + "vllm:x is missing"}, "vllm:x is missing"),
     "metrics-absent": ({}, {"scraped": {"waiting_requests": 0, "running_requests": 0}}, "10.0.0.1:80"),
-    "prefix-caching": ({}, {"predicted_share": 0.6, "reported_share": 0.0}, "10.0.0.1:80"),
+    "prefix-caching": ({}, UNREPORTED | {"predicted_tokens": 300.0}, "10.0.0.1:80"),
     "worker-away": ({"workers": [{"worker": 0, "state": "not serving", "starts": 4}]}, {}, "4 starts"),
     "worker-late": ({"workers": [{"worker": 0, "state": "serving", "starts": 1, "loop_lag_s": 0.5}]}, {}, "0.5 s"),
     "restarts": ({"processes": {"worker 0": {"exits": {"signal": 2, "done": 5}}}}, {}, "2 by signal"),
@@ -99,6 +100,16 @@ def test_each_fault_is_found_with_its_evidence(rule: str) -> None:
 
 def test_one_implausible_report_is_no_finding() -> None:
     assert findings(values(recent={"usage_beyond_bounds_total@a": 1}), {"a": endpoint()}) == []
+
+
+@pytest.mark.parametrize(("tokens", "block"), [(30.0, 16), (250.0, 128), (2000.0, None), (None, 16)])
+def test_predictions_of_few_blocks_are_no_evidence_that_a_server_caches_no_prefixes(
+    tokens: float | None, block: int | None
+) -> None:
+    """A server with larger blocks than the picker believes, or a prompt that is a little shorter than it counts, reports none either."""
+    scraped = endpoint()["scraped"] | {"cache_block_size": block}
+    each = endpoint(scraped={name: value for name, value in scraped.items() if value is not None}, **UNREPORTED)
+    assert findings(values(), {"a": each | ({} if tokens is None else {"predicted_tokens": tokens})}) == []
 
 
 def test_a_pool_without_endpoints_and_different_block_sizes_are_found() -> None:

@@ -133,7 +133,7 @@ def test_predicted_and_reported_tokens_are_summed_per_endpoint_over_all_workers(
         for name, count in counts.items():
             series.words[block + series.counter_at[f"prefix_{name}_total"]] += count
     seen = [endpoint.cached for endpoint in world.source.look(NOW).endpoints]
-    assert seen == [CachedLook(prompt=200, predicted=120, reported=100), None]
+    assert seen == [CachedLook(requests=2, prompt=200, predicted=120, reported=100), None]
 
 
 def test_a_look_has_the_counters_of_every_lane(world: World) -> None:
