@@ -110,7 +110,7 @@ NO_SHADOWS: Final[Mapping[str, ProfileRun | None]] = {}
 class Response:
     """Holds the model server's response, as far as it has arrived. The response points of `epp.plugin` get it.
 
-    `status`: the HTTP status; 0: no response headers arrived. `headers`: names are in lower case.
+    `status`: the HTTP status, 200 if the headers have none; 0: no response headers arrived. `headers`: names are in lower case.
     `streaming`: whether the response is streamed. `usage`: token usage, set before ResponseComplete; None: not reported.
     `whole`: whether the response came to its end; False at ResponseComplete: it was cut short.
     `gateway`: what the gateway reports of its load balancing, key -> value; None: nothing.

@@ -326,6 +326,8 @@ class ResponseReceived(Plugin):
 class ResponseStreaming(Plugin):
     """Follows the response's body. Called once per chunk, except the last. `request.now` is the chunk's time of arrival.
 
+    Not called for a response with an error status, 400 or more: its chunks are no tokens.
+
     `first_chunk_only`: whether the plugin is called only once per response, for the first chunk that is not empty. A chunk for which no
     plugin is called takes a tenth of the time.
     """

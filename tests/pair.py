@@ -199,8 +199,11 @@ class Envoy:
     def response_headers(
         self, status: str = "200", kind: str = "application/json", *, last: bool = False
     ) -> list[Response]:
+        """`status`: "" for headers without one."""
         request = pb.ProcessingRequest()
         for name, value in {":status": status, "content-type": kind}.items():
+            if not value:
+                continue
             request.response_headers.headers.headers.add(key=name, raw_value=value.encode())
         request.response_headers.end_of_stream = last
         return self.say(request)

@@ -197,7 +197,7 @@ class ResponsePhase:
         )
         if last:
             return
-        if decision is not None and self._pipeline is not None:
+        if decision is not None and self._pipeline is not None and not stream.error:
             self._streaming = self._pipeline.response_streaming
         secondary = self._reservation is not None and self._reservation.secondary
         stream.passing = stream.duplex and not (self._streaming or secondary or self._restorer)
@@ -255,7 +255,8 @@ class ResponsePhase:
             raise headers.problem
         if status >= ERROR_STATUS:
             stream.error = MODEL_SERVER_ERROR
-        number = OK if status == OK_TEXT else _number(status)
+        # Gateways can be told to leave the status out (Envoy: forward_rules). Then headers and a body are a success.
+        number = OK if status in (OK_TEXT, "") else _number(status)
         if self._reservation is not None and number:
             # A server dates its answers (RFC 9110, 6.6.1). When a connection fails, the gateway answers by itself, and its answer has no
             # date at this point.

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from compiled.calls import by_row
-from epp.candidates import Candidates
-from epp.data import Datum
+from epp.candidates import Candidates, Snapshot
+from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Datum
 from epp.decision import Decision, ProfileRun, Response
 from epp.plugin import Hashes, Measure, Prefills, PrefixIndex
 from epp.prefix.blocks import block_hashes, landmarks, root, with_media
-from epp.prefix.match import Prefill, PrefixMatch, joined
+from epp.prefix.match import Capacity, Prefill, PrefixMatch, joined
 from epp.request import BYTES_PER_TOKEN, Request
 from epp.server_blocks import server_blocks
 from epp.tokens import TOKENS, PromptTokens
@@ -26,6 +26,10 @@ RECENT_MAX: Final = 256
 LONG_BLOCKS: Final = 512  # a chain pushes one more of the remembered chains out for each so many blocks
 ERRORS_FROM: Final = 400
 COMPARED_MAX: Final = 256  # remembered chains with which the chains of one failed request are compared
+# What one worker teaches the index of requests without a first token is at most this share of an endpoint's capacity, so that requests
+# that the server refuses displace nothing: the index may have a twentieth more than the capacity. But it may always be so many blocks.
+UNPROVEN_SHARE: Final = 32
+UNPROVEN_BLOCKS: Final = 16
 
 Chain = tuple[Hashes, Mapping[int, int]]  # hashes of one of several prompts; owner -> leading blocks that it holds
 
@@ -34,15 +38,18 @@ class Sent:
     """Remembers a chain that was sent to an endpoint. `owner`: the endpoint's owner id; 0: the request failed.
 
     `known`: how many leading blocks the endpoint held before, or computes for other requests. `sure`: how many of them it held by the
-    index. `prefill`: what `Prefills.begins` returned; -1: nothing is shown.
+    index. `taught`: how many leading blocks the index has of it. `later`: whether the index learns it at the first token. `unproven`: how
+    many blocks count as taught without a first token. `prefill`: what `Prefills.begins` returned; -1: nothing is shown.
     """
 
-    __slots__ = ("hashes", "known", "owner", "prefill", "sure")
+    __slots__ = ("hashes", "known", "later", "owner", "prefill", "sure", "taught", "unproven")
 
     def __init__(self, owner: int, hashes: Hashes, known: int) -> None:
         self.owner = owner
         self.hashes = hashes
-        self.known = self.sure = known
+        self.known = self.sure = self.taught = known
+        self.later = False
+        self.unproven = 0
         self.prefill = -1
 
 
@@ -68,6 +75,7 @@ class SentPrompts:
         keys: Keys,
         block_tokens: int,
         bytes_max: int,
+        capacity: Capacity,
         *,
         index: PrefixIndex,
         prefills: Prefills,
@@ -75,11 +83,12 @@ class SentPrompts:
         hit_ratio: Measure,
         hit_bytes: Measure,
     ) -> None:
-        """`bytes_max`: bytes of a prompt that are matched. `secret`: see `epp.prefix.blocks`."""
+        """`bytes_max`: bytes of a prompt that are matched. `capacity`: of an endpoint in the index. `secret`: see `epp.prefix.blocks`."""
         self._keys = keys
         self._block_tokens = block_tokens
         self._block_bytes = block_tokens * BYTES_PER_TOKEN
         self._bytes_max = bytes_max
+        self._capacity = capacity
         self._index = index
         self._prefills = prefills
         self._secret = secret
@@ -87,6 +96,9 @@ class SentPrompts:
         self._hit_bytes = hit_bytes
         self._turn = 0
         self.recent: deque[Sent] = deque(maxlen=RECENT_MAX)
+        self._unproven: dict[
+            int, int
+        ] = {}  # owner -> blocks that the index has learned of requests without a first token
         self._roots: dict[tuple[str, str], int] = {}
 
     def match(self, request: Request, candidates: Candidates) -> None:
@@ -150,24 +162,22 @@ class SentPrompts:
         return PrefixMatch(blocks, hashes, self._block_tokens, tokens, servers=servers, under_way=under_way)
 
     def learn(self, request: Request, decision: Decision) -> None:
-        """Tells the index that the targets will hold the request's blocks."""
+        """Tells the index that the targets will hold the request's blocks, or notes what it is told at the first token."""
         match = request[self._keys.match]
         if match is None:
             return
         primary = decision.run(decision.primary)
         assert primary is not None
-        owner, held = self._target(primary, match)
         cached, most = 0.0 if match.cached is None else float(match.cached.item(primary.row)), match.most()
         self._hit_ratio.observe(cached / most if most else 0.0)
         self._hit_bytes.observe(cached * BYTES_PER_TOKEN)
         sent: list[Sent] = []
         request[self._keys.sent] = sent  # from here on, `ended` takes back what the index learns, whatever fails below
         chains = request[self._keys.chains]
-        self._learn(match, held, owner, chains, sent)
+        self._learn(match, primary, chains, sent)
         prefill = decision.run(decision.prefill)
         if prefill is not None and prefill is not primary:
-            owner, held = self._target(prefill, match)
-            self._learn(match, held, owner, chains, sent)
+            self._learn(match, prefill, chains, sent)
         if chains is None:
             self._show(request, match, sent)
 
@@ -194,21 +204,36 @@ class SentPrompts:
         if not sents:
             return
         begun = bool(request[self._keys.begun])
-        if response.status == 0 or response.status >= ERRORS_FROM or not (begun or response.whole):
+        if response.status >= ERRORS_FROM or not (begun or response.whole):
             for sent in sents:
-                self._prefills.ends(sent.prefill)
-                sent.prefill = -1
+                self._prove(sent)
             self._take_back(sents)
         elif not begun:
             self._computed(sents)
 
     def _computed(self, sents: Sequence[Sent]) -> None:
-        """Confirms blocks whose prefill another request had begun: they stay, even if that request is cancelled."""
+        """Teaches the index what it has not learned yet, and blocks whose prefill another request had begun: they stay, even if that
+        request is cancelled.
+        """
         for sent in sents:
-            self._prefills.ends(sent.prefill)
-            sent.prefill = -1
-            if sent.sure < sent.known:
+            self._prove(sent)
+            if sent.later:
+                sent.later, sent.taught = False, len(sent.hashes)
+                self._index.learn(landmarks(sent.hashes, sent.sure if self._turn else 0), sent.owner)
+            elif sent.sure < sent.known:
                 self._index.learn(landmarks(sent.hashes[: sent.known], sent.sure), sent.owner)
+
+    def _prove(self, sent: Sent) -> None:
+        """Notes that a prefill has ended."""
+        self._prefills.ends(sent.prefill)
+        sent.prefill = -1
+        if sent.unproven:
+            left = self._unproven[sent.owner] - sent.unproven
+            sent.unproven = 0
+            if left:
+                self._unproven[sent.owner] = left
+            else:
+                del self._unproven[sent.owner]
 
     def _take_back(self, sents: Sequence[Sent]) -> None:
         failed = [(sent, sent.owner) for sent in sents]
@@ -225,7 +250,7 @@ class SentPrompts:
                     kept = max(kept, shared)
                     # From now on the other request counts as the one that added these blocks: if it fails, too, it takes them back.
                     other.known = min(other.known, sent.known)
-            added = landmarks(sent.hashes, kept)
+            added = landmarks(sent.hashes[: sent.taught], kept)
             if len(added):
                 self._index.forget(added, owner)
 
@@ -238,30 +263,53 @@ class SentPrompts:
                 alike.append(other)
         return chains
 
-    def _target(self, run: ProfileRun, match: PrefixMatch) -> tuple[int, int]:
-        """Returns the owner id of the endpoint that a profile picked, and how many blocks of the match the endpoint holds."""
-        row = run.row
-        held = 0 if match.blocks is None else int(match.blocks.item(row))
-        return run.candidates.snapshot.endpoints[row].owner, held
+    def _learn(self, match: PrefixMatch, run: ProfileRun, chains: Sequence[Chain] | None, sent: list[Sent]) -> None:
+        """Adds a request's chains to the index for the endpoint that a profile picked, and remembers them in `sent`.
 
-    def _learn(
-        self, match: PrefixMatch, held: int, owner: int, chains: Sequence[Chain] | None, sent: list[Sent]
-    ) -> None:
-        """Adds a request's chains to the index for the owner that it is sent to, and remembers them in `sent`.
-
-        Blocks that the owner is known to hold are added again only now and then, to keep their entries young.
+        Blocks that the endpoint is known to hold are added again only now and then, to keep their entries young.
         """
+        row, snapshot = run.row, run.candidates.snapshot
+        owner = snapshot.endpoints[row].owner
         self._turn = (self._turn + 1) % REFRESH_EVERY
-        parts = [(match.hashes, held)] if chains is None else [(chain, by.get(owner, 0)) for chain, by in chains]
-        for hashes, known in parts:
-            chain_sent = Sent(owner, hashes, known)
-            sent.append(chain_sent)
-            self.recent.append(chain_sent)
-            if len(hashes) >= LONG_BLOCKS:
-                self._forget_for(len(hashes))
-            learned = landmarks(hashes, known if self._turn else 0)
-            if len(learned):
-                self._index.learn(learned, owner)
+        if chains is None:
+            held = 0 if match.blocks is None else int(match.blocks.item(row))
+            self._learn_chain(match.hashes, held, owner, match.tokens // self._block_tokens, snapshot, row, sent)
+        else:
+            for chain, by in chains:
+                self._learn_chain(chain, by.get(owner, 0), owner, len(chain), snapshot, row, sent)
+
+    def _learn_chain(
+        self, hashes: Hashes, known: int, owner: int, blocks: int, snapshot: Snapshot, row: int, sent: list[Sent]
+    ) -> None:
+        """Adds one chain. `blocks`: the length of its prompt, of which it may have only the beginning."""
+        chain_sent = Sent(owner, hashes, known)
+        sent.append(chain_sent)
+        self.recent.append(chain_sent)
+        if len(hashes) >= LONG_BLOCKS:
+            self._forget_for(len(hashes))
+        unproven = len(hashes) - known
+        if unproven:
+            before = self._unproven.get(owner, 0)
+            if before + unproven > UNPROVEN_BLOCKS:
+                room = self._room(snapshot, row)
+                if (before + unproven) * UNPROVEN_SHARE > room:
+                    chain_sent.later = blocks <= room  # a longer prompt is never learned: the server cannot hold it
+                    return
+            self._unproven[owner] = before + unproven
+            chain_sent.unproven = unproven
+            chain_sent.taught = len(hashes)
+        learned = landmarks(hashes, known if self._turn else 0)
+        if len(learned):
+            self._index.learn(learned, owner)
+
+    def _room(self, snapshot: Snapshot, row: int) -> int:
+        """Returns how many blocks the cache of an endpoint has room for, as the index assumes it."""
+        sizes, counts = snapshot.values.get(CACHE_BLOCK_SIZE.name), snapshot.values.get(CACHE_NUM_BLOCKS.name)
+        if self._capacity.auto_tune and sizes is not None and counts is not None:
+            tokens = float(sizes.item(row)) * float(counts.item(row))
+            if tokens >= self._block_tokens:  # not NaN
+                return int(tokens) // self._block_tokens
+        return self._capacity.blocks
 
     def _forget_for(self, blocks: int) -> None:
         """Forgets remembered chains to make room for a long one, so that memory stays bounded: one chain may have 256 KB."""

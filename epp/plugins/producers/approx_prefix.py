@@ -3,9 +3,13 @@
 `produce` hashes the prompt and looks up the endpoints that hold its blocks. `before_send` tells the index writer that the target will
 hold them, and shows the prefill to all workers at once, because the index learns some milliseconds later (`epp.plugin.Prefills`). The
 first token confirms it. If a request ends without one, `response_complete` takes back the blocks that it added. It does not take back
-blocks that another recent request of this worker to the same server has in common, unless that request failed, too. Hashed are the
-prompt's tokens if a token producer emits them, else its bytes. If a request has several prompts, each has a chain of hashes of its own,
-because servers cache them separately; their prefills are not shown.
+blocks that another recent request of this worker to the same server has in common, unless that request failed, too.
+
+What is sent beyond a small share of the server's cache, the index learns at the first token only. Otherwise, requests that the server
+refuses would displace the prefixes of others. It never learns a prompt that is longer than the server's cache.
+
+Hashed are the prompt's tokens if a token producer emits them, else its bytes. If a request has several prompts, each has a chain of hashes
+of its own, because servers cache them separately; their prefills are not shown.
 
 Blocks have `blockSizeTokens` tokens, the same for all producers of a process. The index writer keeps as many blocks of an endpoint as the
 server's cache has room for, by the size that the server reports. If the server reports none, or `autoTune` is off, it keeps
@@ -81,6 +85,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseStreaming
             self._keys,
             self.block_tokens,
             self._bytes_max,
+            self.capacity,
             index=services.prefix_index,
             prefills=services.prefills,
             secret=services.prefix_seed,
