@@ -27,6 +27,7 @@ TTL_MS: Final = "x-llm-d-request-ttl-ms"
 TTFT_SLO_MS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 TPOT_SLO_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 DEBUG: Final = ("x-llm-d-debug",)
+PREFER: Final = "prefer"  # of RFC 7240; read for the preference if-available (`epp.if_available`)
 MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {  # name in --trust-client-headers -> the headers that it stands for
     "fairness": FAIRNESS_ID,
@@ -34,8 +35,10 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {  # name in --trust-client-heade
     "ttl": (TTL, TTL_MS),
     "slo": (*TTFT_SLO_MS, *TPOT_SLO_MS),
     "model": MODEL_REWRITE,
+    "if-available": (PREFER,),
     "debug": DEBUG,
 }
+GATEWAY: Final = "gateway"  # in --trust-client-headers: the gateway removes the headers of clients
 DEBUG_GROUP: Final = "debug"
 TRUSTED_BY_DEFAULT: Final = tuple(group for group in GROUPS if group != DEBUG_GROUP)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from epp.client_headers import PREFER
 from epp.decision import Decision
 from epp.errors import Cause, Refused
 from epp.pipeline import Pipeline
@@ -16,7 +17,6 @@ from epp.plugin import Scorer
 from epp.prefix.prediction import compared_match
 from epp.request import Request
 
-PREFER: Final = "prefer"
 IF_AVAILABLE: Final = "if-available"
 
 

@@ -102,6 +102,10 @@ WARNINGS: Mapping[str, str] = {
     "limit-below-body": "A limit on waiting bytes is below the length that one request body may have.",
 }
 
+NOTES: Mapping[str, str] = {
+    "client-headers": "Clients may set headers that the picker trusts, unless the gateway removes them.",
+}
+
 
 class Place(NamedTuple):
     """Gives a position in the text, counted from 1. Line 0 means the configuration as a whole."""
@@ -117,7 +121,7 @@ WHOLE = Place(0, 0)
 class Finding:
     """Describes one broken rule. `hint` says how to fix it, or is empty."""
 
-    severity: ClassVar[str] = "note"
+    severity: ClassVar[str]
     file: str
     line: int
     column: int
@@ -129,6 +133,13 @@ class Finding:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         hint = f" ({self.hint})" if self.hint else ""
         return f"{place}: {self.severity}[{self.rule}]: {self.message}{hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigNote(Finding):
+    """Describes what a configuration leaves to its surroundings. It is no mistake, so `--strict` does not count it."""
+
+    severity: ClassVar[str] = "note"
 
 
 @dataclass(frozen=True, slots=True)

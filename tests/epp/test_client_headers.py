@@ -105,7 +105,7 @@ def test_a_model_name_is_read_as_utf_8() -> None:
 
 def test_untrusted_headers_are_hidden_under_all_their_names() -> None:
     assert ch.untrusted(tuple(ch.GROUPS)) == frozenset()
-    assert ch.untrusted(("objective", "ttl", "slo", "model")) == frozenset(ch.FAIRNESS_ID)
+    assert ch.untrusted(("objective", "ttl", "slo", "model", "if-available")) == frozenset(ch.FAIRNESS_ID)
     assert ch.untrusted(()) | {*ch.DEBUG} == frozenset(name for names in ch.GROUPS.values() for name in names)
 
 

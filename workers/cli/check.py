@@ -8,11 +8,13 @@ from typing import Any
 import click
 import msgspec
 
-from epp.config.findings import ERRORS, WARNINGS, Finding
+from epp.config.control_headers import header_notes
+from epp.config.findings import ERRORS, NOTES, WARNINGS, Finding
 from epp.config.gateways import GATEWAYS, gateway_findings
 from epp.config.load import ConfigErrors, Surroundings, load
 from epp.config.migrate import migrate as migrate_text
 from epp.config.registry import PluginImportError
+from workers.cli import trust
 from workers.cli.configuration import (
     Unreadable,
     add_plugins,
@@ -30,8 +32,8 @@ from workers.host.exit_codes import ExitCode
 
 def _print_rules(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:
     if requested and not ctx.resilient_parsing:
-        width = max(map(len, (*ERRORS, *WARNINGS)))
-        for severity, rules in (("error", ERRORS), ("warning", WARNINGS)):
+        width = max(map(len, (*ERRORS, *WARNINGS, *NOTES)))
+        for severity, rules in (("error", ERRORS), ("warning", WARNINGS), ("note", NOTES)):
             for rule, text in rules.items():
                 echo(f"{severity:<7}  {rule:<{width}}  {text}")
         ctx.exit()
@@ -52,6 +54,7 @@ def _print_rules(ctx: click.Context, _option: click.Parameter, requested: bool) 
 @click.option("--memory-limit", type=SIZE, default=None, help="Memory limit of the container for `epp serve`.")
 @click.option("--objects-dir", default="", help="The value for `epp serve`; the files in the folder are checked, too.")
 @click.option("--gateway", type=click.Choice(list(GATEWAYS)), help="Warn of what cannot work with this gateway.")
+@trust.trust_option
 @plugin_path_option
 def command(
     file: str,
@@ -65,12 +68,15 @@ def command(
     memory_limit: int | None,
     objects_dir: str,
     gateway: str | None,
+    trust_client_headers: tuple[str, ...],
     plugin_path: str,
 ) -> None:
     """Check the configuration FILE (- for standard input) and print the effective one.
 
     Exit code 0: the configuration is valid; 78: it is not, and all errors are on stderr.
     """
+    if wrong := trust.faults(trust_client_headers):
+        raise click.UsageError(wrong[0])
     source = shown_path(file)
     try:
         text = read_file(file)
@@ -93,11 +99,16 @@ def command(
         findings = [*config.warnings, *(gateway_findings(config, gateway, source) if gateway else ())]
         failed, effective = strict and bool(findings), config
     remarks = object_findings(objects_dir)
-    findings, failed = [*findings, *remarks], failed or any(strict or f.severity == "error" for f in remarks)
+    notes = header_notes(trust.trusted(trust_client_headers), source) if effective is not None else ()
+    findings, failed = [*findings, *remarks, *notes], failed or any(strict or f.severity == "error" for f in remarks)
     if as_json:
         echo_text(_json(findings, None if effective is None else effective.document))
     else:
-        if shown := [finding for finding in findings if not quiet or strict or finding.severity == "error"]:
+        if shown := [
+            finding
+            for finding in findings
+            if not quiet or finding.severity in (("error", "warning") if strict else ("error",))
+        ]:
             echo_text(findings_text(shown), err=True)
         if migrate:
             echo_as_is(text, nl=False)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from epp.client_headers import GROUPS, TRUSTED_BY_DEFAULT
 from workers.cli.flags import BOOL, COUNT, DURATION, NAMES, PORT, PORTS, SIZE, VERBOSITY, Whole, flag, group
+from workers.cli.trust import trust_option
 from workers.host.options import PASSWORD_VARIABLE, POOL_GROUP
 
 INDEX_ENTRIES_MIN = 256  # a smaller index has no room for the owners of one block
@@ -226,12 +226,7 @@ FLAGS = (
         flag("body-limit", SIZE, "32MiB", "Longest request body; a longer one is refused."),
         flag("grpc-max-recv-msg-size", SIZE, "", "Longest gRPC message received. [default: body limit + 1 MiB]"),
         flag("grpc-max-send-msg-size", SIZE, "", "Longest gRPC message sent; the picker sends none above 64 KiB."),
-        flag(
-            "trust-client-headers",
-            NAMES,
-            ",".join(TRUSTED_BY_DEFAULT),
-            f"Client headers to honour: all, none, or some of {', '.join(GROUPS)}. Model servers get none of the others.",
-        ),
+        trust_option,
         flag("disable-endpoint-subset-filter", BOOL, "false", "Ignore the gateway's subset of endpoints."),
         flag(
             "emit-endpoint-scores",

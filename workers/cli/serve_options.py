@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import click
 
-from epp.client_headers import GROUPS
 from epp.plugins.extractors.metrics_source import INTERVAL_S_MAX
+from workers.cli import trust
 from workers.cli.flags import BadConfiguration, Flag, given, misspelt, with_variables
 from workers.cli.output import echo
 from workers.cli.serve_flags import FLAGS, REPLACED, TLS_VERSIONS, UNSUPPORTED, VERBOSE
@@ -46,7 +46,6 @@ TLS_FLAGS = ("cert-path", "tls-min-version", "tls-cipher-suites", "enable-cert-r
 REPLICA_FLAGS = ("replica-store-password-file", "replica-store-prefix", "replica-name")
 REPLICA_PREFIX = re.compile(r"[A-Za-z0-9._:/{}-]{1,200}")  # no wildcards: ACLs and subscriptions match names by it
 REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-TRUST = ("all", "none")
 STDIN = "-"
 GRPCIO = "endpoint-picker[grpcio]"
 
@@ -126,7 +125,7 @@ def collect(
         "pool_given": bool(values["pool_name"]),
         "endpoint_target_ports": tuple(dict.fromkeys(values["endpoint_target_ports"])),
         "pool_namespace": values["pool_namespace"] or "default",
-        "trust_client_headers": _trusted(values["trust_client_headers"]),
+        "trust_client_headers": trust.trusted(values["trust_client_headers"]),
         "replica_store_prefix": _replica_prefix(values, environ),
         "given": origins,
         "log_level": level,
@@ -170,13 +169,7 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
         errors.append(
             f"--grpc-max-send-msg-size {sent} is too small: the picker sends up to {SEND_BYTES_NEEDED} bytes; give at least that"
         )
-    unknown = [name for name in values["trust_client_headers"] if name not in (*GROUPS, *TRUST)]
-    errors.extend(
-        f"--trust-client-headers: '{name[:128]}' is not known; write all, none, or some of {', '.join(GROUPS)}"
-        for name in unknown
-    )
-    if len(values["trust_client_headers"]) > 1 and set(TRUST) & set(values["trust_client_headers"]):
-        errors.append("--trust-client-headers: all and none cannot be combined with other values")
+    errors.extend(trust.faults(values["trust_client_headers"]))
     if values["record_bytes_max"] < RECORD_BYTES_MIN:
         errors.append(f"--record-bytes-max is below {RECORD_BYTES_MIN >> 20}MiB; give at least that")
     if "/" in values["instance"]:
@@ -208,13 +201,6 @@ def _kubernetes(values: Mapping[str, Any], environ: Mapping[str, str], errors: l
             f"--endpoint-selector needs the environment variable POD_NAME in the form <deployment>-<replica set>-<id>, which names "
             f"the pool; it is '{environ.get('POD_NAME', '')}'"
         )
-
-
-def _trusted(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the groups of client headers that the picker reads. `names`: group names, "all" or "none"."""
-    if names == TRUST[:1]:
-        return tuple(GROUPS)
-    return tuple(name for name in GROUPS if name in names)
 
 
 def _ports(values: Mapping[str, Any], errors: list[str]) -> None:

@@ -15,6 +15,7 @@ from xxhash import xxh3_64
 
 from compiled.calls import step
 from epp import if_available
+from epp.client_headers import PREFER
 from epp.decide import decide
 from epp.decision import Decision
 from epp.errors import Cause, ProtocolViolation, Refused
@@ -33,7 +34,7 @@ from workers.extproc.pipelines import Lease
 from workers.extproc.shell import Shell
 from workers.telemetry.tracing import GatewayContext
 
-PREFERS: Final = codec.needle(if_available.PREFER)[:-1]
+PREFERS: Final = codec.needle(PREFER)[:-1]
 ENCODED: Final = CONTENT_ENCODING.encode()
 NO_HEADERS: Final = codec.Headers(b"", 0, 0)
 LONG_BODY: Final = 1 << 20  # bytes; the work for a longer body is spread over several turns of the loop

@@ -91,6 +91,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     enable_pprof: bool = True
     ui: bool = True
     disable_endpoint_subset_filter: bool = False
+    # Groups of `epp.client_headers`; with GATEWAY among them, the gateway removes those of clients.
     trust_client_headers: tuple[str, ...] = TRUSTED_BY_DEFAULT
     pool_name: str = "epp"
     # Whether --pool-name is set. If so, the pool is the source of endpoints, unless there is another one.

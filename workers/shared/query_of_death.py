@@ -40,7 +40,7 @@ LISTED_S: Final = 600.0
 HARMLESS: Final = 16
 SEED_MASK: Final = (1 << 64) - 1
 # Headers that the picker itself reads, besides those that its plugins declare.
-OWN_HEADERS: Final = ("content-encoding", "prefer", *(name for names in GROUPS.values() for name in names))
+OWN_HEADERS: Final = ("content-encoding", *(name for names in GROUPS.values() for name in names))
 CRASHES: Final = frozenset(
     -number
     for number in (

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from epp.client_headers import GROUPS, TRUSTED_BY_DEFAULT
+from epp.config.control_headers import POWERS
 from epp.config.findings import ERRORS, WARNINGS
 from epp.config.load import load
 from workers.cli import EARLIER, LABORATORY, PICKER, main
@@ -19,6 +21,7 @@ GOOD = "plugins: [{type: queue-scorer}, {type: file-discovery, name: f, paramete
 GOOD += "dataLayer: {discovery: {endpoints: {pluginRef: f}}}\n"
 BAD = "plugins:\n- type: queue-scorr\n- type: nothing-like-it\n"
 WARNS = "plugins: [{type: queue-scorer, parameters: {a: 1}}]\n"
+STRIPS = "--trust-client-headers=gateway"
 
 
 def check(*args: str, stdin: str | bytes | None = None) -> Result:
@@ -27,10 +30,28 @@ def check(*args: str, stdin: str | bytes | None = None) -> Result:
 
 def test_a_valid_file_prints_the_effective_configuration_and_exits_0(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(GOOD)
-    result = check(str(tmp_path / "c.yaml"))
+    result = check(str(tmp_path / "c.yaml"), STRIPS)
     assert result.exit_code == 0
     assert result.stderr == ""
     assert load(result.stdout, "again").as_yaml() == result.stdout
+
+
+def test_what_clients_can_do_is_told_for_each_trusted_group_unless_the_gateway_removes_their_headers() -> None:
+    told = check("-", stdin=GOOD)
+    assert (told.exit_code, told.stderr.count("\n")) == (0, 1)
+    assert told.stderr.startswith(
+        "<stdin>: note[client-headers]: headers that --trust-client-headers trusts let a client "
+    )
+    for group in GROUPS:
+        assert (f"{POWERS[group]} ({group})" in told.stderr) == (group in TRUSTED_BY_DEFAULT)
+    some = check("-", "--trust-client-headers=debug,slo", stdin=GOOD).stderr
+    assert [group for group in GROUPS if f"({group})" in some] == ["slo", "debug"]
+    for flag in ("--trust-client-headers=none", STRIPS, "--quiet"):
+        assert check("-", flag, stdin=GOOD).stderr == ""
+    assert check("-", "--trust-client-headers=all", "--strict", stdin=GOOD).exit_code == 0, "a note is no mistake"
+    assert check("-", "--trust-client-headers=everything", stdin=GOOD).exit_code == 2
+    (note,) = json.loads(check("-", "--json", stdin=GOOD).stdout)["findings"]
+    assert (note["severity"], note["rule"]) == ("note", "client-headers")
 
 
 def test_all_errors_are_printed_like_compiler_messages_and_the_exit_code_is_78(tmp_path: Path) -> None:
@@ -62,7 +83,7 @@ def test_warnings_go_to_stderr_and_quiet_prints_errors_only() -> None:
 
 
 def test_json_has_all_findings_in_the_order_of_the_text_and_the_effective_configuration() -> None:
-    good = json.loads(check("--json", "-", stdin=WARNS).stdout)
+    good = json.loads(check("--json", "-", STRIPS, stdin=WARNS).stdout)
     assert [finding["rule"] for finding in good["findings"]] == ["parameters-ignored"]
     assert good["effective"]["kind"] == "EndpointPickerConfig"
     result = check("--json", "-", stdin=BAD + "flowControl: {maxBytes: 1Gi}\n")
@@ -80,7 +101,7 @@ def test_migrate_prints_the_file_in_its_current_form_and_the_findings_about_that
     (tmp_path / "c.yaml").write_text(
         "apiVersion: llm-d.ai/v1alpha1  # old\n" + GOOD.replace("endpoints: {pluginRef: f}", "pluginRef: f")
     )
-    result = check("--migrate", "--strict", str(tmp_path / "c.yaml"))
+    result = check("--migrate", "--strict", STRIPS, str(tmp_path / "c.yaml"))
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("apiVersion: llm-d.ai/v1  # old\n")
     assert "dataLayer: {discovery: {endpoints: {pluginRef: f}}}" in result.stdout

@@ -16,6 +16,8 @@ from workers.host.options import Options
 
 Env = dict[str, str | None]
 
+DEFAULT = ("fairness", "objective", "ttl", "slo", "model", "if-available")
+
 
 def run(*args: str, env: Env | None = None) -> tuple[Result, Options | None]:
     seen: list[Options] = []
@@ -102,10 +104,12 @@ def test_the_defaults_are_those_of_the_struct_except_the_number_of_workers() -> 
         (["--zap-encoder=json", "--log-format=console"], "log_format", "console"),
         (["--endpoints=a:1,b:2"], "endpoints", "a:1,b:2"),
         (["--disable-endpoint-subset-filter"], "disable_endpoint_subset_filter", True),
-        ([], "trust_client_headers", ("fairness", "objective", "ttl", "slo", "model")),
-        (["--trust-client-headers=all"], "trust_client_headers", ("fairness", "objective", "ttl", "slo", "model", "debug")),
+        ([], "trust_client_headers", DEFAULT),
+        (["--trust-client-headers=all"], "trust_client_headers", (*DEFAULT, "debug")),
         (["--trust-client-headers=none"], "trust_client_headers", ()),
         (["--trust-client-headers=slo,fairness"], "trust_client_headers", ("fairness", "slo")),
+        (["--trust-client-headers=gateway"], "trust_client_headers", ("gateway", *DEFAULT)),
+        (["--trust-client-headers=debug,gateway"], "trust_client_headers", ("gateway", "debug")),
         (["--enable-grpc-stream-metrics"], "enable_grpc_stream_metrics", True),
         (["--metrics-legacy-names=false"], "metrics_legacy_names", False),
         (["--enable-cert-reload", "--cert-path=certs"], "enable_cert_reload", True),
@@ -250,7 +254,7 @@ def test_tls_flags_with_less_effect_than_expected_get_a_warning(args: list[str],
     assert text in line
 
 
-@pytest.mark.parametrize("given", ["fairnes", "all,none", "none,slo"])
+@pytest.mark.parametrize("given", ["fairnes", "all,none", "none,slo", "none,gateway", "all,gateway"])
 def test_invalid_groups_of_trusted_headers_are_refused(given: str) -> None:
     (line,) = refused(f"--trust-client-headers={given}")
     assert "--trust-client-headers" in line

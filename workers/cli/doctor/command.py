@@ -14,6 +14,7 @@ import msgspec
 from shm import observe
 from workers.cli.configuration import add_plugins, plugin_path_option
 from workers.cli.doctor import envoy_admin
+from workers.cli.doctor.client_headers import client_header_findings
 from workers.cli.doctor.gateway import Names, Peer, calls, gateway_findings, picker_clusters, tls_names
 from workers.cli.doctor.running import Running, running, waits_s
 from workers.cli.doctor.servers import server_findings
@@ -132,6 +133,8 @@ class Visit:
         if config is not None and not self._gateway.named and not calls(config, port):
             unknown = f"the Envoy at {self._gateway.admin} does not call this picker"
         self._check("gateway", unknown, lambda: [*gateway_findings(config, peer), *self._counted(port)])
+        trust = picker.flag("trust-client-headers")
+        self._check("client headers", silent, lambda: client_header_findings(trust, None if unknown else config, port))
         self._check("tls", silent or self._tls_skipped(tls=tls), self._tls)
         self._check("access", silent or self._access_skipped(), self._access)
 

@@ -4,13 +4,14 @@ A filter that calls an external processor names a cluster. Filter and cluster to
 time, and without ending other requests. The names of fields are those of Envoy's API, version 3.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from epp.quantities import parse_duration
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 
+MANAGER: Final = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 FILTER: Final = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"
 HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 DUPLEX: Final = "FULL_DUPLEX_STREAMED"
@@ -78,6 +79,23 @@ def picker_clusters(config: Json, port: int) -> list[str]:
     every = list(_filters(config))
     filters = [each for each in every if _reaches(config, each, port)] or every
     return list(dict.fromkeys(map(_cluster_name, filters)))
+
+
+def headers_from_outside(config: Json, port: int, names: Collection[str]) -> list[str] | None:
+    """Returns those of `names` (headers) that a request from outside brings to the picker with this port.
+
+    None: the configuration does not say, because none of its HTTP listeners calls the picker. A filter that removes headers later than
+    `early_header_mutation_extensions` does not count.
+    """
+    managers = [each for each in _walk(config, 0) if str(each.get("@type", "")).endswith(MANAGER)]
+    every = [each for each in managers if any(_filters(each))]
+    calling = [
+        each for each in every if any(_reaches(config, processor, port) for processor in _filters(each))
+    ] or every
+    if not calling:
+        return None
+    removed = [{name for name in names if _removes(manager, name)} for manager in calling]
+    return [name for name in names if any(name not in each for each in removed)]
 
 
 def tls_names(config: Json) -> Names:
@@ -211,6 +229,19 @@ def _tls(cluster: Mapping[str, Json], peer: Peer) -> Iterator[Finding]:
         f"cluster '{cluster['name']}' has {'a' if speaks else 'no'} transport_socket; the picker's port uses {other}",
         f"{fix}; {EXAMPLE}",
     )
+
+
+def _removes(manager: Mapping[str, Json], name: str) -> bool:
+    """Returns whether an HTTP connection manager removes a header before its first filter."""
+    for mutation in _walk(manager.get("early_header_mutation_extensions", []), 0):
+        if str(mutation.get("remove", "")).lower() == name:
+            return True
+        matcher = _mapping(_mapping(mutation.get("remove_on_match")).get("key_matcher"))
+        if str(matcher.get("exact", "")).lower() == name or name.startswith(
+            str(matcher.get("prefix", "")).lower() or "\0"
+        ):
+            return True
+    return False
 
 
 def _http2(cluster: Mapping[str, Json]) -> Mapping[str, Json] | None:

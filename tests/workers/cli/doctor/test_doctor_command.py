@@ -38,7 +38,7 @@ def test_without_a_picker_the_command_says_so_and_still_checks_the_gateway(tmp_p
     assert done.exit_code == 1
     assert [each["rule"] for each in document["findings"]] == ["no-picker"]
     assert document["checked"] == ["gateway"]
-    assert set(document["skipped"]) == {"picker", "servers", "tls", "access"}
+    assert set(document["skipped"]) == {"picker", "servers", "client headers", "tls", "access"}
 
 
 def test_warnings_do_not_fail_unless_strict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,43 @@
+"""The headers by which a request steers the picker or a model server, and what a client can do with those that the picker trusts.
+
+CONTROL_HEADERS is the only list of them. A gateway at the edge removes all of them from requests that come from outside, before any
+filter of its own sets one: the shipped configurations do (`deploy/`), and tests hold each file to the list.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from epp.client_headers import DEBUG_GROUP, GATEWAY, GROUPS
+from epp.config.findings import WHOLE, ConfigNote
+from epp.protocol.codec import DESTINATION, NEVER_PASSED
+from epp.sidecar import STEERING
+
+TARGET_HEADERS: Final = (DESTINATION, *NEVER_PASSED)  # name or narrow the servers of a request
+CONTROL_HEADERS: Final = (*TARGET_HEADERS, *STEERING, *(name for names in GROUPS.values() for name in names))
+# Group of --trust-client-headers -> what a client can do that may set its headers.
+POWERS: Final[Mapping[str, str]] = {
+    "fairness": "queue as another tenant, or as many tenants",
+    "objective": "take the priority of any objective, and the place of other requests",
+    "ttl": "end the wait of its own requests sooner",
+    "slo": "claim urgency where a plugin reads it",
+    "model": "get another model than its body names, past a gateway that authorises by the body",
+    "if-available": "learn whether a server has cached the beginning of another tenant's prompt",
+    DEBUG_GROUP: "get a receipt with each response, which only the picker can open",
+}
+FIX: Final = (
+    "if the gateway removes these headers from outside (docs/gateways.md), start the picker with --trust-client-headers=gateway; "
+    "else do not trust the groups"
+)
+
+
+def exposed(trusted: Collection[str]) -> list[str]:
+    """Returns for each trusted group what a client can do with it. `trusted`: as in `Options.trust_client_headers`."""
+    return [f"{power} ({group})" for group, power in POWERS.items() if group in trusted]
+
+
+def header_notes(trusted: Collection[str], source: str) -> list[ConfigNote]:
+    """Returns a note of what clients can do; none if the gateway removes their headers. `source` names the file that is checked."""
+    if GATEWAY in trusted or not (powers := exposed(trusted)):
+        return []
+    text = f"headers that --trust-client-headers trusts let a client {'; '.join(powers)}"
+    return [ConfigNote(source, WHOLE.line, WHOLE.column, "client-headers", text, FIX)]
