@@ -193,10 +193,12 @@ class Cluster:
         tls: envoy_config.PickerTls | None = None,
         replicas: Sequence[Picker] = (),
         change: Callable[[str], str] = str,
+        edge: bool = False,
     ) -> int:
         """Starts an Envoy and returns its port. `tls`: its TLS to the picker; None: plaintext. `change`: edits its configuration.
 
-        `replicas`: further pickers; each request goes to a random one. If a port is taken meanwhile, it starts again with other ports.
+        `replicas`: further pickers; each request goes to a random one. `edge`: whether it removes control headers, as the shipped one does.
+        If a port is taken meanwhile, it starts again with other ports.
         """
         for tries_left in reversed(range(STARTS_MAX)):
             number = next(self._numbers)
@@ -208,6 +210,7 @@ class Cluster:
                 replicas=[(LOOPBACK, replica.grpc) for replica in replicas],
                 admin=(LOOPBACK, admin),
                 tls=tls,
+                edge=edge,
             )
             file.write_text(change(envoy_config.to_yaml(config)))
             child = self.children.start(f"envoy {number}", envoy_command(envoy_path(), file, threads))

@@ -88,6 +88,7 @@ def gateway(
         picker=(LOOPBACK, picker_port),
         admin=(LOOPBACK, admin),
         listed=[(LOOPBACK, server.server_port) for server in listed],
+        edge=False,
     )
     manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     change(manager, config["static_resources"])

@@ -6,9 +6,9 @@ Why the bootstrap is as it is:
 - Every body mode is FULL_DUPLEX_STREAMED, and every header and trailer mode is SEND: the picker sees the whole request before it
   answers, and follows the response while it streams. Envoy buffers nothing.
 - The picker's answer is the header `x-gateway-destination-endpoint`, and an ORIGINAL_DST cluster connects to the address in it. An
-  early header mutation removes this header from client requests, and also the headers that gateway and picker exchange as metadata.
-  It runs before any filter and any route, with or without a picker. `request_headers_to_remove` of a route would run in the router,
-  after the picker, and remove the picker's answer.
+  early header mutation removes this header and all other control headers (`epp.config.control_headers`) from client requests. It runs
+  before any filter and any route, with or without a picker. A filter before the picker's may set them again, from what it knows of the
+  client. `request_headers_to_remove` of a route would run in the router, after the picker, and remove the picker's answer.
 - `message_timeout` limits how long Envoy waits for the answer to one message, including the time in the picker's flow control. So it
   must be longer than the longest time in the queue (60 s by default; ten minutes leave room for several such times). Envoy detects a
   dead picker at once by the connection, not by this time-out.
@@ -33,9 +33,10 @@ from typing import Any
 
 import yaml
 
+from epp.config.control_headers import CONTROL_HEADERS, TARGET_HEADERS
+
 SERVER_HEADER = "x-served-by"  # the address of the model server that answered
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
-STRIPPED_HEADERS = (DESTINATION_HEADER, *(f"{DESTINATION_HEADER}-{what}" for what in ("subset", "served", "scores")))
 METADATA_NAMESPACE = "envoy.lb"
 RETRIES = 3  # the number of endpoints that the picker's list can have after the first one
 BODY_BYTES_MAX = 32 << 20  # the picker's limit; by default, Envoy does not retry a body over 1 MiB
@@ -76,14 +77,16 @@ def bootstrap(
     round_robin: tuple[Address, Sequence[Address]] | None = None,
     listed: Sequence[Address] = (),
     names_servers: bool = False,
+    edge: bool = True,
 ) -> Json:
     """Returns the whole bootstrap.
 
     `replicas`: further replicas of the picker; each request goes to a random one.
     `round_robin`: a second listener that sends requests to these servers without a picker. `listed`: all model servers, for a gateway
     that tries the picker's choices one by one. `names_servers`: whether each answer of the gateway gets the header `SERVER_HEADER`.
+    `edge`: whether requests come from outside. Without it, they may have control headers, but none that chooses a server.
     """
-    listeners = [_listener("gateway", listen, SERVERS_CLUSTER, picked=True, retries=bool(listed))]
+    listeners = [_listener("gateway", listen, SERVERS_CLUSTER, picked=True, retries=bool(listed), edge=edge)]
     if names_servers:
         (chain,) = listeners[0]["filter_chains"]
         (host,) = chain["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
@@ -112,7 +115,7 @@ def _typed(kind: str, **fields: Any) -> Json:
     return {"@type": _TYPES + kind, **fields}
 
 
-def _listener(name: str, at: Address, cluster: str, *, picked: bool, retries: bool = False) -> Json:
+def _listener(name: str, at: Address, cluster: str, *, picked: bool, retries: bool = False, edge: bool = True) -> Json:
     filters = [_picker_filter(metadata=retries)] if picked else []
     route: Json = {"cluster": cluster, "timeout": "0s"}
     if retries:
@@ -136,7 +139,7 @@ def _listener(name: str, at: Address, cluster: str, *, picked: bool, retries: bo
         stream_idle_timeout="0s",
         request_headers_timeout="10s",
         request_timeout="660s",
-        early_header_mutation_extensions=[_strip_destination()],
+        early_header_mutation_extensions=[_removed(CONTROL_HEADERS if edge else TARGET_HEADERS)],
         route_config={"name": name, "virtual_hosts": [host]},
         http_filters=[*filters, router],
     )
@@ -144,12 +147,12 @@ def _listener(name: str, at: Address, cluster: str, *, picked: bool, retries: bo
     return {"name": name, "address": _socket(at), "filter_chains": [chain]}
 
 
-def _strip_destination() -> Json:
+def _removed(names: Sequence[str]) -> Json:
     mutation = _typed(
         "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
-        mutations=[{"remove": name} for name in STRIPPED_HEADERS],
+        mutations=[{"remove": name} for name in names],
     )
-    return {"name": "only-the-picker-decides", "typed_config": mutation}
+    return {"name": "no-control-headers-from-outside", "typed_config": mutation}
 
 
 def _picker_filter(*, metadata: bool) -> Json:

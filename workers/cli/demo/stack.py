@@ -204,6 +204,7 @@ class Stack:
             admin=(LOOPBACK, self._admin_port),
             round_robin=((LOOPBACK, self.round_robin_port), self.round_robin.addresses) if compares else None,
             names_servers=True,
+            edge=False,  # its own traffic names its tenants
         )
         file = self._file("envoy.yaml")
         file.write_text(envoy_config.to_yaml(config))
