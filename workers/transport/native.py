@@ -229,7 +229,6 @@ class Server:
         on_error: Callable[[BaseException], None] = lambda error: None,
         on_accept: Callable[[], None] = lambda: None,
         on_leave: Callable[[], None] = lambda: None,
-        on_given_up: Callable[[], None] = lambda: None,
         on_accept_failure: Callable[..., None] = lambda event, **fields: None,
         others: OtherWorkers = tuple,
         accepted_anywhere: Callable[[], int] | None = None,
@@ -249,7 +248,6 @@ class Server:
         self.turn = Turn(loop)
         self._on_accept = on_accept
         self._on_leave = on_leave
-        self._on_given_up = on_given_up
         self._on_accept_failure = on_accept_failure
         self._others = others
         self._room = Room(
@@ -425,15 +423,11 @@ class Server:
                 ssl=self._ssl_context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if secure else None,
             )
-        except ssl.SSLError as failed:  # the peer does not speak TLS, or not ours
+        except OSError as failed:  # the peer has left, or does not speak TLS, or not ours
             accepted.close()
-            self.on_abuse(f"handshake failed: {failed}, from {host}")
-        except OSError as failed:
-            accepted.close()
-            self._on_given_up()
-            self.on_abuse(
-                f"handshake given up: the peer left before it was complete ({failed or 'closed'}), from {host}"
-            )
+            wrong = isinstance(failed, ssl.SSLError)
+            what = f"failed: {failed}" if wrong else f"given up: the peer left before it was complete ({failed})"
+            self.on_abuse(f"handshake {what}, from {host}")
         except asyncio.CancelledError:
             accepted.close()
             raise

@@ -20,6 +20,7 @@ from workers.worker.body_timeout import BodyRelief
 
 # The part of a worker's memory for messages that peers do not finish and answers that they do not read.
 PEERS_SHARE = 0.25
+GIVEN_UP = "handshake given up"  # begins the cause of a fault that `native` reports
 
 log = structlog.get_logger()
 
@@ -58,7 +59,7 @@ class Serving:
                 loop,
                 limits,
                 self._budget,
-                on_abuse=self.peer_faults,
+                on_abuse=self._fault,
                 on_error=self._on_error,
                 clock=self._clock,
                 now=time.monotonic,
@@ -70,11 +71,10 @@ class Serving:
             loop,
             limits,
             self._budget,
-            on_abuse=self.peer_faults,
+            on_abuse=self._fault,
             on_error=self._on_error,
             on_accept=self._accepted,
             on_leave=self.publish_load,  # at once, because the next connection must see the true load
-            on_given_up=partial(self._lane.add, self._lane.schema.counter["handshakes_given_up_total"]),
             on_accept_failure=log.error,
             others=self._other_workers,
             accepted_anywhere=partial(self._total, "connections_total"),
@@ -101,6 +101,11 @@ class Serving:
         scalars[scalar["streams"]] = self.server.streams
         scalars[scalar["connections"]] = self.server.connections
         scalars[scalar["accept_load"]] = self.server.load()
+
+    def _fault(self, cause: str) -> None:
+        if cause.startswith(GIVEN_UP):
+            self._lane.add(self._lane.schema.counter["handshakes_given_up_total"])
+        self.peer_faults(cause)
 
     def _accepted(self) -> None:
         self._lane.add(self._lane.schema.counter["connections_total"])
