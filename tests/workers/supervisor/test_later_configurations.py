@@ -12,7 +12,7 @@ import pytest
 from epp.config.load import load
 from shm.prefix_reader import IndexReader
 from tests.workers.instances import made
-from tests.workers.supervisor.supervising import file_config, killed, model_server, run, supervised, until
+from tests.workers.supervisor.supervising import file_config, killed, run, supervised, until
 from workers.endpoints import index_state
 from workers.process.generations import Bundle, Offer
 from workers.process.instance import Instance
@@ -57,37 +57,35 @@ def test_after_a_reload_with_other_data_sources_a_snapshot_gives_each_server_its
     path, state = tmp_path / "endpoints.yaml", tmp_path / "state"
     state.mkdir(mode=0o700)
     first = file_config(path)
-
-    async def scenario() -> None:
-        async with model_server(1) as metrics:
-            other = first.replace(
-                "- type: queue-scorer\n",
-                f"- type: queue-scorer\n- {{type: metrics-data-source, parameters: {{port: {metrics}}}}}\n",
-                1,
-            )
-            endpoints_file(path, a=1, b=2)
-            with made(tmp_path / "run", first, endpoints="", state_dir=str(state)) as instance:
-                instance.begin(bundle(instance, first, 1))
-                supervisor = Supervisor(instance)
-                serving = asyncio.ensure_future(supervisor.serve())
-                await until(instance.reports.received, "ready")
-                await reloaded(supervisor, other)
-                endpoints_file(path, c=3, b=2)
-                await until(lambda: ("default", "c") in {key[:2] for key in supervisor.data.table.owners()}, "found")
-                owners = supervisor.data.table.owners()
-                (new,) = [owner for key, owner in owners.items() if key[1] == "c"]
-                supervisor.index.writer.insert(BLOCKS, new, 1)
-                saved = supervisor.index.writer.changes
-                await until(lambda: supervisor.index.snapshot._saved >= saved, "saved")  # type: ignore[union-attr]
-                await killed(serving)
-            with made(tmp_path / "run", other, endpoints="", state_dir=str(state)) as instance:
-                async with supervised(instance) as successor:
-                    owners = successor.data.table.owners()
-                    matched = IndexReader(instance.layout.index, instance.memory.index).match(BLOCKS)
-                    assert {key[1] for key, owner in owners.items() if owner in matched} == {"c"}
-
+    source = "- {type: metrics-data-source, parameters: {port: 1}}\n"
+    other = first.replace("- type: queue-scorer\n", f"- type: queue-scorer\n{source}", 1)
     (tmp_path / "run").mkdir()
-    run(scenario)
+    endpoints_file(path, a=1, b=2)
+
+    async def until_killed() -> None:
+        with made(tmp_path / "run", first, endpoints="", state_dir=str(state)) as instance:
+            instance.begin(bundle(instance, first, 1))
+            supervisor = Supervisor(instance)
+            serving = asyncio.ensure_future(supervisor.serve())
+            await until(instance.reports.received, "ready")
+            await reloaded(supervisor, other)
+            endpoints_file(path, c=3, b=2)
+            await until(lambda: "c" in {key[1] for key in supervisor.data.table.owners()}, "found")
+            (new,) = [owner for key, owner in supervisor.data.table.owners().items() if key[1] == "c"]
+            supervisor.index.writer.insert(BLOCKS, new, 1)
+            saved = supervisor.index.writer.changes
+            await until(lambda: supervisor.index.snapshot._saved >= saved, "saved")  # type: ignore[union-attr]
+            await killed(serving)
+
+    async def afterwards() -> None:
+        with made(tmp_path / "run", other, endpoints="", state_dir=str(state)) as instance:
+            async with supervised(instance) as successor:
+                owners = successor.data.table.owners()
+                matched = IndexReader(instance.layout.index, instance.memory.index).match(BLOCKS)
+                assert {key[1] for key, owner in owners.items() if owner in matched} == {"c"}
+
+    run(until_killed)
+    run(afterwards)
 
 
 def test_flow_control_that_a_reload_switches_on_counts_for_the_scaling_signal(
