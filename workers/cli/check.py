@@ -11,23 +11,24 @@ import msgspec
 from epp.config.control_headers import header_notes
 from epp.config.findings import ERRORS, NOTES, WARNINGS, Finding
 from epp.config.gateways import GATEWAYS, gateway_findings
-from epp.config.load import ConfigErrors, Surroundings, load
+from epp.config.load import ConfigErrors, EffectiveConfig, Surroundings, load
 from epp.config.migrate import migrate as migrate_text
 from epp.config.registry import PluginImportError
-from workers.cli import trust
 from workers.cli.configuration import (
     Unreadable,
     add_plugins,
-    experimental_option,
+    check_discovery,
     findings_text,
+    missing_packages,
     object_findings,
-    plugin_path_option,
     read_file,
     shown_path,
 )
-from workers.cli.flags import DURATION, SIZE, BadConfiguration, WithArguments
+from workers.cli.flags import SIZE, BadConfiguration, WithArguments
 from workers.cli.output import echo, echo_as_is, echo_text
+from workers.cli.serve_options import flags_beside, options_of
 from workers.host.exit_codes import ExitCode
+from workers.host.options import Options
 
 
 def _print_rules(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:
@@ -48,35 +49,33 @@ def _print_rules(ctx: click.Context, _option: click.Parameter, requested: bool) 
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print all rules."
 )
-@experimental_option
-@click.option("--refresh-metrics-interval", type=DURATION, default="50ms", help="The value for `epp serve`.")
-@click.option("--body-limit", type=SIZE, default="32MiB", help="The value for `epp serve`.")
 @click.option("--memory-limit", type=SIZE, default=None, help="Memory limit of the container for `epp serve`.")
-@click.option("--objects-dir", default="", help="The value for `epp serve`; the files in the folder are checked, too.")
 @click.option("--gateway", type=click.Choice(list(GATEWAYS)), help="Warn of what cannot work with this gateway.")
-@trust.trust_option
-@plugin_path_option
+@flags_beside(
+    "allow_experimental_plugins",
+    "body_limit",
+    "objects_dir",
+    "plugin_path",
+    "refresh_metrics_interval",
+    "trust_client_headers",
+)
 def command(
     file: str,
     as_json: bool,
     migrate: bool,
     quiet: bool,
     strict: bool,
-    allow_experimental_plugins: bool,
-    refresh_metrics_interval: float,
-    body_limit: int,
     memory_limit: int | None,
-    objects_dir: str,
     gateway: str | None,
-    trust_client_headers: tuple[str, ...],
-    plugin_path: str,
+    **flags: Any,
 ) -> None:
     """Check the configuration FILE (- for standard input) and print the effective one.
 
+    All flags and variables of `epp serve` are accepted and checked with it, beside --config-file and --config-text.
+
     Exit code 0: the configuration is valid; 78: it is not, and all errors are on stderr.
     """
-    if wrong := trust.faults(trust_client_headers):
-        raise click.UsageError(wrong[0])
+    options = options_of({**flags, "config_file": file, "config_text": ""}, quiet=quiet)
     source = shown_path(file)
     try:
         text = read_file(file)
@@ -84,37 +83,48 @@ def command(
         if as_json:
             echo_text(_json([error.finding], None))
         raise
-    surroundings = Surroundings(refresh_metrics_interval, body_limit, memory_limit)
-    add_plugins(plugin_path)
+    add_plugins(options.plugin_path)
     if migrate:
         text = _migrated(text, source)
-    effective, findings, failed = None, list[Finding](), True
-    try:
-        config = load(text, source, allow_experimental=allow_experimental_plugins, surroundings=surroundings)
-    except ConfigErrors as errors:
-        findings = [*errors.warnings, *errors.errors]
-    except PluginImportError as error:
-        raise click.ClickException(str(error)) from error
-    else:
-        findings = [*config.warnings, *(gateway_findings(config, gateway, source) if gateway else ())]
-        failed, effective = strict and bool(findings), config
-    remarks = object_findings(objects_dir)
-    notes = header_notes(trust.trusted(trust_client_headers), source) if effective is not None else ()
-    findings, failed = [*findings, *remarks, *notes], failed or any(strict or f.severity == "error" for f in remarks)
+    effective, findings = _found(text, source, options, memory_limit)
+    if effective is not None and gateway:
+        findings += gateway_findings(effective, gateway, source)
+    findings += object_findings(options.objects_dir)
+    failed = effective is None or any(strict or finding.severity == "error" for finding in findings)
+    if effective is not None:
+        findings += header_notes(options.trust_client_headers, source)
     if as_json:
         echo_text(_json(findings, None if effective is None else effective.document))
     else:
-        if shown := [
-            finding
-            for finding in findings
-            if not quiet or finding.severity in (("error", "warning") if strict else ("error",))
-        ]:
+        said = ("error", "warning", "note")[: None if not quiet else 2 if strict else 1]
+        if shown := [finding for finding in findings if finding.severity in said]:
             echo_text(findings_text(shown), err=True)
         if migrate:
             echo_as_is(text, nl=False)
         elif effective is not None and not (quiet or failed):
             echo_as_is(effective.as_yaml(), nl=False)
     sys.exit(ExitCode.CONFIG if failed else ExitCode.OK)
+
+
+def _found(
+    text: str, source: str, options: Options, memory_limit: int | None
+) -> tuple[EffectiveConfig | None, list[Finding]]:
+    """Returns the configuration, and what `epp serve` would find with these options. None: it cannot be loaded."""
+    surroundings = Surroundings(
+        options.scrape_interval_s,
+        options.body_bytes_max,
+        memory_limit,
+        leader_election=options.ha_enable_leader_election,
+    )
+    try:
+        config = load(text, source, allow_experimental=options.allow_experimental_plugins, surroundings=surroundings)
+    except ConfigErrors as errors:
+        return None, [*errors.warnings, *errors.errors]
+    except PluginImportError as error:
+        raise click.ClickException(str(error)) from error
+    if options.endpoints or options.pool_given or options.endpoint_selector:  # else the source is not known here
+        check_discovery(options, config)
+    return config, [*config.warnings, *missing_packages(options, config)]
 
 
 def _migrated(text: str, source: str) -> str:

@@ -4,6 +4,7 @@ An invalid configuration ends the command with exit code 78 and shows all errors
 """
 
 import contextlib
+import importlib.util
 import os
 import re
 import sys
@@ -27,9 +28,10 @@ from workers.endpoints.endpoints_file import File
 from workers.host.options import Options
 from workers.host.printable import printable
 from workers.host.yaml_files import DiscoveryError
-from workers.kube.api import ready_to_connect
+from workers.kube.api import CLIENT, ready_to_connect
 from workers.kube.object_files import Folder
 from workers.process.loading import CONFIG_BYTES_MAX, Given, UnreadablePlugins, load_given, read_plugins, use_plugins
+from workers.process.sources import Sources
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -178,7 +180,33 @@ def load_config(options: Options, given: Given | None = None) -> EffectiveConfig
     if config.warnings:
         echo_text(findings_text(config.warnings), err=True)
     check_discovery(options, config)
+    if missing := missing_packages(options, config):
+        raise BadConfiguration(findings_text(missing))
     return config
+
+
+def missing_packages(options: Options, config: EffectiveConfig) -> list[ConfigError]:
+    """Returns an error for each package that is not installed although a picker with these options and this configuration needs it.
+
+    `serve_options.collect` finds those that flags alone need, and a plugin's constructor those of the plugin.
+    """
+    sources = Sources(options, config)
+    needs = (
+        (sources.kv_events is not None, "zmq", "a precise prefix producer needs the package pyzmq", "kv-events"),
+        (sources.in_kubernetes, CLIENT, "Kubernetes needs the package kubernetes-asyncio", "k8s"),
+    )
+    return [
+        ConfigError(
+            config.source,
+            0,
+            0,
+            "missing-package",
+            f"{what}, which is not installed",
+            f"pip install 'endpoint-picker[{extra}]'",
+        )
+        for needed, module, what, extra in needs
+        if needed and importlib.util.find_spec(module) is None
+    ]
 
 
 def with_one_worker(options: Options, config: EffectiveConfig) -> Options:

@@ -47,9 +47,11 @@ REPLICA_FLAGS = ("replica-store-password-file", "replica-store-prefix", "replica
 REPLICA_PREFIX = re.compile(r"[A-Za-z0-9._:/{}-]{1,200}")  # no wildcards: ACLs and subscriptions match names by it
 REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STDIN = "-"
+CONFIGURATION = ("config_file", "config_text")  # flags that say what to serve
 GRPCIO = "endpoint-picker[grpcio]"
 
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def serve_options(callback: Callable[..., R]) -> Callable[..., R]:
@@ -58,19 +60,43 @@ def serve_options(callback: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(callback)
     def collected(**values: Any) -> R:
         command_values = {name: values.pop(name) for name in list(values) if name not in _NAMES}
-        context = click.get_current_context()
-        try:
-            options, warnings = collect(values, os.environ, given(context))
-        except BadConfiguration as wrong:
-            lines = wrong.message.splitlines()
-            raise BadConfiguration("\n".join(with_variables(line, context) for line in lines)) from wrong
-        for warning in (with_variables(warning, context) for warning in warnings):
-            echo(f"warning: {warning}", err=True)
-        return callback(options, **command_values)
+        return callback(options_of(values), **command_values)
 
     for decorate in reversed(FLAGS):
         collected = decorate(collected)
     return collected
+
+
+def flags_beside(*shown: str) -> Callable[[F], F]:
+    """Adds the flags of `epp serve` to a command about one configuration file: all but those that name a configuration.
+
+    `shown`: the names of those that the command's help lists.
+    """
+
+    def added(function: F) -> F:
+        for decorate in reversed(FLAGS):
+            function = decorate(function)
+        params: list[click.Parameter] = function.__click_params__  # type: ignore[attr-defined]
+        for option in params:
+            if isinstance(option, click.Option) and option.name in _NAMES:
+                option.hidden = option.name not in shown
+        params[:] = [option for option in params if option.name not in CONFIGURATION]
+        return function
+
+    return added
+
+
+def options_of(values: Mapping[str, Any], *, quiet: bool = False) -> Options:
+    """Returns the options of the flags that the present command was given. Prints warnings, unless `quiet`. Raises BadConfiguration."""
+    context = click.get_current_context()
+    try:
+        options, warnings = collect(values, os.environ, given(context))
+    except BadConfiguration as wrong:
+        lines = wrong.message.splitlines()
+        raise BadConfiguration("\n".join(with_variables(line, context) for line in lines)) from wrong
+    for warning in () if quiet else (with_variables(warning, context) for warning in warnings):
+        echo(f"warning: {warning}", err=True)
+    return options
 
 
 _PARAMS = click.command("serve")(functools.reduce(lambda f, decorate: decorate(f), FLAGS, lambda: None)).params

@@ -35,6 +35,7 @@ RENEW_EVERY_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 64 << 20
 LINE_BYTES_MAX: Final = 8 << 20  # enough for every object: etcd accepts at most 1.5 MiB
 START_S: Final = 10.0  # a watch has to begin within this time
+CLIENT: Final = "kubernetes_asyncio"  # the client library's module
 EMPTY: Final[Mapping[str, str]] = {}
 NO_EXTRA: Final = (
     "Kubernetes needs the package kubernetes-asyncio, which is not installed: pip install 'endpoint-picker[k8s]'"
@@ -75,7 +76,7 @@ _status = msgspec.json.Decoder(_Status)
 
 def ready_to_connect(environ: Mapping[str, str]) -> None:
     """Checks at start that the client library is installed and that a server is known. Raises ValueError with what is missing."""
-    if importlib.util.find_spec("kubernetes_asyncio") is None:
+    if importlib.util.find_spec(CLIENT) is None:
         raise ValueError(NO_EXTRA)
     kubeconfig_files(environ)
 

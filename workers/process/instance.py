@@ -19,7 +19,6 @@ This module runs no process.
 """
 
 import contextlib
-import importlib.util
 import io
 import os
 import socket
@@ -78,10 +77,6 @@ class Instance:
     def create(cls, options: "Options", config: "EffectiveConfig") -> "Instance":
         """Creates everything. Raises StartError, SegmentError or OSError, and then leaves nothing behind."""
         sources, layout = Sources(options, config), Layout(options, config)
-        if sources.kv_events is not None and importlib.util.find_spec("zmq") is None:
-            raise StartError(
-                "a precise prefix producer needs the package pyzmq, which is not installed: pip install 'endpoint-picker[kv-events]'"
-            )
         enough_descriptors(layout.workers_max)
         lock = _claim(options)
         with contextlib.ExitStack() as undo:

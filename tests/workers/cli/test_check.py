@@ -1,8 +1,10 @@
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -14,6 +16,7 @@ from workers.cli import EARLIER, LABORATORY, PICKER, main
 from workers.cli import configuration as configuration_module
 from workers.cli.configuration import check_endpoints, load_config, with_one_worker
 from workers.cli.flags import BadConfiguration
+from workers.cli.serve_options import serve_options
 from workers.host.exit_codes import ExitCode
 from workers.host.options import Options
 
@@ -24,8 +27,17 @@ WARNS = "plugins: [{type: queue-scorer, parameters: {a: 1}}]\n"
 STRIPS = "--trust-client-headers=gateway"
 
 
-def check(*args: str, stdin: str | bytes | None = None) -> Result:
-    return CliRunner().invoke(main, ["check", *args], input=stdin)
+PRECISE = "plugins: [{type: precise-prefix-cache-producer}, {type: prefix-cache-scorer}]\n"
+CEL = """
+plugins:
+- type: request-attribute-reporter
+  parameters: {attributes: [{key: {name: tokens}, expression: usage.prompt_tokens}]}
+"""
+POD = {"POD_NAME": "epp-1-2", "EPP_ENDPOINT_TARGET_PORTS": "8000"}
+
+
+def check(*args: str, stdin: str | bytes | None = None, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, ["check", *args], input=stdin, env=env)
 
 
 def test_a_valid_file_prints_the_effective_configuration_and_exits_0(tmp_path: Path) -> None:
@@ -49,7 +61,7 @@ def test_what_clients_can_do_is_told_for_each_trusted_group_unless_the_gateway_r
     for flag in ("--trust-client-headers=none", STRIPS, "--quiet"):
         assert check("-", flag, stdin=GOOD).stderr == ""
     assert check("-", "--trust-client-headers=all", "--strict", stdin=GOOD).exit_code == 0, "a note is no mistake"
-    assert check("-", "--trust-client-headers=everything", stdin=GOOD).exit_code == 2
+    assert check("-", "--trust-client-headers=everything", stdin=GOOD).exit_code == 78
     (note,) = json.loads(check("-", "--json", stdin=GOOD).stdout)["findings"]
     assert (note["severity"], note["rule"]) == ("note", "client-headers")
 
@@ -305,10 +317,57 @@ def test_the_needs_of_kubernetes_are_checked_before_the_start(monkeypatch: pytes
     with pytest.raises(BadConfiguration, match="KUBECONFIG /none: no such file"):
         check_endpoints(options, config)
     check_endpoints(Options(pool_given=True, endpoints="a:1"), config)
-    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
-    with pytest.raises(BadConfiguration, match=r"pip install 'endpoint-picker\[k8s\]'") as caught:
-        check_endpoints(options, config)
-    assert caught.value.exit_code == 78
+
+
+@pytest.mark.parametrize(("module", "package", "given", "text"), [
+    ("zmq", "pyzmq", ["--endpoints=a:1"], PRECISE),
+    ("kubernetes_asyncio", "kubernetes-asyncio", ["--pool-name=p"], "{}"),
+    ("grpc", "grpcio", ["--endpoints=a:1", "--transport=grpcio"], "{}"),
+    ("redis", "redis", ["--endpoints=a:1", "--replica-store=redis://c"], "{}"),
+    ("opentelemetry.sdk.trace", "OpenTelemetry", ["--endpoints=a:1"], "{}"),
+    ("cel", "CEL", ["--endpoints=a:1"], CEL),
+])  # fmt: skip
+def test_a_package_that_serve_needs_is_an_error_of_check_with_the_same_text(
+    module: str, package: str, given: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(tmp_path / "c.yaml")
+    (tmp_path / "c.yaml").write_text("apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n" + text.removeprefix("{}"))
+    if module.startswith("opentelemetry"):
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    before = check("-q", file, *given)
+    assert before.exit_code == 0, before.stderr
+    monkeypatch.setitem(sys.modules, module, None)
+    if module == "cel":
+        monkeypatch.setattr("epp.plugins.reporters.request_attribute.cel", None)
+    checked = check("-q", file, *given)
+    assert (checked.exit_code, checked.stdout) == (78, "")
+    assert package in checked.stderr and "not installed" in checked.stderr
+    assert re.search(r"pip install 'endpoint-picker\[[a-z0-9-]+\]'", checked.stderr)
+
+    @click.command()
+    @serve_options
+    def serve(options: Options) -> None:
+        load_config(options)
+
+    served = CliRunner().invoke(serve, [f"--config-file={file}", *given])
+    assert (served.exit_code, served.stderr.splitlines()[-1]) == (78, checked.stderr.splitlines()[-1])
+
+
+def test_check_takes_the_flags_of_serve_and_refuses_what_serve_refuses(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(GOOD)
+    file = str(tmp_path / "c.yaml")
+    assert check("-q", file, "--ha-enable-leader-election", "--pool-name=p").exit_code == 78, "the plugin is the source"
+    assert "error[two-discoveries]" in check("-q", file, "--endpoint-selector=a", env=POD).stderr
+    assert "error[bad-name]" in check("-q", "-", "--pool-name=P_", stdin=WARNS).stderr
+    assert "--tls-min-version 'x' is not supported" in check("-q", file, "--tls-min-version=x").stderr
+    assert check("-q", file, "--config-text=x").exit_code == 2
+    assert "--tls-min-version" not in check("--help").stdout
+
+
+def test_check_reads_the_variables_of_serve() -> None:
+    said = check("-q", "-", stdin=WARNS, env={"EPP_TLS_MIN_VERSION": "x"})
+    assert said.exit_code == 78
+    assert "--tls-min-version comes from the environment variable EPP_TLS_MIN_VERSION" in said.stderr
 
 
 def test_a_bad_configuration_ends_serve_with_all_errors() -> None:
