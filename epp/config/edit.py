@@ -1,8 +1,8 @@
 """Writes changed values into the text of a configuration and leaves everything else as it is: comments, order, quotes, line breaks.
 
 `rewritten` compares the values in a text with new ones. It replaces changed scalars in place, adds new fields after the last one, and
-deletes the lines of removed fields. Where that is impossible (lists of another shape, flow style, anchors), it writes the smallest part
-around the change anew, without its comments.
+deletes the lines of removed fields; the same for items of lists. Where that is impossible (flow style, anchors), it writes the smallest
+part around the change anew, without its comments.
 """
 
 from typing import Any, Final
@@ -64,16 +64,31 @@ class _Editor:
         block = node.id != "scalar" and not node.flow_style and node.value
         if block and isinstance(new, dict) and node.id == "mapping":
             self._mapping(node, new)
-        elif block and isinstance(new, list) and node.id == "sequence" and len(new) == len(node.value):
-            for item, child in zip(node.value, new, strict=True):
-                if child is Removed:
-                    self._cut(self._dash(item), self._end(item))
-                else:
-                    self.value(item, child)
+        elif block and isinstance(new, list) and node.id == "sequence" and len(new) >= len(node.value):
+            self._sequence(node, new)
         elif node.id == "scalar" or node.flow_style:
             self._edits.append((node.start_mark.index, self._end(node), _flow(new)))
         else:
             raise _Whole
+
+    def _sequence(self, node: Any, new: list[Any]) -> None:
+        """Changes and removes items, and adds those that `new` has beyond them behind the last item that stays."""
+        last = None
+        for item, child in zip(node.value, new, strict=False):
+            if child is Removed:
+                self._cut(self._dash(item), self._end(item))
+            else:
+                self.value(item, child)
+                last = item
+        added = new[len(node.value) :]
+        if not added:
+            return
+        if last is None:
+            raise _Whole
+        column = self._dash(last) - self._text.rfind("\n", 0, self._dash(last)) - 1
+        lines = "".join(f"\n{' ' * column}- {_item(child, column + 2)}" for child in added)
+        stop = self._line_end(self._end(last))
+        self._edits.append((stop, stop, lines))
 
     def _mapping(self, node: Any, new: dict[str, Any]) -> None:
         old = {key.value: (key, child) for key, child in node.value}
@@ -137,6 +152,11 @@ class _Editor:
 def _block(fields: dict[str, Any], column: int) -> str:
     """Writes fields in block style. All lines but the first are indented by `column`."""
     return yaml_nodes.dump(_clean(fields)).rstrip("\n").replace("\n", "\n" + " " * column)
+
+
+def _item(value: Any, column: int) -> str:
+    """Writes an item of a list in block style, behind its `- `."""
+    return _block(value, column) if isinstance(value, dict) and value else _flow(value)
 
 
 def _flow(value: Any) -> str:

@@ -1,13 +1,14 @@
 """Brings a configuration into the current form: `migrate` changes the plain values, `epp.config.edit` writes them into the text.
 
 `migrate` changes the apiVersion, fields that have moved, plugin types and parameters with newer names, and feature gates that no longer
-exist. It leaves a plugin without a current form as it is, and returns a remark that says why. The result means the same as before.
+exist. It leaves a plugin without a current form as it is, and returns a remark that says why. The result means the same as before, unless
+a remark says what has changed: that is so for filters of the earliest versions (`epp.config.extension`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from epp.config import registry, yaml_nodes
+from epp.config import extension, registry, yaml_nodes
 from epp.config.edit import Removed, rewritten
 from epp.config.findings import Findings
 from epp.config.reader import GATES_REMOVED
@@ -22,6 +23,7 @@ OLD_HEADERS = ("disagg-headers-handler", "prefill-header-handler")
 OLD_LABEL = "by-label"
 SELECTOR = "label-selector-filter"
 COMPOSITE = "precise-prefix-cache-scorer"
+NEWER = {**registry.DEPRECATED_TYPES, **extension.RENAMED}
 HANDLER_PARAMETERS = {  # parameter of pd-profile-handler -> (parameter of disagg-profile-handler, old default)
     "decodeProfile": ("profiles.decode", ""),
     "prefillProfile": ("profiles.prefill", ""),
@@ -36,16 +38,17 @@ CROSS_REPLICA = {
 
 
 def migrate(text: str, source: str) -> tuple[str, list[str]]:
-    """Returns the text of a configuration in its current form, and remarks about what has no current form.
+    """Returns the text of a configuration in its current form, and remarks about what has no current form or another meaning.
 
-    Comments and layout stay wherever nothing changes. Raises ConfigErrors if the text is not readable.
+    Each remark begins with "not migrated: " or "changed: ". Comments and layout stay wherever nothing changes. Raises ConfigErrors if the
+    text is not readable.
     """
     findings = Findings(source)
     root = yaml_nodes.read(text, findings)
     findings.raise_errors()
     document = root.plain() if root is not None else None
     if not isinstance(document, dict):
-        return text, ["there is nothing to migrate: the text is no mapping"]
+        return text, ["not migrated: there is nothing to migrate, the text is no mapping"]
     remarks: list[str] = []
     _header(document)
     _gates(document)
@@ -106,10 +109,14 @@ def _plugins(document: Mappings, remarks: list[str]) -> None:
     for entry in listed:
         older = entry.get("type")
         if why := _entry(entry):
-            remarks.append(f"plugin type '{older}' stays: {why}")
+            remarks.append(f"not migrated: plugin type '{older}' stays: {why}")
         elif entry.get("type") != older and "name" not in entry and _names(document, older) > 0:
             entry["name"] = older  # keep the name that other entries use for this plugin
-    if isinstance(entries, list) and any(entry.get("type") == DISAGG for entry in listed):
+    if not isinstance(entries, list):
+        return
+    extension.move_cache_parameters(entries, remarks)
+    extension.replace_filters(document, entries, remarks)
+    if any(entry.get("type") == DISAGG for entry in listed):
         document["plugins"] = [Removed if _superfluous(entry, document) else entry for entry in entries]
 
 
@@ -125,7 +132,9 @@ def _entry(entry: Mappings) -> str:
         return f"it is split: list {registry.DEPRECATED_TYPES[COMPOSITE]}"
     if type_name in OLD_HEADERS:
         return ""
-    if isinstance(type_name, str) and (newer := registry.DEPRECATED_TYPES.get(type_name)):
+    if isinstance(type_name, str) and type_name in extension.SPLIT:
+        return f"it is split: list {extension.SPLIT[type_name]}"
+    if isinstance(type_name, str) and (newer := NEWER.get(type_name)):
         entry["type"] = newer
     if given:
         _rename(given, _renamed(entry.get("type"), given))

@@ -6,6 +6,7 @@ an error: null means the default, as in the reference picker. This module knows 
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from epp.config.findings import Findings, Place, nearest
 from epp.config.yaml_nodes import Node
 
 TRIES_MAX = 64
+NO_HINTS: Mapping[str, str] = {}
 
 _PATH = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.([^.\[]+)")
@@ -34,14 +36,22 @@ Step = str | int
 
 
 def decode(
-    cls: type[msgspec.Struct], node: Node | None, owner: str, place: Place, findings: Findings
+    cls: type[msgspec.Struct],
+    node: Node | None,
+    owner: str,
+    place: Place,
+    findings: Findings,
+    hints: Mapping[str, str] = NO_HINTS,
 ) -> msgspec.Struct | None:
-    """Returns the parameters as an instance of `cls`; None: there is an error, which was noted. `owner` names the plugin in messages."""
+    """Returns the parameters as an instance of `cls`; None: there is an error, which was noted. `owner` names the plugin in messages.
+
+    `hints`: unknown field -> what to do instead, for fields that have moved elsewhere.
+    """
     root = node if node is not None and node.value is not None else Node(place, {})
     if not isinstance(root.value, dict):
         findings.error(root.place, "wrong-type", f"parameters of {owner}: expected a mapping, got {root.kind()}")
         return None
-    attempt = _Attempt(cls, _copy(root), owner, findings)
+    attempt = _Attempt(cls, _copy(root), owner, findings, hints)
     for _ in range(TRIES_MAX):
         try:
             params = msgspec.convert(attempt.root.plain(), cls)
@@ -65,7 +75,8 @@ def _copy(node: Node) -> Node:
 class _Attempt:
     """Holds the parameters that are left to decode. A field in `removed` has an error already, so it does not count as missing."""
 
-    def __init__(self, cls: Any, root: Node, owner: str, findings: Findings) -> None:
+    def __init__(self, cls: Any, root: Node, owner: str, findings: Findings, hints: Mapping[str, str]) -> None:
+        self.hints = hints
         self.cls = cls
         self.root = root
         self.owner = owner
@@ -100,7 +111,9 @@ class _Attempt:
         place = nodes[-1].keys.get(name, nodes[-1].place)
         known = _fields(self.cls, steps)
         message = f"{_dotted(steps)} of {self.owner}: unknown field '{name}'"
-        self.findings.error(place, "unknown-field", message, nearest(name, known) or "it takes no parameters")
+        moved = self.hints.get(name, "") if not steps else ""
+        hint = f"{moved}; epp check --migrate moves it" if moved else nearest(name, known) or "it takes no parameters"
+        self.findings.error(place, "unknown-field", message, hint)
 
     def _remove(self, parent: Node, step: Step) -> bool:
         if isinstance(parent.value, dict) and isinstance(step, str):

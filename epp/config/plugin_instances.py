@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from epp.config import registry
+from epp.config import extension, registry
 from epp.config.findings import WHOLE, Findings, Place, nearest, similar
 from epp.config.ignored_parameters import ignored
 from epp.config.parameters import decode
@@ -139,7 +139,8 @@ class PluginInstances:
                 "remove them",
             )
             node = None
-        return decode(cls.Params, node, f"plugin '{entry.name}'", entry.place, self.findings)
+        hints = extension.moved(cls.type_name)
+        return decode(cls.Params, node, f"plugin '{entry.name}'", entry.place, self.findings, hints)
 
     def add(self, type_name: str, *, experimental: bool = False) -> Plugin | None:
         """Adds a default plugin with the name of its type and without parameters. Returns None if that is not possible.

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 import epp.plugins
+from epp.config import extension
 from epp.config.findings import similar
 from epp.config.plugin_class import fault, keys_fault
 from epp.plugin import EXTENSION_POINTS, Plugin, foreign, plugin
@@ -329,7 +330,7 @@ def find(type_name: str) -> type[Plugin]:
     raise UnknownType(
         "unknown-type",
         f"plugin type '{type_name[:128]}' is not registered",
-        suggestion(type_name) or "'epp plugins' lists the available types",
+        extension.instead(type_name) or suggestion(type_name) or "'epp plugins' lists the available types",
     )
 
 

@@ -134,7 +134,7 @@ def _migrated(text: str, source: str) -> str:
     except ConfigErrors as errors:
         raise BadConfiguration(findings_text(errors.errors)) from errors
     for remark in remarks:
-        echo(f"{source}: not migrated: {remark}", err=True)
+        echo(f"{source}: {remark}", err=True)
     return migrated
 
 

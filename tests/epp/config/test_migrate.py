@@ -191,7 +191,10 @@ def test_labels_and_flat_parameters_of_every_kind() -> None:
 def test_anchors_and_other_shapes_are_written_anew() -> None:
     text = "plugins:\n- &a {type: tokenizer, parameters: {modelName: m}}\n"
     assert plain(migrate(text, "c.yaml")[0])["plugins"][0]["type"] == "token-producer"
-    assert migrate("- 1\n", "c.yaml") == ("- 1\n", ["there is nothing to migrate: the text is no mapping"])
+    assert migrate("- 1\n", "c.yaml") == (
+        "- 1\n",
+        ["not migrated: there is nothing to migrate, the text is no mapping"],
+    )
     with pytest.raises(ConfigErrors):
         migrate("a: [", "c.yaml")
 
