@@ -28,7 +28,7 @@ from workers.endpoints.endpoints_file import File
 from workers.host.options import Options
 from workers.host.printable import printable
 from workers.host.yaml_files import DiscoveryError
-from workers.kube.api import CLIENT, ready_to_connect
+from workers.kube.api import CLIENT, kubeconfig_files, ready_to_connect
 from workers.kube.object_files import Folder
 from workers.process.loading import CONFIG_BYTES_MAX, Given, UnreadablePlugins, load_given, read_plugins, use_plugins
 from workers.process.sources import Sources
@@ -275,6 +275,21 @@ def check_names(options: Options) -> None:
     if options.pool_given and not (NAME.fullmatch(options.pool_name) and len(options.pool_name) <= NAME_MAX):
         why = f"a pool's name has 1 to {NAME_MAX} lower-case letters, digits, '-' and '.', a letter or digit first and last"
         raise BadConfiguration(f"error[bad-name]: --pool-name '{options.pool_name[:NAME_MAX]}': {why}")
+
+
+def check_kubernetes(options: Options, config: EffectiveConfig) -> None:
+    """Checks the credentials for the API server if endpoints come from Kubernetes. For the start only. Raises BadConfiguration.
+
+    A picker that runs has credentials, and those that expire may be replaced at any time. So a reload does not depend on them.
+    """
+    if not Sources(options, config).in_kubernetes:
+        return
+    from workers.kube.credentials import check_credentials  # pickers outside of Kubernetes need nothing of it
+
+    try:
+        check_credentials(kubeconfig_files(os.environ))
+    except ValueError as error:
+        raise BadConfiguration(f"error: Kubernetes: {error}") from error
 
 
 def check_endpoints(options: Options, config: EffectiveConfig) -> None:

@@ -12,7 +12,7 @@ import click
 from epp.config.load import ConfigErrors
 from epp.config.registry import PluginImportError
 from shm.segment import SegmentError
-from workers.cli.configuration import check_endpoints, load_config, read_given, with_one_worker
+from workers.cli.configuration import check_endpoints, check_kubernetes, load_config, read_given, with_one_worker
 from workers.cli.flags import BadConfiguration, Grouped
 from workers.cli.serve_flags import COMMON
 from workers.cli.serve_options import serve_options
@@ -46,6 +46,7 @@ def command(options: Options) -> None:
     config = load_config(options, given)
     options = with_one_worker(options, config)
     check_endpoints(options, config)
+    check_kubernetes(options, config)
     with parent.signals_held():
         try:
             instance = Instance.create(options, config)
