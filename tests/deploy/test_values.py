@@ -31,14 +31,14 @@ def test_all_impossible_values_are_reported_at_once() -> None:
 
 def test_all_unknown_names_and_wrong_types_are_reported_at_once_with_their_source() -> None:
     router = {"epp": {"replica": 1, "replicas": "x"}, "latencyPredictor": {"enabled": True}}
-    case = {"router": router, "inferencePool": {}}
+    case = {"router": router, "provider": {"gke": {"x": 1}}}
     with pytest.raises(BadValues) as error:
         checked([Layer("f.yaml", case), Layer("--set router.epp.replica=2", {"router": {"epp": {"replica": 2}}})])
     assert str(error.value).splitlines() == [
         "router.epp.replica: there is no such value; did you mean router.epp.replicas? (given by --set router.epp.replica=2)",
         "router.epp.replicas: expected 'int', got 'str' (given by f.yaml)",
         "router.latencyPredictor.enabled: only false is supported; remove it (given by f.yaml)",
-        "inferencePool: not supported: write router.inferencePool and router.modelServers (given by f.yaml)",
+        "provider.gke.x: not supported: this chart has no objects for GKE; remove it, and apply them beside it (given by f.yaml)",
     ]
 
 

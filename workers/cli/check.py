@@ -14,6 +14,7 @@ from epp.config.gateways import GATEWAYS, gateway_findings
 from epp.config.load import ConfigErrors, EffectiveConfig, Surroundings, load
 from epp.config.migrate import migrate as migrate_text
 from epp.config.registry import PluginImportError
+from epp.config.yaml_nodes import dump
 from workers.cli.configuration import (
     Unreadable,
     add_plugins,
@@ -25,6 +26,8 @@ from workers.cli.configuration import (
     shown_path,
 )
 from workers.cli.flags import SIZE, BadConfiguration, WithArguments
+from workers.cli.manifests.extension_values import are_values, translated
+from workers.cli.manifests.values import BadValues, Layer, checked, read
 from workers.cli.output import echo, echo_as_is, echo_text
 from workers.cli.serve_options import flags_beside, options_of
 from workers.host.exit_codes import ExitCode
@@ -84,6 +87,9 @@ def command(
             echo_text(_json([error.finding], None))
         raise
     add_plugins(options.plugin_path)
+    if are_values(text):
+        echo_as_is(_current_values(text, source, migrate=migrate), nl=False)
+        return
     if migrate:
         text = _migrated(text, source)
     effective, findings = _found(text, source, options, memory_limit)
@@ -136,6 +142,21 @@ def _migrated(text: str, source: str) -> str:
     for remark in remarks:
         echo(f"{source}: {remark}", err=True)
     return migrated
+
+
+def _current_values(text: str, source: str, *, migrate: bool) -> str:
+    """Returns values of one of GIE's Helm charts as values of this chart. Raises BadConfiguration unless that is asked for."""
+    if not migrate:
+        why = "these are values of a Helm chart of the Gateway API Inference Extension, not a configuration"
+        fix = "epp check --migrate prints them for this chart; epp manifests --values takes them as they are"
+        raise BadConfiguration(f"error: {source}: {why} ({fix})")
+    try:
+        values, remarks = translated(read(text, source))
+        for remark in remarks:
+            echo(f"{source}: {remark}", err=True)
+        return dump(checked([Layer(source, values)]))
+    except BadValues as wrong:
+        raise BadConfiguration("\n".join(f"error: {line}" for line in str(wrong).splitlines())) from wrong
 
 
 def _json(findings: Sequence[Finding], effective: Any) -> str:

@@ -1,7 +1,8 @@
 """`epp manifests`: the Kubernetes objects that install a picker, as YAML for `kubectl apply --filename -`.
 
-The Helm chart renders the objects, so the values are those of the chart. Options are short forms of the most used values. The arguments
-after `--` are flags of `epp serve`. The command checks the flags and the configuration of the pod as the picker does at its start.
+The Helm chart renders the objects, so the values are those of the chart; values of GIE's charts are translated. Options are short forms of
+the most used values. The arguments after `--` are flags of `epp serve`. The command checks the flags and the configuration of the pod as
+the picker does at its start.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from epp.quantities import parse_quantity
 from workers.cli.configuration import findings_text, read_file
 from workers.cli.flags import PREFIX, BadConfiguration
 from workers.cli.manifests import helm
+from workers.cli.manifests.extension_values import translated
 from workers.cli.manifests.values import BadValues, Json, Layer, assigned, checked, read, with_source
 from workers.cli.output import echo, echo_as_is
 from workers.cli.serve_options import collect, serve_options
@@ -57,7 +59,7 @@ def command(
     try:
         layers = [Layer(file, read(read_file(file), file)) for file in sources]
         layers += [Layer(f"--set {assignment}", assigned(assignment)) for assignment in assignments]
-        layers += [*in_layers(short), *given(flags)]
+        layers = [current(layer) for layer in layers] + [*in_layers(short), *given(flags)]
         text = helm.rendered(checked(layers), pool_name, namespace)
     except BadValues as wrong:
         lines = (line if "(given by" in line else with_source(line, layers) for line in str(wrong).splitlines())
@@ -67,6 +69,14 @@ def command(
     for warning in check(helm.objects(text)):
         echo(f"warning: {warning}", err=True)
     echo_as_is(text, nl=False)
+
+
+def current(layer: Layer) -> Layer:
+    """Returns the layer with values of this chart, if it has those of a chart of GIE. Warns of what is left out."""
+    values, remarks = translated(layer.values)
+    for remark in remarks:
+        echo(f"warning: {layer.source}: {remark}", err=True)
+    return Layer(layer.source, values)
 
 
 def in_layers(short: Mapping[str, Any]) -> list[Layer]:

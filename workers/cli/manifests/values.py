@@ -19,11 +19,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=86_400)]
 Scalar = str | bool | int | float
 
-INSTEAD: Final[Mapping[str, str]] = {  # values of the reference's charts that are refused -> what to do instead
-    "inferenceExtension": "write router.epp",
-    "inferencePool": "write router.inferencePool and router.modelServers",
-    "inferenceObjectives": "write router.inferenceObjectives",
-    "experimentalHttpRoute": "write httpRoute",
+INSTEAD: Final[Mapping[str, str]] = {  # values of the reference's chart that are refused -> what to do instead
     "router.latencyPredictor": "this chart installs no predictor; name a running one in predicted-latency-producer",
     "router.monitoring.provider": "only the Prometheus operator is supported; remove it",
     "router.proxy": "the Envoy in the picker's pod has its own settings; remove it",
