@@ -16,7 +16,7 @@ _PATHS = """
     epp/learning/speed epp/learning/waits
     epp/metrics/label_caps
     epp/plugins/deciders/predicted epp/plugins/deciders/prefix_based
-    epp/plugins/extractors/_core_page
+    epp/plugins/extractors/_core_page epp/plugins/extractors/_info_metrics epp/plugins/extractors/_ranks
     epp/plugins/fairness/_token_costs epp/plugins/fairness/token_weighted
     epp/plugins/filters/__init__
     epp/plugins/parsers/_canonical epp/plugins/parsers/_extents epp/plugins/parsers/_openai epp/plugins/parsers/_reader

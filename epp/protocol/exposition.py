@@ -1,26 +1,33 @@
 """Scans a page in the Prometheus text format for single metric families, without parsing the rest.
 
 A `Finder` belongs to one selector and to the pages of one server. Pages change little from scrape to scrape. So the finder
-remembers the text before the value, and where it stands. On the next page the same text is usually at the same position, and the
-value costs no scan. The finder uses this only while the family has a single series. Otherwise it reads all series of the family
-again.
+remembers where the family stands, and the text before its first value. On the next page the same text is usually at the same
+position. Then the value of a family with one series costs no scan, and several series are read from there.
 
-The finder relies on two rules of the format: the series of a family are adjacent, and the TYPE line, if any, precedes
-them. It skips comments, blank lines, CRLF, exemplars and other families.
+Otherwise the whole page is searched, because the series of a family may stand in several places. It is also searched if the page has
+grown or shrunk by more than digits take, because series may have come in another place. Comments, blank lines, CRLF, exemplars and
+other families are skipped.
 
 The finder does not judge values: it returns NaN and infinities. If a value is not a number, or labels cannot be read, it raises
 `Malformed`.
 """
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
+from math import isfinite, nan
 from typing import Final, NamedTuple
 
 from compiled.calls import recall
 
-SERIES_MAX: Final = 16_384  # series that are read per metric family; more would only cost time
-FAMILY_BYTES_MAX: Final = 1 << 20  # from the first series of a family to the last
+# Of one family: lines that are looked at; series whose labels are read, and their bytes. More would only cost time.
+LINES_MAX: Final = 1 << 16
+SERIES_MAX: Final = 16_384
+FAMILY_BYTES_MAX: Final = 1 << 20
 SHIFT_BYTES_MAX: Final = 256  # if a family stands further than this from its old position, the whole page is searched
+DIGITS_MAX: Final = 24  # by how much the lengths of two pages differ in digits alone; a line is longer
+KEPT_LABELS: Final = 1024  # texts of at most KEPT_BYTES_MAX whose labels are kept
+KEPT_BYTES_MAX: Final = 512
 
 _SELECTOR: Final = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s*", re.DOTALL)
 _MATCHER: Final = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(?:"([^"]*)"|([^\s",{}=~]+))\s*(?:,|$)', re.DOTALL)
@@ -28,13 +35,13 @@ _SERIES: Final = re.compile(rb'[ \t]*(?:\{((?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*
 _LABEL: Final = re.compile(
     rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*=[ \t]*"((?:[^"\\]++|\\.)*+)"[ \t]*(?:,|$)', re.DOTALL
 )
-_NO_SAMPLE_LINES: Final = re.compile(rb"(?:[#\r][^\n]*+\n|\n)*+")  # whole lines without a sample
 _ESCAPE: Final = re.compile(rb'\\([\\"n])')
 _UNESCAPED: Final = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
 _AMBIGUOUS: Final = (b"\n#", b"\n\n", b"\n\r", b"\n ", b"\n\t")  # the family may continue after such a line, or with it
 _ENDS: Final = (b"\n# HELP ", b"\n# TYPE ", b"\n# EOF")  # the family ends before such a line
 _NO_SAMPLE: Final = (b"#", b"\n", b"\r")
 _AFTER_NAME: Final = frozenset((b"{", b" ", b"\t"))
+_RANK: Final = re.compile(rb'[{, ]((?:engine|dp_rank)="[^"]*")')  # the label of a data-parallel rank
 
 
 class Malformed(ValueError):
@@ -70,8 +77,12 @@ def parse_selector(text: str) -> Selector:
     return Selector(name, tuple(labels.items()))
 
 
-def labels_of(text: bytes) -> dict[bytes, bytes]:
+def labels_of(text: bytes) -> Mapping[bytes, bytes]:
     """Returns the labels between the braces, unescaped. If a name occurs twice, the first one wins. Raises Malformed."""
+    return _kept(text) if len(text) <= KEPT_BYTES_MAX else _parsed(text)
+
+
+def _parsed(text: bytes) -> dict[bytes, bytes]:
     labels: dict[bytes, bytes] = {}
     at, end = 0, len(text.rstrip())
     while at < end:
@@ -86,6 +97,9 @@ def labels_of(text: bytes) -> dict[bytes, bytes]:
     return labels
 
 
+_kept = functools.lru_cache(KEPT_LABELS)(_parsed)
+
+
 def number(token: bytes) -> float:
     """Reads a sample value. Raises Malformed, also for `1_0`, which only Python accepts."""
     try:
@@ -96,118 +110,202 @@ def number(token: bytes) -> float:
     raise Malformed(f"{_shown(token)} is not a number")
 
 
-class Finder:
-    """Finds the series of one selector on the pages of one server.
+class Sample(NamedTuple):
+    """Holds one series. `text`: what stands between its braces. `stamp`: its timestamp; 0.0: it has none."""
 
-    If several series match, the one with the latest timestamp counts; without timestamps, the first. With `by_value` the one with the
-    largest value counts (for info metrics that have a time as their value).
-    """
+    text: bytes
+    value: float
+    stamp: float
+
+
+class Finder:
+    """Finds the series of one selector on the pages of one server. `text`: between the braces of the series that `find` finds."""
 
     __slots__ = (
         "_at",
-        "_by_value",
-        "_labels",
+        "_before",
+        "_bytes",
+        "_name",
+        "_name_at",
         "_name_line",
-        "_text",
+        "_run",
+        "_single",
         "_type_line",
         "selector",
+        "text",
     )
 
-    def __init__(self, selector: Selector, *, by_value: bool = False) -> None:
-        name = selector.name.encode()
+    def __init__(self, selector: Selector) -> None:
         self.selector = selector
-        self._by_value = by_value
-        self._name_line = b"\n" + name
-        self._type_line = b"# TYPE " + name + b" "
-        self._text = b""
-        self._labels = b""
+        self.text = b""
+        self._name = selector.name.encode()
+        self._name_line = b"\n" + self._name
+        self._type_line = b"# TYPE " + self._name + b" "
+        line = re.escape(self._name) + rb"[{ \t][^\n]*+"
+        self._run = re.compile(rb"%b(?:\n%b){0,%d}+" % (line, line, LINES_MAX))  # adjacent lines of the family
+        self._before = b""  # the text from `_at` to the first value of the family; empty: nothing is remembered
+        self._bytes = 0  # of the page before
         self._at = 0
+        self._name_at = 0  # where the name stands in `_before`
+        self._single = False  # whether the family has one series, and the selector matches it
 
-    def find(self, page: bytes) -> tuple[bytes, float] | None:
-        """Returns (text between the braces, value) of the series that counts; None: there is none. Raises Malformed."""
-        if self._text:
-            place = self._text, self._at, self._name_line, self._type_line
-            found = recalled(page, *place) if recall is None else recall(page, *place)
-            if found is not None:
-                self._at = found[0]
-                return self._labels, found[1]
+    def find(self, page: bytes) -> float:
+        """Returns the value of the family's only series, if it stands where it stood before. Else NaN: `samples` has to look."""
+        self._compare(len(page))
+        if not self._single:
+            return nan
+        place = self._before, self._at, self._name_line, self._type_line
+        found = recalled(page, *place) if recall is None else recall(page, *place)
+        if found is None:
+            return nan
+        self._at = found[0]
+        return found[1]
+
+    def forget(self) -> None:
+        """Forgets where the family stands, so that the next page is searched as a whole."""
+        self._before, self._single = b"", False
+
+    def samples(self, page: bytes) -> list[Sample]:
+        """Returns the series that the selector selects. Raises Malformed."""
+        found = []
+        for line in _few(self.lines(page)):
+            series = self._series(line)
+            text = series[1] or b""
+            if self._selects(text):
+                found.append(Sample(text, number(series[2]), _timestamp(series[3])))
+        return found
+
+    def newest(self, page: bytes) -> tuple[list[bytes], str]:
+        """Returns the texts of the series with the largest value, of each data-parallel rank, and what is wrong with other series.
+
+        This is for metrics whose value is a time. They may have thousands of outdated series, so only the labels of the newest are
+        read. Raises Malformed.
+        """
+        lines = self.lines(page)
+        wrong = ""
+        try:
+            times = [float(line.rpartition(b" ")[2]) for line in lines]
+        except ValueError:
+            times = [self._time(line) for line in lines]
+        if not all(map(isfinite, times)):
+            wrong = f"{next(time for time in times if not isfinite(time))} is not a time"
+            kept = [(time, line) for time, line in zip(times, lines, strict=True) if isfinite(time)]
+            times, lines = [time for time, _ in kept], [line for _, line in kept]
+        if not lines:
+            return [], wrong
+        latest = max(times)
+        newest = [line for time, line in zip(times, lines, strict=True) if time == latest]
+        if _RANK.search(newest[0]) is not None:
+            newest = _newest_by_rank(times, lines)
+        return [self._series(line)[1] or b"" for line in _few(newest)], wrong
+
+    def lines(self, page: bytes) -> list[bytes]:
+        """Returns the lines of the whole family, those without the selector's labels, too. Raises Malformed."""
+        self._compare(len(page))
+        near = self._near(page)
+        if near >= 0 and (run := self._run.match(page, near)) is not None:
+            lines, end = run[0].split(b"\n"), run.end()
+            goes_on = page.startswith(_AMBIGUOUS, end) and not page.startswith(_ENDS, end)
+            if len(lines) > 1 and not goes_on:  # the search says whether a single series can be found by `find`
+                return lines
         return self._search(page)
 
-    def _search(self, page: bytes) -> tuple[bytes, float] | None:
-        best: tuple[bytes, float] | None = None
-        best_rank = 0.0
-        wanted, by_value, first = self.selector.labels, self._by_value, True
-        self._text = b""
-        for start, series in self._series(page):
-            text = series[1] or b""
-            if not wanted or self._matches(text):
-                value = number(series[2])
-                rank = value if by_value else _timestamp(series[3])
-                if best is None or rank > best_rank:
-                    best, best_rank = (text, value), rank
-                    if first and start > 0:
-                        self._remember(page, start - 1, series.start(2))
-                        self._labels = text
-            first = False
-        return best
+    def _compare(self, size: int) -> None:
+        """Forgets where the family stands if the page is so much longer or shorter than the one before that a line may have come."""
+        if not -DIGITS_MAX <= size - self._bytes <= DIGITS_MAX:
+            self.forget()
+        self._bytes = size
 
-    def _remember(self, page: bytes, at: int, value: int) -> None:
-        """Keeps the text before the value at position `value`. The text begins with the newline at `at`, or with the newline before the
-        family's TYPE line if that line is directly above."""
-        above = page.rfind(b"\n", 0, at)
-        typed = above >= 0 and page.startswith(self._type_line, above + 1)
-        self._at = above if typed else at
-        self._text = page[self._at : value]
+    def _search(self, page: bytes) -> list[bytes]:
+        self.forget()
+        lines: list[bytes] = []
+        first = at = self._next(page, 0)
+        places = 0
+        while at >= 0 and (run := self._run.match(page, at)) is not None:
+            places += 1
+            lines += run[0].split(b"\n")
+            if len(lines) > LINES_MAX:
+                raise Malformed(f"the family has more than {LINES_MAX} series")
+            at = self._next(page, run.end())
+        if places == 1 and first > 0:
+            self._remember(page, first, lines)
+        return lines
 
-    def _series(self, page: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
-        """Yields (offset of the name, match) of each series of the family. Raises Malformed."""
-        at = self._first(page)
-        size = len(self._name_line) - 1
-        limit = at + FAMILY_BYTES_MAX
-        for _ in range(SERIES_MAX):
-            if at < 0:
-                return
-            series = _SERIES.match(page, at + size, limit)
-            if series is None or b"\n" in page[at : series.start(2)]:
-                raise Malformed(f"the line cannot be read: {_shown(page[at : at + 200])}")
-            if series.end() == limit:
-                raise _too_long()
-            yield at, series
-            at = self._next(page, series.end(), limit)
-        if at >= 0:
-            raise Malformed(f"the family has more than {SERIES_MAX} series")
-
-    def _first(self, page: bytes) -> int:
-        name_line = self._name_line
-        size = len(name_line)
-        if page.startswith(name_line[1:]) and page[size - 1 : size] in _AFTER_NAME:
+    def _next(self, page: bytes, start: int) -> int:
+        """Returns where the next line of the family begins, after `start` or at the start of the page; -1: there is none."""
+        if not start and page.startswith(self._name) and page[len(self._name) : len(self._name) + 1] in _AFTER_NAME:
             return 0
-        at = page.find(name_line)
+        size = len(self._name_line)
+        at = page.find(self._name_line, start)
         while at >= 0:
             if page[at + size : at + size + 1] in _AFTER_NAME:
                 return at + 1
-            at = page.find(name_line, at + 1)
+            at = page.find(self._name_line, at + 1)
         return -1
 
-    def _next(self, page: bytes, end: int, limit: int) -> int:
-        """Returns where the next series of the family starts, after the line that ends at `end`; -1: there is none."""
-        line = page.find(b"\n", end) + 1
-        if not line:
-            return -1
-        if page.startswith(_NO_SAMPLE, line):
-            skipped = _NO_SAMPLE_LINES.match(page, line, limit).end()  # type: ignore[union-attr]  # it also matches nothing
-            line = page.rfind(b"\n", 0, skipped) + 1  # Python 3.11 may return the middle of a truncated line
-            if page.find(b"\n# HELP ", end, line) >= 0 or page.find(b"\n# TYPE ", end, line) >= 0:
-                return -1
-            if limit < len(page) and page.startswith(_NO_SAMPLE, line):
-                raise _too_long()
-        name_line = self._name_line
-        after = line - 1 + len(name_line)
-        return line if page.startswith(name_line, line - 1) and page[after : after + 1] in _AFTER_NAME else -1
+    def _remember(self, page: bytes, line: int, lines: list[bytes]) -> None:
+        """Remembers the text before the first value of the lines that begin at `line`. The text begins with the newline above, or
+        with the newline before the family's TYPE line if that line is directly above."""
+        series = _SERIES.match(lines[0], len(self._name))
+        if series is None:
+            return
+        above = page.rfind(b"\n", 0, line - 1)
+        typed = above >= 0 and page.startswith(self._type_line, above + 1)
+        self._at = above if typed else line - 1
+        self._name_at = line - self._at
+        self._before = page[self._at : line + series.start(2)]
+        self.text = series[1] or b""
+        self._single = len(lines) == 1 and self._selects(self.text)
 
-    def _matches(self, text: bytes) -> bool:
+    def _near(self, page: bytes) -> int:
+        """Returns where the family begins, if the remembered text is at or near its position; else -1."""
+        before, at = self._before, self._at
+        if not before:
+            return -1
+        if not page.startswith(before, at):
+            at = page.find(before, max(at - SHIFT_BYTES_MAX, 0), at + len(before) + SHIFT_BYTES_MAX)
+            if at < 0:
+                return -1
+        if self._name_at == 1 and page.startswith(self._name, page.rfind(b"\n", 0, at) + 1):
+            return -1  # a series may have come above
+        self._at = at
+        return at + self._name_at
+
+    def _series(self, line: bytes) -> re.Match[bytes]:
+        series = _SERIES.fullmatch(line.rstrip(b"\r"), len(self._name))
+        if series is None:
+            raise Malformed(f"the line cannot be read: {_shown(line)}")
+        return series
+
+    def _time(self, line: bytes) -> float:
+        try:
+            return number(self._series(line)[2])
+        except Malformed:
+            return nan
+
+    def _selects(self, text: bytes) -> bool:
+        wanted = self.selector.labels
+        if not wanted:
+            return True
         labels = labels_of(text)
-        return all(labels.get(name) == value for name, value in self.selector.labels)
+        return all(labels.get(name) == value for name, value in wanted)
+
+
+def _few(lines: list[bytes]) -> list[bytes]:
+    """Returns these lines. Raises Malformed if they are too many to read their labels."""
+    if len(lines) > SERIES_MAX:
+        raise Malformed(f"the family has more than {SERIES_MAX} series")
+    if sum(map(len, lines)) > FAMILY_BYTES_MAX:
+        raise Malformed(f"the family has more than {FAMILY_BYTES_MAX} bytes")
+    return lines
+
+
+def _newest_by_rank(times: list[float], lines: list[bytes]) -> list[bytes]:
+    ranks = [tuple(sorted(_RANK.findall(line))) for line in lines]
+    latest: dict[tuple[bytes, ...], float] = {}
+    for rank, time in zip(ranks, times, strict=True):
+        latest[rank] = max(time, latest.get(rank, time))
+    return [line for rank, time, line in zip(ranks, times, lines, strict=True) if time == latest[rank]]
 
 
 def recalled(page: bytes, text: bytes, at: int, name_line: bytes, type_line: bytes) -> tuple[int, float] | None:
@@ -245,10 +343,6 @@ def _timestamp(rest: bytes) -> float:
     """Returns the timestamp after a value; 0.0 if there is none, or an exemplar follows."""
     token = rest.split(None, 1)[:1]
     return number(token[0]) if token and not token[0].startswith(b"#") else 0.0
-
-
-def _too_long() -> Malformed:
-    return Malformed(f"the family has more than {FAMILY_BYTES_MAX} bytes")
 
 
 def _shown(text: bytes) -> str:

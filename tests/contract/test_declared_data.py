@@ -84,6 +84,7 @@ def situation() -> Candidates:
         "max_lora",
         "cache_block_size",
         "cache_num_blocks",
+        "cache_tokens",
     )
     models = [frozenset(("m",)), frozenset(("a",)), frozenset[str]()]
     return candidates(

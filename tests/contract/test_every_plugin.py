@@ -77,6 +77,7 @@ def situations(draw: st.DrawFn) -> Candidates:
         "max_lora",
         "cache_block_size",
         "cache_num_blocks",
+        "cache_tokens",
     )
     made = candidates(
         {name: draw(numbers) for name in columns},

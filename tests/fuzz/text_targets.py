@@ -14,7 +14,7 @@ import numpy as np
 from epp.config import registry
 from epp.config.load import DEFAULT_TEXT, ConfigErrors, load
 from epp.data import ACTIVE_MODELS, WAITING_MODELS
-from epp.plugins.extractors._core_page import ADAPTERS_MAX
+from epp.plugins.extractors._info_metrics import ADAPTERS_MAX
 from epp.plugins.extractors.core_metrics import (
     BUILT_IN,
     CORE,
@@ -243,10 +243,17 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"} 0.1
 nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} 64
 nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 300
 """
+    ranks = vllm.replace(
+        b'waiting{engine="0",model_name="m"} 17.0\n',
+        b'waiting{engine="0",model_name="m"} 17.0\nvllm:num_requests_waiting{engine="1",model_name="m"} 120 9\n',
+    )
+    idle = b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="24950",prefix_match_unit="None"} 1.0\n# EOF'
     trtllm = b"trtllm_num_requests_waiting 1\ntrtllm_num_requests_running 2\ntrtllm_kv_cache_utilization 0.5\n"
     return {
         "vllm": b"\0" + vllm,
         "vllm-twice": b"\0" + vllm + BORDER + vllm.replace(b"17.0", b"1") + BORDER + b"# new\n" + vllm,
+        "vllm-ranks": b"\0" + ranks + BORDER + vllm + b'vllm:num_requests_waiting{engine="1"} 4\n' + BORDER + ranks,
+        "vllm-idle": b"\0" + idle + BORDER + vllm + idle,
         "vllm-crlf": b"\0" + vllm.replace(b"\n", b"\r\n"),
         "sglang": b"\1" + sglang + BORDER + sglang,
         "trtllm": b"\2" + trtllm,

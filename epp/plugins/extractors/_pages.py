@@ -1,13 +1,19 @@
 """Defines what all extractors of pages share: the values of a page, why a page is rejected, and the reader of one server's pages."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from epp.data import Column
 from epp.plugin import Extractor
 
-REFUSED_PAGE: Final = "its metrics page is refused: "  # begins the text about a server whose page an extractor rejects
+# How the text about a server begins whose page an extractor rejects, or whose page has values that cannot be read.
+REFUSED_PAGE: Final = "its metrics page is refused: "
+UNREAD_VALUES: Final = "its metrics page has values that cannot be read: "
 METRICS, MODELS = "metrics", "models"  # kinds of pages: Prometheus text; the JSON answer of /v1/models
+
+
+NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class ExtractError(Exception):
@@ -19,11 +25,13 @@ class Extracted(NamedTuple):
 
     `values` has one number for each wanted numeric column, in order, never NaN. Bit i of `present` is set if the page reported value
     i. `names`: wanted column that is a set of names -> the set. While the server reports the same text, the sets stay the same objects.
+    `problems`: what could not be read, cause -> text that names the metric and the rule. A cause is the same on the next page.
     """
 
     values: tuple[float, ...]
     present: int
     names: Mapping[str, frozenset[str]]
+    problems: Mapping[str, str] = NONE
 
 
 class Reader(Protocol):
@@ -44,3 +52,9 @@ class PageExtractor(Extractor):
         `wanted`: the columns of the endpoint table; the reader fills those that its extractor produces. `pod`: the name of its pod.
         """
         raise NotImplementedError
+
+
+def check_whole(page: bytes) -> None:
+    """Raises ExtractError unless the page ends with a whole line. Only `# EOF`, the end of an OpenMetrics page, may lack its newline."""
+    if page[-1:] != b"\n" and page.rpartition(b"\n")[2] != b"# EOF":
+        raise ExtractError("the page does not end with a newline: it is empty or truncated")

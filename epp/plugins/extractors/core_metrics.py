@@ -3,9 +3,9 @@
 An engine is described by a mapping from columns to selectors of metrics. A label of the endpoint names its engine. If the label is
 missing, or names no known engine, the endpoint has the default engine.
 
-A page is accepted or rejected as a whole. If a wanted metric is missing, unreadable or out of range, the page is rejected and the
-endpoint keeps its last good values. Metrics of LoRA adapters and of the cache's configuration are optional: if one is missing, only its
-columns have no value. Only the columns that a plugin reads are wanted.
+Each value of a page counts for itself: what is missing, unreadable or out of range leaves its own column without a value. Metrics of LoRA
+adapters and of the cache's configuration may be missing, others are reported as a problem. Only the columns that a plugin reads are
+wanted.
 """
 
 import functools
@@ -18,6 +18,7 @@ from epp.data import (
     ACTIVE_MODELS,
     CACHE_BLOCK_SIZE,
     CACHE_NUM_BLOCKS,
+    CACHE_TOKENS,
     KV_USAGE,
     MAX_LORA,
     RUNNING,
@@ -33,7 +34,7 @@ from epp.protocol.exposition import Selector, parse_selector
 LEGACY_ENGINE_LABEL = "inference.networking.k8s.io/engine-type"
 __all__ = ["CoreMetricsExtractor", "ExtractError", "Extracted", "Extraction"]
 
-CORE = (WAITING, RUNNING, KV_USAGE, MAX_LORA, CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)
+CORE = (WAITING, RUNNING, KV_USAGE, MAX_LORA, CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, CACHE_TOKENS)
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 

@@ -1,14 +1,15 @@
 """Reads the averages of a cluster's pool from the metrics page of the cluster's picker."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 import msgspec
 
 from epp.data import Column
 from epp.plugin import plugin
-from epp.plugins.extractors._pages import Extracted, ExtractError, PageExtractor
+from epp.plugins.extractors._pages import Extracted, ExtractError, PageExtractor, check_whole
+from epp.plugins.extractors._ranks import each, mean
 from epp.protocol.exposition import Finder, Malformed, Selector, parse_selector
 
 CLUSTER_KV_USAGE = Column("llm-d.ai/multicluster-kv-cache-utilization", float)
@@ -32,7 +33,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class MulticlusterMetricsExtractor(PageExtractor):
     """Emits a pool's average KV-cache utilization and average queue, for the multicluster scorers.
 
-    A page without one of the two metrics still gives the other one; a page without both is rejected.
+    A page with only one of the two metrics still gives that one; a page with neither is rejected. Of several series, the mean counts.
     """
 
     Params = Parameters
@@ -64,26 +65,28 @@ class Averages:
 
     def extract(self, page: bytes) -> Extracted:
         """Returns the page's values. Raises ExtractError if the page is rejected."""
-        if page[-1:] != b"\n":
-            raise ExtractError("the page does not end with a newline: it is empty or truncated")
+        check_whole(page)
         values, present, found = self._zeros.copy(), 0, 0
+        problems: dict[str, str] = {}
         for finder, at in self._finders:
             try:
-                series = finder.find(page)
+                alone = finder.find(page)
+                averages = [alone] if alone == alone else each(finder.samples(page))
             except Malformed as wrong:
-                raise ExtractError(f"{finder.selector}: {wrong}") from None
-            if series is None:
+                problems[str(finder.selector)] = f"{finder.selector}: {wrong}"
                 continue
-            if not isfinite(series[1]) or series[1] < 0.0:
-                raise ExtractError(f"{finder.selector}: {series[1]} is not a number of 0 or more")
-            found += 1
-            if at >= 0:
-                values[at] = series[1]
-                present |= 1 << at
+            wrong_values = [value for value in averages if not 0.0 <= value <= float_info.max]
+            if wrong_values:
+                problems[str(finder.selector)] = f"{finder.selector}: {wrong_values[0]} is not a number of 0 or more"
+            elif averages:
+                found += 1
+                if at >= 0:
+                    values[at] = mean(averages)
+                    present |= 1 << at
         if not found:
             names = " nor ".join(str(finder.selector) for finder, _ in self._finders)
-            raise ExtractError(f"the page has neither {names}")
-        return Extracted(tuple(values), present, {})
+            raise ExtractError("; ".join(problems.values()) or f"the page has neither {names}")
+        return Extracted(tuple(values), present, {}, problems)
 
 
 def _selector(parameter: str, text: str) -> Selector:

@@ -9,6 +9,7 @@ from epp.data import (
     ACTIVE_MODELS,
     CACHE_BLOCK_SIZE,
     CACHE_NUM_BLOCKS,
+    CACHE_TOKENS,
     KV_USAGE,
     MAX_LORA,
     RUNNING,
@@ -79,7 +80,7 @@ def vllm(wanted: tuple[Column, ...] = WANTED) -> Extraction:
 )
 def test_each_engines_page_yields_the_columns_that_it_reports(engine: str, page: bytes, columns: str) -> None:
     values = {WAITING: 3.0, RUNNING: 7.0, KV_USAGE: 0.25, MAX_LORA: 4.0}
-    values |= {CACHE_BLOCK_SIZE: 16.0, CACHE_NUM_BLOCKS: 20000.0}
+    values |= {CACHE_BLOCK_SIZE: 16.0, CACHE_NUM_BLOCKS: 20000.0, CACHE_TOKENS: 320000.0}
     absent = {"all": (), "no lora": (MAX_LORA,), "queues": CORE[2:]}[columns]
     reader = extractor().extraction({"llm-d.ai/engine-type": engine}, WANTED)
     for _ in range(2):
@@ -151,6 +152,15 @@ def test_custom_metrics_are_produced_as_columns_of_their_attribute_key() -> None
         reader.extract(b'gpu_power{gpu="1"} 300.5\n')
 
 
+def test_a_custom_metric_that_one_server_lacks_leaves_its_queue() -> None:
+    power = Column("power", float)
+    custom = [{"attributeKey": "power", "metricSpec": "gpu_power"}]
+    ours = extractor(engineConfigs=[{"name": "vllm", "queuedRequestsSpec": "queue", "customMetrics": custom}])
+    got = ours.extraction({}, (WAITING, power)).extract(b"queue 4\n")
+    assert (got.values, got.present) == ((4.0, 0.0), 1)
+    assert list(got.problems.values()) == ["gpu_power: the page has no such series"]
+
+
 @pytest.mark.parametrize(
     ("params", "field"),
     [
@@ -203,16 +213,34 @@ def test_empty_names_and_keys_are_refused(empty: str) -> None:
         extractor(engineConfigs=[config])
 
 
-@pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1", b"1e17", b"x", b""])
-@pytest.mark.parametrize("family", [b"num_requests_waiting", b"num_requests_running"])
-def test_an_invalid_count_rejects_the_whole_page_and_the_error_names_the_metric(family: bytes, value: bytes) -> None:
-    before, _, rest = VLLM.partition(b"vllm:" + family + b"{")
+@pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1", b"1e17", b"x", b"", b"2 yesterday"])
+@pytest.mark.parametrize("column", [WAITING, RUNNING])
+def test_an_invalid_count_leaves_its_column_unknown_and_is_named(column: Column[int], value: bytes) -> None:
+    family = b"vllm:num_requests_" + column.name.partition("_")[0].encode()
+    before, _, rest = VLLM.partition(family + b"{")
     after = rest.partition(b"\n")[2]
     reader = vllm()
-    reader.extract(VLLM)
-    with pytest.raises(ExtractError, match="vllm:" + family.decode()):
-        reader.extract(before + b"vllm:" + family + b"{} " + value + b"\n" + after)
-    assert reader.extract(VLLM).values == (3.0, 7.0, 0.25, 4.0, 16.0, 20000.0)
+    whole = reader.extract(VLLM)
+    for _ in range(2):
+        got = reader.extract(before + family + b"{} " + value + b"\n" + after)
+        assert got.present == whole.present & ~(1 << CORE.index(column))
+        assert got.names == whole.names
+        (problem,) = got.problems.values()
+        assert problem.startswith(family.decode() + ": ")
+    assert reader.extract(VLLM) == whole
+
+
+def test_a_cause_stays_the_same_while_the_value_changes() -> None:
+    reader = vllm()
+    pages = [VLLM.replace(b"} 3.0", b"} %d" % value) for value in (-1, -2)]
+    first, second = (reader.extract(page).problems for page in pages)
+    assert list(first) == list(second) and list(first.values()) != list(second.values())
+
+
+@pytest.mark.parametrize("page", [b"up 1\n", b"\n", b"vllm:num_requests_waiting NaN\nvllm:num_requests_running x\n"])
+def test_a_page_without_any_readable_value_is_rejected_with_what_it_lacks(page: bytes) -> None:
+    with pytest.raises(ExtractError, match=r"^vllm:num_requests_waiting: .*; vllm:num_requests_running: "):
+        vllm().extract(page)
 
 
 def test_counts_are_truncated_and_a_usage_above_one_counts_as_full() -> None:
@@ -231,13 +259,14 @@ def test_adapters_and_cache_configuration_may_be_absent_and_come_back(family: by
         assert less.names == {"active_models": frozenset(), "waiting_models": frozenset()}
     else:
         assert less.present == 0b1111
+    assert not less.problems
     assert reader.extract(VLLM) == whole
 
 
 def test_an_engine_that_does_not_know_its_cache_size_yet_makes_the_column_absent() -> None:
     page = VLLM.replace(b'num_gpu_blocks="20000"', b'num_gpu_blocks="None"')
     got = vllm().extract(page)
-    assert got.present == 0b011111
+    assert got.present == 0b0011111
 
 
 @pytest.mark.parametrize(
@@ -247,12 +276,23 @@ def test_an_engine_that_does_not_know_its_cache_size_yet_makes_the_column_absent
         (b'block_size="16"', b'block_size="-1"', "label block_size='-1'"),
         (b'max_lora="4"', b'max_lora="4.5"', "lora_requests_info: label max_lora='4.5'"),
         (b"1.7e9", b"NaN", "lora_requests_info: nan is not a time"),
+        (b"1.7e9", b"-", "lora_requests_info: nan is not a time"),
+        (b'="a, b,"', b"=a", "lora_requests_info: "),
+        (b'="a, b,"', b'="' + b",".join(b"a%d" % n for n in range(1025)) + b'"', "more than 1024 adapters"),
         (b'"a, b,"', b'"' + b"x" * 600 + b'"', "a name over 512 bytes"),
     ],
 )
-def test_labels_out_of_range_reject_the_page(old: bytes, new: bytes, named: str) -> None:
-    with pytest.raises(ExtractError, match=named):
-        vllm().extract(VLLM.replace(old, new))
+def test_labels_out_of_range_cost_only_their_own_columns(old: bytes, new: bytes, named: str) -> None:
+    reader = vllm()
+    whole = reader.extract(VLLM)
+    got = reader.extract(VLLM.replace(old, new))
+    assert got.values[:3] == whole.values[:3] and got.present & 7 == 7
+    (problem,) = got.problems.values()
+    assert named in problem
+    assert reader.extract(VLLM) == whole
+    first = vllm()
+    assert first.extract(VLLM.replace(old, new)) == got
+    assert first.extract(VLLM) == whole
 
 
 def test_unchanged_adapters_stay_the_same_object() -> None:
@@ -263,13 +303,13 @@ def test_unchanged_adapters_stay_the_same_object() -> None:
 
 
 @given(st.integers(0, len(VLLM) - 1))
-def test_a_page_cut_at_any_byte_gives_an_error_or_the_values_of_the_whole_page(cut: int) -> None:
-    wanted = (WAITING, RUNNING, KV_USAGE)
+def test_a_page_cut_at_any_byte_gives_an_error_or_values_of_the_whole_page(cut: int) -> None:
     try:
-        got = vllm(wanted).extract(VLLM[:cut])
+        got = vllm().extract(VLLM[:cut])
     except ExtractError:
         return
-    assert got == vllm(wanted).extract(VLLM)
+    whole = vllm().extract(VLLM)
+    assert all(got.values[at] == whole.values[at] for at in range(len(CORE)) if got.present >> at & 1)
 
 
 @given(st.binary(max_size=60), st.integers(0, len(VLLM)))
@@ -281,4 +321,5 @@ def test_a_page_with_bytes_written_over_gives_an_error_or_numbers_in_range(noise
     except ExtractError:
         return
     assert all(0.0 <= value <= 2.0**53 for value in got.values)
+    assert got.present or any(got.names.values()) or not got.problems
     assert got.values[2] <= 1.0

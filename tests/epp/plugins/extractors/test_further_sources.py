@@ -60,13 +60,20 @@ def test_samples_without_the_label_belong_to_every_pod() -> None:
         (b"DCGM_FI_DEV_GPU_UTIL{a} 1\n", "labels cannot be read"),
         (b"DCGM_FI_DEV_GPU_UTIL many\n", "'many' is not a number"),
         (b"DCGM_FI_DEV_GPU_UTIL NaN\n", "is not a finite number"),
-        (b"DCGM_FI_DEV_GPU_UTIL \n", "is not a number"),
-        (b"DCGM_FI_DEV_GPU_UTIL 1\n" * 5000, "more than 4096 series"),
+        (b"DCGM_FI_DEV_GPU_UTIL \n", "the line cannot be read"),
+        (b"DCGM_FI_DEV_GPU_UTIL 1\n" * 20_000, "more than 16384 series"),
     ],
 )
 def test_a_page_without_the_utilization_is_rejected(page: bytes, why: str) -> None:
     with pytest.raises(ExtractError, match=why):
         read("dcgm-extractor", page, GPU_UTILIZATION, pod="vllm-9")
+
+
+def test_a_gpu_without_a_number_leaves_the_others() -> None:
+    for lines in (b"{a} NaN\n", b"{b} 30\n"), (b"{b} 30\n", b"{a} NaN\n"):
+        page = b"".join(b"DCGM_FI_DEV_GPU_UTIL" + line.replace(b"}", b'="x"}') for line in lines)
+        found = read("dcgm-extractor", page, GPU_UTILIZATION)
+        assert found.values == (0.3,) and list(found.problems) == ["DCGM_FI_DEV_GPU_UTIL"]
 
 
 def test_the_utilization_of_a_gpu_is_an_attribute_for_filters_and_scorers() -> None:
@@ -121,6 +128,17 @@ def test_a_missing_average_leaves_the_other_one() -> None:
     assert read("multicluster-metrics-extractor", b"llm_d_epp_average_queue_size 2\n", *BOTH) == Extracted(
         (0.0, 2.0), 2, {}
     )
+
+
+def test_an_average_that_is_no_number_leaves_the_other_one_and_is_named() -> None:
+    found = read("multicluster-metrics-extractor", POOL.replace(b" 4.5", b" NaN"), *BOTH)
+    assert (found.values, found.present) == ((0.25, 0.0), 1)
+    assert list(found.problems.values()) == ["llm_d_epp_average_queue_size: nan is not a number of 0 or more"]
+
+
+def test_averages_of_several_pools_become_their_mean() -> None:
+    page = b'llm_d_epp_average_queue_size{name="a"} 2\nllm_d_epp_average_queue_size{name="b"} 6\n'
+    assert read("multicluster-metrics-extractor", page, *BOTH).values == (0.0, 4.0)
 
 
 def test_the_metrics_may_have_other_names() -> None:
