@@ -42,7 +42,7 @@ _PATHS = """
     shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/remote_lane shm/seqlock shm/series
     shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits
-    workers/endpoints/scrape
+    workers/endpoints/scrape workers/endpoints/scrape_results
     workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/exchange
     workers/endpoints/replicas/joining workers/endpoints/replicas/others workers/endpoints/replicas/pace
     workers/endpoints/replicas/places workers/endpoints/replicas/rates workers/endpoints/replicas/reading

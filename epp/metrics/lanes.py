@@ -94,7 +94,11 @@ SUPERVISOR_COUNTERS = (
     Metric("scrapes_total", "counter", "Successful scrapes."),
     Metric("scrapes_skipped_total", "counter", "Scrapes skipped because the previous one had not ended."),
     Metric("datalayer_poll_errors_total", "counter", "Metrics pages that could not be fetched."),
-    Metric("datalayer_extract_errors_total", "counter", "Metrics pages that were fetched and refused as a whole."),
+    Metric(
+        "datalayer_extract_errors_total",
+        "counter",
+        "Metrics pages that were refused, and values of other pages that could not be read: each cause once while it lasts.",
+    ),
     Metric("endpoint_ejections_total", "counter", "Endpoints that were ejected because their requests failed."),
     Metric("recording_records_total", "counter", "Records written to recordings."),
     Metric("recording_bytes_total", "counter", "Bytes written to recordings, compressed."),

@@ -22,7 +22,8 @@ class Echo(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._answer(200, b"" if self.path == "/metrics" else b"{}")
+        server: Any = self.server
+        self._answer(200, server.page if self.path == "/metrics" else b"{}")
 
     def do_POST(self) -> None:
         size = int(self.headers.get("content-length") or 0)
@@ -58,6 +59,7 @@ class Echo(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
     broken = ""
+    page = b""  # the metrics page
     requests = 0
 
     @property

@@ -70,13 +70,14 @@ class Kind(enum.Enum):
     EJECTED = "ejected"  # its requests failed
     RETURNED = "returned"  # its trial request succeeded
     UNREADABLE = "not readable"  # many scrapes, and none of them was good
+    UNREAD = "partly readable"  # its metrics page has values that cannot be read; the others are used
 
     def event(self, *, of_many: bool) -> str:
         """Returns the log event: in the singular, or with `of_many` in the plural."""
         return f"endpoints {self.value}" if of_many else f"endpoint {self.value}"
 
 
-WARNED = frozenset((Kind.STALE, Kind.DOWN, Kind.EJECTED, Kind.UNREADABLE))
+WARNED = frozenset((Kind.STALE, Kind.DOWN, Kind.EJECTED, Kind.UNREADABLE, Kind.UNREAD))
 
 
 class Addressed(Protocol):

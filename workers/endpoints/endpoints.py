@@ -24,18 +24,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from epp.data import Column
-from epp.plugins.extractors._pages import REFUSED_PAGE, Extracted
+from epp.plugins.extractors._pages import Extracted
 from shm.documents import DocumentWriter
 from shm.prefix_writer import OwnersExhausted
 from shm.table import DOWN, Handle, State, TableCopy, TableWriter
 from workers.endpoints.discovery import EndpointSpec, diff
 from workers.endpoints.ejection import Ejections, Step
 from workers.endpoints.endpoint_log import Change, Condition, EndpointLog, Kind, shown
-from workers.endpoints.freshness import Freshness, Health
+from workers.endpoints.freshness import Freshness
 from workers.endpoints.further_pages import FurtherPages, pod_of
 from workers.endpoints.index_limits import IndexLimits
+from workers.endpoints.member import Member
 from workers.endpoints.records import REPORT_EVERY_S, REPORTED_MAX, Published, identity_of, names_of, record_of, spec_of
-from workers.endpoints.scrape import EXTRACT, Failure, PageReader, Scraper, Target
+from workers.endpoints.scrape import Scraper
+from workers.endpoints.scrape_results import Failure, PageReader
 from workers.shared.documents import EndpointRecord, Identity, NamesRecord
 
 NAMES_EVERY_S = 0.05
@@ -56,66 +58,6 @@ class Extractions(Protocol):
     """Creates the page reader of an endpoint from its labels, the wanted columns and the name of its pod."""
 
     def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]], pod: str = "") -> PageReader: ...
-
-
-class Member:
-    """An endpoint that has a slot."""
-
-    __slots__ = (
-        "cause",
-        "condition",
-        "failures",
-        "handle",
-        "health",
-        "names",
-        "owner",
-        "page",
-        "since",
-        "spec",
-        "target",
-        "why",
-    )
-
-    def __init__(self, spec: EndpointSpec, handle: Handle, owner: int) -> None:
-        self.spec = spec
-        self.handle = handle
-        self.owner = owner
-        self.names: Mapping[str, frozenset[str]] = {}
-        # The last good page: its values, the requests in flight when it was requested, its time. None without further sources.
-        self.page: tuple[Extracted, int, float] | None = None
-        self.condition = Condition.UNKNOWN
-        self.since: float | None = None  # when `condition` began; None if it began before this supervisor
-        self.failures = 0  # failed scrapes since the last good one
-        self.cause = self.why = ""  # of the last failed scrape: `cause` is one word, `why` the full text
-        self.health: Health
-        self.target: Target
-
-    @property
-    def refuses(self) -> bool:
-        return self.health.refusals > 0
-
-    @property
-    def is_down(self) -> bool:
-        return self.health.down
-
-    @property
-    def id(self) -> str:
-        return f"{self.spec.namespace}/{self.spec.name} {shown(self.spec)[1]}"
-
-    @property
-    def failure(self) -> str:
-        """Why the last failed scrape has failed."""
-        return REFUSED_PAGE + self.why if self.cause == EXTRACT else self.why
-
-    def change(self, now: float, *, in_flight: int = 0) -> Change:
-        """Returns the record of a change that ends the present condition."""
-        lasted_s = None if self.since is None else max(now - self.since, 0.0)
-        cause = self.cause if self.failures else ""
-        return Change(*shown(self.spec), self.condition, lasted_s, cause, in_flight)
-
-    def trouble(self, now: float) -> Change:
-        """Returns the same record as `change`, with the full text of the cause."""
-        return self.change(now).explained(self.why if self.failures else "")
 
 
 class EndpointTable:
@@ -239,6 +181,8 @@ class EndpointTable:
         if tag.condition is not Condition.FRESH:
             self._became(Condition.FRESH, tag, now)
         tag.failures = 0
+        if (extracted.problems or tag.problems) and (unread := tag.read(extracted.problems)) is not None:
+            self._log.add(Kind.UNREAD, unread)
         if self._further:
             tag.page = extracted, inflight_at_scrape, now
         self._store(tag, extracted, inflight_at_scrape, now)
@@ -281,18 +225,15 @@ class EndpointTable:
         elif tag.failures == FAILURES_TO_LOG and tag.condition is Condition.UNKNOWN:
             self._log.add(Kind.UNREADABLE, tag.trouble(now))
         if self._log.debug:
+            next_try_s = 0.0 if failure.again else self._scraper.next_try_s(tag.target, now)
             self._log.scrape_failed(
-                *shown(tag.spec),
-                failure.cause,
-                failure.text,
-                failures=tag.failures,
-                next_try_s=0.0 if failure.again else self._scraper.next_try_s(tag.target, now),
+                *shown(tag.spec), failure.cause, failure.text, failures=tag.failures, next_try_s=next_try_s
             )
 
     def sweep(self, now: float) -> None:
         """Does what depends on time alone: marks stale endpoints, ejects, writes names, gives slots to waiting endpoints, and logs."""
         self._now = now
-        for member in self._freshness.newly_stale(now, _renewing):
+        for member in self._freshness.newly_stale(now, lambda member: member.renewing):
             self._table.mark(member.handle, state=State.STALE)
             self._moved()
             if not member.health.down:
@@ -340,8 +281,8 @@ class EndpointTable:
         return sum(member.health.down for member in self._members.values())
 
     def troubles(self) -> dict[str, str]:
-        """Returns id of an endpoint (`namespace/name address`) -> why its last scrape failed. Leaves out those whose last one was good."""
-        return {member.id: member.failure for member in self._members.values() if member.failures}
+        """Returns id of an endpoint (`namespace/name address`) -> `Member.failure`. Leaves out those without."""
+        return {member.id: failure for member in self._members.values() if (failure := member.failure)}
 
     def scrape_seconds(self) -> dict[str, float]:
         """Returns endpoint name -> duration of its last scrape, good or failed, in seconds. Leaves out endpoints without a scrape."""
@@ -484,8 +425,3 @@ def _records(
 def _names(members: Iterable[Member]) -> list[NamesRecord]:
     """Returns the records of the names that endpoints report, such as those of adapters."""
     return [names_of(member.handle, member.names) for member in members if any(member.names.values())]
-
-
-def _renewing(member: Member) -> bool:
-    """Returns whether the first scrape after a good one is still under way. Until it ends, the values count as fresh."""
-    return not member.failures and member.target.under_way

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from epp.data import Column
-from epp.plugins.extractors._pages import Extracted, PageExtractor
+from epp.plugins.extractors._pages import NONE, Extracted, PageExtractor
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from workers.endpoints.discovery import EndpointSpec
-from workers.endpoints.scrape import Failure, Scraper, Target
+from workers.endpoints.scrape import Scraper, Target
+from workers.endpoints.scrape_results import Failure
 
 KEPT_INTERVALS = 4
 KEPT_S_MIN = 5.0
@@ -74,7 +75,7 @@ class FurtherPages:
         self._report = report
         self._kept_s = kept_for(interval_s)
         self._held: dict[object, _Held] = {}
-        self._report_at = -math.inf
+        self._say_at = -math.inf
         self.changed: Callable[[object], None] = lambda _tag: None
         self.scraper = Scraper.of(source, loop, interval_s=interval_s, tls=tls, inflight=lambda _slot: 0, sink=self)
 
@@ -106,27 +107,31 @@ class FurtherPages:
         return Extracted(values, extracted.present | own.present, names)
 
     def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> None:
-        """Keeps the values of a good page."""
+        """Keeps the values of a good page. Reports what of it cannot be read."""
         held = self._held[tag]
         held.failures, held.at = 0, now
         before, held.extracted = held.extracted, extracted
         if before != extracted:
             self.changed(tag)
+            if extracted.problems.keys() - (before.problems if before is not None else NONE).keys():
+                self._say(
+                    "data source cannot read all values of pages", 1, held, "; ".join(extracted.problems.values()), now
+                )
 
     def failed(self, tag: object, failure: Failure, now: float) -> None:
         """Counts a failed page. Reports endpoints whose pages have failed several times in a row."""
         held = self._held[tag]
         held.failures += 1
-        if held.failures >= FAILURES_TO_REPORT and now >= self._report_at:
-            self._report_at = now + REPORT_EVERY_S
+        if held.failures >= FAILURES_TO_REPORT and now >= self._say_at:
             bad = sum(other.failures >= FAILURES_TO_REPORT for other in self._held.values())
-            self._report(
-                "data source cannot read the pages of endpoints",
-                source=self._source.name,
-                count=bad,
-                last=f"{held.target.host}:{held.target.port}",
-                reason=failure.text,
-            )
+            self._say("data source cannot read the pages of endpoints", bad, held, failure.text, now)
+
+    def _say(self, event: str, count: int, last: _Held, reason: str, now: float) -> None:
+        """Reports at most once in REPORT_EVERY_S."""
+        if now >= self._say_at:
+            self._say_at = now + REPORT_EVERY_S
+            address = f"{last.target.host}:{last.target.port}"
+            self._report(event, source=self._source.name, count=count, last=address, reason=reason)
 
     def sweep(self, now: float) -> None:
         """Drops values that are too old."""

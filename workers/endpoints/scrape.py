@@ -26,18 +26,17 @@ import errno
 import math
 import ssl
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Final, Self, TypeAlias
 
-from epp.plugins.extractors._pages import Extracted, ExtractError
+from epp.plugins.extractors._pages import NONE, ExtractError
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from workers.endpoints.freshness import SCRAPE_S_MAX
 from workers.endpoints.http_answer import HttpError
 from workers.endpoints.http_client import REFUSED, Attempt, Connect, Connected, Dialer, get_request
+from workers.endpoints.scrape_results import EXTRACT, Failure, PageReader, ScrapeCounters, Sink
 
-EXTRACT: Final = "extract"  # the cause of a failed scrape whose page was fetched, and refused as a whole
 INTERVAL_S_MIN: Final = 0.05
 CONNECT_S_MAX: Final = 0.2  # limit for opening a TCP connection; with TLS, the limit of the whole scrape applies
 TICK_S_MIN: Final = 0.005
@@ -60,47 +59,7 @@ LARGE_PAGE_BYTES: Final = 1 << 17
 COSTLY_S: Final = 0.02
 COSTLY_PAUSE: Final = 10.0  # the pause is this multiple of the page's CPU time, up to FLOOD_PAUSE_S
 
-Member = TypeVar("Member", bound=Hashable)
-
-
-class Failure(NamedTuple):
-    """Why a scrape failed."""
-
-    cause: str  # one word
-    text: str
-    refused: bool = False  # no process listens at the address
-    again: bool = False  # the next try comes at once, not at the next turn
-
-
-class PageReader(Protocol):
-    """Parses the pages of one server."""
-
-    def extract(self, page: bytes) -> Extracted: ...
-
-
-class Sink(Protocol):
-    """Receives the results of scrapes, in calls from the event loop. `tag`: the object with which the endpoint was added."""
-
-    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> None: ...
-
-    def failed(self, tag: object, failure: Failure, now: float) -> None: ...
-
-    def sweep(self, now: float) -> None: ...
-
-
-class ScrapeCounters:
-    """Counts of the scraper since its start. No count ever falls.
-
-    Each scrape ends as taken, poll error or extract error, unless its endpoint is removed before. `late` counts the turns at which a scrape
-    was due while the previous one was still under way. Such a turn starts no scrape.
-    """
-
-    def __init__(self) -> None:
-        self.scrapes = 0
-        self.taken = 0
-        self.late = 0
-        self.extract_errors = 0
-        self.poll_errors: Counter[str] = Counter()
+Address: TypeAlias = tuple[str, int]  # host and port
 
 
 class Target:
@@ -116,6 +75,7 @@ class Target:
         "inflight",
         "not_before",
         "port",
+        "problems",
         "reader",
         "refusals",
         "request",
@@ -131,7 +91,7 @@ class Target:
         scraper: "Scraper",
         tag: object,
         slot: int,
-        address: tuple[str, int],
+        address: Address,
         reader: PageReader,
         server: str,
     ) -> None:
@@ -148,6 +108,7 @@ class Target:
         self.refusals = 0
         self.retried = False
         self.seconds = -1.0  # duration of the last scrape, good or failed
+        self.problems: Mapping[str, str] = NONE  # what could not be read of the last page that was taken
         self.move(address, server)
 
     @property
@@ -155,7 +116,7 @@ class Target:
         """Whether a scrape of the endpoint is under way."""
         return self.began >= 0.0
 
-    def move(self, address: tuple[str, int], server: str) -> None:
+    def move(self, address: Address, server: str) -> None:
         self.host = address[0]
         self.port = self._scraper.port or address[1]
         self.server = server
@@ -277,7 +238,7 @@ class Scraper:
             for target in list(bucket):
                 self.remove(target)
 
-    def add(self, tag: object, slot: int, address: tuple[str, int], reader: PageReader, server: str = "") -> Target:
+    def add(self, tag: object, slot: int, address: Address, reader: PageReader, server: str = "") -> Target:
         """Adds an endpoint. Its first scrape begins within a few ticks. `server`: the name in its certificate; "" means the address."""
         target = Target(self, tag, slot, address, reader, server)
         if not self._scrapes:
@@ -287,7 +248,7 @@ class Scraper:
         self._dial_soon(target)
         return target
 
-    def change(self, target: Target, address: tuple[str, int], reader: PageReader, server: str = "") -> None:
+    def change(self, target: Target, address: Address, reader: PageReader, server: str = "") -> None:
         """Changes the address or the page reader of an endpoint."""
         self._drop(target)
         target.reader = reader
@@ -457,6 +418,9 @@ class Scraper:
             if large and (took := self._spent() - before) > COSTLY_S:
                 target.not_before = now + min(took * COSTLY_PAUSE, FLOOD_PAUSE_S)
         self.counters.taken += 1
+        if extracted.problems or target.problems:
+            self.counters.unread += len(extracted.problems.keys() - target.problems.keys())
+            target.problems = extracted.problems
         self._sink.scraped(target.tag, extracted, target.inflight, now)
 
     def garbled(self, target: Target, connection: Connected, failure: HttpError) -> None:

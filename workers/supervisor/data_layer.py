@@ -24,6 +24,7 @@ from workers.endpoints.endpoints import EndpointTable
 from workers.endpoints.further_pages import FurtherPages, page_address
 from workers.endpoints.index_limits import IndexLimits
 from workers.endpoints.scrape import Scraper
+from workers.endpoints.scrape_results import ScrapeCounters
 from workers.process.instance import Instance
 from workers.shared.documents import (
     DOCUMENT_NAMES,
@@ -209,8 +210,13 @@ class ScrapeCounts:
         """Copies all counts. A counter never falls."""
         counters = self._counters
         failed = sum(counters.poll_errors.values())
-        counts = [counters.taken, counters.late, failed, counters.extract_errors, self._ejections.total]
+        counts = [counters.taken, counters.late, failed, _unusable(counters), self._ejections.total]
         for further in self._further:
-            counts += (sum(further.poll_errors.values()), further.extract_errors)
+            counts += (sum(further.poll_errors.values()), _unusable(further))
         for place, before, count in zip(self._places, self._before, counts, strict=True):
             self._lane.counters[place] = max(self._lane.counters[place], before + count)
+
+
+def _unusable(counters: ScrapeCounters) -> int:
+    """Returns how many pages were refused, plus how many values of other pages could not be read."""
+    return counters.extract_errors + counters.unread

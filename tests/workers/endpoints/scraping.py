@@ -5,7 +5,8 @@ from typing import Any
 
 from epp.data import WAITING
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor, Extracted
-from workers.endpoints.scrape import Failure, Scraper, Target
+from workers.endpoints.scrape import Scraper, Target
+from workers.endpoints.scrape_results import Failure
 
 PAGE = b"vllm:num_requests_waiting 3\n"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from shm.table import State
 from tests.workers.endpoints.tables import Shared, Supervisor, page, spec
-from workers.endpoints.scrape import Failure
+from workers.endpoints.scrape_results import Failure
 
 
 def logged(ours: Supervisor, now: float) -> list[tuple[str, str, dict[str, Any]]]:
@@ -57,6 +57,25 @@ def test_a_server_with_a_page_that_was_never_readable_is_logged_once_with_the_ca
     assert logged(ours, 101.0) == [
         ("warning", "endpoint not readable", A | {"previous": "unknown", "lasted_s": 1.0} | why)
     ]
+
+
+def test_values_that_cannot_be_read_are_logged_when_a_cause_appears_and_shown_while_it_lasts() -> None:
+    ours = Supervisor(Shared())
+    ours.apply(spec("a"))
+    a = ours.member("a")
+    ours.table.scraped(a, page(1.0), 0, 100.0)
+    logged(ours, 100.0)
+    bad = page(1.0)._replace(problems={"x rule": "x: nan is not a count"})
+    ours.table.scraped(a, bad, 0, 100.1)
+    why = {"cause": "extract", "why": "x: nan is not a count"}
+    assert logged(ours, 100.1) == [("warning", "endpoint partly readable", A | why)]
+    ours.table.scraped(a, bad._replace(problems={"x rule": "x: -1.0 is not a count"}), 0, 100.2)
+    assert logged(ours, 100.2) == []
+    assert ours.table.troubles() == {
+        "default/a 10.0.0.1:8000": "its metrics page has values that cannot be read: x: -1.0 is not a count"
+    }
+    ours.table.scraped(a, page(1.0), 0, 100.3)
+    assert logged(ours, 100.3) == [] and ours.table.troubles() == {}
 
 
 def test_an_endpoint_that_is_down_is_not_also_logged_as_stale() -> None:

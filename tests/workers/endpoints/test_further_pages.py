@@ -22,7 +22,7 @@ from workers.endpoints.further_pages import (
     page_address,
     pod_of,
 )
-from workers.endpoints.scrape import Failure
+from workers.endpoints.scrape_results import Failure
 
 WANTED: tuple[Column[Any], ...] = (GPU_UTILIZATION, KV_USAGE, SERVED_MODELS, WAITING)  # numbers: GPU, KV, waiting
 FIRST = Extracted((0.0, 0.5, 3.0), 0b110, {"active_models": frozenset("a")})
@@ -123,6 +123,22 @@ def test_pages_that_keep_failing_are_reported_once_a_minute_with_their_number() 
         world.pages.remove("two")
         world.pages.failed("one", Failure("refused", "x"), 500.0)
         assert len(world.reports) == 2, "one failure after a good page is no report"
+
+    in_loop(scenario)
+
+
+def test_values_that_cannot_be_read_are_reported_when_a_cause_appears() -> None:
+    bad = Extracted((0.8, 0.0, 0.0), 0b001, {}, {"gpu": "gpu: a value is not a finite number"})
+
+    def scenario(world: World) -> None:
+        world.pages.add("one", 0, SPEC)
+        for now in (1.0, 2.0, 100.0):
+            world.pages.scraped("one", bad, 0, now)
+        assert world.reports == [
+            "data source cannot read all values of pages source=dcgm count=1 last=10.0.0.1:9400 "
+            "reason=gpu: a value is not a finite number"
+        ]
+        assert world.pages.overlay("one", FIRST).present == 0b111
 
     in_loop(scenario)
 

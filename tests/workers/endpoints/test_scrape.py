@@ -4,8 +4,9 @@ import errno
 
 import pytest
 
+from epp.data import RUNNING, WAITING
 from epp.plugins.extractors.core_metrics import Extracted
-from tests.workers.endpoints.scraping import PAGE, Bench, reader
+from tests.workers.endpoints.scraping import EXTRACTOR, PAGE, Bench, reader
 from workers.endpoints.http_answer import HttpError
 from workers.endpoints.scrape import (
     CONNECT_S_MAX,
@@ -14,8 +15,8 @@ from workers.endpoints.scrape import (
     PAUSE_S,
     REFUSALS_TO_PAUSE,
     SCRAPE_S_MAX,
-    Failure,
 )
+from workers.endpoints.scrape_results import Failure
 
 
 def test_an_unanswered_connect_ends_after_200_ms_and_a_hanging_scrape_after_1_s() -> None:
@@ -148,6 +149,22 @@ def test_a_page_with_an_invalid_value_fails_with_the_name_of_the_metric_and_keep
     assert bench.scraper.counters.extract_errors == 1
     assert bench.seen.failures[0].text.startswith("vllm:num_requests_waiting: ")
     assert connection in bench.net.open
+
+
+def test_a_value_that_cannot_be_read_counts_once_while_it_lasts_and_the_page_is_taken() -> None:
+    bench = Bench()
+    target = bench.scraper.add("a", 1, ("10.0.0.1", 8000), EXTRACTOR.extraction({}, (WAITING, RUNNING)))
+    bench.turn()
+    connection = bench.net.attempts[0].succeed()
+    good, bad = PAGE + b"vllm:num_requests_running 2\n", PAGE + b"vllm:num_requests_running %b\n"
+    for page in (bad % b"NaN", bad % b"-1", bad % b"-2", PAGE, good, bad % b"NaN"):
+        connection.answer(page)
+        bench.turn(10)
+    counters = bench.scraper.counters
+    assert (counters.taken, counters.extract_errors, bench.seen.bad) == (6, 0, [])
+    assert counters.unread == 3, "not a count, missing, and not a count again"
+    assert all(extracted.values[0] == 3.0 for _, extracted, _, _ in bench.seen.good)
+    assert list(target.problems.values()) == ["vllm:num_requests_running: nan is not a count of 0 or more"]
 
 
 def test_every_scrape_counts_as_taken_or_as_one_error_and_late_turns_are_not_scrapes() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shm.table import DOWN, State
 from tests.workers.endpoints.tables import Shared, Supervisor, page, seen, spec
-from workers.endpoints.scrape import Failure
+from workers.endpoints.scrape_results import Failure
 
 
 def test_an_endpoint_appears_unknown_becomes_fresh_then_stale_and_leaves() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from shm.table import State
 from tests.workers.endpoints.tables import Shared, Supervisor, page, seen, spec
-from workers.endpoints.scrape import Failure
+from workers.endpoints.scrape_results import Failure
 
 
 def test_a_successor_keeps_slots_generations_and_owners() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from epp.metrics.series import USAGE_BEYOND_BOUNDS
-from epp.plugins.extractors._pages import REFUSED_PAGE
+from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 
 Values = Mapping[str, Any]
@@ -96,9 +96,21 @@ def _missing_metrics(_values: Values, endpoints: Mapping[str, Values]) -> Iterat
             "set the label llm-d.ai/engine-type of the pod to its engine, or name the metrics in engineConfigs (docs/data-sources.md); "
             f"`curl -s http://{which[0]['address']}/metrics | grep -c '^[a-z]'`",
         )
+    unread = [each for each in endpoints.values() if each.get("why", "").startswith(UNREAD_VALUES)]
+    if unread:
+        yield Finding(
+            "metrics-absent",
+            WARNING,
+            f"{_some(len(unread), 'metrics page')} with values that cannot be read",
+            f"{_names(unread)}{_why(unread)}",
+            "these values count as unknown; set the label llm-d.ai/engine-type of the pod to its engine, or name its metrics in "
+            f"engineConfigs (docs/data-sources.md): `curl -s http://{unread[0]['address']}/metrics`",
+        )
     for column in ("waiting_requests", "running_requests", "kv_cache_usage"):
         which = [
-            each for each in endpoints.values() if each["state"] == "fresh" and column not in each.get("scraped", {})
+            each
+            for each in endpoints.values()
+            if each["state"] == "fresh" and column not in each.get("scraped", {}) and each not in unread
         ]
         if which:
             yield Finding(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from epp.plugins.extractors._pages import REFUSED_PAGE
+from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
 from workers.pages.state.findings import findings
 
 
@@ -110,6 +110,18 @@ def test_predictions_of_few_blocks_are_no_evidence_that_a_server_caches_no_prefi
     scraped = endpoint()["scraped"] | {"cache_block_size": block}
     each = endpoint(scraped={name: value for name, value in scraped.items() if value is not None}, **UNREPORTED)
     assert findings(values(), {"a": each | ({} if tokens is None else {"predicted_tokens": tokens})}) == []
+
+
+def test_values_that_cannot_be_read_are_one_warning_that_names_them() -> None:
+    scraped = {"waiting_requests": 0, "kv_cache_usage": 0}
+    partly = endpoint(scraped=scraped, why=UNREAD_VALUES + "vllm:num_requests_running: nan is not a count of 0 or more")
+    (found,) = findings(values(), {"a": partly, "b": endpoint()})
+    assert (found.rule, found.severity, found.title) == (
+        "metrics-absent",
+        "warning",
+        "1 metrics page with values that cannot be read",
+    )
+    assert "vllm:num_requests_running: nan is not a count" in found.evidence
 
 
 def test_a_pool_without_endpoints_and_different_block_sizes_are_found() -> None:
