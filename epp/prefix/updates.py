@@ -4,6 +4,8 @@
     records  | owner u16 | hashes u16 | ...                                                 4 bytes each
     hashes   | hash u64 | ...                in the order of the records, to the end of the frame
 
+A CACHED frame has one number in the place of the hashes: the cached tokens that an endpoint reported for one prompt.
+
 All numbers have the byte order of the machine, because frames never leave it. The checksum is CRC-32 over the bytes after it. A frame
 that is truncated, corrupt or of another version is refused as a whole. Its updates are lost, which only lowers the hit rate. An
 update that does not fit into one frame continues in the next one as another record.
@@ -18,7 +20,8 @@ FRAME_BYTES_MAX: Final = 4096
 VERSION: Final = 1
 LEARN: Final = 1
 FORGET: Final = 2
-KINDS: Final = (LEARN, FORGET)
+CACHED: Final = 5  # 3 and 4 are those of samples and records on the same pipe
+KINDS: Final = (LEARN, FORGET, CACHED)
 CHECKSUM: Final = Struct("=I")
 HEAD: Final = Struct("=BBH")
 HEADER: Final = Struct("=IBBH")

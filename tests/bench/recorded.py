@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from epp.candidates import Endpoint
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, RUNNING, WAITING
+from epp.data import CACHE_TOKENS, RUNNING, WAITING
 from epp.decision import Decision, Usage
 from epp.pipeline import Pipeline
 from epp.recording.batches import Assembler
@@ -25,7 +25,7 @@ from workers.transport.interface import Clock
 
 SECRET = 7
 FRAME_S = 1.0
-COLUMNS = [RUNNING.name, WAITING.name, CACHE_BLOCK_SIZE.name, CACHE_NUM_BLOCKS.name]
+COLUMNS = [RUNNING.name, WAITING.name, CACHE_TOKENS.name]
 QUEUE_FULL_S = 0.002
 
 

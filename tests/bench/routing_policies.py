@@ -17,7 +17,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Floats, Roster, Snapshot
 from epp.config.load import load
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, KV_USAGE, RUNNING, WAITING
+from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.decide import choose
 from epp.decision import Decision, Response, Usage
 from epp.errors import ProducerFailed
@@ -46,7 +46,7 @@ INDEX_ENTRIES = 1 << 19
 AGE_S = 1.0
 SECRET = 99  # of the fake services
 DOWN_REFUSALS = 2  # refused scrapes in a row after which an endpoint gets no requests
-SCRAPED = tuple(column.name for column in (WAITING, RUNNING, KV_USAGE, CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS))
+SCRAPED = tuple(column.name for column in (WAITING, RUNNING, KV_USAGE, CACHE_BLOCK_SIZE, CACHE_TOKENS))
 
 
 class SharedIndex:
@@ -243,7 +243,7 @@ class Picked:
         columns[WAITING.name][server] = model.waiting
         columns[RUNNING.name][server] = model.running
         columns[KV_USAGE.name][server] = model.pool.usage
-        columns[CACHE_NUM_BLOCKS.name][server] = model.pool.total
+        columns[CACHE_TOKENS.name][server] = model.pool.total * BLOCK_TOKENS
         self._at_scrape[server] = self._inflight[server]
         self._learning.scraped(server, model.running, model.waiting)
         self._known[server] = True

@@ -84,7 +84,7 @@ class RecordedPicked(Picked):
 
     def _look(self, now: float) -> None:
         servers = self._fleet.servers
-        rows = [(each.running, each.waiting, BLOCK_TOKENS, each.pool.total) for each in servers]
+        rows = [(each.running, each.waiting, each.pool.total * BLOCK_TOKENS) for each in servers]
         self.writer.scraped(now, rows, [FRESH + DOWN * (not up) for up in self._fleet.up])
 
 

@@ -24,7 +24,7 @@ from epp.plugins.extractors.core_metrics import (
     ExtractError,
     Extraction,
 )
-from epp.prefix.updates import FORGET, FRAME_BYTES_MAX, LEARN, CorruptFrame, decode, frames, single
+from epp.prefix.updates import CACHED, FORGET, FRAME_BYTES_MAX, LEARN, CorruptFrame, decode, frames, single
 from epp.protocol.usage import (
     KEY,
     SUSPECT,
@@ -387,7 +387,7 @@ def bus_seeds() -> Mapping[str, bytes]:
     few = np.arange(1, 5, dtype=np.uint64).tobytes()
     many = np.arange(1, 600, dtype=np.uint64).tobytes()
     seeds = {"single": single(3, few)[4:]}
-    for name, kind in (("learn", LEARN), ("forget", FORGET)):
+    for name, kind in (("learn", LEARN), ("forget", FORGET), ("cached", CACHED)):
         for number, frame in enumerate(frames(kind, [(1, few), (2, many), (65535, few)])):
             seeds[f"{name}-{number}"] = frame[4:]
     return seeds

@@ -1,8 +1,9 @@
 """Limits how many blocks each endpoint has in the prefix index: as many as the cache of its server can hold.
 
-Among its metrics, a server reports the number of its cache blocks and the tokens in each. Without these metrics, or without `autoTune`, the
-limit is `lruCapacityPerServer`. If producers differ in these parameters, each has a tier of its own, with its own limit. An endpoint that
-has entries of a predecessor or a snapshot has no limit until its first scrape ends, because a wrong guess would free good entries.
+Among its metrics, a server reports for how many tokens its cache has room. Without these metrics, or without `autoTune`, the limit is
+`lruCapacityPerServer`. With `autoTune`, a report of more cached tokens than that raises the limit: the server has further tiers, or its
+metrics say too little. If producers differ in these parameters, each has a tier of its own, with its own limit. An endpoint that has
+entries of a predecessor or a snapshot has no limit until its first scrape ends, because a wrong guess would free good entries.
 
 What this does not do: free entries (`shm.index_capacity` does, for the index writer).
 """
@@ -10,7 +11,7 @@ What this does not do: free entries (`shm.index_capacity` does, for the index wr
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Column
+from epp.data import CACHE_TOKENS, Column
 from epp.plugin import Plugin
 from epp.plugins.extractors._pages import Extracted
 from epp.prefix.match import Capacity, CutsPrompts
@@ -47,17 +48,18 @@ class IndexLimits:
     def __init__(self, index: Limiting, use: PrefixUse | None, wanted: Sequence[Column[Any]]) -> None:
         self._index = index
         self._use = use
-        self._limits: dict[int, int] = {}  # owner -> blocks in the server's cache, by which its limits were set
+        self._sizes: dict[int, int] = {}  # owner -> blocks in the server's cache by its metrics; 0: not known
+        self._limits: dict[int, int] = {}  # owner -> blocks in the server's cache, by which its limits were set; 0: not known
         numeric = [column.name for column in wanted if column.type is not frozenset]
-        both = (CACHE_BLOCK_SIZE.name, CACHE_NUM_BLOCKS.name)
-        tuned = use is not None and any(tier.auto_tune for tier in use.tiers) and all(name in numeric for name in both)
-        self._size_at, self._count_at = (numeric.index(name) for name in both) if tuned else (0, 0)
-        self._present = 1 << self._size_at | 1 << self._count_at if tuned else 0
+        tuned = [tier.blocks for tier in use.tiers if tier.auto_tune] if use is not None else []
+        self._configured = max(tuned, default=0)  # the highest limit with `autoTune` while the size is not known; 0: no `autoTune`
+        self._tokens_at = numeric.index(CACHE_TOKENS.name) if tuned and CACHE_TOKENS.name in numeric else 0
+        self._present = 1 << self._tokens_at if tuned and CACHE_TOKENS.name in numeric else 0
 
     def appeared(self, owner: int) -> None:
         """Sets the configured limit for an endpoint that is new or cannot be scraped. Does nothing if it has a limit already."""
         if self._use is not None and owner not in self._limits:
-            self._set(owner, 0)
+            self._size(owner, 0)
 
     def scraped(self, owner: int, extracted: Extracted) -> None:
         """Sets the limit of an endpoint after a good scrape."""
@@ -65,15 +67,28 @@ class IndexLimits:
         if use is None:
             return
         blocks = 0
-        if self._present and extracted.present & self._present == self._present:
-            values = extracted.values
-            blocks = int(values[self._size_at] * values[self._count_at]) // use.block_tokens
-        if self._limits.get(owner) != blocks:
+        if extracted.present & self._present:
+            blocks = int(extracted.values[self._tokens_at]) // use.block_tokens
+        if self._sizes.get(owner) != blocks:
+            self._size(owner, blocks)
+
+    def reported(self, owner: int, tokens: int) -> None:
+        """Raises the limit of an endpoint that has reported so many cached tokens for one prompt, if it is lower."""
+        use = self._use
+        if use is None or not self._configured or owner not in self._limits:
+            return
+        blocks = tokens // use.block_tokens
+        if blocks > (self._limits[owner] or self._configured):
             self._set(owner, blocks)
 
     def left(self, owner: int) -> None:
         """Forgets the limit of an endpoint that is gone."""
+        self._sizes.pop(owner, None)
         self._limits.pop(owner, None)
+
+    def _size(self, owner: int, blocks: int) -> None:
+        self._sizes[owner] = blocks
+        self._set(owner, blocks)
 
     def _set(self, owner: int, blocks: int) -> None:
         """Sets the limits of all tiers. `blocks`: the size of the server's cache; 0: not known."""

@@ -12,13 +12,15 @@ the supervisor wakes up once per `POLL_S`, for any number of workers and frames.
 (`FLUSH_S` + `POLL_S`) / 2 at the median: 8 ms. Until then they know the request as a prefill under way (`shm.prefills`). Shorter intervals
 cost both processes more wake-ups.
 
-A FORGET frame takes back what a request has taught the index. Within one flush, a worker sends LEARN frames first.
+A FORGET frame takes back what a request has taught the index. Within one flush, a worker sends LEARN frames first. A CACHED frame says
+that an endpoint caches more tokens than it has room for by its metrics.
 """
 
 import asyncio
 import os
 from collections.abc import Callable, Sequence
 from itertools import chain
+from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 
 from epp.learning.samples import CorruptSamples, is_samples
 from epp.prefix.updates import (
+    CACHED,
     FORGET,
     FRAME_BYTES_MAX,
     LEARN,
@@ -44,6 +47,7 @@ AGE_TICKS: Final = 16  # ticks of the index's clock per second
 FRAMES_PER_TURN: Final = 256  # limit for reading one pipe; a pipe of 1 MiB holds as many
 PENDING_BYTES_MAX: Final = 64 * FRAME_BYTES_MAX
 
+_NUMBER: Final = Struct("=Q")
 Hashes = NDArray[np.uint64]
 
 
@@ -103,6 +107,11 @@ class BusWriter:
         self._pending_bytes += len(data)
         if self._pending_bytes > PENDING_BYTES_MAX:
             self.flush()
+
+    def cached(self, owner: int, tokens: int) -> None:
+        """Reports that the endpoint of `owner` had so many tokens of one prompt cached. Sends at once."""
+        for frame in frames(CACHED, [(owner, _NUMBER.pack(tokens))]):
+            self._send(frame)
 
     def send(self, frame: bytes) -> None:
         """Sends one frame at once. Its first bytes are those of `epp.prefix.updates`, so that the reader can tell what it is."""
@@ -169,14 +178,17 @@ class BusReader:
         now: Callable[[], float],
         on_samples: Callable[[bytes], object] = lambda frame: None,
         on_records: Callable[[bytes], object] = lambda frame: None,
+        on_cached: Callable[[int, int], object] = lambda owner, tokens: None,
         rhythm: Rhythm = RHYTHM,
     ) -> None:
         """`on_samples`: gets the frames of samples (`epp.learning.samples`); raises CorruptSamples for a bad one.
 
-        `on_records`: gets the packets of a recording (`epp.recording.batches`); raises CorruptPacket for a bad one.
+        `on_records`: gets the packets of a recording (`epp.recording.batches`); raises CorruptPacket for a bad one. `on_cached`: gets what
+        `BusWriter.cached` sends.
         """
         self._on_samples = on_samples
         self._on_records = on_records
+        self._on_cached = on_cached
         self._loop = loop
         self._descriptors = tuple(descriptors)
         self._index = index
@@ -261,6 +273,9 @@ class BusReader:
                 continue
             if frame.kind == LEARN:
                 learned.append(frame)
+            elif frame.kind == CACHED:
+                for owner, (tokens,) in zip(frame.owners, _NUMBER.iter_unpack(frame.hashes), strict=False):
+                    self._on_cached(owner, tokens)
             else:
                 self._learn(learned)
                 learned.clear()

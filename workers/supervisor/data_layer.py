@@ -74,6 +74,7 @@ class DataLayer:
         self._repaired(writer.overwritten, self._documents.repair(), report)
         self.ejections = Ejections(lambda: lanes.outcomes(writer.used), lanes.serving_workers, lanes.slot_inflight)
         self.further = self._further_pages(loop, report)
+        self.limits = IndexLimits(index, instance.sources.prefix_use, instance.layout.table_columns)
         self.table = self._table(loop, writer, index, report, remembered)
         self.scraper = Scraper.of(
             instance.sources.scraped[0],
@@ -151,7 +152,7 @@ class DataLayer:
             fresh_for_s=instance.sources.fresh_for_s,
             report=report,
             log=EndpointLog(debug=self._debug),
-            limits=IndexLimits(index, instance.sources.prefix_use, wanted),
+            limits=self.limits,
             remembered=remembered,
             ejections=self.ejections,
             address=functools.partial(page_address, instance.sources.scraped[0]),

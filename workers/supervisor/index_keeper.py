@@ -57,8 +57,9 @@ class IndexKeeper:
         cleanup: contextlib.ExitStack,
         on_samples: Callable[[bytes], object],
         on_records: Callable[[bytes], object],
+        on_cached: Callable[[int, int], object],
     ) -> None:
-        """Starts to read the bus, and to free the entries of endpoints that are gone, some at a time."""
+        """Starts to read the bus, and to free the entries of endpoints that are gone, some at a time. `on_…`: see `BusReader`."""
         self.bus = BusReader(
             asyncio.get_running_loop(),
             self._instance.pipes.bus_readers,
@@ -66,6 +67,7 @@ class IndexKeeper:
             now=time.monotonic,
             on_samples=on_samples,
             on_records=on_records,
+            on_cached=on_cached,
             rhythm=self.rhythm,
         )
         cleanup.callback(self.bus.close)

@@ -179,7 +179,13 @@ class Supervisor:
         self.latency.start(background)
         self.records = RecordKeeper(instance, self.lane)
         cleanup.callback(self.records.end)
-        self.index.start(background, cleanup, self.latency.take, self.records.take)
+        self.index.start(
+            background,
+            cleanup,
+            self.latency.take,
+            self.records.take,
+            lambda owner, tokens: self.data.limits.reported(owner, tokens),
+        )
         scaling = ScalingSignal(
             instance,
             self.lane,

@@ -13,7 +13,7 @@ from typing import Final
 
 from compiled.calls import increase
 from epp.candidates import Endpoint
-from epp.data import KV_USAGE
+from epp.data import CACHE_TOKENS, KV_USAGE
 from epp.decision import Decision, Usage
 from epp.metrics.series import PREDICTION
 from epp.pipeline import Recipe
@@ -29,7 +29,9 @@ from workers.shared.documents import EndpointsView
 LOOK_S: Final = 5.0
 PROMPT_TOKENS_MAX: Final = 1 << 32  # a server that reports more tokens is wrong
 VIEWS_MAX: Final = 4096
+TELL_AGAIN_S: Final = 60.0
 REPORTED_NAME: Final = REPORTED.name
+CACHE_TOKENS_NAME: Final = CACHE_TOKENS.name
 CHECKED: Final = 0
 UNREPORTED: Final = 1
 PROMPT_SUM: Final = 2
@@ -49,13 +51,18 @@ def match_name(recipe: Recipe) -> str:
 
 
 class Comparison:
-    """Counts predicted and reported tokens in one worker. Hot: runs once per answer."""
+    """Counts predicted and reported tokens in one worker. Hot: runs once per answer.
 
-    __slots__ = ("_match", "_series", "_views")
+    `beyond(owner, tokens)`: called with the reported tokens if the endpoint has no room for so many by its metrics.
+    """
 
-    def __init__(self, match: str, series: SeriesWriter) -> None:
+    __slots__ = ("_beyond", "_match", "_series", "_told", "_views")
+
+    def __init__(self, match: str, series: SeriesWriter, beyond: Callable[[int, int], object]) -> None:
         self._match = match
         self._series = series
+        self._beyond = beyond
+        self._told: dict[int, tuple[int, float]] = {}  # owner -> the most tokens that `beyond` got, and when
         self._views: dict[Endpoint, memoryview] = {}
 
     def answered(self, request: Request, decision: Decision, usage: Usage) -> None:
@@ -87,10 +94,24 @@ class Comparison:
             if reported > prompt:
                 reported = prompt
             increase(counts, REPORTED_SUM, reported)
+            run = decision.runs[decision.primary]
+            sizes = run.candidates.snapshot.values.get(CACHE_TOKENS_NAME) if run is not None else None
+            if run is not None and sizes is not None and not reported <= sizes.item(run.row):  # NaN: it reports no size
+                self._tell(target.owner, reported, request.now)
         if predicted > reported:
             counts[OVER] += predicted - reported
         elif predicted < reported:
             counts[UNDER] += reported - predicted
+
+    def _tell(self, owner: int, tokens: int, now: float) -> None:
+        """Calls `beyond` for more tokens than before. Once in TELL_AGAIN_S, also for fewer: the index may have another writer by then."""
+        before, at = self._told.get(owner, (0, 0.0))
+        if tokens <= before and now - at < TELL_AGAIN_S:
+            return
+        if len(self._told) >= VIEWS_MAX:
+            self._told.clear()
+        self._told[owner] = tokens, now
+        self._beyond(owner, tokens)
 
     def _view(self, target: Endpoint) -> memoryview:
         """Returns a view of an endpoint's counters."""

@@ -329,7 +329,7 @@ class Parts:
             self.kept.metrics,
             self.kept.recent,
             now=time.monotonic,
-            comparison=Comparison(match, self.series(PREDICTION)) if match else None,
+            comparison=Comparison(match, self.series(PREDICTION), self._bus.cached) if match else None,
             doubts=UsageDoubts(self.series(PREDICTION), log.warning, time.monotonic),
             agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
             access_log=AccessLog(share, self._rng) if (share := self.instance.options.access_log) else None,

@@ -20,6 +20,7 @@ from epp.data import (
     ACTIVE_MODELS,
     CACHE_BLOCK_SIZE,
     CACHE_NUM_BLOCKS,
+    CACHE_TOKENS,
     KV_USAGE,
     MAX_LORA,
     RUNNING,
@@ -37,6 +38,7 @@ _FIELD_NAMES: Mapping[str, Column[Any]] = {
     "MaxActiveModels": MAX_LORA,
     "CacheBlockSize": CACHE_BLOCK_SIZE,
     "CacheNumBlocks": CACHE_NUM_BLOCKS,
+    "KvCacheMaxTokenCapacity": CACHE_TOKENS,
 }
 NAMES: Mapping[str, Column[Any]] = {**_FIELD_NAMES, **{column.name: column for column in _FIELD_NAMES.values()}}
 NO_NUMBERS = frozenset(("ActiveModels", "WaitingModels", ACTIVE_MODELS.name, WAITING_MODELS.name))

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Floats, Roster, Scores, Snapshot
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Datum
+from epp.data import CACHE_TOKENS, Datum
 from epp.decision import Decision, Response
 from epp.metrics import Metric
 from epp.plugin import (
@@ -125,7 +125,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
     one_worker = True
     holds = True
     isolates = False
-    consumes = (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)
+    consumes = (CACHE_TOKENS,)
     metrics = (HOLDS, RELEASES, STARVED, REBINDS, SHEDS, FINALS, EVICTIONS, PROGRAMS, UTILIZATION, CAPACITY)
 
     def __init__(self, name: str, params: Parameters) -> None:
@@ -203,8 +203,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
         """Returns the size of each endpoint's KV cache in tokens: float64, shape (endpoints,); 0: the endpoint has no room."""
         if snapshot is not self._sizes_of:
             nothing = np.full(len(snapshot.endpoints), np.nan)
-            block = snapshot.values.get(CACHE_BLOCK_SIZE.name, nothing)
-            tokens: Floats = block * snapshot.values.get(CACHE_NUM_BLOCKS.name, nothing)
+            tokens: Floats = snapshot.values.get(CACHE_TOKENS.name, nothing)
             fallback = 0.0 if self.params.require_real_capacity else float(self.params.capacity_tokens)
             with np.errstate(invalid="ignore"):
                 self._real = snapshot.known & np.isfinite(tokens) & (tokens > 0.0)

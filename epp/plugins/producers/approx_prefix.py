@@ -19,7 +19,7 @@ server's cache has room for, by the size that the server reports. If the server 
 from typing import ClassVar, Final
 
 from epp.candidates import Candidates
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS
+from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
 from epp.decision import Decision, Response
 from epp.metrics import Metric, buckets
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
@@ -77,7 +77,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseStreaming
         self.produces = (self._keys.match,)
         self.keeps = (self._keys.chains, self._keys.sure, self._keys.sent, self._keys.begun)
         if params.auto_tune:
-            self.consumes = (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)
+            self.consumes = (CACHE_BLOCK_SIZE, CACHE_TOKENS)
         self._sent: SentPrompts
 
     def start(self, services: Services) -> None:

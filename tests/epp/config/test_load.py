@@ -7,7 +7,7 @@ import pytest
 
 from epp.config.load import DEFAULT_TEXT, ConfigErrors, Surroundings, load
 from epp.config.schema import API_VERSION
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, INFLIGHT_TOKENS, KV_USAGE, WAITING
+from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS, INFLIGHT_TOKENS, KV_USAGE, WAITING
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from tests.epp.config.loading import BENCH, errors, ok, rules, warnings
 from tests.epp.config_plugins import HERE
@@ -28,7 +28,7 @@ def test_a_configuration_of_the_deprecated_version_gets_the_defaults_of_the_refe
     assert pipeline.recipe.parsers[-1].name == "passthrough-parser"
     assert isinstance(config.sources[0].source, MetricsDataSource)
     assert config.sources[0].extractors[0].name == "core-metrics-extractor"
-    assert pipeline.columns == (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, KV_USAGE, WAITING)
+    assert pipeline.columns == (CACHE_BLOCK_SIZE, CACHE_TOKENS, KV_USAGE, WAITING)
     assert "approx-prefix-cache-producer" in pipeline.plugins
     assert len(pipeline.producers) == 1
 

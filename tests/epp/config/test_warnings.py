@@ -4,7 +4,7 @@ from textwrap import dedent
 
 import pytest
 
-from epp.data import CACHE_NUM_BLOCKS
+from epp.data import CACHE_TOKENS
 from tests.epp.config.loading import ok, rules, warnings
 from tests.epp.config_plugins import HERE
 
@@ -135,4 +135,4 @@ def test_the_capacity_of_the_prefix_producer_has_an_effect_and_gets_no_warning()
         "- type: prefix-cache-scorer\n"
     )
     assert [w for w in config.warnings if w.rule == "without-effect"] == []
-    assert CACHE_NUM_BLOCKS not in config.pipeline.columns
+    assert CACHE_TOKENS not in config.pipeline.columns

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS
+from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
 from epp.decision import PREFILL, Decision, ProfileRun, Response
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.producers import _sent_prompts
@@ -241,7 +241,7 @@ def test_tokenised_prompts_with_different_images_differ() -> None:
 
 @pytest.mark.parametrize(
     ("params", "columns"),
-    [({}, (CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)), ({"auto_tune": False}, ())],
+    [({}, (CACHE_BLOCK_SIZE, CACHE_TOKENS)), ({"auto_tune": False}, ())],
 )
 def test_the_cache_sizes_of_servers_are_read_only_for_tuning(
     params: Mapping[str, object], columns: tuple[object, ...]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from epp.candidates import Candidates
 from epp.config.load import load
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS
+from epp.data import CACHE_TOKENS
 from epp.decision import Decision, ProfileRun, Response, Usage
 from epp.plugins.fairness.thunder_agent import ThunderAgent
 from epp.plugins.ordering.fcfs import FirstCome
@@ -213,7 +213,7 @@ def test_the_tokens_of_an_idle_program_halve_every_half_life() -> None:
 
 def test_the_size_of_a_cache_is_what_the_endpoint_reports_else_the_configured_one() -> None:
     world = World(endpoints=2)
-    values = {CACHE_BLOCK_SIZE.name: [16.0, float("nan")], CACHE_NUM_BLOCKS.name: [100.0, 50.0]}
+    values = {CACHE_TOKENS.name: [1600.0, float("nan")]}
     world.pool = candidates(values)
     world.agent.saturation(world.pool)
     world.hold("a", 800)

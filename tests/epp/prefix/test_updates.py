@@ -88,7 +88,7 @@ def test_a_truncated_or_extended_frame_is_refused(data: bytes, extra: int) -> No
 
 @pytest.mark.parametrize(
     ("version", "kind", "count", "why"),
-    [(2, 1, 1, "version 2"), (1, 3, 1, "kind 3"), (1, 1, 0, "0 records"), (1, 1, 9, "do not fit")],
+    [(2, 1, 1, "version 2"), (1, 6, 1, "kind 6"), (1, 1, 0, "0 records"), (1, 1, 9, "do not fit")],
 )
 def test_frames_with_a_good_checksum_and_invalid_content_are_refused(
     version: int, kind: int, count: int, why: str

@@ -22,7 +22,7 @@ def test_an_instance_has_all_parts_and_records_them(tmp_path: Path) -> None:
         assert instance.memory.lanes.schema.lanes == instance.layout.seats == 1 + 2 * 3
         assert instance.layout.table.columns == (
             "cache_block_size",
-            "cache_num_blocks",
+            "cache_tokens",
             "kv_cache_usage",
             "running_requests",
             "waiting_requests",

@@ -117,6 +117,22 @@ def test_a_full_pipe_drops_and_counts_and_never_waits(pipe: Pipe) -> None:
     in_loop(scenario)
 
 
+def test_reported_tokens_arrive_with_their_owner(pipe: Pipe) -> None:
+    async def scenario(loop: asyncio.AbstractEventLoop) -> None:
+        index, cached = Index(), []
+        writer = BusWriter(pipe.writer, pytest.fail)
+        writer.cached(65_535, 1 << 32)
+        writer.cached(3, 700)
+        reader = BusReader(
+            loop, [pipe.reader], index, now=lambda: 0.0, on_cached=lambda owner, tokens: cached.append((owner, tokens))
+        )
+        reader.drain()
+        assert cached == [(65_535, 1 << 32), (3, 700)]
+        assert not index.batches and not index.forgotten and not reader.corrupt
+
+    in_loop(scenario)
+
+
 def test_corrupt_frames_are_counted_and_dropped_alone(pipe: Pipe) -> None:
     async def scenario(loop: asyncio.AbstractEventLoop) -> None:
         index = Index()

@@ -1,6 +1,7 @@
 """Predicted and reported cached tokens: a worker counts at the end of an answer, the supervisor watches the sums."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from workers.cli.explain_view import lines
 from workers.process.instance import Instance
 from workers.process.layout import series_schema_of
 from workers.shared.documents import ENDPOINTS, EndpointRecord, EndpointsView, encode
-from workers.telemetry.cache_prediction import Comparison, PredictionWatch, match_name, sums
+from workers.telemetry.cache_prediction import TELL_AGAIN_S, Comparison, PredictionWatch, match_name, sums
 
 MATCH = "prefix_match/p"
 PROMPT = "so much to say " * 100
@@ -43,7 +44,10 @@ class Worker:
     def __init__(self, match: str = MATCH) -> None:
         schema = series_schema_of(PREDICTION, lanes=1)
         region = Region(memoryview(bytearray(schema.bytes)))
-        self.comparison = Comparison(match, SeriesWriter(schema, schema.lane(region, 0)))
+        self.told: list[tuple[int, int]] = []
+        self.comparison = Comparison(
+            match, SeriesWriter(schema, schema.lane(region, 0)), lambda owner, tokens: self.told.append((owner, tokens))
+        )
         self.reader = SeriesReader(schema, region, serving=lambda _: True)
 
     def counts(self, name: str = "pod-1") -> dict[str, int]:
@@ -54,9 +58,14 @@ class Worker:
         return {} if found is None else {n: v for n, v in zip(names, found.counters, strict=True) if v}
 
 
-def decided(blocks: float | None, picked: int = 1, tokens: int = 1000) -> tuple[Request, Decision]:
-    """A request to pod-1. `tokens`: its length by the picker's count. `blocks`: how many blocks of 64 tokens pod-1 holds of it."""
-    those = candidates(count=3)
+def decided(
+    blocks: float | None, picked: int = 1, tokens: int = 1000, room: float | None = None
+) -> tuple[Request, Decision]:
+    """A request to pod-1. `tokens`: its length by the picker's count. `blocks`: how many blocks of 64 tokens pod-1 holds of it.
+
+    `room`: for how many tokens its cache has room, by its metrics.
+    """
+    those = candidates({} if room is None else {"cache_tokens": [9e9, room, 9e9]}, count=3)
     asked = request(b"x")
     asked.data[MATCH] = PrefixMatch(
         None if blocks is None else np.array([0.0, blocks, 0.0]), np.zeros(20, np.uint64), 64, tokens
@@ -78,6 +87,30 @@ def test_predicted_and_reported_tokens_are_counted_per_endpoint() -> None:
         "underpredicted_tokens": 256,
     }
     assert worker.counts("pod-0") == {}
+
+
+def test_hits_for_which_the_cache_has_no_room_by_its_metrics_are_told_and_only_when_there_are_more() -> None:
+    worker, owner = Worker(), candidates(count=3).endpoints[1].owner
+    for room, cached in (
+        (1600.0, 1600),
+        (1600.0, 1700),
+        (1600.0, 1650),
+        (1600.0, 1800),
+        (None, 2000),
+        (math.nan, 3000),
+    ):
+        worker.comparison.answered(*decided(5, room=room), Usage(4000, 10, cached))
+    assert worker.told == [(owner, 1700), (owner, 1800), (owner, 3000)]
+
+
+def test_hits_beyond_the_room_are_told_again_after_a_minute() -> None:
+    """The writer of the index may be another one by then."""
+    worker = Worker()
+    for at in (0.0, TELL_AGAIN_S - 1.0, TELL_AGAIN_S, TELL_AGAIN_S + 1.0):
+        asked, decision = decided(5, room=100.0)
+        asked.now = 50.0 + at
+        worker.comparison.answered(asked, decision, Usage(4000, 10, 700))
+    assert [tokens for _, tokens in worker.told] == [700, 700]
 
 
 def test_predicted_and_reported_tokens_are_at_most_the_prompt() -> None:
@@ -249,7 +282,10 @@ class Supervised:
         record = EndpointRecord("default", "pod-1", "10.0.0.2", 8000, {}, *handle, 1)
         documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
         documents.write(ENDPOINTS, encode([record]))
-        self.workers = [Comparison(MATCH, instance.memory.series_writer(PREDICTION, index)) for index in (0, 1)]
+        self.workers = [
+            Comparison(MATCH, instance.memory.series_writer(PREDICTION, index), lambda owner, tokens: None)
+            for index in (0, 1)
+        ]
         self.watch = PredictionWatch(
             instance.memory.series_reader(PREDICTION),
             TableReader(instance.layout.table, instance.memory.table),

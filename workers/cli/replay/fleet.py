@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, KV_USAGE, RUNNING, WAITING
+from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, CACHE_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.errors import ProducerFailed
 from epp.plugin import Hashes, Plugin, Profile
 from epp.request import Subset
@@ -80,10 +80,11 @@ class Fleet:
     def _cache_sizes(self) -> Mapping[str, np.ndarray]:
         if not all(speed.cache_tokens < UNBOUNDED for speed in self._speeds):
             return {}
-        blocks = np.array([speed.cache_tokens / SERVER_BLOCK_TOKENS for speed in self._speeds])
+        tokens = np.array([speed.cache_tokens for speed in self._speeds])
         return {
-            CACHE_BLOCK_SIZE.name: np.full(len(blocks), float(SERVER_BLOCK_TOKENS)),
-            CACHE_NUM_BLOCKS.name: blocks,
+            CACHE_BLOCK_SIZE.name: np.full(len(tokens), float(SERVER_BLOCK_TOKENS)),
+            CACHE_NUM_BLOCKS.name: tokens / SERVER_BLOCK_TOKENS,
+            CACHE_TOKENS.name: tokens,
         }
 
     def list(self, slots: Sequence[int]) -> None:

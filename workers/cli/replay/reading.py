@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, RUNNING, WAITING
+from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, CACHE_TOKENS, RUNNING, WAITING
 from epp.recording.records import Configured, Decided, Ended, Member, Scraped, floats, ints
 from epp.recording.trace import Slot, Trace, Traced
 from workers.cli.replay.lengths import Lengths, is_streamed
@@ -232,7 +232,8 @@ def _expected(traced: Traced, decided: Decided, ended: Ended | None) -> int:
 
 
 def _look(sight: Sight, row: Mapping[str, float], state: int, at: float) -> None:
-    size = row.get(CACHE_BLOCK_SIZE.name, NAN) * row.get(CACHE_NUM_BLOCKS.name, NAN)
+    blocks = row.get(CACHE_BLOCK_SIZE.name, NAN) * row.get(CACHE_NUM_BLOCKS.name, NAN)
+    size = row.get(CACHE_TOKENS.name, blocks)
     if size > 0:
         sight.cache_tokens = int(size)
     running = row.get(RUNNING.name, NAN)
