@@ -5,9 +5,9 @@ A histogram is rendered again only if it has changed. So a scrape of an idle ser
 than joining the parts. Details are as prometheus_client writes them: all values are floats, labels
 are sorted by name, and counters and histograms have a `_created` metric beside them.
 
-As in vLLM, `vllm:lora_requests_info` has one series for each combination of running and waiting
-adapters that a scrape has met. The value of a series is the time of the last such scrape. Only the
-LORA_SERIES_MAX series with the latest times stay.
+As in vLLM, `vllm:lora_requests_info` has one series for each set of adapters with running or
+waiting requests that a scrape has met, and shows the set as both. The value of a series is the time
+of the last such scrape. Only the LORA_SERIES_MAX series with the latest times stay.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class MetricsPage:
     def __init__(self, engine: Engine, model: str, started: float) -> None:
         self._engine = engine
         self._labels = {"engine": "0", "model_name": model}
-        self._lora_seen: dict[tuple[str, str], float] = {}
+        self._lora_seen: dict[str, float] = {}  # adapters -> when they were shown last
         born = repr(float(started))
         self._process = (_python_part() + _process_part(born)).encode()
         self._gauges = _placeholders("".join(self._gauge_lines()))
@@ -163,7 +163,7 @@ class MetricsPage:
 
     def _lora_lines(self, wall: float) -> bytes:
         seen = self._lora_seen
-        now = (",".join(self._engine.loras.running), ",".join(self._engine.waiting_loras()))
+        now = ",".join(sorted({*self._engine.loras.running, *self._engine.waiting_loras()}))
         seen.pop(now, None)
         seen[now] = wall
         if len(seen) > LORA_SERIES_MAX:
@@ -171,11 +171,11 @@ class MetricsPage:
         name = "vllm:lora_requests_info"
         slots = str(self._engine.settings.max_loras)
         lines = [family(name, "gauge", "Running stats on lora requests.")]
-        for (running, waiting), stamp in seen.items():
+        for adapters, stamp in seen.items():
             labels = {
                 "max_lora": slots,
-                "running_lora_adapters": running,
-                "waiting_lora_adapters": waiting,
+                "running_lora_adapters": adapters,
+                "waiting_lora_adapters": adapters,
             }
             lines.append(sample(name, labels, repr(float(stamp))))
         return "".join(lines).encode()

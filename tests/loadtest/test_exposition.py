@@ -100,8 +100,8 @@ def test_the_newest_adapter_series_has_the_largest_value() -> None:
     assert newest.value == 11.5
     assert newest.labels == {
         "max_lora": "1",
-        "running_lora_adapters": "a",
-        "waiting_lora_adapters": "b",
+        "running_lora_adapters": "a,b",
+        "waiting_lora_adapters": "a,b",
     }
 
 

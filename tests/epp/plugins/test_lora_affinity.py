@@ -31,6 +31,13 @@ def test_each_case_of_the_formula() -> None:
     assert scorer().score(request(target_model="z"), c, PROFILE).tolist() == [0.8, 0.8, 0.0, 0.0]
 
 
+def test_an_adapter_that_runs_and_is_waited_for_takes_one_place() -> None:
+    """vLLM reports the same set as running and as waiting."""
+    both = [frozenset({"b", "c"}), frozenset({"b", "c", "d"})]
+    c = candidates({"max_lora": [3, 3]}, names={ACTIVE_MODELS.name: both, WAITING_MODELS.name: both})
+    assert scorer().score(request(target_model="a"), c, PROFILE).tolist() == [0.8, 0.0]
+
+
 def test_scores_follow_scrapes_and_candidates() -> None:
     lora, r = scorer(), request(target_model="a")
     first, second = pool([2, 2, 2, 2]), pool([1, 1, 2, 0])
