@@ -218,10 +218,10 @@ class EndpointTable:
             self._limits.appeared(tag.owner)
         tag.failures += 1
         tag.cause, tag.why = failure.cause, failure.text
-        if self._freshness.failed(tag, refused=failure.refused):
-            self._table.mark(tag.handle, flags=DOWN | self._ejections.flags(tag.handle.slot))
+        if self._freshness.failed(tag, refused=failure.refused, serves=failure.serves):
+            self._table.mark(tag.handle, flags=(DOWN if tag.is_down else 0) | self._ejections.flags(tag.handle.slot))
             self._moved()
-            self._became(Condition.DOWN, tag, now)
+            self._became(Condition.DOWN if tag.is_down else Condition(tag.health.state.name.lower()), tag, now)
         elif tag.failures == FAILURES_TO_LOG and tag.condition is Condition.UNKNOWN:
             self._log.add(Kind.UNREADABLE, tag.trouble(now))
         if self._log.debug:
@@ -393,9 +393,9 @@ class EndpointTable:
             change, since = left
             self._log.add(Kind.DRAINED, Change(change.endpoint, change.address, lasted_s=self._now - since))
 
-    def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], PageReader, str]:
+    def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], PageReader, str, tuple[str, int]]:
         reader = self._extractor.extraction(dict(spec.labels), self._wanted, pod_of(spec))
-        return self._address(spec), reader, spec.server
+        return self._address(spec), reader, spec.server, (spec.host, spec.port)
 
     def _moved(self, *, endpoints: bool = False) -> None:
         self._endpoints_moved |= endpoints

@@ -77,13 +77,16 @@ class Freshness(Generic[Member]):
         self._fresh[member] = None
         return health
 
-    def failed(self, member: Member, *, refused: bool) -> bool:
-        """Records a failed scrape. Returns whether this failure brings the endpoint down."""
+    def failed(self, member: Member, *, refused: bool, serves: bool = False) -> bool:
+        """Records a failed scrape. Returns whether it brings the endpoint down, or ends its being down.
+
+        `refused`, `serves`: whether the endpoint's own address refuses connections, or accepts them.
+        """
         health = self._members[member]
         health.refusals = health.refusals + 1 if refused else 0
-        newly_down = health.refusals >= REFUSALS_TO_DOWN and not health.down
-        health.down |= newly_down
-        return newly_down
+        was_down = health.down
+        health.down = not serves and (was_down or health.refusals >= REFUSALS_TO_DOWN)
+        return health.down != was_down
 
     def newly_stale(self, now: float, renewing: Callable[[Member], bool]) -> list[Member]:
         """Returns the endpoints that have become stale since the last call. `renewing(member)`: whether the first scrape after a good one

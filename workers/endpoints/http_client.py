@@ -173,25 +173,20 @@ class Dialer:
         """Starts to connect. Calls `caller.connected` or `caller.unreachable` later, never before it returns."""
         return _Dial(self._loop, self._tls, (host, port), caller, self._buffer)
 
+    def knock(self, host: str, port: int, answered: Callable[[int], object]) -> Attempt:
+        """Finds out whether an address accepts connections. Calls `answered` later, with 0 or an error number. Sends nothing."""
+        return _Knock(self._loop, (host, port), answered)
 
-class _Dial:
-    """One attempt to connect. It connects a bare socket first, and starts a task only when the socket is connected."""
 
-    __slots__ = ("_address", "_buffer", "_caller", "_connection", "_handle", "_loop", "_socket", "_task", "_tls")
+class _Reach:
+    """Connects a bare socket, and calls `_settled`. Subclasses say what comes then."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        tls: ssl.SSLContext | None,
-        address: tuple[str, int],
-        caller: Caller,
-        buffer: memoryview,
-    ) -> None:
-        self._loop, self._tls, self._address, self._caller, self._buffer = loop, tls, address, caller, buffer
-        self._task: asyncio.Task[None] | None = None
+    __slots__ = ("_address", "_handle", "_loop", "_socket")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: tuple[str, int]) -> None:
+        self._loop, self._address = loop, address
         self._handle: asyncio.Handle | None = None
         self._socket: socket.socket | None = None
-        self._connection: Connection | None = None
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -206,16 +201,64 @@ class _Dial:
     def cancel(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
-        if self._task is not None:
-            self._task.cancel()
-        if self._connection is not None:
-            self._connection.close()  # the loop may complete the connection before the task gets its cancellation
         self._drop()
+
+    def _settled(self, code: int) -> None:
+        """Takes the result: 0, or an error number."""
+        raise NotImplementedError
 
     def _writable(self) -> None:
         assert self._socket is not None
         self._loop.remove_writer(self._socket.fileno())
         self._settled(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+
+class _Knock(_Reach):
+    """One attempt to connect, without a use for the connection."""
+
+    __slots__ = ("_answered",)
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], answered: Callable[[int], object]
+    ) -> None:
+        self._answered = answered
+        super().__init__(loop, address)
+
+    def _settled(self, code: int) -> None:
+        self._drop()
+        self._answered(code)
+
+
+class _Dial(_Reach):
+    """One attempt to open a connection. It starts a task only when the bare socket is connected."""
+
+    __slots__ = ("_buffer", "_caller", "_connection", "_task", "_tls")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tls: ssl.SSLContext | None,
+        address: tuple[str, int],
+        caller: Caller,
+        buffer: memoryview,
+    ) -> None:
+        self._tls, self._caller, self._buffer = tls, caller, buffer
+        self._task: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        super().__init__(loop, address)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._connection is not None:
+            self._connection.close()  # the loop may complete the connection before the task gets its cancellation
+        super().cancel()
 
     def _settled(self, code: int) -> None:
         if code:
@@ -238,11 +281,6 @@ class _Dial:
             connection.close()
             self._caller.unreachable(failure)
 
-    def _drop(self) -> None:
-        if self._socket is not None:
-            self._loop.remove_writer(self._socket.fileno())
-            self._socket.close()
-            self._socket = None
-
 
 Connect = Callable[[str, int, Caller], Attempt]
+Knock = Callable[[str, int, Callable[[int], object]], Attempt]

@@ -14,6 +14,8 @@ share one bucket: their answers arrive together, wake up the process once, and c
 - Connections are opened in the order of the requests, at most a fixed number per tick. So a large number of unreachable servers delays only
   the attempts to reach these servers.
 - A slow, failing or malformed answer affects no other scrape: nothing here waits for a server.
+- If a page is not at its endpoint's own address and is refused there, the scraper tries to connect to the own address. Only if that is
+  refused, too, the endpoint counts as refusing.
 - When an idle connection breaks, the scraper connects to the server again at once, but only once per turn. So it detects a killed server
   after two attempts, not after two intervals.
 - After an endpoint was removed, nothing is reported about it.
@@ -23,6 +25,7 @@ What this does not do: choose endpoints, interpret pages, or write shared memory
 
 import asyncio
 import errno
+import functools
 import math
 import ssl
 import time
@@ -34,7 +37,7 @@ from epp.plugins.extractors._pages import NONE, ExtractError
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from workers.endpoints.freshness import SCRAPE_S_MAX
 from workers.endpoints.http_answer import HttpError
-from workers.endpoints.http_client import REFUSED, Attempt, Connect, Connected, Dialer, get_request
+from workers.endpoints.http_client import REFUSED, Attempt, Connect, Connected, Dialer, Knock, get_request
 from workers.endpoints.scrape_results import EXTRACT, Failure, PageReader, ScrapeCounters, Sink
 
 INTERVAL_S_MIN: Final = 0.05
@@ -74,9 +77,11 @@ class Target:
         "host",
         "inflight",
         "not_before",
+        "own",
         "port",
         "problems",
         "reader",
+        "refusal",
         "refusals",
         "request",
         "retried",
@@ -94,6 +99,7 @@ class Target:
         address: Address,
         reader: PageReader,
         server: str,
+        own: Address | None,
     ) -> None:
         self._scraper = scraper
         self.tag = tag
@@ -109,16 +115,18 @@ class Target:
         self.retried = False
         self.seconds = -1.0  # duration of the last scrape, good or failed
         self.problems: Mapping[str, str] = NONE  # what could not be read of the last page that was taken
-        self.move(address, server)
+        self.refusal: str | None = None  # why the page was refused, while the own address is tried
+        self.move(address, server, own)
 
     @property
     def under_way(self) -> bool:
         """Whether a scrape of the endpoint is under way."""
         return self.began >= 0.0
 
-    def move(self, address: Address, server: str) -> None:
+    def move(self, address: Address, server: str, own: Address | None) -> None:
         self.host = address[0]
         self.port = self._scraper.port or address[1]
+        self.own = own if own != (self.host, self.port) else None  # the endpoint's address if its page is elsewhere
         self.server = server
         self.request = get_request(server or self.host, self.port, self._scraper.path)
 
@@ -149,6 +157,7 @@ class Scraper:
         path: str = "/metrics",
         port: int | None = None,
         connect: Connect,
+        knock: Knock,
         connect_s_max: float = CONNECT_S_MAX,
         inflight: Callable[[int], int],
         sink: Sink,
@@ -168,6 +177,7 @@ class Scraper:
         self.counters = ScrapeCounters()
         self._loop = loop
         self._connect = connect
+        self._knock = knock
         self._connect_s_max = connect_s_max
         self._inflight = inflight
         self._sink = sink
@@ -200,12 +210,14 @@ class Scraper:
         scrapes: bool = True,
     ) -> Self:
         """Creates the scraper of a configured data source. `tls`: the result of `source_tls`."""
+        dialer = Dialer(loop, tls)
         return cls(
             loop,
             interval_s=interval_s,
             path=source.path,
             port=source.port,
-            connect=Dialer(loop, tls).dial,
+            connect=dialer.dial,
+            knock=dialer.knock,
             connect_s_max=SCRAPE_S_MAX if tls else CONNECT_S_MAX,
             inflight=inflight,
             sink=sink,
@@ -238,9 +250,14 @@ class Scraper:
             for target in list(bucket):
                 self.remove(target)
 
-    def add(self, tag: object, slot: int, address: Address, reader: PageReader, server: str = "") -> Target:
-        """Adds an endpoint. Its first scrape begins within a few ticks. `server`: the name in its certificate; "" means the address."""
-        target = Target(self, tag, slot, address, reader, server)
+    def add(
+        self, tag: object, slot: int, address: Address, reader: PageReader, server: str = "", own: Address | None = None
+    ) -> Target:
+        """Adds an endpoint. Its first scrape begins within a few ticks.
+
+        `address`: of its page. `server`: the name in its certificate; "" means the address. `own`: its own address; None: that of the page.
+        """
+        target = Target(self, tag, slot, address, reader, server, own)
         if not self._scrapes:
             return target
         target.bucket = self._bucket()
@@ -248,11 +265,13 @@ class Scraper:
         self._dial_soon(target)
         return target
 
-    def change(self, target: Target, address: Address, reader: PageReader, server: str = "") -> None:
-        """Changes the address or the page reader of an endpoint."""
+    def change(
+        self, target: Target, address: Address, reader: PageReader, server: str = "", own: Address | None = None
+    ) -> None:
+        """Changes the addresses or the page reader of an endpoint."""
         self._drop(target)
         target.reader = reader
-        target.move(address, server)
+        target.move(address, server, own)
         target.not_before = 0.0
         if self._scrapes:
             self._dial_soon(target)
@@ -353,6 +372,7 @@ class Scraper:
 
     def _end(self, target: Target) -> None:
         target.began = -1.0
+        target.refusal = None
         self._under_way.pop(target, None)
         self._connecting.pop(target, None)
 
@@ -361,7 +381,7 @@ class Scraper:
         for target, since in self._connecting.items():
             if now - since < self._connect_s_max:
                 break
-            text = f"no connection within {self._connect_s_max} s"
+            text = target.refusal or f"no connection within {self._connect_s_max} s"
             hanging.append((target, Failure("connect-timeout", text)))
         for target in self._under_way:
             if now - target.began < SCRAPE_S_MAX:
@@ -377,7 +397,7 @@ class Scraper:
         self._end(target)
         target.seconds = now - began
         self.counters.poll_errors[failure.cause] += 1
-        target.refusals = target.refusals + 1 if failure.refused else 0
+        target.refusals = target.refusals + 1 if failure.cause == "refused" else 0
         if target.refusals >= REFUSALS_TO_PAUSE:
             target.not_before = now + PAUSE_S
         elif failure.cause == "too-large":
@@ -394,9 +414,25 @@ class Scraper:
     def unreachable(self, target: Target, failure: OSError) -> None:
         """Ends the scrape as failed, because its connection could not be opened."""
         target.attempt = None
-        refused = failure.errno in REFUSED or failure.errno == errno.ECONNRESET
-        cause = "refused" if refused else "unreachable"
-        self._fail(target, Failure(cause, str(failure), refused), target.began, self._now())
+        if failure.errno in REFUSED or failure.errno == errno.ECONNRESET:
+            self._refused(target, str(failure))
+        else:
+            self._fail(target, Failure("unreachable", str(failure)), target.began, self._now())
+
+    def _refused(self, target: Target, text: str) -> None:
+        """Ends the scrape as failed, because the address of the page refuses. Tries the endpoint's own address first, if it is another."""
+        if target.own is None:
+            self._fail(target, Failure("refused", text, refused=True), target.began, self._now())
+            return
+        target.refusal = f"{target.host}:{target.port}: {text}"
+        self._connecting[target] = self._now()
+        target.attempt = self._knock(*target.own, functools.partial(self._knocked, target))
+
+    def _knocked(self, target: Target, code: int) -> None:
+        target.attempt = None
+        text = f"{target.refusal}; the server itself accepts connections" if code == 0 else str(target.refusal)
+        failure = Failure("refused", text, refused=code in REFUSED, serves=code == 0)
+        self._fail(target, failure, target.began, self._now())
 
     def answered(self, target: Target, connection: Connected, page: bytes) -> None:
         """Ends the scrape: parses the complete page and gives its values to the sink."""
@@ -440,12 +476,13 @@ class Scraper:
             if may_retry and not connection.started:
                 self._dial(target, now)  # the server closed the connection while the request was being sent
                 return
-            reset = isinstance(failure, ConnectionResetError)
-            refused = reset and connection.answers == 0 and not connection.started
             inside = "inside" if connection.started else "before"
             text = f"the connection ended {inside} the answer" + (f": {failure}" if str(failure or "") else "")
-            cause = "refused" if refused else "closed"
-            self._fail(target, Failure(cause, text, refused, may_retry and now >= target.not_before), target.began, now)
+            if isinstance(failure, ConnectionResetError) and connection.answers == 0 and not connection.started:
+                self._refused(target, text)
+                return
+            again = may_retry and now >= target.not_before
+            self._fail(target, Failure("closed", text, again=again), target.began, now)
         if may_retry and now >= target.not_before:
             self._begin(target, now)
 

@@ -13,8 +13,9 @@ class Failure(NamedTuple):
 
     cause: str  # one word
     text: str
-    refused: bool = False  # no process listens at the address
+    refused: bool = False  # no process listens at the endpoint's own address
     again: bool = False  # the next try comes at once, not at the next turn
+    serves: bool = False  # the endpoint's own address accepts connections
 
 
 class PageReader(Protocol):

@@ -58,10 +58,12 @@ class Servers:
         self.servers: list[asyncio.Server] = []
         self.tasks: set[asyncio.Task[Any]] = set()
         loop = asyncio.get_running_loop()
+        dialer = Dialer(loop)
         self.scraper = Scraper(
             loop,
             interval_s=0.05,
-            connect=Dialer(loop).dial,
+            connect=dialer.dial,
+            knock=dialer.knock,
             inflight=lambda slot: 0,
             sink=self.seen,
         )

@@ -68,12 +68,21 @@ class FakeAttempt:
         self.caller.unreachable(OSError(code, "no"))
 
 
+class FakeKnock(FakeAttempt):
+    def answer(self, code: int) -> None:
+        self.net.attempts.remove(self)
+        self.caller(code)
+
+
 class FakeNet:
     def __init__(self) -> None:
         self.open: set[FakeConnection] = set()
         self.attempts: list[FakeAttempt] = []
         self.requested: list[FakeConnection] = []
         self.dialled = 0
+
+    def knock(self, host: str, port: int, answered: Any) -> "FakeKnock":
+        return FakeKnock(self, answered, (host, port))
 
     def connect(self, host: str, port: int, caller: Any) -> FakeAttempt:
         self.dialled += 1
@@ -114,6 +123,7 @@ class Bench:
             loop,
             interval_s=interval_s,
             connect=self.net.connect,
+            knock=self.net.knock,
             inflight=lambda slot: slot * 100 + self.inflight,
             sink=self.seen,
             scrapes=scrapes,

@@ -62,11 +62,11 @@ class FakeScraper:
     def __init__(self) -> None:
         self.targets: dict[Any, tuple[int, tuple[str, int]]] = {}
 
-    def add(self, tag: Any, slot: int, address: tuple[str, int], reader: Any, server: str) -> Any:
+    def add(self, tag: Any, slot: int, address: tuple[str, int], reader: Any, server: str, own: tuple[str, int]) -> Any:
         self.targets[tag] = slot, address
         return FakeTarget(tag)
 
-    def change(self, target: Any, address: tuple[str, int], reader: Any, server: str) -> None:
+    def change(self, target: Any, address: tuple[str, int], reader: Any, server: str, own: tuple[str, int]) -> None:
         self.targets[target.tag] = self.targets[target.tag][0], address
 
     def remove(self, target: Any) -> None:

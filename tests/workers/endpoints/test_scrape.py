@@ -6,7 +6,7 @@ import pytest
 
 from epp.data import RUNNING, WAITING
 from epp.plugins.extractors.core_metrics import Extracted
-from tests.workers.endpoints.scraping import EXTRACTOR, PAGE, Bench, reader
+from tests.workers.endpoints.scraping import EXTRACTOR, PAGE, Bench, FakeKnock, reader
 from workers.endpoints.http_answer import HttpError
 from workers.endpoints.scrape import (
     CONNECT_S_MAX,
@@ -88,6 +88,47 @@ def test_some_connect_errors_count_as_refused(code: int, refused: bool) -> None:
     bench.turn()
     bench.net.attempts[0].fail(code)
     assert bench.seen.bad[0][2] is refused
+
+
+PAGE_AT, OWN = ("10.0.0.1", 9400), ("10.0.0.1", 8000)
+
+
+@pytest.mark.parametrize(
+    ("own", "refused", "serves"),
+    [(0, False, True), (errno.ECONNREFUSED, True, False), (errno.ENETUNREACH, False, False)],
+)
+def test_an_endpoint_refuses_only_if_its_own_address_does(own: int, refused: bool, serves: bool) -> None:
+    bench = Bench()
+    bench.scraper.add("a", 1, PAGE_AT, reader(), "", OWN)
+    bench.turn()
+    (attempt,) = bench.net.attempts
+    assert attempt.address == PAGE_AT
+    attempt.fail()
+    assert not bench.seen.bad, "the own address is tried first"
+    (attempt,) = bench.net.attempts
+    assert attempt.address == OWN
+    assert isinstance(attempt, FakeKnock)
+    attempt.answer(own)
+    (failure,) = bench.seen.failures
+    assert (failure.cause, failure.refused, failure.serves) == ("refused", refused, serves)
+    assert failure.text.startswith("10.0.0.1:9400: ")
+    assert not bench.net.open and not bench.net.attempts
+    assert bench.scraper.counters.poll_errors == {"refused": 1}
+
+
+def test_an_own_address_that_does_not_answer_ends_the_scrape_and_a_removed_endpoint_its_trial() -> None:
+    bench = Bench()
+    target = bench.scraper.add("a", 1, PAGE_AT, reader(), "", OWN)
+    bench.turn()
+    bench.net.attempts[0].fail()
+    bench.turn(45)
+    (failure,) = bench.seen.failures
+    assert (failure.refused, failure.serves) == (False, False) and failure.text.startswith("10.0.0.1:9400: ")
+    while not bench.net.attempts:
+        bench.turn()
+    bench.net.attempts[0].fail()
+    bench.scraper.remove(target)
+    assert not bench.net.attempts and len(bench.seen.bad) == 1
 
 
 def test_a_server_that_keeps_refusing_is_tried_less_often_until_it_answers() -> None:

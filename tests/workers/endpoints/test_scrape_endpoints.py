@@ -64,6 +64,37 @@ def test_two_refusals_mark_a_row_as_down_until_a_good_answer_and_keep_its_values
     assert not shared.reader.copy().flags[0]
 
 
+def test_an_endpoint_whose_own_address_accepts_connections_is_down_no_longer() -> None:
+    """Its metrics page is at another port, which still refuses."""
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a"))
+    ours.table.scraped(ours.member("a"), page(3.0), 0, 100.1)
+    for _ in range(2):
+        ours.table.failed(ours.member("a"), Failure("refused", "", refused=True), 100.2)
+    ours.table.sweep(100.4)
+    assert (shared.reader.copy().flags[0], seen(shared)) == (DOWN, {"a": (0, State.STALE)})
+    ours.table.failed(ours.member("a"), Failure("refused", "", serves=True), 100.5)
+    ours.table.sweep(100.5)
+    assert (shared.reader.copy().flags[0], seen(shared)) == (0, {"a": (0, State.STALE)})
+    assert ours.log.events()[-2:] == ["endpoint down", "endpoint up"]
+
+
+@pytest.mark.parametrize(
+    "failure", [Failure("timeout", ""), Failure("status", ""), Failure("refused", "", serves=True)]
+)
+def test_an_endpoint_whose_page_never_came_is_neither_idle_nor_down(failure: Failure) -> None:
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a"))
+    for turn in range(100):
+        ours.table.failed(ours.member("a"), failure, 100.1 + turn)
+        ours.table.sweep(100.1 + turn)
+    copy = shared.reader.copy()
+    assert seen(shared) == {"a": (0, State.UNKNOWN)}
+    assert (copy.flags[0], copy.present[0]) == (0, 0), "decisions take the mean of the others for its load"
+
+
 def test_labels_change_in_place_but_a_new_address_is_a_new_endpoint() -> None:
     shared = Shared()
     ours = Supervisor(shared)

@@ -71,6 +71,27 @@ def test_a_killed_server_is_refused_twice_at_once_and_is_good_again_after_its_fi
     run(scenario())
 
 
+def test_a_server_whose_metrics_port_refuses_refuses_only_when_its_own_port_does() -> None:
+    async def scenario() -> None:
+        servers = Servers()
+        server = await servers.add("served", serving(answer()))
+        own = server.sockets[0].getsockname()[:2]
+        closed = socket.create_server(("127.0.0.1", 0))
+        page = closed.getsockname()
+        closed.close()
+        servers.scraper.add("a", 0, page, reader(), "", own)
+        failures = servers.seen.failures
+        await until(lambda: sum(failure.serves for failure in failures) > 2, "its own port accepts")
+        assert not any(failure.refused for failure in failures)
+        server.close()
+        await until(
+            lambda: failures[-1].refused and failures[-1].text.startswith(f"127.0.0.1:{page[1]}: "), "it refuses"
+        )
+        await servers.close()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("turns", range(12))
 def test_a_cancelled_attempt_calls_nothing_at_any_turn_of_the_loop(turns: int) -> None:
     calls: list[str] = []
