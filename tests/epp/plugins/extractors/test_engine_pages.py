@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from epp.data import ACTIVE_MODELS, KV_USAGE, MAX_LORA, RUNNING, WAITING, WAITING_MODELS, Column
-from epp.plugins.extractors.core_metrics import CORE, CoreMetricsExtractor, Extracted, ExtractError
+from epp.plugins.extractors.core_metrics import BUILT_IN, CORE, CoreMetricsExtractor, Extracted, ExtractError, Mapped
 
 FOLDER = Path(__file__).with_name("pages")
 ADAPTERS = (ACTIVE_MODELS, WAITING_MODELS)
@@ -288,6 +288,15 @@ def test_one_rank_without_a_valid_value_leaves_the_column_unknown() -> None:
         found = read(b"".join(text % pair for pair in enumerate(ranks)) + b"vllm:num_requests_running 1\n")
         assert load(found) == [None, 1.0, None]
         assert "vllm:num_requests_waiting: nan is not a count of 0 or more" in found.problems.values()
+
+
+def test_the_documentation_names_every_metric_that_is_read() -> None:
+    text = Path(__file__).parents[4].joinpath("docs", "data-sources.md").read_text()
+    for engine in map(Mapped, BUILT_IN):
+        selectors = [*(gauge.selector for gauge in engine.gauges), engine.lora, engine.cache_info]
+        for selector in filter(None, selectors):
+            assert f"`{selector.name}`" in text
+            assert all(f"`{value.decode()}`" in text for _, value in selector.labels)
 
 
 def test_columns_that_the_configuration_does_not_need_are_not_read() -> None:
