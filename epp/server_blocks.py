@@ -36,8 +36,11 @@ class ServerBlocks:
 
 
 def whole(held: int, tokens: int, size: float) -> int:
-    """Returns how many of the `tokens` of a prompt a server with blocks of `size` tokens reuses, of `held` that it has cached."""
-    each = int(size)
+    """Returns how many of the `tokens` of a prompt a server with blocks of `size` tokens reuses, of `held` that it has cached.
+
+    `size`: NaN if it is not known.
+    """
+    each = int(size) if size >= 1.0 else 1
     return max(min(held, tokens - 1), 0) // each * each
 
 

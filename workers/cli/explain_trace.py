@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from epp.config.load import EffectiveConfig
+from epp.data import CACHE_BLOCK_SIZE
 from epp.explain import Candidate, Explanation, Profiled, Scored
 from epp.recording.keys import id_hash
 from epp.recording.records import Decided, Member, Record, Run, Scoring, floats, ints
 from epp.recording.trace import Trace, Traced
+from epp.server_blocks import whole
 from workers.cli.offline import FilePool, Known, OfflineRequest, decided_on
 from workers.endpoints.discovery import Entry
 from workers.shared.recording.unreadable import Unreadable
@@ -183,7 +185,8 @@ def _candidate(
 ) -> Candidate:
     decided, member = request.decided, request.endpoints[row]
     values, state = ({}, 0) if member is None else _values(trace, member, decided.at)
-    matched = None if decided.matched is None else int(floats(decided.matched)[row]) * decided.block_tokens
+    held = 0 if decided.matched is None else int(floats(decided.matched)[row]) * decided.block_tokens
+    size = values.get(CACHE_BLOCK_SIZE.name, math.nan)
     at = place.get(row)
     load = {} if at is None else {"inflight_requests": float(ints(decided.inflight)[at])}
     return Candidate(
@@ -194,7 +197,7 @@ def _candidate(
         total=round(total, 4),
         scores=scores,
         values=load | {name: round(value, 4) for name, value in values.items() if not math.isnan(value)},
-        predicted_tokens=matched if matched is not None else 0 if decided.block_tokens else None,
+        predicted_tokens=whole(held, decided.prompt_tokens, size) if decided.block_tokens else None,
     )
 
 

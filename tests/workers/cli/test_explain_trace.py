@@ -22,8 +22,10 @@ QUEUE = "plugins:\n- {type: queue-scorer}\n"
 def recording(tmp_path: Path) -> tuple[Path, Recording]:
     """A recording with one request to one of three endpoints, as supervisor and worker write it."""
     site, pipeline = with_prefixes()
+    body = b'{"model":"m","prompt":"%s"}' % (b"p" * 600)
+    answered(site, body)
     live = Recording(site, pipeline)
-    answered(site, b'{"model":"m","prompt":"%s"}' % (b"p" * 600), **{"x-request-id": ID})
+    answered(site, body, **{"x-request-id": ID})
     live.sender.flush()
     members = [Member(1.0, True, slot, 0, "default", f"pod-{slot}", f"10.0.0.{slot + 1}:8000", {}) for slot in range(3)]
     scraped = Scraped(
@@ -64,6 +66,7 @@ def test_the_recorded_decision_has_the_totals_and_scores_of_the_live_one(recordi
             {s.scorer: s.raw for s in theirs.scores}, abs=1e-3
         )
         assert ours["values"]["inflight_requests"] == theirs.values["inflight_requests"]
+        assert ours["predicted_tokens"] == theirs.predicted_tokens == (149 if theirs.picked else 0)
 
 
 def test_another_configuration_decides_at_the_recorded_moment(
