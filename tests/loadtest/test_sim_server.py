@@ -226,7 +226,7 @@ def test_load_shows_on_the_metrics_page_and_in_the_stats() -> None:
         assert values["vllm:num_requests_running"] == 1
         assert values["vllm:num_requests_waiting"] == 1
         assert 0.1 < values["vllm:kv_cache_usage_perc"] <= 1
-        assert b'running_lora_adapters="a",waiting_lora_adapters="b"' in page.body
+        assert b'running_lora_adapters="a,b",waiting_lora_adapters="a,b"' in page.body
         assert (stats["running"], stats["waiting"], stats["loras"]) == (1, 1, ["a"])
 
     engine = replace(QUICK, max_loras=1)
