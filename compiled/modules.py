@@ -9,7 +9,7 @@ from typing import Final
 
 _PATHS = """
     compiled/calls compiled/outlook
-    epp/admission epp/candidates epp/client_headers epp/data epp/decide epp/decision epp/guard epp/intake
+    epp/admission epp/candidates epp/client_headers epp/data epp/decide epp/decision epp/failing epp/guard epp/intake
     epp/paths epp/pipeline epp/pressure epp/profile epp/renaming epp/request epp/response_phase epp/server_blocks epp/tokens
     epp/flow/controller epp/flow/gate epp/flow/rate epp/flow/registry
     epp/learning/choice epp/learning/costs epp/learning/least_squares epp/learning/model epp/learning/samples
@@ -37,10 +37,9 @@ _PATHS = """
     epp/protocol/codec/answers epp/protocol/codec/bodies epp/protocol/codec/envelope epp/protocol/codec/fields
     epp/protocol/codec/header_map epp/protocol/codec/structs
     epp/recording/keys epp/recording/sample
-    shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_spill shm/index_tiers shm/lanes
-    shm/layout shm/link_table
-    shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts shm/remote_lane shm/seqlock shm/series
-    shm/stream_marks shm/table
+    shm/answers shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_spill shm/index_tiers
+    shm/lanes shm/layout shm/link_table shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts
+    shm/remote_lane shm/seqlock shm/series shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits
     workers/endpoints/scrape workers/endpoints/scrape_results
     workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/exchange
@@ -48,9 +47,9 @@ _PATHS = """
     workers/endpoints/replicas/places workers/endpoints/replicas/rates workers/endpoints/replicas/reading
     workers/endpoints/replicas/replies
     workers/endpoints/replicas/taught workers/endpoints/replicas/waiting
-    workers/extproc/app workers/extproc/health workers/extproc/pipelines workers/extproc/pool workers/extproc/request_phase
-    workers/extproc/response_phase workers/extproc/shedding workers/extproc/shell workers/extproc/stream
-    workers/extproc/tried_stream
+    workers/extproc/answer_counts workers/extproc/app workers/extproc/health workers/extproc/pipelines workers/extproc/pool
+    workers/extproc/request_phase workers/extproc/reservation workers/extproc/response_phase workers/extproc/shedding
+    workers/extproc/shell workers/extproc/stream workers/extproc/tried_stream
     workers/flow/flow_control workers/flow/metrics workers/flow/peers workers/flow/probe
     workers/kv_events/followed workers/kv_events/holdings workers/kv_events/sockets workers/kv_events/stream
     workers/shared/bus workers/shared/decisions workers/shared/query_of_death

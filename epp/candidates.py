@@ -90,6 +90,7 @@ class Snapshot:
     freshness; None: not available.
     `counted_at_scrape`: float64, requests in flight at the last good scrape, however old that is.
     `ejected`: bool, the endpoints that get no requests because earlier ones failed there; None: no endpoint is ejected.
+    `failing`: float64, which share of its requests each endpoint fails, beyond the share of the others (`epp.failing`); None: none does.
     `weights`: float64, from 0 to 1, how much each stale value still counts (`weights_by_age`); None: stale values do not count.
     `blocks`: what `epp.server_blocks` keeps.
     """
@@ -105,6 +106,7 @@ class Snapshot:
         "down",
         "ejected",
         "endpoints",
+        "failing",
         "fresh",
         "inflight_at_scrape",
         "known",
@@ -128,6 +130,7 @@ class Snapshot:
         ages: Floats | None = None,
         weights: Floats | None = None,
         ejected: Mask | None = None,
+        failing: Floats | None = None,
     ) -> None:
         self.roster = roster
         self.blocks: object = None
@@ -143,6 +146,7 @@ class Snapshot:
         self.counted_at_scrape = inflight_at_scrape
         self.weights = weights
         self.ejected = ejected
+        self.failing = failing
         # The more a scrape has faded, the more of the requests in flight count as sent since that scrape.
         self.inflight_at_scrape = (
             inflight_at_scrape if self.all_fresh else inflight_at_scrape * np.where(fresh, 1.0, self._faded())

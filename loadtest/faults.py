@@ -1,7 +1,8 @@
 """Defines the faults that a simulated server shows on request: for all requests, or for one.
 
 POST /sim/fault orders a fault of the whole server. A server has at most one such fault. It lasts
-`seconds`, or until an order of the kind `none`. `delay` is the delay of the slow kinds, in seconds. The
+`seconds`, or until an order of the kind `none`. `delay` is the delay of the slow kinds, in seconds, and
+`status` the status of the kind `error`; with 200 the answer has no body. The
 header `x-sim-fault: KIND` or `x-sim-fault: KIND;delay=SECONDS` orders a fault of the request that
 carries the header.
 """
@@ -14,6 +15,8 @@ import msgspec
 
 DELAY_DEFAULT_S = 2.0
 SECONDS_MAX = 86_400.0
+STATUS_DEFAULT = 500
+EMPTY_STATUS = 200  # of an answer without a body
 
 
 class ServerFault(Enum):
@@ -21,7 +24,7 @@ class ServerFault(Enum):
 
     NONE = "none"
     HANG = "hang"  # no answer to any path but /sim/...
-    ERROR = "error"  # 500 to every model request; metrics and health still work
+    ERROR = "error"  # `status` to every model request, at once; metrics and health still work
     SLOW = "slow"  # model requests reach the engine after `delay`
     GARBAGE_METRICS = "garbage-metrics"  # 200 with bytes that are not metrics
     ENDLESS_METRICS = "endless-metrics"  # a page without end
@@ -51,8 +54,11 @@ class FaultOrder(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float | None = None
     delay: float = DELAY_DEFAULT_S
     server: str | int | None = None
+    status: int = STATUS_DEFAULT
 
     def __post_init__(self) -> None:
+        if self.status != EMPTY_STATUS and not 400 <= self.status <= 599:
+            raise ValueError(f"status must be from 400 to 599, or 200, got {self.status}")
         limits = {"seconds": self.seconds, "delay": self.delay}
         for name, value in limits.items():
             if value is not None and not 0 <= value <= SECONDS_MAX:

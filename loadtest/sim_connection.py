@@ -20,7 +20,7 @@ import msgspec
 from loadtest import sim_http
 from loadtest.engine import Job
 from loadtest.exposition import CONTENT_TYPE
-from loadtest.faults import BadFault, RequestFault, ServerFault, parse_header, parse_order
+from loadtest.faults import EMPTY_STATUS, BadFault, RequestFault, ServerFault, parse_header, parse_order
 from loadtest.sim_api import RENDERED, SHAPES, Shape, StreamShape, parse, rendered
 from loadtest.sim_exchange import SimExchange
 from loadtest.sim_http import BadHttp, HttpRequest, RequestReader, chunk
@@ -184,7 +184,8 @@ class Connection(asyncio.Protocol):
                 self.busy = True
                 return
             if fault is RequestFault.ERROR:
-                raise ApiError(500, "the request or POST /sim/fault asked for this failure")
+                self._fail(echo)
+                return
             exchange = self._exchange(parse(kind, request.body, server.models), kind, echo)
             if fault is RequestFault.CUT:
                 exchange.cut_after = max(1, exchange.job.max_tokens // 2)
@@ -209,6 +210,14 @@ class Connection(asyncio.Protocol):
             self.answer(error.status, JSON, error.body())
         else:
             self.answer(200, JSON, body)
+
+    def _fail(self, echo: bytes) -> None:
+        """Answers at once, as the request or an order of a fault asks."""
+        status = self.server.fault.status
+        if status == EMPTY_STATUS:
+            self.answer(status, JSON, b"", echo)
+        else:
+            self._refuse(ApiError(status, "the request or POST /sim/fault asked for this failure"), echo)
 
     def _refuse(self, error: ApiError, echo: bytes) -> None:
         self.answer(error.status, JSON, error.body(), echo)

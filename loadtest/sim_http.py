@@ -218,7 +218,7 @@ def head(status: int, kind: bytes, extra: bytes, *, length: int | None, close: b
     """Returns the head of an answer. `kind`: content type. `extra`: whole header lines. `length`: of the body; None: a chunked body."""
     size = b"Transfer-Encoding: chunked" if length is None else b"Content-Length: %d" % length
     end = b"Connection: close\r\n\r\n" if close else b"\r\n"
-    line = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n%s\r\n" % (status, REASONS[status], kind, size)
+    line = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n%s\r\n" % (status, REASONS.get(status, b"Error"), kind, size)
     return line + extra + end
 
 

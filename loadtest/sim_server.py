@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loadtest.engine import Engine, EngineSettings, Job, JobState, QueueFull, Refusal
 from loadtest.exposition import MetricsPage
-from loadtest.faults import FaultOrder, ServerFault
+from loadtest.faults import STATUS_DEFAULT, FaultOrder, ServerFault
 from loadtest.sim_exchange import Client, SimExchange
 from loadtest.sim_request import ApiError, Models
 
@@ -49,11 +49,12 @@ class ServerSettings:
 
 @dataclass(slots=True)
 class Fault:
-    """The fault of a server. `delay`: in seconds, for slow kinds. `until`: the loop time of its end; None: it has no end."""
+    """The fault of a server. `delay`, `status`: as in the order. `until`: the loop time of its end; None: it has no end."""
 
     kind: ServerFault = ServerFault.NONE
     delay: float = 0.0
     until: float | None = None
+    status: int = STATUS_DEFAULT
 
 
 class FleetServices(Protocol):
@@ -205,7 +206,7 @@ class SimServer:
         self.counts["faults"] += 1
         until = None if order.seconds is None else self.loop.time() + order.seconds
         gone = self._listener is None
-        self.fault = Fault(order.kind, order.delay, until)
+        self.fault = Fault(order.kind, order.delay, until, order.status)
         if self._returning is not None:
             self._returning.cancel()
             self._returning = None

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from shm.answers import AnswersSchema
 from shm.documents import DocumentSchema
 from shm.flow_lanes import FlowSchema
 from shm.lanes import Lanes, LaneSchema
@@ -108,6 +109,7 @@ SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
     "flow": lambda part: FlowSchema(part["bands"], part["workers"]),
     "remote": lambda part: RemoteSchema(part["slots"], part["bands"]),
     "starts": lambda part: StartsSchema(part["slots"], part["workers"]),
+    "answers": lambda part: AnswersSchema(part["slots"], part["workers"], part["kinds"], part["outcomes"]),
     "prefills": lambda part: PrefillsSchema(part["workers"]),
 }
 

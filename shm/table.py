@@ -53,6 +53,8 @@ RETRIED_MAX: Final = 64  # torn rows of one copy that are read again
 DRAINING: Final = 1
 DOWN: Final = 2
 EJECTED: Final = 4
+FAILING_AT: Final = 4  # bit of the flags: which share of its answers a failing endpoint fails, in 4 bits, in fifteenths
+FAILING_MASK: Final = 0xF
 # Bits of the flags: the lane of the worker that may send one request, in 16 bits, then the number of the trial.
 TRIAL_LANE_AT: Final = 8
 TRIAL_NUMBER_AT: Final = 24

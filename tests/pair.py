@@ -19,9 +19,12 @@ from epp.metrics.series import ATTEMPTS, ERROR, REQUEST
 from epp.pipeline import Pipeline
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from epp.protocol.proto import ext_proc_pb2 as pb
+from shm.answers import AnswersReader, AnswersSchema, AnswersWriter
 from shm.lanes import Lane, Lanes, LaneSchema
 from shm.segment import Region
 from shm.series import SeriesReader, SeriesWriter
+from workers.endpoints.outliers import KINDS, OUTCOMES
+from workers.extproc.answer_counts import AnswerCounts
 from workers.extproc.app import App, Guards
 from workers.extproc.pipelines import Pipelines
 from workers.extproc.stream import PATH, open_stream
@@ -111,6 +114,9 @@ class Pair:
         self.lanes = lanes()
         self.lane: Lane = self.lanes.lane(1)
         self.clock = Clock(100.0)
+        schema = AnswersSchema(self.lane.schema.slots, 1, KINDS, len(OUTCOMES))
+        region = Region(memoryview(bytearray(schema.bytes)))
+        self.answers = AnswersReader(schema, region)
         self.series = Series(self.clock)
         self.deciding = memoryview(bytearray(8)).cast("q")
         self.deadly = memoryview(bytearray(8 * WORDS)).cast("q")
@@ -123,6 +129,7 @@ class Pair:
             Pipelines(pipeline),
             pool,
             self.lane,
+            AnswerCounts(AnswersWriter(schema, region, 0), lambda: self.clock.now),
             Telemetry(self.lane, self.series.metrics, self.recent, now=lambda: self.clock.now),
             Guards(
                 body_bytes_max=body_bytes_max,

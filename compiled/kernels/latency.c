@@ -4,7 +4,8 @@
 #include <math.h>
 
 enum { BASE, UNCACHED, REST, BUSY, QUEUE, RUNNING, FEATURES };
-enum { PLACE_S = FEATURES, OVERDUE_S, SERIAL, IN_TURN, PLACE, SHARP, USUAL_SPEED, USUAL_LIMIT, LEAST_S, MOST_S, PARAMETERS };
+enum { PLACE_S = FEATURES, OVERDUE_S, SERIAL, IN_TURN, PLACE, SHARP, USUAL_SPEED, USUAL_LIMIT, LEAST_S, MOST_S, BURST, APART,
+       PARAMETERS };
 enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, ROWS };
 #define THOUSAND 1000.0
 #define FITTED_MAX 8
@@ -15,7 +16,7 @@ static double smaller(double a, double b) { return b < a ? b : a; }
 
 /* What one endpoint is for one request. */
 struct situation {
-    double limit, speed, tokens, ahead, elapsed, load;
+    double limit, speed, tokens, ahead, elapsed, load, sent;
 };
 
 static void describe(double uncached, double place_s, double overdue_s, const struct situation *s, double *x) {
@@ -49,7 +50,7 @@ KERNEL(features) {
     double v[9], x[FEATURES];
     for (int i = 0; i < 9; i++) v[i] = PyFloat_AsDouble(args[i]);
     if (PyErr_Occurred()) return NULL;
-    const struct situation s = {v[3], v[4], v[5], v[6], v[7], v[8]};
+    const struct situation s = {v[3], v[4], v[5], v[6], v[7], v[8], 0.0};
     describe(v[0], v[1], v[2], &s, x);
     return list_of(x, FEATURES);
 }
@@ -71,7 +72,9 @@ static void predict(const double *p, struct situation *s, double *out, npy_intp 
     double full = s->limit > 0.0 ? larger(0.0, x[RUNNING]) / s->limit : 0.0;
     double crowded = full == 0.0 && p[SHARP] > 0.0 ? 0.0 : pow(full, p[SHARP]);
     out[TIMES * n] = seconds;
-    out[COSTS * n] = seconds + p[IN_TURN] * turn + p[PLACE] * s->speed * p[UNCACHED] * x[UNCACHED] * crowded;
+    double cost = seconds + p[IN_TURN] * turn + p[PLACE] * s->speed * p[UNCACHED] * x[UNCACHED] * crowded;
+    double alone = p[BASE] + p[UNCACHED] * x[UNCACHED], steady = larger(1.0 / p[APART], smaller(p[APART], s->speed));
+    out[COSTS * n] = larger(cost, s->speed * alone + p[BURST] * steady * s->sent * (alone + p[BUSY]));
     out[TOKENS * n] = s->tokens;
     out[AHEAD * n] = s->ahead;
     out[ELAPSED * n] = s->elapsed;
@@ -121,6 +124,7 @@ KERNEL(first_tokens) {
             .ahead = larger(0.0, load_at(a[SENT], i)),
             .load = larger(inflight,
                            DATA(double, a[RAN])[i] + DATA(double, a[WAITED])[i] + inflight - DATA(double, a[BEFORE])[i]),
+            .sent = larger(0.0, inflight - DATA(double, a[BEFORE])[i]),
         };
         double begun = s.ahead > 0.0 ? newest(starts, slot) : 0.0;
         s.elapsed = begun > 0.0 ? larger(0.0, now - begun) : 0.0;

@@ -16,7 +16,7 @@ THOUSAND: Final = 1000.0
 # What `first_tokens` gets, in this order: coefficients, and what else is the same for all endpoints.
 PARAMETERS: Final = (
     "base", "uncached", "rest", "busy", "queue", "running", "place_s", "overdue_s", "serial", "in_turn", "place", "sharp", "usual_speed",
-    "usual_limit", "least_s", "most_s",
+    "usual_limit", "least_s", "most_s", "burst", "apart"
 )  # fmt: skip
 
 
@@ -84,6 +84,9 @@ def first_tokens(
         turn = max(0.0, speed * (p["rest"] * x[2] + p["busy"] * x[3]))
         full = max(0.0, x[5]) / limit if limit > 0.0 else 0.0
         cost = seconds + p["in_turn"] * turn + p["place"] * speed * p["uncached"] * x[1] * full ** p["sharp"]
+        alone, sent = p["base"] + p["uncached"] * x[1], max(0.0, float(now_there) - then)
+        steady = max(1.0 / p["apart"], min(p["apart"], speed))
+        cost = max(cost, speed * alone + p["burst"] * steady * sent * (alone + p["busy"]))
         result.append([seconds, cost, tokens, rest_tokens, elapsed, load])
     return np.array(result, dtype=np.float64).reshape(len(slots), 6).T
 

@@ -28,6 +28,12 @@ come later join the same step and make it longer, and where many wait, a prefix 
 spends on this prompt. A prompt that is computed again keeps its place in the batch for so much longer, and where the batch is full, later
 requests wait for it. `full` is the taken share of the batch, 0 to 1 (0 if its limit is not known).
 
+A model that has learned something strange, for example while one of the servers stood still, may see no cost in what is in flight, and may
+take one of two equal endpoints for much faster. So whatever was learned, requests that were sent since the last scrape (`sent`) cost a part
+of the time that a request takes alone, at a speed that is not far from the mean. A burst between two scrapes then spreads:
+
+    cost >= speed * alone + BURST * sent * min(max(speed, 1 / APART), APART) * (alone + busy)        alone = base + a * uncached
+
 A model has one writer. Other processes get a copy (`epp.learning.state`) and only predict.
 """
 
@@ -61,6 +67,8 @@ OVERDUE_S: Final = 0.05  # by how much a first token counts as overdue at most, 
 SHARP: Final = 4.0
 SHARP_FULL: Final = 8.0
 PLACE: Final = 1.5
+BURST: Final = 0.5  # of the time of a request alone that each request sent there since the last scrape costs at least
+APART: Final = 1.4  # endpoints count as at most so many times slower or faster than the mean for this
 TABLE_S: Final = 1.0  # speeds that are trusted less and less are computed anew after this time
 IN_TURN: Final = 0.5  # prompts wait for each other if a token of the rest takes this part of an uncached one
 SOFT_S: Final = 0.02  # a difference of one decode step says little about an endpoint's speed
@@ -248,7 +256,7 @@ class LatencyModel:
         share = theta[REST] / theta[UNCACHED] if theta[UNCACHED] > 0.0 else 0.0
         parameters = [
             *theta, self.place_s, OVERDUE_S, float(share >= IN_TURN), share**SHARP, PLACE, SHARP_FULL, exp(self.usual_log),
-            self.usual_limit, LEAST_S, MOST_S,
+            self.usual_limit, LEAST_S, MOST_S, BURST, APART,
         ]  # fmt: skip
         slots = range(max(self.endpoints, default=-1) + 1)
         return Table(

@@ -38,6 +38,11 @@ EJECTED_ENDPOINTS = Metric(
 )
 ENDPOINT_QUEUE = Metric("per_endpoint_queue_size", "gauge", "Waiting requests at the endpoint.")
 ENDPOINT_AGE = Metric("endpoint_values_age_seconds", "gauge", "Time since the endpoint's last successful scrape.")
+ENDPOINT_FAILING = Metric(
+    "endpoint_failing_share",
+    "gauge",
+    "Share of its requests that a failing endpoint fails beyond the others, by the most frequent cause; 1: it is ejected.",
+)
 ENDPOINT_SCRAPE = Metric("endpoint_scrape_seconds", "gauge", "Duration of the endpoint's last scrape.")
 ENDPOINT_REQUESTS = Metric(
     "inflight_requests",

@@ -8,6 +8,8 @@ closes its connection. `early aborts` are 400 a second on the one connection tha
 `TLS handshakes` come from another address than good traffic; the latter go to a picker with TLS. `pages:` attacks go to the metrics
 port; during each attack /readyz is asked four times a second from another address (`probe` is its longest answer), and `scrapes missed`
 is the share of scrapes that were skipped or failed; beside `endpoints file`, whose endpoints answer nothing, of those skipped.
+`bad requests` are answered with 400 by every server, and must eject none. Beside the `black hole`, good traffic goes to four servers,
+of which one answers 404 at once: `percent` is its share from 3 s on, and its answers are no errors.
 `control` is not an attack: its process uses a CPU and sends nothing. Any attacker on the same machine costs at least that, so compare
 the other rows with it. Memory is the proportional set size of all processes of the picker. `closed after` is the longest lifetime of
 one connection of the attacker. The last two columns say how metrics and log name it: refused requests are counted, and no log has them.
@@ -19,6 +21,7 @@ Time limits of 30 s end slow attacks (slow body); the limit of unread bytes per 
 import argparse
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -37,8 +40,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.e2e.cluster import Cluster, Picker
-from tests.faults.attacks import ATTACKS, LIMITED, SECURE, client_context
+from tests.faults.attacks import ATTACKS, BAD_REQUESTS_NAME, LIMITED, SECURE, client_context
 from tests.faults.client import Ending, Gateway, OneConnection, event_stream, long_request
+from tests.faults.failing_servers import BlackHole
 from tests.faults.page_attacks import FILE_ATTACKS, PAGE_ATTACKS
 from workers.cli.demo.children import descendants, python
 from workers.cli.demo.stack import picker_config
@@ -50,7 +54,8 @@ SETTLE_S = 1.0  # memory is freed, connections linger
 OWN_CONNECTION_EVERY = 10
 MEMORY_EVERY_S = 0.5
 ANSWER_S = 10.0
-EXTRAS = ("control", "connections", "early aborts")
+BLACK_HOLE = "black hole"
+EXTRAS = ("control", "connections", "early aborts", BAD_REQUESTS_NAME, BLACK_HOLE)
 NAMES = (*EXTRAS, *ATTACKS, *SECURE, *PAGE_ATTACKS, *FILE_ATTACKS)
 ABORTS_PER_S = 400
 PROBE_EVERY_S = 0.25
@@ -58,11 +63,12 @@ PROBE_S = 5.0
 PROBE_FROM = "127.0.0.2"
 LITTLE_MEMORY = "--worker-memory-limit=160M"
 SECURE_SERVING = "--secure-serving"
-SETTLED_S = {"slow body": 32.0}  # the least seconds of an attack in a full run
+SETTLED_S = {"slow body": 32.0, BLACK_HOLE: 10.0}  # the least seconds of an attack in a full run
 WIDTH = 200
 LOGGED_CHARS = 80
 ABUSE = re.compile(r'^llm_d_epp_abuse_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
-COUNTERS = re.compile(r"^llm_d_epp_(metrics_port_abuse|refusals|endpoints_file_changes)_total (\S+)$", re.MULTILINE)
+COUNTED = "metrics_port_abuse|refusals|endpoints_file_changes|endpoint_ejections"
+COUNTERS = re.compile(rf"^llm_d_epp_({COUNTED})_total (\S+)$", re.MULTILINE)
 REQUESTS = [long_request(600), long_request(600), long_request(60_000), long_request(600), long_request(400_000)]
 ANSWERS = [event_stream(1), event_stream(1), event_stream(1), event_stream(30), event_stream(1)]
 
@@ -103,11 +109,13 @@ class Good:
         shared: bool = False,
         aborts_per_s: int = 0,
         context: ssl.SSLContext | None = None,
+        servers: BlackHole | None = None,
     ) -> None:
         """`shared`: whether all requests use one connection. `aborts_per_s`: how many streams another client aborts early on it.
 
-        `context`: for TLS; None: plaintext.
+        `context`: for TLS; None: plaintext. `servers`: who answers; None: servers that work.
         """
+        self._servers = servers
         self._port, self._rate, self._shared, self._aborts_per_s = port, rate, shared, aborts_per_s
         self._context = context
         self._gateway: Gateway = OneConnection(port) if shared else Gateway(port, context=context)
@@ -137,9 +145,11 @@ class Good:
     async def _one(self, number: int, due: float) -> None:
         new_connection = number % OWN_CONNECTION_EVERY == 0 and not self._shared
         gateway = Gateway(self._port, context=self._context) if new_connection else self._gateway
+        usual = ANSWERS[number % len(ANSWERS)]
+        answer = usual if self._servers is None else functools.partial(self._servers.answer, usual)
         try:
             async with asyncio.timeout(ANSWER_S):
-                ending = await gateway.whole(REQUESTS[number % len(REQUESTS)], ANSWERS[number % len(ANSWERS)])
+                ending = await gateway.whole(REQUESTS[number % len(REQUESTS)], answer)
         except TimeoutError:
             ending = Ending.LOST
         if ending is Ending.OK:
@@ -213,7 +223,9 @@ def named(log: str) -> list[str]:
     lines = (json.loads(line) for line in log.splitlines() if line.startswith("{") and line.endswith("}"))
     warnings = [line for line in lines if line.get("level") in ("warning", "error")]
     warnings.sort(key=lambda line: sum(name in line for name in ("last", "file", "reads")))
-    return [str(line.get("last", f"{line['event']} {line.get('file', '')}".strip())) for line in warnings]
+    return [
+        str(line.get("last", f"{line['event']} {line.get('file', line.get('why', ''))}".strip())) for line in warnings
+    ]
 
 
 def probe(port: int) -> bool:
@@ -260,8 +272,10 @@ async def measure(name: str, picker: Picker, file: Path, seconds: float, rate: f
     row, pid = Row(name), picker.child.pid
     shared = name == "early aborts"
     context = client_context() if name in SECURE else None
+    black_hole = BlackHole() if name == BLACK_HOLE else None
     alone = Good(picker.grpc, rate, shared=shared, context=context)
-    beside = Good(picker.grpc, rate, shared=shared, aborts_per_s=ABORTS_PER_S if shared else 0, context=context)
+    aborts = ABORTS_PER_S if shared else 0
+    beside = Good(picker.grpc, rate, shared=shared, aborts_per_s=aborts, context=context, servers=black_hole)
     before_cores = await cores(pid, alone.run(seconds))
     said = picker.child.log.stat().st_size
     counted, before, scraped = abuse(picker), pss_mib(pid), scrapes(picker, invented=name in FILE_ATTACKS)
@@ -285,6 +299,8 @@ async def measure(name: str, picker: Picker, file: Path, seconds: float, rate: f
     row.closed_after_s = max(lived, default=None)
     row.said = next((end["text"] for end in reversed(ends) if end["text"]), "")
     row.counted = {cause: n - counted.get(cause, 0) for cause, n in after.items() if n > counted.get(cause, 0)}
+    if black_hole is not None:
+        row.counted["percent"] = black_hole.percent
     with picker.child.log.open("rb") as log:
         log.seek(said)
         row.logged = named(log.read().decode(errors="replace"))
@@ -345,11 +361,12 @@ def main() -> int:
     rows = []
     console = Console(stderr=options.json, width=max(WIDTH, Console().width))
     with Cluster() as cluster:
-        file = cluster.fleet(2).file
+        files = {False: cluster.fleet(2).file, True: cluster.fleet(4).file}
         pickers: dict[tuple[str, ...], Picker] = {}
         for name in options.only or NAMES:
             flags = (LITTLE_MEMORY,) if name in LIMITED else (SECURE_SERVING,) if name in SECURE else ()
-            key = (*flags, "watch") if name in FILE_ATTACKS else flags
+            file = files[name == BLACK_HOLE]
+            key = (*flags, "watch") if name in FILE_ATTACKS else (*flags, name) if name == BLACK_HOLE else flags
             if key not in pickers:
                 text = picker_config(file, watch=name in FILE_ATTACKS)
                 pickers[key] = cluster.picker(file, *flags, workers=options.workers, config_text=text)

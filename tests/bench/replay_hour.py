@@ -33,7 +33,7 @@ BLOCKS = PROMPT_TOKENS // BLOCK_TOKENS
 PREFIXES, PREFIX_BLOCKS = 400, 16
 OUTPUT_TOKENS = (20, 120)
 SERVERS = 8
-CACHE_TOKENS, CACHE_BLOCK = 600_000, 16
+CACHE_TOKENS = 600_000
 SPEED = Speed("steps", 0.004, 40e-6, 0.012, 0.004, 8192, UNBOUNDED, CACHE_TOKENS, 0, 0.0)
 SCRAPE_S = 0.25  # as often as a recording gets new values here; the picker's default is 50 ms, but values rarely change
 
@@ -91,7 +91,7 @@ class Recorded(Replay):
         super()._end(job, at)
 
     def _scraped(self, now: float, what: None) -> None:
-        rows = [(s.running, len(s.waiting), CACHE_BLOCK, CACHE_TOKENS / CACHE_BLOCK) for s in self._fleet.servers]
+        rows = [(s.running, len(s.waiting), CACHE_TOKENS) for s in self._fleet.servers]
         self._writer.scraped(now, rows, [1] * SERVERS)
         if self._open or self._arrivals.due < float("inf"):
             self._at(now + SCRAPE_S, self._scraped, None)

@@ -7,7 +7,8 @@ three times slower, and a third one from half of the time on. Traffic: `routing_
 
 mean, p95: time to the first token (TTFT), divided by that of a greedy oracle that knows queues, caches and speeds; the mean over the
 seeds, and after ± half of the range. cached: share of the prompt tokens that servers had cached. dup: share of the requests of which a
-server computed most although another one held it. errors: failed requests per run. The first quarter of the time does not count.
+server computed most although another one held it. errors: failed requests per run. astray: share of the requests that went to a server that
+answers errors, from 3 s after it began to. The first quarter of the time does not count.
 
 At the end, over all models and traffic: geometric means; the worst mean; near: cells with a mean up to 1.05 and a p95 up to 1.2;
 behind: cells with a mean more than 5 % above the lower one of the field's weights and round-robin.

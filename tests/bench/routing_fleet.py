@@ -4,7 +4,8 @@
 
 Each server has its scrape timer, as in the supervisor. Events come from one heap, ordered by time; equal seeds give equal runs. A
 request goes to a random worker, the same one under every policy. A server may die: its requests fail, and so do those that are still
-sent to it; its scrapes are refused; `LEAVES_S` later discovery removes it. A server may join later, with an empty cache.
+sent to it; its scrapes are refused; `LEAVES_S` later discovery removes it. A server may join later, with an empty cache. A server may
+answer errors, at once, while its metrics stay good, and a server may stand still for a while.
 """
 
 import heapq
@@ -22,15 +23,21 @@ from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Turn, Workload
 WORKERS = 4
 SCRAPE_S = 0.05
 SEND_S = 0.001  # from the decision to the server's queue
+FAILS_S = 0.001  # from the server's queue to its error
+TOO_MANY = 429
+STILL = 1e6  # how many times slower a server is while it stands still
 LEAVES_S = 5.0  # from the death of a server to its removal by discovery
 DUPLICATE_TOKENS = 1_024
 
 
 class Call:
-    """One request in progress. `failed`: it got an error. `duplicate`: see `Fleet.is_duplicate`. Times are virtual seconds."""
+    """One request in progress. `failed`: it got an error, with `status`; 0 without an answer. `duplicate`: see `Fleet.is_duplicate`.
+
+    Times are virtual seconds.
+    """
 
     __slots__ = (
-        "at", "done", "duplicate", "ended_at", "failed", "first_at", "id", "job", "next", "server", "turn", "worker",
+        "at", "done", "duplicate", "ended_at", "failed", "first_at", "id", "job", "next", "server", "status", "turn", "worker",
     )  # fmt: skip
 
     def __init__(self, id: int, turn: Turn, at: float, worker: int, following: Iterator[Turn]) -> None:
@@ -43,6 +50,7 @@ class Call:
         self.job = Job(turn.hashes, turn.tokens, turn.output, streams=True, prompt=turn.prompt)
         self.first_at = self.ended_at = 0.0
         self.failed = self.duplicate = False
+        self.status = 0
         self.done: object = None  # data of the policy
 
 
@@ -95,7 +103,9 @@ class Fleet:
         self.now = 0.0
         self.underway: list[list[Call]] = [[] for _ in range(SERVERS)]  # sent, not yet received by the server
         self.coming = [Blocks() for _ in range(SERVERS)]  # of the requests without a first token
-        self.up = [True] * SERVERS
+        self.up = [server < workload.servers for server in range(SERVERS)]
+        self._workload = workload
+        self._seconds = seconds
         self.calls: list[Call] = []
         self._by_job: dict[Job, Call] = {}
         self._due: list[float | None] = [None] * SERVERS
@@ -109,6 +119,12 @@ class Fleet:
             self._begin(next(turns), turns, session.at)
         for server in range(SERVERS):
             self._at(self._rng.random() * SCRAPE_S, lambda now, server=server: self._scrape(server, now))  # type: ignore[misc]
+        if workload.servers < SERVERS:
+            self._listed()
+        if workload.pauses is not None:
+            paused, share, lasts = workload.pauses
+            self._at(share * seconds, lambda now: self._slow(paused, STILL, now))
+            self._at((share + lasts) * seconds, lambda now: self._slow(paused, 1.0, now))
         for server, (share, factor) in kind.slowed.items():
             self._at(share * seconds, lambda now, server=server, factor=factor: self._slow(server, factor, now))  # type: ignore[misc]
         if workload.dies is not None:
@@ -129,6 +145,15 @@ class Fleet:
             passed(now)
             act(now)
         return self.calls
+
+    def error(self, server: int, now: float) -> int:
+        """Returns the status with which a server that is up answers a request at once; 0 if it serves the request."""
+        fails, sheds = self._workload.fails, self._workload.sheds
+        if fails is not None and server == fails.server and now >= fails.share * self._seconds:
+            return fails.status
+        model = self.servers[server]
+        full = sheds is not None and server == sheds[0] and model.running + model.waiting >= sheds[1]
+        return TOO_MANY if full else 0
 
     def hits(self, server: int, hashes: Sequence[int]) -> int:
         """Returns how many leading blocks a server holds, or will have computed for the requests that it has got."""
@@ -176,6 +201,10 @@ class Fleet:
             self._fail(call, now)
             return
         self._advance(server, now)
+        call.status = self.error(server, now)
+        if call.status:
+            self._at(now + FAILS_S, lambda now: self._fail(call, now))
+            return
         self._by_job[call.job] = call
         self.servers[server].submit(call.job, now)
         self._wake(server)

@@ -21,6 +21,7 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.decide import choose
 from epp.decision import Decision, Response, Usage
 from epp.errors import ProducerFailed
+from epp.failing import with_failed
 from epp.metrics import Metric
 from epp.pipeline import Pipeline
 from epp.plugin import DataProducer, Hashes, Plugin, Profile
@@ -34,6 +35,7 @@ from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
+from tests.bench.routing_ejection import SharedEjection
 from tests.bench.routing_fleet import WORKERS, Call
 from tests.bench.routing_held import SharedHeld
 from tests.bench.routing_learning import SharedLearning
@@ -44,8 +46,8 @@ from tests.fakes import FakeServices, endpoints
 LEARN_S = 0.003
 INDEX_ENTRIES = 1 << 19
 AGE_S = 1.0
+OK = 200
 SECRET = 99  # of the fake services
-DOWN_REFUSALS = 2  # refused scrapes in a row after which an endpoint gets no requests
 SCRAPED = tuple(column.name for column in (WAITING, RUNNING, KV_USAGE, CACHE_BLOCK_SIZE, CACHE_TOKENS))
 
 
@@ -215,14 +217,17 @@ class Picked:
         self._columns[CACHE_BLOCK_SIZE.name][:] = BLOCK_TOKENS
         self._at_scrape = np.zeros(SERVERS)
         self._known = np.zeros(SERVERS, dtype=bool)
-        self._refusals = np.zeros(SERVERS)
-        self._snapshot: Snapshot | None = None
+        self._ejection = SharedEjection(self._inflight, workers)
+        self._worker = 0  # the worker that decides now
+        self._snapshots: dict[int, Snapshot] = {}  # by worker, until something changes
+        self._version = 0  # of the ejection, when these were made
         self.members(range(SERVERS))
 
     def passed(self, now: float) -> None:
         self._now = now
         self._index.passed(now)
         self._learning.passed(now)
+        self._ejection.passed(now)
         for services in self._services:
             services.passed(now)
         if self._held is not None:
@@ -236,7 +241,7 @@ class Picked:
         self._members = np.array(servers)
         self._roster = Roster([self._endpoints[server] for server in servers])
         self._learning.listed(servers)
-        self._snapshot = None
+        self._ejection.listed(servers)
 
     def scraped(self, server: int, model: ServerModel, now: float) -> None:
         columns = self._columns
@@ -247,15 +252,16 @@ class Picked:
         self._at_scrape[server] = self._inflight[server]
         self._learning.scraped(server, model.running, model.waiting)
         self._known[server] = True
-        self._refusals[server] = 0
-        self._snapshot = None
+        self._ejection.scrapes[server].refusals = 0
+        self._snapshots.clear()
 
     def refused(self, server: int, now: float) -> None:
-        self._refusals[server] += 1
-        self._snapshot = None
+        self._ejection.scrapes[server].refusals += 1
+        self._snapshots.clear()
 
     def choose(self, call: Call, now: float) -> int:
         request = self.asked(call, now)
+        self._worker = call.worker % len(self._pipelines)
         try:
             choose(self.pipeline(call), request, self).send(None)
         except StopIteration as done:
@@ -283,6 +289,7 @@ class Picked:
         request.sent_at = now
         slot = decision.targets[0].slot
         self._inflight[slot] += 1
+        self._ejection.sent(call.worker % len(self._pipelines), request, slot)
         call.done = (self.pipeline(call), request, decision, Response())
         return slot
 
@@ -293,6 +300,7 @@ class Picked:
     def _answered(self, call: Call, now: float) -> None:
         """Takes the headers and the first chunk of an answer."""
         pipeline, request, decision, _ = call.done  # type: ignore[misc]
+        self._ejection.answered(call.worker % len(self._pipelines), request, call.server, OK)
         kind = "text/event-stream" if request.streaming else "application/json"
         response = Response(200, {"content-type": kind}, streaming=request.streaming)
         call.done = (pipeline, request, decision, response)
@@ -311,13 +319,21 @@ class Picked:
         self._complete(call, now)
 
     def failed(self, call: Call, now: float) -> None:
-        """Ends a request that its server could not answer. After a refused scrape, this ejects the endpoint, as in the picker."""
-        if self._refusals[call.server]:
-            self._refusals[call.server] = DOWN_REFUSALS
-            self._snapshot = None
+        """Ends a request that its server did not serve."""
         pipeline, request, decision, response = call.done  # type: ignore[misc]
-        if not response.status:
-            call.done = (pipeline, request, decision, Response(503))
+        begun = response.status > 0
+        if call.status:
+            response = Response(call.status, {}, streaming=request.streaming and call.status == OK)
+            response.whole = response.failed = True
+            request.now = now
+            for received in pipeline.response_received:
+                received(request, decision, response)
+        elif not begun:
+            response = Response(503)
+        if not begun:
+            worker, empty = call.worker % len(self._pipelines), call.status == OK
+            self._ejection.answered(worker, request, call.server, call.status, empty=empty)
+        call.done = (pipeline, request, decision, response)
         self._complete(call, now)
 
     def _complete(self, call: Call, now: float) -> None:
@@ -329,19 +345,26 @@ class Picked:
             complete(request, decision, response)
 
     def candidates(self, subset: Subset | None) -> Candidates:
-        snapshot, members = self._snapshot, self._members
+        if self._version != self._ejection.version:
+            self._version = self._ejection.version
+            self._snapshots.clear()
+        snapshot, members = self._snapshots.get(self._worker), self._members
         if snapshot is None:
-            known = self._known[members]
-            snapshot = self._snapshot = Snapshot(
+            known, failing = self._known[members], self._ejection.failing()
+            snapshot = self._snapshots[self._worker] = Snapshot(
                 self._roster,
                 {name: column[members] for name, column in self._columns.items()},
                 fresh=known,
                 known=known,
-                down=self._refusals[members] >= DOWN_REFUSALS,
+                down=self._ejection.down(self._worker)[members],
                 inflight_at_scrape=self._at_scrape[members],
+                failing=None if failing is None else failing[members],
             )
         inflight = snapshot.inflight_at_scrape.copy() if self._scraped_only else self._inflight[members]
-        return Candidates(snapshot, inflight, self._tokens[members])
+        tokens = self._tokens[members]
+        if snapshot.failing is not None:
+            inflight, tokens = with_failed(inflight, tokens, snapshot.failing)
+        return Candidates(snapshot, inflight, tokens)
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         return candidates

@@ -9,6 +9,7 @@ from tests.bench.routing_traffic import Workload
 from tests.bench.routing_zoo import Policies
 
 WARM_UP = 0.25  # the share of the time that fills the caches and does not count
+ASTRAY_AFTER_S = 3.0
 TTFT_MAX_S = 1.0
 TOKEN_MAX_S = 0.100
 
@@ -20,7 +21,8 @@ class Outcome:
     `errors`: requests that failed. Shares, from 0 to 1: `goodput`, of requests with the first token within TTFT_MAX_S and at most
     TOKEN_MAX_S per further token on average; `cached`, of prompt tokens that servers had cached; `duplicates`, of requests of which a
     server computed most although another one held it (`Fleet.is_duplicate`). `load`: requests in flight of the busiest server divided
-    by the mean of all servers.
+    by the mean of all servers. `astray`: the share of the requests that went to the server that answers errors (`Workload.fails`), from
+    ASTRAY_AFTER_S after it began to.
     """
 
     requests: float
@@ -31,10 +33,12 @@ class Outcome:
     cached: float
     duplicates: float
     load: float
+    astray: float = 0.0
 
 
-def outcome(calls: list[Call], warm_up_s: float) -> Outcome:
+def outcome(calls: list[Call], workload: Workload, seconds: float) -> Outcome:
     """Computes the figures of all requests that arrived after the warm-up. Failed ones count in `requests` and `errors` only."""
+    warm_up_s = WARM_UP * seconds
     counted = [call for call in calls if call.at >= warm_up_s]
     answered = [call for call in counted if not call.failed]
     waits = sorted(call.first_at - call.at for call in answered)
@@ -50,7 +54,17 @@ def outcome(calls: list[Call], warm_up_s: float) -> Outcome:
         cached=sum(call.job.cached_tokens for call in answered) / sum(call.turn.tokens for call in answered),
         duplicates=sum(call.duplicate for call in answered) / len(answered),
         load=max(busy) / (sum(busy) / SERVERS),
+        astray=astray(calls, workload, seconds),
     )
+
+
+def astray(calls: list[Call], workload: Workload, seconds: float) -> float:
+    """Returns which share of the requests goes to the server that answers errors; 0 if there is none."""
+    fails = workload.fails
+    if fails is None:
+        return 0.0
+    later = [call.server == fails.server for call in calls if call.at >= fails.share * seconds + ASTRAY_AFTER_S]
+    return sum(later) / len(later) if later else 0.0
 
 
 def is_good(call: Call) -> bool:
@@ -73,5 +87,5 @@ def measure(kind: Kind, workload: Workload, policies: Policies, seed: int, secon
             workload=workload,
             seconds=seconds,
         )
-        outcomes[name] = outcome(fleet.run(), WARM_UP * seconds)
+        outcomes[name] = outcome(fleet.run(), workload, seconds)
     return outcomes

@@ -12,9 +12,8 @@ from loadtest.kv_pool import Change
 from loadtest.server_model import ServerModel
 from loadtest.slots import SlotServer, SlotSettings
 from loadtest.slowed import SlowedServer
-from tests.bench.routing_traffic import BLOCK_TOKENS
+from tests.bench.routing_traffic import BLOCK_TOKENS, SERVERS
 
-SERVERS = 8
 PREFILL_S = 100e-6  # per token
 SLOT_DECODE_S = 0.010
 SLOWER = 3.0

@@ -75,11 +75,15 @@ class Oracle(Blind):
         self._fleet = fleet
 
     def choose(self, call: Call, now: float) -> int:
-        up = self._fleet.up
         return min(
-            (server for server in range(SERVERS) if up[server]),
+            self._usable(now),
             key=lambda server: (round(self._wait(server, call, now), 6), self._load(server)),
         )
+
+    def _usable(self, now: float) -> list[int]:
+        """Returns the servers that would serve a request now; all that are up if none would."""
+        up = [server for server in range(SERVERS) if self._fleet.up[server]]
+        return [server for server in up if not self._fleet.error(server, now)] or up
 
     def _load(self, server: int) -> int:
         model = self._fleet.servers[server]
@@ -98,8 +102,7 @@ class MostHits(Oracle):
     """
 
     def choose(self, call: Call, now: float) -> int:
-        up = self._fleet.up
-        return min((server for server in range(SERVERS) if up[server]), key=lambda server: self._cost(server, call))
+        return min(self._usable(now), key=lambda server: self._cost(server, call))
 
     def _cost(self, server: int, call: Call) -> tuple[int, int, int]:
         """Hits, unused blocks and blocks in use, of which the last counts against a server. Blocks on their way count as held."""

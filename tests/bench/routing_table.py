@@ -13,7 +13,10 @@ BASELINES = ("field's weights", "round-robin")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy on one traffic: means over the runs. `mean`, `p95`: TTFT divided by the oracle's; `*_range`: half of their range."""
+    """One policy on one traffic: means over the runs. `mean`, `p95`: TTFT divided by the oracle's; `*_range`: half of their range.
+
+    `astray`: as in `Outcome`.
+    """
 
     mean: float
     mean_range: float
@@ -23,6 +26,7 @@ class Row:
     cached: float
     duplicates: float
     errors: float
+    astray: float = 0.0
 
 
 Table = dict[str, Row]
@@ -47,16 +51,17 @@ def _row(outcomes: Sequence[Outcome], oracle: Sequence[Outcome]) -> Row:
         cached=sum(outcome.cached for outcome in outcomes) / count,
         duplicates=sum(outcome.duplicates for outcome in outcomes) / count,
         errors=sum(outcome.errors for outcome in outcomes) / count,
+        astray=sum(outcome.astray for outcome in outcomes) / count,
     )
 
 
 def text(title: str, table: Table) -> str:
     """Renders a table."""
-    lines = [f"{title:30} mean            p95            TTFT ms cached %  dup % errors"]
+    lines = [f"{title:30} mean            p95            TTFT ms cached %  dup % errors astray %"]
     for name, row in table.items():
         lines.append(
             f"  {name:24} {row.mean:7.2f} ±{row.mean_range:5.2f} {row.p95:7.2f} ±{row.p95_range:5.2f} "
-            f"{1000 * row.ttft_s:8.0f} {100 * row.cached:8.1f} {100 * row.duplicates:6.1f} {row.errors:6.1f}"
+            f"{1000 * row.ttft_s:8.0f} {100 * row.cached:8.1f} {100 * row.duplicates:6.1f} {row.errors:6.1f} {100 * row.astray:8.1f}"
         )
     return "\n".join(lines)
 
@@ -113,7 +118,8 @@ def digest_text(tables: Mapping[str, Mapping[str, Table]]) -> str:
 def markdown(tables: Mapping[str, Mapping[str, Table]]) -> str:
     """Renders the tables of the documentation: the digest, and a table per model with a row per policy and a column per traffic.
 
-    A cell is the mean ± half of its range / p95, and the failed requests, if there are any.
+    A cell is the mean ± half of its range / p95, the failed requests, and the share of requests that went to a server that answers errors,
+    if there are any.
     """
     parts = ["| policy | mean | p95 | worst mean | near | behind |", "|---|---|---|---|---|---|"]
     parts += [
@@ -133,4 +139,5 @@ def markdown(tables: Mapping[str, Mapping[str, Table]]) -> str:
 
 def _cell(row: Row) -> str:
     errors = f", {row.errors:.0f} errors" if row.errors else ""
+    errors += f", {row.astray:.0%} astray".replace("%", " %") if row.astray else ""
     return f"{row.mean:.2f} ± {row.mean_range:.2f} / {row.p95:.2f}{errors}"

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 from loadtest.kv_pool import BYTES_PER_TOKEN, block_hashes, token_count
 
+SERVERS = 8
 BLOCK_TOKENS = 16
 HOT_SHARE = 0.6
 KV_BLOCKS = 24_000  # of a server
 FEW_KV_BLOCKS = 6_000
-LIBRARY_TOKENS = 3 * 8 * FEW_KV_BLOCKS * BLOCK_TOKENS // 2  # 1.5 times the caches of eight servers
+LIBRARY_TOKENS = 3 * SERVERS * FEW_KV_BLOCKS * BLOCK_TOKENS // 2  # 1.5 times the caches of eight servers
 BURST_EVERY_S = 0.25
 BURST_S = 0.05  # all requests of BURST_EVERY_S arrive within this time: five times the mean rate
 BURST_SHARE = 0.7
+PAUSED_BURST = 40
+PAUSED_BURST_EVERY_S = 4.0
 
 
 class Turn:
@@ -44,11 +47,22 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class Failing:
+    """A server that answers every request at once, after a share of the time, with this status. The status 200 has an empty body."""
+
+    server: int
+    share: float
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """A kind of traffic. `make(rng, seconds, rate)`: returns the sessions, at `rate` times the usual number per second.
 
-    `kv_blocks`: the size of each server's cache. `dies`, `joins`: a server that does so, and after which share of the time. `usual`:
-    whether it runs without being asked for.
+    `kv_blocks`: the size of each server's cache. `dies`, `joins`: a server that does so, and after which share of the time. `fails`: a
+    server that answers at once with an error from then on. `pauses`: a server that stands still from then on, for a share of the time.
+    `sheds`: a server that answers 429 while it has so many requests. `servers`: how many there are. `usual`: whether it runs without
+    being asked for.
     """
 
     name: str
@@ -56,6 +70,10 @@ class Workload:
     kv_blocks: int = KV_BLOCKS
     dies: tuple[int, float] | None = None
     joins: tuple[int, float] | None = None
+    fails: Failing | None = None
+    pauses: tuple[int, float, float] | None = None
+    sheds: tuple[int, int] | None = None
+    servers: int = SERVERS
     usual: bool = True
 
 
@@ -171,6 +189,16 @@ def tenants(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Sessi
     return sessions
 
 
+def paused(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Session]:
+    """Makes a few short prompts per second, and from a third of the time on bursts of 40, all of which arrive before the next scrape."""
+    sessions = [single(at, words(rng, 20, 60), 50) for at in arrivals(rng, 8.0 * rate, seconds)]
+    start = seconds / 3
+    while start < seconds:
+        sessions += [single(start + 0.02 * rng.random(), words(rng, 100, 300), 50) for _ in range(PAUSED_BURST)]
+        start += PAUSED_BURST_EVERY_S
+    return sessions
+
+
 def unique(rng: random.Random) -> bytes:
     """Makes a prompt without a common prefix. The median length is 800 tokens, the limit 8,000."""
     tokens = min(8_000, max(20, round(rng.lognormvariate(6.7, 1.0))))
@@ -182,6 +210,7 @@ def single(at: float, prompt: bytes, output: int) -> Session:
     return Session(at, (Turn(prompt, output),))
 
 
+FAILURES = (("404", 404), ("429", 429), ("400", 400), ("nothing", 200))
 WORKLOADS = (
     Workload("chats", chats),
     Workload("documents", documents),
@@ -193,4 +222,10 @@ WORKLOADS = (
     Workload("a server joins", documents, joins=(3, 0.4)),
     Workload("library, evicting", library, kv_blocks=FEW_KV_BLOCKS, usual=False),
     Workload("no hot prefix", even, usual=False),
+    *(
+        Workload(f"a server answers {what}", unshared, fails=Failing(3, 0.25, status), usual=False)
+        for what, status in FAILURES
+    ),
+    Workload("a server sheds", unshared, sheds=(3, 4), usual=False),
+    Workload("a pause while it learns", paused, pauses=(0, 0.1, 0.1), servers=2, usual=False),
 )

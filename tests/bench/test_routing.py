@@ -7,9 +7,10 @@ from tests.bench.routing_fleet import LEAVES_S, Call, Fleet
 from tests.bench.routing_run import Outcome, measure
 from tests.bench.routing_servers import KINDS
 from tests.bench.routing_simple import RoundRobin
-from tests.bench.routing_traffic import WORKLOADS, Session, Turn, Workload
+from tests.bench.routing_traffic import FAILURES, WORKLOADS, Session, Turn, Workload
 from tests.bench.routing_zoo import LINE, POLICIES
 
+ASTRAY_MAX = 0.3
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 KIND = {kind.name: kind for kind in KINDS}
 
@@ -61,6 +62,36 @@ def test_a_server_that_dies_costs_the_default_the_requests_that_it_had_and_round
     default, round_robin, oracle = outcomes("a server dies", "default", "round-robin", "oracle", kind="slots")
     assert 0 < default.errors < round_robin.errors
     assert abs(default.errors - oracle.errors) < 0.02 * oracle.requests
+
+
+@pytest.mark.parametrize("what", [what for what, _ in FAILURES])
+@pytest.mark.parametrize("kind", KIND)
+def test_a_server_that_answers_errors_at_once_gets_little_traffic(kind: str, what: str) -> None:
+    """It has the shortest queue of all, and good metrics."""
+    traffic = f"a server answers {what}"
+    (default,) = outcomes(traffic, "default", kind=kind, seconds=20.0)
+    assert default.astray <= ASTRAY_MAX
+    assert default.errors < 0.2 * default.requests
+
+
+def test_a_server_that_answers_errors_at_once_draws_traffic_to_no_policy_of_ours_and_to_formulas() -> None:
+    token_weights, field, formula = outcomes("a server answers 404", "token weights", "field's, own load", "LMetric")
+    assert max(token_weights.astray, field.astray) <= ASTRAY_MAX < 0.8 < formula.astray
+
+
+@pytest.mark.parametrize("kind", KIND)
+def test_a_server_that_sheds_load_is_no_magnet_and_the_pool_does_not_oscillate(kind: str) -> None:
+    default, even = outcomes("a server sheds", "default", "round-robin", kind=kind, seconds=20.0)
+    assert default.errors <= even.errors
+
+
+@pytest.mark.parametrize("kind", ["shared", "slots", "chunked"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_bursts_spread_although_one_of_two_equal_servers_was_learned_as_much_faster(kind: str, seed: int) -> None:
+    """One of them stands still while the model learns."""
+    workload = BY_NAME["a pause while it learns"]
+    found = measure(KIND[kind], workload, {name: POLICIES[name] for name in ("default", "oracle")}, seed, 24.0)
+    assert found["default"].ttft_mean <= 1.2 * found["oracle"].ttft_mean
 
 
 def calls(workload: Workload, policy: str, seconds: float) -> list[Call]:

@@ -44,7 +44,7 @@ def test_the_oracle_runs_whatever_is_selected() -> None:
 
 
 def outcome(mean: float, p95: float, errors: float = 0.0) -> Outcome:
-    return Outcome(100.0, errors, 1.0, mean, p95, 0.5, 0.25, 1.0)
+    return Outcome(100.0, errors, 1.0, mean, p95, 0.5, 0.25, 1.0, astray=0.2 if errors else 0.0)
 
 
 RUNS = [
@@ -58,7 +58,20 @@ def test_figures_are_divided_by_those_of_the_oracle_in_the_same_run() -> None:
     assert (row.mean, row.mean_range, row.p95, row.p95_range) == (1.5, 0.5, 3.0, 1.0)
     assert (row.ttft_s, row.cached, row.duplicates, row.errors) == (0.2, 0.5, 0.25, 2.5)
     lines = text("shared, chats", summary(RUNS, "oracle")).splitlines()
-    assert lines[2].split() == ["random", "1.50", "±", "0.50", "3.00", "±", "1.00", "200", "50.0", "25.0", "2.5"]
+    assert lines[2].split() == [
+        "random",
+        "1.50",
+        "±",
+        "0.50",
+        "3.00",
+        "±",
+        "1.00",
+        "200",
+        "50.0",
+        "25.0",
+        "2.5",
+        "20.0",
+    ]
 
 
 def test_the_digest_counts_cells_near_the_oracle_and_behind_the_baselines() -> None:
@@ -83,7 +96,7 @@ def test_the_documentation_has_the_digest_and_a_table_per_model_with_a_row_per_p
         "| `shared` | chats | bursts |",
         "|---|---|---|",
         "| oracle | 1.00 ± 0.00 / 1.00 | 1.00 ± 0.00 / 1.00 |",
-        "| random | 1.50 ± 0.50 / 3.00, 2 errors | 1.50 ± 0.50 / 3.00, 2 errors |",
+        "| random | 1.50 ± 0.50 / 3.00, 2 errors, 20 % astray | 1.50 ± 0.50 / 3.00, 2 errors, 20 % astray |",
     ]
 
 

@@ -42,6 +42,7 @@ from tests.faults.client import (
     framed,
     header_block,
 )
+from tests.faults.failing_servers import bad_requests
 from tests.faults.page_attacks import FILE_ATTACKS, PAGE_ATTACKS
 from tests.faults.tls_attacks import garble
 
@@ -57,6 +58,8 @@ CONNECTIONS = 1500
 HANDSHAKES = 200  # at the same time
 ELSEWHERE = "127.0.0.3"
 HANDSHAKES_NAME, GARBAGE_NAME = "TLS handshakes", "TLS garbage"
+BAD_REQUESTS_NAME = "bad requests"
+BESIDE = ("early aborts", "black hole")
 
 
 @dataclasses.dataclass
@@ -399,11 +402,13 @@ def persistent(name: str, port: int, seconds: float, *, pages: int = 0, file: st
         return []
     if name == "connections":
         return [exhaust(port, seconds)]
+    if name == BAD_REQUESTS_NAME:
+        return [Closed()] * bad_requests(port, seconds)
     if name == HANDSHAKES_NAME:
         return shake_hands(port, seconds)
     if name == GARBAGE_NAME:
         return [Closed()] * garble(port, seconds)
-    if name in ("control", "early aborts"):  # those aborts are sent beside good streams, on their connection
+    if name in ("control", *BESIDE):  # those of BESIDE are a part of the good traffic
         if name == "control":
             burn(seconds)
         return []
@@ -419,7 +424,8 @@ def persistent(name: str, port: int, seconds: float, *, pages: int = 0, file: st
 def main() -> int:
     line = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     line.add_argument(
-        "name", choices=[*ATTACKS, *PAGE_ATTACKS, *FILE_ATTACKS, *SECURE, "connections", "control", "early aborts"]
+        "name",
+        choices=[*ATTACKS, *PAGE_ATTACKS, *FILE_ATTACKS, *SECURE, "connections", "control", BAD_REQUESTS_NAME, *BESIDE],
     )
     line.add_argument("--pages", type=int, default=0, help="the metrics port")
     line.add_argument("--file", default="", help="the endpoints file")

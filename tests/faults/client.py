@@ -12,11 +12,12 @@ import itertools
 import json
 import ssl
 import struct
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import hpack
 
+from epp.protocol.codec.answers import DESTINATION
 from epp.protocol.proto import ext_proc_pb2 as pb
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -115,6 +116,9 @@ def event_stream(events: int) -> list[bytes]:
 BLOCK = header_block()
 REQUESTS = [request(number) for number in range(VARIANTS)]
 RESPONSE = response()
+
+
+Answering = Callable[[str], Awaitable[Sequence[bytes]]]  # the address of an endpoint -> the messages of its answer
 
 
 class Stream:
@@ -304,8 +308,9 @@ class Gateway:
             self.connections.append(connection)
             self._all = [old for old in self._all if not old.gone.is_set()] + [connection]
 
-    async def whole(self, pieces: Sequence[bytes], answer: Sequence[bytes]) -> Ending:
-        """Runs one request. `pieces`: its messages. `answer`: those of its answer. Repeats a request that the picker never processed."""
+    async def whole(self, pieces: Sequence[bytes], answer: Sequence[bytes] | Answering) -> Ending:
+        """Runs one request. `pieces`: its messages. `answer`: those of its answer, or a function that returns them for the picked
+        endpoint. Repeats a request that the picker never processed."""
         while True:
             with contextlib.suppress(Unprocessed):
                 try:
@@ -348,17 +353,23 @@ class Gateway:
         return Ending.OK if await stream.end() == "0" else Ending.REFUSED
 
 
-async def _whole(stream: Stream, pieces: Sequence[bytes], answer: Sequence[bytes]) -> Ending:
+async def _whole(stream: Stream, pieces: Sequence[bytes], answer: Sequence[bytes] | Answering) -> Ending:
     for piece in pieces:
         stream.send(piece)
     answers = [pb.ProcessingResponse.FromString(message) for message in await stream.take(len(pieces))]
     if [each.WhichOneof("response") for each in answers] != ["request_headers"] + ["request_body"] * (len(pieces) - 1):
         return Ending.REFUSED
-    for piece in answer:
+    for piece in await answer(_target(answers[0])) if callable(answer) else answer:
         stream.send(piece)
         await stream.take(1)
     stream.send(b"", last=True)
     return Ending.OK if await stream.end() == "0" else Ending.REFUSED
+
+
+def _target(answer: pb.ProcessingResponse) -> str:
+    """Returns the address that the picker has picked."""
+    set_headers = answer.request_headers.response.header_mutation.set_headers
+    return next(each.header.raw_value.decode() for each in set_headers if each.header.key == DESTINATION)
 
 
 class OneConnection(Gateway):

@@ -30,6 +30,7 @@ def test_every_kind_can_be_ordered(kind: ServerFault) -> None:
         {"kind": "hang", "second": 1},
         {"kind": "hang", "seconds": -1},
         {"kind": "slow", "delay": 1e9},
+        {"kind": "error", "status": 302},
         [],
     ],
 )

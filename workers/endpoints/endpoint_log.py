@@ -68,7 +68,8 @@ class Kind(enum.Enum):
     DOWN = "down"
     UP = "up"
     EJECTED = "ejected"  # its requests failed
-    RETURNED = "returned"  # its trial request succeeded
+    RETURNED = "returned"  # its trial request succeeded, or its failures have moved on to others
+    FAILING = "failing"  # it fails more of its requests than the others
     UNREADABLE = "not readable"  # many scrapes, and none of them was good
     UNREAD = "partly readable"  # its metrics page has values that cannot be read; the others are used
 
@@ -77,7 +78,7 @@ class Kind(enum.Enum):
         return f"endpoints {self.value}" if of_many else f"endpoint {self.value}"
 
 
-WARNED = frozenset((Kind.STALE, Kind.DOWN, Kind.EJECTED, Kind.UNREADABLE, Kind.UNREAD))
+WARNED = frozenset((Kind.STALE, Kind.DOWN, Kind.EJECTED, Kind.FAILING, Kind.UNREADABLE, Kind.UNREAD))
 
 
 class Addressed(Protocol):

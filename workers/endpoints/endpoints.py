@@ -19,7 +19,6 @@ What this does not do: find endpoints, or decide when values are stale (`freshne
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -43,6 +42,7 @@ from workers.shared.documents import EndpointRecord, Identity, NamesRecord
 NAMES_EVERY_S = 0.05
 RETRY_EVERY_S = 1.0
 DRAINED_EVERY_S = 0.25
+LOGGED = (Step.EJECTED, Step.RETURNED, Step.FAILING)
 FAILURES_TO_LOG = 20  # failed scrapes before the first log line: a server may have no metrics page while it starts
 
 
@@ -260,8 +260,9 @@ class EndpointTable:
             member = self._by_slot[slot]
             self._table.mark(member.handle, flags=(DOWN if member.is_down else 0) | self._ejections.flags(slot))
             self._moved()
-            if step is not Step.TRIAL:
-                self._log.add(Kind(step.value), member.change(now))
+            if step in LOGGED:
+                cause, why = self._ejections.reason(slot)
+                self._log.add(Kind(step.value), member.change(now)._replace(cause=cause, why=why))
 
     def handles(self) -> list[Handle]:
         """Returns the handles of all endpoints that have a row."""
@@ -271,18 +272,15 @@ class EndpointTable:
         """Returns the owner id of each endpoint in the prefix index."""
         return {identity_of(member.spec): member.owner for member in self._members.values()}
 
-    def counts(self) -> dict[State, int]:
-        """Returns the number of endpoints in each state."""
-        found = Counter(member.health.state for member in self._members.values())
-        return {state: found[state] for state in (State.UNKNOWN, State.FRESH, State.STALE)}
-
-    def down(self) -> int:
-        """Returns the number of endpoints that are down."""
-        return sum(member.health.down for member in self._members.values())
-
     def troubles(self) -> dict[str, str]:
-        """Returns id of an endpoint (`namespace/name address`) -> `Member.failure`. Leaves out those without."""
-        return {member.id: failure for member in self._members.values() if (failure := member.failure)}
+        """Returns id of an endpoint (`namespace/name address`) -> why its requests or its last scrape failed, for those in trouble."""
+        failing = {self._by_slot[slot].id: why for slot, (_, why, _) in self._ejections.failing().items()}
+        return {member.id: failure for member in self._members.values() if (failure := member.failure)} | failing
+
+    def failing(self) -> dict[tuple[str, str], float]:
+        """Returns (endpoint name, cause) -> share of its requests that it fails beyond the others; 1 for an ejected endpoint."""
+        found = self._ejections.failing()
+        return {(self._by_slot[slot].spec.name, cause): share for slot, (cause, _, share) in found.items()}
 
     def scrape_seconds(self) -> dict[str, float]:
         """Returns endpoint name -> duration of its last scrape, good or failed, in seconds. Leaves out endpoints without a scrape."""

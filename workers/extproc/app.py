@@ -16,6 +16,7 @@ from epp.pipeline import Pipeline
 from epp.protocol import codec
 from epp.request import Request
 from shm.lanes import Lane
+from workers.extproc.answer_counts import AnswerCounts
 from workers.extproc.pipelines import Pipelines
 from workers.flow.eviction import Evictions
 from workers.shared.query_of_death import Deciding
@@ -72,6 +73,7 @@ class App:
         pipelines: Pipelines,
         pool: StreamPool,
         lane: Lane,
+        answers: AnswerCounts,
         telemetry: Telemetry,
         guards: Guards,
         *,
@@ -95,6 +97,7 @@ class App:
         self.pool = pool
         self.trials: Mapping[int, int] = pool.trials  # the trials of ejected endpoints, see `SharedPool.trials`
         self.lane = lane
+        self.answers = answers
         self.telemetry = telemetry
         self.guards = guards
         self.clock = clock

@@ -13,6 +13,7 @@ import numpy as np
 from epp.candidates import Candidates, Endpoint, Floats, Mask, Roster, Snapshot, weights_by_age
 from epp.data import INFLIGHT_TOKENS, Column
 from epp.errors import ProducerFailed
+from epp.failing import with_failed
 from epp.plugin import Plugin, Profile
 from epp.request import Subset
 from shm.lanes import Lanes
@@ -20,6 +21,8 @@ from shm.table import (
     DOWN,
     DRAINING,
     EJECTED,
+    FAILING_AT,
+    FAILING_MASK,
     LANE_MASK,
     TRIAL_LANE_AT,
     TRIAL_NUMBER_AT,
@@ -62,6 +65,7 @@ class SharedPool:
         self.trials: dict[int, int] = {}
         self._tried: dict[int, int] = {}  # slot -> number of the last trial for which this worker has sent the request
         self._ejected: Mask | None = None
+        self._failing: Floats | None = None
         self._table = table
         self._endpoints = endpoints
         self._names = names
@@ -135,6 +139,8 @@ class SharedPool:
             inflight = inflight[slots]
             others = others if others is None else others[slots]
             tokens = tokens if tokens is None else tokens[slots]
+        if snapshot.failing is not None:
+            inflight, tokens = with_failed(inflight, tokens, snapshot.failing)
         return Candidates(snapshot, inflight, tokens, rows, others)
 
     def _build(self, now: float) -> Snapshot:
@@ -162,6 +168,7 @@ class SharedPool:
             names=self._current_names(self._roster) if self._name_columns else None,
             ages=ages,
             ejected=self._ejected,
+            failing=self._failing,
             weights=None if fresh.all() else weights_by_age(ages, self._fresh_for_s),
         )
 
@@ -190,6 +197,8 @@ class SharedPool:
         self._known = state != State.UNKNOWN
         flags = copy.flags[self._slots]
         self._down = (flags & np.uint64(DOWN)) != 0
+        steps = flags >> np.uint64(FAILING_AT) & np.uint64(FAILING_MASK)
+        self._failing = steps.astype(np.float64) / FAILING_MASK if steps.any() else None
         self._reject(flags)
         present = copy.present[self._slots]
         masks = ((name, index, (present >> np.uint64(index)) & np.uint64(1) != 0) for name, index in self._indices)

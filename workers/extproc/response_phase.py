@@ -9,11 +9,10 @@ A fault of a plugin here does not disturb the answer: the fault is counted, and 
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from compiled.calls import find, increase
+from compiled.calls import find
 from epp.client_headers import wants_receipt
-from epp.decision import SERVED, Decision, Response, Ticket, Usage
+from epp.decision import SERVED, Decision, Response, Usage
 from epp.errors import blame
-from epp.flow.eviction import Victim
 from epp.pipeline import Pipeline
 from epp.plugin import Parser
 from epp.protocol import codec
@@ -25,8 +24,9 @@ from epp.protocol.usage_bounds import bounded, implausible
 from epp.receipt import HEADER as RECEIPT
 from epp.renaming import UNSIZED, restorable
 from epp.request import Request
-from workers.endpoints.ejection import CONNECTION_POINTS
-from workers.extproc.app import App, Receipts
+from workers.endpoints.outliers import EMPTY
+from workers.extproc.app import Receipts
+from workers.extproc.reservation import Reservation
 from workers.extproc.shell import Shell
 from workers.telemetry.request_metrics import Exchange
 
@@ -38,93 +38,18 @@ STATUS_DIGITS: Final = 3
 OK: Final = 200
 OK_TEXT: Final = "200"
 SERVER_ERRORS_FROM: Final = 500
-NOT_IMPLEMENTED: Final = 501
 DATE: Final = b"\x0a\x04date"
+ERRORS_FROM: Final = 400
 ERROR_STATUS: Final = "4"  # a status of three digits is an error if, compared as text, it is not less
 # The tag and the length before the payload of a message take 2 to 6 bytes. If more bytes precede it, the message has other fields.
 SHORTEST_ENVELOPE: Final = 6
-NOWHERE: Final = -1  # the slot of a request that is not counted at an endpoint
-
-
-class Reservation:
-    """Counts the load that one routed request adds to its endpoints, in this worker's lane, from `place` to `release`.
-
-    `secondary`: the slots of the secondary endpoints, which the profiles beside the primary one have picked. A secondary endpoint works
-    for the request until the first piece of the answer comes.
-    """
-
-    __slots__ = ("_app", "_slot", "secondary", "ticket", "victim")
-
-    def __init__(self, app: App, ticket: Ticket | None) -> None:
-        self._app = app
-        self._slot = NOWHERE
-        self.secondary: tuple[int, ...] = ()
-        self.ticket = ticket
-        self.victim: Victim | None = None  # the request's entry in in-flight eviction; None if it cannot be evicted
-
-    def place(self, decision: Decision) -> None:
-        """Counts the request at its endpoints. If this raises, `release` takes back what was counted until then."""
-        app, slot = self._app, decision.targets[0].slot
-        others: tuple[int, ...] = ()
-        if len(decision.runs) > 1:
-            runs = [run for name, run in decision.runs.items() if run is not None and name != decision.primary]
-            others = tuple(run.candidates.endpoint(run.picked[0]).slot for run in runs)
-        if app.trials and slot in app.trials:
-            app.pool.tried(slot)
-        inflight = app.lane.inflight
-        increase(inflight, slot)
-        self._slot = slot
-        for other in others:
-            increase(inflight, other)
-            self.secondary += (other,)
-        if self.ticket is not None:
-            self.ticket.placed()
-
-    def move(self, slot: int) -> None:
-        """Moves the load to another endpoint, which really serves the request."""
-        inflight = self._app.lane.inflight
-        increase(inflight, slot)
-        increase(inflight, self._slot, -1)
-        self._slot = slot
-
-    def outcome(self, status: int, *, sent: bool) -> None:
-        """Counts the answer's status for the endpoint. `sent`: whether the answer comes from the model server, not from the gateway."""
-        lane = self._app.lane
-        if status < SERVER_ERRORS_FROM or status == NOT_IMPLEMENTED:
-            increase(lane.served, self._slot)
-        else:
-            lane.failed[self._slot] += 1 if sent else CONNECTION_POINTS
-
-    def passed_over(self) -> None:
-        """Counts a failed connection for the endpoint: the gateway could not reach it, and another endpoint serves the request."""
-        self._app.lane.failed[self._slot] += CONNECTION_POINTS
-
-    def free_secondary(self) -> None:
-        """Releases the load of the secondary endpoints, because their work for the request is done."""
-        self._uncount_secondary()
-        if self.ticket is not None:
-            self.ticket.freed()
-
-    def release(self) -> None:
-        """Releases all load, because the request is no longer in flight. Its ticket ends later, after the ResponseComplete plugins."""
-        if self._slot != NOWHERE:
-            increase(self._app.lane.inflight, self._slot, -1)
-        if self.secondary:
-            self._uncount_secondary()
-        if self.victim is not None and self._app.evictions is not None:
-            self._app.evictions.ended(self.victim)
-
-    def _uncount_secondary(self) -> None:
-        slots, self.secondary = self.secondary, ()
-        for slot in slots:
-            increase(self._app.lane.inflight, slot, -1)
 
 
 class ResponsePhase:
     """Handles one answer. Without arguments: an answer of the gateway itself, to a request that was not routed."""
 
     __slots__ = (
-        "_begun_at", "_decision", "_parser", "_pipeline", "_request", "_reservation", "_response", "_restorer", "_streaming",
+        "_begun_at", "_decision", "_empty", "_parser", "_pipeline", "_request", "_reservation", "_response", "_restorer", "_streaming",
         "_whole", "exchange", "scanner", "taken",
     )  # fmt: skip
 
@@ -146,6 +71,7 @@ class ResponsePhase:
         self._response: Response | None = None
         self._begun_at = 0.0
         self._whole = False
+        self._empty = False
         self._streaming: tuple[
             Callable[[Request, Decision], None], ...
         ] = ()  # calls of the plugins that see the next chunk
@@ -399,6 +325,9 @@ class ResponsePhase:
         if exchange is not None:
             exchange.whole = True
             exchange.usage = self._usage(stream, exchange)
+            self._empty = not exchange.size and self.scanner is not None and self._status() == OK
+            if self._empty and self._reservation is not None:
+                self._reservation.fail(EMPTY)  # there ought to be tokens
         self._whole = True
         stream.finish()
 
@@ -437,8 +366,11 @@ class ResponsePhase:
     def _close(self, stream: Shell, exchange: Exchange) -> None:
         exchange.close()
         if self._request is not None and self._decision is not None:
-            status = self._response.status if self._response is not None else OK if self._begun_at else 0
-            stream.app.telemetry.ended(exchange, self._request, self._decision, status)
+            stream.app.telemetry.ended(exchange, self._request, self._decision, self._status())
+
+    def _status(self) -> int:
+        """Returns the status of the answer; 0 if there was none."""
+        return self._response.status if self._response is not None else OK if self._begun_at else 0
 
     def _answered(
         self, stream: Shell, request: Request, decision: Decision, pipeline: Pipeline, usage: Usage | None
@@ -451,6 +383,7 @@ class ResponsePhase:
             request.now = app.now()
             response = self._response = self._response or Response(OK if self._begun_at else 0)
             response.usage, response.whole = usage, self._whole
+            response.failed = self._empty or response.status >= ERRORS_FROM
             for call in pipeline.response_complete:
                 try:
                     call(request, decision, response)

@@ -40,7 +40,8 @@ from epp.protocol.stream import (
 from epp.protocol.usage import ANSWER, KEY, SUSPECT
 from workers.extproc.app import App
 from workers.extproc.request_phase import BESIDES_MAX, BODIES_RETRY_S, LONG_BODY, RequestPhase, too_much_besides
-from workers.extproc.response_phase import Reservation, ResponsePhase
+from workers.extproc.reservation import Reservation
+from workers.extproc.response_phase import ResponsePhase
 from workers.extproc.shell import Shell
 from workers.telemetry.tracing import gateway_context
 from workers.transport.interface import Metadata, Stream
@@ -160,7 +161,7 @@ class ExtProcStream(Shell):
     def decided(self, decision: Decision) -> None:
         """Counts the load, answers the request, and begins the response phase."""
         app, phase, request = self.app, self.request_phase, self.request
-        reservation = Reservation(app, decision.ticket)
+        reservation = Reservation(app, decision.ticket, request, self.fingerprint)
         pipeline = self.lease.pipeline if self.lease is not None else None
         answer = ResponsePhase(request, decision, pipeline, phase.parser, reservation, phase.restorer)
         self.response_phase = answer  # from here on, `finish` releases what the decision holds, whatever fails below

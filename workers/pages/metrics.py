@@ -35,6 +35,7 @@ from epp.metrics.computed import (
     CONFIG_TRYOUT_SHARE,
     EJECTED_ENDPOINTS,
     ENDPOINT_AGE,
+    ENDPOINT_FAILING,
     ENDPOINT_QUEUE,
     ENDPOINT_REQUESTS,
     ENDPOINT_SCRAPE,
@@ -193,8 +194,8 @@ class MetricsPage:
     """Makes the page with all metrics.
 
     `source_type` and `extractor_type`: labels of the data layer's errors. `producer_name`: the plugin that counts tokens in flight.
-    `scrape_seconds`: returns endpoint name -> duration of its last scrape. `leads`: lease name -> function that says whether this picker
-    leads. `reload`: returns the state of the configuration; None if it cannot be reloaded.
+    `scrape_seconds`: returns endpoint name -> duration of its last scrape. `failing`: as `EndpointTable.failing`. `leads`: lease name ->
+    function that says whether this picker leads. `reload`: returns the state of the configuration; None if it cannot be reloaded.
     """
 
     def __init__(
@@ -211,6 +212,7 @@ class MetricsPage:
         series: Sequence[tuple[Group, SeriesReader]] = (),
         producer_name: str = "",
         scrape_seconds: Callable[[], Mapping[str, float]] = dict,
+        failing: Callable[[], Mapping[tuple[str, str], float]] = dict,
         stream_metrics: bool = False,
         legacy_names: bool = True,
         flow: FlowFigures | None = None,
@@ -240,6 +242,7 @@ class MetricsPage:
         self._series_texts = [SeriesText(group, reader, legacy=legacy_names) for group, reader in series]
         self._producer_name = producer_name
         self._scrape_seconds = scrape_seconds
+        self._failing = failing
         self._stream_metrics = stream_metrics
         self._legacy_names = legacy_names
         self._flow = flow
@@ -397,6 +400,8 @@ class MetricsPage:
             (ENDPOINT_SCRAPE, self._scrape_seconds().items()),
         ):
             yield from self._shown(metric, by_endpoint, [((pool.name, name), value) for name, value in found])
+        shares: list[Row] = [((pool.name, *which), share) for which, share in self._failing().items()]
+        yield from self._shown(ENDPOINT_FAILING, (*by_endpoint, "cause"), shares)
         endpoints = pool.endpoints()
         slots = max((endpoint.slot + 1 for endpoint in endpoints), default=0)
         labels = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")

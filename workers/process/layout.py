@@ -5,7 +5,7 @@
               reload status
     lanes     lanes | series ... | decisions | profiles |   each process its own part
               flow lanes | prompt starts | prefills |       remote lane: the supervisor; it exists with a replica store
-              remote lane
+              answers | remote lane
     index     prefix index                                  the supervisor
     kv        held blocks | links | marks | documents       the kv-events process, if there is one
 
@@ -40,6 +40,7 @@ from epp.metrics.lanes import (
 )
 from epp.metrics.series import GROUPS
 from epp.pipeline import Pipeline
+from shm.answers import AnswersSchema
 from shm.documents import DocumentSchema
 from shm.flow_lanes import BANDS_MAX, FlowSchema
 from shm.lanes import LaneSchema
@@ -51,6 +52,7 @@ from shm.remote_lane import RemoteSchema
 from shm.segment import footprint
 from shm.series import SeriesSchema
 from shm.table import COLUMNS_MAX, TableSchema
+from workers.endpoints.outliers import KINDS, OUTCOMES
 from workers.process.errors import StartError
 from workers.process.kv_memory import KvLayout
 from workers.process.sources import Sources
@@ -230,6 +232,7 @@ class Layout:
         self.latency = latency_schema_of(options.max_endpoints)
         self.starts = StartsSchema(options.max_endpoints, self.workers_max)
         self.prefills = PrefillsSchema(self.workers_max)
+        self.answers = answers_schema_of(options.max_endpoints, self.workers_max)
         self.index = IndexSchema(options.index_entries)
         self.spares = {group.name: f"spare {number}" for number, group in enumerate(groups[own:])}
         self.series = {group.name: self._series_of(group) for group in self.groups}
@@ -336,7 +339,7 @@ class Layout:
         for number in range(SPARE_TABLES):
             lanes[f"spare {number}"] = spare_schema(f"spare {number}", UNUSED, lanes=self.workers_max)
         lanes |= {"decisions": self.decisions, "profiles": self.profiles, "flow": self.flow}
-        lanes |= {"starts": self.starts, "prefills": self.prefills}
+        lanes |= {"starts": self.starts, "prefills": self.prefills, "answers": self.answers}
         if self.remote is not None:
             lanes["remote"] = self.remote
         parts: dict[str, Mapping[str, Schema]] = {
@@ -409,6 +412,11 @@ def latency_schema_of(endpoints: int) -> DocumentSchema:
     return DocumentSchema((LATENCY_BYTES + LATENCY_BYTES_PER_ENDPOINT * endpoints,))
 
 
+def answers_schema_of(endpoints: int, workers: int) -> AnswersSchema:
+    """Returns the schema of what workers count of requests and failed answers (`workers.endpoints.outliers`)."""
+    return AnswersSchema(endpoints, workers, KINDS, len(OUTCOMES))
+
+
 def lane_schema_of(
     members: Sequence[Family], *, slots: int, lanes: int, end: int = 0, spare: bool = False
 ) -> LaneSchema:
@@ -469,6 +477,7 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
         + FlowSchema(BANDS_MAX, 1).lane_bytes
         + StartsSchema(endpoints, 1).bytes
         + PrefillsSchema(1).bytes
+        + answers_schema_of(endpoints, 1).row_bytes
         + lane,
         fixed=reload_status.SCHEMA.bytes
         + alone

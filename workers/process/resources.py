@@ -60,6 +60,7 @@ class Memory:
         self.latency: Region = parts["latency"]
         self.starts: Region = parts["starts"]
         self.prefills: Region = parts["prefills"]
+        self.answers: Region = parts["answers"]
         self.reload: Region = parts["reload"]
         self.index: Region = parts["index"]
         self.decisions: Region = parts["decisions"]

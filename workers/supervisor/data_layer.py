@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from epp.metrics.lanes import EXTRACT_ERRORS, OVERWRITTEN, POLL_ERRORS
+from shm.answers import AnswersReader
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lane
 from shm.prefix_writer import IndexWriter
@@ -23,6 +24,7 @@ from workers.endpoints.endpoint_log import EndpointLog, Snapshots
 from workers.endpoints.endpoints import EndpointTable
 from workers.endpoints.further_pages import FurtherPages, page_address
 from workers.endpoints.index_limits import IndexLimits
+from workers.endpoints.outliers import Outliers
 from workers.endpoints.scrape import Scraper
 from workers.endpoints.scrape_results import ScrapeCounters
 from workers.process.instance import Instance
@@ -72,7 +74,12 @@ class DataLayer:
         self._writer = writer = TableWriter(instance.layout.table, instance.memory.table)
         self._documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
         self._repaired(writer.overwritten, self._documents.repair(), report)
-        self.ejections = Ejections(lambda: lanes.outcomes(writer.used), lanes.serving_workers, lanes.slot_inflight)
+        self.ejections = Ejections(
+            lambda: lanes.outcomes(writer.used),
+            lanes.serving_workers,
+            lanes.slot_inflight,
+            Outliers(AnswersReader(instance.layout.answers, instance.memory.answers)),
+        )
         self.further = self._further_pages(loop, report)
         self.limits = IndexLimits(index, instance.sources.prefix_use, instance.layout.table_columns)
         self.table = self._table(loop, writer, index, report, remembered)

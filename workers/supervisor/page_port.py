@@ -219,6 +219,7 @@ class PagePort:
             further_sources=[(s.type_name, e.type_name) for s, e, _ in instance.sources.further],
             now=time.monotonic,
             scrape_seconds=self._table.scrape_seconds,
+            failing=self._table.failing,
             series=[(group, instance.memory.series_reader(group)) for group in instance.layout.shown_groups],
             producer_name=next((name for name, p in plugins.items() if isinstance(p, InflightLoad)), ""),
             stream_metrics=instance.options.enable_grpc_stream_metrics,

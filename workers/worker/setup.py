@@ -35,6 +35,7 @@ from epp.recording.keys import Keyed
 from epp.recording.sample import Sample
 from epp.request import Request
 from epp.response_phase import NONE
+from shm.answers import AnswersWriter
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import SUPERVISOR_LANE, Lane
 from shm.prefills import Prefills
@@ -42,6 +43,7 @@ from shm.prefix_reader import IndexReader
 from shm.prompt_starts import PromptStarts
 from shm.series import SeriesWriter
 from shm.table import TableReader
+from workers.extproc.answer_counts import AnswerCounts
 from workers.extproc.app import App, Guards
 from workers.extproc.pipelines import Pipelines
 from workers.extproc.pool import SharedPool
@@ -108,6 +110,9 @@ class Kept:
             bus.send,
         )
         self.prefills = Prefills(instance.layout.prefills, instance.memory.prefills, index)
+        self.answers = AnswerCounts(
+            AnswersWriter(instance.layout.answers, instance.memory.answers, index), time.monotonic
+        )
         lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
         self.records = RecordSender(index, bus.offer, lambda records: lost(n=records))
         self.sample = Sample()
@@ -163,8 +168,7 @@ class Parts:
         self._clock = clock
         self._bus = bus
         self.kept = before.kept if before is not None else Kept(instance, index, lane, bus, clock=clock)
-        self._rng = self.kept.rng
-        self._documents = self.kept.documents
+        self._rng, self._documents = self.kept.rng, self.kept.documents
         self.services = self._services(bus)
         configured = instance.config.pipeline
         configured.start(self.services)
@@ -186,6 +190,7 @@ class Parts:
             pipelines,
             pool,
             lane,
+            self.kept.answers,
             self._telemetry(pipelines.whole),
             self._guards(pipelines),
             clock=clock,

@@ -320,7 +320,7 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         if measured is None:
             return
         self._leave(measured)
-        if not response.whole or not 200 <= response.status < 300:
+        if not response.whole or response.failed or not 200 <= response.status < 300:
             return  # such a response says nothing about the endpoint's latency
         ttft_ms = ((measured.first_at if self.params.streaming_mode else request.now) - request.sent_at) * MS
         if ttft_ms <= 0.0 or measured.prefill is None or measured.target is None:

@@ -40,6 +40,7 @@ from epp.prefix.blocks import NARROW
 from epp.request import Request
 
 SESSION_HEADER: Final = "x-session-id"
+ERRORS_FROM: Final = 400
 SESSIONS_MAX: Final = 65_536
 SWEPT_MAX: Final = 4_096  # bindings that one sweep looks at; a sweep runs between requests
 EPOCHS: Final = (0, 1, 2)  # ages of the epochs that are looked up, starting with the current one
@@ -135,7 +136,9 @@ class EncodedEndpoint:
 
     def answered(self, decision: Decision, response: Response) -> None:
         target = target_of(decision, self._profile)
-        if target is not None:
+        if (
+            target is not None and response.status < ERRORS_FROM
+        ):  # an endpoint that fails requests shall not bind its clients
             name = f"{target.namespace}/{target.name}"
             response.set_headers[self._header] = base64.b64encode(name.encode()).decode()
 

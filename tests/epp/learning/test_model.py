@@ -5,9 +5,20 @@ import random
 from collections.abc import Callable, Iterator
 from statistics import median
 
+import numpy as np
 import pytest
 
-from epp.learning.model import ERROR_BOUNDS, FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, FirstToken, LatencyModel
+from compiled.outlook import COSTS, TIMES
+from epp.learning.model import (
+    ERROR_BOUNDS,
+    FULL_SCRAPES,
+    LEAST_S,
+    MOST_S,
+    QUEUE,
+    EndpointModel,
+    FirstToken,
+    LatencyModel,
+)
 
 SERVERS = 4
 Server = Callable[[float, float, float], float]  # uncached tokens, tokens ahead, load -> seconds
@@ -162,6 +173,48 @@ def test_an_endpoint_that_takes_longer_than_predicted_counts_as_slower_before_it
     times = [pool.model.first_token_s(1, 500.0, 2000.0, elapsed, 4.0, 40.0) for elapsed in (0.1, 0.25, 1.0, 3.0)]
     assert times[1] < times[0], "the prompts ahead are computed"
     assert times[0] < times[2] < times[3], "they should have been"
+
+
+# What was learned of two equal servers, one of which had stood still: speeds, and coefficients in milliseconds. The last one is invented.
+# `most`: of 40 requests to the favourite.
+STRANGE = [
+    ([2.1, 0.44], [93.3, 0.0, 0.0, 73.8, 1000.0, 0.0], 30),
+    ([2.59, 0.39], [11.9, 0.0, 0.0, 186.0, 1000.0, 16.6], 30),
+    ([1.39, 0.68], [27.3, 263.0, 0.0, 79.9, 1000.0, 0.0], 30),
+    ([8.0, 0.125], [30.0, 100.0, 0.0, 0.0, 0.0, 0.0], 35),
+]
+
+
+@pytest.mark.parametrize(("speeds", "theta", "most"), STRANGE)
+def test_a_burst_between_two_scrapes_spreads_whatever_was_learned(
+    speeds: list[float], theta: list[float], most: int
+) -> None:
+    model, sent = LatencyModel(), np.zeros(2)
+    for slot, speed in enumerate(speeds):
+        model.endpoints[slot] = known = EndpointModel(slot, 0)
+        known.speed.log, known.learned_at = math.log(speed), 100.0
+        model.speed_sum += known.speed.log
+    model.first.theta = [each / 1000.0 for each in theta]
+    slots, none = np.array([0, 1]), np.zeros(2)
+    for _ in range(40):
+        outlook = model.outlook(slots, np.zeros((1, 2)), 100.0, 200.0, None, 0.0, 200.0 * sent, sent, none, none, none)
+        sent[int(outlook[COSTS].argmin())] += 1.0
+    assert sent.sum() == 40.0
+    assert max(sent) <= most
+
+
+def test_requests_from_before_the_last_scrape_cost_nothing_beyond_what_was_learned() -> None:
+    model, slots, none = LatencyModel(), np.array([0]), np.zeros(1)
+    model.first.theta = [0.03, 0.1, 0.0, 0.0, 0.0, 0.0]
+
+    def cost(inflight: float, before: float) -> float:
+        load = (np.array([inflight]), np.array([before]))
+        found = model.outlook(slots, np.zeros((1, 1)), 0.0, 1000.0, None, 0.0, none, *load, none, none)
+        assert found[TIMES, 0] == pytest.approx(0.13), "it is a cost, and no prediction"
+        return float(found[COSTS, 0])
+
+    assert cost(5.0, 5.0) == cost(0.0, 0.0) == pytest.approx(0.13)
+    assert cost(7.0, 5.0) == pytest.approx(0.13 + 2 * 0.5 * 0.13)
 
 
 def test_is_not_trusted_while_it_predicts_worse_than_the_mean() -> None:

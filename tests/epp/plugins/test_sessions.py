@@ -121,6 +121,14 @@ def test_the_target_of_a_named_profile_can_be_pinned() -> None:
     assert nothing.set_headers == {}
 
 
+def test_an_error_pins_no_session() -> None:
+    plugin = made(SessionAffinityFilter)
+    for status, pins in ((404, False), (503, False), (200, True)):
+        response = Response(status)
+        plugin.response_received(request(), sent_to(four(), 0, "decode"), response)
+        assert bool(response.set_headers) is pins
+
+
 def test_a_new_roster_is_read() -> None:
     plugin, r = made(SessionAffinityFilter), request(headers={"x-session-token": TOKEN})
     assert kept(plugin, r, four()) == ["pod-2"]

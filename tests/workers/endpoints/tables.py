@@ -12,6 +12,7 @@ from shm.table import State, TableReader, TableSchema, TableWriter
 from tests.reports import Reports
 from tests.workers.recorder import Recorder
 from workers.endpoints.discovery import EndpointSpec
+from workers.endpoints.ejection import Ejections
 from workers.endpoints.endpoint_log import EndpointLog
 from workers.endpoints.endpoints import EndpointTable
 from workers.shared.documents import EndpointsView, NamesView, decode_endpoints
@@ -118,7 +119,13 @@ class Shared:
 
 class Supervisor:
     def __init__(
-        self, shared: Shared, now: float = 100.0, *, debug: bool = False, remembered: Mapping[Any, int] | None = None
+        self,
+        shared: Shared,
+        now: float = 100.0,
+        *,
+        debug: bool = False,
+        remembered: Mapping[Any, int] | None = None,
+        ejections: Ejections | None = None,
     ) -> None:
         self.shared, self.reports = shared, Reports()
         self.log = Changes()
@@ -135,6 +142,7 @@ class Supervisor:
             report=self.reports,
             log=EndpointLog(debug=debug, log=self.log),
             remembered=remembered,
+            ejections=ejections,
         )
         self.table.start(
             self.scraper,  # type: ignore[arg-type]

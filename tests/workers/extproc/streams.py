@@ -28,9 +28,11 @@ class Remembers(ResponseComplete):
         super().__init__("remembers", NoParams())
         self.usages: list[Usage | None] = []
         self.statuses: list[int] = []
+        self.failed: list[bool] = []
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
         self.statuses.append(response.status)
+        self.failed.append(response.failed)
         self.usages.append(response.usage)
 
 

@@ -4,11 +4,23 @@ from typing import Any
 
 import pytest
 
+from epp.decision import Decision
+from epp.plugin import NoParams, ResponseStreaming
 from epp.protocol.proto import ext_proc_pb2 as pb
+from epp.request import Request
+from shm.answers import FAILED, SENT
 from shm.table import EJECTED, trial
-from tests.workers.extproc.streams import BODY, pair
+from tests.workers.extproc.streams import BODY, Remembers, pair
 from tests.workers.extproc.test_pool import World
 from workers.endpoints.ejection import CONNECTION_POINTS
+from workers.endpoints.outliers import OUTCOMES
+
+
+class Chunks(ResponseStreaming):
+    seen = 0
+
+    def response_streaming(self, request: Request, decision: Decision) -> None:
+        self.seen += 1
 
 
 def answered(status: str, *, dated: bool, served: str = "") -> tuple[list[int], list[int]]:
@@ -88,3 +100,118 @@ def test_if_all_endpoints_are_ejected_they_all_stay() -> None:
         w.scrape(index, index, 0)
         w.flag(index, EJECTED)
     assert len(names(w)) == 2
+
+
+def counted(p: Any, kinds: int = 1) -> tuple[list[int], list[int], dict[str, int]]:
+    """Requests and failed answers of the first kinds per slot, and failed answers of slot 1 by outcome."""
+    counts = p.answers.counts()
+    sent, failed = (counts.answers[0, which, :kinds].sum(axis=0)[:3].tolist() for which in (SENT, FAILED))
+    return sent, failed, {name: n for name, n in zip(OUTCOMES, counts.outcomes[:, 1].tolist(), strict=True) if n}
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [("400", "400"), ("404", "404"), ("422", "other 4xx"), ("429", "429"), ("500", "5xx"), ("501", "5xx")],
+)
+def test_an_answer_with_an_error_status_is_compared_with_those_of_the_other_endpoints(
+    status: str, outcome: str
+) -> None:
+    p = pair()
+    answered_by(p, status, b"sorry")
+    assert counted(p) == ([0, 1, 0], [0, 1, 0], {"sent": 1, outcome: 1})
+
+
+def answered_by(p: Any, status: str, body: bytes | None, *, path: str = "/v1/completions", last: bool = True) -> None:
+    """One request and its answer. `body`: None: the headers end the answer."""
+    envoy = p.open()
+    envoy.headers(path)
+    envoy.body(BODY)
+    envoy.response_headers(status, last=body is None)
+    if body is not None:
+        envoy.response_body(body, last=last)
+
+
+@pytest.mark.parametrize("body", [None, b""], ids=["headers alone", "an empty last piece"])
+def test_an_answer_200_without_a_body_has_failed_where_tokens_were_due(body: bytes | None) -> None:
+    remembers = Remembers()
+    p = pair(remembers)
+    answered_by(p, "200", body)
+    assert counted(p) == ([0, 1, 0], [0, 1, 0], {"sent": 1, "empty answers": 1})
+    assert remembers.failed == [True]
+    assert p.lane.served.tolist()[:3] == [0, 1, 0], "the server itself is alive"
+
+
+def test_an_answer_with_a_body_another_status_without_one_or_another_api_has_not_failed() -> None:
+    remembers = Remembers()
+    p = pair(remembers)
+    answered_by(p, "200", b"{}")
+    answered_by(p, "204", None)
+    answered_by(p, "304", None)
+    answered_by(p, "200", None, path="/health/of/something")
+    assert not any(p.answers.changes())
+    assert remembers.failed == [False] * 4
+
+
+def test_an_answer_that_the_client_breaks_off_before_its_first_piece_has_not_failed() -> None:
+    remembers = Remembers()
+    p = pair(remembers)
+    envoy = p.open()
+    envoy.headers()
+    envoy.body(BODY)
+    envoy.response_headers("200", "text/event-stream")
+    envoy.handler.closed()
+    answered_by(p, "200", b"", last=False)
+    assert not any(p.answers.changes())
+    assert remembers.failed == [False]
+
+
+def test_a_request_without_a_body_is_not_compared() -> None:
+    p = pair()
+    envoy = p.open()
+    envoy.headers("/v1/models", last=True)
+    envoy.response_headers("404", last=True)
+    assert not any(p.answers.changes())
+
+
+def test_requests_are_counted_when_they_are_sent_while_the_supervisor_watches() -> None:
+    p = pair()
+    answered_by(p, "200", b"{}")
+    assert not any(p.answers.changes())
+    p.answers.watch(True)
+    answered_by(p, "200", b"{}")
+    assert counted(p) == ([0, 0, 0], [0, 0, 0], {"sent": 1}), "no answer of this kind has failed"
+    answered_by(p, "404", b"no")
+    answered_by(p, "200", b"{}")
+    assert counted(p) == ([0, 2, 0], [0, 1, 0], {"sent": 3, "404": 1})
+
+
+def test_a_request_that_an_endpoint_fails_again_does_not_count_again_until_it_succeeds_somewhere() -> None:
+    p = pair()
+    p.answers.watch(True)
+    for _ in range(3):
+        answered_by(p, "404", b"no")
+    assert counted(p)[1] == [0, 1, 0]
+    answered_by(p, "200", b"{}")
+    answered_by(p, "404", b"no")
+    answered_by(p, "404", b"no")
+    assert counted(p)[1] == [0, 3, 0]
+    assert counted(p)[2]["404"] == 5, "its outcome counts each time"
+
+
+def test_plugins_see_no_chunks_of_an_answer_with_an_error_status() -> None:
+    chunks = Chunks("chunks", NoParams())
+    p = pair(chunks)
+    envoy = p.open()
+    envoy.headers()
+    envoy.body(BODY)
+    envoy.response_headers("404")
+    envoy.response_body(b"no such ", last=False)
+    envoy.response_body(b"model")
+    assert chunks.seen == 0
+    envoy = p.open()
+    envoy.headers()
+    envoy.body(BODY)
+    envoy.response_headers("200")
+    envoy.response_body(b"{", last=False)
+    envoy.response_body(b"}")
+    assert chunks.seen == 1

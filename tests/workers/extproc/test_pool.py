@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from epp.candidates import Endpoint
-from epp.data import ACTIVE_MODELS, KV_USAGE, WAITING, Column
+from epp.data import ACTIVE_MODELS, INFLIGHT_REQUESTS, KV_USAGE, WAITING, Column
 from epp.request import Subset
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.remote_lane import RemoteLane, RemoteSchema
 from shm.segment import Region
-from shm.table import DOWN, DRAINING, Handle, State, TableReader, TableSchema, TableWriter
+from shm.table import DOWN, DRAINING, FAILING_AT, Handle, State, TableReader, TableSchema, TableWriter
 from tests.epp.plugins.calls import made
 from tests.pair import lanes
 from tests.shm.memory import region_for
@@ -300,3 +300,24 @@ def test_no_subset_allows_an_endpoint_that_it_does_not_name() -> None:
                 entries.append(f"{bracketed}:{port}" if port is not None else host)
         allowed = subset_mask(Subset(entries), pool).tolist()
         assert allowed == [(e.host, e.port) in named or (e.host, None) in named for e in pool], entries
+
+
+def test_an_endpoint_that_fails_requests_looks_as_busy_as_the_others() -> None:
+    w = World()
+    for index in range(3):
+        w.scrape(index, 0, 0)
+    w.lanes.set_serving(1, True)
+    lane = w.lanes.lane(1)
+    lane.inflight[1], lane.inflight[2] = 6, 4
+    w.time += 0.01
+    assert w.pool.candidates(None)[INFLIGHT_REQUESTS].tolist() == [0, 6, 4]
+    w.flag(0, 15 << FAILING_AT)
+    w.time += 0.01
+    candidates = w.pool.candidates(None)
+    assert candidates[INFLIGHT_REQUESTS].tolist() == [6, 6, 4]
+    assert candidates[WAITING].tolist() == [6, 6, 4]
+    assert w.pool.reloaded(candidates)[INFLIGHT_REQUESTS].tolist() == [6, 6, 4]
+    assert w.lanes.inflight(3).tolist() == [0, 6, 4], "the counts themselves stay as they are"
+    w.flag(0, 0)
+    w.time += 0.01
+    assert w.pool.candidates(None)[INFLIGHT_REQUESTS].tolist() == [0, 6, 4]

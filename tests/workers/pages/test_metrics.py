@@ -51,6 +51,7 @@ class World:
             series=[(group, instance.memory.series_reader(group)) for group in GROUPS],
             producer_name="inflight",
             scrape_seconds=lambda: {"a": 0.003},
+            failing=lambda: {("a", "404"): 1.0, ("b", "empty answers"): 0.4},
             **options,
         )
 
@@ -376,6 +377,13 @@ def test_the_age_of_an_endpoints_values_and_the_duration_of_its_scrape_are_shown
     assert world.value("endpoint_values_age_seconds", **labels) == 0.5
     assert world.value("endpoint_scrape_seconds", **labels) == 0.003
     assert world.value("endpoint_values_age_seconds", **(labels | {"model_server_endpoint": "never"})) is None
+
+
+def test_endpoints_that_fail_their_requests_are_named_with_the_cause(world: World) -> None:
+    labels = {"name": "pool-a", "model_server_endpoint": "a", "cause": "404"}
+    assert world.value("endpoint_failing_share", **labels) == 1.0
+    labels |= {"model_server_endpoint": "b", "cause": "empty answers"}
+    assert world.value("endpoint_failing_share", **labels) == 0.4
 
 
 def test_values_of_two_endpoints_with_the_same_name_are_summed(world: World) -> None:

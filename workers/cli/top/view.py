@@ -27,6 +27,7 @@ STYLES = {
     "unknown": "dim",
     "down": "red",
     "ejected": "red",
+    "failing": "yellow",
     "on trial": "yellow",
     "draining": "magenta",
     "leaving": "magenta",

@@ -18,7 +18,7 @@ from epp.metrics.flow_control import FLOW_QUEUE_DURATION
 from epp.metrics.lanes import REQUEST_PROCESSING
 from epp.metrics.series import TIME_TO_FIRST
 from shm.observe import SILENT_S
-from shm.table import DOWN, DRAINING, EJECTED, State
+from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, FAILING_MASK, State
 from workers.host.memory import Leaving
 from workers.pages.state.look import (
     BandLook,
@@ -291,6 +291,8 @@ def state(endpoint: EndpointLook, *, supervised: bool) -> str:
         return "ejected" if endpoint.flags == EJECTED else "on trial"
     if endpoint.state == State.FRESH and not supervised and (endpoint.age_s or 0.0) > SUPERVISOR_SILENT_S:
         return "stale"
+    if endpoint.state == State.FRESH and endpoint.flags >> FAILING_AT & FAILING_MASK:
+        return "failing"
     return State(endpoint.state).name.lower()
 
 

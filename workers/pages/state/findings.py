@@ -12,6 +12,7 @@ from workers.shared.doctor_report import ERROR, WARNING, Finding
 
 Values = Mapping[str, Any]
 
+SHOWN_AS: Final = {"on trial": "ejected"}  # it still gets no requests but one
 NAMED_MAX: Final = 5
 NAME_CHARS_MAX: Final = 64
 LAG_S: Final = 0.2
@@ -56,7 +57,8 @@ def _no_endpoints(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[
 def _unusable(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
     for state, severity, what, fix in (
         ("down", ERROR, "refuse connections", "look at the server's log; try `curl http://ADDRESS/metrics` from here"),
-        ("ejected", ERROR, "fail their requests and get none for a while", "look at the log of the server"),
+        ("ejected", ERROR, "fail their requests", "look at the log of the server"),
+        ("failing", WARNING, "fail more of their requests than the others", "look at the log of the server"),
         (
             "stale",
             WARNING,
@@ -73,7 +75,7 @@ def _unusable(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Find
         which = [
             each
             for each in endpoints.values()
-            if each["state"] == state and not each.get("why", "").startswith(REFUSED_PAGE)
+            if SHOWN_AS.get(each["state"], each["state"]) == state and not each.get("why", "").startswith(REFUSED_PAGE)
         ]
         if which:
             yield Finding(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.metrics.lanes import REQUEST_PROCESSING
-from shm.table import DOWN, DRAINING, EJECTED, State, trial
+from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, State, trial
 from tests.workers.pages.state.looks import BOUNDS, endpoint, lane, look, of
 from workers.pages.state.figures import life, quantile
 from workers.pages.state.look import CachedLook
@@ -102,6 +102,8 @@ def test_each_worker_has_its_share_of_connections() -> None:
         (State.FRESH, DOWN | DRAINING, "draining"),
         (State.FRESH, EJECTED, "ejected"),
         (State.FRESH, trial(2, 7), "on trial"),
+        (State.FRESH, 3 << FAILING_AT, "failing"),
+        (State.STALE, 3 << FAILING_AT, "stale"),
         (State.STALE, DOWN | EJECTED, "down"),
     ],
 )

@@ -38,7 +38,8 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "endpoints-down": ({}, {"state": "down"}, "10.0.0.1:80"),
     "endpoints-stale": ({}, {"state": "stale"}, "10.0.0.1:80"),
     "endpoints-unknown": ({}, {"state": "unknown"}, "10.0.0.1:80"),
-    "endpoints-ejected": ({}, {"state": "ejected"}, "10.0.0.1:80"),
+    "endpoints-ejected": ({}, {"state": "ejected", "why": "100% of its last 9 answers failed"}, "100% of its last 9"),
+    "endpoints-failing": ({}, {"state": "failing", "why": "60% of its last 9 answers failed"}, "60% of its last 9"),
     "missing-metrics": ({}, {"state": "unknown", "why": REFUSED_PAGE + "vllm:x is missing"}, "vllm:x is missing"),
     "metrics-absent": ({}, {"scraped": {"waiting_requests": 0, "running_requests": 0}}, "10.0.0.1:80"),
     "prefix-caching": ({}, UNREPORTED | {"predicted_tokens": 300.0}, "10.0.0.1:80"),
@@ -83,6 +84,12 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "gateway-tls": ({"doctor": {"findings": [OF_DOCTOR]}}, {}, "no transport_socket"),
     "supervisor": ({"supervisor": {"serving": False}}, {}, "does not serve"),
 }
+
+
+def test_an_endpoint_on_trial_is_still_named_as_ejected() -> None:
+    (found,) = findings(values(), {"a": endpoint(state="on trial", why="100% of its last 9 answers failed")})
+    assert (found.rule, found.severity) == ("endpoints-ejected", "error")
+    assert "100% of its last 9" in found.evidence
 
 
 def test_a_healthy_picker_has_no_finding() -> None:

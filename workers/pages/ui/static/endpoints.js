@@ -163,6 +163,7 @@ const why = (state) =>
     down: "Down: the server refused connections twice.",
     ejected: "Ejected: its requests failed, so it gets none for a while.",
     "on trial": "On trial: one request tries whether it works again.",
+    failing: "Failing: it fails more of its requests than the others, so its failed answers count as load.",
     stale: "Stale: the last good scrape is too old, so the picker estimates the load.",
     unknown: "Unknown: no scrape has succeeded yet.",
     draining: "Draining: the endpoint leaves and gets no new requests.",

@@ -1,0 +1,127 @@
+"""Answers: how many requests each endpoint got, and how many of their answers failed, by kind of request and by outcome.
+
+    head     | watch |                                         the supervisor's: whether workers count requests
+    worker 0 | changes | kind 0 | ... | kind k-1 |             what the kinds are; 0: the place is free
+             | requests, one per slot | ... |                  for each kind
+             | failed answers, one per slot | ... |            for each kind
+             | requests, one per slot |                        of all kinds
+             | failed answers, one per slot | ... |            for each cause
+    worker 1 | ...
+
+Each cell is one 8-byte word. Each worker writes its own row, and the supervisor reads all. `changes` grows with each count, so a reader
+that has seen it need not look further. Counts only grow, until a worker gives a place to another kind: it first frees the place, then
+clears its counts. A kind is a number that is the same in all workers. This module does not know what kinds and outcomes stand for.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
+from shm.segment import Region
+
+ROW_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
+SENT, FAILED = 0, 1
+
+Ints = npt.NDArray[np.int64]
+
+
+class AnswersSchema:
+    """Lays out the rows for a number of slots, workers, kinds and outcomes."""
+
+    def __init__(self, slots: int, workers: int, kinds: int, outcomes: int) -> None:
+        if min(slots, workers, kinds, outcomes) < 1:
+            raise ValueError(
+                f"answers need at least a slot, a worker, a kind and an outcome, not {slots}, {workers}, {kinds}, {outcomes}"
+            )
+        self.slots, self.workers, self.kinds, self.outcomes = slots, workers, kinds, outcomes
+        self.counts_at = aligned((1 + kinds) * WORD, CACHE_LINE) // WORD
+        self.outcomes_at = self.counts_at + 2 * kinds * slots
+        self.row_bytes = aligned((self.outcomes_at + outcomes * slots) * WORD, ROW_ALIGNMENT)
+        self.bytes = ROW_ALIGNMENT + workers * self.row_bytes
+        self.layout_hash = layout_hash("answers 1", slots, workers, kinds, outcomes)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "answers",
+            "slots": self.slots,
+            "workers": self.workers,
+            "kinds": self.kinds,
+            "outcomes": self.outcomes,
+        }
+
+
+class AnswersWriter:
+    """Writes the row of one worker. `watched`: one word, whether requests are to be counted."""
+
+    def __init__(self, schema: AnswersSchema, region: Region, index: int) -> None:
+        self.schema = schema
+        self.watched: memoryview = region.bytes[:WORD].cast("q").toreadonly()
+        start = ROW_ALIGNMENT + index * schema.row_bytes
+        self._words: memoryview = region.bytes[start : start + schema.row_bytes].cast("q")
+
+    def take_over(self) -> None:
+        """Frees all places, because the predecessor knew which kinds they had."""
+        for place in range(self.schema.kinds):
+            self.give(place, 0)
+
+    def give(self, place: int, kind: int) -> None:
+        """Gives a place to another kind. Its counts begin at 0."""
+        schema, words = self.schema, self._words
+        words[1 + place] = 0
+        for which in (SENT, FAILED):
+            at = schema.counts_at + (which * schema.kinds + place) * schema.slots
+            words[at : at + schema.slots] = memoryview(bytes(schema.slots * WORD)).cast("q")
+        words[1 + place] = kind
+
+    def count(self, place: int, slot: int, which: int) -> None:
+        """Counts a request of a kind, SENT or FAILED. Call `count_outcome` afterwards."""
+        schema, words = self.schema, self._words
+        words[schema.counts_at + (which * schema.kinds + place) * schema.slots + slot] += 1
+
+    def count_outcome(self, outcome: int, slot: int) -> None:
+        """Counts a request of any kind: outcome 0 when it is sent, and its cause when its answer has failed."""
+        self._words[self.schema.outcomes_at + outcome * self.schema.slots + slot] += 1
+        self._words[0] += 1
+
+
+class Counts(NamedTuple):
+    """What all workers have counted. `kinds`: shape (workers, kinds). `answers`: shape (workers, 2, kinds, slots), SENT and FAILED.
+
+    `outcomes`: shape (outcomes, slots), over all workers.
+    """
+
+    kinds: Ints
+    answers: Ints
+    outcomes: Ints
+
+
+class AnswersReader:
+    """Reads all rows. For the supervisor, which also writes the head."""
+
+    def __init__(self, schema: AnswersSchema, region: Region) -> None:
+        self.schema = schema
+        self._watch: memoryview = region.bytes[:WORD].cast("q")
+        shape = (schema.workers, schema.row_bytes // WORD)
+        self._rows: Ints = region.array(np.int64, ROW_ALIGNMENT, shape)
+
+    def watch(self, on: bool) -> None:
+        """Says whether workers count requests from now on."""
+        self._watch[0] = int(on)
+
+    def changes(self) -> list[int]:
+        """Returns a number per worker, which has grown if that worker has counted anything since the last call."""
+        found: list[int] = self._rows[:, 0].tolist()
+        return found
+
+    def counts(self) -> Counts:
+        """Returns copies of all counts."""
+        schema, rows = self.schema, self._rows
+        shape = (schema.workers, 2, schema.kinds, schema.slots)
+        outcomes = rows[:, schema.outcomes_at : schema.outcomes_at + schema.outcomes * schema.slots].sum(axis=0)
+        return Counts(
+            rows[:, 1 : 1 + schema.kinds].copy(),
+            rows[:, schema.counts_at : schema.outcomes_at].reshape(shape).copy(),
+            outcomes.reshape(schema.outcomes, schema.slots),
+        )
