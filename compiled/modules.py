@@ -39,7 +39,7 @@ _PATHS = """
     epp/recording/keys epp/recording/sample
     shm/answers shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_spill shm/index_tiers
     shm/lanes shm/layout shm/link_table shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts
-    shm/remote_lane shm/seqlock shm/series shm/stream_marks shm/table
+    shm/remote_lane shm/seqlock shm/series shm/series_reader shm/series_rows shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits
     workers/endpoints/scrape workers/endpoints/scrape_results
     workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/exchange

@@ -25,7 +25,8 @@ from shm.observe import Part
 from shm.prefix_index import DROPPED, EVICTIONS, OWNER_LIVE, OWNER_RETIRED, IndexSchema
 from shm.remote_lane import BEAT, RemoteLane, RemoteSchema
 from shm.segment import SHM_DIRECTORY, Region, Segment, SegmentError
-from shm.series import SeriesReader, SeriesSchema
+from shm.series import SeriesSchema
+from shm.series_reader import SeriesReader
 from shm.table import State, TableReader, TableSchema
 
 BLOB_BYTES_SHOWN = 60

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from epp.metrics import Group
+from epp.metrics.label_caps import LabelCaps
 from epp.metrics.lanes import (
     STREAM_COUNTERS,
     STREAM_DURATION,
@@ -15,14 +16,15 @@ from epp.metrics.lanes import (
     WORKER_GAUGES,
     WORKER_HISTOGRAMS,
 )
-from epp.metrics.series import ATTEMPTS, ERROR, REQUEST
+from epp.metrics.series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
 from epp.pipeline import Pipeline
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from epp.protocol.proto import ext_proc_pb2 as pb
 from shm.answers import AnswersReader, AnswersSchema, AnswersWriter
 from shm.lanes import Lane, Lanes, LaneSchema
 from shm.segment import Region
-from shm.series import SeriesReader, SeriesWriter
+from shm.series import SeriesWriter
+from shm.series_reader import SeriesReader
 from workers.endpoints.outliers import KINDS, OUTCOMES
 from workers.extproc.answer_counts import AnswerCounts
 from workers.extproc.app import App, Guards
@@ -94,13 +96,16 @@ class Series:
     """Holds the labelled metrics of one worker in plain memory."""
 
     def __init__(self, clock: Clock) -> None:
-        self._schemas = {group.name: series_schema_of(group, lanes=1) for group in (REQUEST, ERROR, ATTEMPTS)}
+        groups = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS)
+        self._schemas = {group.name: series_schema_of(group, lanes=1) for group in groups}
         self._regions = {n: Region(memoryview(bytearray(s.bytes))) for n, s in self._schemas.items()}
-        self.metrics = RequestMetrics(clock, *(self._writer(group) for group in (REQUEST, ERROR, ATTEMPTS)))
+        self.caps = LabelCaps()
+        requests, figures, errors, attempts = map(self._writer, groups)
+        self.metrics = RequestMetrics(clock, requests, figures, errors, attempts, self.caps)
 
     def _writer(self, group: Group) -> SeriesWriter:
         schema = self._schemas[group.name]
-        return SeriesWriter(schema, schema.lane(self._regions[group.name], 0))
+        return SeriesWriter(schema, schema.lane(self._regions[group.name], 0), names=self.caps.names(group.labels))
 
     def rows(self, group: Group) -> Any:
         """Returns label tuple -> values, as the next scrape would find them."""

@@ -9,7 +9,7 @@ values in the same way:
     computed       computed when the page is read: pool, endpoints, index, workers
 
 `catalogue` lists them all. A plugin declares its own families with `Metric`. Clients choose the values of some labels, so `label_caps`
-bounds their number: values beyond the limit count as `OTHER`.
+decides which of them are named, and `page_size` bounds what they take on the page.
 
 May import: no other module of epp. Imported by: the rows of epp above it, and workers.
 """
@@ -18,6 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 PREFIX: Final = "llm_d_epp_"
 OTHER: Final = "other"
+NO_FAIRNESS_ID: Final = "default-flow"  # the fairness id of requests that name none
 PLUGIN_LABELS: Final = ("plugin_name", "plugin_type")
 
 
@@ -38,7 +39,11 @@ class Metric(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Joins metrics with the same labels. There are at most `blocks` label tuples, each with one block of values.
+    """Joins metrics with the same labels. A worker has at most `blocks` label tuples, each with one block of values.
+
+    `page_bytes`: how many bytes of the metrics page they may take; 0: any number. `at_once`: names of clients count as soon as they are
+    seen, not only after a request with them was served. `ages`: tuples that count nothing for a while give their blocks to new ones, so a
+    writer must not remember a block for longer than until `SeriesWriter.epoch` changes.
 
     Gauges are stored as whole numbers of `1 / parts`. With `weighed`, the group has two gauges: the page shows the first divided by the
     second, for label tuples where the second is not 0.
@@ -49,9 +54,12 @@ class Group(NamedTuple):
     gauges: tuple[Metric, ...] = ()
     counters: tuple[Metric, ...] = ()
     histograms: tuple["Labelled", ...] = ()
-    blocks: int = 1024
+    blocks: int = 256
     parts: int = 1
     weighed: bool = False
+    page_bytes: int = 0
+    at_once: bool = False
+    ages: bool = False
 
 
 class Labelled(NamedTuple):

@@ -40,18 +40,22 @@ TAKEN: Final = frozenset(
 
 GAUGE_PARTS: Final = 1_000_000
 WEIGHT: Final = "@weight"
+PLUGIN_BLOCKS: Final = 512
+PLUGIN_PAGE_BYTES: Final = 150_000
 
 
 def plugin_groups(declared: Iterable[Metric]) -> tuple[Group, ...]:
     """Returns one group per counter or gauge that plugins declare. Several plugins may declare the same one."""
-    groups = []
-    for metric in dict.fromkeys(metric for metric in declared if metric.kind != "histogram"):
-        labels = (*PLUGIN_LABELS, *metric.labels)
-        if metric.kind == "gauge" and metric.over_workers == "mean":
-            weight = metric._replace(name=metric.name + WEIGHT)
-            groups.append(Group(metric.name, labels, gauges=(metric, weight), parts=GAUGE_PARTS, weighed=True))
-        elif metric.kind == "gauge":
-            groups.append(Group(metric.name, labels, gauges=(metric,), parts=GAUGE_PARTS))
-        else:
-            groups.append(Group(metric.name, labels, counters=(metric,)))
-    return tuple(groups)
+    return tuple(map(_plugin_group, dict.fromkeys(metric for metric in declared if metric.kind != "histogram")))
+
+
+def _plugin_group(metric: Metric) -> Group:
+    group = Group(
+        metric.name, (*PLUGIN_LABELS, *metric.labels), blocks=PLUGIN_BLOCKS, page_bytes=PLUGIN_PAGE_BYTES, ages=True
+    )
+    if metric.kind == "counter":
+        return group._replace(counters=(metric,))
+    if metric.over_workers == "mean":
+        weight = metric._replace(name=metric.name + WEIGHT)
+        return group._replace(gauges=(metric, weight), parts=GAUGE_PARTS, weighed=True)
+    return group._replace(gauges=(metric,), parts=GAUGE_PARTS)

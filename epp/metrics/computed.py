@@ -99,10 +99,10 @@ CERTIFICATE_EXPIRY = Metric(
     labels=("port",),
 )
 SERIES_USED = Metric(
-    "series_blocks_used", "gauge", "Label tuples that the worker has used in one table of labelled metrics."
+    "series_blocks_used", "gauge", "Label tuples that the worker has in one table of labelled metrics."
 )
 SERIES_OVERFLOW = Metric(
     "series_overflow_total",
     "counter",
-    "New label tuples that counted as `other`, in one table of labelled metrics.",
+    "How often labels counted as `other` for want of room, in one table of labelled metrics.",
 )

@@ -56,14 +56,25 @@ FLOW_DURATIONS = Group(
     "flow_durations",
     ("fairness_id", "priority", "outcome", "inference_pool", "model_name", "target_model_name"),
     histograms=(Labelled(FLOW_QUEUE_DURATION),),
+    blocks=128,
+    page_bytes=700_000,
+    ages=True,
 )
 FLOW_ENQUEUES = Group(
-    "flow_enqueues", ("fairness_id", "priority", "outcome"), histograms=(Labelled(FLOW_ENQUEUE_DURATION),)
+    "flow_enqueues",
+    ("fairness_id", "priority", "outcome"),
+    histograms=(Labelled(FLOW_ENQUEUE_DURATION),),
+    blocks=128,
+    page_bytes=300_000,
+    ages=True,
 )
 FLOW_QUEUES = Group(
     "flow_queues",
     ("fairness_id", "priority", "inference_pool", "model_name", "target_model_name"),
     gauges=(FLOW_QUEUE_SIZE, FLOW_QUEUE_BYTES),
+    page_bytes=250_000,
+    at_once=True,
+    ages=True,
 )
 # These exist only with flow control.
 FLOW_GROUPS = (FLOW_REQUESTS, FLOW_DURATIONS, FLOW_ENQUEUES, FLOW_QUEUES, *REVOKED)

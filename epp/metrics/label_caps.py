@@ -1,30 +1,41 @@
-"""Bounds the number of values of labels that clients choose."""
+"""Decides which label values that clients choose get their own series: those of requests that a model server has served.
+
+A model's name or a fairness id counts as `OTHER` until a request with it is served. So a client that is refused, or gets an error, cannot
+make a series. A series that has counted nothing for a while gives its room to a new one (`shm.series`). If there is no room, a tuple
+counts without its fairness id, and at last as `OTHER`.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from epp.metrics import OTHER, Group
+from epp.metrics import NO_FAIRNESS_ID, OTHER
 
-LABEL_VALUES_MAX: Final = 1000
+NAMES_MAX: Final = 1000
 PINNED_MAX: Final = 16384
+FAIRNESS_ID: Final = "fairness_id"
+MODEL_LABELS: Final = ("model_name", "target_model_name", "target_model")
+PLAIN: Final = ("", OTHER, NO_FAIRNESS_ID)  # values that no client has invented
+
+Labels = tuple[str, ...]
 
 
 class LabelCaps:
-    """Admits label values up to a limit; replaces all others by `OTHER`. An admitted value is never replaced later.
+    """Remembers the names of requests that were served: the last NAMES_MAX models and fairness ids.
 
-    An empty value does not count against the limit. Models that operators name (`pin`) do not count either, and are never replaced.
+    Models that operators name (`pin`) always count as themselves.
     """
 
-    def __init__(self, models_max: int = LABEL_VALUES_MAX, fairness_ids_max: int = LABEL_VALUES_MAX) -> None:
-        self._models: set[str] = set()
+    def __init__(self, names_max: int = NAMES_MAX) -> None:
+        self._models: dict[str, None] = {}  # the oldest first
+        self._fairness_ids: dict[str, None] = {}
         self._pinned: set[str] = set()
-        self._fairness_ids: set[str] = set()
-        self._models_max = models_max
-        self._fairness_ids_max = fairness_ids_max
+        self._names_max = names_max
 
-    def model(self, name: str) -> str:
-        """Returns the label value for a model. Requested and target models share one limit."""
-        return name if name in self._pinned else _admitted(self._models, name, self._models_max)
+    def served(self, model: str, target_model: str, fairness_id: str) -> None:
+        """Takes note of a request that a model server has served."""
+        self._remember(self._models, model)
+        self._remember(self._models, target_model)
+        self._remember(self._fairness_ids, fairness_id)
 
     def pin(self, models: Iterable[str]) -> None:
         """Admits these models permanently, up to PINNED_MAX."""
@@ -32,28 +43,80 @@ class LabelCaps:
             if len(self._pinned) < PINNED_MAX:
                 self._pinned.add(name)
 
+    def model(self, name: str) -> str:
+        """Returns the label value for a model."""
+        return name if not name or name in self._models or name in self._pinned else OTHER
+
     def fairness_id(self, name: str) -> str:
         """Returns the label value for a fairness id."""
-        return _admitted(self._fairness_ids, name, self._fairness_ids_max)
+        return name if name in PLAIN or name in self._fairness_ids else OTHER
 
-    def fold(self, group: Group) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
-        """Returns a function for this group that maps a label tuple to the label tuple that it counts as."""
-        bounded = {
-            "model_name": self.model,
-            "target_model_name": self.model,
-            "target_model": self.model,
-            "fairness_id": self.fairness_id,
-        }
-        rules = tuple(bounded.get(label) for label in group.labels)
-        return lambda labels: tuple(
-            rule(value) if rule is not None else value for rule, value in zip(rules, labels, strict=True)
+    def names(self, labels: Labels) -> "GroupNames":
+        """Returns what a table with these labels needs to name its series."""
+        return GroupNames(self, labels)
+
+    def recall(self, label: str, value: str) -> None:
+        """Takes note of a value that a predecessor has used for this label."""
+        if label == FAIRNESS_ID:
+            self._remember(self._fairness_ids, value)
+        elif label in MODEL_LABELS:
+            self._remember(self._models, value)
+
+    def _remember(self, known: dict[str, None], name: str) -> None:
+        if name in PLAIN:
+            return
+        if name in known:
+            del known[name]
+        elif len(known) >= self._names_max:
+            del known[next(iter(known))]
+        known[name] = None
+
+
+class GroupNames:
+    """Is the `Names` of one table (`shm.series`)."""
+
+    def __init__(self, caps: LabelCaps, labels: Labels) -> None:
+        """`labels`: the names of the table's labels."""
+        self._caps = caps
+        self._labels = labels
+        self._coarse = coarse(labels)
+
+    def fold(self, labels: Labels) -> Labels:
+        """Returns the tuple that a tuple counts as: with `OTHER` for each name of which no request was served."""
+        caps = self._caps
+        return tuple(
+            [
+                caps.fairness_id(value)
+                if label == FAIRNESS_ID
+                else caps.model(value)
+                if label in MODEL_LABELS
+                else value
+                for label, value in zip(self._labels, labels, strict=True)
+            ]
         )
 
+    def coarse(self, labels: Labels) -> Labels:
+        """Returns the tuple that counts instead if there is no room."""
+        return self._coarse(labels)
 
-def _admitted(known: set[str], value: str, limit: int) -> str:
-    if not value or value == OTHER or value in known:
-        return value
-    if len(known) >= limit:
-        return OTHER
-    known.add(value)
-    return value
+    def recall(self, labels: Labels) -> None:
+        """Takes note of a tuple that the writer's predecessor has named."""
+        for label, value in zip(self._labels, labels, strict=True):
+            self._caps.recall(label, value)
+
+
+class AtOnce(GroupNames):
+    """Names each tuple at once: for gauges, which fall to 0 again and then give their room away."""
+
+    def fold(self, labels: Labels) -> Labels:
+        return labels
+
+    def recall(self, labels: Labels) -> None: ...
+
+
+def coarse(labels: Labels) -> Callable[[Labels], Labels]:
+    """Returns a function that replaces the fairness id of a tuple by `OTHER`. `labels`: the names of the labels."""
+    if FAIRNESS_ID not in labels:
+        return lambda values: values
+    at = labels.index(FAIRNESS_ID)
+    return lambda values: values if values[at] in PLAIN else (*values[:at], OTHER, *values[at + 1 :])

@@ -1,6 +1,6 @@
 """Metric families with label values from requests: one `Group` per set of labels.
 
-Writers name a value by its group here, and a histogram of `REQUEST` by its index (DURATION and the following names). Counters that
+Writers name a value by its group here, and a histogram of `REQUEST_FIGURES` by its index (DURATION and the following names). Counters that
 plugins declare get groups, too (`epp.metrics.catalogue.plugin_groups`).
 """
 
@@ -32,6 +32,13 @@ REQUEST = Group(
     REQUEST_LABELS,
     gauges=(REQUEST_RUNNING,),
     counters=(REQUEST_TOTAL,),
+    blocks=512,
+    page_bytes=500_000,
+    ages=True,
+)
+REQUEST_FIGURES = Group(
+    "request_figures",
+    REQUEST_LABELS,
     histograms=(
         _histogram("request_duration_seconds", "Time from the request to the end of its response.", buckets.LATENCY_S),
         _histogram("request_size_bytes", "Bytes of the request's body.", buckets.REQUEST_BYTES),
@@ -57,10 +64,18 @@ REQUEST = Group(
             buckets.CHUNK_GAP_S,
         ),
     ),
+    blocks=128,
+    page_bytes=4_200_000,
+    ages=True,
 )
-ERROR = Group("error", (*REQUEST_LABELS, "error_code"), counters=(REQUEST_ERRORS,))
+ERROR = Group("error", (*REQUEST_LABELS, "error_code"), counters=(REQUEST_ERRORS,), page_bytes=250_000, ages=True)
 ATTEMPTS = Group(
-    "attempts", ("status", "target_model_name", "endpoint_name", "namespace", "port"), counters=(SCHEDULER_ATTEMPTS,)
+    "attempts",
+    ("status", "target_model_name", "endpoint_name", "namespace", "port"),
+    counters=(SCHEDULER_ATTEMPTS,),
+    blocks=1024,
+    page_bytes=700_000,
+    ages=True,
 )
 PREDICTION_CHECKED = Metric(
     "prefix_checked_requests_total",
@@ -121,6 +136,8 @@ PREDICTION = Group(
         PREDICTION_MISSED,
         USAGE_BEYOND_BOUNDS,
     ),
+    blocks=1024,
+    ages=True,
 )
 SHADOW_DECISIONS = Metric(
     "shadow_decisions_total",
@@ -148,7 +165,11 @@ MODEL_REWRITE_DECISIONS = Metric(
     "Requests with a model chosen by a rule, by the InferenceModelRewrite that has the rule.",
 )
 MODEL_REWRITES = Group(
-    "model_rewrites", ("model_rewrite_name", "model_name", "target_model"), counters=(MODEL_REWRITE_DECISIONS,)
+    "model_rewrites",
+    ("model_rewrite_name", "model_name", "target_model"),
+    counters=(MODEL_REWRITE_DECISIONS,),
+    page_bytes=250_000,
+    ages=True,
 )
 TRYOUT_REQUESTS = Metric(
     "tryout_requests_total",
@@ -198,6 +219,7 @@ TRYOUT_COMPARED = Metric(
 TRYOUT_SHADOWS = Group("tryout_shadows", ("outcome",), counters=(TRYOUT_COMPARED,), blocks=8)
 GROUPS = (
     REQUEST,
+    REQUEST_FIGURES,
     ERROR,
     ATTEMPTS,
     PREDICTION,

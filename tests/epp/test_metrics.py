@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.metrics import OTHER, PREFIX, Group, Metric
+from epp.metrics import NO_FAIRNESS_ID, OTHER, PREFIX, Group, Metric
 from epp.metrics.catalogue import MODULES
 from epp.metrics.computed import POOL_AVERAGES
 from epp.metrics.label_caps import PINNED_MAX, LabelCaps
@@ -23,11 +23,13 @@ from epp.metrics.series import (
     PER_OUTPUT_TOKEN,
     REQUEST,
     REQUEST_BYTES,
+    REQUEST_FIGURES,
     RESPONSE_BYTES,
     STREAMING_PER_TOKEN,
     TTFT_STREAMING,
     TTFT_WHOLE,
 )
+from epp.request import DEFAULT_FLOW
 
 DECLARED = {
     metric.name: metric
@@ -42,32 +44,63 @@ DECLARED = {
 }
 
 
-def test_an_admitted_value_is_never_folded_and_a_value_beyond_the_limit_is() -> None:
-    caps = LabelCaps(models_max=2, fairness_ids_max=1)
-    assert [caps.model(name) for name in ("a", "b", "c", "a", "c", "b")] == ["a", "b", OTHER, "a", OTHER, "b"]
-    assert [caps.fairness_id(name) for name in ("a", "z", "a")] == ["a", OTHER, "a"]
+def test_names_count_as_themselves_after_a_request_with_them_was_served() -> None:
+    caps = LabelCaps()
+    assert [caps.model("a"), caps.model("b"), caps.fairness_id("t")] == [OTHER] * 3
+    caps.served("a", "b", "t")
+    assert [caps.model("a"), caps.model("b"), caps.fairness_id("t")] == ["a", "b", "t"]
+    assert [caps.model("t"), caps.fairness_id("a")] == [OTHER] * 2
 
 
-def test_empty_values_and_other_do_not_count_against_the_limit() -> None:
-    caps = LabelCaps(models_max=1, fairness_ids_max=1)
-    assert [caps.model(name) for name in ("", OTHER, "a", "", "b")] == ["", OTHER, "a", "", OTHER]
+def test_values_that_no_client_has_invented_count_as_themselves() -> None:
+    caps = LabelCaps()
+    assert [caps.model(""), caps.model(OTHER), caps.fairness_id("")] == ["", OTHER, ""]
+    assert caps.fairness_id(NO_FAIRNESS_ID) == NO_FAIRNESS_ID == DEFAULT_FLOW
 
 
-def test_model_and_target_share_one_limit_over_all_groups() -> None:
-    caps = LabelCaps(models_max=2, fairness_ids_max=1)
-    request, error, attempts = (caps.fold(group) for group in (REQUEST, ERROR, ATTEMPTS))
-    assert request(("a", "b", "gold", "7")) == ("a", "b", "gold", "7")
-    assert error(("c", "a", "silver", "-1", "Internal")) == (OTHER, "a", OTHER, "-1", "Internal")
-    assert attempts(("success", "c", "pod", "ns", "80")) == ("success", OTHER, "pod", "ns", "80")
-    assert attempts(("success", "b", "pod", "ns", "80")) == ("success", "b", "pod", "ns", "80")
+def test_the_last_names_that_were_served_are_known() -> None:
+    caps = LabelCaps(names_max=2)
+    for model in ("a", "b", "a", "c"):
+        caps.served(model, model, model)
+    assert [caps.model(name) for name in "abc"] == ["a", OTHER, "c"]
+    assert [caps.fairness_id(name) for name in "abc"] == ["a", OTHER, "c"]
 
 
-@given(st.lists(st.text(max_size=3), max_size=40), st.integers(0, 5))
-def test_no_more_values_are_admitted_than_the_limit(values: list[str], limit: int) -> None:
-    caps = LabelCaps(models_max=limit)
-    seen = {caps.model(value) for value in values} - {"", OTHER}
-    assert len(seen) <= limit
-    assert seen <= set(values)
+def test_a_tuple_is_folded_label_by_label() -> None:
+    caps = LabelCaps()
+    caps.served("a", "b", "gold")
+    request, error, attempts = (caps.names(group.labels) for group in (REQUEST, ERROR, ATTEMPTS))
+    assert request.fold(("a", "b", "gold", "7")) == ("a", "b", "gold", "7")
+    assert error.fold(("c", "a", "silver", "-1", "Internal")) == (OTHER, "a", OTHER, "-1", "Internal")
+    assert attempts.fold(("success", "c", "pod", "ns", "80")) == ("success", OTHER, "pod", "ns", "80")
+
+
+def test_without_room_a_tuple_counts_without_its_fairness_id() -> None:
+    names = LabelCaps().names(REQUEST.labels)
+    assert names.coarse(("a", "b", "gold", "7")) == ("a", "b", OTHER, "7")
+    for plain in ("", OTHER, NO_FAIRNESS_ID):
+        assert names.coarse(("a", "b", plain, "7")) == ("a", "b", plain, "7")
+    assert LabelCaps().names(ATTEMPTS.labels).coarse(("success", "a", "pod", "ns", "80"))[1] == "a"
+
+
+def test_a_successor_knows_the_names_of_its_predecessors_series() -> None:
+    caps = LabelCaps()
+    caps.names(ERROR.labels).recall(("a", "b", "gold", "0", "Internal"))
+    assert [caps.model("a"), caps.model("b"), caps.fairness_id("gold"), caps.model("Internal")] == [
+        "a",
+        "b",
+        "gold",
+        OTHER,
+    ]
+
+
+@given(st.lists(st.text(max_size=3), max_size=40), st.integers(1, 5))
+def test_no_more_names_are_known_than_the_limit(values: list[str], limit: int) -> None:
+    caps = LabelCaps(limit)
+    for value in values:
+        caps.served(value, value, value)
+    assert len({caps.model(value) for value in values} - {"", OTHER}) <= limit
+    assert len({caps.fairness_id(value) for value in values} - {"", OTHER}) <= limit
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
@@ -91,7 +124,7 @@ def test_the_indices_of_request_histograms_match_the_group() -> None:
         STREAMING_PER_TOKEN: "request_streaming_tpot_seconds",
         BETWEEN_CHUNKS: "request_streaming_itl_seconds",
     }
-    assert names == dict(enumerate(histogram.key for histogram in REQUEST.histograms))
+    assert names == dict(enumerate(histogram.key for histogram in REQUEST_FIGURES.histograms))
 
 
 @pytest.mark.parametrize(
@@ -126,16 +159,11 @@ def test_each_metric_has_a_help_text_and_a_name_that_fits_its_kind() -> None:
         assert bool(metric.buckets) == (metric.kind == "histogram")
 
 
-def test_pinned_models_are_never_folded_and_do_not_count_against_the_limit() -> None:
-    caps = LabelCaps(models_max=1)
+def test_pinned_models_are_always_known() -> None:
+    caps = LabelCaps(names_max=1)
     caps.pin(["ours", "mine"])
-    assert [caps.model(name) for name in ("ours", "theirs", "late", "mine", "")] == [
-        "ours",
-        "theirs",
-        OTHER,
-        "mine",
-        "",
-    ]
+    caps.served("theirs", "late", "t")
+    assert [caps.model(name) for name in ("ours", "theirs", "late", "mine")] == ["ours", OTHER, "late", "mine"]
     caps.pin(f"m{n}" for n in range(2 * PINNED_MAX))
     assert caps.model("m0") == "m0" and caps.model(f"m{2 * PINNED_MAX - 1}") == OTHER
 

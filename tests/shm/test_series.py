@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 
 from shm.layout import CACHE_LINE
 from shm.segment import Region
-from shm.series import (
-    LABEL_BYTES_MAX,
-    OTHER,
-    TEXT_BYTES_PER_BLOCK,
-    SeriesReader,
-    SeriesSchema,
-    SeriesWriter,
-)
+from shm.series import LABEL_BYTES_MAX, OTHER, TEXT_BYTES_PER_LABEL, SeriesSchema, SeriesWriter
+from shm.series_reader import SeriesReader
 from tests.interleave import Killed, Words, every_point, kill
 from tests.shm.memory import region_for
 
@@ -92,6 +86,28 @@ class FakeLane:
 
 
 ONE = SeriesSchema("one", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=4, lanes=1)
+
+
+class Names:
+    """Knows some tenants (None: all). Tuples that differ only in the tenant can count together."""
+
+    def __init__(self, known: set[str] | None = None) -> None:
+        self.known = known
+        self.recalled: list[tuple[str, ...]] = []
+
+    def fold(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        named = self.known is None or labels[1] in self.known or not labels[1]
+        return labels if named else (labels[0], OTHER)
+
+    def coarse(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        return (labels[0], OTHER)
+
+    def recall(self, labels: tuple[str, ...]) -> None:
+        self.recalled.append(labels)
+
+
+def count(writer: SeriesWriter, *labels: str) -> None:
+    writer.words[writer.block(labels) + TOTAL] += 1
 
 
 def use(writer: SeriesWriter, labels: tuple[str, ...], value: float = 0.5) -> None:
@@ -274,31 +290,26 @@ def test_in_a_full_table_new_label_tuples_count_as_other() -> None:
     region = region_for(SCHEMA)
     writer = writers_of(SCHEMA, region)[0]
     for index in range(SCHEMA.blocks + 3):
-        writer.words[writer.block((f"m{index}", "t")) + TOTAL] += 1
+        count(writer, f"m{index}", "t")
     reader = reader_of(SCHEMA, region)
     rows = totals(reader)
     assert len(rows) == SCHEMA.blocks + 1
     assert rows[ALL_OTHER] == 3
     assert reader.overflowed() == 3
     assert reader.used() == [SCHEMA.blocks, 0, 0]
-    writer.words[writer.block(("m0", "t")) + TOTAL] += 1
+    count(writer, "m0", "t")
     assert totals(reader)["m0", "t"] == 2
 
 
-def test_without_space_for_text_new_label_tuples_count_as_other() -> None:
+def test_a_label_tuple_with_too_much_text_counts_as_other() -> None:
     region = region_for(SCHEMA)
     writer = writers_of(SCHEMA, region)[0]
-    for index in range(SCHEMA.blocks):
-        writer.words[writer.block((f"{index:*>{LABEL_BYTES_MAX}}", "a tenant")) + TOTAL] += 1
+    fits = ("m" * LABEL_BYTES_MAX, "t" * (2 * TEXT_BYTES_PER_LABEL - LABEL_BYTES_MAX))
+    count(writer, *fits)
+    count(writer, fits[0], fits[1] + "t")
     reader = reader_of(SCHEMA, region)
-    fitting = (SCHEMA.blocks * TEXT_BYTES_PER_BLOCK - 8) // LABEL_BYTES_MAX
-    assert reader.used()[0] == fitting < SCHEMA.blocks
-    assert totals(reader)[ALL_OTHER] == reader.overflowed() == SCHEMA.blocks - fitting
-    second = writers_of(SCHEMA, region)[0]
-    second.take_over()
-    assert second.block((f"{0:*>{LABEL_BYTES_MAX}}", "a tenant")) == writer.block(
-        (f"{0:*>{LABEL_BYTES_MAX}}", "a tenant")
-    )
+    assert totals(reader) == {fits: 1, ALL_OTHER: 1}
+    assert reader.overflowed() == 1
 
 
 @pytest.mark.parametrize(
@@ -332,23 +343,31 @@ def test_the_literal_label_tuple_of_other_is_the_first_block() -> None:
     assert reader.used() == [0, 0, 0]
 
 
-def test_fold_is_called_for_new_label_tuples_only() -> None:
-    region, asked = region_for(SCHEMA), []
+def test_a_tuple_counts_as_the_one_that_it_is_folded_to_at_the_time() -> None:
+    region, names = region_for(SCHEMA), Names(known={"gold"})
+    writer = SeriesWriter(SCHEMA, SCHEMA.lane(region, 0), names=names)
+    for tenant in ("gold", "a", "b", "a", ""):
+        count(writer, "m", tenant)
+    names.known.add("a")
+    count(writer, "m", "a")
+    assert totals(reader_of(SCHEMA, region)) == {("m", "gold"): 1, ("m", OTHER): 3, ("m", ""): 1, ("m", "a"): 1}
+    assert reader_of(SCHEMA, region).overflowed() == 0
+    SeriesWriter(SCHEMA, SCHEMA.lane(region, 0), names=(successor := Names(known=set())))
+    assert successor.recalled == [("m", "gold"), ("m", OTHER), ("m", ""), ("m", "a")]
 
-    def fold(labels: tuple[str, ...]) -> tuple[str, ...]:
-        asked.append(labels)
-        return (labels[0], OTHER) if labels[1] not in ("", "gold") else labels
 
-    writer = SeriesWriter(SCHEMA, SCHEMA.lane(region, 0), fold=fold)
-    for tenant in ("gold", "a", "b", "a", "b", ""):
-        writer.words[writer.block(("m", tenant)) + TOTAL] += 1
-    reader = reader_of(SCHEMA, region)
-    assert totals(reader) == {("m", "gold"): 1, ("m", OTHER): 4, ("m", ""): 1}
-    assert len(asked) == 4
-    assert reader.overflowed() == 2
-    asked.clear()
-    SeriesWriter(SCHEMA, SCHEMA.lane(region, 0), fold=fold)
-    assert asked == [("m", "gold"), ("m", OTHER), ("m", "")]
+def test_without_room_a_tuple_counts_as_a_coarser_one_for_which_there_is_room_left() -> None:
+    region = region_for(SCHEMA)
+    writer = SeriesWriter(SCHEMA, SCHEMA.lane(region, 0), names=Names())
+    for index in range(20):
+        count(writer, "m", f"t{index}")
+    count(writer, "new model", "t0")
+    assert totals(reader_of(SCHEMA, region)) == {
+        **{("m", f"t{index}"): 1 for index in range(6)},
+        ("m", OTHER): 14,
+        ("new model", OTHER): 1,
+    }
+    assert reader_of(SCHEMA, region).overflowed() == 15
 
 
 def test_a_hundred_thousand_label_tuples_do_not_grow_the_memory() -> None:
@@ -366,8 +385,7 @@ def test_a_hundred_thousand_label_tuples_do_not_grow_the_memory() -> None:
     assert sum(rows.values()) == 100_000
     assert reader.overflowed() >= 100_000 - 2 * schema.blocks
     for writer in writers:
-        assert len(writer._known) <= 6 * schema.blocks
-        assert len(writer._texts) <= 4 * schema.blocks
+        assert len(writer._stored) <= schema.blocks + 1
 
 
 def test_a_reader_always_shows_the_same_label_tuples_and_at_most_as_many_as_one_lane_holds() -> None:

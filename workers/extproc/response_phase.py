@@ -109,6 +109,8 @@ class ResponsePhase:
                 set_headers = self._read_headers(stream, headers, status, request, decision, gateway)
             elif self._reservation is not None:
                 self._reservation.outcome(OK, sent=True)
+            if self.exchange is not None and self.exchange.unnamed is not None and not stream.error:
+                self._name(stream, self.exchange)
             if request.wishes and stream.app.receipts is not None and wants_receipt(request.headers):
                 set_headers = self._with_receipt(stream, stream.app.receipts, request, decision, set_headers)
         metadata = b""
@@ -127,6 +129,13 @@ class ResponsePhase:
             self._streaming = self._pipeline.response_streaming
         secondary = self._reservation is not None and self._reservation.secondary
         stream.passing = stream.duplex and not (self._streaming or secondary or self._restorer)
+
+    def _name(self, stream: Shell, exchange: Exchange) -> None:
+        """Counts a request with new names, because a model server serves it. A fault here does not disturb the answer."""
+        try:
+            exchange.served()
+        except Exception as problem:
+            stream.fault(problem)
 
     def _served_by(self, gateway: Mapping[str, object] | None, decision: Decision) -> Mapping[str, object] | None:
         """Moves the reservation if the gateway names another endpoint that serves the request.

@@ -179,6 +179,8 @@ class ExtProcStream(Shell):
             or self.half
             or (request is not None and (handling := request[ANSWER]) is not None and handling.skip)
         ):
+            if answer.exchange is not None:
+                answer.exchange.served()
             self.end(0, "")  # the gateway passes the answer on without the picker
 
     # Endings.

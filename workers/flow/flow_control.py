@@ -193,6 +193,10 @@ class FlowControl:
             raise
         return queued
 
+    def forget_labels(self) -> None:
+        """Looks up again where requests are counted, because series were freed."""
+        self._metrics.forget()
+
     def passed(self) -> Ticket:
         return self._passed
 

@@ -4,12 +4,11 @@ A request that does not wait costs one look-up, because `Cells` caches the posit
 counts under its own labels, even if it waits in the queue of another flow.
 """
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from compiled.calls import increase
 from epp.flow.outcomes import Outcome
-from epp.metrics import Group
+from epp.metrics import OTHER, Group
 from epp.metrics.flow_control import (
     FLOW_DURATIONS,
     FLOW_ENQUEUES,
@@ -19,6 +18,7 @@ from epp.metrics.flow_control import (
     FLOW_REQUESTS,
     FLOW_REQUESTS_TOTAL,
 )
+from epp.metrics.label_caps import LabelCaps
 from epp.request import Request
 from shm.series import SeriesWriter
 
@@ -39,10 +39,10 @@ class Cells(NamedTuple):
 class FlowMetrics:
     """Counts the requests of one worker in flow control."""
 
-    def __init__(self, series: dict[Group, SeriesWriter], pool: str, fold: Callable[[str], str]) -> None:
-        """`series`: the writers of `epp.metrics.flow_control.FLOW_GROUPS`. `fold(id)`: the label under which a fairness id counts."""
+    def __init__(self, series: dict[Group, SeriesWriter], pool: str, caps: LabelCaps) -> None:
+        """`series`: the writers of `epp.metrics.flow_control.FLOW_GROUPS`. `caps`: the names that they know."""
         self._pool = pool
-        self._fold = fold
+        self._caps = caps
         self._requests = series[FLOW_REQUESTS]
         self._durations = series[FLOW_DURATIONS]
         self._enqueues = series[FLOW_ENQUEUES]
@@ -64,7 +64,7 @@ class FlowMetrics:
 
     def enters(self, request: Request, size: int, seconds: float) -> int:
         """Counts a request that begins to wait. `seconds`: the time that queueing it took. Returns the block that `leaves` needs."""
-        fairness_id = self._fold(request.fairness_id)
+        fairness_id = request.fairness_id
         block = self._queues.block(
             (fairness_id, str(request.priority), self._pool, request.model, request.target_model)
         )
@@ -86,34 +86,39 @@ class FlowMetrics:
         priority, name = str(request.priority), outcome.value
         requests, durations = self._requests, self._durations
         requests.words[requests.block((name, priority, self._pool)) + self._total] += 1
-        labels = (self._fold(request.fairness_id), priority, name, self._pool, request.model, request.target_model)
+        labels = (request.fairness_id, priority, name, self._pool, request.model, request.target_model)
         durations.observe(durations.block(labels), DURATION, waited_s)
 
     def refused(self, request: Request, outcome: Outcome, seconds: float) -> None:
         """Counts a request that was refused at once."""
         self.ended(request, outcome, seconds)
         enqueues = self._enqueues
-        labels = (self._fold(request.fairness_id), str(request.priority), outcome.value)
+        labels = (request.fairness_id, str(request.priority), outcome.value)
         enqueues.observe(enqueues.block(labels), ENQUEUE, seconds)
 
+    def forget(self) -> None:
+        """Forgets where requests are counted. Called when blocks were freed."""
+        self._cells.clear()
+
     def _new_cells(self, request: Request) -> Cells:
-        """Returns the cells of a request if they are not in the cache yet. Caches them under the label that its fairness id counts as."""
-        fairness_id = self._fold(request.fairness_id)
-        key = (fairness_id, request.priority, request.model, request.target_model)
+        """Returns the cells of a request if they are not in the cache under its names. Caches them under the names that it counts as."""
+        caps = self._caps
+        fairness_id, model = caps.fairness_id(request.fairness_id), caps.model(request.model)
+        key = (fairness_id, request.priority, model, caps.model(request.target_model))
         at = self._cells.get(key)
         if at is None:
-            at = self._find_cells(request, fairness_id)
-            self._cells[key] = at
+            if len(self._cells) >= KEPT_MAX:  # bounded, because labels come from clients
+                self._cells.clear()
+            at = self._cells[key] = self._find_cells(*key)
         return at
 
-    def _find_cells(self, request: Request, fairness_id: str) -> Cells:
-        if len(self._cells) >= KEPT_MAX:  # bounded, because labels come from clients
-            self._cells.clear()
-        priority, name = str(request.priority), Outcome.DISPATCHED.value
-        # The queue length of a flow without waiting requests must be reported as 0, not be absent, because autoscalers read it.
-        self._queues.block((fairness_id, priority, self._pool, request.model, request.target_model))
+    def _find_cells(self, fairness_id: str, number: int, model: str, target_model: str) -> Cells:
+        priority, name = str(number), Outcome.DISPATCHED.value
+        if OTHER not in (fairness_id, model, target_model):
+            # The queue length of a flow without waiting requests must be reported as 0, not be absent, because autoscalers read it.
+            self._queues.block((fairness_id, priority, self._pool, model, target_model))
         return Cells(
             self._requests.block((name, priority, self._pool)) + self._total,
-            self._durations.block((fairness_id, priority, name, self._pool, request.model, request.target_model)),
+            self._durations.block((fairness_id, priority, name, self._pool, model, target_model)),
             self._enqueues.block((fairness_id, priority, name)),
         )

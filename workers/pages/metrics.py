@@ -74,7 +74,7 @@ from epp.metrics.lanes import (
 from epp.metrics.older_names import TWINS, older_name
 from epp.tryout import WHOLE
 from shm.lanes import Lanes
-from shm.series import SeriesReader
+from shm.series_reader import SeriesReader
 from shm.table import EJECTED, State, TableCopy, TableReader
 from workers.host.build import commit, version
 from workers.host.memory import Leaving

@@ -1,8 +1,8 @@
 """Turns series tables into exposition text: formats metrics with labels as lines of a metrics page.
 
-A table has up to a thousand label tuples with eleven histograms each, which makes a quarter of a million lines. This module sums whole
-columns at once and formats the lines itself, in 0.5 us a line; prometheus_client needs 8 us. The text is equivalent to that of its
-encoders (`test_the_text_is_equivalent_to_that_of_prometheus_client`).
+Tables have up to a thousand label tuples, and some have eleven histograms for each. This module sums whole columns at once and formats
+the lines itself, in 0.5 us a line; prometheus_client needs 8 us. The text is equivalent to that of its encoders
+(`test_the_text_is_equivalent_to_that_of_prometheus_client`).
 
 A counter or histogram appears for a label tuple after its first count, a gauge as soon as the tuple is known. A *twin* is a metric
 under its older name; if it has fewer labels, its values are sums over the labels that it lacks.
@@ -20,7 +20,8 @@ from prometheus_client.utils import floatToGoString
 
 from epp.metrics import PREFIX, Group, Labelled, Metric
 from epp.metrics.older_names import TWINS, older_name
-from shm.series import Labels, SeriesReader, Totals
+from shm.series_reader import SeriesReader, Totals
+from shm.series_rows import Labels
 
 Ints = NDArray[np.int64]
 LABELS = "\n\n"  # a placeholder that no label contains, because line feeds are escaped
@@ -32,7 +33,7 @@ ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 class Rows:
     """Holds the label tuples of a metric as text, and maps the rows of a table to them.
 
-    One object serves all pages, because a series reader adds label tuples but never moves or removes any.
+    One object serves all pages of the same `Totals.version`, in which rows are only added.
     """
 
     def __init__(self, names: Sequence[str], places: Sequence[int]) -> None:
@@ -79,19 +80,23 @@ class SeriesText:
         self._group = group
         self._schema = reader.schema
         self._legacy = legacy
+        self._version = 0  # of the totals to which the rows belong
         self._rows: dict[tuple[str, ...], Rows] = {}
         self.totals, self.reading = reader.totals, reader.reading
 
     def lines(self, totals: Totals, *, openmetrics: bool) -> Iterator[str]:
         """Yields the lines of every metric and its twin, in parts."""
         group, schema = self._group, self._schema
+        if totals.version != self._version:  # a page that is still under way keeps its own
+            self._version, self._rows = totals.version, {}
+        kept = self._rows
         known = np.ones(len(totals.labels), np.bool_)
         known[0] = totals.ints[0].any()  # every table has the tuple `other`, so show it only with counts
         if not known.any():
             return
         for metric in (*group.gauges[: 1 if group.weighed else None], *group.counters):
             at = {**schema.gauge_at, **schema.counter_at}[metric.name] - schema.values_at
-            for name, rows, text in self._names(metric):
+            for name, rows, text in self._names(metric, kept):
                 yield from rows.know(totals.labels)
                 yield header(name, metric.kind, text, openmetrics=openmetrics)
                 values = rows.summed(totals.ints[:, at])
@@ -106,26 +111,20 @@ class SeriesText:
         for index, member in enumerate(group.histograms):
             members.setdefault(member.metric, []).append((index, member))
         for metric, parts in members.items():
-            for name, rows, text in self._names(metric):
+            for name, rows, text in self._names(metric, kept):
                 yield from rows.know(totals.labels)
                 yield header(name, metric.kind, text, openmetrics=openmetrics)
                 for index, part in parts:
                     yield from self._histogram(name, rows, totals, index, part)
 
-    def _names(self, metric: Metric) -> Iterator[tuple[str, Rows, str]]:
+    def _names(self, metric: Metric, kept: dict[tuple[str, ...], Rows]) -> Iterator[tuple[str, Rows, str]]:
         """Yields name, label tuples and help text of the metric, and then those of its twin."""
         labels = self._group.labels
-        yield PREFIX + metric.name, self._rows_under(labels, range(len(labels))), metric.help
+        yield PREFIX + metric.name, _rows_under(kept, labels, range(len(labels))), metric.help
         twin = TWINS.get(metric.name)
         if twin is not None and self._legacy:
-            rows = self._rows_under(twin.labels, twin.places(labels))
+            rows = _rows_under(kept, twin.labels, twin.places(labels))
             yield twin.name, rows, older_name(metric)
-
-    def _rows_under(self, names: tuple[str, ...], places: Sequence[int]) -> Rows:
-        rows = self._rows.get(names)
-        if rows is None:
-            rows = self._rows[names] = Rows(names, places)
-        return rows
 
     def _histogram(self, name: str, rows: Rows, totals: Totals, index: int, part: Labelled) -> Iterator[str]:
         counts = rows.summed(totals.ints[:, self._schema.counts(index)]).cumsum(axis=1)
@@ -170,6 +169,13 @@ def _numbers(name: str, rows: Rows, values: NDArray[Any], shown: NDArray[np.bool
 def go_float(value: float) -> str:
     """Formats a number as prometheus_client does."""
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
+
+
+def _rows_under(kept: dict[tuple[str, ...], Rows], names: tuple[str, ...], places: Sequence[int]) -> Rows:
+    rows = kept.get(names)
+    if rows is None:
+        rows = kept[names] = Rows(names, places)
+    return rows
 
 
 def _form(name: str, part: Labelled) -> str:

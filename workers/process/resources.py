@@ -23,13 +23,15 @@ from typing import NamedTuple
 import structlog
 
 from epp.metrics import Group
-from epp.metrics.label_caps import LabelCaps
+from epp.metrics.label_caps import AtOnce, GroupNames, LabelCaps, coarse
+from epp.metrics.page_size import weigher
 from shm.flow_lanes import FlowLanes
 from shm.lanes import Lanes
 from shm.layout import WORD
 from shm.remote_lane import RemoteLane
 from shm.segment import InstanceLock, Region, Segment
-from shm.series import SeriesReader, SeriesWriter
+from shm.series import SeriesWriter
+from shm.series_reader import SeriesReader
 from workers.process.errors import StartError
 from workers.process.kv_memory import KvMemory
 from workers.process.layout import Layout
@@ -121,18 +123,27 @@ class Memory:
     def series_writer(self, group: Group, index: int, caps: LabelCaps | None = None) -> SeriesWriter:
         """Returns the writer of a group's series for worker `index`. The worker must call the writer's `take_over` first.
 
-        `caps`: the limits of label values that all groups of this worker share.
+        `caps`: the names that all groups of this worker share; None: every name counts.
         """
         schema, region = self._series[group.name]
-        every = group._replace(
-            labels=(*group.labels, *schema.labels[len(group.labels) :])
-        )  # a spare table has more labels
-        return SeriesWriter(schema, schema.lane(region, index), fold=(caps or LabelCaps()).fold(every))
+        names: GroupNames | None = None
+        if caps is not None:  # a spare table has more labels than the group
+            names = (AtOnce if group.at_once else GroupNames)(
+                caps, (*group.labels, *schema.labels[len(group.labels) :])
+            )
+        return SeriesWriter(schema, schema.lane(region, index), names=names)
 
     def series_reader(self, group: Group) -> SeriesReader:
-        """Returns the reader of a group's series, over all workers."""
+        """Returns the reader of a group's series, over all workers, with the group's limits on the metrics page."""
         schema, region = self._series[group.name]
-        return SeriesReader(schema, region, serving=lambda index: self.lanes.serving(index + 1))
+        return SeriesReader(
+            schema,
+            region,
+            serving=lambda index: self.lanes.serving(index + 1),
+            coarse=coarse((*group.labels, *schema.labels[len(group.labels) :])),
+            weigh=weigher(group),
+            room=group.page_bytes,
+        )
 
     def truncated(self) -> str:
         """Returns the name of a segment that another program has truncated. Returns "" if there is none."""

@@ -12,7 +12,7 @@ import structlog
 
 from epp.metrics.series import TRYOUT, TRYOUT_SHADOWS
 from epp.tryout import CANDIDATE, IN_FORCE, Side, Watch
-from shm.series import SeriesReader, Values
+from shm.series_reader import SeriesReader, Values
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.shared.reload_status import TryoutStatus

@@ -22,7 +22,8 @@ from epp.prefix.divergence import APART, Key, Sums, Watch
 from epp.prefix.match import PrefixMatch
 from epp.prefix.prediction import REPORTED, compared_match, predicted_row
 from epp.request import Request
-from shm.series import SeriesReader, SeriesWriter
+from shm.series import SeriesWriter
+from shm.series_reader import SeriesReader
 from shm.table import TableReader
 from workers.shared.documents import EndpointsView
 
@@ -56,13 +57,14 @@ class Comparison:
     `beyond(owner, tokens)`: called with the reported tokens if the endpoint has no room for so many by its metrics.
     """
 
-    __slots__ = ("_beyond", "_match", "_series", "_told", "_views")
+    __slots__ = ("_beyond", "_epoch", "_match", "_series", "_told", "_views")
 
     def __init__(self, match: str, series: SeriesWriter, beyond: Callable[[int, int], object]) -> None:
         self._match = match
         self._series = series
         self._beyond = beyond
         self._told: dict[int, tuple[int, float]] = {}  # owner -> the most tokens that `beyond` got, and when
+        self._epoch = series.epoch
         self._views: dict[Endpoint, memoryview] = {}
 
     def answered(self, request: Request, decision: Decision, usage: Usage) -> None:
@@ -77,6 +79,9 @@ class Comparison:
         predicted = match.reported(row, prompt)
         data[REPORTED_NAME] = usage
         target = decision.targets[0]
+        if self._series.epoch != self._epoch:  # blocks were freed
+            self._epoch = self._series.epoch
+            self._views.clear()
         counts = self._views.get(target) or self._view(target)
         reported = usage.cached
         if reported is None or reported < 0:
@@ -162,6 +167,6 @@ class PredictionWatch:
 
 def sums(series: SeriesReader) -> dict[Key, Sums]:
     """Returns the sums over all workers since the start, by endpoint. Leaves out endpoints without any count."""
-    labels, ints, _ = series.totals()
+    labels, ints, _, _ = series.totals()
     rows = zip(labels, ints[:, WATCHED].tolist(), strict=True)
     return {key: Sums(*values) for key, values in rows if any(values)}

@@ -1,7 +1,9 @@
 """Counts requests with labels from the request: model, target model, fairness id, priority.
 
 The streams of a worker share one `RequestMetrics`. An `Exchange` is one request from its decision to its end. Both write only into this
-worker's series. Routed and running requests are counted at once, and the sizes, times and tokens of a request when it is over.
+worker's series. Routed and running requests are counted at once, and the sizes, times and tokens of a request when it is over. But a
+request with a model or fairness id that no served request had (`epp.metrics.label_caps`) runs under the name `other` until the headers of
+its answer come, and is counted then: under its own names if a model server serves it, else as `other`.
 """
 
 from math import nan
@@ -10,6 +12,8 @@ from typing import Final
 from compiled.calls import increase
 from epp.candidates import Endpoint
 from epp.decision import Usage
+from epp.metrics import OTHER
+from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import (
     BETWEEN_CHUNKS,
     REQUEST_BYTES,
@@ -26,23 +30,53 @@ SUCCESS: Final = "success"
 FAILURE: Final = "failure"
 KEPT_MAX: Final = 4096
 UNKNOWN: Final = Usage()
+ALL_OTHER: Final = (OTHER, OTHER, OTHER, OTHER)
+
+Labels = tuple[str, str, str, str]
+
+
+class Cell:
+    """Where the requests with one label tuple are counted: words of the group REQUEST, and a block of the group REQUEST_FIGURES.
+
+    `open`: how many of them are under way. Their blocks are not freed meanwhile.
+    """
+
+    __slots__ = ("figures", "open", "running", "total")
+
+    def __init__(self, total: int, running: int, figures: int) -> None:
+        self.total = total
+        self.running = running
+        self.figures = figures
+        self.open = 0
 
 
 class RequestMetrics:
     """Counts the requests, errors and scheduling attempts of one worker."""
 
-    def __init__(self, clock: Clock, requests: SeriesWriter, errors: SeriesWriter, attempts: SeriesWriter) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        requests: SeriesWriter,
+        figures: SeriesWriter,
+        errors: SeriesWriter,
+        attempts: SeriesWriter,
+        caps: LabelCaps,
+    ) -> None:
+        """The writers of the groups REQUEST, REQUEST_FIGURES, ERROR and ATTEMPTS, and the names that they share."""
         self.clock = clock
-        self.requests = requests
+        self.figures = figures
         self.words = requests.words
-        self.running = requests.gauge_at[REQUEST_RUNNING.name]
-        self.shortest_gap_at = requests.schema.histograms_at[BETWEEN_CHUNKS] + 1
+        self.shortest_gap_at = figures.schema.histograms_at[BETWEEN_CHUNKS] + 1
+        self._requests = requests
         self._errors = errors
         self._attempts = attempts
+        self._caps = caps
+        self._running = requests.gauge_at[REQUEST_RUNNING.name]
+        self._total = requests.counter_at[REQUEST_TOTAL.name]
         self._error = errors.counter_at[REQUEST_ERRORS.name]
         self._attempt = attempts.counter_at[SCHEDULER_ATTEMPTS.name]
-        self._total = requests.counter_at[REQUEST_TOTAL.name]
         self._priorities: dict[int, str] = {}
+        self._cells: dict[Labels, Cell] = {}
         # (target, model) -> the word that counts its successful scheduling attempts.
         self._successes: dict[tuple[Endpoint, str], int] = {}
 
@@ -51,16 +85,47 @@ class RequestMetrics:
         priority = self._priorities.get(request.priority)
         if priority is None:
             priority = self._text(request.priority)
-        block = self.requests.block((request.model, request.target_model, request.fairness_id, priority))
-        success = self._successes.get((target, request.target_model))
-        if success is None:
-            success = self._success(target, request.target_model)
-        exchange = Exchange(self, block, received_at, request.body_bytes)
-        words = self.words
-        increase(words, block + self._total)
-        increase(self._attempts.words, success)
-        increase(words, block + self.running)
+        labels = (request.model, request.target_model, request.fairness_id, priority)
+        cell = self._cells.get(labels)
+        if cell is None:
+            folded = self._folded(labels)
+            cell = self._cell(folded)
+            if folded != labels:
+                exchange = Exchange(self, cell, received_at, request.body_bytes)
+                exchange.unnamed = labels
+                exchange.target = target
+                self._open(cell)
+                return exchange
+        success = self._attempted(target, request.target_model)
+        exchange = Exchange(self, cell, received_at, request.body_bytes)
+        self._count(cell, success)
+        self._open(cell)
         return exchange
+
+    def served(self, exchange: "Exchange") -> None:
+        """Names a request that was not counted yet, because nobody knew its names: a model server serves it."""
+        labels, target = exchange.unnamed, exchange.target
+        assert labels is not None
+        assert target is not None
+        self._caps.served(labels[0], labels[1], labels[2])
+        cell, success = self._cell(labels), self._attempted(target, labels[1])
+        self.closed(exchange.cell)
+        exchange.unnamed, exchange.cell = None, cell
+        self._count(cell, success)
+        self._open(cell)
+
+    def unserved(self, exchange: "Exchange") -> None:
+        """Counts a request with names that nobody knows, and that no model server has served."""
+        labels, target = exchange.unnamed, exchange.target
+        assert labels is not None
+        assert target is not None
+        exchange.unnamed = None
+        self._count(exchange.cell, self._attempted(target, labels[1]))
+
+    def closed(self, cell: Cell) -> None:
+        """Counts the end of a request."""
+        cell.open -= 1
+        increase(self.words, cell.running, -1)
 
     def not_scheduled(self, target_model: str) -> None:
         """Counts a request for which the scheduler found no endpoint."""
@@ -75,16 +140,53 @@ class RequestMetrics:
         errors = self._errors
         errors.words[errors.block((*labels, code)) + self._error] += 1
 
+    def held(self) -> frozenset[int]:
+        """Returns the blocks of the group REQUEST_FIGURES that requests under way use."""
+        return frozenset([cell.figures for cell in self._cells.values() if cell.open])
+
+    def forget(self) -> None:
+        """Forgets where requests are counted, except for those under way. Called when blocks were freed."""
+        self._cells = {labels: cell for labels, cell in self._cells.items() if cell.open}
+        self._successes.clear()
+
+    def _folded(self, labels: Labels) -> Labels:
+        caps = self._caps
+        return caps.model(labels[0]), caps.model(labels[1]), caps.fairness_id(labels[2]), labels[3]
+
+    def _cell(self, labels: Labels) -> Cell:
+        cell = self._cells.get(labels)
+        if cell is None:
+            if len(self._cells) >= KEPT_MAX:
+                self.forget()
+                if len(self._cells) >= KEPT_MAX and labels != ALL_OTHER:
+                    return self._cell(ALL_OTHER)
+            block = self._requests.block(labels)
+            cell = Cell(block + self._total, block + self._running, self.figures.block(labels))
+            self._cells[labels] = cell
+        return cell
+
+    def _count(self, cell: Cell, success: int) -> None:
+        increase(self.words, cell.total)
+        increase(self._attempts.words, success)
+
+    def _open(self, cell: Cell) -> None:
+        cell.open += 1
+        increase(self.words, cell.running)
+
     def _text(self, priority: int) -> str:
         if len(self._priorities) >= KEPT_MAX:
             self._priorities.clear()
         return self._priorities.setdefault(priority, str(priority))
 
-    def _success(self, target: Endpoint, model: str) -> int:
-        if len(self._successes) >= KEPT_MAX:  # bounded, because models come from clients
-            self._successes.clear()
-        labels = (SUCCESS, model, target.name, target.namespace, str(target.port))
-        word = self._successes[target, model] = self._attempts.block(labels) + self._attempt
+    def _attempted(self, target: Endpoint, model: str) -> int:
+        """Returns the word that counts successful scheduling attempts with this target and model."""
+        model = self._caps.model(model)
+        word = self._successes.get((target, model))
+        if word is None:
+            if len(self._successes) >= KEPT_MAX:  # bounded, because models come from clients
+                self._successes.clear()
+            labels = (SUCCESS, model, target.name, target.namespace, str(target.port))
+            word = self._successes[target, model] = self._attempts.block(labels) + self._attempt
         return word
 
 
@@ -92,13 +194,15 @@ class Exchange:
     """Collects the figures of one request that got an endpoint. Call `close` once at the end of the stream, for whatever reason it ends."""
 
     __slots__ = (
-        "_block", "_last_at", "_metrics", "_request_size", "_together", "_ttft", "decided_at", "pieces", "received_at", "recorded", "size",
-        "streaming", "usage", "whole",
+        "_last_at", "_metrics", "_request_size", "_together", "_ttft", "cell", "decided_at", "pieces", "received_at", "recorded", "size",
+        "streaming", "target", "unnamed", "usage", "whole",
     )  # fmt: skip
 
-    def __init__(self, metrics: RequestMetrics, block: int, received_at: float, request_size: int) -> None:
+    def __init__(self, metrics: RequestMetrics, cell: Cell, received_at: float, request_size: int) -> None:
         self._metrics = metrics
-        self._block = block
+        self.cell = cell
+        self.unnamed: Labels | None = None  # the request's labels, while it is not counted (`RequestMetrics.served`)
+        self.target: Endpoint | None = None  # of such a request
         self.received_at = received_at  # when the request's headers came, in monotonic seconds
         self.decided_at = received_at  # when the request got its endpoint
         self.recorded = 0  # the number of the request in a recording; 0: it is not recorded
@@ -131,22 +235,30 @@ class Exchange:
             self._ttft = now - self.received_at
         elif self.streaming:
             self._count_together()
-            self._metrics.requests.observe(self._block, BETWEEN_CHUNKS, now - last)
+            self._metrics.figures.observe(self.cell.figures, BETWEEN_CHUNKS, now - last)
+
+    def served(self) -> None:
+        """Takes note that a model server serves the request, or that nobody will see whether it does."""
+        if self.unnamed is not None:
+            self._metrics.served(self)
 
     def close(self) -> None:
         """Counts the end of the stream, and the request's figures."""
-        metrics, block, streaming = self._metrics, self._block, self.streaming
-        increase(metrics.words, block + metrics.running, -1)
+        metrics, streaming = self._metrics, self.streaming
+        metrics.closed(self.cell)
+        if self.unnamed is not None:
+            metrics.unserved(self)
+        block = self.cell.figures
         if self._together and streaming:
             self._count_together()
         size = float(self._request_size)
         if not self.whole:
-            metrics.requests.observe(block, REQUEST_BYTES, size)
+            metrics.figures.observe(block, REQUEST_BYTES, size)
             return
         usage = self.usage or UNKNOWN
         duration, ttft = metrics.clock.now - self.received_at, self._ttft
         prompt, cached, completion = counted(usage.prompt), counted(usage.cached), counted(usage.completion)
-        metrics.requests.observe_each(  # in the order of `epp.metrics.series.REQUEST`
+        metrics.figures.observe_each(  # in the order of `epp.metrics.series.REQUEST_FIGURES`
             block,
             (
                 duration,
@@ -165,7 +277,7 @@ class Exchange:
     def _count_together(self) -> None:
         together, self._together = self._together, 0
         if together:
-            self._metrics.words[self._block + self._metrics.shortest_gap_at] += together
+            self._metrics.figures.words[self.cell.figures + self._metrics.shortest_gap_at] += together
 
 
 def counted(tokens: int | None) -> float:

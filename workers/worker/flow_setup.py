@@ -63,7 +63,7 @@ def flow_control(
         plan,
         probe,
         peers,
-        FlowMetrics(writers, instance.options.pool_name, caps.fairness_id),
+        FlowMetrics(writers, instance.options.pool_name, caps),
         loop=asyncio.get_running_loop(),
         now=now,
         timed=partial(lane.observe, lane.schema.histogram[CYCLES.key]),

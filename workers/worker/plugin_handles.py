@@ -10,7 +10,7 @@ from epp.metrics.catalogue import GAUGE_PARTS, WEIGHT
 from epp.plugin import Hashes, Plugin
 from shm.lanes import Lane
 from shm.prefix_reader import IndexReader
-from shm.series import SeriesWriter
+from shm.series import FIRST_BLOCK, SeriesWriter
 from workers.shared.bus import BusWriter
 
 GAUGE_MAX: Final = 1e11  # limit of a value, so that the sum over all workers fits into a word
@@ -81,6 +81,8 @@ class SeriesGauge:
     def set(self, value: float, *labels: str, weight: float = 1.0) -> None:
         series = self._series
         block = series.block((*self._fixed, *labels, *self._rest))
+        if block == FIRST_BLOCK:  # there is no room, and the values of several gauges have no meaning as one
+            return
         if self._weight_at >= 0:
             value *= weight
             series.words[block + self._weight_at] = parts_of(weight)

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import msgspec
 import structlog
@@ -27,7 +28,16 @@ from epp.instrument import Wrap, bare
 from epp.intake import Intake
 from epp.metrics import Group
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.series import ATTEMPTS, ERROR, ISOLATION, MODEL_REWRITES, PREDICTION, REQUEST, SHADOWS
+from epp.metrics.series import (
+    ATTEMPTS,
+    ERROR,
+    ISOLATION,
+    MODEL_REWRITES,
+    PREDICTION,
+    REQUEST,
+    REQUEST_FIGURES,
+    SHADOWS,
+)
 from epp.pipeline import Pipeline
 from epp.plugin import HeldBlocks
 from epp.receipt import SALT_BYTES, Seal, receipt_of
@@ -82,6 +92,9 @@ from workers.worker.services import WorkerServices
 log = structlog.get_logger()
 
 
+SWEEP_S: Final = 300.0  # a series that counts nothing for so long may give its room to a new one
+
+
 class Kept:
     """What a worker keeps to its end, under any configuration: series, counts, views of documents, and the decisions to explain.
 
@@ -99,10 +112,13 @@ class Kept:
         self.objectives.changed = self._bands_changed
         self._index = index
         self._series: dict[str, SeriesWriter] = {}
+        self._aging: list[SeriesWriter] = []
         instance.memory.flow.lane(index).take_over()
         later = asyncio.get_running_loop().call_later
-        groups = (REQUEST, ERROR, ATTEMPTS)
-        self.metrics = RequestMetrics(clock, *(self.series(instance, group) for group in groups))
+        groups = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS)
+        requests, figures, errors, attempts = (self.series(instance, group) for group in groups)
+        self.metrics = RequestMetrics(clock, requests, figures, errors, attempts, self.caps)
+        self._sweep_at = time.monotonic() + SWEEP_S
         debug = instance.options.log_level == "debug"
         self.learning = SharedLearning(
             DocumentReader(instance.layout.latency, instance.memory.latency),
@@ -135,7 +151,21 @@ class Kept:
         if series is None:
             series = self._series[group.name] = instance.memory.series_writer(group, self._index, self.caps)
             series.take_over()
+            if group.ages:
+                self._aging.append(series)
         return series
+
+    def sweep(self, now: float) -> None:
+        """Frees series that have counted nothing for SWEEP_S, where few are left for new names. `now`: monotonic seconds."""
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + SWEEP_S
+        held = self.metrics.held()
+        swept = [series.sweep(held if series is self.metrics.figures else ()) for series in self._aging]
+        if any(swept):
+            self.metrics.forget()
+            if self.flow is not None:
+                self.flow.forget_labels()
 
 
 class Parts:
@@ -234,6 +264,7 @@ class Parts:
             self._recorder = self._recorder or self._make_recorder()
             self._recorder.sample = self.kept.sample if number < 0 else None
         self.app.telemetry.recorder = self._recorder if records.file else None
+        self.kept.sweep(time.monotonic())
         if self.timing is not None:
             self.timing.beat()
         self.objectives.look()

@@ -67,7 +67,6 @@ FAIRNESS = Metric(
 )
 SHOW_EVERY_S = 5.0
 SHOWN_MAX = 256  # programs on the metrics page: those that were active most recently
-LABELS_MAX = 500  # programs that ever get a label; the bound is needed because clients choose their names
 WEIGHT_MAX = 100_000.0
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -146,7 +145,6 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
         self._now = 0.0
         self._shown: tuple[Gauge, ...] = ()
         self._on_page: set[str] = set()
-        self._labelled: set[str] = set()  # ids that were ever on the metrics page
         self.half_life_s: float = params.las_half_life_seconds
         self.ranks = self._by_turn = params.strategy == TURN_PRIORITY
         self.isolates = not self._by_turn
@@ -264,11 +262,7 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
     def _show(self) -> None:
         """Sets the gauges. Programs that are no longer among the last SHOWN_MAX leave the page."""
         average, service, fairness = self._shown
-        found = {}
-        for fairness_id, program in islice(reversed(self._programs.items()), SHOWN_MAX):
-            if fairness_id in self._labelled or len(self._labelled) < LABELS_MAX:
-                self._labelled.add(fairness_id)
-                found[fairness_id] = program
+        found = dict(islice(reversed(self._programs.items()), SHOWN_MAX))
         for gone in self._on_page - found.keys():
             average.set(0.0, gone, weight=0.0)
             service.set(0.0, gone)

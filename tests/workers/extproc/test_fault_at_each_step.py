@@ -84,6 +84,7 @@ class World:
         self.services = FakeServices()
         self.tokens.start(self.services)
         self.pair: Pair = pair(self.breaks, self.tokens, self.remembers)
+        self.pair.series.caps.served("m", "m", "")  # so that requests are counted at once
         self.tokens.start(self.services)  # `pair` has started it with services of its own
         self.app: Any = self.pair.app
         self.app.admission = self.tickets
@@ -153,13 +154,13 @@ BEFORE: Final[dict[str, Callable[[World], None]]] = {
     "the recording": lambda w: setattr(w.parts, "decided", raises),
     "the last decisions": lambda w: w.monkeypatch.setattr(type(w.pair.recent), "add", raises),
     "the shadow profiles": lambda w: setattr(w.parts, "count", raises),
-    "the running requests": lambda w: w.breaks_block(w.app.telemetry.metrics.requests),
+    "the running requests": lambda w: w.breaks_block(w.app.telemetry.metrics._requests),
     "the scheduling attempts": lambda w: w.breaks_block(w.app.telemetry.metrics._attempts),
     "the eviction's start": lambda w: setattr(w.tracked, "track", raises),
 }
 AFTER: Final[dict[str, Callable[[World], None]]] = {
     "the eviction's end": lambda w: setattr(w.tracked, "ended", raises),
-    "the figures": lambda w: w.monkeypatch.setattr(type(w.app.telemetry.metrics.requests), "observe_each", raises),
+    "the figures": lambda w: w.monkeypatch.setattr(type(w.app.telemetry.metrics.figures), "observe_each", raises),
     "the recording's end": lambda w: setattr(w.parts, "ended", raises),
     "a plugin at the end": lambda w: setattr(w.breaks, "after", raises),
     "the comparison": lambda w: setattr(w.parts, "answered", raises),

@@ -2,7 +2,8 @@
 
 from epp.metrics.series import ABUSE
 from shm.segment import Region
-from shm.series import SeriesReader, SeriesWriter
+from shm.series import SeriesWriter
+from shm.series_reader import SeriesReader
 from workers.extproc.peer_faults import PeerFaults
 from workers.process.layout import series_schema_of
 from workers.transport.abuse import CAUSES

@@ -198,7 +198,8 @@ def test_a_long_body_is_rewritten_across_its_pieces() -> None:
 
 def test_metrics_have_both_names() -> None:
     p = pair()
-    asked(p, **{HEADER: "base-v2"})
+    envoy, _ = asked(p, **{HEADER: "base-v2"})
+    envoy.response_headers()
     assert any(labels[:2] == ("asked", "base-v2") for labels in p.series.rows(REQUEST))
 
 

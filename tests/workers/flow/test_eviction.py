@@ -12,7 +12,8 @@ from epp.request import Request
 from shm.flow_lanes import FlowLanes, FlowSchema, VictimCell
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
-from shm.series import SeriesReader, SeriesWriter
+from shm.series import SeriesWriter
+from shm.series_reader import SeriesReader
 from workers.flow.eviction import Evictions, RevocationMetrics, reclaiming
 from workers.process.layout import series_schema_of
 

@@ -279,6 +279,7 @@ def test_the_outcome_of_each_request_is_counted_once_and_waiting_requests_while_
     async def test() -> None:
         async with world(tmp_path, "maxRequests: 1", objectives=THREE) as w:
             (shard,) = w.shards
+            shard.parts.kept.caps.served("m", "m", "t")
             fair = "x-llm-d-inference-fairness-id"
             held = shard.ask("held", **{fair: "t"})
             waits = shard.ask("waits", body=b'{"model": "m", "prompt": "x"}', **{fair: "t"})
@@ -306,6 +307,7 @@ def test_a_flow_without_waiting_requests_has_a_queue_length_of_0_for_autoscalers
     async def test() -> None:
         async with world(tmp_path, "maxRequests: 1", objectives=THREE) as w:
             (shard,) = w.shards
+            shard.parts.kept.caps.served("m", "m", "t")
             shard.ask("through", **{"x-llm-d-inference-fairness-id": "t"}).end()
             assert shown(w, FLOW_QUEUES) == {("t", "0", "epp", "m", "m"): [0, 0]}
 

@@ -12,7 +12,7 @@ from compiled.finder import choose
 from epp.metrics import PREFIX
 from epp.metrics.lanes import STREAM_COUNTERS
 from epp.metrics.older_names import TWINS
-from epp.metrics.series import ATTEMPTS, GROUPS, REQUEST
+from epp.metrics.series import ATTEMPTS, GROUPS, REQUEST, REQUEST_FIGURES
 from shm.documents import DocumentReader, DocumentWriter
 from shm.table import State, TableReader, TableWriter
 from tests.workers.instances import made
@@ -428,7 +428,7 @@ def test_a_page_with_a_thousand_label_tuples_has_each_once(world: World) -> None
 
 def observed(world: World, count: int, *, tenant: str = "gold") -> None:
     """Counts `count` requests of a second each, and as many decisions."""
-    writer = world.instance.memory.series_writer(REQUEST, 0)
+    writer = world.instance.memory.series_writer(REQUEST_FIGURES, 0)
     block = writer.block(("m", "m-v2", tenant, "0"))
     lane = world.instance.memory.lanes.lane(1)
     for _ in range(count):
@@ -457,9 +457,9 @@ def test_counters_and_histograms_agree_even_if_they_grow_while_the_page_is_sent(
 
 
 def test_a_page_with_many_label_tuples_is_generated_in_small_and_empty_pieces(world: World) -> None:
-    writer = world.instance.memory.series_writer(REQUEST, 0)
-    for index in range(150):
-        block = writer.block((f"m{index % 5}", "m", f"t{index}", "0"))
+    writer = world.instance.memory.series_writer(REQUEST_FIGURES, 0)
+    for index in range(60):
+        block = writer.block((f"m{index}", "m", "default-flow", "0"))
         for histogram in writer.histogram_index.values():
             writer.observe(block, histogram, 1.0)
     body = world.page.page(Request("GET", "/metrics", "")).body

@@ -23,11 +23,14 @@ def test_workers_write_series_and_a_reader_sums_them(tmp_path: Path) -> None:
 
 def test_groups_of_one_worker_share_their_caps(tmp_path: Path) -> None:
     with made(tmp_path) as instance:
-        caps = LabelCaps(models_max=1)
+        caps = LabelCaps()
         error, attempts = (instance.memory.series_writer(group, 0, caps) for group in (ERROR, ATTEMPTS))
+        caps.served("m", "m", "")
         error.block(("m", "m", "", "0", "Internal"))
-        attempts.block(("failure", "another", "", "", ""))
-        assert next(iter(instance.memory.series_reader(ATTEMPTS).rows())) == ("failure", "other", "", "", "")
+        for model in ("m", "another"):
+            attempts.block(("failure", model, "", "", ""))
+        assert list(instance.memory.series_reader(ERROR).rows()) == [("m", "m", "", "0", "Internal")]
+        assert [labels[1] for labels in instance.memory.series_reader(ATTEMPTS).rows()] == ["m", "other"]
 
 
 def test_a_child_sees_the_stopping_word(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from epp.prefix.match import PrefixMatch
 from epp.request import Request
 from shm.documents import DocumentReader, DocumentWriter
 from shm.segment import Region
-from shm.series import SeriesReader, SeriesWriter
+from shm.series import SeriesWriter
+from shm.series_reader import SeriesReader
 from shm.table import State, TableReader, TableWriter
 from tests.fakes import candidates, request
 from tests.pair import Pair

@@ -13,7 +13,8 @@ from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles.single import SingleProfile
 from shm.segment import Region
-from shm.series import SeriesReader, SeriesWriter
+from shm.series import SeriesWriter
+from shm.series_reader import SeriesReader
 from tests.fakes import FakePool, candidates
 from tests.pair import Pair
 from tests.workers.extproc.streams import BODY

@@ -24,7 +24,8 @@ from epp.plugin import (
 )  # fmt: skip
 from epp.request import Request
 from shm.segment import Region
-from shm.series import SeriesReader, SeriesWriter
+from shm.series import SeriesWriter
+from shm.series_reader import SeriesReader
 from tests.pair import Pair, bodies
 from tests.workers.extproc.streams import BODY, USAGE, pair
 from workers.cli import explain_view

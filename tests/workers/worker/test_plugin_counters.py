@@ -63,7 +63,9 @@ flowControl: {saturationDetector: {pluginRef: most}}
 
 
 def writer(instance: Instance, group: Group, worker: int) -> SeriesWriter:
-    series = instance.memory.series_writer(group, worker, LabelCaps(models_max=1))
+    caps = LabelCaps()
+    caps.served("llama", "m", "")
+    series = instance.memory.series_writer(group, worker, caps)
     series.take_over()
     return series
 
@@ -83,7 +85,7 @@ def test_the_page_has_counters_of_all_workers_with_the_labels_of_the_plugin_and_
             count = SeriesCount(writer(instance, group, worker), plugin, decided)
             count.add("llama", "prefill-decode")
             count.add("llama", "prefill-decode", n=2)
-            count.add("other-model", "decode-only")  # one model more than the table has room for
+            count.add("other-model", "decode-only")  # a model that no server has served
         labels = {"plugin_name": "splits", "plugin_type": "disagg-profile-handler"}
         shown = page(instance)
         first = labels | {"model_name": "llama", "decision_type": "prefill-decode"}

@@ -9,7 +9,8 @@ from epp.metrics.series import MODEL_REWRITES, REQUEST
 from epp.model_rewrite import Rewrite, Rule, Rules, Target, compiled
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.segment import Region
-from shm.series import SeriesReader, SeriesWriter
+from shm.series import SeriesWriter
+from shm.series_reader import SeriesReader
 from tests.shm.memory import region_for
 from workers.process.layout import series_schema_of
 from workers.shared.documents import REWRITES
@@ -26,8 +27,10 @@ class World:
         self.writer, reader = DocumentWriter(schema, region), DocumentReader(schema, region)
         self.schema = series_schema_of(MODEL_REWRITES, lanes=1)
         self.region = region_for(self.schema)
-        self.caps = LabelCaps(models_max=1)
-        decisions = SeriesWriter(self.schema, self.schema.lane(self.region, 0), fold=self.caps.fold(MODEL_REWRITES))
+        self.caps = LabelCaps()
+        decisions = SeriesWriter(
+            self.schema, self.schema.lane(self.region, 0), names=self.caps.names(MODEL_REWRITES.labels)
+        )
         self.view = RewritesView(reader, decisions, self.caps, random.Random(3).random)
 
     def write(self, *given: Rewrite) -> None:
@@ -112,13 +115,14 @@ def test_decisions_are_counted_by_rewrite_and_both_models_even_if_the_name_stays
     decisions = world.decisions()
     assert decisions[("r", "a", "x")] + decisions[("r", "a", "y")] == 40
     assert decisions[("r", "a", "x")] and decisions[("r", "a", "y")]
-    assert (decisions[("r", "b", "b")], decisions[("s", "c", "z")]) == (1, 2)
+    assert (decisions[("r", "b", "b")], decisions[("s", "other", "z")]) == (1, 2)
 
 
 def test_models_of_rules_keep_their_labels_even_if_clients_request_very_many_models() -> None:
     world = World()
     world.write(Rewrite("r", None, (rule("x", models=("a",)), rule("y"))))
+    world.caps.served("first", "y", "")
     for model in ("first", "second", "third", "a"):
         world.rewrite(model)
     assert world.decisions() == {("r", "first", "y"): 1, ("r", "other", "y"): 2, ("r", "a", "x"): 1}
-    assert world.caps.fold(REQUEST)(("a", "x", "f", "0"))[:2] == ("a", "x")
+    assert world.caps.names(REQUEST.labels).fold(("a", "x", "f", "0"))[:2] == ("a", "x")

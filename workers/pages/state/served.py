@@ -6,8 +6,8 @@ from heapq import nlargest
 from typing import Final
 
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUE_DURATION, FLOW_QUEUES, FLOW_REQUESTS
-from epp.metrics.series import ERROR, REQUEST, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
-from shm.series import SeriesReader
+from epp.metrics.series import ERROR, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
+from shm.series_reader import SeriesReader
 from workers.pages.state.look import FlowLook, OutcomeLook
 
 FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has
@@ -18,7 +18,7 @@ class Served:
 
     def __init__(self, series: Callable[[str], SeriesReader | None]) -> None:
         """`series`: returns the reader of the series with this name; None if there are none."""
-        self._requests = series(REQUEST.name)
+        self._requests = series(REQUEST_FIGURES.name)
         self._errors = series(ERROR.name)
         self._queues = series(FLOW_QUEUES.name)
         self._outcomes = series(FLOW_REQUESTS.name)

@@ -37,7 +37,8 @@ from shm.prefix_index import (
 )
 from shm.remote_lane import RemoteLane, RemoteSchema
 from shm.segment import Region, Segment, SegmentError
-from shm.series import SeriesReader, SeriesSchema
+from shm.series import SeriesSchema
+from shm.series_reader import SeriesReader
 from shm.stream_marks import Marks, MarksSchema
 from shm.table import TableCopy, TableReader, TableSchema
 from workers.pages.kv_events import NOT_FOLLOWED, KvFigures, StreamFigures
@@ -176,7 +177,7 @@ class Source:
         counters, series = self.lanes.counters(), self.predictions
         if series is None:
             return counters
-        labels, ints, _ = series.totals()
+        labels, ints, _, _ = series.totals()
         counts = ints[:, series.schema.counter_at[USAGE_BEYOND_BOUNDS.name] - series.schema.values_at]
         doubted = np.flatnonzero(counts)[:DOUBTED_MAX].tolist()
         return counters | {f"{USAGE_BEYOND_BOUNDS.name}@{labels[row][0]}": int(counts[row]) for row in doubted}

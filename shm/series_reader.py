@@ -1,0 +1,243 @@
+"""Reads series (`shm.series`): sums over all lanes, by label tuple.
+
+What a reader shows of a tuple never decreases while any lane has a block for it: what a freed block has counted stays in the sum. When no
+lane has one any more, the tuple is gone. If it comes back, it begins at 0, as the counters of a program that was restarted.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shm import fence
+from shm.layout import WORD
+from shm.segment import Region
+from shm.series import FIRST_BLOCK, FREE, LIFE, OTHER, OVERFLOWED, Ints, SeriesSchema, labels_of
+from shm.series_rows import Labels, Rows
+
+BLOCKS_AT_ONCE: Final = 200  # blocks that a reader takes in one step of about 1 ms
+READINGS_MAX: Final = 4  # how often a reading begins again because blocks were freed meanwhile
+NOWHERE: Final = -1  # the row of a block that is not counted
+
+Floats = npt.NDArray[np.float64]
+
+
+def itself(labels: Labels) -> Labels:
+    return labels
+
+
+class Values(NamedTuple):
+    """Holds the values of one label tuple, in the schema's order. A histogram is a pair: counts per bucket (last: overflow), sum."""
+
+    gauges: tuple[int, ...]
+    counters: tuple[int, ...]
+    histograms: tuple[tuple[list[int], float], ...]
+
+
+class Totals(NamedTuple):
+    """Holds the values of all label tuples, one row each.
+
+    `ints`: int64, shape (tuples, words): the words of a block after its labels. `sums`: float64, shape (tuples, histograms).
+    `version`: as long as it is the same, later totals have the same rows, and perhaps more after them.
+    """
+
+    labels: list[Labels]
+    ints: Ints
+    sums: Floats
+    version: int
+
+
+class _Place:
+    """Where a reader counts one label tuple. `row`: perhaps that of a coarser tuple. `uses`: the number of blocks with the tuple."""
+
+    __slots__ = ("labels", "row", "uses")
+
+    def __init__(self, labels: Labels, row: int) -> None:
+        self.labels = labels
+        self.row = row
+        self.uses = 0
+
+
+class SeriesReader:
+    """Sums a table over all lanes. `serving` says whether the gauges of a lane count.
+
+    A reader shows at most `rows` label tuples besides `other`, by default as many as one lane holds, and at most those whose weights have a
+    sum of `room`: those that it meets first. As in a lane, the last quarter is for tuples that cannot count as a coarser one. Further
+    tuples count as the coarser one, or as `other`, as long as they exist. Another reader may meet the tuples in another order, and show
+    different ones.
+    """
+
+    def __init__(
+        self,
+        schema: SeriesSchema,
+        region: Region,
+        *,
+        serving: Callable[[int], bool],
+        coarse: Callable[[Labels], Labels] = itself,
+        weigh: Callable[[Labels], int] = lambda _: 0,
+        rows: int = 0,
+        room: int = 0,
+    ) -> None:
+        self.schema = schema
+        self._serving = serving
+        lane_words = schema.lane_bytes // WORD
+        block_words, blocks = schema.block_words, schema.blocks + 1
+        ints: Ints = region.array(np.int64, 0, (schema.lanes, lane_words))
+        floats: Floats = region.array(np.float64, 0, (schema.lanes, lane_words))
+        end = FIRST_BLOCK + blocks * block_words
+        shape = (schema.lanes, blocks, block_words)
+        self._heads = ints[:, :FIRST_BLOCK]
+        self._ints = ints[:, FIRST_BLOCK:end].reshape(shape)
+        self._floats = floats[:, FIRST_BLOCK:end].reshape(shape)
+        self._other: Labels = (OTHER,) * len(schema.labels)
+        count = rows or schema.blocks
+        self._rows = Rows(self._other, count, coarse, weigh, room)
+        self._places: dict[Labels, _Place] = {}
+        self._met: list[dict[int, _Place]] = [{} for _ in range(schema.lanes)]  # by block
+        self._lives: Ints = np.zeros(shape[:2], np.int64)
+        self._row_of = np.full(shape[:2], NOWHERE, np.intp)
+        self._row_of[:, 0] = 0
+        # What each block held at the last reading, and what freed blocks have counted, by row.
+        self._seen: list[tuple[Ints, Floats] | None] = [None] * schema.lanes
+        self._kept: Ints = np.zeros((count + 1, block_words - schema.values_at), np.int64)
+        self._kept_sums: Floats = np.zeros((count + 1, len(schema.histograms)))
+        self._freed = 0  # how many blocks were found freed
+        self._gone = 0  # how many rows are gone
+
+    def totals(self) -> Totals:
+        """The values of all label tuples. Row 0 is the tuple of `other`."""
+        *_, totals = self.reading()
+        assert totals is not None
+        return totals
+
+    def reading(self) -> Iterator[Totals | None]:
+        """Yield None after each short step and the totals at the end, so a caller can do other work in between.
+
+        The values of one lane are read in one step. If blocks are found freed between two steps, the reading begins again.
+        """
+        for _ in range(READINGS_MAX):
+            # First for all lanes, so that new tuples find the room of those that are gone.
+            for look in (self._forget, self._meet):
+                for lane in range(self.schema.lanes):
+                    while look(lane):
+                        yield None
+            freed, ints, sums = self._freed, self._kept.copy(), self._kept_sums.copy()
+            for lane in range(self.schema.lanes):
+                if self._add(lane, ints, sums):
+                    yield None
+            if freed == self._freed:
+                break
+        rows = self._rows.of
+        order = list(rows.values())
+        yield Totals(list(rows), ints[order], sums[order], self._gone)
+
+    def rows(self) -> dict[Labels, Values]:
+        """Return the values by label tuple. The tuple of `other` is included only if it has counted something."""
+        labels, ints, sums, _ = self.totals()
+        shown = zip(labels, ints.tolist(), sums.tolist(), strict=True)
+        return {
+            label: self._values(words, total) for label, words, total in shown if label != self._other or any(words)
+        }
+
+    def overflowed(self) -> int:
+        """Return how often, over all lanes, a tuple lost labels for want of room."""
+        return int(self._heads[:, OVERFLOWED].sum())
+
+    def used(self) -> list[int]:
+        """The number of label tuples in each lane."""
+        counts: list[int] = (self._ints[:, :, LIFE] != FREE).sum(axis=1).tolist()
+        return counts
+
+    def _changed(self, lane: int) -> tuple[list[int], Ints]:
+        """Return the blocks of a lane that were freed or used anew since they were met, and the lives of all blocks."""
+        lives = self._ints[lane][:, LIFE].copy()
+        fence.order()
+        return np.flatnonzero(lives != self._lives[lane]).tolist(), lives
+
+    def _forget(self, lane: int) -> bool:
+        """Forget what blocks of a lane held that were freed, at most BLOCKS_AT_ONCE. Return whether more are left."""
+        changed, _ = self._changed(lane)
+        known = [block for block in changed if block in self._met[lane]]
+        for block in known[:BLOCKS_AT_ONCE]:
+            self._leave(lane, block)
+        return len(known) > BLOCKS_AT_ONCE
+
+    def _meet(self, lane: int) -> bool:
+        """Take note of blocks of a lane that are new, at most BLOCKS_AT_ONCE. Return whether more are left."""
+        cells = self._ints[lane]
+        changed, lives = self._changed(lane)
+        new = [
+            block for block in changed if block not in self._met[lane]
+        ]  # the others were freed after `_forget` has looked
+        for block in new[:BLOCKS_AT_ONCE]:
+            labels = labels_of(cells[block, : self.schema.values_at].tobytes(), self.schema)
+            fence.order()
+            if cells[block, LIFE] != lives[block]:
+                continue  # it was freed meanwhile
+            self._lives[lane, block] = lives[block]
+            place = self._places.get(labels)
+            if place is None:
+                place = self._places[labels] = _Place(labels, self._rows.enter(labels))
+            place.uses += 1
+            self._met[lane][block] = place
+            self._row_of[lane, block] = place.row
+        return len(new) > BLOCKS_AT_ONCE
+
+    def _leave(self, lane: int, block: int) -> None:
+        """Keep what a freed block had counted at the last reading, as long as its row exists."""
+        place, seen = self._met[lane].pop(block), self._seen[lane]
+        self._lives[lane, block] = FREE
+        self._row_of[lane, block] = NOWHERE
+        self._freed += 1
+        if seen is not None:
+            gauges = len(self.schema.gauge_at)
+            self._kept[place.row, gauges:] += seen[0][block, gauges:]
+            self._kept_sums[place.row] += seen[1][block]
+            seen[0][block], seen[1][block] = 0, 0.0
+        place.uses -= 1
+        if not place.uses:
+            del self._places[place.labels]
+            if self._rows.leave(place.row):
+                self._kept[place.row], self._kept_sums[place.row] = 0, 0.0
+                self._gone += 1
+
+    def _add(self, lane: int, ints: Ints, sums: Floats) -> bool:
+        """Add the values of a lane to those of its rows. Return False if it has none."""
+        schema, cells = self.schema, self._ints[lane]
+        rows = self._row_of[lane].copy()
+        if not (rows > 0).any() and not cells[0, schema.values_at :].any():
+            return False
+        words = cells[:, schema.values_at :].copy()
+        totals = self._floats[lane][:, schema.histograms_at]
+        fence.order()
+        stale = cells[:, LIFE] != self._lives[lane]  # freed or used anew: the next reading takes note of it
+        seen = self._seen[lane]
+        words[stale] = 0 if seen is None else seen[0][stale]
+        totals[stale] = 0.0 if seen is None else seen[1][stale]
+        self._seen[lane] = words.copy(), totals.copy()
+        if not self._serving(lane):
+            words[:, : len(schema.gauge_at)] = 0
+        words[stale, : len(schema.gauge_at)] = 0
+        blocks = np.flatnonzero(rows >= 0)
+        shared = np.bincount(rows[blocks], minlength=1)[rows[blocks]] > 1
+        alone = blocks[~shared]
+        ints[rows[alone]] += words[alone]
+        sums[rows[alone]] += totals[alone]
+        for block in blocks[shared].tolist():
+            ints[rows[block]] += words[block]
+            sums[rows[block]] += totals[block]
+        return True
+
+    def _values(self, words: list[int], sums: list[float]) -> Values:
+        schema = self.schema
+        gauges, counters = len(schema.gauge_at), len(schema.counter_at)
+        return Values(
+            tuple(words[:gauges]),
+            tuple(words[gauges : gauges + counters]),
+            tuple(zip(self._counts(words), sums, strict=True)),
+        )
+
+    def _counts(self, words: list[int]) -> Iterator[list[int]]:
+        for index in range(len(self.schema.histograms)):
+            yield words[self.schema.counts(index)]
