@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
                 self.busy = True
                 return
             if fault is RequestFault.ERROR:
-                self._fail(echo)
+                _fail(self, echo)
                 return
             exchange = self._exchange(parse(kind, request.body, server.models), kind, echo)
             if fault is RequestFault.CUT:
@@ -210,14 +210,6 @@ class Connection(asyncio.Protocol):
             self.answer(error.status, JSON, error.body())
         else:
             self.answer(200, JSON, body)
-
-    def _fail(self, echo: bytes) -> None:
-        """Answers at once, as the request or an order of a fault asks."""
-        status = self.server.fault.status
-        if status == EMPTY_STATUS:
-            self.answer(status, JSON, b"", echo)
-        else:
-            self._refuse(ApiError(status, "the request or POST /sim/fault asked for this failure"), echo)
 
     def _refuse(self, error: ApiError, echo: bytes) -> None:
         self.answer(error.status, JSON, error.body(), echo)
@@ -399,3 +391,10 @@ PAGES: dict[bytes, Callable[[Connection], None]] = {
     b"/health": Connection._health,
     b"/v1/models": Connection._models,
 }
+
+
+def _fail(connection: Connection, echo: bytes) -> None:
+    """Answers at once, as the request or an order of a fault asks."""
+    status = connection.server.fault.status
+    error = ApiError(status, "the request or POST /sim/fault asked for this failure")
+    connection.answer(status, JSON, b"" if status == EMPTY_STATUS else error.body(), echo)

@@ -52,7 +52,7 @@ class Writer:
 
     def decided(self, request: Request, decision: Decision, at: float, now: float) -> int:
         """Records a decision. Returns the number of the request."""
-        return self._recorder.decided(request, decision, "", at, now)
+        return self._recorder.decided(request, decision, at, now)
 
     def ended(
         self, number: int, slot: int, at: float, first_s: float, now: float, usage: Usage | None, status: int = 200
@@ -63,7 +63,8 @@ class Writer:
         if not math.isnan(first_s):
             self._clock.now = at + first_s
             exchange.chunk(1)
-        self._recorder.ended(exchange, status, slot, now)
+        decision = Decision([Endpoint("", "", "", 0, slot=slot)])
+        self._recorder.ended(exchange, Request(id="", path="", headers={}, now=now), decision, status, now)
 
     def scraped(self, now: float, rows: Sequence[Sequence[float]], states: Sequence[int]) -> None:
         """Records the values of all endpoints, in the order of COLUMNS, and passes on what is due."""

@@ -63,7 +63,7 @@ def test_fields_weights(waiting: list[float], kv: list[float], blocks: list[int]
     try:
         choose(pipeline, request(bytes(4 * 64 * 4)), pool).send(None)
     except StopIteration as done:
-        assert done.value.runs["default"].totals.tolist() == pytest.approx(totals)
+        assert done.value.runs["default"].totals.tolist() == pytest.approx(totals, abs=0.02)
     else:
         raise AssertionError("nothing in this configuration waits")
 

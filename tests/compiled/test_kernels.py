@@ -141,7 +141,7 @@ def test_share_is_equal(arrays: list[np.ndarray], total: int) -> None:
 )
 def test_reused_is_equal(arrays: list[np.ndarray], each: float, tokens: int, size: float) -> None:
     (held,) = arrays
-    same(kernels.reused, reference.reused, np.abs(held), each, tokens, np.full(len(held), size))
+    same(kernels.reused, reference.reused, np.abs(np.nan_to_num(held)), each, tokens, np.full(len(held), size))
 
 
 def test_reused_refuses_sizes_of_another_length() -> None:

@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "too little memory for a large index": (
         values(epp={"flags": {"index-entries": 1 << 27, "workers": 4}, "resources": {"limits": {"memory": "1.5Gi"}}}),
-        "router.epp.resources.limits.memory: 1.5Gi is less than 2240Mi: /dev/shm 1984 + 192 + 16 a worker",
+        "router.epp.resources.limits.memory: 1.5Gi is less than 2224Mi: /dev/shm 1968 + 192 + 16 a worker",
     ),
     "a render sidecar without a model": (
         values(tokenizer={"enabled": True}),

@@ -299,28 +299,6 @@ def test_a_failing_server_answers_500_and_keeps_its_metrics() -> None:
     with_fleet(work)
 
 
-@pytest.mark.parametrize("status", [400, 404, 429, 503])
-def test_a_faulty_server_answers_with_the_status_that_the_order_names(status: int) -> None:
-    async def work(fleet: Fleet) -> None:
-        await order(fleet, "error", status=status)
-        answer = await ask(fleet.servers[0].port, COMPLETIONS, PROMPT)
-        assert answer.status == status
-        assert answer.json()["error"]["code"] == status
-        assert (await ask(fleet.servers[0].port, "/metrics")).status == 200
-
-    with_fleet(work)
-
-
-def test_a_faulty_server_may_answer_200_without_a_body() -> None:
-    async def work(fleet: Fleet) -> None:
-        await order(fleet, "error", status=200)
-        for streamed in ({}, {"stream": True}):
-            answer = await ask(fleet.servers[0].port, COMPLETIONS, PROMPT | streamed)
-            assert (answer.status, answer.body) == (200, b"")
-
-    with_fleet(work)
-
-
 def test_a_fault_ends_after_its_seconds() -> None:
     async def work(fleet: Fleet) -> None:
         (server,) = fleet.servers

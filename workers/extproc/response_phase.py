@@ -25,7 +25,6 @@ from epp.receipt import HEADER as RECEIPT
 from epp.renaming import UNSIZED, restorable
 from epp.request import Request
 from workers.endpoints.outliers import EMPTY
-from workers.extproc.app import Receipts
 from workers.extproc.reservation import Reservation
 from workers.extproc.shell import Shell
 from workers.telemetry.request_metrics import Exchange
@@ -110,9 +109,9 @@ class ResponsePhase:
             elif self._reservation is not None:
                 self._reservation.outcome(OK, sent=True)
             if self.exchange is not None and self.exchange.unnamed is not None and not stream.error:
-                self._name(stream, self.exchange)
+                _name(stream, self.exchange)
             if request.wishes and stream.app.receipts is not None and wants_receipt(request.headers):
-                set_headers = self._with_receipt(stream, stream.app.receipts, request, decision, set_headers)
+                set_headers = _with_receipt(stream, self._pipeline, request, decision, set_headers)
         metadata = b""
         if last:  # plugins are called first, because their metadata go with these headers
             self._complete(stream)
@@ -130,13 +129,6 @@ class ResponsePhase:
         secondary = self._reservation is not None and self._reservation.secondary
         stream.passing = stream.duplex and not (self._streaming or secondary or self._restorer)
 
-    def _name(self, stream: Shell, exchange: Exchange) -> None:
-        """Counts a request with new names, because a model server serves it. A fault here does not disturb the answer."""
-        try:
-            exchange.served()
-        except Exception as problem:
-            stream.fault(problem)
-
     def _served_by(self, gateway: Mapping[str, object] | None, decision: Decision) -> Mapping[str, object] | None:
         """Moves the reservation if the gateway names another endpoint that serves the request.
 
@@ -153,24 +145,6 @@ class ResponsePhase:
             self._reservation.move(served.slot)
             decision.targets = (served, *(target for target in decision.targets if target is not served))
         return gateway
-
-    def _with_receipt(
-        self,
-        stream: Shell,
-        receipts: Receipts,
-        request: Request,
-        decision: Decision,
-        set_headers: Mapping[str, str] | None,
-    ) -> Mapping[str, str] | None:
-        """Returns the headers for the client, with the receipt of the decision. A fault here does not disturb the answer."""
-        if self._pipeline is None:
-            return set_headers
-        try:
-            receipt = receipts(self._pipeline, request, decision)
-        except Exception as problem:  # scorers are called again
-            stream.fault(problem)
-            return set_headers
-        return {**(set_headers or {}), RECEIPT: receipt}
 
     def _read_headers(
         self,
@@ -409,3 +383,30 @@ class ResponsePhase:
 def _number(status: str) -> int:
     """Returns the status as a number; 0 if it is none."""
     return int(status) if len(status) == STATUS_DIGITS and status.isascii() and status.isdecimal() else 0
+
+
+def _name(stream: Shell, exchange: Exchange) -> None:
+    """Counts a request with new names, because a model server serves it. A fault here does not disturb the answer."""
+    try:
+        exchange.served()
+    except Exception as problem:
+        stream.fault(problem)
+
+
+def _with_receipt(
+    stream: Shell,
+    pipeline: Pipeline | None,
+    request: Request,
+    decision: Decision,
+    set_headers: Mapping[str, str] | None,
+) -> Mapping[str, str] | None:
+    """Returns the headers for the client, with the receipt of the decision. A fault here does not disturb the answer."""
+    receipts = stream.app.receipts
+    if pipeline is None or receipts is None:
+        return set_headers
+    try:
+        receipt = receipts(pipeline, request, decision)
+    except Exception as problem:  # scorers are called again
+        stream.fault(problem)
+        return set_headers
+    return {**(set_headers or {}), RECEIPT: receipt}

@@ -454,6 +454,9 @@ def series_schema_of(group: Group, *, lanes: int) -> SeriesSchema:
     )
 
 
+SEATS_USUAL: Final = 64  # of workers, for which `unit_bytes` counts
+
+
 def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
     """Computes how many bytes the segments grow per unit. `columns`: the numeric columns of an endpoint."""
     entries, endpoints = 1 << 16, 1 << 10
@@ -474,7 +477,7 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
         + spares
         + decisions.schema(1).bytes
         + profiles.schema(1).bytes
-        + FlowSchema(BANDS_MAX, 1).lane_bytes
+        + FlowSchema(BANDS_MAX, SEATS_USUAL).lane_bytes  # it grows with the number of seats
         + StartsSchema(endpoints, 1).bytes
         + PrefillsSchema(1).bytes
         + answers_schema_of(endpoints, 1).row_bytes

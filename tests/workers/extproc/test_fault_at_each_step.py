@@ -13,10 +13,13 @@ from epp.plugin import NoParams, PreRequest, ResponseComplete
 from epp.plugins.producers.inflight import InflightLoad
 from epp.request import Request
 from tests.fakes import FakeServices
+from tests.modes import interpreted_only
 from tests.pair import Envoy, Pair
 from tests.workers.extproc.streams import USAGE, Remembers
 from tests.workers.extproc.test_evicted_stream import Tracked
 from tests.workers.extproc.test_stages import BODY, pair
+
+pytestmark = interpreted_only("breaks steps of the request path")
 
 
 class Injected(Exception):

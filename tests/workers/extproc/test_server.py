@@ -97,7 +97,7 @@ def test_usage_of_the_model_server_reaches_plugins_and_counters() -> None:
     ]
 
 
-@pytest.mark.parametrize("status", ["5" * 6_000, "", "20", "2x0", "٢٠٠"])
+@pytest.mark.parametrize("status", ["5" * 6_000, "20", "2x0", "٢٠٠"])
 def test_a_status_that_is_not_three_digits_is_0(status: str) -> None:
     remembers = Remembers()
     envoy = pair(remembers).open()

@@ -12,6 +12,7 @@ import pytest
 from epp.metrics import Group
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUES, FLOW_REQUESTS
 from shm.flow_lanes import PENDING, WAITING, WAITING_BYTES
+from tests.modes import interpreted_only
 from tests.workers.flow_world import SentRequest, World, objective, rewrite, until, world
 from workers.flow.flow_control import QueuedRequest
 from workers.flow.metrics import FlowMetrics
@@ -389,6 +390,7 @@ def test_idle_flows_need_one_timer_when_no_request_waits(tmp_path: Path) -> None
     run(test)
 
 
+@interpreted_only("replaces a method")
 @pytest.mark.parametrize(("broken", "waits"), [("passed", False), ("enters", True), ("leaves", True), ("ended", True)])
 def test_a_fault_while_a_request_is_counted_leaves_nothing_pending_or_waiting(
     broken: str, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from epp.config.load import load
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from tests.fakes import FakePool, candidates
+from tests.modes import interpreted_only
 from tests.pair import Pair
 from workers.process.layout import CANDIDATE, GENERATION
 from workers.worker.adoption import AGAIN_S, FREE_AFTER_S, FREE_AT, Adoption
@@ -75,6 +76,7 @@ def test_many_are_freed_together_while_changes_go_on(freed: list[int]) -> None:
     asyncio.run(change())
 
 
+@interpreted_only("replaces the part that loads")
 def test_a_configuration_that_cannot_be_used_and_stays_in_force_is_tried_again_after_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -138,12 +138,12 @@ class _Reading:
         if traced is not None:
             self._add(traced)
 
-    def end(self, warn: Callable[[str], object]) -> Recording:
+    def end(self, say: Callable[[str], object]) -> Recording:
         for traced in self._trace.unfinished():
             self._add(traced)
         told = self._lengths.told()
         if told.estimated:
-            warn(str(told))
+            say(str(told))
         for at, size in self._estimated:
             output = self._lengths.output(self.asked[at].model, size)
             self.asked[at] = msgspec.structs.replace(self.asked[at], output=output)
