@@ -107,7 +107,7 @@ class OddServer:
 
 
 def without_families(page: str) -> str:
-    return re.sub(r"^.*(num_requests|cache_usage).*\n", "", page, flags=re.MULTILINE)
+    return re.sub(r"^.*vllm:.*\n", "", page, flags=re.MULTILINE)
 
 
 def without_caching(page: str) -> str:
