@@ -20,7 +20,7 @@ from tests.pair import Series
 from workers.shared.recording.files import RecordFiles
 from workers.shared.recording.limits import FRAME_BYTES, Frame, Limits
 from workers.telemetry.recorder import Recorder, RecordSender
-from workers.telemetry.request_metrics import Exchange
+from workers.telemetry.request_metrics import Cell, Exchange
 from workers.transport.interface import Clock
 
 SECRET = 7
@@ -58,12 +58,12 @@ class Writer:
         self, number: int, slot: int, at: float, first_s: float, now: float, usage: Usage | None, status: int = 200
     ) -> None:
         """Records the end of a request. `first_s`: NaN if there was no answer."""
-        exchange = Exchange(self._metrics, FIRST_BLOCK, at, 0)
+        exchange = Exchange(self._metrics, Cell(0, 0, FIRST_BLOCK), at, 0)
         exchange.usage, exchange.recorded, exchange.streaming, exchange.whole = usage, number, True, status == 200
         if not math.isnan(first_s):
             self._clock.now = at + first_s
             exchange.chunk(1)
-        decision = Decision([Endpoint("", "", "", 0, slot=slot)])
+        decision = Decision([Endpoint(name="", namespace="", host="127.0.0.1", port=1, slot=slot)], {}, "default")
         self._recorder.ended(exchange, Request(id="", path="", headers={}, now=now), decision, status, now)
 
     def scraped(self, now: float, rows: Sequence[Sequence[float]], states: Sequence[int]) -> None:

@@ -73,7 +73,9 @@ def _asked(options: "Options", offered: bytes) -> Answer:
 def _read(reader: int) -> Answer:
     """Reads the child's answer. A child that ends or hangs without one is an answer, too."""
     deadline, data = time.monotonic() + WAIT_S, b""
-    while (left := deadline - time.monotonic()) > 0 and select.select([reader], [], [], left)[0]:
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
         part = os.read(reader, ANSWER_BYTES_MAX)
         if not part:
             break
