@@ -34,9 +34,8 @@ Violated = Callable[[Point, Plugin, Access], None]
 Remark = Callable[[Plugin, str], None]
 Name = str | tuple[str, str]
 Data = MutableMapping[Name, Any]
-_WITH_CANDIDATES = frozenset(
-    (Point.SCREENER, Point.PRODUCER, Point.ADMITTER, Point.FILTER, Point.SCORER, Point.PICKER)
-)  # the arguments of their calls begin with (request, candidates)
+# the arguments of their calls begin with (request, candidates)
+_WITH_CANDIDATES = frozenset((Point.SCREENER, Point.PRODUCER, Point.ADMITTER, Point.FILTER, Point.SCORER, Point.PICKER))
 
 
 def declared(plugins: Iterable[Plugin]) -> tuple[Metric, ...]:

@@ -102,9 +102,8 @@ class Pipeline:
     response_received: tuple[Callable[[Request, Decision, Response], None], ...]
     response_streaming: tuple[Callable[[Request, Decision], None], ...]
     response_complete: tuple[Callable[[Request, Decision, Response], None], ...]
-    every_chunk: tuple[
-        Callable[[Request, Decision], None], ...
-    ] = ()  # the calls of `response_streaming`, without those of `first_chunk_only` plugins
+    # the calls of `response_streaming`, without those of `first_chunk_only` plugins
+    every_chunk: tuple[Callable[[Request, Decision], None], ...] = ()
     plugins: Mapping[str, Plugin] = field(default_factory=dict)
     owners: Mapping[int, Plugin] = field(default_factory=dict)  # `id(call)` -> its plugin
     reads_response: bool = False  # whether a plugin reads the headers of every response

@@ -7,9 +7,8 @@ from epp.plugin_base import Plugin
 
 P = TypeVar("P", bound=type[Plugin])
 REGISTERED: dict[str, type[Plugin]] = {}
-BUILT_IN: dict[
-    str, str
-] = {}  # type -> the module that defines it, imported or not; `epp.config.registry` reads this from the sources
+# type -> the module that defines it, imported or not; `epp.config.registry` reads this from the sources
+BUILT_IN: dict[str, str] = {}
 OWN_PACKAGE: Final = "epp.plugins."
 
 

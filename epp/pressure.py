@@ -28,9 +28,8 @@ class _Known:
         waiting = snapshot.values.get(WAITING.name, np.full_like(nothing, np.nan))
         reported = fresh & np.isfinite(waiting)
         self.scraped: Floats = np.maximum(np.where(reported, waiting, 0.0), 0.0)
-        self.before: Floats = np.where(
-            reported, snapshot.counted_at_scrape - self.scraped, 0.0
-        )  # requests that were in flight at the scrape and did not wait
+        # requests that were in flight at the scrape and did not wait
+        self.before: Floats = np.where(reported, snapshot.counted_at_scrape - self.scraped, 0.0)
         kv = snapshot.values.get(KV_USAGE.name, nothing)
         self.kv: Floats = np.maximum(np.where(fresh & np.isfinite(kv), kv, 0.0), 0.0)
         self.least: Floats = np.maximum(self.scraped / waiting_full, self.kv / kv_full)

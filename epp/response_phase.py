@@ -17,9 +17,8 @@ from epp.plugin import Plugin, ResponseComplete, ResponseReceived, ResponseStrea
 FULL: Final = "full"
 NONE: Final = "none"
 PHASES: Final = (FULL, NONE)
-IN_FLIGHT: Final = frozenset(
-    key.name for key in (INFLIGHT_REQUESTS, INFLIGHT_TOKENS, WAITING)
-)  # WAITING includes the requests sent since the last scrape
+# WAITING includes the requests sent since the last scrape
+IN_FLIGHT: Final = frozenset(key.name for key in (INFLIGHT_REQUESTS, INFLIGHT_TOKENS, WAITING))
 RESPONSE_POINTS: Final = (ResponseReceived, ResponseStreaming, ResponseComplete)
 
 

@@ -13,9 +13,8 @@ from epp.protocol.codec import field, varint
 from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest.h2_client import ClientStream
 
-REQUEST_HEADERS, RESPONSE_HEADERS, REQUEST_BODY, RESPONSE_BODY = (
-    number << 3 | 2 for number in (1, 2, 3, 4)
-)  # first bytes of answers
+# first bytes of answers
+REQUEST_HEADERS, RESPONSE_HEADERS, REQUEST_BODY, RESPONSE_BODY = (number << 3 | 2 for number in (1, 2, 3, 4))
 IMMEDIATE: Final = 7 << 3 | 2
 KINDS: Final = {
     "request_headers": REQUEST_HEADERS,

@@ -83,9 +83,8 @@ class Capacity:
         self._entries = entries
         self._ages = ages
         self._held = np.zeros(OWNER_IDS, dtype=np.int64)  # zeros take no memory until they are written
-        self._most = np.zeros(
-            OWNER_IDS, dtype=np.int64
-        )  # owner -> number of blocks above which it loses its oldest entries; filled for ids below `_top`
+        # owner -> number of blocks above which it loses its oldest entries; filled for ids below `_top`
+        self._most = np.zeros(OWNER_IDS, dtype=np.int64)
         self._kept = np.zeros(OWNER_IDS, dtype=np.int64)  # the number of blocks that remain after the removal
         self._top = 0  # all owners with a limit have lower ids
         self._over_max = max(1, min(OVER_MAX, SCANNED_MAX // len(entries)))

@@ -167,9 +167,8 @@ def _serving(part: Part | None, series: SeriesSchema) -> Callable[[int], bool]:
     if part is None or not isinstance(part.schema, LaneSchema):
         return lambda _lane: True
     lanes = Lanes(part.schema, part.region)
-    first = (
-        part.schema.lanes - series.lanes
-    )  # 1 for series that only workers write: they have no lane of the supervisor
+    # 1 for series that only workers write: they have no lane of the supervisor
+    first = part.schema.lanes - series.lanes
     return lambda lane: lanes.serving(first + lane)
 
 

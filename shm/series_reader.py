@@ -167,9 +167,8 @@ class SeriesReader:
         """Take note of blocks of a lane that are new, at most BLOCKS_AT_ONCE. Return whether more are left."""
         cells = self._ints[lane]
         changed, lives = self._changed(lane)
-        new = [
-            block for block in changed if block not in self._met[lane]
-        ]  # the others were freed after `_forget` has looked
+        # the others were freed after `_forget` has looked
+        new = [block for block in changed if block not in self._met[lane]]
         for block in new[:BLOCKS_AT_ONCE]:
             labels = labels_of(cells[block, : self.schema.values_at].tobytes(), self.schema)
             fence.order()

@@ -83,9 +83,8 @@ def as_document(written: WrittenConfig, assembly: Assembly) -> dict[str, Any]:
         },
     }
     section = {} if assembly.flow is None else _flow_section(assembly.flow)
-    if (
-        assembly.saturation is not None and assembly.saturation.name in assembly.plugins
-    ):  # otherwise the detector is the default, which the file does not list
+    # otherwise the detector is the default, which the file does not list
+    if assembly.saturation is not None and assembly.saturation.name in assembly.plugins:
         section = {"saturationDetector": _ref(assembly.saturation.name)} | section
     if section:
         effective["flowControl"] = section

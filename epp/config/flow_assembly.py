@@ -42,9 +42,8 @@ EVICTION_FILTER: Final = "sheddable-eviction-filter"
 EVICTION_ORDER: Final = "priority-then-time-eviction-order-policy"
 QUEUES: Final = ("fifo-queue", "priority-queue")  # in the order in which they are tried
 DEFAULTS: Final = frozenset((ORDERING, FAIRNESS, DISPLACEMENT, USAGE_LIMIT, *QUEUES))
-IMPLIED: Final = frozenset(
-    (EVICTION_FILTER, EVICTION_ORDER)
-)  # these types are experimental, so the effective configuration does not list them
+# these types are experimental, so the effective configuration does not list them
+IMPLIED: Final = frozenset((EVICTION_FILTER, EVICTION_ORDER))
 POLICIES: Final = (
     FlowQueue, OrderingPolicy, FairnessPolicy, DisplacementPolicy, UsageLimitPolicy, EvictionFilter, EvictionOrder,
 )  # fmt: skip

@@ -374,9 +374,8 @@ def _response_phase(reader: _Reader, node: Node | None, written: WrittenConfig) 
 
 def _bands(reader: _Reader, node: Node | None) -> tuple[BandEntry, ...]:
     bands: list[BandEntry] = []
-    read: list[
-        BandEntry
-    ] = []  # bands without an error; a band with an unreadable priority is left out, because its priority 0 would look like a duplicate
+    # bands without an error; a band with an unreadable priority is left out, because its priority 0 would look like a duplicate
+    read: list[BandEntry] = []
     for index, child in enumerate(reader.sequence(node, "flowControl.priorityBands")):
         what = f"flowControl.priorityBands[{index}]"
         before = len(reader.findings.errors)

@@ -37,9 +37,8 @@ from epp.plugin import (
 )  # fmt: skip
 
 BAND: Final = "flowControl.defaultPriorityBand"
-REFERENCES: Final[
-    Mapping[type[Plugin], str]
-] = {  # kind -> the field that refers to plugins of this kind; filters, scorers and pickers are in profiles
+# kind -> the field that refers to plugins of this kind; filters, scorers and pickers are in profiles
+REFERENCES: Final[Mapping[type[Plugin], str]] = {
     FlowQueue: f"{BAND}.queueRef",
     OrderingPolicy: f"{BAND}.orderingPolicyRef",
     FairnessPolicy: f"{BAND}.fairnessPolicyRef",

@@ -63,9 +63,8 @@ class ReplicasNeeded:
         self._weight = 0.0  # of the readings in the smoothed values, which begin at 0
         self._finished = 0
         self._fell_at = self._grew_at = -inf
-        self._most: deque[tuple[float, float]] = deque(
-            maxlen=ceil(FALL_S / PART_S)
-        )  # (begin of a part, most work in it)
+        # (begin of a part, most work in it)
+        self._most: deque[tuple[float, float]] = deque(maxlen=ceil(FALL_S / PART_S))
 
     def read(self, now: Reading) -> None:
         """Takes a reading. One per second is enough, and one in ten seconds is too few for a steady number."""

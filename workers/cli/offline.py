@@ -206,9 +206,8 @@ def _read(path: str) -> tuple[list[Entry], list[Known]]:
     assert isinstance(root.value, dict)  # `parse_file` has checked it
     listed, entries = root.value["endpoints"].value, parsed.entries
     assert isinstance(listed, list)
-    if parsed.faults or len(listed) != len(
-        entries
-    ):  # fewer endpoints than entries: the remarks say which one is given twice
+    # fewer endpoints than entries: the remarks say which one is given twice
+    if parsed.faults or len(listed) != len(entries):
         raise OfflineError(str(DiscoveryError([*parsed.faults, *parsed.remarks])))
     known = [
         parameters.decode(Known, node, f"endpoint '{entry.name}'", node.place, findings)

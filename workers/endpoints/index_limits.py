@@ -49,14 +49,12 @@ class IndexLimits:
         self._index = index
         self._use = use
         self._sizes: dict[int, int] = {}  # owner -> blocks in the server's cache by its metrics; 0: not known
-        self._limits: dict[
-            int, int
-        ] = {}  # owner -> blocks in the server's cache, by which its limits were set; 0: not known
+        # owner -> blocks in the server's cache, by which its limits were set; 0: not known
+        self._limits: dict[int, int] = {}
         numeric = [column.name for column in wanted if column.type is not frozenset]
         tuned = [tier.blocks for tier in use.tiers if tier.auto_tune] if use is not None else []
-        self._configured = max(
-            tuned, default=0
-        )  # the highest limit with `autoTune` while the size is not known; 0: no `autoTune`
+        # the highest limit with `autoTune` while the size is not known; 0: no `autoTune`
+        self._configured = max(tuned, default=0)
         self._tokens_at = numeric.index(CACHE_TOKENS.name) if tuned and CACHE_TOKENS.name in numeric else 0
         self._present = 1 << self._tokens_at if tuned and CACHE_TOKENS.name in numeric else 0
 

@@ -104,9 +104,8 @@ class Outliers:
         self._slots = self._before.outcomes.shape[1]
         self._kinds: dict[int, Evidence] = {}
         self._outcomes: Floats = np.zeros(self._before.outcomes.shape)  # of all kinds together, faded
-        self._fresh: Floats = np.zeros(
-            self._slots
-        )  # failed answers per slot, faded, without those from before an ejection
+        # failed answers per slot, faded, without those from before an ejection
+        self._fresh: Floats = np.zeros(self._slots)
         self._accused: dict[int, Accused] = {}
         self._steps: dict[int, int] = {}
         self._reasons: dict[int, tuple[str, str]] = {}  # of the slots that are failing: cause and evidence

@@ -16,9 +16,8 @@ from epp.request import Request
 from shm.answers import FAILED, SENT, AnswersWriter
 from workers.endpoints.outliers import CLIENT_ERROR, OTHERS, OUTCOMES, SERVER_ERROR
 
-NOT_COUNTED: Final = (
-    0  # how a request was counted when it was sent: not, as one of all kinds, or also as one of its kind
-)
+# how a request was counted when it was sent: not, as one of all kinds, or also as one of its kind
+NOT_COUNTED: Final = 0
 NOTED: Final = 1
 BY_KIND: Final = 2
 IDLE_S: Final = 60.0

@@ -71,9 +71,8 @@ class ResponsePhase:
         self._begun_at = 0.0
         self._whole = False
         self._empty = False
-        self._streaming: tuple[
-            Callable[[Request, Decision], None], ...
-        ] = ()  # calls of the plugins that see the next chunk
+        # calls of the plugins that see the next chunk
+        self._streaming: tuple[Callable[[Request, Decision], None], ...] = ()
         self.exchange: Exchange | None = None
         self.scanner: Scanner | None = None
         self.taken = 0.0  # the time that this process has spent on chunks, in seconds

@@ -85,9 +85,8 @@ class KubernetesDiscovery:
         self._pods: Reflector[Pod] | None = None
         self._following: asyncio.Task[None] | None = None
         self._seen: dict[str, Pod] = {}  # all known pods, by the present selector or the one before
-        self._specs: dict[
-            str, tuple[EndpointSpec, ...]
-        ] = {}  # by the name of the pod; without pods that have no endpoint
+        # by the name of the pod; without pods that have no endpoint
+        self._specs: dict[str, tuple[EndpointSpec, ...]] = {}
         self._applied = False  # whether the endpoints of this pool were applied at least once
         self._due: asyncio.TimerHandle | None = None
         self._free_at = 0.0

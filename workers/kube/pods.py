@@ -21,9 +21,8 @@ from workers.kube.selector import Selector
 ACTIVE_PORTS: Final = "llm-d.ai/active-ports"
 ACTIVE_PORTS_LEGACY: Final = "inference.networking.k8s.io/active-ports"
 LABEL_CHARS_MAX: Final = 512  # Kubernetes allows 317 for the key and 63 for the value
-LABELS_CHARS_MAX: Final = (
-    16 << 10
-)  # of all labels of a pod: the supervisor encodes those of all endpoints at each change
+# of all labels of a pod: the supervisor encodes those of all endpoints at each change
+LABELS_CHARS_MAX: Final = 16 << 10
 PORTS_CHARS_MAX: Final = 4096  # of the annotation
 DIGITS_END: Final = 16  # a number with so many digits cannot be a port, and is not parsed
 

@@ -63,9 +63,8 @@ class Holdings:
         self.owners_changed = False  # workers must learn new owner ids at once; the caller sets this back to False
         self._roots: dict[tuple[str, int], int] = {}
         self._age = 0  # the age of the index at the last flush
-        self._pending: list[
-            tuple[Hashes, int, bool]
-        ] = []  # the changes in their order: links, their owner, whether the owner holds the blocks
+        # the changes in their order: links, their owner, whether the owner holds the blocks
+        self._pending: list[tuple[Hashes, int, bool]] = []
         self._pending_blocks = 0
 
     def change(self, links: Hashes, owner: int, held: bool) -> None:
@@ -151,9 +150,8 @@ class Holder:
         self.group = group
         self._groups: dict[int, str] = {} if group is None else {group: "full_attention"}
         self._adapters: dict[int | str, str] = {}  # the engine's id of an adapter -> its name
-        self._nameless: set[int | str] = (
-            set()
-        )  # ids of adapters whose blocks were skipped, because no event has named them
+        # ids of adapters whose blocks were skipped, because no event has named them
+        self._nameless: set[int | str] = set()
 
     @property
     def tiers(self) -> list[Tier]:

@@ -170,9 +170,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         """Sends a piece of a page, the first one together with the head."""
-        if (
-            self._transport.is_closing()
-        ):  # the transport knows that the client is gone before `connection_lost` is called
+        # the transport knows that the client is gone before `connection_lost` is called
+        if self._transport.is_closing():
             return
         self._transport.write(self._begin_page() + (self._state.send(h11.Data(data=data)) or b""))
 

@@ -183,9 +183,8 @@ class Reloads:
             self.ask()
         elif report.generation and report.text:
             why = f"{child} cannot use it: {report.text}"
-            if (
-                report.generation == self._generations.number != self._stays
-            ):  # the child tries one that stays again and again
+            # the child tries one that stays again and again
+            if report.generation == self._generations.number != self._stays:
                 self._go_back(why, now)
             elif report.generation == self._tryout.number:
                 self._take_back(why, now)

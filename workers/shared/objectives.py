@@ -133,9 +133,8 @@ class ObjectivesView:
     def priority(self, objective: str) -> int | None:
         """Returns the priority of the objective; None if the objective is unknown."""
         version = self._words[self._at]
-        if (
-            version != self._tried
-        ):  # once per version, because a document that another program has overwritten is slow to read
+        # once per version, because a document that another program has overwritten is slow to read
+        if version != self._tried:
             self._tried = version
             self.look()
         return self._priorities.get(objective)

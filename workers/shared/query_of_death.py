@@ -29,12 +29,10 @@ from workers.host.exit_codes import INTENDED
 
 DECIDING: Final = "deciding"  # a gauge in a worker's lane
 PLACES: Final = 32
-TRIED: Final = tuple(
-    f"tried_{place}" for place in range(PLACES)
-)  # gauges in a worker's lane, one per place of the table
-WORDS: Final = (
-    1 + PLACES
-)  # how many places are used, then the fingerprint in each place: negative if it is listed, 0 if it is free
+# gauges in a worker's lane, one per place of the table
+TRIED: Final = tuple(f"tried_{place}" for place in range(PLACES))
+# how many places are used, then the fingerprint in each place: negative if it is listed, 0 if it is free
+WORDS: Final = 1 + PLACES
 MEMORY_S: Final = 600.0
 LISTED_S: Final = 600.0
 HARMLESS: Final = 16

@@ -60,9 +60,8 @@ _MENTION: Final = TRACEPARENT.encode()
 _STATE: Final = TRACESTATE.encode()
 _NEEDLE: Final = codec.needle(TRACEPARENT)
 _FORM: Final = re.compile("(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_UNSAMPLED: Final = re.compile(
-    "00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]"
-)  # the most frequent form
+# the most frequent form
+_UNSAMPLED: Final = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]")
 _LOW_BITS: Final = (1 << 64) - 1
 _DEPTH_REQUEST: Final = 1
 _DEPTH_ORCHESTRATION: Final = 2

@@ -366,9 +366,8 @@ class FieldKinds(dict[Field, Kind]):
 
     def __missing__(self, field: Field) -> Kind:
         kind = field_kind(field)
-        if (
-            kind is not Kind.TIMEOUT and len(field[0]) + len(field[1]) <= REMEMBERED_FIELD_BYTES
-        ):  # timeouts seldom repeat
+        # timeouts seldom repeat
+        if kind is not Kind.TIMEOUT and len(field[0]) + len(field[1]) <= REMEMBERED_FIELD_BYTES:
             if len(self) >= REMEMBERED_FIELDS:
                 self.clear()
             self[field] = kind

@@ -449,9 +449,8 @@ class Server:
         if not speaks_plaintext(begin):
             return True
         self.on_abuse(f"{PLAINTEXT_PEER}, from {_host(accepted)}")
-        accepted.recv(
-            DISCARDED_BYTES
-        )  # unread bytes would make TCP reset the connection, and the peer could lose the answer
+        # unread bytes would make TCP reset the connection, and the peer could lose the answer
+        accepted.recv(DISCARDED_BYTES)
         if speaks_http1(begin):
             accepted.send(http1_answer(begin, secure=True))
         accepted.shutdown(socket.SHUT_WR)

@@ -95,9 +95,8 @@ class Profiler:
 
     def _stop(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(
-            signal.SIGPROF, signal.SIG_IGN
-        )  # the default would end the process if one signal is still on its way
+        # the default would end the process if one signal is still on its way
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
         self._sampler = None
 
     def _end(self, question: Question) -> None:

@@ -49,9 +49,8 @@ class RewritesView:
     def present(self) -> Rewriting | None:
         """Returns what the present rules do; None if there are no rules. Called for each request."""
         version = self._words[self._at]
-        if (
-            version != self._tried
-        ):  # once per version, because a document that another program has overwritten is slow to read
+        # once per version, because a document that another program has overwritten is slow to read
+        if version != self._tried:
             self._tried = version
             self.look()
         return self._rewriting

@@ -130,9 +130,8 @@ def crowded(body: bytes | memoryview) -> bool:
         if len(at) > left >> 3:
             before, after = codes[at - 1], codes[np.minimum(at + 1, size - 1)]
             member = (before == COLON) | ((before == BLANK) & (codes[at - 2] == COLON))
-            opens = (
-                (after == QUOTE) | (after == CLOSED) | (after <= BLANK)
-            )  # a brace within a string is not followed by a quote, because quotes are escaped there
+            # a brace within a string is not followed by a quote, because quotes are escaped there
+            opens = (after == QUOTE) | (after == CLOSED) | (after <= BLANK)
             left -= int(np.count_nonzero(opens & ~member))
         else:
             left -= len(at)

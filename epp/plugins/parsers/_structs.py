@@ -61,9 +61,8 @@ class Source(msgspec.Struct):
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
-Scalar: TypeAlias = (
-    str | int | float | bool | None
-)  # a single value: decoding a list or object could block the event loop
+# a single value: decoding a list or object could block the event loop
+Scalar: TypeAlias = str | int | float | bool | None
 
 
 class Body(msgspec.Struct):

@@ -13,9 +13,8 @@ from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
 from epp.request import Feature, Request
 
 GENERATE: Final = "inference/v1/generate"
-FEATURES_BYTES_MAX: Final = (
-    1 << 16
-)  # enough for hundreds of media; longer JSON is ignored, because decoding it would block the event loop
+# enough for hundreds of media; longer JSON is ignored, because decoding it would block the event loop
+FEATURES_BYTES_MAX: Final = 1 << 16
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 

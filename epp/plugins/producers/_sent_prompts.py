@@ -96,9 +96,8 @@ class SentPrompts:
         self._hit_bytes = hit_bytes
         self._turn = 0
         self.recent: deque[Sent] = deque(maxlen=RECENT_MAX)
-        self._unproven: dict[
-            int, int
-        ] = {}  # owner -> blocks that the index has learned of requests without a first token
+        # owner -> blocks that the index has learned of requests without a first token
+        self._unproven: dict[int, int] = {}
         self._roots: dict[tuple[str, str], int] = {}
 
     def match(self, request: Request, candidates: Candidates) -> None:

@@ -31,9 +31,8 @@ class LoraAffinity(Scorer):
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
         model = request.target_model
-        if (
-            candidates.snapshot is not self._snapshot or len(self._scores) >= MODELS_MAX
-        ):  # clients choose model names, so the cache is bounded
+        # clients choose model names, so the cache is bounded
+        if candidates.snapshot is not self._snapshot or len(self._scores) >= MODELS_MAX:
             self._snapshot, self._scores = candidates.snapshot, {}
         scores = self._scores.get(model)
         if scores is None:

@@ -91,9 +91,8 @@ class NoHitLru(FollowsMatches, Scorer, PreRequest):
     def before_send(self, request: Request, decision: Decision) -> None:
         by_profile = request[self._cold]
         runs = decision.runs
-        colds = (
-            [by_profile[name] for name in runs if name in by_profile] if by_profile else []
-        )  # `runs` has no shadow profiles
+        # `runs` has no shadow profiles
+        colds = [by_profile[name] for name in runs if name in by_profile] if by_profile else []
         if not colds or not colds[-1]:
             return
         self._use(runs[decision.primary])

@@ -136,9 +136,8 @@ class EncodedEndpoint:
 
     def answered(self, decision: Decision, response: Response) -> None:
         target = target_of(decision, self._profile)
-        if (
-            target is not None and response.status < ERRORS_FROM
-        ):  # an endpoint that fails requests shall not bind its clients
+        # an endpoint that fails requests shall not bind its clients
+        if target is not None and response.status < ERRORS_FROM:
             name = f"{target.namespace}/{target.name}"
             response.set_headers[self._header] = base64.b64encode(name.encode()).decode()
 

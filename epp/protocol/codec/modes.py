@@ -70,9 +70,8 @@ def response_body_passed(body: bytes | None, metadata: bytes) -> bytes:
     """
     if body is None and not metadata:
         return RESPONSE_BODY_UNCHANGED
-    changed = (
-        b"" if body is None else field(3, field(1, body) if body else b"\x10\x01")
-    )  # to replace the piece by no bytes, set clear_body
+    # to replace the piece by no bytes, set clear_body
+    changed = b"" if body is None else field(3, field(1, body) if body else b"\x10\x01")
     return framed(field(4, field(1, changed)) + metadata)
 
 

@@ -178,9 +178,8 @@ class Run:
             result = await self._ask(session, turn, conversation, pieces.append)
             self.results.append(result)
             if result.error:
-                await asyncio.sleep(
-                    THINK_S[1]
-                )  # do not repeat requests in a tight loop if the gateway refuses them at once
+                # do not repeat requests in a tight loop if the gateway refuses them at once
+                await asyncio.sleep(THINK_S[1])
             conversation.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     async def _ask(

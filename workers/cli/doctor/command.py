@@ -226,9 +226,8 @@ def _print(findings: Sequence[Finding], visit: Visit) -> None:
         echo(f"{found.severity:<{LABEL}} {found.title} [{found.rule}]")
         first, *further = found.evidence.split("\n")
         echo(f"{'':<{LABEL}} {first}")
-        echo_lines(
-            f"{'':<{LABEL}}   {line}" for line in further
-        )  # indented: a line of a hostile name is not taken for the fix
+        # indented: a line of a hostile name is not taken for the fix
+        echo_lines(f"{'':<{LABEL}}   {line}" for line in further)
         echo(f"{'':<{LABEL}} fix: {found.fix}")
         echo()
     errors = sum(found.severity == ERROR for found in findings)

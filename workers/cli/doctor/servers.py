@@ -104,9 +104,8 @@ def _where(document: Mapping[str, Any]) -> Callable[[str], str]:
 def _ask(name: str, address: str, where: Callable[[str], str]) -> Answer:
     context = ssl.create_default_context()
     context.check_hostname = False
-    context.verify_mode = (
-        ssl.CERT_NONE
-    )  # the picker checks certificates as it is configured; this command only reads numbers
+    # the picker checks certificates as it is configured; this command only reads numbers
+    context.verify_mode = ssl.CERT_NONE
     begun = time.monotonic()
     try:
         with urllib.request.urlopen(where(address), timeout=TIMEOUT_S, context=context) as answer:

@@ -253,9 +253,8 @@ def _window(requests: list[Asked], size: int) -> list[Asked]:
     end, most = start + size, min(start + LONGER * size, len(requests))
     ends = sorted(asked.at + asked.lasted_s for asked in requests[start:end])
     half = ends[len(ends) // 2] if ends else 0.0
-    while (
-        end < most and requests[end].at <= half
-    ):  # with long answers, more requests come before half of them have ended
+    # with long answers, more requests come before half of them have ended
+    while end < most and requests[end].at <= half:
         end += 1
     return requests[start:end]
 

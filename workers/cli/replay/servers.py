@@ -77,9 +77,8 @@ class Job:
         self.known = self.beyond = 0
         self.ready_at = 0.0
         self.left = 0  # tokens of the prompt that are not computed yet
-        self.needs = (
-            prompt + self.output
-        )  # tokens of the cache; once it runs, only those that no other request can share
+        # tokens of the cache; once it runs, only those that no other request can share
+        self.needs = prompt + self.output
 
     def again(self) -> "Job":
         """Returns the same request for another server."""

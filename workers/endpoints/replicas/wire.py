@@ -32,9 +32,8 @@ TOKENS_MAX: Final = 1 << 40
 RUNS_MAX: Final = 1 << 12  # runs of hashes of one endpoint in one message
 BANDS_MAX: Final = 64
 HASH_MASK: Final = (1 << 63) - 1
-ROW: Final = struct.Struct(
-    "<QIQ"
-)  # endpoint, requests, tokens; mostly few rows, for which this is faster than an array
+# endpoint, requests, tokens; mostly few rows, for which this is faster than an array
+ROW: Final = struct.Struct("<QIQ")
 
 EPOCH_MAX: Final = (1 << 62) - 1
 EPOCH_FOLLOWED_MAX: Final = 1 << 40  # no store counts so far; a higher number is a lie, and no replica goes above it

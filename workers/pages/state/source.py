@@ -393,9 +393,8 @@ class Source:
         if part is None or not isinstance(part.schema, SeriesSchema):
             return None
         lanes = self.lanes
-        return SeriesReader(
-            part.schema, part.region, serving=lambda index: lanes.serving(index + 1)
-        )  # lane 0 is the supervisor's
+        # lane 0 is the supervisor's
+        return SeriesReader(part.schema, part.region, serving=lambda index: lanes.serving(index + 1))
 
     def _part(self, parts: Mapping[str, Part], kind: type[S]) -> tuple[S, Region]:
         for part in parts.values():

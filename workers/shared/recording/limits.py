@@ -2,9 +2,8 @@
 
 from typing import Final, NamedTuple
 
-FRAME_BYTES: Final = (
-    512 << 10
-)  # a frame is written when it has this size: it compresses well, and a reader needs little memory
+# a frame is written when it has this size: it compresses well, and a reader needs little memory
+FRAME_BYTES: Final = 512 << 10
 
 
 class Limits(NamedTuple):
