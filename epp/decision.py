@@ -8,6 +8,9 @@ from typing import Final, Protocol
 
 from epp.candidates import Candidates, Endpoint, Scores
 
+ERRORS_FROM: Final = 400  # an HTTP status from here on is an error (RFC 9110, 15)
+SERVER_ERRORS_FROM: Final = 500
+
 
 class ProfileRun:
     """Holds the result of one run of one profile.

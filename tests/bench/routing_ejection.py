@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from epp.candidates import Floats, Mask
+from epp.decision import ERRORS_FROM, SERVER_ERRORS_FROM
 from epp.request import Request
 from shm.answers import AnswersReader, AnswersSchema, AnswersWriter
 from shm.segment import Region
@@ -19,8 +20,6 @@ from workers.extproc.answer_counts import NOT_COUNTED, AnswerCounts, outcome_of
 
 SWEEP_S = 0.005
 OK = 200
-ERRORS_FROM = 400
-SERVER_ERRORS_FROM = 500
 DOWN_REFUSALS = 2  # refused scrapes in a row after which an endpoint gets no requests
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
+from epp.decision import SERVER_ERRORS_FROM
 from epp.request import Request
 from shm.answers import FAILED, SENT, AnswersWriter
 from workers.endpoints.outliers import CLIENT_ERROR, OTHERS, OUTCOMES, SERVER_ERROR
@@ -23,7 +24,6 @@ BY_KIND: Final = 2
 IDLE_S: Final = 60.0
 REMEMBERED_MAX: Final = 1024  # failed requests
 KIND_MASK: Final = (1 << 63) - 1
-SERVER_ERRORS_FROM: Final = 500
 
 
 class AnswerCounts:

@@ -3,15 +3,13 @@
 from typing import Final
 
 from compiled.calls import increase
-from epp.decision import Decision, Ticket
+from epp.decision import ERRORS_FROM, SERVER_ERRORS_FROM, Decision, Ticket
 from epp.flow.eviction import Victim
 from epp.request import Request
 from workers.endpoints.ejection import CONNECTION_POINTS
 from workers.extproc.answer_counts import NOT_COUNTED, outcome_of
 from workers.extproc.app import App
 
-ERRORS_FROM: Final = 400
-SERVER_ERRORS_FROM: Final = 500
 NOT_IMPLEMENTED: Final = 501
 NOWHERE: Final = -1  # the slot of a request that is not counted at an endpoint
 

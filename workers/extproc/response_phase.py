@@ -11,7 +11,7 @@ from typing import Final
 
 from compiled.calls import find
 from epp.client_headers import wants_receipt
-from epp.decision import SERVED, Decision, Response, Usage
+from epp.decision import ERRORS_FROM, SERVED, SERVER_ERRORS_FROM, Decision, Response, Usage
 from epp.errors import blame
 from epp.pipeline import Pipeline
 from epp.plugin import Parser
@@ -36,9 +36,7 @@ MODEL_SERVER_ERROR: Final = "ModelServerError"
 STATUS_DIGITS: Final = 3
 OK: Final = 200
 OK_TEXT: Final = "200"
-SERVER_ERRORS_FROM: Final = 500
 DATE: Final = b"\x0a\x04date"
-ERRORS_FROM: Final = 400
 ERROR_STATUS: Final = "4"  # a status of three digits is an error if, compared as text, it is not less
 # The tag and the length before the payload of a message take 2 to 6 bytes. If more bytes precede it, the message has other fields.
 SHORTEST_ENVELOPE: Final = 6

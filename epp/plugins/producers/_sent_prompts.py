@@ -10,7 +10,7 @@ from typing import Final
 from compiled.calls import by_row
 from epp.candidates import Candidates, Snapshot
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Datum
-from epp.decision import Decision, ProfileRun, Response
+from epp.decision import ERRORS_FROM, Decision, ProfileRun, Response
 from epp.plugin import Hashes, Measure, Prefills, PrefixIndex
 from epp.prefix.blocks import block_hashes, landmarks, root, with_media
 from epp.prefix.match import Capacity, Prefill, PrefixMatch, joined
@@ -24,7 +24,6 @@ PROMPTS_MAX: Final = 64  # prompts of one request that are matched
 REFRESH_EVERY: Final = 8
 RECENT_MAX: Final = 256
 LONG_BLOCKS: Final = 512  # a chain pushes one more of the remembered chains out for each so many blocks
-ERRORS_FROM: Final = 400
 COMPARED_MAX: Final = 256  # remembered chains with which the chains of one failed request are compared
 # What one worker teaches the index of requests without a first token is at most this share of an endpoint's capacity, so that requests
 # that the server refuses displace nothing: the index may have a twentieth more than the capacity. But it may always be so many blocks.

@@ -33,14 +33,13 @@ from xxhash import xxh3_64_intdigest
 from compiled.classes import subclassed
 from epp.candidates import Candidates, Endpoint, Roster
 from epp.data import Datum
-from epp.decision import Decision, Response
+from epp.decision import ERRORS_FROM, Decision, Response
 from epp.plugin import Plugin, PrefixIndex, PreRequest, ResponseReceived, Services
 from epp.plugins.sessions._affinity_parameters import COUNTS_WITH, TOKEN_HEADER, Parameters, SessionParameters, Source
 from epp.prefix.blocks import NARROW
 from epp.request import Request
 
 SESSION_HEADER: Final = "x-session-id"
-ERRORS_FROM: Final = 400
 SESSIONS_MAX: Final = 65_536
 SWEPT_MAX: Final = 4_096  # bindings that one sweep looks at; a sweep runs between requests
 EPOCHS: Final = (0, 1, 2)  # ages of the epochs that are looked up, starting with the current one
