@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-import workers.extproc.response_phase as phase
+import workers.extproc.reservation as reservation
 from epp.decision import Decision, Response
 from epp.metrics.series import REQUEST, REQUEST_RUNNING
 from epp.plugin import NoParams, PreRequest, ResponseComplete
@@ -97,8 +97,10 @@ class World:
 
     def breaks_count(self, number: int) -> None:
         """Lets the count with this number fail, among those that a request begins with."""
-        real, calls = phase.increase, itertools.count()
-        self.monkeypatch.setattr(phase, "increase", lambda *given: raises() if next(calls) == number else real(*given))
+        real, calls = reservation.increase, itertools.count()
+        self.monkeypatch.setattr(
+            reservation, "increase", lambda *given: raises() if next(calls) == number else real(*given)
+        )
 
     def breaks_block(self, writer: Any) -> None:
         self.monkeypatch.setattr(type(writer), "block", lambda one, labels: raises() if one is writer else 0)
