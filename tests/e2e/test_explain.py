@@ -63,7 +63,9 @@ def test_a_decision_that_no_worker_remembers_is_found_in_the_recording(gateway: 
     found = json.loads(explained("--flow=slow-tenant", "--at=1m", "--json").stdout)["decisions"]
     assert len(found) == 1
     target = found[0]["targets"][0]
-    several = json.loads(explained(f"--endpoint={target}", "--n=3", "--json").stdout)["decisions"]
+    answered = explained(f"--endpoint={target}", "--n=3", "--json")
+    assert answered.returncode == 0, answered.stderr
+    several = json.loads(answered.stdout)["decisions"]
     assert len(several) == 3 and {decision["targets"][0] for decision in several} == {target}
     missing = explained("--flow=nobody")
     assert missing.returncode == 1 and "has a decision on a request of flow nobody" in missing.stderr

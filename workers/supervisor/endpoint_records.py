@@ -1,6 +1,6 @@
 """Describes the endpoints of the pool for a recording: who joins and leaves, what was scraped, which adapters are loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -34,6 +34,7 @@ class EndpointRecords:
 
     def again(self) -> None:
         """Forgets what was described."""
+        self._listed: Sequence[Endpoint] | None = None
         self._known: Mapping[tuple[int, int], Endpoint] = {}
         self._named: Mapping[tuple[int, int], Mapping[str, frozenset[str]]] = {}
         self._forget_scrapes()
@@ -44,10 +45,15 @@ class EndpointRecords:
 
     def look(self, now: float) -> list[Record]:
         """Returns the records of what has changed. `now`: monotonic seconds."""
-        return [*self._members(now), *self._scrapes(now), *self._adapters(now)]
+        return [*self.members(now), *self._scrapes(now), *self._adapters(now)]
 
-    def _members(self, now: float) -> list[Record]:
-        here = {(endpoint.slot, endpoint.generation): endpoint for endpoint in self._endpoints.current()}
+    def members(self, now: float) -> list[Record]:
+        """Returns the records of which endpoints have joined and left. Costs little if none has."""
+        listed = self._endpoints.current()
+        if listed is self._listed:
+            return []
+        self._listed = listed
+        here = {(endpoint.slot, endpoint.generation): endpoint for endpoint in listed}
         before, self._known = self._known, here
         return [
             *(_member(before[key], now, joined=False) for key in before if key not in here),

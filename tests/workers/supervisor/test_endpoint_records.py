@@ -56,6 +56,13 @@ def test_endpoints_join_and_leave_once() -> None:
     assert isinstance(again, Member) and again.name == "one"
 
 
+def test_an_endpoint_that_joins_between_two_looks_is_described_at_once_and_only_once() -> None:
+    site = Site()
+    site.publish("one")
+    assert [m.name for m in site.records.members(5.0) if isinstance(m, Member)] == ["one"]
+    assert site.records.members(5.1) == site.records.look(6.0) == []
+
+
 def test_only_rows_that_have_changed_are_described() -> None:
     site = Site()
     one, two = (site.table.claim(owner, lambda slot: True) for owner in (1, 2))
