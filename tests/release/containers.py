@@ -99,6 +99,7 @@ def confined() -> list[str]:
     assert allowed["seccompProfile"] == {"type": "RuntimeDefault"}
     return [
         *("--read-only", "--read-only-tmpfs=false", "--security-opt=no-new-privileges", "--network=host"),
+        *(f"--tmpfs={each['mountPath']}" for each in container["volumeMounts"] if each["name"] == "recent"),
         *(f"--cap-drop={name}" for name in allowed["capabilities"]["drop"]),
         *(f"--memory={amount(container['resources']['limits']['memory'])}", f"--shm-size={amount(memory)}"),
         *("--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096"),  # podman's own are above what some machines allow
@@ -168,7 +169,7 @@ def tried(podman: Podman, image: str) -> Json:
         assert asyncio.run(health(health_port)) == "SERVING"
         assert "llm_d_epp_info{" in page(metrics, "/metrics")
         written = podman("exec", name, "python3", "-c", WRITE).stdout.split()
-        assert written == ["/dev/shm/here"], f"the picker can write {written}"
+        assert written == ["/tmp/here", "/dev/shm/here"], f"the picker can write {written}"
         podman("exec", name, "python3", "-c", IMPORT)
         version = podman("exec", name, "epp", "--version").stdout.strip()
         limits = json.loads(podman("inspect", "--format", "{{json .HostConfig}}", name).stdout)

@@ -93,7 +93,10 @@ class RecordKeeper:
         self._counters = [counter[f"recording_{name}_total"] for name in ("records", "bytes", "lost_records")]
         self._assembler = Assembler()
         self._running: Running | None = None
-        self._why_not = "--record-dir is none"  # why nothing is recorded
+        # Why nothing is recorded.
+        self._why_not = (
+            f"--record-dir is {OFF}" if options.record_dir == OFF else "no temporary folder can be written; set TMPDIR"
+        )
         self._timer: asyncio.TimerHandle | None = None
         lane.scalars[self._gauge] = 0  # a predecessor may have died while it recorded
 
@@ -105,6 +108,7 @@ class RecordKeeper:
         if self._folder and (why := self._begin(self._folder, None)):
             if not successor:
                 raise StartError(f"--record-dir {self._folder}: {why}")
+            self._why_not = f"--record-dir {self._folder}: {why}"
             log.error("nothing is recorded", folder=self._folder, why=why)
         self._begin_recent()
         asks.forget(*self._place)
@@ -122,8 +126,12 @@ class RecordKeeper:
     def take(self, data: bytes) -> None:
         """Takes one packet of a worker. Raises CorruptPacket."""
         whole = self._assembler.take(data)
-        if whole is not None:
-            self._add(whole.file, whole.data, whole.records)
+        if whole is None:
+            return
+        # The worker may know an endpoint that joined after the last look; a reader needs its description first.
+        if self._running is not None and (joined := self._endpoints.members(self._now())):
+            self._record(joined)
+        self._add(whole.file, whole.data, whole.records)
 
     def end(self) -> None:
         """Ends the recording, if one runs, and writes what waits. Removes what no command can find any more."""

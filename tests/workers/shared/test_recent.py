@@ -1,0 +1,27 @@
+"""The folder of the small recording."""
+
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workers.shared.recording.recent import recent_folder
+
+
+def options(**values: str) -> Any:
+    return SimpleNamespace(**({"record_dir": "", "state_dir": "", "instance": "epp-9002"} | values))
+
+
+def test_it_is_in_the_state_folder_or_a_temporary_one_and_nowhere_beside_another_recording() -> None:
+    assert recent_folder(options(state_dir="/state")) == "/state/recent"
+    assert recent_folder(options()) == f"{tempfile.gettempdir()}/epp-recent-epp-9002"
+    assert recent_folder(options(record_dir="/recorded")) == recent_folder(options(record_dir="none")) == ""
+
+
+def test_a_picker_on_a_read_only_disk_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert recent_folder(options()) == ""
