@@ -29,6 +29,8 @@ from workers.shared.recording.unreadable import Unreadable
 AGO: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 DAY_S: Final = 86_400.0
+# When a request that just ended is written: workers keep records for a beat, and the supervisor a frame for a second.
+WRITTEN_S: Final = 2.5
 
 
 class Wanted(NamedTuple):
@@ -91,15 +93,16 @@ def explained(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
         raise unusable(port.url + path, str(strange)) from strange
     if not recorded.folder:
         raise click.ClickException(f"no worker remembers a decision {wanted}, and nothing is recorded: {recorded.why}")
-    try:
-        found, trace = _found(
-            batches_of(recorded.folder, lambda _: None), _matching(wanted, recorded.flow), wanted.at, count
-        )
-    except Unreadable as wrong:
-        raise click.ClickException(f"no worker remembers a decision {wanted}, and {wrong}") from wrong
-    if not found:
-        raise click.ClickException(f"neither a worker nor the recording in {recorded.folder} has a decision {wanted}")
-    return [why_then(request, trace) for request in found]
+    matches = _matching(wanted, recorded.flow)
+    for pause_s in (0.0, WRITTEN_S):
+        time.sleep(pause_s)
+        try:
+            found, trace = _found(batches_of(recorded.folder, lambda _: None), matches, wanted.at, count)
+        except Unreadable as wrong:
+            raise click.ClickException(f"no worker remembers a decision {wanted}, and {wrong}") from wrong
+        if found:
+            return [why_then(request, trace) for request in found]
+    raise click.ClickException(f"neither a worker nor the recording in {recorded.folder} has a decision {wanted}")
 
 
 def _matching(wanted: Wanted, flow: int) -> Callable[[Traced], bool]:
