@@ -20,7 +20,7 @@ class ServerBlocks:
     def __init__(self, sizes: Floats) -> None:
         self.key = sizes.tobytes()
         self.sizes: Floats = np.where(sizes >= 1.0, np.floor(sizes), 1.0)
-        self._different: list[float] = np.unique(self.sizes).tolist()
+        self._different: list[float] = sorted(set(self.sizes.tolist()))
 
     def reused(self, held: Floats, each: float, tokens: int) -> Floats:
         """Returns how many of the `tokens` of a prompt each server reuses, of `held` leading blocks of `each` tokens that it has cached."""

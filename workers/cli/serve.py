@@ -86,6 +86,8 @@ def import_parts(instance: Instance) -> None:
     """
     import encodings.idna  # noqa: F401  # the codec with which host names are looked up
 
+    import numpy.ma  # noqa: F401  # np.unique imports it when it is first called
+
     from workers.pages import flow, kv_events, latency, metrics, processes, replicas  # noqa: F401
     from workers.shared.recording import files  # noqa: F401
 
