@@ -116,15 +116,14 @@ class Response:
     `status`: the HTTP status, 200 if the headers have none; 0: no response headers arrived. `headers`: names are in lower case.
     `streaming`: whether the response is streamed. `usage`: token usage, set before ResponseComplete; None: not reported.
     `whole`: whether the response came to its end; False at ResponseComplete: it was cut short.
-    `failed`: whether the server failed the request, set before ResponseComplete: the status is 400 or more, or the response is empty where
-    tokens were due.
+    `empty`: whether the response has no body where tokens were due, set before ResponseComplete.
     `gateway`: what the gateway reports of its load balancing, key -> value; None: nothing.
 
     Plugins may write two fields. `set_headers` (ResponseReceived): headers for the client, name -> value. `metadata`
     (ResponseComplete): dynamic metadata, namespace -> key -> value, sent to the gateway with the message that ends the answer.
     """
 
-    __slots__ = ("failed", "gateway", "headers", "metadata", "set_headers", "status", "streaming", "usage", "whole")
+    __slots__ = ("empty", "gateway", "headers", "metadata", "set_headers", "status", "streaming", "usage", "whole")
 
     def __init__(self, status: int = 0, headers: Mapping[str, str] | None = None, *, streaming: bool = False) -> None:
         self.status = status
@@ -133,9 +132,14 @@ class Response:
         self.gateway: Mapping[str, object] | None = None
         self.usage: Usage | None = None
         self.whole = False
-        self.failed = False
+        self.empty = False
         self.set_headers: dict[str, str] = {}
         self.metadata: dict[str, dict[str, object]] = {}
+
+    @property
+    def failed(self) -> bool:
+        """Returns whether the server has failed the request: with an error, or with an empty response."""
+        return self.empty or self.status >= ERRORS_FROM
 
     @property
     def served(self) -> str:

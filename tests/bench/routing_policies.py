@@ -324,7 +324,7 @@ class Picked:
         begun = response.status > 0
         if call.status:
             response = Response(call.status, {}, streaming=request.streaming and call.status == OK)
-            response.whole = response.failed = True
+            response.whole, response.empty = True, call.status == OK
             request.now = now
             for received in pipeline.response_received:
                 received(request, decision, response)

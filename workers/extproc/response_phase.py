@@ -11,7 +11,7 @@ from typing import Final
 
 from compiled.calls import find
 from epp.client_headers import wants_receipt
-from epp.decision import ERRORS_FROM, SERVED, SERVER_ERRORS_FROM, Decision, Response, Usage
+from epp.decision import SERVED, SERVER_ERRORS_FROM, Decision, Response, Usage
 from epp.errors import blame
 from epp.pipeline import Pipeline
 from epp.plugin import Parser
@@ -362,8 +362,7 @@ class ResponsePhase:
         if pipeline.response_complete:
             request.now = app.now()
             response = self._response = self._response or Response(OK if self._begun_at else 0)
-            response.usage, response.whole = usage, self._whole
-            response.failed = self._empty or response.status >= ERRORS_FROM
+            response.usage, response.whole, response.empty = usage, self._whole, self._empty
             for call in pipeline.response_complete:
                 try:
                     call(request, decision, response)

@@ -10,7 +10,7 @@ from typing import Final
 from compiled.calls import by_row
 from epp.candidates import Candidates, Snapshot
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Datum
-from epp.decision import ERRORS_FROM, Decision, ProfileRun, Response
+from epp.decision import Decision, ProfileRun, Response
 from epp.plugin import Hashes, Measure, Prefills, PrefixIndex
 from epp.prefix.blocks import block_hashes, landmarks, root, with_media
 from epp.prefix.match import Capacity, Prefill, PrefixMatch, joined
@@ -197,12 +197,12 @@ class SentPrompts:
             self._computed(sents)
 
     def ended(self, request: Request, response: Response) -> None:
-        """Takes the request's blocks back if the server has not computed the prompt: it answered with an error, or with no token."""
+        """Takes the request's blocks back if the server has not computed the prompt: it has failed the request, or gave no token."""
         sents = request[self._keys.sent]
         if not sents:
             return
         begun = bool(request[self._keys.begun])
-        if response.status >= ERRORS_FROM or not (begun or response.whole):
+        if response.failed or not (begun or response.whole):
             for sent in sents:
                 self._prove(sent)
             self._take_back(sents)

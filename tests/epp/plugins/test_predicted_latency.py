@@ -102,7 +102,7 @@ def respond(
     r.now = end
     response = Response(more.get("status", 200))
     response.whole = more.get("whole", True)
-    response.failed = more.get("failed", False)
+    response.empty = more.get("empty", False)
     response.usage = None if tokens is None else Usage(completion=tokens)
     site.plugin.response_complete(r, decision, response)
 
@@ -397,7 +397,7 @@ def test_narrowed_candidates_keep_their_rows() -> None:
     assert site.taught()[0]["num_request_running"] == 3
 
 
-@pytest.mark.parametrize("ending", [{"status": 503}, {"failed": True}, {"whole": False}, {"status": 0, "whole": False}])
+@pytest.mark.parametrize("ending", [{"status": 503}, {"empty": True}, {"whole": False}, {"status": 0, "whole": False}])
 def test_a_failed_answer_teaches_nothing(ending: dict[str, Any]) -> None:
     site = Site(predictInProduce=False)
     r = asking()

@@ -55,6 +55,15 @@ def test_an_error_takes_back_what_its_request_taught_however_its_body_comes(stat
     assert not any(held.values()) and p.faults == []
 
 
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
+def test_an_empty_200_teaches_nothing(content_type: str) -> None:
+    p, held = started()
+    envoy = sent(p)
+    envoy.response_headers("200", content_type)
+    envoy.response_body(b"", last=True)
+    assert not any(held.values()) and p.faults == []
+
+
 class Watches(ResponseStreaming, ResponseComplete):
     def __init__(self) -> None:
         super().__init__("watches", NoParams())
