@@ -258,7 +258,7 @@ class Ejections:
             elif (
                 not pool[slot].is_down
                 and not self._inflight(slot)
-                and (not known.on_trial or now - known.handed_at >= TRIAL_S)
+                and (not known.on_trial or (not known.answered_at and now - known.handed_at >= TRIAL_S))
             ):
                 workers = self._workers()
                 if workers:

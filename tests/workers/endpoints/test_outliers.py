@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.workers.endpoints.outlier_world import NOTHING, OK, Pool, failing
-from workers.endpoints.ejection import BACK_OFF_S, SHARE_MAX, Step
-from workers.endpoints.outliers import BLAMED_S, HALF_LIFE_S, excess, worse_than_others
+from workers.endpoints.ejection import BACK_OFF_S, SHARE_MAX, TRIAL_S, Step
+from workers.endpoints.outliers import BLAMED_S, HALF_LIFE_S, LOOK_S, excess, worse_than_others
 
 RATE = 40.0  # good requests per second
 
@@ -47,6 +47,20 @@ def test_a_server_that_recovers_returns_after_a_trial_and_gets_traffic_again() -
     assert pool.ejections.count() == 0
     assert max(shares) > 0.5, "it is on probation: what it failed before counts for a while"
     assert shares[-1] == 0.0
+
+
+def test_an_answer_that_takes_longer_than_the_turn_of_a_worker_ends_the_trial() -> None:
+    """The request leaves the server with its answer, so the trial looks unused before the answer is judged."""
+    pool = Pool()
+    pool.run(5.0, (RATE, lambda: pool.send(failing(5))))
+    pool.run(BACK_OFF_S)
+    assert 5 in pool.usable() and pool.ejections.count() == 1
+    pool.inflight[5] = 1
+    pool.run(2 * TRIAL_S)
+    pool.inflight[5] = 0
+    assert pool.send(to=5) == 5
+    pool.run(2 * LOOK_S)
+    assert pool.events[-1][1:] == (5, Step.RETURNED)
 
 
 def test_an_answer_on_trial_that_ends_empty_is_no_success() -> None:
