@@ -39,6 +39,7 @@ class Reading(NamedTuple):
     """What the picker sees at the monotonic time `at`, in seconds.
 
     `ready`: replicas that get requests. `arrived`, `finished`: requests since the start, those refused for load included in `arrived`.
+    Neither has requests that a server failed: a failed answer is no work, and its client may ask again.
     `places`: the sum of `batch_share` over the replicas. `waiting`: requests that wait, at the replicas and in the picker.
     `prompt_s`: mean seconds that a replica computes one prompt; 0 if not known.
     """

@@ -33,6 +33,11 @@ WORKER_COUNTERS = (
     Metric("picks_total", "counter", "Requests that got an endpoint."),
     Metric("refusals_total", "counter", "Requests answered with an error by the picker."),
     Metric("load_refusals_total", "counter", "Requests refused because the pool had no capacity for them."),
+    Metric(
+        "failed_answers_total",
+        "counter",
+        "Answers of model servers with an error status, or empty where tokens were due.",
+    ),
     Metric("faults_total", "counter", "Requests that failed because of a fault of the picker or a plugin."),
     Metric("deadly_requests_total", "counter", "Requests refused because the same request had crashed two workers."),
     Metric("violations_total", "counter", "Streams closed because the peer broke the protocol."),

@@ -11,7 +11,7 @@ from typing import Final
 
 from compiled.calls import find
 from epp.client_headers import wants_receipt
-from epp.decision import SERVED, SERVER_ERRORS_FROM, Decision, Response, Usage
+from epp.decision import ERRORS_FROM, SERVED, SERVER_ERRORS_FROM, Decision, Response, Usage
 from epp.errors import blame
 from epp.pipeline import Pipeline
 from epp.plugin import Parser
@@ -368,7 +368,8 @@ class ResponsePhase:
                     call(request, decision, response)
                 except Exception as problem:  # the other plugins must still release what they hold
                     self._fault(stream, call, problem)
-        app.telemetry.answered(request, decision, usage, taken if self._begun_at else None)
+        failed = self._empty or self._status() >= ERRORS_FROM
+        app.telemetry.answered(request, decision, usage, taken if self._begun_at else None, failed=failed)
 
     def _fault(self, stream: Shell, call: object, problem: Exception) -> None:
         if self._pipeline is not None:

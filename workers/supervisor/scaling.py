@@ -1,6 +1,6 @@
 """Computes the scaling signal once per second. The supervisor is the only writer of its two words in shared memory.
 
-lanes: requests that got an endpoint, were refused for load, ended ─┐
+lanes: requests routed, refused for load, failed, ended ────────────┐
 flow control: requests that wait ───────────────────────────────────┤
 endpoint table: batches, KV usage ──────────────────────────────────┼▶ ReplicasNeeded ─▶ gauges of the supervisor's lane
 latency model: limits, speeds, prompt times ────────────────────────┘
@@ -63,13 +63,13 @@ class ScalingSignal:
         slots = [e.slot for e in self._endpoints.current() if e.slot < len(copy.rows)]
         running, waiting, usage = (np.nan_to_num(copy.column(index)[slots]) for index in self._columns)
         counted = self._lanes.counters()
-        picks = counted["picks_total"]
+        routed = counted["picks_total"] - counted["failed_answers_total"]
         self._signal.read(
             Reading(
                 at=self._now(),
                 ready=int((copy.state[slots] == State.FRESH).sum()),
-                arrived=picks + counted["load_refusals_total"],
-                finished=picks - int(self._lanes.inflight(len(copy.rows)).sum()),
+                arrived=routed + counted["load_refusals_total"],
+                finished=routed - int(self._lanes.inflight(len(copy.rows)).sum()),
                 places=sum(
                     batch_share(model, slot, float(n), float(used))
                     for slot, n, used in zip(slots, running, usage, strict=True)

@@ -32,8 +32,8 @@ class Counters:
     """Indices of a worker's counters and histograms in its lane."""
 
     __slots__ = (
-        "cached_tokens", "completion_tokens", "faults", "load_refusals", "picks", "prompt_tokens", "refusals", "request_processing",
-        "response_processing", "scheduler_e2e", "streams", "streams_not_duplex", "subset_empty", "violations",
+        "cached_tokens", "completion_tokens", "failed_answers", "faults", "load_refusals", "picks", "prompt_tokens", "refusals",
+        "request_processing", "response_processing", "scheduler_e2e", "streams", "streams_not_duplex", "subset_empty", "violations",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
@@ -42,6 +42,7 @@ class Counters:
         self.picks = counter["picks_total"]
         self.refusals = counter["refusals_total"]
         self.load_refusals = counter["load_refusals_total"]
+        self.failed_answers = counter["failed_answers_total"]
         self.faults = counter["faults_total"]
         self.violations = counter["violations_total"]
         self.streams_not_duplex = counter["streams_not_duplex_total"]
@@ -170,11 +171,15 @@ class Telemetry:
         if self.access_log is not None:
             self.access_log.ended(exchange, request, decision, status, self._now())
 
-    def answered(self, request: Request, decision: Decision, usage: Usage | None, seconds: float | None) -> None:
-        """Records that a request is over. `usage`: what the model server has reported.
+    def answered(
+        self, request: Request, decision: Decision, usage: Usage | None, seconds: float | None, *, failed: bool
+    ) -> None:
+        """Records that a request is over. `usage`: what the model server has reported. `failed`: whether it has failed the request.
 
         `seconds`: the time that this process has spent on the answer; None if there was no answer.
         """
+        if failed:
+            self._lane.add(self._at.failed_answers)
         if seconds is not None:
             self._lane.observe(self._at.response_processing, seconds)
         if usage is None:

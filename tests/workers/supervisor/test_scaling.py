@@ -14,7 +14,7 @@ from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 from workers.supervisor.scaling import ScalingSignal
 
 SLOTS = 4
-COUNTERS = ("picks_total", "load_refusals_total")
+COUNTERS = ("picks_total", "load_refusals_total", "failed_answers_total")
 PRESENT = 0b111
 
 
@@ -54,7 +54,7 @@ class Site:
         scalars, place = self.own.scalars, self.own.schema.scalar
         return scalars[place[REPLICAS_NEEDED]], scalars[place[HEADROOM]]
 
-    def run(self, *, running: float, picks: int = 10, refused: int = 0, seconds: int = 400) -> int:
+    def run(self, *, running: float, picks: int = 10, refused: int = 0, failed: int = 0, seconds: int = 400) -> int:
         """Lets each second bring so many requests to the pool, and returns the replicas needed."""
         for handle in self.handles:
             assert handle is not None
@@ -71,6 +71,7 @@ class Site:
         for _ in range(seconds):
             self.worker.add(self.worker.schema.counter["picks_total"], picks)
             self.worker.add(self.worker.schema.counter["load_refusals_total"], refused)
+            self.worker.add(self.worker.schema.counter["failed_answers_total"], failed)
             self.now += 1.0
             self.signal.look()
         return self.shown()[0]
@@ -98,6 +99,15 @@ def test_full_servers_need_another_replica() -> None:
 def test_requests_that_are_refused_for_load_count_as_work() -> None:
     served, refusing = Site(), Site()
     assert refusing.run(running=16.0, refused=10) >= 2 * served.run(running=16.0) - 1
+
+
+def test_requests_that_a_server_fails_are_no_work() -> None:
+    """Otherwise they make the others look cheap, and each would count with the time of a prompt."""
+    for prompt_s, waiting in ((0.25, 0), (0.0, 1200)):
+        healthy, failing = Site(), Site()
+        healthy.prompt_s = failing.prompt_s = prompt_s
+        healthy.waiting = failing.waiting = waiting
+        assert failing.run(running=16.0, picks=90, failed=80) == healthy.run(running=16.0)
 
 
 def test_requests_that_wait_in_the_picker_count_as_work() -> None:
