@@ -87,7 +87,7 @@ bench-routing: $(READY_DEV) compiled
 bench-replay: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.replay $(ARGS)
 
-# What `epp tune` brings over the field's weights, on seven kinds of traffic, in virtual time. ARGS='--only chats --trials 10'.
+# What `epp record tune` brings over the field's weights, on seven kinds of traffic, in virtual time. ARGS='--only chats --trials 10'.
 bench-tune: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.tune $(ARGS)
 

@@ -244,7 +244,7 @@ class Plugin:
         Params               the parameters: a frozen msgspec struct with forbid_unknown_fields
         metrics              counters, gauges, and histograms without labels, that the plugin fills (`Services.count`, `gauge`, `measure`)
         counts_with          parameters that count only with some values of another one: parameter -> (the other one, these values), with
-                             `.` between levels; `epp check` warns of those that are given in vain
+                             `.` between levels; `epp config check` warns of those that are given in vain
         one_worker           whether all requests must share the plugin's state: the picker then runs with a single worker
 
     Attributes that the class or the constructor sets; the data that the plugin may use (`epp.data`):
@@ -258,7 +258,7 @@ class Plugin:
     Attributes that the constructor sets, each logged or checked at start:
         without_effect       texts `parameter: why it has no effect`
         renamed              older parameters -> their current names, both with `.` between levels; set by the class, and read by
-                             `epp check --migrate`
+                             `epp config check --migrate`
         deprecated           the older parameters of `renamed` that the configuration gives
         needs                plugins that parameters name; they must exist and be of the given kind. `resolve` gets them
 

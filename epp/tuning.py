@@ -1,7 +1,7 @@
-"""Which values `epp tune` may change, and between which limits.
+"""Which values `epp record tune` may change, and between which limits.
 
 A plugin gives the range of a parameter where it declares it: `Annotated[int, tuned(1, 256)]`. The weight of a scorer may change by the
-factor WEIGHT_FACTOR. `epp plugins` shows both. A range has values that make sense to try; the limits of a parameter (`ge`, `le`) say
+factor WEIGHT_FACTOR. `epp config plugins` shows both. A range has values that make sense to try; the limits of a parameter (`ge`, `le`) say
 what is allowed.
 """
 

@@ -166,6 +166,14 @@ def test_commands_and_flags_in_it_exist(page: Path) -> None:
 
 
 @each_page
+def test_it_calls_commands_by_their_present_names(page: Path) -> None:
+    if page.name in ("CHANGELOG.md", "upgrading.md"):
+        return
+    named = {name for text in code(page) for name, _ in COMMAND.findall(text)}
+    assert not named & {*EARLIER}
+
+
+@each_page
 def test_environment_variables_in_it_exist(page: Path) -> None:
     assert set(VARIABLE.findall(page.read_text())) <= variables()
 

@@ -1,6 +1,6 @@
 """What configurations of the Gateway API Inference Extension (GIE), version 0.5 to 1.5, name and this picker does not: where it went.
 
-    plugin types with another name           `epp check --migrate` renames them
+    plugin types with another name           `epp config check --migrate` renames them
     parameters of the prefix cache           they belong to the producer; it moves them
     filters that rank by load (version 0.5)  scorers do their work; it replaces them in profiles
     plugin types that were split             a hint says what to list instead
@@ -42,7 +42,7 @@ CHARACTERS_PER_TOKEN: Final = 4  # as GIE counts them
 CACHE: Final = (
     "autoTune", BLOCK_TOKENS, *IN_CHARACTERS, "lruCapacityPerServer", "maxPrefixBlocksToMatch", "maxPrefixTokensToMatch",
 )  # fmt: skip
-DOES_IT: Final = "epp check --migrate writes that"
+DOES_IT: Final = "epp config check --migrate writes that"
 RANDOM_PICKER, BEST_PICKER = "random-picker", "max-score-picker"
 PRODUCER_NAME: Final = "prefixMatchInfoProducerName"
 

@@ -59,7 +59,7 @@ ERRORS: Mapping[str, str] = {
     "producer-cycle": "Data producers wait for each other's values.",
     "no-discovery": "No source of endpoints is given (`epp serve` only).",
     "two-discoveries": "Endpoints come from --endpoint-selector and also from --endpoints or a plugin.",
-    "thread": "A plugin starts a thread before the fork (`epp serve`, `epp explain` and `epp check`).",
+    "thread": "A plugin starts a thread before the fork (`epp serve`, `epp explain` and `epp config check`).",
     "no-lease": "Leader election is on, but endpoints do not come from Kubernetes.",
     "bad-name": "The name of a pool or a namespace has a form that Kubernetes does not allow.",
     "missing-package": "The configuration, or a flag, needs a Python package that is not installed.",
@@ -71,7 +71,7 @@ ERRORS: Mapping[str, str] = {
 }
 WARNINGS: Mapping[str, str] = {
     "odd-object": "Something in --objects-dir has no effect, or probably not the intended one.",
-    "deprecated": "The apiVersion, fields or plugin types are those of an older version; `epp check --migrate` prints the current form.",
+    "deprecated": "apiVersion, fields or plugin types of an older version; `epp config check --migrate` prints the current form.",
     "removed-gate": "A feature gate was removed.",
     "gate-missing": "The section flowControl is given without its feature gate.",
     "no-effect": "A field has no effect here.",
@@ -214,7 +214,7 @@ class Findings:
         ]
         told += [f"{len(entries) - len(told)} more"] if len(entries) > len(told) else []
         place = entries[0].place
-        hint = "epp check --migrate prints the file in its current form"
+        hint = "epp config check --migrate prints the file in its current form"
         return ConfigWarning(self.source, place.line, place.column, "deprecated", "; ".join(told), hint)
 
     def raise_errors(self) -> None:

@@ -1,4 +1,4 @@
-"""Finds the parts of a configuration that cannot work behind a certain gateway, for `epp check --gateway`.
+"""Finds the parts of a configuration that cannot work behind a certain gateway, for `epp config check --gateway`.
 
 Facts about the gateways, from their code of November 2026:
 

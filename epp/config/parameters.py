@@ -112,7 +112,11 @@ class _Attempt:
         known = _fields(self.cls, steps)
         message = f"{_dotted(steps)} of {self.owner}: unknown field '{name}'"
         moved = self.hints.get(name, "") if not steps else ""
-        hint = f"{moved}; epp check --migrate moves it" if moved else nearest(name, known) or "it takes no parameters"
+        hint = (
+            f"{moved}; epp config check --migrate moves it"
+            if moved
+            else nearest(name, known) or "it takes no parameters"
+        )
         self.findings.error(place, "unknown-field", message, hint)
 
     def _remove(self, parent: Node, step: Step) -> bool:

@@ -86,7 +86,7 @@ class _Reader:
         what = f"the field '{old}'"
         if self.version == API_VERSION:
             why = f"{what} is not part of {API_VERSION}"
-            self.findings.error(place, "unknown-field", why, f"write '{new}'; epp check --migrate does it")
+            self.findings.error(place, "unknown-field", why, f"write '{new}'; epp config check --migrate does it")
         else:
             self.findings.deprecated(place, what, f"'{new}'")
 

@@ -325,12 +325,12 @@ def find(type_name: str) -> type[Plugin]:
         raise UnknownType(
             "unavailable-type",
             f"plugin type '{type_name}' of llm-d-router is not available in this version",
-            "'epp plugins' lists the available types",
+            "'epp config plugins' lists the available types",
         )
     raise UnknownType(
         "unknown-type",
         f"plugin type '{type_name[:128]}' is not registered",
-        extension.instead(type_name) or suggestion(type_name) or "'epp plugins' lists the available types",
+        extension.instead(type_name) or suggestion(type_name) or "'epp config plugins' lists the available types",
     )
 
 

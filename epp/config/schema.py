@@ -2,7 +2,7 @@
 
 `epp.config.reader` takes the field names from these structs, so the two cannot differ. The structs are never filled: the reader goes
 through a file node by node, because messages need places. In the schema, `if` and `then` give each plugin type its own parameters.
-The schema cannot express references, contracts and meaning; `epp check` checks those. The schema is stricter than the reader in one
+The schema cannot express references, contracts and meaning; `epp config check` checks those. The schema is stricter than the reader in one
 point: a parameter must not be null.
 """
 
@@ -50,7 +50,7 @@ class PluginEntry(_Form):
 
     type: Text
     name: Annotated[Text | None, Meta(description="The name that references use. Default: its type.")] = None
-    parameters: Annotated[Any, Meta(description="The parameters of this type: `epp plugins TYPE`.")] = None
+    parameters: Annotated[Any, Meta(description="The parameters of this type: `epp config plugins TYPE`.")] = None
 
 
 class ProfileMember(_Form):
@@ -225,7 +225,7 @@ class RequestHandler(_Form):
 
 
 class Configuration(_Form):
-    """The configuration of an endpoint picker. Missing fields get defaults; `epp check FILE` prints all of them."""
+    """The configuration of an endpoint picker. Missing fields get defaults; `epp config check FILE` prints all of them."""
 
     api_version: Annotated[
         Literal["llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1"] | None,
@@ -307,7 +307,7 @@ def _plugin_entry(entry: dict[str, Any], types: Mapping[str, type[Plugin]]) -> d
     known = sorted(types, key=lambda name: (name in types[name].aliases, name))
     aliases = {name: f"Deprecated: use {cls.type_name}." for name, cls in types.items() if name in cls.aliases}
     entry["properties"]["type"] = {
-        "description": "The type: a name that `epp plugins` lists, or package.module:Class.",
+        "description": "The type: a name that `epp config plugins` lists, or package.module:Class.",
         "type": "string",
         "if": {"pattern": ":"},
         "then": {"pattern": r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"},

@@ -86,7 +86,7 @@ def is_available(ref: Ref, what: str, findings: Findings) -> bool:
     if ref.name not in registry.REFERENCE_TYPES or ref.name in registry.names():
         return True
     why = f"{what}: plugin type '{ref.name}' of llm-d-router is not available in this version"
-    findings.error(ref.place, "unavailable-type", why, "'epp plugins' lists the available types")
+    findings.error(ref.place, "unavailable-type", why, "'epp config plugins' lists the available types")
     return False
 
 

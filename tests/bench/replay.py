@@ -98,7 +98,7 @@ async def run(kind: str, config: str, folder: Path, seconds: float) -> None:
 
 
 def replayed(folder: Path, base: str, *configs: str) -> dict[str, Any]:
-    """Returns what `epp replay --json` tells. `base`, `configs`: files."""
+    """Returns what `epp record replay --json` tells. `base`, `configs`: files."""
     flags = [f"--base={base}"] if base else []
     argv = [
         sys.executable,

@@ -1,7 +1,7 @@
 """Replays an hour of traffic: `python -m tests.bench.replay_hour`.
 
 An hour of 100 requests per second with prompts of 8 KB is recorded in virtual time through the code of workers and supervisor
-(`tests.bench.recorded`). Then `epp replay` replays it in another process. Goals: at most 200 MB, and at most 60 s on one core.
+(`tests.bench.recorded`). Then `epp record replay` replays it in another process. Goals: at most 200 MB, and at most 60 s on one core.
 """
 
 import argparse

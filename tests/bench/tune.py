@@ -1,8 +1,8 @@
-"""Does `epp tune` find better weights than the field's? `python -m tests.bench.tune`.
+"""Does `epp record tune` find better weights than the field's? `python -m tests.bench.tune`.
 
 For each kind of traffic of the routing benchmark, the field's weights serve it in virtual time, and the run is recorded through the code
-of workers and supervisor. `epp tune` gets the recording. Then both configurations serve other traffic of the same kind, which nobody has
-seen, on the real models of servers, not on fitted ones. Below 1, the tuned one has the better p95 of the time to the first token.
+of workers and supervisor. `epp record tune` gets the recording. Then both configurations serve other traffic of the same kind, which nobody
+has seen, on the real models of servers, not on fitted ones. Below 1, the tuned one has the better p95 of the time to the first token.
 
 Goal: better on at least 5 of 7 kinds, and never worse by more than noise (the range over seeds of one configuration).
 """
@@ -89,7 +89,7 @@ class RecordedPicked(Picked):
 
 
 class Found(NamedTuple):
-    """What tuning brought for one kind of traffic. `predicted`: the gain that `epp tune` expects, None: nothing is better.
+    """What tuning brought for one kind of traffic. `predicted`: the gain that `epp record tune` expects, None: nothing is better.
 
     `ratios`: the p95 of the tuned configuration over that of the base on fresh traffic, per seed.
     """
@@ -113,7 +113,7 @@ def record(kind: Kind, workload: Workload, folder: Path, seconds: float) -> None
 
 
 def tuned(folder: Path, base: Path, trials: int, added: Sequence[str]) -> dict[str, Any]:
-    """Returns what `epp tune --json` tells; it writes a better configuration beside `base`. `added`: scorers beside those of `base`."""
+    """Returns what `epp record tune --json` tells; it writes a better configuration beside `base`. `added`: scorers beside its own."""
     argv = [
         sys.executable,
         "-P",
@@ -154,12 +154,14 @@ def main() -> int:
         prog="tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="virtual time of each run (default 60)")
-    parser.add_argument("--trials", type=int, default=40, help="configurations that epp tune tries (default 40)")
+    parser.add_argument("--trials", type=int, default=40, help="configurations that epp record tune tries (default 40)")
     parser.add_argument("--seeds", type=int, default=2, choices=(1, 2, 3), help="fresh traffic (default 2)")
     parser.add_argument(
         "--servers", default="shared", choices=[kind.name for kind in KINDS], help="the model of servers"
     )
-    parser.add_argument("--add", action="append", metavar="SCORER", help="scorers that epp tune may add; repeatable")
+    parser.add_argument(
+        "--add", action="append", metavar="SCORER", help="scorers that epp record tune may add; repeatable"
+    )
     parser.add_argument("--only", action="append", choices=USUAL, help="kinds of traffic; repeatable")
     options = parser.parse_args()
     kind = next(kind for kind in KINDS if kind.name == options.servers)

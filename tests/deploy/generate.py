@@ -7,7 +7,7 @@ helm/endpoint-picker/Chart.yaml          its version is that of the package
 helm/endpoint-picker/values.schema.json  from the types of the values
 helm/endpoint-picker/files/sizes.json    from `workers.cli.sizing`
 man/epp.1                                from the commands and their options
-config/epp.schema.json                   what `epp schema` prints
+config/epp.schema.json                   what `epp config schema` prints
 kustomize/base                           what both modes share
 kustomize/overlays/gateway, standalone   what each mode adds: objects, and patches that only add
 """

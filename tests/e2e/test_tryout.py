@@ -133,7 +133,7 @@ def test_a_trial_ends_by_rollback_by_a_reload_and_by_the_next_candidate(world: W
     assert epp(world, "try", candidate(world, "- {type: kv-cache-utilization-scorer}\n"), "--share=5%").returncode == 0
     assert tryout(world).generation == 3
     done = epp(world, "rollback")
-    assert (done.returncode, done.stderr) == (0, "candidate 3 is taken back: epp rollback\n")
+    assert (done.returncode, done.stderr) == (0, "candidate 3 is taken back: epp config rollback\n")
     assert (world.status().tryout, world.status().generation) == (None, 1)
     assert epp(world, "try", candidate(world), "--share=5%").returncode == 0
     status = world.after(world.config, world.discovery("- {type: lora-affinity-scorer}\n"))

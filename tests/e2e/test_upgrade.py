@@ -74,7 +74,7 @@ class Readiness(Repeated):
 
 
 def upgrade(cluster: Cluster, picker: Picker) -> tuple[int, str, str]:
-    """Runs `epp reload --exec`. Returns its exit code, output and errors."""
+    """Runs `epp config reload --exec`. Returns its exit code, output and errors."""
     where = (f"--instance={picker.instance}", f"--run-dir={cluster.directory / 'run'}")
     done = run(python("workers", "reload", "--exec", "--timeout=2m", *where), 130.0)
     return done.returncode, done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""`epp check`: checks a configuration as `epp serve` does, without starting anything."""
+"""`epp config check`: checks a configuration as `epp serve` does, without starting anything."""
 
 import json
 import sys
@@ -148,7 +148,7 @@ def _current_values(text: str, source: str, *, migrate: bool) -> str:
     """Returns values of one of GIE's Helm charts as values of this chart. Raises BadConfiguration unless that is asked for."""
     if not migrate:
         why = "these are values of a Helm chart of the Gateway API Inference Extension, not a configuration"
-        fix = "epp check --migrate prints them for this chart; epp manifests --values takes them as they are"
+        fix = "epp config check --migrate prints them for this chart; epp manifests --values takes them as they are"
         raise BadConfiguration(f"error: {source}: {why} ({fix})")
     try:
         values, remarks = translated(read(text, source))

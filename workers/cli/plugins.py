@@ -1,4 +1,4 @@
-"""`epp plugins`: lists the plugin types that a configuration may name, and the data that they produce and read."""
+"""`epp config plugins`: lists the plugin types that a configuration may name, and the data that they produce and read."""
 
 import json
 import textwrap

@@ -1,4 +1,4 @@
-"""`epp promote`: puts the configuration in force that a running picker tries."""
+"""`epp config promote`: puts the configuration in force that a running picker tries."""
 
 import click
 
@@ -11,7 +11,7 @@ from workers.process.asks import Ask
 @click.command("promote", cls=WithArguments)
 @of_picker
 def command(metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
-    """End the trial of a candidate (`epp try`): the candidate is in force from now on. No request is lost.
+    """End the trial of a candidate (`epp config try`): the candidate is in force from now on. No request is lost.
 
     Put it into the picker's configuration file, too: the next reload or start reads that.
 

@@ -1,4 +1,4 @@
-"""`epp reload`: makes a running picker on this machine load its configuration again, and waits for the result."""
+"""`epp config reload`: makes a running picker on this machine load its configuration again, and waits for the result."""
 
 import contextlib
 import os
@@ -96,7 +96,7 @@ def command(program: bool, metrics_port: int | None, instance: str, run_dir: str
     """Load the configuration of a running picker again: its file, and the files of --plugin-path. No request is lost.
 
     The picker tries the configuration in a process of its own first. If that fails, the configuration in force stays. Flags of
-    `epp serve` stay as they are: to change flags, restart the picker. A candidate that is being tried (`epp try`) is taken back.
+    `epp serve` stay as they are: to change flags, restart the picker. A candidate that is being tried (`epp config try`) is taken back.
 
     With --exec, the installed version of the program takes over the running picker: its configuration in force, its sockets and its
     shared memory. It replaces the processes one by one; a worker ends with its last stream, so give --timeout time for that.

@@ -1,4 +1,4 @@
-"""`epp rollback`: ends the trial of a candidate in a running picker, or goes back to the configuration before."""
+"""`epp config rollback`: ends the trial of a candidate in a running picker, or goes back to the configuration before."""
 
 import click
 
@@ -11,7 +11,7 @@ from workers.process.asks import Ask
 @click.command("rollback", cls=WithArguments)
 @of_picker
 def command(metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
-    """End the trial of a candidate (`epp try`) without it. If none is tried, go back to the configuration before the one in force.
+    """End the trial of a candidate (`epp config try`) without it. If none is tried, go back to the configuration before the one in force.
 
     The picker keeps the last 5 good configurations, so this can be repeated. No request is lost. Change the picker's configuration file,
     too: the next reload or start reads that.

@@ -1,6 +1,6 @@
-"""`epp schema`: prints a JSON Schema of the configuration file, for editors.
+"""`epp config schema`: prints a JSON Schema of the configuration file, for editors.
 
-Write it to a file: epp schema > epp.config.schema.json
+Write it to a file: epp config schema > epp.config.schema.json
 Name that file in the first line of a configuration: # yaml-language-server: $schema=epp.config.schema.json
 """
 

@@ -1,4 +1,4 @@
-"""The flag --trust-client-headers, which `epp serve` obeys and `epp check` explains."""
+"""The flag --trust-client-headers, which `epp serve` obeys and `epp config check` explains."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar

@@ -1,4 +1,4 @@
-"""`epp try`: tries a configuration in a running picker, beside the one in force."""
+"""`epp config try`: tries a configuration in a running picker, beside the one in force."""
 
 import re
 from typing import Final
@@ -56,8 +56,8 @@ def command(
     """Try the configuration FILE (-: standard input) in a running picker, beside the one in force. No request is lost.
 
     The picker tries it in a process of its own first, as a reload does. Then its workers count time to first token, errors, hit rate and
-    cost of both configurations. `epp top` and the metrics show them. `epp promote` ends the trial with the candidate in force,
-    `epp rollback` without it. The picker rolls back by itself when the candidate is worse.
+    cost of both configurations. `epp top` and the metrics show them. `epp config promote` ends the trial with the candidate in force,
+    `epp config rollback` without it. The picker rolls back by itself when the candidate is worse.
 
     Exit code 0: all workers try it; 1: no such picker, or no result in time; 78: the configuration was refused.
     """

@@ -233,11 +233,11 @@ class Reloads:
         if command.what in ("try", "exec"):
             self._begin(command, now, closed)
         elif command.what == "rollback" and bundle is None:
-            self._go_back("epp rollback", now, successful=True)
+            self._go_back("epp config rollback", now, successful=True)
         elif command.what == "rollback":
-            self._take_back("epp rollback", now, successful=True)
+            self._take_back("epp config rollback", now, successful=True)
         elif bundle is None:
-            text = "error[no-candidate]: no configuration is tried: `epp try FILE` begins to try one"
+            text = "error[no-candidate]: no configuration is tried: `epp config try FILE` begins to try one"
             self._finish(successful=False, text=text)
         else:
             self._publish(bundle, self._tryout.slot, "", now)

@@ -59,7 +59,7 @@ def test_all_errors_come_at_once_each_with_its_line_rule_and_hint() -> None:
         "c.yaml:4:42: error[feature-gate]: feature gate 'flowControl': 'maybe' is neither true nor false",
         "c.yaml:6:9: error[unknown-type]: plugin type 'queue-scrorer' is not registered (did you mean 'queue-scorer'?)",
         "c.yaml:7:9: error[unavailable-type]: plugin type 'newer-scorer' of llm-d-router is not available in this version "
-        "('epp plugins' lists the available types)",
+        "('epp config plugins' lists the available types)",
         "c.yaml:8:3: error[missing-field]: plugins[2]: plugin 'unnamed' is missing a type",
         "c.yaml:10:30: error[duplicate-name]: duplicate plugin name 'twice' (first in line 9; give one of them another name)",
         "c.yaml:14:5: error[unknown-field]: parameters of plugin 'strict': unknown field 'filename' (did you mean 'fileName'?)",
@@ -140,7 +140,7 @@ def test_all_errors_come_at_once_each_with_its_line_rule_and_hint() -> None:
         (
             "plugins: [{type: newer-scorer}]",
             "c.yaml:1:18: error[unavailable-type]: plugin type 'newer-scorer' of llm-d-router is not available in this version "
-            "('epp plugins' lists the available types)",
+            "('epp config plugins' lists the available types)",
         ),
         (
             "requestHandler: {parsers: [{pluginRef: queue-scorer}]}\nplugins: [{type: queue-scorer}]",

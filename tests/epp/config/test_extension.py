@@ -1,4 +1,4 @@
-"""Files of the Gateway API Inference Extension: the errors say where each name went, and `epp check --migrate` moves it."""
+"""Files of the Gateway API Inference Extension: the errors say where each name went, and `epp config check --migrate` moves it."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_the_error_about_an_older_type_says_what_to_write_instead(older: str) ->
     assert error.startswith(f"c.yaml:1:18: error[unknown-type]: plugin type '{older}' is not registered (")
     newer = extension.RENAMED.get(older) or extension.SCORERS.get(older) or extension.SPLIT.get(older, "scorers")
     assert newer in error
-    assert ("epp check --migrate writes that" in error) is (older not in extension.SPLIT)
+    assert ("epp config check --migrate writes that" in error) is (older not in extension.SPLIT)
 
 
 def test_what_replaces_an_older_type_exists() -> None:
@@ -96,7 +96,7 @@ def test_the_error_about_a_cache_parameter_of_the_scorer_names_the_producer() ->
     assert (
         "unknown field 'hashBlockSize' (it belongs to approx-prefix-cache-producer, as 'blockSizeTokens'; " in said[0]
     )
-    assert all(line.endswith("; epp check --migrate moves it)") for line in said)
+    assert all(line.endswith("; epp config check --migrate moves it)") for line in said)
     (other,) = errors("plugins: [{type: queue-scorer}, {type: prefix-cache-scorer, parameters: {mode: x}}]\n")
     assert "--migrate" not in other
 

@@ -1,4 +1,4 @@
-"""Parameters that the value of another parameter switches off: `epp check` names them, and what would make them count."""
+"""Parameters that the value of another parameter switches off: `epp config check` names them, and what would make them count."""
 
 from typing import Any
 

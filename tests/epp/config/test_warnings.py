@@ -46,7 +46,7 @@ def test_peer_discovery_gets_a_warning_and_no_error() -> None:
     messages = warnings("plugins: [{type: queue-scorer}]\ndataLayer: {peerDiscovery: {pluginRef: x}}")
     assert messages == [
         "c.yaml:2:13: warning[deprecated]: the field 'dataLayer.peerDiscovery' (line 2) is now 'dataLayer.discovery.peers' "
-        "(epp check --migrate prints the file in its current form)",
+        "(epp config check --migrate prints the file in its current form)",
         "c.yaml:2:28: warning[no-effect]: dataLayer.discovery.peers has no effect (remove it)",
     ]
 

@@ -74,7 +74,8 @@ def test_all_errors_are_printed_like_compiler_messages_and_the_exit_code_is_78(t
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
         f"{file}:2:9: error[unknown-type]: plugin type 'queue-scorr' is not registered (did you mean 'queue-scorer'?)",
-        f"{file}:3:9: error[unknown-type]: plugin type 'nothing-like-it' is not registered ('epp plugins' lists the available types)",
+        f"{file}:3:9: error[unknown-type]: plugin type 'nothing-like-it' is not registered "
+        "('epp config plugins' lists the available types)",
     ]
 
 

@@ -133,5 +133,5 @@ def test_every_event_in_the_tree_is_one_fixed_text() -> None:
     texts = {
         module: text for module, text in sources(("epp", "workers")).items() if not module.startswith("epp.config.")
     }
-    # `epp.config` logs nothing; its function `warn` collects findings for `epp check`.
+    # `epp.config` logs nothing; its function `warn` collects findings for `epp config check`.
     assert [message for module, source in texts.items() for message in violations(module, source)] == []

@@ -303,7 +303,11 @@ def test_a_rollback_of_a_candidate_ends_when_no_worker_uses_it(world: World) -> 
     world.adopts(2)
     world.turn()
     status = world.status()
-    assert (status.busy, status.successful, status.text) == (False, True, "candidate 2 is taken back: epp rollback")
+    assert (status.busy, status.successful, status.text) == (
+        False,
+        True,
+        "candidate 2 is taken back: epp config rollback",
+    )
 
 
 @pytest.mark.parametrize("part", range(4))

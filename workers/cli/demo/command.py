@@ -80,7 +80,9 @@ class Wanted:
     help="Folder with objects for the picker, as in `epp serve`. [default: none]",
 )
 @click.option("--config-file", default="", help="Configuration of the picker. [default: the built-in one]")
-@click.option("--record-dir", default="", help="Folder into which the picker records the traffic, for `epp replay`.")
+@click.option(
+    "--record-dir", default="", help="Folder into which the picker records the traffic, for `epp record replay`."
+)
 @click.option(
     "--precise",
     is_flag=True,

@@ -1,4 +1,4 @@
-"""`epp replay`: runs the arrivals of a recording in virtual time, through the decision code of workers.
+"""`epp record replay`: runs the arrivals of a recording in virtual time, through the decision code of workers.
 
 fit.py        what a recording says about each model server: prefill and decode speed, slots, size of the cache
 servers.py    a model server with these values

@@ -1,4 +1,4 @@
-"""`epp replay`: says how other configurations would have served recorded traffic."""
+"""`epp record replay`: says how other configurations would have served recorded traffic."""
 
 from pathlib import Path
 from typing import Any

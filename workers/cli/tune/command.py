@@ -1,4 +1,4 @@
-"""`epp tune`: finds weights and parameters that serve recorded traffic better."""
+"""`epp record tune`: finds weights and parameters that serve recorded traffic better."""
 
 import difflib
 import time
@@ -35,7 +35,10 @@ OPEN_OBJECTIVES = ("requests", "moved")
 @click.command("tune")
 @click.argument("trace")
 @click.option(
-    "--objective", default="ttft_p95", show_default=True, help="The figure to improve; `epp replay --json` lists all."
+    "--objective",
+    default="ttft_p95",
+    show_default=True,
+    help="The figure to improve; `epp record replay --json` lists all.",
 )
 @click.option(
     "--subject-to",

@@ -19,7 +19,7 @@ from workers.cli.tune.space import Knob, Path, changed, knobs, with_scorers
 FINALISTS: Final = 4
 FINAL_SEEDS: Final = 3
 STARTING_TRIALS: Final = 16  # of random values, before optuna learns from earlier trials
-MISSING: Final = "epp tune needs optuna: pip install 'endpoint-picker[analysis]'"
+MISSING: Final = "epp record tune needs optuna: pip install 'endpoint-picker[analysis]'"
 
 Values = Mapping[Path, float]
 

@@ -75,7 +75,7 @@ def with_scorers(
     listed = result["plugins"] = list(result.get("plugins") or ())
     for name in added:
         if not issubclass(types.get(name, Plugin), Scorer):
-            raise ValueError(f"'{name}' is no scorer; `epp plugins` lists them")
+            raise ValueError(f"'{name}' is no scorer; `epp config plugins` lists them")
         if any(name in (entry["type"], entry.get("name")) for entry in listed):
             raise ValueError(f"'{name}' is in the configuration already")
         listed.append({"type": name})

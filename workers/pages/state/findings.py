@@ -326,7 +326,7 @@ def _reload(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Findin
             ERROR,
             "The last reload was refused; the configuration before it stays in force",
             configuration["last_reload_failed"],
-            "correct the file: `epp check FILE` prints the same findings; then `epp reload`",
+            "correct the file: `epp config check FILE` prints the same findings; then `epp config reload`",
         )
     if configuration["workers"] != values["workers_serving"]:
         yield Finding(
@@ -352,7 +352,7 @@ def _left_out(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Find
             ERROR,
             f"The plugin {plugin} is left out, because it failed too often",
             f"in {workers} workers",
-            "the log has its exception; correct the plugin, then `epp reload`",
+            "the log has its exception; correct the plugin, then `epp config reload`",
         )
 
 

@@ -1,4 +1,4 @@
-"""`epp replay` on a small recording: fit, figures, what if, report, exit codes."""
+"""`epp record replay` on a small recording: fit, figures, what if, report, exit codes."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Traces of public formats in `epp replay` and `epp tune`: servers are assumed."""
+"""Traces of public formats in `epp record replay` and `epp record tune`: servers are assumed."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`epp tune` on a small recording."""
+"""`epp record tune` on a small recording."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which values `epp tune` may change."""
+"""Which values `epp record tune` may change."""
 
 import msgspec
 import pytest
