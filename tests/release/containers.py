@@ -1,6 +1,6 @@
 """Runs the image as Kubernetes would: with the security settings, the memory limit and the size of /dev/shm that the chart gives.
 
-    python -m tests.release.containers dist/endpoint-picker-0.2.0-image.tar
+    python -m tests.release.containers dist/endpoint-picker-0.3.0-image.tar
     python -m tests.release.containers --pure    makes an image of the pure wheel first, for a machine where nothing is compiled
 
 Needs podman and runc (on Debian: apt install podman runc), and root or user namespaces; without them it says so, with exit code 3. The
