@@ -11,7 +11,7 @@ from workers.cli.demo.children import python
 from workers.cli.demo.ports import free_row
 
 CONFIG = """
-apiVersion: llm-d.ai/v1alpha1
+apiVersion: llm-d.ai/v1
 kind: EndpointPickerConfig
 plugins:
 - {{type: file-discovery, parameters: {{path: {endpoints}}}}}
@@ -21,7 +21,7 @@ plugins:
     indexerConfig: {{kvBlockIndexConfig: {{enableMetrics: true}}}}
     kvEventsConfig: {{podDiscoveryConfig: {{socketPort: {port}{replay}}}}}
 - {{type: prefix-cache-scorer, parameters: {{prefixMatchInfoProducerName: precise-prefix-cache-producer}}}}
-dataLayer: {{discovery: {{pluginRef: file-discovery}}}}
+dataLayer: {{discovery: {{endpoints: {{pluginRef: file-discovery}}}}}}
 schedulingProfiles:
 - {{name: default, plugins: [{{pluginRef: prefix-cache-scorer, weight: 2}}]}}
 """

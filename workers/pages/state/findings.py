@@ -87,40 +87,20 @@ def _unusable(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Find
             )
 
 
-def _missing_metrics(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
-    which = [each for each in endpoints.values() if each.get("why", "").startswith(REFUSED_PAGE)]
-    if which:
-        yield Finding(
-            "missing-metrics",
-            ERROR,
-            f"{_some(len(which), 'metrics page')} without what the picker reads",
-            f"{_names(which)}{_why(which)}",
-            "set the label llm-d.ai/engine-type of the pod to its engine, or name the metrics in engineConfigs (docs/data-sources.md); "
-            f"`curl -s http://{which[0]['address']}/metrics | grep -c '^[a-z]'`",
-        )
-    unread = [each for each in endpoints.values() if each.get("why", "").startswith(UNREAD_VALUES)]
-    if unread:
-        yield Finding(
-            "metrics-absent",
-            WARNING,
-            f"{_some(len(unread), 'metrics page')} with values that cannot be read",
-            f"{_names(unread)}{_why(unread)}",
-            "these values count as unknown; set the label llm-d.ai/engine-type of the pod to its engine, or name its metrics in "
-            f"engineConfigs (docs/data-sources.md): `curl -s http://{unread[0]['address']}/metrics`",
-        )
-    for column in ("waiting_requests", "running_requests", "kv_cache_usage"):
-        which = [
-            each
-            for each in endpoints.values()
-            if each["state"] == "fresh" and column not in each.get("scraped", {}) and each not in unread
-        ]
+def _unread_pages(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    for begins, rule, severity, what in (
+        (REFUSED_PAGE, "missing-metrics", ERROR, "without what the picker reads"),
+        (UNREAD_VALUES, "metrics-absent", WARNING, "with values that cannot be read, which count as unknown"),
+    ):
+        which = [each for each in endpoints.values() if each.get("why", "").startswith(begins)]
         if which:
             yield Finding(
-                "metrics-absent",
-                WARNING,
-                f"{_some(len(which), 'metrics page')} without {column}",
-                _names(which),
-                "set the label llm-d.ai/engine-type to the engine of the pod, or name the metric in the configuration",
+                rule,
+                severity,
+                f"{_some(len(which), 'metrics page')} {what}",
+                f"{_names(which)}{_why(which)}",
+                "set the label llm-d.ai/engine-type of the pod to its engine, or name its metrics in engineConfigs, and leave those empty "
+                f"that it does not have (docs/data-sources.md): `curl -s http://{which[0]['address']}/metrics`",
             )
 
 
@@ -411,7 +391,7 @@ RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], 
     _left_out,
     _lost,
     _full,
-    _missing_metrics,
+    _unread_pages,
     _block_sizes,
     _caching_off,
     _implausible,

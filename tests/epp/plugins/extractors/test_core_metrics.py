@@ -89,6 +89,7 @@ def test_each_engines_page_yields_the_columns_that_it_reports(engine: str, page:
         assert got.present == sum(1 << i for i, c in enumerate(CORE) if c not in absent)
         adapters = {"a", "b"} if columns == "all" else set()
         assert got.names["active_models"] == adapters
+        assert got.problems == {}
 
 
 def test_values_are_in_the_order_of_the_wanted_columns_and_names_only_if_wanted() -> None:

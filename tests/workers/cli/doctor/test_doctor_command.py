@@ -80,3 +80,16 @@ def test_the_report_has_what_the_page_does_not_know(monkeypatch: pytest.MonkeyPa
     (found,) = check.findings
     assert check.at == 5.0
     assert (found.rule, found.found_by) == ("gateway-filter", DOCTOR)
+
+
+def test_a_picker_of_kubernetes_whose_api_is_not_known_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", "/nowhere")
+    flags = {"pool-name": {"value": "pool", "origin": "--pool-name"}}
+    picker = Running(None, "", {"version": 1, "endpoints": {}, "settings": {"flags": flags}}, [])
+    visit = doctor.Visit(picker, doctor.Gateway(), ())
+    visit.make()
+    (found,) = visit.found["access"]
+    assert (found.rule, found.severity) == ("kubernetes-api", "error")
+    assert "KUBECONFIG" in found.fix

@@ -41,7 +41,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "endpoints-ejected": ({}, {"state": "ejected", "why": "100% of its last 9 answers failed"}, "100% of its last 9"),
     "endpoints-failing": ({}, {"state": "failing", "why": "60% of its last 9 answers failed"}, "60% of its last 9"),
     "missing-metrics": ({}, {"state": "unknown", "why": REFUSED_PAGE + "vllm:x is missing"}, "vllm:x is missing"),
-    "metrics-absent": ({}, {"scraped": {"waiting_requests": 0, "running_requests": 0}}, "10.0.0.1:80"),
+    "metrics-absent": ({}, {"why": UNREAD_VALUES + "vllm:x: the page has no such series"}, "vllm:x: the page has no"),
     "prefix-caching": ({}, UNREPORTED | {"predicted_tokens": 300.0}, "10.0.0.1:80"),
     "worker-away": ({"workers": [{"worker": 0, "state": "not serving", "starts": 4}]}, {}, "4 starts"),
     "worker-late": ({"workers": [{"worker": 0, "state": "serving", "starts": 1, "loop_lag_s": 0.5}]}, {}, "0.5 s"),
@@ -126,9 +126,14 @@ def test_values_that_cannot_be_read_are_one_warning_that_names_them() -> None:
     assert (found.rule, found.severity, found.title) == (
         "metrics-absent",
         "warning",
-        "1 metrics page with values that cannot be read",
+        "1 metrics page with values that cannot be read, which count as unknown",
     )
     assert "vllm:num_requests_running: nan is not a count" in found.evidence
+
+
+def test_a_column_that_no_metric_of_the_engine_fills_is_no_finding() -> None:
+    """An empty kvUsageSpec says that the engine has no such metric, so no page of it lacks one."""
+    assert findings(values(), {"a": endpoint(scraped={"waiting_requests": 0, "running_requests": 0})}) == []
 
 
 def test_a_pool_without_endpoints_and_different_block_sizes_are_found() -> None:
