@@ -10,7 +10,6 @@ processes has beaten within `SILENT_S`. Its process id alone does not prove this
 This module does not know what columns, counters or documents mean.
 """
 
-import contextlib
 import enum
 import json
 import math
@@ -130,20 +129,6 @@ def parts(segment: Segment) -> dict[str, Part]:
     schemas = {name: part.schema for name, part in named.items() if part.schema is not None}
     if named and len(schemas) == len(named) and (expected := Plan(schemas).layout_hash) != segment.layout_hash:
         raise _foreign(segment, f"its layout is {segment.layout_hash:016x}, this version expects {expected:016x}")
-    return named
-
-
-def readable(described: Mapping[str, Description], segment: Region) -> dict[str, Part]:
-    """Return those described parts of a segment, by name, whose layout is the same in this version and in the creator's.
-
-    `described`: the segment's description, with the layout hash of each part as `hash`.
-    """
-    named: dict[str, Part] = {}
-    for name, part in described.items():
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            schema = SCHEMAS[part["kind"]](part)
-            if (schema.layout_hash, schema.bytes) == (part["hash"], part["size"]):
-                named[name] = Part(part["kind"], schema, part["at"], segment.part(part["at"], part["size"]))
     return named
 
 

@@ -232,17 +232,6 @@ class InstanceLock:
             f"instance {instance}: another process removed {path} {ACQUIRE_TRIES_MAX} times in a row; retry later"
         )
 
-    @classmethod
-    def inherited(cls, run_dir: str, instance: str, descriptor: int) -> Self:
-        """The lock that an earlier program of this process has taken."""
-        lock = cls(os.path.join(run_dir, instance + INSTANCE_SUFFIX), descriptor)
-        lock.info = _recorded(descriptor)
-        return lock
-
-    @property
-    def descriptor(self) -> int:
-        return self._descriptor
-
     @property
     def written_at(self) -> float:
         """When the file was last written, in seconds since 1970."""
@@ -253,13 +242,9 @@ class InstanceLock:
         return os.fstat(self._descriptor).st_nlink == 0
 
     def record(self, **info: object) -> None:
-        """Append facts to the file. `segments` adds names of segments, `forgotten` removes names; other keys replace their former value."""
+        """Append facts to the file. `segments` adds names of segments; other keys replace their former value."""
         _merge(self.info, info)
         os.write(self._descriptor, json.dumps(info).encode() + b"\n")
-
-    def forget(self, names: list[str]) -> None:
-        """Remove these names of segments from the file. The caller unlinks the segments next."""
-        self.record(forgotten=names)
 
     def release(self) -> None:
         """Remove the file and release the lock. All children that inherited the lock must have ended."""
@@ -443,8 +428,6 @@ def _merge(info: dict[str, Any], new: dict[str, Any]) -> None:
     for key, value in new.items():
         if key == "segments":
             info["segments"] += [name for name in value if name not in info["segments"]]
-        elif key == "forgotten":
-            info["segments"] = [name for name in info["segments"] if name not in value]
         else:
             info[key] = value
 

@@ -23,9 +23,7 @@ TESTS: Final = (
     "tests/workers/endpoints/test_index_state.py",
     "tests/workers/extproc",
     "tests/workers/kv_events",
-    "tests/workers/process/test_renewal.py",
     "tests/workers/process/test_restart.py",
-    "tests/workers/process/test_resumption.py",
 )
 SLOW: Final = "tests/epp/flow/test_simulation.py"  # half of the time, and reaches 2 lines that the others do not
 FLOORS: Final = {  # per cent; raise a floor when the tests get better

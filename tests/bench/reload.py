@@ -243,7 +243,7 @@ def started(cluster: Cluster, *flags: str) -> Iterator[tuple[Picker, Path, Path,
 def watch(cluster: Cluster, picker: Picker) -> Watched:
     """Returns the reader of a picker's reload state."""
     run_dir = str(cluster.directory / "run")
-    return Watched(observe.find(run_dir, name=picker.instance), run_dir)
+    return Watched(observe.find(run_dir, name=picker.instance))
 
 
 def run(rate: float, reloads: int, warm_s: float) -> Figures:

@@ -14,7 +14,7 @@ from shm import observe
 from shm.documents import DocumentReader
 from shm.lanes import Lanes, LaneSchema
 from shm.observe import Seen
-from shm.segment import SegmentError, recorded
+from shm.segment import SegmentError
 from workers.cli import which
 from workers.cli.flags import DURATION, PORT, WithArguments, flag
 from workers.cli.output import echo, echo_text
@@ -33,13 +33,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Watched:
     """Reads the state of one picker's reloads from its shared memory. Raises SegmentError if the memory cannot be read."""
 
-    def __init__(self, seen: Seen, run_dir: str) -> None:
-        """`run_dir`: where the picker keeps its file."""
-        self._run_dir = run_dir
-        self._attach(seen)
-
-    def _attach(self, seen: Seen) -> None:
-        segments, parts = observe.attach(seen.segments)
+    def __init__(self, seen: Seen) -> None:
+        self._segments, parts = observe.attach(seen.segments)
         lanes = next((part for part in parts.values() if isinstance(part.schema, LaneSchema)), None)
         if (
             PART not in parts
@@ -48,16 +43,8 @@ class Watched:
             or CANDIDATE not in lanes.schema.scalar
         ):
             raise SegmentError(f"instance {seen} is of another version: it cannot reload")
-        self._seen, self._segments = seen, segments
         self._reader = DocumentReader(reload_status.SCHEMA, parts[PART].region)
         self._lanes = Lanes(lanes.schema, lanes.region)
-
-    def renew(self) -> None:
-        """Attaches to the picker's present segments. Another version of the program may have replaced some of them."""
-        present = next((each for each in recorded(self._run_dir) if each.name == self._seen.name), None)
-        if present is not None and (names := tuple(present.info["segments"])) != self._seen.segments:
-            with contextlib.suppress(SegmentError):  # the other version is making them at this moment
-                self._attach(self._seen._replace(segments=names))
 
     def status(self) -> ReloadStatus | None:
         """Returns the present state; None if the picker has just been started."""
@@ -90,24 +77,15 @@ def of_picker(command: F) -> F:
 
 
 @click.command("reload", cls=WithArguments)
-@click.option("--exec", "program", is_flag=True, help="Replace the program of the picker by the installed one, too.")
 @of_picker
-def command(program: bool, metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
+def command(metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
     """Load the configuration of a running picker again: its file, and the files of --plugin-path. No request is lost.
 
     The picker tries the configuration in a process of its own first. If that fails, the configuration in force stays. Flags of
     `epp serve` stay as they are: to change flags, restart the picker. A candidate that is being tried (`epp config try`) is taken back.
 
-    With --exec, the installed version of the program takes over the running picker: its configuration in force, its sockets and its
-    shared memory. It replaces the processes one by one; a worker ends with its last stream, so give --timeout time for that.
-
-    Exit code 0: all workers use the configuration; 1: no such picker, or no result in time; 78: the configuration, or the installed
-    version, was refused.
+    Exit code 0: all workers use the configuration; 1: no such picker, or no result in time; 78: the configuration was refused.
     """
-    if program:
-        result, workers = changed(metrics_port, instance, run_dir, timeout, Ask("exec"))
-        echo(f"the installed version runs in {workers} workers, with {in_force(result, workers)}")
-        return
     result, workers = changed(metrics_port, instance, run_dir, timeout)
     echo(in_force(result, workers))
 
@@ -126,7 +104,7 @@ def changed(
     """
     try:
         seen = which.find(run_dir, metrics_port, instance)
-        with contextlib.closing(Watched(seen, run_dir)) as watched:
+        with contextlib.closing(Watched(seen)) as watched:
             result = _after(seen, watched, run_dir, ask, time.monotonic() + timeout)
             workers = len(watched.generations())
     except (SegmentError, Refused) as refused:
@@ -154,7 +132,6 @@ def _after(seen: Seen, watched: Watched, run_dir: str, ask: Ask | None, until: f
         put(run_dir, seen.name, ask)
     os.kill(seen.pid, signal.SIGHUP)
     while time.monotonic() < until:
-        watched.renew()
         status = watched.status()
         if status is not None and status.finished >= wanted and not status.busy:
             return status

@@ -1,6 +1,5 @@
 """`epp serve`: options -> configuration -> instance -> parent. All errors are reported before the first fork."""
 
-import os
 import sys
 import time
 
@@ -9,8 +8,6 @@ import workers.host.log  # noqa: F401  # before all that import structlog: it le
 # isort: split
 import click
 
-from epp.config.load import ConfigErrors
-from epp.config.registry import PluginImportError
 from shm.segment import SegmentError
 from workers.cli.configuration import check_endpoints, check_kubernetes, load_config, read_given, with_one_worker
 from workers.cli.flags import BadConfiguration, Grouped
@@ -21,11 +18,9 @@ from workers.host.allocator import keep_freed_memory
 from workers.host.options import Options
 from workers.process import parent
 from workers.process.errors import StartError, Unusable
-from workers.process.generations import Bundle, GenerationLost, Offer
-from workers.process.handover import Handover, received
+from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.process.loading import in_force
-from workers.process.resumption import resumed
 
 FORMATS = {"auto": None, "json": False, "console": True}
 
@@ -40,8 +35,6 @@ def command(options: Options) -> None:
     log.fill_standard_descriptors()
     log.configure(options.log_level, console=FORMATS[options.log_format])
     keep_freed_memory()
-    if (handover := handed_over()) is not None:
-        sys.exit(go_on(options, handover))
     given = read_given(options)
     config = load_config(options, given)
     options = with_one_worker(options, config)
@@ -60,8 +53,8 @@ def command(options: Options) -> None:
     sys.exit(code)
 
 
-def run_parent(instance: Instance, handover: Handover | None = None) -> int:
-    """Runs the parent to the end of the picker. `handover`: what an earlier program has passed on; None at an ordinary start."""
+def run_parent(instance: Instance) -> int:
+    """Runs the parent to the end of the picker."""
     from workers.supervisor import main as supervisor  # imported once for all children, after the checks
     from workers.worker import main as worker  # imported once for all children, after the checks
 
@@ -75,7 +68,6 @@ def run_parent(instance: Instance, handover: Handover | None = None) -> int:
         worker=worker.run,
         kv_events=kv_events,
         trial=trial.run,
-        handover=handover,
     )
 
 
@@ -96,34 +88,6 @@ def import_parts(instance: Instance) -> None:
         from workers.supervisor import kubernetes  # noqa: F401
     if instance.options.replica_store:
         from workers.supervisor import replication  # noqa: F401
-
-
-def handed_over() -> Handover | None:
-    """Returns what an earlier program has passed to this one; None at an ordinary start."""
-    try:
-        return received(os.environ)
-    except StartError as error:
-        raise click.ClickException(str(error)) from error
-
-
-def go_on(options: Options, handover: Handover) -> int:
-    """Goes on with an instance that another version of this program has started, or only tries whether it could. Returns the exit code."""
-    try:
-        instance = resumed(options, handover, with_one_worker)
-    except (StartError, SegmentError, GenerationLost, ConfigErrors, PluginImportError) as refused:
-        if handover.slot < 0:
-            raise click.ClickException(f"this version cannot go on: {refused}") from refused
-        from workers.cli import trial
-
-        why = f"error[exec]: the installed version cannot take over: {refused}"
-        trial.offer_to_earlier(handover, Offer(os.getpid(), why))
-        return 0
-    if handover.slot >= 0:
-        from workers.cli import trial
-
-        return trial.take_over(instance, handover)
-    with parent.signals_held():
-        return run_parent(instance, handover)
 
 
 def run_kv_events(instance: Instance) -> int:

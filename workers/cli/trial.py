@@ -16,12 +16,9 @@ from workers.cli.flags import BadConfiguration
 from workers.host.memory import cgroup_limit, share
 from workers.host.proc import data_bytes
 from workers.process.errors import StartError
-from workers.process.generations import Attempt, Bundle, GenerationLost, Generations, Offer
-from workers.process.handover import Handover, execute, gathered
+from workers.process.generations import Attempt, Bundle, Offer
 from workers.process.instance import Instance
-from workers.process.layout import Layout
-from workers.process.loading import Given, current, in_force
-from workers.process.resources import Words
+from workers.process.loading import Given, in_force
 from workers.worker.trial import Unproven, prove
 
 ROOM_BYTES: Final = 1 << 30  # the memory of a trial if that of workers has no limit
@@ -34,9 +31,6 @@ def run(instance: Instance, attempt: Attempt) -> int:
     said = io.StringIO()
     bound_memory(instance)
     try:
-        if attempt.ask is not None and attempt.ask.what == "exec":
-            layout = Layout(instance.options, current(instance).config, attempt.names)
-            execute(gathered(instance, layout.described(), names=attempt.names, slot=attempt.slot))
         with contextlib.redirect_stderr(said):
             bundle = tried(instance, attempt)
         offer = Offer(pid, said.getvalue().strip(), bundle)
@@ -53,24 +47,6 @@ def run(instance: Instance, attempt: Attempt) -> int:
     except ValueError as too_large:
         instance.generations.offer(attempt.slot, Offer(pid, f"error[too-large]: {too_large}"))
     return 0
-
-
-def take_over(instance: Instance, handover: Handover) -> int:
-    """Tries whether this program can take over an instance of another version. Writes the result as an offer. Returns the exit code."""
-    pid = os.getpid()
-    try:
-        bundle = instance.generations.current()
-        prove(instance.under(instance.config, bundle, copied=True).with_scrape_tls())
-        offer = Offer(pid, "", bundle, handover.layouts)
-    except (StartError, SegmentError, GenerationLost, Unproven) as refused:
-        offer = Offer(pid, f"error[exec]: the installed program cannot take over: {refused}")
-    offer_to_earlier(handover, offer)
-    return 0
-
-
-def offer_to_earlier(handover: Handover, offer: Offer) -> None:
-    """Writes an offer where the earlier program looks for it."""
-    Generations(Words(handover.words), handover.files).offer(handover.slot, offer)
 
 
 def bound_memory(instance: Instance) -> None:

@@ -20,7 +20,7 @@ SUFFIX: Final = ".ask"
 BYTES_MAX: Final = 16 << 20
 LATE_S: Final = 30.0  # an older file was left behind by a command that ended early
 
-What = Literal["try", "promote", "rollback", "exec"]
+What = Literal["try", "promote", "rollback"]
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):

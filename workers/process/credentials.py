@@ -25,15 +25,12 @@ class Credentials(NamedTuple):
     metrics: "Certificates | None"
 
     @classmethod
-    def read(
-        cls, options: "Options", sources: Sequence[MetricsDataSource], configuration: str, seed: int | None = None
-    ) -> "Credentials":
+    def read(cls, options: "Options", sources: Sequence[MetricsDataSource], configuration: str) -> "Credentials":
         """Reads all files. `sources`: the data sources. `configuration`: the name of the file that configures them.
 
-        `seed`: the seed of prefix hashes; None: it is read, too (`prefix_seed`). Raises StartError.
+        Raises StartError.
         """
-        if seed is None:
-            seed = prefix_seed(options)
+        seed = prefix_seed(options)
         try:
             scrape_tls = {source.name: source_tls(source) for source in sources}
         except ValueError as wrong:

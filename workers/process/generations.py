@@ -24,7 +24,7 @@ import msgspec
 
 from epp.tryout import Share
 from workers.process.asks import Ask
-from workers.process.layout import Described, Names
+from workers.process.layout import Names
 from workers.process.resources import Words
 
 # Files for the configuration in force, KEPT - 1 before it, a candidate, one under trial, and one to go back to meanwhile
@@ -62,14 +62,12 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 class Offer(msgspec.Struct, frozen=True, array_like=True):
     """The result of a trial. `bundle`: the configuration, None if it is refused. `text`: the errors or warnings.
 
-    `pid`: the process id of the trial child. `layouts`: how the memory is laid out now (`Layout.described`), if another version of the
-    program was tried; otherwise empty.
+    `pid`: the process id of the trial child.
     """
 
     pid: int
     text: str
     bundle: Bundle | None = None
-    layouts: dict[str, Described] = {}
 
 
 class Attempt(NamedTuple):
@@ -93,11 +91,9 @@ class GenerationLost(Exception):
 class Generations:
     """Reads and writes the files of configurations, and the two words: one names the configuration in force, the other the candidate."""
 
-    def __init__(self, words: Words, files: list[int] | None = None) -> None:
-        """`files`: the descriptors of an earlier program of this process; None: creates new files."""
+    def __init__(self, words: Words) -> None:
         self._words = words
-        new = [os.memfd_create(f"epp generation {slot}", os.MFD_CLOEXEC) for slot in range(0 if files else SLOTS)]
-        self.files = files or new
+        self._files = [os.memfd_create(f"epp generation {slot}", os.MFD_CLOEXEC) for slot in range(SLOTS)]
 
     @property
     def number(self) -> int:
@@ -144,7 +140,7 @@ class Generations:
             raise ValueError(
                 f"configuration and plugin files have {len(blob)} bytes together; at most {BUNDLE_BYTES_MAX} are possible"
             )
-        file = self.files[slot]
+        file = self._files[slot]
         os.ftruncate(file, 0)
         os.pwrite(file, zlib.crc32(blob).to_bytes(SUM_BYTES, "little"), 0)
         written = 0
@@ -153,7 +149,7 @@ class Generations:
 
     def offered(self, slot: int) -> Offer | None:
         """Returns the offer in a file. Returns None if the file is empty, or was written in part."""
-        file = self.files[slot]
+        file = self._files[slot]
         size = os.fstat(file).st_size
         if not SUM_BYTES < size <= BUNDLE_BYTES_MAX + SUM_BYTES:
             return None
@@ -166,19 +162,9 @@ class Generations:
         except msgspec.MsgspecError:
             return None
 
-    def renamed(self, names: Names) -> "Generations":
-        """Returns new files with the same configurations, for memory in which `names` have places. Their numbers stay the same."""
-        renamed = Generations(self._words)
-        for slot in range(SLOTS):
-            offer = self.offered(slot)
-            if offer is not None and offer.bundle is not None:
-                bundle = msgspec.structs.replace(offer.bundle, names=names)
-                renamed.offer(slot, msgspec.structs.replace(offer, bundle=bundle))
-        return renamed
-
     def clear(self, slot: int) -> None:
         """Empties a file."""
-        os.ftruncate(self.files[slot], 0)
+        os.ftruncate(self._files[slot], 0)
 
     def publish(self, slot: int, number: int) -> None:
         """Makes the configuration in file `slot` the one in force. Only the parent calls this."""
@@ -194,7 +180,7 @@ class Generations:
 
     def close(self) -> None:
         """Closes the files in this process."""
-        for file in self.files:
+        for file in self._files:
             os.close(file)
 
 

@@ -31,6 +31,7 @@ from compiled.finder import choose
 from epp import response_phase
 from shm.observe import SECRET
 from shm.segment import InstanceLock, check_room, sweep
+from workers.process.activation import received
 from workers.process.credentials import Credentials
 from workers.process.errors import StartError
 from workers.process.generations import Bundle, Generations, Offer
@@ -84,7 +85,7 @@ class Instance:
             if (state_lock := locked(options)) is not None:
                 undo.callback(state_lock.close)
             check_room(layout.needs(), FEWER)
-            sockets = Sockets.bind(options)
+            sockets = Sockets.bind(options, received(os.environ))
             lock.record(ports=sockets.ports())
             memory = Memory.create(layout, options.instance, lock)
             undo.callback(memory.unlink)
@@ -192,14 +193,9 @@ def _claim(options: "Options") -> InstanceLock:
         log.warning("removed a file or segment of a killed instance", name=name)
     lock = InstanceLock.acquire(options.run_dir, options.instance)
     lock.record(pid=os.getpid())
-    give_secret(lock)
+    # Whoever can read the file may see private pages of the metrics port.
+    lock.record(**{SECRET: os.urandom(16).hex()})
     return lock
-
-
-def give_secret(lock: InstanceLock) -> None:
-    """Writes a secret to the instance's file, unless it has one: whoever can read the file may see private pages of the metrics port."""
-    if SECRET not in lock.info:
-        lock.record(**{SECRET: os.urandom(16).hex()})
 
 
 def _release(lock: InstanceLock) -> None:

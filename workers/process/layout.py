@@ -149,7 +149,6 @@ class Names(msgspec.Struct, frozen=True, array_like=True):
     `columns`: the columns of the endpoint table. `families`: the histograms. `groups`: the counters of plugins; the first `own` have
     tables that were made for them, and the others have spare tables. `width`: columns of a table row. `lane_end`: the size of a lane in
     words.
-    With a `width` of 0 the table is laid out anew, with a `lane_end` of 0 the lanes and all tables of counters.
     """
 
     columns: tuple[str, ...] = ()
@@ -176,9 +175,6 @@ def _check_names(members: Sequence[Family], groups: Sequence[Group]) -> None:
             raise StartError(
                 f"the metric {name} has other labels, buckets or another help text than before: give it another name, or restart the picker"
             )
-
-
-Described = tuple[int, dict[str, dict[str, Any]]]  # the layout hash of a segment, and the description of each part
 
 
 class UnitBytes(NamedTuple):
@@ -298,40 +294,9 @@ class Layout:
         members = [family for family in self.shown if family.extension_point]
         return {(family.extension_point, family.plugin_name): self.families.index(family) for family in members}
 
-    @property
-    def lasting(self) -> dict[str, Schema]:
-        """The parts that a later version of this program continues even if it lays them out in another way, by name.
-
-        The other parts say what single processes do at the moment, and begin empty in a segment that is made anew.
-        """
-        series = {name: schema for name, schema in self.series.items() if name not in self.spares}
-        state: dict[str, Schema] = {
-            "table": self.table,
-            "documents": self.documents,
-            "latency": self.latency,
-            "reload": reload_status.SCHEMA,
-        }
-        return {**state, "lanes": self.lanes, **series}
-
     def needs(self) -> dict[str, int]:
         """Segment -> bytes of shared memory that `epp serve` takes."""
         return {segment: footprint(plan) for segment, plan in self.plans.items()}
-
-    def described(self) -> dict[str, Described]:
-        """Segment -> its layout hash and its parts, for a version of this program that may lay it out in another way."""
-        described: dict[str, Described] = {}
-        for segment, plan in self.plans.items():
-            parts = {
-                name: {
-                    "at": plan.offsets[name],
-                    "size": plan.sizes[name],
-                    "hash": schema.layout_hash,
-                    **schema.describe(),
-                }
-                for name, schema in self._parts[segment].items()
-            }
-            described[segment] = plan.layout_hash, parts
-        return described
 
     def _parts_of_segments(self) -> dict[str, Mapping[str, Schema]]:
         lanes: dict[str, Schema] = {"lanes": self.lanes}

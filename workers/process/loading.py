@@ -87,11 +87,6 @@ def candidate(instance: Instance) -> Instance:
     return _under(instance, instance.generations.candidate())
 
 
-def current(instance: Instance) -> Instance:
-    """Loads the configuration in force again. Returns this instance with it. Raises the same exceptions as `candidate`."""
-    return _under(instance, instance.generations.current())
-
-
 def _under(instance: Instance, bundle: Bundle) -> Instance:
     given = Given(bundle.text, bundle.source, bundle.plugins)
     use_plugins(instance.options, given)

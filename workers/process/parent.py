@@ -18,9 +18,8 @@ So a child that drained because of a signal to the whole process group gets no s
 
 The kernel merges signals of one kind that arrive faster than they are handled: a hundred SIGTTIN in a millisecond may count as one.
 
-The parent writes only these shared words: `serving` per worker, `stopping`, `hurry`, the number of an earlier program's workers
-(`upgrade`), the list of deadly requests, the roll of children (`roll`), and the numbers of the configuration in force and of the
-candidate (`generations`).
+The parent writes only these shared words: `serving` per worker, `stopping`, `hurry`, the list of deadly requests, the roll of children
+(`roll`), and the numbers of the configuration in force and of the candidate (`generations`).
 """
 
 import contextlib
@@ -40,12 +39,10 @@ import structlog
 from workers.host.exit_codes import INTENDED, ExitCode, ending
 from workers.process import fork
 from workers.process.credentials import tls_in_words
-from workers.process.handover import Handover
 from workers.process.instance import Instance
 from workers.process.reload import Reloads, Trial
 from workers.process.restart import SUPERVISOR, Abort, Action, Drain, Halt, Kill, Policy, Spawn, seat_name
 from workers.process.roll import cause_of
-from workers.process.upgrade import Upgrade
 from workers.shared.query_of_death import DECIDING, LISTED_S, Suspects, crashed
 
 GRACE_S = 2.0
@@ -78,17 +75,15 @@ def run(
     worker: ChildMain,
     kv_events: Callable[[Instance], int] | None = None,
     trial: Trial | None = None,
-    handover: Handover | None = None,
 ) -> int:
     """Runs the instance to its end and returns the exit code. Removes the names of its shared memory in every case.
 
     `supervisor`, `worker`, `kv_events`, `trial`: the main functions of the children. `kv_events`: None if there is no such process.
-    `trial`: None if the configuration cannot be reloaded. `handover`: what an earlier program of this process has left; its children
-    go on.
+    `trial`: None if the configuration cannot be reloaded.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain prompts
     try:
-        return Parent(instance, supervisor, worker, kv_events, trial, handover).run()
+        return Parent(instance, supervisor, worker, kv_events, trial).run()
     finally:
         instance.unlink()
 
@@ -107,10 +102,9 @@ class Parent:
         worker: ChildMain,
         kv_events: Callable[[Instance], int] | None = None,
         trial: Trial | None = None,
-        handover: Handover | None = None,
     ) -> None:
         self._instance = instance
-        self._reloads = Reloads(instance, trial, handover) if trial is not None else None
+        self._reloads = Reloads(instance, trial) if trial is not None else None
         self._mains: list[Callable[[], int]] = [
             lambda: supervisor(instance),
             *(partial(worker, instance, i) for i in range(instance.layout.workers_max)),
@@ -133,9 +127,6 @@ class Parent:
         self._announced = False
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
-        self._upgrade = Upgrade(instance, self._policy, self._pids, self._reloads, CAUGHT)
-        if handover is not None:
-            self._ready, self._announced = self._upgrade.take_over(handover), True
 
     def run(self) -> int:
         """Runs until the picker is stopped or halts. Returns the exit code."""
@@ -183,7 +174,6 @@ class Parent:
             self._reloads.look(now, [*self._instance.not_for_trial(), self._woken, self._wakes])
         for action in self._policy.decide(now, self._beat_ages(now)):
             self._act(action)
-        self._upgrade.look(now)
 
     def _act(self, action: Action) -> None:
         match action:
@@ -275,7 +265,7 @@ class Parent:
 
     def _handle_reports(self) -> None:
         for report in self._instance.reports.received():
-            if self._pids.get(report.pid) != report.seat or self._upgrade.ignores(report):
+            if self._pids.get(report.pid) != report.seat:
                 continue  # a predecessor in this seat wrote the report
             now = time.monotonic()
             if self._reloads is not None and self._reloads.heard(report, self._name(report.seat), now):
@@ -421,7 +411,7 @@ class Parent:
         if (held := self._instance.memory.kv_events) is not None:
             beat = held.marks.last_beat
             ages.append(now - beat if beat else math.inf)
-        return self._upgrade.excused(ages)
+        return ages
 
     def _signal_workers(self, number: int) -> None:
         for seat in self._workers():

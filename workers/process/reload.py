@@ -27,14 +27,13 @@ from typing import Final
 import msgspec
 import structlog
 
-from shm.documents import DocumentReader, DocumentWriter
+from shm.documents import DocumentWriter
 from workers.host.exit_codes import INTENDED, ending
 from workers.process import asks, fork
 from workers.process.asks import Ask
 from workers.process.generations import Attempt, Bundle, Generations, Offer, Slots
-from workers.process.handover import Handover, gathered
 from workers.process.instance import Instance
-from workers.process.layout import CANDIDATE, GENERATION, Described, Names
+from workers.process.layout import CANDIDATE, GENERATION, Names
 from workers.process.reports import Report
 from workers.process.restart import SUPERVISOR
 from workers.process.tryout import Tryout
@@ -46,7 +45,6 @@ SPREAD_S: Final = 10.0  # long, because a busy machine loads slowly. Beats show 
 WATCH_S: Final = 10.0
 CRASHES: Final = 2
 ASKS_MAX: Final = 8
-EXEC_S: Final = 30.0  # a program starts, and proves that it can take over
 
 Trial = Callable[[Instance, Attempt], int]  # the main function of a trial child: writes its offer into `Attempt.slot`
 
@@ -56,8 +54,7 @@ log = structlog.get_logger()
 class Reloads:
     """Makes attempts to change the configuration, one at a time. `trial`: runs in a child of its own."""
 
-    def __init__(self, instance: Instance, trial: Trial, handover: Handover | None = None) -> None:
-        """`handover`: what an earlier program of this process has left; None: there was none."""
+    def __init__(self, instance: Instance, trial: Trial) -> None:
         self._instance = instance
         self._trial = trial
         self._generations: Generations = instance.generations
@@ -80,13 +77,8 @@ class Reloads:
         self._crashes = 0
         self._stays = 0  # the number of a configuration that cannot be taken back; 0: none
         self._last = ReloadStatus(0, "", "", 0.0)
-        self._upgrading = handover is not None
-        self.layouts: dict[str, Described] | None = None  # set when another version of the program can take over
-        if handover is not None:
-            self._slots.kept, self._slots.highest = handover.kept, handover.highest
-            self._last = reload_status.read(DocumentReader(reload_status.SCHEMA, instance.memory.reload)) or self._last
         if self._generations.number:
-            self._say(busy=self._upgrading)
+            self._say()
 
     def ask(self) -> None:
         """Asks for an attempt with the picker's files as they are now. It begins at once, or after the present attempt."""
@@ -109,12 +101,7 @@ class Reloads:
 
     @property
     def busy(self) -> bool:
-        return bool(self._spreading) or self._owes_result
-
-    @property
-    def _owes_result(self) -> bool:
-        """Whether an attempt is under way whose result is still to come."""
-        return self._attempt is not None or self._upgrading
+        return bool(self._spreading) or self._attempt is not None
 
     def next_deadline(self, now: float) -> float:
         """Returns the seconds until `look` must be called, even if no event comes before."""
@@ -160,14 +147,11 @@ class Reloads:
         offer = self._generations.offered(attempt.slot)
         if offer is None or offer.pid != pid:
             why = (
-                f"it took more than {seconds_for(attempt.ask):g} s"
+                f"it took more than {TRIAL_S:g} s"
                 if self._late
                 else f"its process ended before it was done: {ending(code)}"
             )
             offer = Offer(pid, f"error[trial]: the configuration was tried in a process of its own, and {why}")
-        if offer.bundle is not None and attempt.ask is not None and attempt.ask.what == "exec":
-            self.layouts = offer.layouts  # the attempt ends with the upgrade
-            return True
         self._attempt = None
         if offer.bundle is None:
             self._finish(successful=False, text=offer.text)
@@ -209,28 +193,9 @@ class Reloads:
         if self._pid:
             self._kill()
 
-    def handed_over(self, workers: int) -> Handover:
-        """Returns what the next program of this process takes over. Withdraws the candidate, if one is tried."""
-        if self._tryout.number:
-            log.info("candidate is taken back", generation=self._tryout.number, why="the program is replaced")
-            self._end_tryout()
-        return gathered(
-            self._instance,
-            self.layouts or {},
-            kept=self._slots.kept,
-            highest=self._slots.highest,
-            names=self._names,
-            workers=workers,
-        )
-
-    def upgraded(self, *, successful: bool, text: str) -> None:
-        """Ends the attempt to upgrade. `successful`: whether the program and its children were replaced. `text`: if not, why."""
-        self._upgrading, self.layouts, self._attempt = False, None, None
-        self._finish(successful=successful, text=text)
-
     def _obey(self, command: Ask, now: float, closed: list[int]) -> None:
         bundle = self._tryout.bundle
-        if command.what in ("try", "exec"):
+        if command.what == "try":
             self._begin(command, now, closed)
         elif command.what == "rollback" and bundle is None:
             self._go_back("epp config rollback", now, successful=True)
@@ -243,12 +208,10 @@ class Reloads:
             self._publish(bundle, self._tryout.slot, "", now)
 
     def _begin(self, command: Ask | None, now: float, closed: list[int]) -> None:
-        if command is not None and command.what == "exec":  # another program takes the sockets over
-            closed = [number for number in closed if number not in {sock.fileno() for sock in self._instance.sockets}]
         number, slot = self._slots.take()
         attempt = Attempt(slot, number, self._names, command)
         self._generations.clear(slot)
-        self._late, self._again, self._trial_until = False, False, now + seconds_for(command)
+        self._late, self._again, self._trial_until = False, False, now + TRIAL_S
         try:
             self._pid = fork.spawn(
                 f"{fork.TITLE}trial",
@@ -344,7 +307,7 @@ class Reloads:
             return
         (log.info if successful else log.error)("configuration is taken back", generation=number, why=why)
         if self._attempt is not None:
-            self._again, self.layouts = True, None
+            self._again = True
             if self._pid:
                 self._kill()
         again, slot = self._slots.take()
@@ -379,12 +342,12 @@ class Reloads:
     def _finish(self, *, successful: bool, text: str) -> None:
         """Says what has ended. It counts as the end of an attempt, unless the picker did it by itself during an attempt."""
         last = self._last_with(successful=successful, text=text)
-        self._last = msgspec.structs.replace(last, finished=last.finished + (not self._owes_result), at=time.time())
+        self._last = msgspec.structs.replace(last, finished=last.finished + (self._attempt is None), at=time.time())
         write = log.info if successful else log.error
         write(
             "reload", successful=successful, generation=self._generations.number, **({"findings": text} if text else {})
         )
-        self._say(busy=self._owes_result)
+        self._say(busy=self._attempt is not None)
 
     def _last_with(self, *, successful: bool = True, text: str | None = None) -> ReloadStatus:
         kept = self._last.text if text is None else text[:TEXT_MAX]
@@ -402,11 +365,6 @@ class Reloads:
             tryout=self._tryout.status(),
         )
         self._status.write(0, reload_status.encode(self._last))
-
-
-def seconds_for(command: Ask | None) -> float:
-    """How long a trial may take. Another program needs time to start."""
-    return EXEC_S if command is not None and command.what == "exec" else TRIAL_S
 
 
 def restored(before: Bundle, number: int, names: Names) -> Bundle:

@@ -5,8 +5,7 @@
               reports: children -> parent
               life: EOF = the parent has ended | family: EOF = parent and workers have ended
               wakeups: one eventfd for each worker
-    Words     parent -> children, in a file without a name: stopping, hurry, generation, candidate, earlier
-              workers, deadly requests
+    Words     parent -> children, in memory without a name: stopping, hurry, generation, candidate, deadly requests
 
 A pipe shows EOF only when no process holds its writing end. So each child closes the descriptors of other processes, which the
 `not_for_...` methods list.
@@ -39,7 +38,6 @@ from workers.shared import query_of_death
 
 GENERATION_AT = 8  # bytes into the page of the parent's words
 CANDIDATE_AT = 16  # bytes into the page of the parent's words
-EARLIER_AT = 24  # bytes into the page of the parent's words
 DEADLY_AT = 64  # bytes into the page of the parent's words
 DESCRIPTORS_PER_WORKER = 3  # both ends of its bus pipe, and its eventfd
 DESCRIPTORS_OTHER = 36  # sockets, segments, other pipes, those of an event loop, and some for the first connections
@@ -76,37 +74,20 @@ class Memory:
         self._series = {name: (schema, parts[layout.spares.get(name, name)]) for name, schema in layout.series.items()}
 
     @classmethod
-    def create(
-        cls, layout: Layout, instance: str, lock: InstanceLock, kept: Mapping[str, Segment] | None = None
-    ) -> "Memory":
-        """Creates all segments but those of `kept`, which exist already. Raises SegmentError, and then leaves no new segment behind."""
+    def create(cls, layout: Layout, instance: str, lock: InstanceLock) -> "Memory":
+        """Creates all segments. Raises SegmentError, and then leaves none behind."""
         segments: dict[str, Segment] = {}
+        parts: dict[str, Region] = {}
         with contextlib.ExitStack() as undo:
             for part, plan in layout.plans.items():
-                if kept is not None and part in kept:
-                    segments[part] = kept[part]
-                    continue
                 name = f"/{instance}-{os.urandom(6).hex()}-{part}"
                 lock.record(segments=[name])
-                segments[part] = Segment.create_planned(name, plan)
-                undo.callback(segments[part].unlink)
+                segment = segments[part] = Segment.create_planned(name, plan)
+                undo.callback(segment.unlink)
+                parts |= {within: segment.planned(plan, within) for within in plan.offsets}
                 log.info("shared memory", segment=name, mib=round(plan.bytes / (1 << 20), 2))
             undo.pop_all()
-        return cls.within(layout, segments)
-
-    @classmethod
-    def within(cls, layout: Layout, segments: Mapping[str, Segment]) -> "Memory":
-        """Returns the memory in these segments; segments that are missing are replaced by private memory."""
-        parts: dict[str, Region] = {}
-        for segment, plan in layout.plans.items():
-            found = segments.get(segment)
-            for name in plan.offsets:
-                parts[name] = found.planned(plan, name) if found is not None else private(plan.sizes[name])
         return cls(layout, segments, parts)
-
-    def part(self, name: str) -> Region:
-        """Returns the region of a part, by its name in `layout.plans`."""
-        return self._regions[name]
 
     def under(self, layout: Layout) -> "Memory":
         """Returns this memory with the layout of a later configuration, which has the same sizes."""
@@ -114,7 +95,7 @@ class Memory:
 
     def copied(self, layout: Layout) -> "Memory":
         """Returns a private copy of this memory (`Segment.private_copy`). No other process sees what is written there."""
-        copies = dict(self._regions)  # those without a segment are private already
+        copies: dict[str, Region] = {}
         for name, segment in self.segments.items():
             copy, plan = segment.private_copy(), layout.plans[name]
             copies |= {part: copy.part(plan.offsets[part], plan.sizes[part]) for part in plan.offsets}
@@ -155,11 +136,6 @@ class Memory:
             segment.unlink()
 
 
-def private(size: int) -> Region:
-    """Returns memory of this process alone, filled with zeros. `size`: in bytes."""
-    return Region(memoryview(mmap.mmap(-1, size)))
-
-
 class Pipe(NamedTuple):
     """Both ends of a packet pipe, as file descriptors."""
 
@@ -167,17 +143,11 @@ class Pipe(NamedTuple):
     writer: int
 
 
-Inherited = tuple[list[Pipe], list[Pipe], list[Pipe], list[int]]  # life, family and reports; bus; kv_bus; wakeups
-
-
 class Pipes:
     """Pipes and eventfds between parent and children."""
 
-    def __init__(self, workers_max: int, *, speculates: bool = False, inherited: Inherited | None = None) -> None:
-        """`speculates`: whether workers report to the kv-events process. `inherited`: the pipes of an earlier program of this process."""
-        if inherited is not None:
-            (self.life, self.family, self.reports), self.bus, self.kv_bus, self.wakeups = inherited
-            return
+    def __init__(self, workers_max: int, *, speculates: bool = False) -> None:
+        """`speculates`: whether workers report to the kv-events process."""
         self.life, self.family, self.reports = packet_pipe(), packet_pipe(), packet_pipe()
         self.bus = [packet_pipe(PIPE_BYTES) for _ in range(workers_max)]
         self.kv_bus = [packet_pipe(PIPE_BYTES) for _ in range(workers_max if speculates else 0)]
@@ -228,13 +198,8 @@ class Pipes:
 class Words:
     """Words in shared memory that the parent writes and children read."""
 
-    def __init__(self, file: int | None = None) -> None:
-        """`file`: the descriptor of the words of an earlier program of this process; None: creates new ones."""
-        if file is None:
-            file = os.memfd_create("epp words", os.MFD_CLOEXEC)
-            os.ftruncate(file, mmap.PAGESIZE)
-        self.file = file
-        self._page = mmap.mmap(file, mmap.PAGESIZE)
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self._numbers = memoryview(self._page).cast("q")
         deadly = memoryview(self._page)[DEADLY_AT:][: WORD * query_of_death.WORDS]
         self.deadly = deadly.cast("q")  # the list of deadly requests (`workers.shared.query_of_death`)
@@ -265,15 +230,6 @@ class Words:
     @candidate.setter
     def candidate(self, word: int) -> None:
         self._numbers[CANDIDATE_AT // WORD] = word
-
-    @property
-    def earlier_workers(self) -> int:
-        """The number of workers of an earlier program that serve, but have no lanes in this program's memory."""
-        return self._numbers[EARLIER_AT // WORD]
-
-    @earlier_workers.setter
-    def earlier_workers(self, count: int) -> None:
-        self._numbers[EARLIER_AT // WORD] = count
 
     @property
     def hurrying(self) -> bool:

@@ -23,7 +23,7 @@ returns actions. The policy itself starts no process, sends no signal and reads 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from workers.host.exit_codes import INTENDED, ExitCode, ending
@@ -126,30 +126,6 @@ class Policy:
     @property
     def workers_max(self) -> int:
         return len(self._for_workers)
-
-    @property
-    def missing(self) -> bool:
-        """Whether a wanted seat has no child that serves. A child that drains still serves its streams, so it counts."""
-        return any(place.wanted and place.ready is None for place in self._seats)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether a successor must wait for a child that drains: in its own seat, or because no other seat is free."""
-        others = [place for place in self._for_workers if not place.wanted]
-        taken = bool(others) and all(place.started is not None for place in others)
-        return taken or any(place.wanted and place.leaving is not None for place in self._seats)
-
-    def take_over(self, children: Mapping[int, bool], workers: int, now: float) -> None:
-        """Takes over the children of an earlier program. `children`: seat -> whether the child leaves. `workers`: how many are wanted."""
-        for number, place in enumerate(self._seats):
-            leaves = children.get(number)
-            if place in self._for_workers:
-                place.wanted = leaves is False
-            if leaves is not None:
-                place.started = place.ready = now
-                place.leaving = now if leaves else None
-                place.proven = True
-        self.resize(workers, now)
 
     def resize(self, workers: int, now: float) -> None:
         """Sets the number of wanted workers: at least one, at most one per seat."""

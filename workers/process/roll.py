@@ -2,7 +2,7 @@
 
     per seat    pid (0: empty) | CPU time of ended children in us | children that ended, one word per cause
 
-The words are in an unnamed file in memory, which children inherit. It lives as long as the picker, so no count falls when a child ends.
+The words are in unnamed memory, which children inherit. It lives as long as the picker, so no count falls when a child ends.
 """
 
 import enum
@@ -45,18 +45,10 @@ def cause_of(code: int, *, hung: bool) -> Cause:
 class Roll:
     """Reads and writes the words of all seats."""
 
-    def __init__(self, seats: int, file: int | None = None) -> None:
-        """`seats`: the number of all seats, including that of the kv-events process.
-
-        `file`: the words of an earlier program of this process; None: creates new ones.
-        """
+    def __init__(self, seats: int) -> None:
+        """`seats`: the number of all seats, including that of the kv-events process."""
         self._width = FIRST_CAUSE + len(Cause)
-        size = WORD * seats * self._width
-        if file is None:
-            file = os.memfd_create("epp roll", os.MFD_CLOEXEC)
-            os.ftruncate(file, size)
-        self.file = file
-        self._words = memoryview(mmap.mmap(file, size)).cast("q")
+        self._words = memoryview(mmap.mmap(-1, WORD * seats * self._width)).cast("q")
         self.seats = seats
         self.parent_pid = os.getpid()
 

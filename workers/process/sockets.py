@@ -1,4 +1,5 @@
-"""Binds the listening sockets. The parent does this before the first fork. Each child closes the sockets that it does not use.
+"""Binds the listening sockets, or takes those of systemd (`activation`). The parent does this before the first fork. Each child closes
+the sockets that it does not use.
 
 ext_proc   for workers: all of them accept from this socket, or each worker binds the same port itself (`hold`)
 health     for the supervisor
@@ -8,9 +9,11 @@ metrics    for the supervisor
 import contextlib
 import errno
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from workers.process.errors import StartError
+from workers.process.activation import check_port
+from workers.process.errors import StartError, Unusable
 
 if TYPE_CHECKING:
     from workers.host.options import Options
@@ -19,21 +22,38 @@ BACKLOG = 4096  # connections that wait for `accept`; the kernel takes at most n
 
 
 class Sockets(NamedTuple):
-    """The sockets on which the picker listens."""
+    """The sockets on which the picker listens. `activated`: whether systemd holds that of ext_proc, too, and keeps it for a successor."""
 
     ext_proc: socket.socket
     health: socket.socket
     metrics: socket.socket
+    activated: bool = False
 
     @classmethod
-    def bind(cls, options: "Options") -> "Sockets":
-        """Binds all three. Raises StartError, and then leaves none bound."""
+    def bind(cls, options: "Options", given: Mapping[str, socket.socket]) -> "Sockets":
+        """Binds those that are not `given` (`activation.received`). Raises StartError, and then leaves none open."""
+        native = options.transport == "native"
         with contextlib.ExitStack() as undo:
-            serve = listen if options.transport == "native" else hold
+            for found in given.values():
+                undo.enter_context(found)
+            if "grpc" in given and not native:
+                raise Unusable(
+                    f"--transport {options.transport} binds its port itself and cannot use the socket 'grpc' of systemd: "
+                    "use --transport native, or disable the .socket unit"
+                )
+
+            def bound(name: str, port: int, flag: str) -> socket.socket:
+                if name in given:
+                    check_port(given[name], name, port, flag)
+                    return given[name]
+                serve = listen if native or name != "grpc" else hold
+                return undo.enter_context(serve(port, flag))
+
             sockets = cls(
-                undo.enter_context(serve(options.grpc_port, "--grpc-port")),
-                undo.enter_context(listen(options.grpc_health_port, "--grpc-health-port")),
-                undo.enter_context(listen(options.metrics_port, "--metrics-port")),
+                bound("grpc", options.grpc_port, "--grpc-port"),
+                bound("health", options.grpc_health_port, "--grpc-health-port"),
+                bound("metrics", options.metrics_port, "--metrics-port"),
+                activated="grpc" in given,
             )
             undo.pop_all()
         return sockets

@@ -1,7 +1,7 @@
 """Locks the folder of --state-dir, so that no two pickers write their snapshots over each other's.
 
 The parent takes the lock before it forks. Children inherit it with the open file, so a folder is free when the last process of its picker
-has ended, however it ended. The file stays: only the lock on it counts. The program that an upgrade in place executes keeps the lock, too.
+has ended, however it ended. The file stays: only the lock on it counts.
 """
 
 import fcntl
@@ -50,5 +50,4 @@ def locked(options: "Options") -> io.FileIO | None:
         ) from None
     except OSError as refused:  # a file system without locks, or a full one
         log.warning("--state-dir may not be locked: no other picker may use it", file=path, why=refused.strerror)
-    os.set_inheritable(file.fileno(), True)
     return file

@@ -1,8 +1,7 @@
 """Decides whether this picker is ready: whether gateways may send requests to it. If not, the page /readyz gives the reason.
 
-A picker is ready if it is not stopping, every condition holds, endpoints are known, and at least one worker serves, perhaps one of an
-earlier program (`workers.process.upgrade`). Components add conditions with `require`. For example, with leader election only the leader is
-ready.
+A picker is ready if it is not stopping, every condition holds, endpoints are known, and at least one worker serves. Components add
+conditions with `require`. For example, with leader election only the leader is ready.
 """
 
 import time
@@ -56,8 +55,6 @@ class Readiness:
             return reason
         if not self.loaded:
             return "no endpoints were loaded yet"
-        if self._instance.words.earlier_workers:
-            return ""
         lanes = self._instance.memory.lanes
         ages = lanes.ages(time.monotonic())
         if any(lanes.serving(seat) and ages[seat] < WORKER_BEAT_MAX_S for seat in range(1, len(ages))):

@@ -2,7 +2,8 @@
 
     together   The picker stops. New connections and streams are still served until no worker of the picker has a stream. At half
                of the timeout every connection gets GOAWAY, because a gateway without health checks would stay.
-    alone      This worker leaves, others serve. When another worker serves, this one stops accepting and sends GOAWAY.
+    alone      This worker leaves, others serve. When another worker serves, this one stops accepting and sends GOAWAY. Also if the
+               picker stops and systemd holds its socket: new connections wait there for the next picker.
     last       At the deadline, or when the parent hurries: undecided requests are refused, and routed requests are cut.
 
 GOAWAY is graceful: streams that are open or on their way are served, then the connection closes.

@@ -90,7 +90,10 @@ class Exit:
         )
         if instance.words.stopping or orphaned():
             self._say(Leaving.DRAINS)
-            await drain.together(lambda: serving.server.streams > 0 or self._others_busy())
+            if instance.sockets.activated:
+                await drain.alone(lambda: True)  # new connections wait in systemd's socket for the next picker
+            else:
+                await drain.together(lambda: serving.server.streams > 0 or self._others_busy())
             return
         self._say(Leaving.LEAVES)
         instance.reports.leaving(self._seat)

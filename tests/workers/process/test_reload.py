@@ -12,7 +12,6 @@ import pytest
 from epp.tryout import Share
 from shm.documents import DocumentReader
 from tests.workers.instances import made
-from tests.workers.process.handovers import QUEUE
 from workers.process import fork
 from workers.process.asks import Ask
 from workers.process.generations import Attempt, Bundle, Offer
@@ -23,6 +22,7 @@ from workers.process.reports import Report
 from workers.shared import reload_status
 from workers.shared.reload_status import ReloadStatus
 
+QUEUE = "plugins: [{type: queue-scorer}]\n"
 SEATS = 3
 PID = 1 << 30  # no process has it
 CRASHED = -signal.SIGSEGV

@@ -76,11 +76,6 @@ class Story:
         self.policy.resize(workers, self.now)
         return self.decide()
 
-    def take_over(self, children: dict[int, bool], workers: int) -> None:
-        for seat in children:
-            self.beats[seat] = self.now
-        self.policy.take_over(children, workers, self.now)
-
     def leaving(self, seat: int) -> list:
         self.policy.leaving(seat, self.now)
         return self.decide()
@@ -292,38 +287,6 @@ def test_a_child_in_a_seat_that_is_given_up_during_its_start_drains_when_it_is_r
     assert story.resize(1) == []
     story.ready(2)
     assert story.decide() == [Drain(2)]
-
-
-def test_a_new_program_keeps_the_children_of_the_one_before() -> None:
-    story = Story(5, workers=3)
-    story.take_over({0: False, 1: False, 3: False}, 3)
-    assert story.policy.workers == 3
-    assert story.policy.missing
-    assert story.decide() == [Spawn(2)]
-    story.spawn(2)
-    story.ready(2)
-    assert not story.policy.missing
-    assert story.wait(20) == []
-
-
-def test_a_child_that_left_when_the_program_changed_is_given_up_in_time_and_has_a_successor() -> None:
-    story = Story(4, workers=2, leave_s=5.0)
-    story.take_over({0: False, 1: True, 2: False}, 2)
-    (spawned,) = story.decide()
-    assert spawned == Spawn(3)
-    assert story.policy.missing
-    story.spawn(3)
-    story.ready(3)
-    assert not story.policy.missing
-    killed = story.wait(10)[0]
-    assert isinstance(killed, Kill)
-    assert killed.seat == 1
-
-
-def test_a_new_program_that_wants_fewer_workers_drains_the_others() -> None:
-    story = Story(4, workers=3)
-    story.take_over({0: False, 1: False, 2: False, 3: False}, 2)
-    assert story.decide() == [Drain(3)]
 
 
 def test_a_child_that_dies_in_an_unwanted_seat_gets_no_successor() -> None:

@@ -109,10 +109,6 @@ def test_the_picker_is_ready_while_a_serving_worker_beats_and_it_is_not_stopping
                 assert await check(instance, "") == SERVING
                 instance.memory.lanes.lane(1).beat(time.monotonic() - 60)
                 assert not supervisor.readiness.ready()
-                instance.words.earlier_workers = 1
-                assert supervisor.readiness.ready(), "it serves, and beats in the lanes of an earlier program"
-                instance.words.earlier_workers = 0
-                assert not supervisor.readiness.ready()
                 serve_worker(instance)
                 instance.words.stop()
                 assert not supervisor.readiness.ready()
