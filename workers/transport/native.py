@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from workers.transport.accept import PATIENCE, FullConnections, Gate, OtherWorkers
+from workers.transport.first_bytes import first_bytes
 from workers.transport.handshakes import HandshakePace
 from workers.transport.headers import ClientKind
 from workers.transport.http2 import Connection
@@ -29,7 +30,7 @@ from workers.transport.limits import (
 )
 from workers.transport.room import Room
 from workers.transport.turn import Turn
-from workers.transport.wrong_protocol import PEEK_BYTES, PLAINTEXT_PEER, http1_answer, speaks_http1, speaks_plaintext
+from workers.transport.wrong_protocol import PLAINTEXT_PEER, http1_answer, speaks_http1, speaks_plaintext
 
 TICK: Final = 0.5
 DEADLINE_BEAT: Final = 0.05  # how late a deadline may be noticed; without deadlines, there is no beat
@@ -423,6 +424,9 @@ class Server:
                 ssl=self._ssl_context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if secure else None,
             )
+        except TimeoutError:  # of the first bytes
+            accepted.close()
+            self.on_abuse(f"handshake failed: nothing came within {HANDSHAKE_SECONDS:g} s, from {host}")
         except OSError as failed:  # the peer has left, or does not speak TLS, or not ours
             accepted.close()
             wrong = isinstance(failed, ssl.SSLError)
@@ -435,17 +439,13 @@ class Server:
     async def _speaks_tls(self, accepted: socket.socket) -> bool:
         """Looks at a peer's first bytes before TLS does. If the peer speaks plaintext, reports this and returns False. Raises OSError.
 
+        A peer that leaves without a word has begun no handshake: so do probes of load balancers. A gateway begins at once.
         Plain HTTP/1 gets an answer that says what this port is. A gateway that speaks plain HTTP/2 is only cut off, because it shows nobody
         a text.
         """
-        readable = self.loop.create_future()
-        self.loop.add_reader(accepted.fileno(), _done, readable)
-        try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await readable
-        finally:
-            self.loop.remove_reader(accepted.fileno())
-        begin = accepted.recv(PEEK_BYTES, socket.MSG_PEEK)
+        begin = await first_bytes(self.loop, accepted)
+        if not begin:
+            return False
         if not speaks_plaintext(begin):
             return True
         self.on_abuse(f"{PLAINTEXT_PEER}, from {_host(accepted)}")
@@ -484,11 +484,6 @@ def _connections_max() -> int:
     """Returns how many connections the limit of open files allows."""
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return connections_allowed(files_max, len(os.listdir("/proc/self/fd")))
-
-
-def _done(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _host(accepted: socket.socket) -> str:
