@@ -71,7 +71,7 @@ profile: $(READY_DEV) compiled
 URL ?=
 WEB ?=
 LORAS = sql,poems
-LOCUST = -m locust -f loadtest/locustfile.py --csv load-results/load --html load-results/report.html \
+LOCUST = -m locust -f loadtest/load/locustfile.py --csv load-results/load --html load-results/report.html \
 	$(if $(WEB),--web-host 127.0.0.1,--headless --only-summary) -u 20 -r 20 -t 30s $(ARGS)
 load: $(READY_DEV) compiled
 	@mkdir -p load-results

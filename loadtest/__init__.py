@@ -1,4 +1,8 @@
-"""Load generators and simulated model servers for trying the picker. They see the picker from outside only, as Envoy does.
+"""The laboratory: everything that runs beside a picker.
 
-May import: the codec of epp.protocol and its messages. Imported by: tests; the demo starts its modules as processes.
+sim/     simulated model servers              load/    a driver of ext_proc streams, users of locust
+demo/    one command that shows the picker    replay/  recordings in virtual time
+tune/    search for better weights            sizing/  cores, memory and flags for a load
+
+May import: epp, shm, and of workers what tests/layers.py names. Imported by: tests.
 """

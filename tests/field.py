@@ -38,10 +38,10 @@ from epp.plugins.screeners import disaggregatedset
 from epp.protocol.codec import field
 from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.sidecar import RANK_HEADER
-from loadtest.h2_client import ClientConnection, ClientStream
+from loadtest.demo.children import environment, python
+from loadtest.demo.ports import free_ports
+from loadtest.load.h2_client import ClientConnection, ClientStream
 from workers.cli import main as epp
-from workers.cli.demo.children import environment, python
-from workers.cli.demo.ports import free_ports
 
 METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION: Final = "x-gateway-destination-endpoint"
@@ -284,7 +284,7 @@ def refusal(file: Path) -> ConfigErrors | None:
 def simulated(directory: Path) -> Iterator[list[str]]:
     """Starts two simulated servers per role. Yields their addresses."""
     file = directory / "fleet.yaml"
-    argv = python("loadtest.sim", "--servers", str(len(SERVERS)), "--port", "0", "--endpoints-file", str(file))
+    argv = python("loadtest.sim.main", "--servers", str(len(SERVERS)), "--port", "0", "--endpoints-file", str(file))
     with subprocess.Popen(
         [*argv, "--role", ",".join(SERVERS)], stdout=subprocess.PIPE, env=environment(), text=True
     ) as sim:

@@ -1,6 +1,7 @@
 """Defines the rules of `test_layers`, as functions from source text to messages. Each message names the module, the rule and the fix.
 
-`shm` knows bytes and `epp` knows the domain; neither knows the other. `workers` joins them. `loadtest` sees the picker from outside.
+`shm` knows bytes and `epp` knows the domain; neither knows the other. `workers` joins them. `loadtest` runs beside the picker; of
+`workers` it knows what is named here.
 The rows of `EPP` go from low to high; a module may import its row and lower rows. The packages of `WORKERS` go from high to low; a
 module may import its package and lower packages.
 """
@@ -21,13 +22,30 @@ MAY_IMPORT = {  # of our packages and of third parties; the standard library is 
     "compiled": {"compiled", "mypy", "mypyc", "numpy"},
     "shm": {"compiled", "shm", "numpy"},
     "epp": {"compiled", "epp", "msgspec", "numpy", "xxhash"},
-    "loadtest": {"loadtest", "epp.protocol.codec", "epp.protocol.proto"},
+    "loadtest": {"loadtest", "compiled", "epp", "shm", "workers"},  # of workers: LABORATORY
     "release": {"release", "compiled", "hatchling", "packaging", "workers.host"},
 }
 ONLY_IN = {  # third-party modules that only these modules of `epp` may import
     "cel": ("epp.plugins.reporters.request_attribute",),
     "google": ("epp.protocol.codec", "epp.protocol.proto"),
     "yaml": ("epp.config.yaml_nodes",),
+}
+FROM_OUTSIDE = (
+    "loadtest.sim",
+    "loadtest.load",
+)  # see the picker as Envoy and model servers do: of the project they know the codec
+LABORATORY = {  # what `loadtest` may import of `workers`
+    "workers.cli",  # what commands have in common
+    "workers.host",
+    "workers.shared.recording",
+    "workers.process.layout",  # sizes of shared memory
+    # The decision code that replay runs:
+    "workers.endpoints.index_limits",
+    "workers.extproc.shedding",
+    "workers.flow.flow_control",
+    "workers.flow.probe",
+    "workers.shared.bus",
+    "workers.worker.services",
 }
 BANNED = {
     "epp": {
@@ -194,8 +212,13 @@ def package_violation(module: str, target: str) -> str | None:
     if package in MAY_IMPORT and not open_to_all and not within(target, MAY_IMPORT[package]):
         allowed = ", ".join(sorted(MAY_IMPORT[package]))
         return f"{module} imports {target}: {package} knows only {allowed}; take it as an argument, or move the code"
-    if package == "workers" and top in {"tests", "loadtest"}:
-        return f"{module} imports {target}: workers may not import {top}; start it as a process"
+    if package in ("compiled", "epp", "shm", "workers") and top in {"tests", "loadtest"}:
+        return f"{module} imports {target}: {package} may not import {top}; start it as a process"
+    outside = within(module, FROM_OUTSIDE) and not module.endswith(".command")
+    if outside and top in PICKER and not within(target, ("epp.protocol", *FROM_OUTSIDE)):
+        return f"{module} imports {target}: it sees the picker from outside, and knows only epp.protocol"
+    if package == "loadtest" and top == "workers" and not within(target, LABORATORY):
+        return f"{module} imports {target}: loadtest knows of workers only what LABORATORY in tests/layers.py names"
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Self
 
 import pytest
 
-from workers.cli.demo.ports import free_ports
+from loadtest.demo.ports import free_ports
 
 PROGRAMS = ("redis-server", "valkey-server")
 STARTS_MAX = 5  # of a server, if its port is taken meanwhile

@@ -7,9 +7,9 @@ import pytest
 from epp.config.load import load
 from epp.config.yaml_nodes import plain
 from epp.plugins.discovery.file import FileDiscovery
+from loadtest.demo.children import python
 from tests import field
 from tests.e2e.cluster import run
-from workers.cli.demo.children import python
 
 REFUSED = "plugins: [{type: no-such-scorer}]\n"
 NOWHERE = """\

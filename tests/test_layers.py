@@ -69,7 +69,11 @@ def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
         ("epp.plugins.pickers.a", "from random import choice", "random.choice: it is banned in epp; use"),
         ("shm.table", "import asyncio", "asyncio, which is banned in shm: return at once"),
         ("shm.table", "import msgspec", "shm.table imports msgspec: shm knows only"),
-        ("workers.extproc.stream", "import loadtest.sim", "workers may not import loadtest; start it as a process"),
+        (
+            "workers.extproc.stream",
+            "import loadtest.sim.main",
+            "workers may not import loadtest; start it as a process",
+        ),
         ("workers.unheard_of.a", "from workers.host import options", "workers.unheard_of is missing in WORKERS"),
         (
             "workers.host.log",
@@ -78,7 +82,12 @@ def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
         ),
         ("workers.__main__", "from workers.process import parent", "it may import workers.cli only; move it there"),
         ("workers", "from workers.host import options", "it may import workers.cli only; move it there"),
-        ("loadtest.driver", "from epp import decide", "loadtest.driver imports epp.decide: loadtest knows only"),
+        (
+            "loadtest.load.driver",
+            "from epp import decide",
+            "it sees the picker from outside, and knows only epp.protocol",
+        ),
+        ("loadtest.replay.run", "from workers.extproc import stream", "loadtest knows of workers only what LABORATORY"),
     ],
 )
 def test_a_planted_import_is_reported_with_an_alternative(module: str, source: str, message: str) -> None:
@@ -109,7 +118,7 @@ def test_a_package_of_workers_may_import_lower_packages_and_no_higher_ones(above
         ("workers.process.parent", "def child():\n    import uvloop"),
         ("workers.worker.main", "import asyncio, grpc, epp.decide, shm.table"),
         ("workers.__main__", "from workers.cli import main"),
-        ("loadtest.driver", "import aiohttp\nfrom epp.protocol import codec"),
+        ("loadtest.load.driver", "import aiohttp\nfrom epp.protocol import codec"),
     ],
 )
 def test_imports_that_the_layers_allow_pass(module: str, source: str) -> None:

@@ -16,7 +16,7 @@ from epp.config import registry
 from epp.guard import VIOLATIONS
 from epp.metrics import PREFIX
 from epp.metrics.catalogue import TAKEN
-from loadtest import sim
+from loadtest.sim import main as sim
 from workers.cli import EARLIER, PICKER, commands, main
 from workers.cli.flags import Flag
 from workers.host.options import PASSWORD_VARIABLE

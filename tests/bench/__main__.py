@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from compiled.finder import VARIABLE, choose
+from loadtest.demo.children import ChildFailed, environment
 from tests.bench import micro, throughput
 from tests.bench.against import MICRO_S_MAX
 from tests.bench.throughput import ROOT, tell
-from workers.cli.demo.children import ChildFailed, environment
 
 MICRO, REQUESTS = "micro", "requests"
 

@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.driver import CASES
+from loadtest.demo.children import ChildFailed, environment
+from loadtest.demo.ports import free_ports
+from loadtest.load.driver import CASES
 from tests.bench.throughput import NATIVE, ROOT, TABLE_WIDTH, Run, drive, machine, names, tell
 from tests.e2e.cluster import Cluster, Picker
-from workers.cli.demo.children import ChildFailed, environment
-from workers.cli.demo.ports import free_ports
 
 LOCK_FILE = "requirements-dev.txt"
 MICRO, THROUGHPUT = "micro", "throughput"

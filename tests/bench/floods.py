@@ -39,13 +39,13 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.demo.children import descendants, python
+from loadtest.demo.stack import picker_config
 from tests.e2e.cluster import Cluster, Picker
 from tests.faults.attacks import ATTACKS, BAD_REQUESTS_NAME, LIMITED, SECURE, client_context
 from tests.faults.client import Ending, Gateway, OneConnection, event_stream, long_request
 from tests.faults.failing_servers import BlackHole
 from tests.faults.page_attacks import FILE_ATTACKS, PAGE_ATTACKS
-from workers.cli.demo.children import descendants, python
-from workers.cli.demo.stack import picker_config
 
 SECONDS = 5.0
 RATE = 100.0

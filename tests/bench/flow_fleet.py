@@ -21,7 +21,7 @@ from epp.flow.gate import PoolGate
 from epp.flows import FlowKey
 from epp.plugin import FairnessPolicy, ResponseComplete
 from epp.request import Request
-from loadtest.engine import Engine, EngineSettings, Job, JobState
+from loadtest.sim.engine import Engine, EngineSettings, Job, JobState
 from tests.bench.overload_stack import (
     BATCH,
     DECODE_GROWTH,

@@ -11,9 +11,9 @@ from collections import deque
 import numpy as np
 
 from epp.prefix.held import held_links, held_root, index_keys
-from loadtest.engine import Job
-from loadtest.kv_dialects import DIALECTS, Dialect, events_of, payload
-from loadtest.kv_pool import CPU, GPU, KvPool, block_hashes, token_count
+from loadtest.sim.engine import Job
+from loadtest.sim.kv_dialects import DIALECTS, Dialect, events_of, payload
+from loadtest.sim.kv_pool import CPU, GPU, KvPool, block_hashes, token_count
 from shm.held_reader import HeldReader, Owners
 from shm.held_writer import HeldWriter, schemas
 from shm.segment import Region

@@ -21,13 +21,13 @@ from pathlib import Path
 
 import zmq
 
-from loadtest.kv_dialects import Dialect, payload
-from loadtest.kv_publisher import KvPublisher
+from loadtest.demo.children import Child, command_name, cpu_seconds, descendants, python
+from loadtest.demo.ports import free_row
+from loadtest.demo.stack import LOOPBACK
+from loadtest.sim.kv_dialects import Dialect, payload
+from loadtest.sim.kv_publisher import KvPublisher
 from tests.e2e.cluster import COMPLETIONS, Cluster, Picker, ask, completion, eventually
 from tests.e2e.precise_world import CONFIG
-from workers.cli.demo.children import Child, command_name, cpu_seconds, descendants, python
-from workers.cli.demo.ports import free_row
-from workers.cli.demo.stack import LOOPBACK
 
 PUBLISHERS, RATE = 100, 100
 BLOCKS = 4  # that a message stores; the oldest leave with the same message

@@ -25,11 +25,11 @@ from typing import Any
 
 import uvloop
 
+from loadtest.demo.children import cpu_seconds, descendants
 from tests.bench import fairness
 from tests.bench.overload_stack import FAIR, SERVERS, WORKERS, Site, estimate, flow_control, site
 from tests.bench.overload_traffic import Class, Generator, Result, between, firsts, percentile, plan, reasons
 from tests.e2e.cluster import Cluster
-from workers.cli.demo.children import cpu_seconds, descendants
 
 SLO_S = 6.0
 WARM_UP_S = 5.0  # without flow control the servers' queues take this long to reach the clients' patience

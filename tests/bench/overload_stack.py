@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from epp.config.load import DEFAULT_TEXT
+from loadtest.demo.stack import picker_config
 from tests.bench.overload_traffic import TOKENS
 from tests.e2e.cluster import Cluster, Fleet, Picker
-from workers.cli.demo.stack import picker_config
 
 DEFAULT: dict[str, Any] = yaml.safe_load(DEFAULT_TEXT)
 SERVERS = 4

@@ -10,8 +10,8 @@ from epp.data import ACTIVE_MODELS, WAITING_MODELS
 from epp.plugin import NoParams, Parser
 from epp.plugins.extractors.core_metrics import CORE, CoreMetricsExtractor, Extraction
 from epp.request import Request
-from loadtest.engine import Engine, EngineSettings
-from loadtest.exposition import MetricsPage
+from loadtest.sim.engine import Engine, EngineSettings
+from loadtest.sim.exposition import MetricsPage
 from tests.bench.cases import Case
 from tests.bench.prefix_cases import chat
 from workers.endpoints.http_answer import ServerAnswer

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import aiohttp
 
+from loadtest.demo.stack import LOOPBACK
 from shm import observe
 from tests.e2e.cluster import CHAT, Cluster, Picker, chat
-from workers.cli.demo.stack import LOOPBACK
 from workers.cli.reload import Watched
 
 SERVERS = 4

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import aiohttp
 import yaml
 
+from loadtest.demo.children import Children, environment
+from loadtest.demo.stack import MODEL, Plan, Stack
+from loadtest.demo.traffic import Run
 from tests.bench.routing_live import text_of
 from tests.bench.routing_traffic import Session, tenants, unshared
 from tests.bench.routing_zoo import FIELD_TEXT
-from workers.cli.demo.children import Children, environment
-from workers.cli.demo.stack import MODEL, Plan, Stack
-from workers.cli.demo.traffic import Run
 
 USERS = 24
 SEED = 3

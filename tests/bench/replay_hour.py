@@ -20,11 +20,11 @@ from epp.config.load import load
 from epp.decision import Decision, Usage
 from epp.recording.records import Member
 from epp.request import Request
+from loadtest.demo.children import environment
+from loadtest.replay.reading import Asked, Lifetime
+from loadtest.replay.run import Replay, World, world
+from loadtest.replay.servers import UNBOUNDED, Job, Speed
 from tests.bench.recorded import Writer
-from workers.cli.demo.children import environment
-from workers.cli.replay.reading import Asked, Lifetime
-from workers.cli.replay.run import Replay, World, world
-from workers.cli.replay.servers import UNBOUNDED, Job, Speed
 
 RATE = 100.0
 PROMPT_TOKENS = 2_048  # 8 KB

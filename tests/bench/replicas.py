@@ -27,14 +27,14 @@ from typing import Any
 import aiohttp
 import yaml
 
-from loadtest import process_group
+from loadtest.demo.children import cpu_seconds, python
+from loadtest.demo.stack import picker_config
+from loadtest.load import process_group
 from tests.bench.replica_order import fairness, priorities
 from tests.e2e.cluster import CHAT, LOOPBACK, MODEL, Cluster, Picker, ask_all, completion, eventually
 from tests.e2e.replica_site import Remote, ReplicaSite, know_each_other, store_in
 from tests.faults.client import REQUESTS, Connection
 from tests.redis_server import RedisServer
-from workers.cli.demo.children import cpu_seconds, python
-from workers.cli.demo.stack import picker_config
 
 REPLICAS = 3
 SERVERS = 8
@@ -234,7 +234,7 @@ def _drive(site: ReplicaSite, seconds: float, rate: int) -> int:
     options = ("--case", "chat-8k", "--rate", str(rate), "--seconds", str(seconds), "--warm-up", "0.1", "--json")
     drivers = [
         subprocess.Popen(
-            python("loadtest.driver", "--target", f"{LOOPBACK}:{picker.grpc}", *options),
+            python("loadtest.load.driver", "--target", f"{LOOPBACK}:{picker.grpc}", *options),
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from loadtest.demo.children import ChildFailed
 from tests.bench.routing_chart import chart
 from tests.bench.routing_live import live
 from tests.bench.routing_run import Outcome, measure
@@ -30,7 +31,6 @@ from tests.bench.routing_servers import KINDS
 from tests.bench.routing_table import Table, digest_text, markdown, summary, text
 from tests.bench.routing_traffic import WORKLOADS
 from tests.bench.routing_zoo import LINE, ORACLE, POLICIES, configured
-from workers.cli.demo.children import ChildFailed
 
 SECONDS = 40.0
 SEEDS = 3

@@ -13,9 +13,9 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from loadtest.engine import Job, JobState
-from loadtest.kv_pool import Change
-from loadtest.server_model import ServerModel
+from loadtest.sim.engine import Job, JobState
+from loadtest.sim.kv_pool import Change
+from loadtest.sim.server_model import ServerModel
 from tests.bench.routing_blocks import Blocks
 from tests.bench.routing_servers import SERVERS, Kind
 from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Turn, Workload

@@ -7,9 +7,9 @@ import numpy as np
 
 from epp.candidates import Roster
 from epp.plugin import Hashes, HeldView, Measure
-from loadtest.engine import Job
-from loadtest.kv_dialects import Dialect, events_of, payload
-from loadtest.kv_pool import Change
+from loadtest.sim.engine import Job
+from loadtest.sim.kv_dialects import Dialect, events_of, payload
+from loadtest.sim.kv_pool import Change
 from shm.held_reader import HeldReader, Owners
 from shm.held_writer import HeldWriter, schemas
 from shm.segment import Region

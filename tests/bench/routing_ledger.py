@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from loadtest.engine import Job
-from loadtest.kv_pool import Change
-from loadtest.server_model import ServerModel
+from loadtest.sim.engine import Job
+from loadtest.sim.kv_pool import Change
+from loadtest.sim.server_model import ServerModel
 from tests.bench.routing_blocks import Blocks
 from tests.bench.routing_fleet import Call, Fleet
 from tests.bench.routing_servers import SERVERS

@@ -17,14 +17,14 @@ import aiohttp
 import yaml
 
 from epp.config.load import DEFAULT_TEXT
-from loadtest.slots import SlotSettings
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import LOOPBACK, get, picker_config
+from loadtest.sim.slots import SlotSettings
 from tests.bench.routing_run import WARM_UP, measure
 from tests.bench.routing_servers import KINDS, PREFILL_S, SERVERS, SLOT_DECODE_S
 from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Workload
 from tests.bench.routing_zoo import FIELD_TEXT, LINE, ORACLE
 from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Picker, write_endpoints
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import LOOPBACK, get, picker_config
 
 SLOTS = SlotSettings(prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S, block_size=BLOCK_TOKENS)
 ANSWER_S = 120.0

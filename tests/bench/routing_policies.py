@@ -27,9 +27,9 @@ from epp.pipeline import Pipeline
 from epp.plugin import DataProducer, Hashes, Plugin, Profile
 from epp.plugins.producers.approx_prefix import BLOCK_TOKENS_MIN
 from epp.request import EMPTY_PROMPT, Parts, Prompt, Request, Subset
-from loadtest.engine import Job
-from loadtest.kv_pool import Change
-from loadtest.server_model import ServerModel
+from loadtest.sim.engine import Job
+from loadtest.sim.kv_pool import Change
+from loadtest.sim.server_model import ServerModel
 from shm.prefills import Prefills, PrefillsSchema
 from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader

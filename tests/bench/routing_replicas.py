@@ -6,9 +6,9 @@ Each picker has its own workers, its own prefix index, and counts only its own r
 import random
 from collections.abc import Sequence
 
-from loadtest.engine import Job
-from loadtest.kv_pool import Change
-from loadtest.server_model import ServerModel
+from loadtest.sim.engine import Job
+from loadtest.sim.kv_pool import Change
+from loadtest.sim.server_model import ServerModel
 from tests.bench.routing_fleet import Call
 from tests.bench.routing_policies import Picked
 

@@ -6,12 +6,12 @@ Shares of time are of the run, from 0 to 1.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadtest.chunked import ChunkedServer, ChunkedSettings
-from loadtest.engine import Engine, EngineSettings, Job
-from loadtest.kv_pool import Change
-from loadtest.server_model import ServerModel
-from loadtest.slots import SlotServer, SlotSettings
-from loadtest.slowed import SlowedServer
+from loadtest.sim.chunked import ChunkedServer, ChunkedSettings
+from loadtest.sim.engine import Engine, EngineSettings, Job
+from loadtest.sim.kv_pool import Change
+from loadtest.sim.server_model import ServerModel
+from loadtest.sim.slots import SlotServer, SlotSettings
+from loadtest.sim.slowed import SlowedServer
 from tests.bench.routing_traffic import BLOCK_TOKENS, SERVERS
 
 PREFILL_S = 100e-6  # per token

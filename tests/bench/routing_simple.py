@@ -3,9 +3,9 @@
 import random
 from collections.abc import Sequence
 
-from loadtest.engine import Job
-from loadtest.kv_pool import Change
-from loadtest.server_model import ServerModel
+from loadtest.sim.engine import Job
+from loadtest.sim.kv_pool import Change
+from loadtest.sim.server_model import ServerModel
 from tests.bench.routing_fleet import Call, Fleet
 from tests.bench.routing_servers import SERVERS
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from loadtest.kv_pool import BYTES_PER_TOKEN, block_hashes, token_count
+from loadtest.sim.kv_pool import BYTES_PER_TOKEN, block_hashes, token_count
 
 SERVERS = 8
 BLOCK_TOKENS = 16

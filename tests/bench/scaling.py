@@ -19,10 +19,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.driver import CASES
+from loadtest.demo.children import ChildFailed
+from loadtest.load.driver import CASES
+from loadtest.sizing.model import Load, size
 from tests.bench.throughput import NATIVE, TABLE_WIDTH, Run, all_ok, machine, measure, names, tell
-from workers.cli.demo.children import ChildFailed
-from workers.cli.sizing import Load, size
 
 WORKERS, ENDPOINTS = (1, 2, 4, 8), (8, 100, 1_000)
 SCRAPES_PER_S: Final = 2_000

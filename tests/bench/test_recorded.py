@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
+from loadtest.replay.reading import read
 from tests.bench.replay_hour import SERVERS, record
 from tests.bench.routing_servers import KINDS
 from tests.bench.routing_traffic import WORKLOADS
 from tests.bench.tune import record as record_kind
-from workers.cli.replay.reading import read
 
 
 def _fail(problem: object) -> None:

@@ -1,6 +1,6 @@
 """Cost and speed of a picker: `python -m tests.bench.throughput [--cases short,sse] [--workers 1,2] [--targets native,echo]`.
 
-Each run starts a target with simulated model servers and drives it with `loadtest.driver`, on loopback:
+Each run starts a target with simulated model servers and drives it with `loadtest.load.driver`, on loopback:
 
     native      this picker, compiled if it was built
     interpreted the same, interpreted; only if `native` is compiled
@@ -32,12 +32,12 @@ from rich.console import Console
 from rich.table import Table
 
 from compiled.finder import VARIABLE, choose
-from loadtest.driver import CASES
+from loadtest.demo.children import ChildFailed, command_name, descendants, python
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import picker_config
+from loadtest.load.driver import CASES
 from tests.bench.routing_zoo import FIELD_TEXT
 from tests.e2e.cluster import Cluster, Picker
-from workers.cli.demo.children import ChildFailed, command_name, descendants, python
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import picker_config
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE, INTERPRETED, GRPCIO, ECHO, REFERENCE = "native", "interpreted", "grpcio", "echo", "reference"
@@ -101,7 +101,16 @@ def started(cluster: Cluster, run: Run, options: argparse.Namespace) -> Picker:
 
 def drive(run: Run, options: argparse.Namespace, group: int, port: int) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
-    command = [sys.executable, "-m", "loadtest.driver", "--target", f"127.0.0.1:{port}", "--case", run.case, "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "loadtest.load.driver",
+        "--target",
+        f"127.0.0.1:{port}",
+        "--case",
+        run.case,
+        "--json",
+    ]
     command += ["--seconds", str(options.seconds), "--warm-up", str(min(1.0, options.seconds)), "--group", str(group)]
     command += ["--processes", str(max(1, min(DRIVERS_MAX, cores // 2, run.workers)))]
     command += ["--tls"] if run.tls else []

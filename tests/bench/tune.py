@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from epp.decision import Decision, Usage
 from epp.request import Request
-from loadtest.server_model import ServerModel
+from loadtest.demo.children import environment
+from loadtest.sim.server_model import ServerModel
 from tests.bench.recorded import Writer
 from tests.bench.routing_fleet import Call, Fleet
 from tests.bench.routing_policies import Picked
@@ -28,7 +29,6 @@ from tests.bench.routing_run import measure
 from tests.bench.routing_servers import KINDS, Kind
 from tests.bench.routing_traffic import BLOCK_TOKENS, WORKLOADS, Workload
 from tests.bench.routing_zoo import FIELD_TEXT, configured
-from workers.cli.demo.children import environment
 
 FRESH, DOWN = 1, 4
 RECORDED_SEED, FRESH_SEEDS = 1, (11, 12, 13)

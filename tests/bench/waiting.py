@@ -20,12 +20,12 @@ from typing import Any
 
 import uvloop
 
+from loadtest.demo.children import descendants
 from tests.bench.overload_stack import WORKERS, config
 from tests.bench.overload_traffic import percentile
 from tests.e2e.cluster import COMPLETIONS, Cluster, Picker, completion
 from tests.faults.waiting import Waiting, identified, request
 from tests.faults.watch import proportional_kib
-from workers.cli.demo.children import descendants
 
 STREAMS = 2_000
 IDS = 200_000  # about a minute; a million take five

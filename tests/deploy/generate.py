@@ -5,7 +5,7 @@ python -m tests.deploy.generate --check    prints the names of those that are no
 
 helm/endpoint-picker/Chart.yaml          its version is that of the package
 helm/endpoint-picker/values.schema.json  from the types of the values
-helm/endpoint-picker/files/sizes.json    from `workers.cli.sizing`
+helm/endpoint-picker/files/sizes.json    from `loadtest.sizing.model`
 man/epp.1                                from the commands and their options
 config/epp.schema.json                   what `epp config schema` prints
 kustomize/base                           what both modes share
@@ -24,11 +24,11 @@ import yaml
 
 from epp.config import registry
 from epp.config.schema import schema as config_schema
+from loadtest.sizing.model import CHART as SIZES
 from release.source import version
 from tests.deploy import man
 from tests.deploy.renderers import CHART, ROOT, keyed, ours
 from workers.cli.manifests.values import Values
-from workers.cli.sizing import CHART as SIZES
 
 Json = dict[str, Any]
 

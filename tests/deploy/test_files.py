@@ -10,11 +10,11 @@ import yaml
 from epp.metrics import PREFIX
 from epp.metrics.flow_control import FLOW_QUEUE_SIZE
 from epp.metrics.scaling import NEEDED
+from loadtest.demo.children import environment, python
 from release.image import oci, root
 from release.source import Source
 from tests.deploy import generate
 from tests.deploy.renderers import CHART, ROOT
-from workers.cli.demo.children import environment, python
 from workers.kube.object_files import Folder
 
 EXAMPLES = ROOT / "deploy" / "examples"

@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from epp.config.load import DEFAULT_TEXT, load
+from loadtest.demo import envoy_config
+from loadtest.demo.stack import envoy_path
+from loadtest.sizing.model import CHART as SIZES
 from tests.deploy.cases import CASES, SERVERS, values
 from tests.deploy.objects import EXAMPLE, NAMES, Json, granted, one, picker, pod
 from tests.deploy.renderers import CHART, NAMESPACE, POOL, ours
-from workers.cli.demo import envoy_config
-from workers.cli.demo.stack import envoy_path
 from workers.cli.manifests.command import check
 from workers.cli.manifests.values import Layer, checked
-from workers.cli.sizing import CHART as SIZES
 from workers.kube.lease import lease_name
 
 

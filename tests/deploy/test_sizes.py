@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from epp.config.load import DEFAULT_TEXT, load
+from loadtest.sizing.model import shared_memory_mib
 from tests.deploy.cases import CASES, values
 from tests.deploy.objects import CONFIGS, EXAMPLE, Json, pod, refused, variables
 from tests.deploy.renderers import ours
 from tests.workers.instances import options
 from workers.cli.manifests.values import BadValues
-from workers.cli.sizing import shared_memory_mib
 from workers.process.layout import Layout
 
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Self
 
 import aiohttp
 
-from workers.cli.demo import envoy_config
-from workers.cli.demo.children import Child, ChildFailed, Children, environment, python
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
+from loadtest.demo import envoy_config
+from loadtest.demo.children import Child, ChildFailed, Children, environment, python
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
 
 READY_S = 40.0
 ANSWER_S = 40.0
@@ -115,7 +115,9 @@ class Cluster:
         """Starts simulated servers in one process. `flags`: those of `epp sim`."""
         number = next(self._numbers)
         file = self.directory / f"endpoints-{number}.yaml"
-        argv = python("loadtest.sim", "--servers", str(servers), "--port", "0", "--endpoints-file", str(file), *flags)
+        argv = python(
+            "loadtest.sim.main", "--servers", str(servers), "--port", "0", "--endpoints-file", str(file), *flags
+        )
         child = self.children.start(f"servers {number}", argv)
         self.wait(child, lambda: "ready" in child.text())
         return Fleet(child, file)
@@ -126,7 +128,9 @@ class Cluster:
         files = [self.directory / f"endpoints-{number}-{n}.yaml" for n in range(count)]
         options = ("--servers", "1", "--port", "0", *flags)
         started = [
-            self.children.start(f"server {number}-{n}", python("loadtest.sim", *options, "--endpoints-file", str(file)))
+            self.children.start(
+                f"server {number}-{n}", python("loadtest.sim.main", *options, "--endpoints-file", str(file))
+            )
             for n, file in enumerate(files)
         ]
         for child in started:

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from loadtest.demo import envoy_config
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import LOOPBACK, envoy_command, envoy_path, get
 from tests.e2e.cluster import Answer, Cluster, Picker, write_endpoints
-from workers.cli.demo import envoy_config
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import LOOPBACK, envoy_command, envoy_path, get
 
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 Json = dict[str, Any]

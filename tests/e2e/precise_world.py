@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from loadtest.demo.children import python
+from loadtest.demo.ports import free_row
 from tests.e2e.cluster import CHAT, Answer, Cluster, Picker, ask, run
 from tests.e2e.conftest import FAST
-from workers.cli.demo.children import python
-from workers.cli.demo.ports import free_row
 
 CONFIG = """
 apiVersion: llm-d.ai/v1

@@ -10,9 +10,9 @@ from typing import Self
 
 import pytest
 
+from loadtest.demo import envoy_config
+from loadtest.demo.children import python
 from tests.e2e.cluster import CHAT, COMPLETIONS, LOOPBACK, Cluster, Picker, ask, chat, completion, events, eventually
-from workers.cli.demo import envoy_config
-from workers.cli.demo.children import python
 
 UNDER = python("tests.e2e.activation")
 RESTARTS = 2

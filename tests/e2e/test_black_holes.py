@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
+from loadtest.demo.children import python
 from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Fleet, Picker, ask, ask_all, completion, eventually, run
 from tests.e2e.conftest import FAST
-from workers.cli.demo.children import python
 
 SERVERS = 4
 REQUESTS, SECONDS = 240, 6.0

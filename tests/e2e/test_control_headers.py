@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from epp.config.control_headers import CONTROL_HEADERS
+from loadtest.demo.children import python
+from loadtest.demo.envoy_config import PICKER_CLUSTER, SERVERS_CLUSTER
+from loadtest.demo.stack import LOOPBACK, picker_config
 from tests.e2e.cluster import COMPLETIONS, Cluster, Fleet, Picker, ask, completion, run
 from tests.e2e.conftest import FAST
 from tests.e2e.filters import TYPES, Json, changed
-from workers.cli.demo.children import python
-from workers.cli.demo.envoy_config import PICKER_CLUSTER, SERVERS_CLUSTER
-from workers.cli.demo.stack import LOOPBACK, picker_config
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PLUGIN = """

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.demo.children import environment, python
+from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import eventually
 from tests.redis_server import needs_redis
-from workers.cli.demo.children import environment, python
-from workers.cli.demo.ports import free_ports
 
 END_S = 25.0
 MARK = "EPP_DEMO_TEST"
@@ -154,7 +154,7 @@ def test_a_child_that_dies_ends_the_demo_with_the_childs_last_lines(where: Path)
     demo = Started(where)
     try:
         assert eventually(demo.chats, END_S), demo.err.read_text()
-        victim = next(pid for pid, argv in demo.processes().items() if "loadtest.sim" in argv)
+        victim = next(pid for pid, argv in demo.processes().items() if "loadtest.sim.main" in argv)
         os.kill(victim, signal.SIGKILL)
         assert demo.process.wait(END_S) == 1
         assert "ended with signal SIGKILL; its last lines:\nready servers=4" in demo.err.read_text()

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from loadtest.demo import envoy_config, summary, view
+from loadtest.demo.stack import Fleet, Replica, Unavailable, store_path
+from loadtest.demo.traffic import Key, Result, Run, User, system_prompts
 from tests.e2e.conftest import WORKERS, Gateway
-from workers.cli.demo import envoy_config, summary, view
-from workers.cli.demo.stack import Fleet, Replica, Unavailable, store_path
-from workers.cli.demo.traffic import Key, Result, Run, User, system_prompts
 
 SEED = 7
 

@@ -4,9 +4,9 @@ import json
 
 from click.testing import CliRunner
 
+from loadtest.demo.children import python
 from tests.e2e.cluster import run
 from workers.cli import main
-from workers.cli.demo.children import python
 
 
 def test_both_runs_are_printed_side_by_side() -> None:

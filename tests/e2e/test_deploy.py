@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from epp.config.load import DEFAULT_TEXT, load
+from loadtest.demo import envoy_config
+from loadtest.demo.children import python
+from loadtest.demo.envoy_config import PickerTls
+from loadtest.demo.stack import PICKER_CONFIG, envoy_path, picker_config
 from tests.e2e.cluster import run
-from workers.cli.demo import envoy_config
-from workers.cli.demo.children import python
-from workers.cli.demo.envoy_config import PickerTls
-from workers.cli.demo.stack import PICKER_CONFIG, envoy_path, picker_config
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 

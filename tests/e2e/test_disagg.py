@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from loadtest.demo.children import python
 from tests.e2e.cluster import (
     CHAT,
     COMPLETIONS,
@@ -25,7 +26,6 @@ from tests.e2e.cluster import (
     run,
 )
 from tests.e2e.conftest import FAST
-from workers.cli.demo.children import python
 
 CONFIGS = Path(__file__).resolve().parents[2] / "deploy" / "config"
 SHIPPED_PATH = "/etc/epp/endpoints.yaml"

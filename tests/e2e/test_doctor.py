@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from loadtest.demo.children import python
+from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import CHAT, COMPLETIONS, Cluster, Picker, ask, completion, eventually, run
 from tests.e2e.conftest import FAST
 from tests.e2e.precise_world import SimWorld
 from tests.e2e.replica_site import ReplicaSite, know_each_other, store_in
 from tests.redis_server import needs_redis
 from tests.workers.kube.fake import PODS, POOLS, FakeApi, pod, pool
-from workers.cli.demo.children import python
-from workers.cli.demo.ports import free_ports
 
 PD = Path(__file__).resolve().parents[2] / "deploy/config/pd.yaml"
 SHIPPED_PATH = "/etc/epp/endpoints.yaml"

@@ -13,7 +13,7 @@ from tests.e2e.conftest import Gateway
 
 
 def drive(picker: Picker, *flags: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "loadtest.driver", "--target", f"127.0.0.1:{picker.grpc}", "--json"]
+    command = [sys.executable, "-m", "loadtest.load.driver", "--target", f"127.0.0.1:{picker.grpc}", "--json"]
     done = subprocess.run(
         [*command, "--seconds", "0.5", "--warm-up", "0.1", *flags],
         capture_output=True,

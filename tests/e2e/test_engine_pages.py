@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from loadtest.demo.stack import get
 from tests.e2e.cluster import COMPLETIONS, Cluster, ask, completion, eventually
 from tests.e2e.echo import gateway, picker_for, servers
-from workers.cli.demo.stack import get
 
 PAGES = Path(__file__).parents[1] / "epp" / "plugins" / "extractors" / "pages"
 IDLE = PAGES.joinpath("vllm-dp2-idle.txt").read_bytes()

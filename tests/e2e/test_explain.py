@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.demo.children import python
 from tests.e2e.cluster import COMPLETIONS, Cluster, ask, completion, eventually, run
 from tests.e2e.conftest import SERVERS, WORKERS, Gateway
-from workers.cli.demo.children import python
 
 ASKS = {"x-llm-d-debug": "receipt"}
 

@@ -17,6 +17,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from loadtest.demo.children import python
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import LOOPBACK, picker_config
 from tests.e2e.cluster import (
     COMPLETIONS,
     Cluster,
@@ -32,9 +35,6 @@ from tests.e2e.conftest import FAST, WORKERS, Gateway
 from tests.faults import client
 from tests.faults.client import Ending
 from tests.faults.watch import Watched
-from workers.cli.demo.children import python
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import LOOPBACK, picker_config
 
 SERVERS = 8
 CLIENTS = 16

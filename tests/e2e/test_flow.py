@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
+from loadtest.demo.stack import LOOPBACK
 from tests.bench.overload_stack import config, objectives
 from tests.bench.waiting import queued_for
 from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Fleet, Picker, completion, eventually, write_endpoints
-from workers.cli.demo.stack import LOOPBACK
 
 ENGINE = ("--decode-ms", "20", "--prefill-us-per-token", "1")
 HELD = 60  # tokens of the request that keeps the server busy for more than a second

@@ -15,6 +15,9 @@ from typing import Any
 import hpack
 import pytest
 
+from loadtest.demo.children import descendants
+from loadtest.demo.envoy_config import PickerTls
+from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import (
     ANSWER_S,
     CHAT,
@@ -31,9 +34,6 @@ from tests.e2e.cluster import (
 )
 from tests.e2e.conftest import Gateway
 from tests.faults.client import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
-from workers.cli.demo.children import descendants
-from workers.cli.demo.envoy_config import PickerTls
-from workers.cli.demo.stack import LOOPBACK
 
 MIB = 1 << 20
 PIECE = 40_000

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from loadtest.demo.envoy_config import PickerTls
+from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import (
     ANSWER_S,
     CHAT,
@@ -26,8 +28,6 @@ from tests.e2e.cluster import (
 )
 from tests.e2e.conftest import FAST, Gateway
 from tests.e2e.filters import DESTINATION, TYPES, Json, changed, narrowed
-from workers.cli.demo.envoy_config import PickerTls
-from workers.cli.demo.stack import LOOPBACK
 
 MODES = ("request_header_mode", "request_trailer_mode", "response_header_mode", "response_trailer_mode")
 SEND = dict.fromkeys(MODES, "SEND")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.demo.children import descendants
+from loadtest.demo.envoy_config import PickerTls
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import picker_config
 from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Picker, ask, completion, events, eventually, run, serve
 from tests.e2e.conftest import FAST
 from tests.e2e.test_flow import HELD, Clients, one_at_a_time, site
-from workers.cli.demo.children import descendants
-from workers.cli.demo.envoy_config import PickerTls
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import picker_config
 
 END_S = 15.0
 

@@ -3,9 +3,9 @@
 import asyncio
 import json
 
+from loadtest.demo.children import python
 from tests.e2e.cluster import COMPLETIONS, ask_all, completion, eventually, run
 from tests.e2e.conftest import Gateway
-from workers.cli.demo.children import python
 
 STREAMS = 200
 

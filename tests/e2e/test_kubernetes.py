@@ -18,10 +18,10 @@ import pytest
 pytest.importorskip("kubernetes_asyncio")
 from aiohttp import web
 
+from loadtest.demo.children import command_name, descendants, python
+from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, Picker, ask, completion, eventually, run
 from tests.workers.kube.fake import PODS, POOLS, FakeApi, pod, pool
-from workers.cli.demo.children import command_name, descendants, python
-from workers.cli.demo.ports import free_ports
 from workers.kube.errors import ApiError, Unreachable
 
 SERVERS = ("127.0.9.1", "127.0.9.2")
@@ -161,7 +161,7 @@ def test_a_picker_waits_for_the_api_follows_it_and_keeps_its_endpoints_while_the
 ) -> None:
     (port,) = free_ports(1)
     addresses = ",".join(f"{ip}:{port}" for ip in SERVERS)
-    servers = cluster.children.start("servers", python("loadtest.sim", "--addresses", addresses))
+    servers = cluster.children.start("servers", python("loadtest.sim.main", "--addresses", addresses))
     cluster.wait(servers, lambda: "ready" in servers.text())
     picker = following(cluster, kubernetes, tmp_path)
     gateway = cluster.envoy(picker)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import picker_config
 from tests.e2e.cluster import Cluster, Picker, eventually, run, serve, write_endpoints
 from tests.faults.client import RESPONSE, Ending, Gateway, Lost, Stream, framed, request
 from tests.faults.watch import Watched, alive
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import picker_config
 
 END_S = 15.0
 DRAIN_S = 1.0

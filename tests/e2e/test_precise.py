@@ -15,13 +15,13 @@ import pytest
 import yaml
 import zmq
 
-from loadtest.kv_publisher import KvPublisher, blocks_of
-from loadtest.kv_settings import KEPT
+from loadtest.demo.ports import free_row
+from loadtest.demo.stack import LOOPBACK
+from loadtest.sim.kv_publisher import KvPublisher, blocks_of
+from loadtest.sim.kv_settings import KEPT
 from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Fleet, Picker, ask, eventually
 from tests.e2e.conftest import FAST
 from tests.e2e.test_warm import child_pid
-from workers.cli.demo.ports import free_row
-from workers.cli.demo.stack import LOOPBACK
 
 SERVERS = 3
 BLOCK = 16

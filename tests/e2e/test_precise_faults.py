@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from epp.prefix.kv_events import BLOCKS_MAX
-from loadtest.kv_dialects import payload
-from loadtest.kv_publisher import KvPublisher
+from loadtest.sim.kv_dialects import payload
+from loadtest.sim.kv_publisher import KvPublisher
 from tests.e2e.cluster import COMPLETIONS, Cluster, Fleet, ask, completion, eventually
 from tests.e2e.test_precise import SERVERS, World, fleet, prompt
 from tests.e2e.test_warm import child_pid

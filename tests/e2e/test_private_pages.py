@@ -4,8 +4,8 @@ import http.client
 
 import pytest
 
+from loadtest.demo.stack import LOOPBACK
 from tests.e2e.conftest import Gateway
-from workers.cli.demo.stack import LOOPBACK
 
 PAGES = ("/debug/state", "/debug/decisions", "/debug/profile?seconds=1", "/ui")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import grpc
 
+from loadtest.demo.children import command_name, descendants
 from tests.e2e.cluster import Cluster, Picker
 from tests.workers.authority import CLIENT, Authority, Volume, write
-from workers.cli.demo.children import command_name, descendants
 from workers.extproc.health import CHECK, NOT_SERVING, SERVING
 from workers.extproc.stream import PATH
 

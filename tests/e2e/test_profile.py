@@ -7,9 +7,9 @@ from http import HTTPStatus
 
 import pytest
 
+from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import ANSWER_S, COMPLETIONS, Cluster, ask, completion, eventually
 from tests.e2e.conftest import FAST, Gateway
-from workers.cli.demo.stack import LOOPBACK
 
 
 def page(port: int, path: str) -> bytes:

@@ -6,11 +6,11 @@ import json
 import pytest
 
 from epp import client_headers
+from loadtest.demo import envoy_config
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import COMPLETIONS, Cluster, ask, completion
 from tests.e2e.echo import HEAD, Json, gateway, got, picker_for, servers
-from workers.cli.demo import envoy_config
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import LOOPBACK
 
 SELECTION = "test-epp-endpoint-selection"
 SERVED = "x-conformance-test-served-endpoint"

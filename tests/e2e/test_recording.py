@@ -12,9 +12,9 @@ import zstandard
 
 from epp.prefix.blocks import block_hashes, root
 from epp.recording.keys import Keyed, id_hash
+from loadtest.demo.children import environment, python
 from tests.e2e.cluster import CHAT, COMPLETIONS, MODEL, Cluster, Picker, ask, chat, completion, eventually, run
 from tests.e2e.conftest import FAST, Gateway
-from workers.cli.demo.children import environment, python
 
 CANARY = "the quick brown canary sings of parquet floors "
 TENANT = "tenant-acme-corporation"

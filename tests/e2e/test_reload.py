@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.demo.children import python
 from tests.bench import reload as bench
 from tests.e2e.cluster import CHAT, COMPLETIONS, Cluster, Picker, ask, chat, completion, eventually, run
 from tests.epp.config.test_invalid_documents import CASES
-from workers.cli.demo.children import python
 from workers.cli.reload import Watched
 from workers.shared.reload_status import ReloadStatus
 

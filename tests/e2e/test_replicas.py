@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.demo.children import ChildFailed
+from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import Cluster, Fleet, Picker, eventually
 from tests.e2e.replica_site import PREFIX, Remote, know_each_other
 from tests.faults import replicas as faults
 from tests.faults.replica_world import Traffic, World
 from tests.redis_server import RedisServer, needs_redis
 from tests.workers.authority import Authority, write_pair
-from workers.cli.demo.children import ChildFailed
-from workers.cli.demo.ports import free_ports
 
 pytestmark = needs_redis
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from loadtest.demo.children import python
 from tests.e2e.cluster import CHAT, COMPLETIONS, Answer, Cluster, Fleet, Picker, ask, events, eventually, run
-from workers.cli.demo.children import python
 
 ENGINE = ("--decode-ms", "1", "--prefill-us-per-token", "1")
 SERVED = ("base-v1", "base-v2")

@@ -13,11 +13,11 @@ from typing import Any
 
 import aiohttp
 
+from loadtest.demo import envoy_config
+from loadtest.demo.children import Child
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config
 from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Fleet, Picker, completion, serve
-from workers.cli.demo import envoy_config
-from workers.cli.demo.children import Child
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config
 
 ROLLS = 5
 CLIENTS = 24

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from loadtest.demo.stack import LOOPBACK, get
 from tests.e2e.cluster import ANSWER_S, COMPLETIONS, Answer, Cluster, Fleet, Picker, ask, completion, eventually
 from tests.e2e.predictor import Predictor
-from workers.cli.demo.stack import LOOPBACK, get
 
 CONFIGS = Path(__file__).resolve().parents[2] / "deploy" / "config"
 SHIPPED_PATH = "/etc/epp/endpoints.yaml"

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from loadtest.demo.stack import get
 from tests.e2e.cluster import CHAT, COMPLETIONS, Cluster, ask, chat, completion
-from workers.cli.demo.stack import get
 
 SECRET = "xyzzy-the-merger-is-off"
 LEAKY = """

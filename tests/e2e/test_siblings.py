@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from epp.config.load import API_VERSION
+from loadtest.demo.stack import LOOPBACK, picker_config
 from tests.e2e.cluster import ANSWER_S, COMPLETIONS, Answer, Cluster, Picker, ask, ask_all, completion, eventually
-from workers.cli.demo.stack import LOOPBACK, picker_config
 
 SERVERS, WORKERS, SIBLINGS, TURNS = 8, 4, 16, 5
 WITHIN_S = 0.010

@@ -12,15 +12,15 @@ import pytest
 
 pytest.importorskip("kubernetes_asyncio")
 
+from loadtest.demo.children import command_name, descendants, python
+from loadtest.demo.ports import free_row
+from loadtest.demo.stack import get
 from tests.e2e.cluster import CHAT, COMPLETIONS, Cluster, Picker, ask, chat, completion, eventually, run
 from tests.e2e.precise_world import CONFIG
 from tests.e2e.replica_site import store_in
 from tests.e2e.test_kubernetes import HttpApi, following, kubernetes, status
 from tests.redis_server import needs_redis
 from tests.workers.kube.fake import PODS, POOLS, pod, pool
-from workers.cli.demo.children import command_name, descendants, python
-from workers.cli.demo.ports import free_row
-from workers.cli.demo.stack import get
 
 __all__ = ["kubernetes"]  # a fixture
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import ANSWER_S, COMPLETIONS, Cluster, Picker, ask, completion, events, eventually
 from tests.e2e.conftest import FAST, Gateway
-from workers.cli.demo.stack import LOOPBACK
 
 HEADERS_S, REQUEST_S = 1, 2
 EARLY_S = 0.5  # Envoy counts from the start of a turn of its loop, so a limit may end early on a busy machine

@@ -10,9 +10,9 @@ import termios
 import time
 from pathlib import Path
 
+from loadtest.demo.children import environment, python
 from tests.e2e.cluster import ANSWER_S, Cluster, Picker, run
 from tests.e2e.conftest import SERVERS, WORKERS, Gateway
-from workers.cli.demo.children import environment, python
 
 ALTERNATE_SCREEN, MAIN_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
 

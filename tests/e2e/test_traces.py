@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import COMPLETIONS, Cluster, Picker, ask, completion, eventually, write_endpoints
 from tests.e2e.echo import Json, Server, gateway, got, servers
-from workers.cli.demo.stack import LOOPBACK
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CLOSED = 1  # a port without a collector

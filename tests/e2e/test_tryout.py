@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from loadtest.demo.children import python
 from tests.bench import reload as bench
 from tests.e2e.cluster import COMPLETIONS, Cluster, ask, completion, eventually, run
 from tests.e2e.test_reload import World, worlds
 from tests.faults.watch import Watched as Processes
-from workers.cli.demo.children import python
 from workers.shared.reload_status import TryoutStatus
 
 REFUSES = """

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.demo.children import ChildFailed
 from tests.e2e.cluster import COMPLETIONS, Cluster, Fleet, Picker, ask_all, completion, eventually
 from tests.e2e.conftest import FAST
-from workers.cli.demo.children import ChildFailed
 
 GROUPS = 40
 PREFIX_BYTES = 6144

@@ -20,11 +20,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from loadtest.demo.children import command_name, descendants
 from tests.bench.reload import WORKERS, configurations, replace, started, watch
 from tests.e2e.cluster import Cluster, Picker
 from tests.faults.storm import STABLE_S
 from tests.faults.watch import SUPERVISOR, Watched, alive
-from workers.cli.demo.children import command_name, descendants
 from workers.cli.reload import Watched as Reloads
 
 DELAY_MAX_S = 0.8  # about the duration of a reload

@@ -20,11 +20,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from loadtest.demo.ports import is_free
 from tests.e2e.cluster import Cluster, Picker
 from tests.faults.client import Ending, Gateway
 from tests.faults.pages import Prober, Scraper
 from tests.faults.watch import SUPERVISOR, Watched, alive, descriptors
-from workers.cli.demo.ports import is_free
 
 CLIENTS = 40
 SERVERS = 4

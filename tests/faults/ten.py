@@ -23,10 +23,10 @@ from typing import Any, Final
 
 import yaml
 
+from loadtest.demo.children import python
+from loadtest.demo.stack import get, picker_config
 from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, Picker, ask, completion, eventually, run
 from tests.e2e.filters import narrowed
-from workers.cli.demo.children import python
-from workers.cli.demo.stack import get, picker_config
 
 FAULTS: Final[Mapping[str, str]] = {
     "endpoints-down": "a server was killed",

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from loadtest.demo.children import command_name, descendants
 from shm import observe
 from shm.lanes import Lanes
 from shm.segment import Segment
-from workers.cli.demo.children import command_name, descendants
 
 ESTABLISHED = "01"
 SUPERVISOR = 0

@@ -23,10 +23,10 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.demo.children import Child, python
+from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import Cluster, Picker
 from tests.tools import GO, provide
-from workers.cli.demo.children import Child, python
-from workers.cli.demo.ports import free_ports
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

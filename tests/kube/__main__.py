@@ -11,9 +11,9 @@ import sys
 import threading
 from pathlib import Path
 
+from loadtest.demo.children import ChildFailed, Children
 from tests.kube.control_plane import ControlPlane
 from tests.kube.objects import install
-from workers.cli.demo.children import ChildFailed, Children
 
 LOOK_S = 1.0
 

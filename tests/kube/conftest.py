@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.demo.children import Children
 from tests.e2e.cluster import Cluster
 from tests.kube.control_plane import ControlPlane
 from tests.kube.objects import install
 from tests.kube.silent import Silent
 from tests.kube.world import World
-from workers.cli.demo.children import Children
 
 HERE = Path(__file__).parent
 OUTAGE_S = 3.0

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, Self
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from loadtest.demo.children import Child, Children
+from loadtest.demo.ports import free_ports
 from tests.kube.binaries import SERVER, etcd, provide_binaries
 from tests.kube.client import Kube
-from workers.cli.demo.children import Child, Children
-from workers.cli.demo.ports import free_ports
 
 TOKEN = "tok"
 LOOPBACK = "127.0.0.1"

@@ -15,12 +15,12 @@ from typing import Any
 
 import aiohttp
 
+from loadtest.demo.children import Child, python
 from tests.e2e.cluster import COMPLETIONS, Picker, ask, ask_all, completion
 from tests.kube.client import Object
 from tests.kube.objects import pod, rewrite, status
 from tests.kube.relay import Relay
 from tests.kube.world import PORT, World, page, supervisor_of, until
-from workers.cli.demo.children import Child, python
 
 NOTICED_S = 0.25  # so long after the event, a terminating pod gets no new request
 CLIENTS = 16
@@ -40,7 +40,7 @@ class Server:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.host = f"127.60.0.{next(_hosts)}"
-        argv = python("loadtest.sim", "--addresses", f"{self.host}:{PORT}", *FAST)
+        argv = python("loadtest.sim.main", "--addresses", f"{self.host}:{PORT}", *FAST)
         self.child: Child = world.cluster.children.start(f"server {name}", argv)
 
     def up(self) -> "Server":

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from loadtest.demo.children import descendants
 from tests.kube.client import Refused
 from tests.kube.objects import (
     DEFINITIONS,
@@ -22,7 +23,6 @@ from tests.kube.objects import (
 from tests.kube.relay import Relay
 from tests.kube.table import Watched
 from tests.kube.world import World, supervisor_of, until, warnings
-from workers.cli.demo.children import descendants
 
 PODS = 20
 LOG_S = 15.0

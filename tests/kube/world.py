@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from loadtest.demo.children import command_name, descendants, python
+from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import Cluster, Picker
 from tests.kube.client import Kube, Object
 from tests.kube.control_plane import ControlPlane
 from tests.kube.objects import APP, NEEDED, NEW, Rule, allow, namespace, pod, pool, status
 from tests.kube.table import Table
-from workers.cli.demo.children import command_name, descendants, python
-from workers.cli.demo.ports import free_ports
 
 ACCOUNT = "picker"
 PORT = 8000

@@ -25,13 +25,13 @@ from typing import Any, Final
 
 import grpc.aio
 
+from loadtest.demo.ports import free_ports
 from release.errors import Missing
 from release.image import oci, root
 from release.source import ROOT, checked_out
 from release.wheels import distributions
 from tests import field
 from tests.deploy.renderers import ours
-from workers.cli.demo.ports import free_ports
 
 READY_S: Final = 60.0
 COMMAND_S: Final = 300.0
@@ -53,7 +53,7 @@ IMPORT = """
 import importlib, pkgutil
 for top in ("epp", "shm", "workers"):
     for module in pkgutil.walk_packages(importlib.import_module(top).__path__, f"{top}."):
-        if not module.name.startswith(("workers.__main__", "workers.cli.demo", "workers.cli.top")):  # need extras that the image has not
+        if not module.name.startswith(("workers.__main__", "loadtest.demo", "workers.cli.top")):  # need extras that the image has not
             importlib.import_module(module.name)
 from workers.telemetry import tracing_export
 import hiredis, numpy.linalg, numpy.random, opentelemetry.exporter.otlp.proto.grpc.trace_exporter, redis.asyncio, uvloop, zstandard

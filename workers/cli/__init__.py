@@ -10,6 +10,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported, so that a 
 
 import contextlib
 import errno
+import functools
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -49,8 +50,6 @@ _CONFIG: Final[Mapping[str, Entry]] = {
 _RECORD: Final[Mapping[str, Entry]] = {
     "start": Entry("Record the requests of a running picker, without prompts.", "workers.cli.record"),
     "export": Entry("Export the requests of a recording.", "workers.cli.export"),
-    "replay": Entry("Replay a recording under other configurations, in virtual time.", "workers.cli.replay.command"),
-    "tune": Entry("Find weights and parameters that serve recorded traffic better.", "workers.cli.tune.command", "lab"),
 }
 PICKER: Final[Mapping[str, Entry]] = {
     "serve": Entry("Run the picker.", "workers.cli.serve"),
@@ -63,11 +62,6 @@ PICKER: Final[Mapping[str, Entry]] = {
     "record": Entry("Record traffic; replay it under other configurations.", commands=_RECORD, usual="start"),
     "manifests": Entry("Print the Kubernetes objects that install a picker.", "workers.cli.manifests.command"),
 }
-LABORATORY: Final[Mapping[str, Entry]] = {
-    "demo": Entry("Run the picker with simulated model servers, Envoy and traffic.", "workers.cli.demo.command", "lab"),
-    "sim": Entry("Run simulated model servers.", "workers.cli.sim"),
-    "size": Entry("Size a picker: cores, memory and flags for a load.", "workers.cli.size"),
-}
 # Earlier names of commands, which work until version 0.4.
 EARLIER: Final[Mapping[str, tuple[str, str]]] = {
     **{name: ("config", name) for name in _CONFIG},
@@ -75,24 +69,41 @@ EARLIER: Final[Mapping[str, tuple[str, str]]] = {
     "tune": ("record", "tune"),
 }
 DISTRIBUTION = "endpoint-picker"
+COMMANDS: Final = "epp.commands"  # the group of entry points by which other packages add commands
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk; without a file name, they concern the output
-OWN_PACKAGES = frozenset(("epp", "shm", "workers"))
+OWN_PACKAGES = frozenset(("epp", "shm", "workers", "loadtest"))
+
+
+@functools.cache
+def added(group: str = "") -> Mapping[str, Entry]:
+    """Returns the commands that installed packages add to `epp`, or to a group of it, by name.
+
+    Each entry point is a mapping from name to `Entry`; `record replay` is the command `replay` of the group `record`.
+    """
+    import importlib.metadata  # takes 30 ms, and most commands do not need it
+
+    found: dict[str, Entry] = {}
+    for point in importlib.metadata.entry_points(group=COMMANDS):
+        with contextlib.suppress(ModuleNotFoundError):  # the picker's image lacks the laboratory
+            found |= point.load()
+    names = {name.rpartition(" "): entry for name, entry in found.items()}
+    return {name: entry for (before, _, name), entry in names.items() if before == group}
 
 
 class Group(click.Group):
-    """A group of commands whose modules are imported when they are called. Lists commands in sections: title -> name -> entry."""
+    """A group of commands whose modules are imported when they are called. `entries`: its own, by name; packages may add others."""
 
-    def __init__(self, *, sections: Mapping[str, Mapping[str, Entry]], usual: str = "", **attributes: Any) -> None:
+    def __init__(self, *, entries: Mapping[str, Entry], usual: str = "", group: str = "", **attributes: Any) -> None:
         super().__init__(**attributes)
-        self._sections = sections
+        self._entries = entries
         self._usual = usual
-        self._entries = {name: entry for section in sections.values() for name, entry in section.items()}
+        self._group = group
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._entries)
+        return [*self._entries, *added(self._group)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = self._entries.get(cmd_name)
+        entry = self._entries.get(cmd_name) or added(self._group).get(cmd_name)
         return None if entry is None else _loaded(cmd_name, entry)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -101,9 +112,10 @@ class Group(click.Group):
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, entries in self._sections.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, entry.help) for name, entry in entries.items()])
+        for title, entries in (("The picker", self._entries), ("The laboratory", added(self._group))):
+            if entries:
+                with formatter.section(title):
+                    formatter.write_dl([(name, entry.help) for name, entry in entries.items()])
 
 
 class Main(Group):
@@ -137,22 +149,24 @@ class Main(Group):
         group, name = EARLIER[cmd_name]
         if sys.stderr is not None and sys.stderr.isatty():
             echo(f"epp {cmd_name} is epp {group} {name} now; the earlier name works until version 0.4", err=True)
-        return _loaded(cmd_name, PICKER[group].commands[name])
+        entry = PICKER[group].commands.get(name) or added(group).get(name)
+        return None if entry is None else _loaded(cmd_name, entry)
 
 
 def commands() -> Iterator[tuple[str, str]]:
     """Yields the name of each command, as `config check`, and its help line."""
-    for name, entry in (*PICKER.items(), *LABORATORY.items()):
+    for name, entry in (*PICKER.items(), *added().items()):
         if not entry.commands:
             yield name, entry.help
-        for part, each in entry.commands.items():
+            continue
+        for part, each in (*entry.commands.items(), *added(name).items()):
             yield f"{name} {part}", each.help
 
 
 def _loaded(name: str, entry: Entry) -> click.Command:
     """Imports a command. Raises ClickException if this installation lacks it, or a module that it needs."""
     if entry.commands:
-        return Group(name=name, help=entry.help, sections={"Commands": entry.commands}, usual=entry.usual)
+        return Group(name=name, help=entry.help, entries=entry.commands, usual=entry.usual, group=name)
     try:
         module = importlib.import_module(entry.module)
     except ModuleNotFoundError as error:
@@ -197,7 +211,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool
 
 @click.group(
     cls=Main,
-    sections={"The picker": PICKER, "The laboratory": LABORATORY},
+    entries=PICKER,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(

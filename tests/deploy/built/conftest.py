@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.demo.children import Children
 from tests.deploy.built.definitions import DEFINITIONS
 from tests.deploy.renderers import built
 from tests.kube.control_plane import ControlPlane
 from tests.kube.objects import install
-from workers.cli.demo.children import Children
 
 HERE = Path(__file__).parent
 

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from loadtest.demo.children import python
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import envoy_path
 from tests.deploy.cases import CASES, values
 from tests.deploy.generate import MODES
 from tests.deploy.renderers import CHART, KUSTOMIZE, POOL, ROOT, helm, kustomize, ours, parsed
@@ -19,9 +22,6 @@ from tests.kube.client import Kube, Refused, collection
 from tests.kube.control_plane import ControlPlane
 from tests.kube.objects import namespace, pod, status
 from tests.kube.world import page
-from workers.cli.demo.children import python
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import envoy_path
 
 Json = dict[str, Any]
 
@@ -244,7 +244,7 @@ def test_a_request_reaches_the_picked_pod_through_the_envoy_of_the_chart(plane: 
     kube.patch(kube.create(pod(space, "server-0", labels)), status(SERVER), status=True)
     (config,) = [one["data"]["envoy.yaml"] for one in manifests if one["metadata"]["name"] == f"{POOL}-envoy"]
     with Cluster() as cluster:
-        server = cluster.children.start("server", python("loadtest.sim", "--addresses", f"{SERVER}:{target}"))
+        server = cluster.children.start("server", python("loadtest.sim.main", "--addresses", f"{SERVER}:{target}"))
         cluster.wait(server, lambda: "ready" in server.text())
         flags, environ = started(manifests, cluster.directory, {"--run-dir": cluster.directory})
         environ["KUBECONFIG"] = str(plane.kubeconfig(cluster.directory / "kubeconfig", kube.token(space, ACCOUNT)))

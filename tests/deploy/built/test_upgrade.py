@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.demo.children import python
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import envoy_path
 from tests.deploy.built.test_applied import ACCOUNT, SERVER, ready, space, started  # noqa: F401 (space is a fixture)
 from tests.deploy.cases import values
 from tests.deploy.renderers import CHART, POOL, helm_program, parsed
@@ -24,9 +27,6 @@ from tests.kube.control_plane import TOKEN, ControlPlane
 from tests.kube.objects import pod, status
 from tests.kube.world import page
 from tests.upgrades import samples
-from workers.cli.demo.children import python
-from workers.cli.demo.ports import free_ports
-from workers.cli.demo.stack import envoy_path
 
 Json = dict[str, Any]
 PORTS = ("grpc", "health", "metrics", "http", "status", "admin")
@@ -128,7 +128,7 @@ def test_a_chart_of_an_earlier_version_is_upgraded_under_traffic(version: str, p
         release = Release(plane.kubeconfig(cluster.directory / "admin", TOKEN), space, case)
         release.run("install", POOL, str(samples.FOLDER / version / "chart.tgz"), "--values", "-")
         account = plane.kubeconfig(cluster.directory / "account", kube.token(space, ACCOUNT))
-        server = cluster.children.start("server", python("loadtest.sim", "--addresses", f"{SERVER}:{target}"))
+        server = cluster.children.start("server", python("loadtest.sim.main", "--addresses", f"{SERVER}:{target}"))
         cluster.wait(server, lambda: "ready" in server.text())
         chart_ports = (*first[:-1], ADMIN)
         old = Pod(cluster, "old", release.manifests(), account, dict(zip(chart_ports, first, strict=True)))

@@ -12,7 +12,7 @@ from epp.client_headers import GROUPS, TRUSTED_BY_DEFAULT
 from epp.config.control_headers import POWERS
 from epp.config.findings import ERRORS, WARNINGS
 from epp.config.load import load
-from workers.cli import EARLIER, LABORATORY, PICKER, main
+from workers.cli import EARLIER, PICKER, added, main
 from workers.cli import configuration as configuration_module
 from workers.cli.configuration import check_endpoints, load_config, with_one_worker
 from workers.cli.flags import BadConfiguration
@@ -380,7 +380,8 @@ def test_help_lists_all_commands() -> None:
     assert result.exit_code == 0
     picker, _, laboratory = result.stdout.partition("The laboratory:")
     assert all(f"  {name} " in picker for name in PICKER)
-    assert all(f"  {name} " in laboratory for name in LABORATORY)
+    assert all(f"  {name} " in laboratory for name in added())
+    assert {"sim", "demo", "size"} <= set(added())
 
 
 @pytest.mark.parametrize("earlier", EARLIER)

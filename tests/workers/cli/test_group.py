@@ -2,6 +2,7 @@ import importlib
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def test_a_command_without_its_extra_says_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_a_command_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, "workers.cli.demo.command")
+    failing(monkeypatch, "loadtest.demo.command")
     assert "'epp demo' is not part of this installation" in CliRunner().invoke(cli.main, ["demo"]).stderr
 
 
@@ -43,14 +44,21 @@ def test_sim_becomes_the_simulator_with_all_arguments(monkeypatch: pytest.Monkey
     monkeypatch.setattr("os.execve", lambda path, argv, environment: become.append(argv))
     result = CliRunner().invoke(cli.main, ["sim", "--servers", "2", "--help"])
     assert result.exit_code == 0
-    assert become == [[sys.executable, "-P", "-m", "loadtest.sim", "--servers", "2", "--help"]]
+    assert become == [[sys.executable, "-P", "-m", "loadtest.sim.main", "--servers", "2", "--help"]]
 
 
-def test_sim_without_the_simulator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    result = CliRunner().invoke(cli.main, ["sim"])
-    assert result.exit_code == 1
-    assert "'epp sim' is not part of this installation" in result.stderr
+def test_without_the_laboratory_its_commands_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(**_: str) -> list[Any]:
+        return [SimpleNamespace(load=lambda: importlib.import_module("loadtest_is_gone"))]
+
+    monkeypatch.setattr("importlib.metadata.entry_points", gone)
+    cli.added.cache_clear()
+    try:
+        help_text = CliRunner().invoke(cli.main, ["--help"]).stdout
+        assert "The picker:" in help_text and "The laboratory:" not in help_text
+        assert "No such command 'demo'" in CliRunner().invoke(cli.main, ["demo"]).stderr
+    finally:
+        cli.added.cache_clear()
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

@@ -9,9 +9,9 @@ import pytest
 import zmq
 from click.testing import CliRunner, Result
 
-from loadtest.kv_publisher import KvPublisher, blocks_of
+from loadtest.demo.ports import free_ports
+from loadtest.sim.kv_publisher import KvPublisher, blocks_of
 from workers.cli import main
-from workers.cli.demo.ports import free_ports
 from workers.cli.kv_diagnosis import Heard, Wanted
 
 HOST = "127.0.0.1"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from loadtest.kv_publisher import KvPublisher
+from loadtest.sim.kv_publisher import KvPublisher
 from workers.kv_events import sockets
 from workers.kv_events.sockets import FRAME_BYTES_MAX, LOST, OPENED, Subscription
 

@@ -11,12 +11,12 @@ import zmq
 from structlog.testing import capture_logs
 
 from epp.prefix.held import adapter_word
-from loadtest.kv_publisher import KvPublisher
+from loadtest.demo.ports import free_ports
+from loadtest.sim.kv_publisher import KvPublisher
 from shm.documents import DocumentWriter
 from tests.e2e.cluster import eventually
 from tests.workers.instances import made
 from tests.workers.kv_events.test_holdings import BLOCK, TOKENS, stored
-from workers.cli.demo.ports import free_ports
 from workers.kv_events.held_state import KEEP_S
 from workers.kv_events.main import Follower
 from workers.kv_events.sockets import FRAME_BYTES_MAX

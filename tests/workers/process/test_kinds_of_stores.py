@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trustme
 
+from loadtest.demo.ports import free_ports
 from tests.redis_server import RedisServer, needs_redis, program
-from workers.cli.demo.ports import free_ports
 from workers.host.options import Options
 from workers.process import fork
 from workers.process.errors import StartError, Unusable

@@ -4,7 +4,7 @@ import ssl
 
 import pytest
 
-from workers.cli.demo.ports import free_ports
+from loadtest.demo.ports import free_ports
 from workers.cli.doctor.gateway import Names
 from workers.cli.doctor.tls import Shown, names_findings, shown_names, tls_findings
 from workers.transport.tls import self_signed
