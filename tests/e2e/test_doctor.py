@@ -84,7 +84,7 @@ def test_a_healthy_picker_of_a_pool_in_kubernetes_has_no_finding(
     try:
         kubernetes.start()
         addresses = ",".join(f"{ip}:{ports[1]}" for ip in kubernetes_of.SERVERS)
-        servers = cluster.children.start("servers", python("loadtest.sim", "--addresses", addresses))
+        servers = cluster.children.start("servers", python("loadtest.sim.main", "--addresses", addresses))
         cluster.wait(servers, lambda: "ready" in servers.text())
 
         def fill(api: FakeApi) -> None:
