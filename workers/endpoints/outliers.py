@@ -12,11 +12,13 @@ divided by its standard deviation under the hypothesis that failures are spread 
     z = (sum of failed - expected - 1/2) / root of the sum of variances       n of T answers of the kind, M of which failed:
     expected = n * M / T        variance = n * (T - n) * M * (T - M) / (T * T * (T - 1))
 
-A kind that only one endpoint serves adds nothing. Neither does a client whose requests fail wherever they go, if it has a flow of its own.
+A kind that only one endpoint gets adds nothing. Neither does a client whose requests fail wherever they go, if it has a flow of its own.
 
     failing     z >= Z_FAILING
     outlier     z >= Z_OUTLIER, at least half of all its answers fail, and at most half as many succeed as with the others. The
                 limits are high, because the evidence is read ten times per second
+    sole        it gets all requests of the pool for SOLE_S, as when it alone holds their prefixes, and fails nearly all of them: an
+                outlier, too, since nobody is served anyway. Where its requests go then tells whether it was the server
 
 A client without a flow of its own, all of whose requests go to one endpoint, looks like a fault of that endpoint. Then its failures
 move on to others as soon as the endpoint is ejected. The same test, on the answers of the others before and since, tells that: the
@@ -47,6 +49,9 @@ Z_FAILING: Final = 3.0
 Z_OUTLIER: Final = 5.0
 Z_MOVED: Final = 3.0
 SHARE_MIN: Final = 0.5  # of an outlier's answers fail
+SOLE_S: Final = 0.5
+SOLE_MIN: Final = 10.0  # answers of a sole endpoint that say something
+SOLE_SHARE_MIN: Final = 0.95  # of its answers fail
 SUCCESS_MAX: Final = 0.5  # an outlier's part of the share of the others' answers that succeed
 BLAMED_S: Final = 60.0
 STEPS: Final = 15  # in which shares of failed answers are published
@@ -77,7 +82,8 @@ class Evidence:
 class Accused:
     """An endpoint that was ejected as an outlier.
 
-    `kinds`: kind -> the requests of all others, shape (2, 2): [SENT or FAILED, before or since]. `own`: kind -> its own, SENT and FAILED,
+    `kinds`: kind -> the requests of all others, shape (2, 2): [SENT or FAILED, before or since]. If the others had none before, it is
+    assumed that they would have served those of the endpoint. `own`: kind -> its own, SENT and FAILED,
     and `outcomes`: all of its own, when it was ejected. `failed`: its failed answers since its trial began. `innocent`: whether its
     failures have moved on to others.
     """
@@ -110,6 +116,7 @@ class Outliers:
         self._steps: dict[int, int] = {}
         self._reasons: dict[int, tuple[str, str]] = {}  # of the slots that are failing: cause and evidence
         self._due = self._at = 0.0
+        self._watching_since = 0.0
         self.changed: set[int] = set()  # the slots for which `steps` has changed; the reader clears it
 
     def steps(self, slot: int) -> int:
@@ -139,6 +146,8 @@ class Outliers:
         if changes != self._changes or self._watching:
             self._changes = changes
             self._take(0.5 ** ((now - self._at) / HALF_LIFE_S))
+            if not self._watching:
+                self._watching_since = now
             self._watch(bool(self._kinds or self._accused))
             self._blame(now)
             found = self._judge(now, sorted(used))
@@ -153,7 +162,9 @@ class Outliers:
         for kind, evidence in self._kinds.items():
             if evidence.counts[FAILED, slot] > 0.0:
                 own[kind] = evidence.counts[:, slot].copy()
-                kinds[kind] = np.stack((evidence.counts.sum(axis=1) - own[kind], np.zeros(2)), axis=1)
+                others = evidence.counts.sum(axis=1) - own[kind]
+                before = others if others[SENT] >= LITTLE else np.array([own[kind][SENT], 0.0])
+                kinds[kind] = np.stack((before, np.zeros(2)), axis=1)
         self._accused[slot] = Accused(kinds, own, self._outcomes[:, slot].copy())
         self._clear(slot)
         self._watch(True)
@@ -256,14 +267,25 @@ class Outliers:
                 self._reasons[slot] = self._reason(slot, own, others, float(sent[at]))
                 if z[at] >= Z_OUTLIER and own >= SHARE_MIN and worse[at] and self._fresh[slot] >= FAILED_MIN:
                     found.append((float(z[at]), slot))
+            watched = now - self._watching_since >= SOLE_S
+            alone = (
+                watched
+                & (sent.sum() - sent < LITTLE)
+                & (sent >= SOLE_MIN)
+                & (certain[:, FAILED].sum(axis=0) >= FAILED_MIN)
+            )
+            for at in np.flatnonzero(alone & (failed >= SOLE_SHARE_MIN * sent)).tolist():
+                self._reasons[used[at]] = self._reason(used[at], float(failed[at] / sent[at]), None, float(sent[at]))
+                found.append((0.0, used[at]))
         for slot, steps in shares.items():
             self._publish(slot, steps if steps >= STEPS_MIN else 0)
         return [(slot, *self._reasons[slot]) for _, slot in sorted(found, reverse=True)]
 
-    def _reason(self, slot: int, own: float, others: float, answered: float) -> tuple[str, str]:
+    def _reason(self, slot: int, own: float, others: float | None, answered: float) -> tuple[str, str]:
+        """Returns cause and evidence. `others`: the failed share of the others; None: they got no requests."""
         cause = OUTCOMES[1 + int(self._outcomes[1:, slot].argmax())]
-        why = f"{own:.0%} of its last {answered:.0f} answers failed (most: {cause}), and {others:.0%} of those of the others"
-        return cause, why
+        compared = "no other got a request" if others is None else f"{others:.0%} of those of the others"
+        return cause, f"{own:.0%} of its last {answered:.0f} answers failed (most: {cause}), and {compared}"
 
     def _publish(self, slot: int, steps: int) -> None:
         before = self._steps.get(slot, 0)

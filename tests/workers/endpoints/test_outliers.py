@@ -28,6 +28,39 @@ def test_a_server_that_answers_errors_at_once_is_ejected_and_named(status: int, 
     assert why.startswith("100% of its last ") and why.endswith(f"(most: {cause}), and 0% of those of the others")
 
 
+@pytest.mark.parametrize("status", [404, 429, 400, NOTHING])
+def test_a_server_that_gets_all_requests_and_fails_them_is_ejected(status: int) -> None:
+    """It alone holds their prefix, so nothing can be compared before it is ejected."""
+    pool = Pool(4)
+    sent: list[int] = []
+    pool.run(20.0, (RATE, lambda: sent.append(pool.send(failing(2, status=status), to=2))))
+    assert set(pool.ejected()) == {2} and pool.events[0][0] < 1.5
+    assert sent.count(2) < 0.1 * len(sent)
+    assert Step.RETURNED not in [step for _, _, step in pool.events]
+    assert pool.why(Step.EJECTED)[1].endswith("and no other got a request")
+
+
+@pytest.mark.parametrize("rate", [1.0, 5.0, 20.0, 100.0])
+def test_a_client_that_is_alone_and_whose_requests_fail_everywhere_costs_little(rate: float) -> None:
+    pool, last = Pool(), [0]
+
+    def bad() -> None:
+        last[0] = pool.send(400, to=last[0])
+
+    pool.run(BLAMED_S, (rate, bad))
+    assert pool.out_s <= 2 * BACK_OFF_S + 5 / rate and pool.ejections.count() == 0
+
+
+def test_a_burst_of_bad_requests_to_one_server_of_a_busy_pool_ejects_none() -> None:
+    """Requests to the others are not counted before the first failure is seen."""
+    pool = Pool()
+    pool.run(5.0, (RATE, pool.send))
+    for _ in range(50):
+        pool.send(400, to=3, flow="its own")
+    pool.run(5.0, (RATE, pool.send))
+    assert pool.ejected() == []
+
+
 def test_it_stays_out_while_it_fails_and_its_trials_cost_one_request_each() -> None:
     pool = Pool()
     sent: list[int] = []
