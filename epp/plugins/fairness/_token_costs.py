@@ -26,7 +26,6 @@ TOKENS_MAX: Final = 1e7  # a request costs at most this; servers may report anyt
 # The most fairness ids with averages of their own. If there are more, the id with the oldest last answer is dropped.
 AVERAGES_MAX: Final = 10_000
 ADAPT: Final = 0.125  # weight of the latest value in a moving average
-FAILED_FROM: Final = 400
 
 
 class Balance:
@@ -95,7 +94,7 @@ class TokenCosts:
         charge: Charge | None = request[self._charged]
         usage = response.usage
         if usage is None or (usage.prompt is None and usage.completion is None):
-            if charge is not None and (response.status == 0 or response.status >= FAILED_FROM):
+            if charge is not None and (response.failed or response.status == 0):
                 charge.account.owed += _cost(charge.prompt + charge.output)
             return
         prompt = (
