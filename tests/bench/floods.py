@@ -8,8 +8,12 @@ closes its connection. `early aborts` are 400 a second on the one connection tha
 `TLS handshakes` come from another address than good traffic; the latter go to a picker with TLS. `pages:` attacks go to the metrics
 port; during each attack /readyz is asked four times a second from another address (`probe` is its longest answer), and `scrapes missed`
 is the share of scrapes that were skipped or failed; beside `endpoints file`, whose endpoints answer nothing, of those skipped.
-`bad requests` are answered with 400 by every server, and must eject none. Beside the `black hole`, good traffic goes to four servers,
-of which one answers 404 at once: `percent` is its share from 3 s on, and its answers are no errors.
+`bad requests` are answered with 400 by every server, and must eject none. Beside a `black hole`, good traffic goes to four servers,
+of which one fails requests at once: `percent` is its share from 3 s on, and its answers are no errors. For `usage lies`, two tenants keep
+four servers busy, and one server reports a million tokens for each answer to the first tenant: good requests are those of this tenant,
+and `percent` is its share of all answers, divided by its share without lies. The `label flood` makes up 3,000 models and fairness ids that
+are served: then follow size and median time of a metrics page, and how many series it has of the good requests. For the `prefix flush`,
+servers refuse 60 bodies of 1.4 MiB: `percent` is how many of 50 conversations, begun before it, continue at the same server after it.
 `control` is not an attack: its process uses a CPU and sends nothing. Any attacker on the same machine costs at least that, so compare
 the other rows with it. Memory is the proportional set size of all processes of the picker. `closed after` is the longest lifetime of
 one connection of the attacker. The last two columns say how metrics and log name it: refused requests are counted, and no log has them.
@@ -21,12 +25,10 @@ Time limits of 30 s end slow attacks (slow body); the limit of unread bytes per 
 import argparse
 import asyncio
 import contextlib
-import functools
 import http.client
 import json
 import os
 import re
-import ssl
 import statistics
 import sys
 import time
@@ -41,21 +43,20 @@ from rich.table import Table
 
 from loadtest.demo.children import descendants, python
 from loadtest.demo.stack import picker_config
+from tests.bench.flood_traffic import Good, Tenants
+from tests.bench.overload_stack import FAIR, config, flow_control
 from tests.e2e.cluster import Cluster, Picker
-from tests.faults.attacks import ATTACKS, BAD_REQUESTS_NAME, LIMITED, SECURE, client_context
-from tests.faults.client import Ending, Gateway, OneConnection, event_stream, long_request
-from tests.faults.failing_servers import BlackHole
+from tests.faults.attacks import ATTACKS, LIMITED, SECURE, USAGE_LIES, client_context
+from tests.faults.failing_servers import BLACK_HOLES, REQUEST_FLOODS, BlackHole, Conversations
 from tests.faults.page_attacks import FILE_ATTACKS, PAGE_ATTACKS
 
 SECONDS = 5.0
 RATE = 100.0
 SMOKE_SECONDS = 1.0
 SETTLE_S = 1.0  # memory is freed, connections linger
-OWN_CONNECTION_EVERY = 10
 MEMORY_EVERY_S = 0.5
-ANSWER_S = 10.0
-BLACK_HOLE = "black hole"
-EXTRAS = ("control", "connections", "early aborts", BAD_REQUESTS_NAME, BLACK_HOLE)
+LABEL_FLOOD, PREFIX_FLUSH = "label flood", "prefix flush"
+EXTRAS = ("control", "connections", "early aborts", *REQUEST_FLOODS, *BLACK_HOLES, USAGE_LIES)
 NAMES = (*EXTRAS, *ATTACKS, *SECURE, *PAGE_ATTACKS, *FILE_ATTACKS)
 ABORTS_PER_S = 400
 PROBE_EVERY_S = 0.25
@@ -63,14 +64,18 @@ PROBE_S = 5.0
 PROBE_FROM = "127.0.0.2"
 LITTLE_MEMORY = "--worker-memory-limit=160M"
 SECURE_SERVING = "--secure-serving"
-SETTLED_S = {"slow body": 32.0, BLACK_HOLE: 10.0}  # the least seconds of an attack in a full run
+OF_FOUR = (*BLACK_HOLES, USAGE_LIES, LABEL_FLOOD, PREFIX_FLUSH)  # these get four servers, and a picker of their own
+SETTLED_S = {
+    "slow body": 32.0,
+    **dict.fromkeys((*BLACK_HOLES, USAGE_LIES), 10.0),
+}  # the least seconds of an attack in a full run
 WIDTH = 200
 LOGGED_CHARS = 80
 ABUSE = re.compile(r'^llm_d_epp_abuse_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
 COUNTED = "metrics_port_abuse|refusals|endpoints_file_changes|endpoint_ejections"
 COUNTERS = re.compile(rf"^llm_d_epp_({COUNTED})_total (\S+)$", re.MULTILINE)
-REQUESTS = [long_request(600), long_request(600), long_request(60_000), long_request(600), long_request(400_000)]
-ANSWERS = [event_stream(1), event_stream(1), event_stream(1), event_stream(30), event_stream(1)]
+KNOWN_SERIES = 'llm_d_epp_request_total{model_name="sim-model",target_model_name="sim-model",fairness_id="default-flow"'
+PAGES = 5
 
 
 @dataclass
@@ -96,75 +101,6 @@ class Row:
     @property
     def ratio(self) -> float:
         return self.during_ms[1] / self.before_ms[1]
-
-
-class Good:
-    """Sends good traffic for some time, and measures it."""
-
-    def __init__(
-        self,
-        port: int,
-        rate: float,
-        *,
-        shared: bool = False,
-        aborts_per_s: int = 0,
-        context: ssl.SSLContext | None = None,
-        servers: BlackHole | None = None,
-    ) -> None:
-        """`shared`: whether all requests use one connection. `aborts_per_s`: how many streams another client aborts early on it.
-
-        `context`: for TLS; None: plaintext. `servers`: who answers; None: servers that work.
-        """
-        self._servers = servers
-        self._port, self._rate, self._shared, self._aborts_per_s = port, rate, shared, aborts_per_s
-        self._context = context
-        self._gateway: Gateway = OneConnection(port) if shared else Gateway(port, context=context)
-        self.took: list[float] = []
-        self.errors = 0
-
-    async def run(self, seconds: float) -> None:
-        aborting = asyncio.create_task(self._abort())
-        begun, tasks = time.monotonic(), []
-        for number in range(int(seconds * self._rate)):
-            due = begun + number / self._rate
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            tasks.append(asyncio.create_task(self._one(number, due)))
-        await asyncio.gather(*tasks)
-        aborting.cancel()
-        await self._gateway.close()
-
-    async def _abort(self) -> None:
-        """Opens streams and aborts them at once."""
-        while self._aborts_per_s:
-            for _ in range(self._aborts_per_s // 100):
-                stream = await self._gateway.stream()
-                stream.send(REQUESTS[0][0])
-                stream.cancel()
-            await asyncio.sleep(0.01)
-
-    async def _one(self, number: int, due: float) -> None:
-        new_connection = number % OWN_CONNECTION_EVERY == 0 and not self._shared
-        gateway = Gateway(self._port, context=self._context) if new_connection else self._gateway
-        usual = ANSWERS[number % len(ANSWERS)]
-        answer = usual if self._servers is None else functools.partial(self._servers.answer, usual)
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                ending = await gateway.whole(REQUESTS[number % len(REQUESTS)], answer)
-        except TimeoutError:
-            ending = Ending.LOST
-        if ending is Ending.OK:
-            self.took.append(time.monotonic() - due)
-        else:
-            self.errors += 1
-        if new_connection:
-            await gateway.close()
-
-    def percentiles_ms(self) -> tuple[float, float]:
-        """Returns p50 and p99 in milliseconds, or NaN for fewer than two requests."""
-        if len(self.took) < 2:
-            return (float("nan"), float("nan"))
-        cuts = statistics.quantiles(self.took, n=100)
-        return (cuts[49] * 1e3, cuts[98] * 1e3)
 
 
 def pss_mib(pid: int) -> float:
@@ -267,16 +203,49 @@ async def attack(name: str, picker: Picker, file: Path, seconds: float) -> list[
     return ends
 
 
+def good_traffic(name: str, port: int, rate: float, black_hole: BlackHole | None) -> tuple[Good, Good]:
+    """Returns the good traffic alone, and beside an attack."""
+    if name == USAGE_LIES:
+        return Tenants(port, lies=False), Tenants(port, lies=True)
+    shared, context = name == "early aborts", client_context() if name in SECURE else None
+    aborts = ABORTS_PER_S if shared else 0
+    alone = Good(port, rate, shared=shared, context=context)
+    return alone, Good(port, rate, shared=shared, aborts_per_s=aborts, context=context, servers=black_hole)
+
+
+def page_figures(picker: Picker) -> dict[str, int]:
+    """Returns the size of the metrics page, how long it takes, and whether it has the series of good requests."""
+    took, page = [], ""
+    for _ in range(PAGES):
+        begun = time.monotonic()
+        page = picker.page()
+        took.append(time.monotonic() - begun)
+    return {
+        "page KiB": len(page.encode()) >> 10,
+        "page ms": round(1e3 * statistics.median(took)),
+        "known series": page.count(KNOWN_SERIES),
+    }
+
+
+def picker_of(name: str, file: Path, cluster: Cluster, workers: int) -> Picker:
+    """Starts the picker that a row needs."""
+    flags = (LITTLE_MEMORY,) if name in LIMITED else (SECURE_SERVING,) if name in SECURE else ()
+    text = picker_config(file, watch=name in FILE_ATTACKS)
+    if name == USAGE_LIES:
+        flow = flow_control(FAIR, ttl="30s") | {"filters": ()}
+        flags, text = ("--allow-experimental-plugins",), config(file, flow)
+    return cluster.picker(file, *flags, workers=workers, config_text=text)
+
+
 async def measure(name: str, picker: Picker, file: Path, seconds: float, rate: float) -> Row:
     """Measures one row: good traffic alone, then beside the attack. `file` has the endpoints."""
     row, pid = Row(name), picker.child.pid
-    shared = name == "early aborts"
-    context = client_context() if name in SECURE else None
-    black_hole = BlackHole() if name == BLACK_HOLE else None
-    alone = Good(picker.grpc, rate, shared=shared, context=context)
-    aborts = ABORTS_PER_S if shared else 0
-    beside = Good(picker.grpc, rate, shared=shared, aborts_per_s=aborts, context=context, servers=black_hole)
+    black_hole = BlackHole(name) if name in BLACK_HOLES else None
+    conversations = Conversations(picker.grpc) if name == PREFIX_FLUSH else None
+    alone, beside = good_traffic(name, picker.grpc, rate, black_hole)
     before_cores = await cores(pid, alone.run(seconds))
+    if conversations is not None:
+        await conversations.speak()
     said = picker.child.log.stat().st_size
     counted, before, scraped = abuse(picker), pss_mib(pid), scrapes(picker, invented=name in FILE_ATTACKS)
     watching = asyncio.create_task(peak_memory(pid))
@@ -301,6 +270,13 @@ async def measure(name: str, picker: Picker, file: Path, seconds: float, rate: f
     row.counted = {cause: n - counted.get(cause, 0) for cause, n in after.items() if n > counted.get(cause, 0)}
     if black_hole is not None:
         row.counted["percent"] = black_hole.percent
+    if conversations is not None:
+        await conversations.speak()
+        row.counted["percent"] = conversations.percent
+    if isinstance(alone, Tenants) and isinstance(beside, Tenants):
+        row.counted["percent"] = round(100 * beside.share / max(1e-9, alone.share))
+    if name == LABEL_FLOOD:
+        row.counted |= page_figures(picker)
     with picker.child.log.open("rb") as log:
         log.seek(said)
         row.logged = named(log.read().decode(errors="replace"))
@@ -362,14 +338,15 @@ def main() -> int:
     console = Console(stderr=options.json, width=max(WIDTH, Console().width))
     with Cluster() as cluster:
         files = {False: cluster.fleet(2).file, True: cluster.fleet(4).file}
-        pickers: dict[tuple[str, ...], Picker] = {}
+        pickers: dict[object, Picker] = {}
         for name in options.only or NAMES:
-            flags = (LITTLE_MEMORY,) if name in LIMITED else (SECURE_SERVING,) if name in SECURE else ()
-            file = files[name == BLACK_HOLE]
-            key = (*flags, "watch") if name in FILE_ATTACKS else (*flags, name) if name == BLACK_HOLE else flags
+            file = files[name in OF_FOUR]
+            kinds = (LIMITED, SECURE, FILE_ATTACKS)
+            key = (
+                name if name in OF_FOUR else tuple(name in kind for kind in kinds)
+            )  # other rows share a picker by kind
             if key not in pickers:
-                text = picker_config(file, watch=name in FILE_ATTACKS)
-                pickers[key] = cluster.picker(file, *flags, workers=options.workers, config_text=text)
+                pickers[key] = picker_of(name, file, cluster, options.workers)
             seconds = SMOKE_SECONDS if options.smoke else max(options.seconds, SETTLED_S.get(name, 0.0))
             console.print(f"{name}: {2 * seconds:.0f} s", style="dim")
             rows.append(uvloop.run(measure(name, pickers[key], file, seconds, options.rate)))

@@ -42,7 +42,7 @@ from tests.faults.client import (
     framed,
     header_block,
 )
-from tests.faults.failing_servers import bad_requests
+from tests.faults.failing_servers import BLACK_HOLES, REQUEST_FLOODS
 from tests.faults.page_attacks import FILE_ATTACKS, PAGE_ATTACKS
 from tests.faults.tls_attacks import garble
 
@@ -58,8 +58,8 @@ CONNECTIONS = 1500
 HANDSHAKES = 200  # at the same time
 ELSEWHERE = "127.0.0.3"
 HANDSHAKES_NAME, GARBAGE_NAME = "TLS handshakes", "TLS garbage"
-BAD_REQUESTS_NAME = "bad requests"
-BESIDE = ("early aborts", "black hole")
+USAGE_LIES = "usage lies"
+BESIDE = ("early aborts", *BLACK_HOLES, USAGE_LIES)
 
 
 @dataclasses.dataclass
@@ -402,8 +402,8 @@ def persistent(name: str, port: int, seconds: float, *, pages: int = 0, file: st
         return []
     if name == "connections":
         return [exhaust(port, seconds)]
-    if name == BAD_REQUESTS_NAME:
-        return [Closed()] * bad_requests(port, seconds)
+    if name in REQUEST_FLOODS:
+        return [Closed()] * REQUEST_FLOODS[name](port, seconds)
     if name == HANDSHAKES_NAME:
         return shake_hands(port, seconds)
     if name == GARBAGE_NAME:
@@ -425,7 +425,7 @@ def main() -> int:
     line = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     line.add_argument(
         "name",
-        choices=[*ATTACKS, *PAGE_ATTACKS, *FILE_ATTACKS, *SECURE, "connections", "control", BAD_REQUESTS_NAME, *BESIDE],
+        choices=[*ATTACKS, *PAGE_ATTACKS, *FILE_ATTACKS, *SECURE, "connections", "control", *REQUEST_FLOODS, *BESIDE],
     )
     line.add_argument("--pages", type=int, default=0, help="the metrics port")
     line.add_argument("--file", default="", help="the endpoints file")

@@ -17,6 +17,7 @@ from typing import Any
 
 import hpack
 
+from epp.client_headers import FAIRNESS_ID
 from epp.protocol.codec.answers import DESTINATION
 from epp.protocol.proto import ext_proc_pb2 as pb
 
@@ -72,14 +73,33 @@ def header_block(path: str = METHOD) -> bytes:
     return hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple(name, value) for name, value in fields])
 
 
-def request(number: int) -> bytes:
+def completion(
+    prompt: str, name: str = "storm-0", *, tenant: str = "", piece: int = 64 << 10, **fields: Any
+) -> list[bytes]:
+    """Encodes headers, and the body of a completion request in pieces, as gateways send it.
+
+    `name`: the request's id. `tenant`: its fairness id; "": none. `fields`: further fields of the body.
+    """
+    head = pb.ProcessingRequest()
+    headers = {":method": "POST", ":path": "/v1/completions", "x-request-id": name}
+    for key, value in (headers | ({FAIRNESS_ID[0]: tenant} if tenant else {})).items():
+        head.request_headers.headers.headers.add(key=key, raw_value=value.encode())
+    body = json.dumps({"model": "sim-model", "prompt": prompt, **fields}).encode()
+    pieces = [
+        pb.HttpBody(body=body[at : at + piece], end_of_stream=at + piece >= len(body))
+        for at in range(0, len(body), piece)
+    ]
+    return [framed(head), *(framed(pb.ProcessingRequest(request_body=each)) for each in pieces)]
+
+
+def request_messages(number: int) -> list[bytes]:
     """Encodes headers and body of a completion request."""
-    head, body = pb.ProcessingRequest(), pb.ProcessingRequest()
-    for name, value in ((":method", "POST"), (":path", "/v1/completions"), ("x-request-id", f"storm-{number}")):
-        head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
-    body.request_body.body = json.dumps({"model": "sim-model", "prompt": f"{number} storm " * 20}).encode()
-    body.request_body.end_of_stream = True
-    return framed(head) + framed(body)
+    return completion(f"{number} storm " * 20, f"storm-{number}")
+
+
+def request(number: int) -> bytes:
+    """Encodes the same, together."""
+    return b"".join(request_messages(number))
 
 
 def response() -> bytes:
@@ -91,16 +111,9 @@ def response() -> bytes:
     return framed(head) + framed(body)
 
 
-def long_request(size: int, piece: int = 64 << 10) -> list[bytes]:
-    """Encodes headers, and a completion request of about `size` bytes in pieces, as gateways send it."""
-    body = json.dumps({"model": "sim-model", "prompt": "long word " * (size // 10)}).encode()
-    messages = [framed(pb.ProcessingRequest.FromString(request(0)[5 : 5 + int.from_bytes(request(0)[1:5], "big")]))]
-    for at in range(0, len(body), piece):
-        last = at + piece >= len(body)
-        messages.append(
-            framed(pb.ProcessingRequest(request_body=pb.HttpBody(body=body[at : at + piece], end_of_stream=last)))
-        )
-    return messages
+def long_request(size: int, end: str = "") -> list[bytes]:
+    """Encodes headers, and a completion request of about `size` bytes in pieces. `end`: of its prompt."""
+    return completion("long word " * (size // 10) + end)
 
 
 def event_stream(events: int) -> list[bytes]:
