@@ -23,6 +23,7 @@ from workers.host.options import PASSWORD_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 README_LINES_MAX, PAGE_LINES_MAX = 120, 200
+USING_MAX = 12  # pages for users; the others are background
 PACKAGES = ("deploy", "docs", "epp", "loadtest", "shm", "tests", "workers")
 
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})/[\w./-]*\w/?")
@@ -35,6 +36,7 @@ VARIABLE = re.compile(r"\bEPP_[A-Z0-9_]+")
 METRIC = re.compile(rf"\b{PREFIX}\w*")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FINDING = re.compile(r"\bFinding\(\s*\"([a-z-]+)\"")
 SPAN = re.compile(r"`([^`\n]+)`")
 
 FOREIGN_FLAGS = {
@@ -215,6 +217,20 @@ def test_the_example_plugin_is_the_shipped_one() -> None:
     examples = [text for _, language, text in BLOCKS if language == "python" and "class SameZone" in text]
     assert examples
     assert all(text in shipped for text in examples)
+
+
+def test_every_finding_stands_on_the_page_of_the_doctor() -> None:
+    files = [ROOT / "workers/pages/state/findings.py", *(ROOT / "workers/cli/doctor").glob("*.py")]
+    found = {rule for file in files for rule in FINDING.findall(file.read_text())}
+    page = (ROOT / "docs/doctor.md").read_text()
+    assert len(found) > 40
+    assert not [rule for rule in found if f"`{rule}`" not in page]
+
+
+def test_users_need_few_pages() -> None:
+    sections = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    (using,) = [section["Using"] for section in sections if "Using" in section]
+    assert len(using) <= USING_MAX
 
 
 def test_ci_runs_the_commands_of_readme_and_docs() -> None:
