@@ -138,9 +138,10 @@ class Supervisor:
             if self.kubernetes is not None:
                 await self.kubernetes.connect()
             try:
+                # First of all: workers record the first request that they can route.
+                self.records.start(self.background, successor=self.predecessor.existed)
                 self._follow_objects()
                 await self._follow_endpoints()
-                self.records.start(self.background, successor=self.predecessor.existed)
             except (DiscoveryError, StartError) as failure:
                 self.instance.reports.failed(SEAT, str(failure))
                 return ExitCode.BOOT_FAILED

@@ -6,7 +6,7 @@
 A recording of all requests runs from the start with --record-dir, or for some time when `epp record` asks (`asks`). At all other times a
 small one runs, so that `epp explain` finds what was decided minutes ago: a sample of the requests, in RECENT.bytes. While a recording
 runs, a gauge in the supervisor's lane has the number of the file to write, negative for a sample. A new file gets a new number. Workers
-follow it at their next beat, so the file before stays open for LATE_S.
+follow it at their next beat, so the file before stays open for LATE_S. They are woken to begin: a request may wait for their start.
 
 What is lost is counted and holds nothing up: in the metric `recording_lost_records_total`, and as `Lost` in the file.
 """
@@ -90,6 +90,7 @@ class RecordKeeper:
         self._secret = Keyed(instance.credentials.prefix_seed).identity
         self._endpoints = EndpointRecords(instance)
         self._gauge = lane.schema.scalar[RECORDING]
+        self._wakeups = instance.pipes.wakeups
         self._counters = [counter[f"recording_{name}_total"] for name in ("records", "bytes", "lost_records")]
         self._assembler = Assembler()
         self._running: Running | None = None
@@ -202,6 +203,8 @@ class RecordKeeper:
         say = log.debug if sampled else log.info
         say("recording begins", folder=folder, seconds=None if ask is None else ask.seconds)
         self._next_file(running, int(time.time()) & 0x7FFF_FFFF)
+        for wakeup in self._wakeups:
+            os.eventfd_write(wakeup, 1)
         self._tell(running, "recording")
         self._timer = asyncio.get_running_loop().call_later(SAMPLED_LOOK_S if running.sampled else LOOK_S, self._turn)
         return ""

@@ -119,6 +119,8 @@ class Worker:
         with contextlib.suppress(BlockingIOError):  # the event may have been read by a predecessor
             os.eventfd_read(self.instance.pipes.wakeups[self.index])
         kept = self._adoption.parts.kept
+        if not kept.records.file:
+            self._adoption.parts.record()
         kept.publisher.woken(loop)
         kept.profiler.woken()
         if kept.flow is not None:

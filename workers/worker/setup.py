@@ -256,20 +256,24 @@ class Parts:
 
     def beat(self) -> None:
         """Reads what the supervisor has published since the last beat, and stores the durations that were measured."""
-        records = self.kept.records
-        number = self.instance.memory.lanes.scalars(RECORDING)[SUPERVISOR_LANE]
-        records.use(abs(number))
-        records.flush()
-        if records.file:
-            self._recorder = self._recorder or self._make_recorder()
-            self._recorder.sample = self.kept.sample if number < 0 else None
-        self.app.telemetry.recorder = self._recorder if records.file else None
+        self.record()
+        self.kept.records.flush()
         self.kept.sweep(time.monotonic())
         if self.timing is not None:
             self.timing.beat()
         self.objectives.look()
         if self.kept.rewrites is not None:
             self.kept.rewrites.look()
+
+    def record(self) -> None:
+        """Records into the file that the supervisor writes now, or not at all."""
+        records = self.kept.records
+        number = self.instance.memory.lanes.scalars(RECORDING)[SUPERVISOR_LANE]
+        records.use(abs(number))
+        if records.file:
+            self._recorder = self._recorder or self._make_recorder()
+            self._recorder.sample = self.kept.sample if number < 0 else None
+        self.app.telemetry.recorder = self._recorder if records.file else None
 
     def series(self, group: Group) -> SeriesWriter:
         """Returns this worker's part of a table of labelled metrics."""
