@@ -126,14 +126,14 @@ def changed(
 def _after(seen: Seen, watched: Watched, run_dir: str, ask: Ask | None, until: float) -> ReloadStatus | None:
     """Gives the command to the picker and returns its state after the next attempt. Returns None if the attempt does not end in time."""
     before = watched.status()
-    done = before.finished if before is not None else 0
-    wanted = done + 1 + (before.busy if before is not None else 0)  # an attempt under way may have read older files
+    # An attempt under way may have read older files.
+    wanted = 1 + (before.answered + before.owed if before is not None else 0)
     if ask is not None:
         put(run_dir, seen.name, ask)
     os.kill(seen.pid, signal.SIGHUP)
     while time.monotonic() < until:
         status = watched.status()
-        if status is not None and status.finished >= wanted and not status.busy:
+        if status is not None and status.answered >= wanted:
             return status
         time.sleep(LOOK_S)
     return None

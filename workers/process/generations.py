@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import os
 import zlib
-from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,10 +25,8 @@ from epp.tryout import Share
 from workers.process.asks import Ask
 from workers.process.layout import Names
 from workers.process.resources import Words
+from workers.process.rollout import SLOTS
 
-# Files for the configuration in force, KEPT - 1 before it, a candidate, one under trial, and one to go back to meanwhile
-SLOTS: Final = 8
-KEPT: Final = 5
 BUNDLE_BYTES_MAX: Final = 16 << 20
 SLOT_BITS: Final = 8
 SUM_BYTES: Final = 4
@@ -121,17 +118,18 @@ class Generations:
                     return self._named(word).hash
         return ""
 
-    def equal_to(self, bundle: Bundle, kept: Iterable[tuple[int, int]]) -> set[int]:
-        """Returns the numbers of those configurations that have the same content as this one. `kept`: as in `Slots`."""
-        offers = [self.offered(slot) for _, slot in kept]
-        bundles = [offer.bundle for offer in offers if offer is not None and offer.bundle is not None]
-        return {each.number for each in bundles if each.hash == bundle.hash}
+    def bundle(self, slot: int) -> Bundle:
+        """Returns the configuration in a file. Raises GenerationLost if there is none."""
+        offer = self.offered(slot)
+        if offer is None or offer.bundle is None:
+            raise GenerationLost(f"file {slot} has no configuration")
+        return offer.bundle
 
     def _named(self, word: int) -> Bundle:
-        offer = self.offered(word & (1 << SLOT_BITS) - 1)
-        if offer is None or offer.bundle is None or offer.bundle.number != word >> SLOT_BITS:
+        bundle = self.bundle(word & (1 << SLOT_BITS) - 1)
+        if bundle.number != word >> SLOT_BITS:
             raise GenerationLost(f"generation {word >> SLOT_BITS} is gone")
-        return offer.bundle
+        return bundle
 
     def offer(self, slot: int, offer: Offer) -> None:
         """Stores an offer in a file. Raises ValueError if it is too large."""
@@ -182,31 +180,3 @@ class Generations:
         """Closes the files in this process."""
         for file in self._files:
             os.close(file)
-
-
-class Slots:
-    """Remembers, for the parent, which file holds which good generation. Reads and writes no file itself."""
-
-    def __init__(self, first: int) -> None:
-        self.kept: list[tuple[int, int]] = [(first, 0)]  # (number, slot), the current one last
-        self.candidate: int | None = None  # the file of the candidate
-        self.trial: int | None = None  # the file into which a trial child may still write
-        self.highest = first  # the highest number that was given out
-
-    def take(self) -> tuple[int, int]:
-        """Returns (number, slot) for another generation: a number that none ever had, and the next file in turn that is not in use."""
-        self.highest += 1
-        used = {*(slot for _, slot in self.kept), self.candidate, self.trial}
-        last = self.kept[-1][1]
-        return self.highest, next(slot for slot in ((last + 1 + n) % SLOTS for n in range(SLOTS)) if slot not in used)
-
-    def add(self, number: int, slot: int, equal: Collection[int] = ()) -> None:
-        """Makes this the current generation. Forgets the oldest one if there are more than KEPT.
-
-        `equal`: the numbers of kept generations with the same content. They are forgotten, too: to go back to one changes nothing.
-        """
-        self.kept = [*(kept for kept in self.kept if kept[0] not in equal), (number, slot)][-KEPT:]
-
-    def before(self) -> tuple[int, int] | None:
-        """Returns (number, slot) of the generation before the current one; None if there is none."""
-        return self.kept[-2] if len(self.kept) > 1 else None

@@ -104,7 +104,6 @@ class Parent:
         trial: Trial | None = None,
     ) -> None:
         self._instance = instance
-        self._reloads = Reloads(instance, trial) if trial is not None else None
         self._mains: list[Callable[[], int]] = [
             lambda: supervisor(instance),
             *(partial(worker, instance, i) for i in range(instance.layout.workers_max)),
@@ -127,6 +126,9 @@ class Parent:
         self._announced = False
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
+        self._reloads: Reloads | None = None
+        if trial is not None:
+            self._reloads = Reloads(instance, trial, lambda: [*instance.not_for_trial(), self._woken, self._wakes])
 
     def run(self) -> int:
         """Runs until the picker is stopped or halts. Returns the exit code."""
@@ -171,7 +173,7 @@ class Parent:
         now = time.monotonic()
         self._suspects.look(now)
         if self._reloads is not None:
-            self._reloads.look(now, [*self._instance.not_for_trial(), self._woken, self._wakes])
+            self._reloads.look(now)
         for action in self._policy.decide(now, self._beat_ages(now)):
             self._act(action)
 
@@ -293,6 +295,8 @@ class Parent:
         while (pid := ended_child()) is not None:
             # A child sends its last report before it ends. What the report causes may signal the child, so it is reaped afterwards.
             self._handle_reports()
+            if reloads is not None:
+                reloads.ends(pid)
             _, status, use = os.wait4(pid, 0)
             code = os.waitstatus_to_exitcode(status)
             if reloads is not None and reloads.ended(pid, code, time.monotonic()):

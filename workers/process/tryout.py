@@ -24,27 +24,20 @@ log = structlog.get_logger()
 
 
 class Tryout:
-    """Follows at most one candidate at a time. `bundle`: the candidate; None while none is tried. `slot`: the number of its file."""
+    """Follows at most one candidate at a time. `bundle`: the candidate; None while none is tried."""
 
     def __init__(self, instance: Instance) -> None:
         self._sides: SeriesReader = instance.memory.series_reader(TRYOUT)
         self._shadows: SeriesReader = instance.memory.series_reader(TRYOUT_SHADOWS)
         self.bundle: Bundle | None = None
-        self.slot = 0
-        self.crashes: list[float] = []  # times at which processes crashed while the candidate was tried
         self._watch = Watch()
         self._before: tuple[Side, Side] = (Side(), Side())
         self._compared_before: tuple[int, ...] = ()
         self._next = 0.0
 
-    @property
-    def number(self) -> int:
-        return self.bundle.number if self.bundle is not None else 0
-
-    def begin(self, bundle: Bundle, slot: int, now: float) -> None:
+    def begin(self, bundle: Bundle, now: float) -> None:
         """Begins to count for this candidate."""
-        self.bundle, self.slot = bundle, slot
-        self.crashes = []
+        self.bundle = bundle
         self._watch = Watch()
         self._before, self._compared_before = self._counted(), self._compared()
         self._next = now + LOOK_S
@@ -52,16 +45,6 @@ class Tryout:
     def end(self) -> None:
         """Ends the counting: no candidate is tried any more."""
         self.bundle = None
-
-    def crashed(self, now: float, within_s: float) -> int:
-        """Records the crash of a process. Returns how many processes crashed in the last `within_s` seconds of the tryout.
-
-        Returns 0 if no candidate is tried.
-        """
-        if self.bundle is None:
-            return 0
-        self.crashes = [*(at for at in self.crashes if now - at < within_s), now]
-        return len(self.crashes)
 
     def next_deadline(self, now: float) -> float:
         """Returns the seconds until `look` has something to do; infinite if no candidate is tried."""

@@ -35,6 +35,7 @@ class ReloadStatus(msgspec.Struct, frozen=True, array_like=True):
 
     `finished`: how many attempts have ended. `busy`: whether an attempt is under way. `text`: the findings of the last attempt.
     `tryout`: the candidate that is tried; None without one. Trying, promoting and rolling back a candidate count as attempts, too.
+    `answered`: how many attempts that somebody has asked for have ended. `owed`: whether one of these is under way.
     """
 
     generation: int
@@ -47,6 +48,8 @@ class ReloadStatus(msgspec.Struct, frozen=True, array_like=True):
     at: float = 0.0
     text: str = ""
     tryout: TryoutStatus | None = None
+    answered: int = 0
+    owed: bool = False
 
 
 encode = msgspec.msgpack.Encoder().encode

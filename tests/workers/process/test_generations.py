@@ -1,12 +1,10 @@
-"""The files of generations: what is offered is what is read, and the kept ones are never overwritten."""
+"""The files of generations: what is offered is what is read."""
 
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from workers.process.generations import KEPT, SLOTS, Bundle, GenerationLost, Generations, Offer, Slots
+from workers.process.generations import Bundle, GenerationLost, Generations, Offer
 from workers.process.layout import Names
 from workers.process.resources import Words
 
@@ -50,32 +48,3 @@ def test_equal_configurations_have_equal_hashes_whatever_their_numbers() -> None
 def test_an_offer_that_is_too_large_is_refused(generations: Generations) -> None:
     with pytest.raises(ValueError, match="at most"):
         generations.offer(0, Offer(1, "", bundle(1, "x" * (17 << 20))))
-
-
-@given(st.lists(st.booleans(), max_size=60))
-def test_another_generation_never_gets_the_file_or_the_number_of_one_in_use(trials: list[bool]) -> None:
-    slots = Slots(1)
-    numbers = {1}
-    for fails in trials:
-        number, slot = slots.take()
-        assert slot not in {kept for _, kept in slots.kept}
-        assert 0 <= slot < SLOTS
-        assert number not in numbers
-        numbers.add(number)
-        slots.trial, slots.candidate = slot, slots.trial
-        back, other = slots.take()
-        assert other not in {*(kept for _, kept in slots.kept), slots.trial, slots.candidate}
-        numbers.add(back)
-        if not fails:
-            slots.add(back, other)
-            assert len(slots.kept) <= KEPT
-            assert slots.kept[-1] == (back, other)
-            assert slots.before() == slots.kept[-2]
-
-
-def test_a_generation_replaces_those_with_the_same_content() -> None:
-    slots = Slots(1)
-    for number in range(2, 8):
-        slots.add(number, number % SLOTS, equal={number - 1} - {1})
-    assert slots.kept == [(1, 0), (7, 7)]
-    assert slots.before() == (1, 0)

@@ -17,8 +17,9 @@ from workers.process.asks import Ask
 from workers.process.generations import Attempt, Bundle, Offer
 from workers.process.instance import Instance
 from workers.process.layout import CANDIDATE, GENERATION
-from workers.process.reload import CRASHES, SPREAD_S, TRIAL_S, WATCH_S, Reloads
+from workers.process.reload import Reloads
 from workers.process.reports import Report
+from workers.process.rollout import CRASHES, SPREAD_S, TRIAL_S, WATCH_S
 from workers.shared import reload_status
 from workers.shared.reload_status import ReloadStatus
 
@@ -38,7 +39,7 @@ class World:
         self.now = 100.0
         self.text = "first"
         instance.begin(Bundle(1, "c.yaml", self.text, "", {}, instance.layout.names, 0.0))
-        self.reloads = Reloads(instance, self._offer)
+        self.reloads = Reloads(instance, self._offer, list)
         self._reader = DocumentReader(reload_status.SCHEMA, instance.memory.reload)
         self._pids = iter(range(PID, 2 * PID))
         self.trial: Callable[[], int] | None = None
@@ -72,11 +73,11 @@ class World:
 
     def turn(self, seconds: float = 0.1) -> None:
         self.now += seconds
-        self.reloads.look(self.now, [])
+        self.reloads.look(self.now)
 
     def asks(self, what: str, text: str = "") -> None:
         """A command of the operator."""
-        self.reloads._asks.append(Ask(what, text, "d.yaml", Share()))  # type: ignore[arg-type]
+        self.reloads.ask(Ask(what, text, "d.yaml", Share()))  # type: ignore[arg-type]
 
     def reload(self, text: str) -> None:
         self.text = text
@@ -91,6 +92,7 @@ class World:
     def ends(self, code: int = 0) -> None:
         """The trial child ends, and the parent reaps it."""
         self.trial, pid = None, self.pid
+        self.reloads.ends(pid)
         self.reaped.add(pid)
         assert self.reloads.ended(pid, -signal.SIGKILL if pid in self.killed else code, self.now)
 
@@ -127,7 +129,7 @@ class World:
             for seat in range(SEATS):
                 self.starts(seat)
             self.turn()
-            if not self.reloads.busy and self.reloads.next_deadline(self.now) > 0.0:
+            if not self.status().busy and self.reloads.next_deadline(self.now) > 0.0:
                 return
         raise AssertionError("it never ends")
 
@@ -167,7 +169,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             SimpleNamespace(TITLE=fork.TITLE, spawn=made_world.spawn, end_with=lambda _: None),
         )
         monkeypatch.setattr(os, "kill", made_world.kill)
-        monkeypatch.setattr(os, "killpg", lambda pid, number: None)
+        monkeypatch.setattr(os, "killpg", made_world.kill)
         monkeypatch.setattr(os, "setpgid", lambda *_: None)
         yield made_world
 
@@ -185,7 +187,7 @@ def test_a_rollback_during_a_trial_takes_neither_its_file_nor_its_number(world: 
     world.reload("bad")
     world.settle()
     in_force_everywhere(world, "bad")
-    finished = world.status().finished
+    answered = world.status().answered
     world.reload("better")
     world.turn()
     assert world.trial is not None
@@ -203,7 +205,7 @@ def test_a_rollback_during_a_trial_takes_neither_its_file_nor_its_number(world: 
     in_force_everywhere(world, "better")
     status = world.status()
     assert status.generation > number, "a number names one configuration for ever"
-    assert (status.finished, status.successful) == (finished + 1, True), "the reload gets one answer"
+    assert (status.answered, status.successful) == (answered + 1, True), "the reload gets one answer"
 
 
 def test_an_ended_trial_is_made_again_if_a_rollback_comes_before_its_spread(world: World) -> None:
@@ -233,7 +235,8 @@ def test_a_trial_that_hangs_after_a_rollback_is_killed_and_its_reload_refused(wo
     world.ends()
     for seat in range(SEATS):
         world.adopts(seat)
-    world.turn()
+    for _ in ("the spread ends", "the trial is made again"):
+        world.turn()
     assert world.trial is not None and world.pid not in world.killed
     world.turn(TRIAL_S)
     assert world.pid in world.killed

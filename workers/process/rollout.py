@@ -1,0 +1,413 @@
+"""Decides how a running picker changes its configuration: what is tried, put in force, and taken back. Does nothing itself.
+
+    Idle ─ asked ─▶ Trying: a child proves it ─▶ Spreading: all processes take over ─▶ Idle, and watched for WATCH_S
+                      │ refused, or TRIAL_S are over     │ one cannot, or SPREAD_S are over
+                      ▼                                  ▼
+                    Idle                               Spreading: the configuration before
+
+Like `restart.Policy`: `Reloads` reports events to `on` and carries out the actions that it returns, in their order. No I/O, no clock.
+
+- A configuration has a number, which names it for ever, and a slot: the file that holds it (`generations`). Only this machine gives them
+  out. It reserves both when a trial begins, until the parent has reaped the trial child. The slots of the configuration in force, of the
+  last good ones and of the candidate are never given out.
+- A candidate is tried in the same way, and then published beside the configuration in force. To promote it publishes it, to roll it back
+  withdraws it. A configuration that comes into force withdraws another candidate.
+- If CRASHES children crash within WATCH_S after a change, or one cannot use it, the configuration before comes back, under a new number.
+  A trial is about the configuration in force. So a trial that runs then is killed and made again afterwards.
+- Each ask gets one answer: the end of its trial or of its spread. Reloads that wait become one ask.
+"""
+
+import math
+from collections import deque
+from typing import Final, NamedTuple
+
+from workers.process.asks import Ask
+
+TRIAL_S: Final = 10.0
+SPREAD_S: Final = 10.0  # long, because a busy machine loads slowly. Beats show earlier which children hang
+WATCH_S: Final = 10.0
+CRASHES: Final = 2
+ASKS_MAX: Final = 8
+# Files for the configuration in force, KEPT - 1 before it, a candidate, one under trial, and one to go back to meanwhile
+SLOTS: Final = 8
+KEPT: Final = 5
+RELOAD: Final = None  # the ask to read the picker's files again
+
+
+class Kept(NamedTuple):
+    """A good configuration. `hash`: equal for equal content."""
+
+    number: int
+    slot: int
+    hash: str
+
+
+class Trial(NamedTuple):
+    """What a trial child has reserved. `ask`: what it tries; None: the picker's files."""
+
+    number: int
+    slot: int
+    ask: Ask | None
+
+
+# States
+
+
+class Idle(NamedTuple):
+    """Nothing changes."""
+
+
+class Trying(NamedTuple):
+    """A trial child runs. `late`: whether it was killed because it took more than TRIAL_S."""
+
+    trial: Trial
+    until: float
+    late: bool = False
+
+
+class Spreading(NamedTuple):
+    """Processes take over what was published.
+
+    `number`: that of the configuration in force or of the candidate; 0: they end their use of one. `text`, `successful`: what is said when
+    all have done so. `answers`: whether that is the answer to an ask.
+    """
+
+    number: int
+    until: float
+    text: str
+    successful: bool
+    answers: bool
+
+
+State = Idle | Trying | Spreading
+
+
+# Events
+
+
+class Asked(NamedTuple):
+    """Somebody asks for a change."""
+
+    ask: Ask | None
+
+
+class TrialEnded(NamedTuple):
+    """The trial child was reaped, or could not be started. `hash`: that of the good configuration; None: it is refused."""
+
+    hash: str | None
+    text: str
+
+
+class CannotUse(NamedTuple):
+    """A child cannot use the configuration with this number."""
+
+    number: int
+    why: str
+
+
+class Crashed(NamedTuple):
+    """A child has crashed, or hung."""
+
+    child: str
+
+
+class Worse(NamedTuple):
+    """The figures show that the candidate is worse than the configuration in force."""
+
+    why: str
+
+
+class Tick(NamedTuple):
+    """Time has passed. `behind`: the seats whose processes do not use what was published."""
+
+    behind: tuple[int, ...] = ()
+
+
+Event = Asked | TrialEnded | CannotUse | Crashed | Worse | Tick
+
+
+# Actions
+
+
+class Fork(NamedTuple):
+    """Tells to start the trial child, which writes its result into the slot."""
+
+    trial: Trial
+
+
+class Kill(NamedTuple):
+    """Tells to kill the trial child."""
+
+
+class Restore(NamedTuple):
+    """Tells to copy the configuration in slot `source` into `slot`, under a new number. `why`: why the present one is taken back."""
+
+    source: int
+    slot: int
+    number: int
+    why: str
+
+
+class Publish(NamedTuple):
+    """Tells to put the configuration in this slot in force."""
+
+    slot: int
+    number: int
+
+
+class Try(NamedTuple):
+    """Tells to use the configuration in this slot as the candidate."""
+
+    slot: int
+    number: int
+
+
+class Withdraw(NamedTuple):
+    """Tells to end the use of the candidate. `why`: why it is taken back; "": it is promoted, or another one follows."""
+
+    why: str
+
+
+class Say(NamedTuple):
+    """Tells to publish the state.
+
+    `finished`: how many changes have ended, asked for or not; `successful`, `text`: how the last one ended. `answered`: how many asks have
+    their answer. `owed`: whether one is under way. `busy`: whether anything changes.
+    """
+
+    finished: int = 0
+    answered: int = 0
+    owed: bool = False
+    busy: bool = False
+    successful: bool = True
+    text: str = ""
+
+
+Action = Fork | Kill | Restore | Publish | Try | Withdraw | Say
+
+
+class Rollout:
+    """Changes the configuration of one picker. `state`: what happens now. `candidate`: what is tried beside the one in force."""
+
+    def __init__(self, number: int, content: str) -> None:
+        """`number`, `content`: number and hash of the first configuration, which is in slot 0."""
+        self.state: State = Idle()
+        self.candidate: Kept | None = None
+        self._kept = [Kept(number, 0, content)]  # the one in force last
+        self._highest = number  # the highest number that was given out
+        self._trial: Trial | None = None  # of the child that the parent has not reaped
+        self._asks: deque[Ask] = deque()
+        self._reload = False  # whether a reload waits
+        self._again: Trial | None = None  # the trial that was killed and is made again
+        self._watched_until = -math.inf  # crashes until then count against the configuration in force
+        self._crashes: list[float] = []  # their times
+        self._stays = 0  # the number of a configuration that cannot be taken back; 0: none
+        self._status = Say()
+        self._actions: list[Action] = []
+
+    @property
+    def number(self) -> int:
+        """The number of the configuration in force."""
+        return self._kept[-1].number
+
+    @property
+    def late(self) -> bool:
+        """Whether the trial child was killed because it took too long."""
+        return isinstance(self.state, Trying) and self.state.late
+
+    def next_deadline(self, now: float) -> float:
+        """Returns the seconds until `on` needs a `Tick`, if no event comes before."""
+        if isinstance(self.state, Idle):
+            waits = self._trial is None and (self._again or self._reload or self._asks)
+            return 0.0 if waits else math.inf
+        return max(0.0, self.state.until - now)
+
+    def on(self, event: Event, now: float) -> list[Action]:
+        """Returns what to do after an event."""
+        before = self._status
+        match event:
+            case Asked(ask):
+                self._ask(ask)
+            case TrialEnded():
+                self._trial_ended(event, now)
+            case CannotUse(number, why):
+                if number == self.number != self._stays:
+                    self._go_back(why, now)
+                elif self.candidate is not None and number == self.candidate.number:
+                    self._take_back(why, now)
+            case Crashed(child):
+                self._crashed(child, now)
+            case Worse(why):
+                if self.candidate is not None:
+                    self._take_back(f"it is worse: {why}", now)
+            case _:
+                self._tick(event.behind, now)
+        self._say(before)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _ask(self, ask: Ask | None) -> None:
+        if ask is RELOAD:
+            self._reload = True
+        elif len(self._asks) < ASKS_MAX:
+            self._asks.append(ask)
+        else:
+            self._finish(False, f"error[busy]: {ASKS_MAX} commands wait already: try again later", answers=True)
+
+    def _tick(self, behind: tuple[int, ...], now: float) -> None:
+        state = self.state
+        if isinstance(state, Trying) and now >= state.until:
+            self.state = Trying(state.trial, math.inf, late=True)
+            self._actions.append(Kill())
+        elif isinstance(state, Spreading):
+            self._spread(state, behind, now)
+        elif isinstance(state, Idle) and self._trial is None:
+            self._begin(now)
+
+    def _spread(self, state: Spreading, behind: tuple[int, ...], now: float) -> None:
+        if not behind:
+            self._end(state.successful, state.text, answers=state.answers)
+        elif now >= state.until:
+            why = f"processes in seats {list(behind)} do not use it after {SPREAD_S:g} s"
+            if state.number == self.number:
+                self._go_back(why, now)
+            elif self.candidate is not None:
+                self._take_back(why, now)
+            else:
+                self._end(False, f"{state.text}; {why}", answers=state.answers)
+
+    def _begin(self, now: float) -> None:
+        """Begins what was asked for next: first what is made again, then a reload, then commands."""
+        if self._again is not None:
+            (_, _, ask), self._again = self._again, None
+        elif self._reload:
+            ask, self._reload = RELOAD, False
+        elif self._asks:
+            ask = self._asks.popleft()
+        else:
+            return
+        if ask is RELOAD or ask.what == "try":
+            number, slot = self._take()
+            self._trial = Trial(number, slot, ask)
+            self.state = Trying(self._trial, now + TRIAL_S)
+            self._actions.append(Fork(self._trial))
+        elif ask.what == "promote" and self.candidate is not None:
+            self._publish(self.candidate, "", now, answers=True)
+        elif ask.what == "promote":
+            text = "error[no-candidate]: no configuration is tried: `epp config try FILE` begins to try one"
+            self._end(False, text, answers=True)
+        elif self.candidate is not None:
+            self._take_back("epp config rollback", now, asked=True)
+        else:
+            self._go_back("epp config rollback", now, asked=True)
+
+    def _trial_ended(self, event: TrialEnded, now: float) -> None:
+        trial, self._trial = self._trial, None
+        assert trial is not None, "a trial ends once"
+        if not isinstance(self.state, Trying):
+            return  # it is made again
+        if event.hash is None:
+            self.state = Idle()
+            self._finish(False, event.text, answers=True)
+        elif trial.ask is RELOAD:
+            self._publish(Kept(trial.number, trial.slot, event.hash), event.text, now, answers=True)
+        else:
+            if self.candidate is not None:
+                self._withdraw()
+            self.candidate = Kept(trial.number, trial.slot, event.hash)
+            self._crashes = []
+            self._actions.append(Try(trial.slot, trial.number))
+            self.state = Spreading(trial.number, now + SPREAD_S, event.text, successful=True, answers=True)
+
+    def _crashed(self, child: str, now: float) -> None:
+        watched = now < self._watched_until
+        if not watched and self.candidate is None:
+            return
+        self._crashes = [*(at for at in self._crashes if now - at < WATCH_S), now]
+        if len(self._crashes) < CRASHES:
+            return
+        if watched:
+            self._go_back(f"{len(self._crashes)} processes ended with it, the last one was {child}", now)
+        else:
+            self._take_back(f"{CRASHES} processes ended while it was tried, the last one was {child}", now)
+
+    def _publish(self, kept: Kept, text: str, now: float, *, answers: bool, successful: bool = True) -> None:
+        """Puts a configuration in force. Those with the same content are no longer kept: to go back to one would change nothing."""
+        self._kept = [*(each for each in self._kept if each.hash != kept.hash), kept][-KEPT:]
+        candidate, publish = self.candidate, Publish(kept.slot, kept.number)
+        if candidate is None:
+            self._actions.append(publish)
+        elif candidate.number == kept.number:  # first in force, so that workers keep the pipeline that they have
+            self._actions.append(publish)
+            self._withdraw()
+        else:
+            why = "the configuration in force changes"
+            text = "\n".join(filter(None, (text, f"candidate {candidate.number} is taken back: {why}")))
+            self._withdraw(why)
+            self._actions.append(publish)
+        self._watched_until, self._crashes = now + WATCH_S, []
+        self.state = Spreading(kept.number, now + SPREAD_S, text, successful, answers)
+
+    def _go_back(self, why: str, now: float, *, asked: bool = False) -> None:
+        """Puts the configuration before the present one in force. `asked`: whether an operator wants that; otherwise it is a failure."""
+        number, state = self.number, self.state
+        answers = asked or (isinstance(state, Spreading) and state.answers)
+        self._watched_until = -math.inf  # crashes do not count against a configuration that was good before
+        if len(self._kept) < 2:
+            self._stays = number
+            text = f"error[no-generation]: generation {number} stays: there is no good one before it ({why})"
+            self._end(False, text, answers=answers)
+            return
+        if isinstance(state, Trying):
+            self._again = state.trial
+            self._actions.append(Kill())
+        before = self._kept[-2]
+        again, slot = self._take()
+        self._kept.pop()
+        self._actions.append(Restore(before.slot, slot, again, why))
+        text = f"{'' if asked else 'error[rolled-back]: '}generation {number} is taken back: {why}"
+        self._publish(Kept(again, slot, before.hash), text, now, answers=answers, successful=asked)
+        self._watched_until = -math.inf
+
+    def _take_back(self, why: str, now: float, *, asked: bool = False) -> None:
+        """Withdraws the candidate. `asked`: whether an operator wants that; otherwise it is a failure, and is said at once."""
+        assert self.candidate is not None
+        text, state = f"candidate {self.candidate.number} is taken back: {why}", self.state
+        self._withdraw(why)
+        if asked:
+            self.state = Spreading(0, now + SPREAD_S, text, successful=True, answers=True)
+        else:
+            answers = isinstance(state, Spreading) and state.answers
+            self._end(False, f"error[rolled-back]: {text}", answers=answers)
+
+    def _withdraw(self, why: str = "") -> None:
+        self.candidate = None
+        self._actions.append(Withdraw(why))
+
+    def _take(self) -> tuple[int, int]:
+        """Returns (number, slot) for another configuration: a number that none ever had, and the next slot in turn that is not reserved."""
+        self._highest += 1
+        reserved = {each.slot for each in (*self._kept, self.candidate, self._trial) if each is not None}
+        last = self._kept[-1].slot
+        return self._highest, next(s for n in range(SLOTS) if (s := (last + 1 + n) % SLOTS) not in reserved)
+
+    def _end(self, successful: bool, text: str, *, answers: bool) -> None:
+        """Ends a spread. A trial goes on."""
+        if isinstance(self.state, Spreading):
+            self.state = Idle()
+        self._finish(successful, text, answers=answers)
+
+    def _finish(self, successful: bool, text: str, *, answers: bool) -> None:
+        self._status = self._status._replace(
+            finished=self._status.finished + 1,
+            answered=self._status.answered + answers,
+            successful=successful,
+            text=text,
+        )
+
+    def _say(self, before: Say) -> None:
+        state = self.state
+        owed = isinstance(state, Trying) or (isinstance(state, Spreading) and state.answers) or self._again is not None
+        self._status = self._status._replace(owed=owed, busy=owed or not isinstance(state, Idle))
+        if self._status != before:
+            self._actions.append(self._status)
