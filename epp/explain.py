@@ -15,7 +15,7 @@ import numpy as np
 
 from epp import instrument
 from epp.candidates import Candidates, Floats
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Datum
+from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Datum
 from epp.decision import Decision, ProfileRun
 from epp.errors import Refused
 from epp.learning.costs import LearnedCosts
@@ -28,7 +28,7 @@ from epp.request import Request
 CANDIDATES_MAX = 32
 NAMES_MAX = 16
 OF_OTHERS = "inflight_requests_of_other_replicas"  # a part of inflight_requests
-NOT_SHOWN = (INFLIGHT_TOKENS, CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS)  # columns that say nothing about the choice
+NOT_SHOWN = (INFLIGHT_TOKENS, CACHE_BLOCK_SIZE, CACHE_TOKENS)  # columns that say nothing about the choice
 NOT_DOWN = "(not down or ejected)"  # shown as the name of the runtime's own filter
 
 

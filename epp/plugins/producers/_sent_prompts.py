@@ -9,7 +9,7 @@ from typing import Final
 
 from compiled.calls import by_row
 from epp.candidates import Candidates, Snapshot
-from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, Datum
+from epp.data import CACHE_TOKENS, Datum
 from epp.decision import Decision, ProfileRun, Response
 from epp.plugin import Hashes, Measure, Prefills, PrefixIndex
 from epp.prefix.blocks import block_hashes, landmarks, root, with_media
@@ -302,9 +302,9 @@ class SentPrompts:
 
     def _room(self, snapshot: Snapshot, row: int) -> int:
         """Returns how many blocks the cache of an endpoint has room for, as the index assumes it."""
-        sizes, counts = snapshot.values.get(CACHE_BLOCK_SIZE.name), snapshot.values.get(CACHE_NUM_BLOCKS.name)
-        if self._capacity.auto_tune and sizes is not None and counts is not None:
-            tokens = float(sizes.item(row)) * float(counts.item(row))
+        sizes = snapshot.values.get(CACHE_TOKENS.name) if self._capacity.auto_tune else None
+        if sizes is not None:
+            tokens = float(sizes.item(row))
             if tokens >= self._block_tokens:  # not NaN
                 return int(tokens) // self._block_tokens
         return self._capacity.blocks

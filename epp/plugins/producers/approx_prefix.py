@@ -76,8 +76,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseStreaming
         self.optional = (TOKENS,)
         self.produces = (self._keys.match,)
         self.keeps = (self._keys.chains, self._keys.sure, self._keys.sent, self._keys.begun)
-        if params.auto_tune:
-            self.consumes = (CACHE_BLOCK_SIZE, CACHE_TOKENS)
+        self.consumes = (CACHE_BLOCK_SIZE, CACHE_TOKENS) if params.auto_tune else (CACHE_BLOCK_SIZE,)
         self._sent: SentPrompts
 
     def start(self, services: Services) -> None:

@@ -241,9 +241,9 @@ def test_tokenised_prompts_with_different_images_differ() -> None:
 
 @pytest.mark.parametrize(
     ("params", "columns"),
-    [({}, (CACHE_BLOCK_SIZE, CACHE_TOKENS)), ({"auto_tune": False}, ())],
+    [({}, (CACHE_BLOCK_SIZE, CACHE_TOKENS)), ({"auto_tune": False}, (CACHE_BLOCK_SIZE,))],
 )
-def test_the_cache_sizes_of_servers_are_read_only_for_tuning(
+def test_the_cache_sizes_of_servers_are_read_only_for_tuning_and_their_blocks_always(
     params: Mapping[str, object], columns: tuple[object, ...]
 ) -> None:
     assert tuple(World(**params).producer.consumes) == columns

@@ -13,9 +13,7 @@ from workers.endpoints.index_limits import IndexLimits, prefix_use
 BLOCK_BYTES = 256
 CACHE_BLOCKS = 500  # of the index: 32,000 tokens
 SERVER_BLOCK_TOKENS = 16
-POOL = candidates(
-    {"cache_block_size": [SERVER_BLOCK_TOKENS] * 3, "cache_num_blocks": [CACHE_BLOCKS * 64 // SERVER_BLOCK_TOKENS] * 3}
-)
+POOL = candidates({"cache_block_size": [SERVER_BLOCK_TOKENS] * 3, "cache_tokens": [CACHE_BLOCKS * 64] * 3})
 RUN = ProfileRun(POOL, POOL.zeros(), [1])
 DECISION = Decision(RUN.targets, {"default": RUN}, "default")
 
