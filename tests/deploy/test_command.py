@@ -1,5 +1,6 @@
 """`epp manifests`: options, values, and refusals."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,16 @@ def test_flags_of_serve_follow_after_two_dashes() -> None:
         printed("--selector", "a=b", "--", "--max-endpoints=4096", "--emit-endpoint-scores", "-v=4")
     )["spec"]["template"]["spec"]["containers"]
     assert container["args"][-3:] == ["--emit-endpoint-scores=true", "--max-endpoints=4096", "-v=4"]
+
+
+@pytest.mark.parametrize(
+    ("module", "value"), [("redis", "replicaStore.url=redis://c"), ("grpc", "flags.transport=grpcio")]
+)
+def test_packages_that_the_pod_needs_need_not_be_installed_here(
+    module: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert printed("--selector", "app=vllm", "--set", f"router.epp.{value}")
 
 
 def test_a_configuration_is_checked_and_included(tmp_path: Path) -> None:

@@ -188,12 +188,14 @@ def load_config(options: Options, given: Given | None = None) -> EffectiveConfig
 def missing_packages(options: Options, config: EffectiveConfig) -> list[ConfigError]:
     """Returns an error for each package that is not installed although a picker with these options and this configuration needs it.
 
-    `serve_options.collect` finds those that flags alone need, and a plugin's constructor those of the plugin.
+    A plugin's constructor finds those of the plugin. Manifests for a pod do not ask: its image has packages of its own.
     """
     sources = Sources(options, config)
     needs = (
         (sources.kv_events is not None, "zmq", "a precise prefix producer needs the package pyzmq", "kv-events"),
         (sources.in_kubernetes, CLIENT, "Kubernetes needs the package kubernetes-asyncio", "k8s"),
+        (bool(options.replica_store), "redis", "--replica-store needs the package redis", "replicas"),
+        (options.transport == "grpcio", "grpc", "--transport grpcio needs the package grpcio", "grpcio"),
     )
     return [
         ConfigError(

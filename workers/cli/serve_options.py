@@ -10,7 +10,6 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import click
@@ -48,7 +47,6 @@ REPLICA_PREFIX = re.compile(r"[A-Za-z0-9._:/{}-]{1,200}")  # no wildcards: ACLs 
 REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STDIN = "-"
 CONFIGURATION = ("config_file", "config_text")  # flags that say what to serve
-GRPCIO = "endpoint-picker[grpcio]"
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -245,11 +243,6 @@ def _transport(values: Mapping[str, Any], errors: list[str], warnings: list[str]
     """Warns of what differs with --transport grpcio, and refuses flags that it would ignore."""
     if values["transport"] != "grpcio":
         return
-    if find_spec("grpc") is None:
-        errors.append(
-            f"--transport grpcio needs the package grpcio, which is not installed; pip install '{GRPCIO}', or use --transport native"
-        )
-        return
     warnings.append(
         "--transport grpcio: connections are spread over workers at random; grpc has its own limits for floods and slow clients; "
         "connections are counted only while they have streams; a draining worker refuses new streams"
@@ -307,10 +300,6 @@ def _replicas(values: Mapping[str, Any], environ: Mapping[str, str], errors: lis
         errors.append(f"--replica-store-prefix '{prefix[:128]}': give up to 200 letters, digits and . _ : / {{ }} -")
     if name and not REPLICA_NAME.fullmatch(name):
         errors.append(f"--replica-name '{name[:128]}': give up to 128 letters, digits and . _ -")
-    if find_spec("redis") is None:
-        errors.append(
-            "--replica-store needs the package redis, which is not installed; pip install 'endpoint-picker[replicas]'"
-        )
 
 
 def _replica_prefix(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:

@@ -1,5 +1,4 @@
 import re
-import sys
 from typing import Any
 
 import click
@@ -292,12 +291,6 @@ def test_all_errors_come_at_once() -> None:
 def test_a_port_for_two_flags_is_refused_with_one_message(args: list[str], text: str) -> None:
     assert refused(*args) == [text]
     assert ok("--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0").metrics_port == 0
-
-
-def test_grpcio_without_its_package_is_refused_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "grpc", None)
-    (line,) = refused("--transport=grpcio")
-    assert "pip install 'endpoint-picker[grpcio]'" in line
 
 
 def test_errors_and_warnings_about_a_value_from_the_environment_name_its_variable() -> None:
