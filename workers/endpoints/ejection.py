@@ -70,7 +70,7 @@ class Scraped(Protocol):
 class Ejected:
     """The state of an endpoint that was ejected at least once. `cause`, `why`: of its last change, in a word and in a sentence."""
 
-    __slots__ = ("answered_at", "back_off_s", "cause", "ejected", "flags", "handed_at", "until", "why")
+    __slots__ = ("answered_at", "back_off_s", "cause", "ejected", "flags", "handed_at", "inflight", "until", "why")
 
     def __init__(self) -> None:
         self.ejected = False
@@ -79,6 +79,7 @@ class Ejected:
         self.back_off_s = 0.0
         self.until = 0.0  # the end of the back-off; after a good trial, the time at which `back_off_s` is forgotten
         self.handed_at = 0.0  # the time at which a worker got the trial
+        self.inflight = 0  # the requests in flight at that time: older ones, which may take long
         self.answered_at = 0.0  # the time at which the trial of an outlier had an answer; 0: it has had none
 
     @property
@@ -255,19 +256,19 @@ class Ejections:
                 self._return(slot, now, MOVED, MOVED_WHY)
                 known.back_off_s = 0.0
                 yield slot, Step.RETURNED
-            elif (
-                not pool[slot].is_down
-                and not self._inflight(slot)
-                and (not known.on_trial or (not known.answered_at and now - known.handed_at >= TRIAL_S))
-            ):
+            elif not pool[slot].is_down and (not known.on_trial or self._unused(slot, known, now)):
                 workers = self._workers()
                 if workers:
                     self._turn += 1
-                    known.handed_at, known.answered_at = now, 0.0
+                    known.handed_at, known.answered_at, known.inflight = now, 0.0, self._inflight(slot)
                     known.flags = trial(workers[self._turn % len(workers)], self._turn)
                     if outliers is not None and outliers.accused(slot):
                         outliers.try_again(slot)
                     yield slot, Step.TRIAL
+
+    def _unused(self, slot: int, known: Ejected, now: float) -> bool:
+        """Returns whether the worker that got the trial had no request to send."""
+        return now - known.handed_at >= TRIAL_S and not known.answered_at and self._inflight(slot) <= known.inflight
 
 
 def _fitted(before: Ints, now: Ints) -> Ints:

@@ -144,6 +144,16 @@ def test_an_unused_trial_goes_to_the_next_worker_and_one_in_flight_stays() -> No
     assert w.sweep(TRIAL_S) == []
 
 
+def test_older_requests_that_take_long_delay_no_trial() -> None:
+    w = World()
+    w.inflight[0] = 3
+    w.fail(), w.fail()
+    assert w.sweep(BACK_OFF_S) == [(0, Step.TRIAL)]
+    w.inflight[0] = 4
+    assert w.sweep(10 * TRIAL_S) == [], "it is used"
+    assert w.serve() == [(0, Step.RETURNED)]
+
+
 def test_each_failed_trial_doubles_the_back_off_up_to_a_limit_and_calm_resets_it() -> None:
     w = World()
     w.fail(), w.fail()
