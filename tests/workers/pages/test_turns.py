@@ -1,5 +1,7 @@
 """Shares of time, and the order of acts, with clocks and a loop that the test turns."""
 
+import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.kv_events.costs import Costs
+from workers.pages.listener import Listener
 from workers.pages.turns import BURST_S, PERIOD_S, PROMPT_IN_A_ROW, SHARE, URGENT_SHARE, Act, Share, Turns
 
 
@@ -120,6 +124,11 @@ def test_time_in_which_the_process_was_frozen_or_waited_for_a_core_is_charged_to
         world.turn()
         assert world.now - before == pytest.approx(0.0001 + frozen), f"act {number} did not wait"
     assert not named
+
+
+@pytest.mark.parametrize("kind", [Turns, Listener, Costs])
+def test_unless_told_otherwise_the_cpu_time_of_the_thread_is_charged(kind: type) -> None:
+    assert inspect.signature(kind).parameters["cpu"].default is time.thread_time
 
 
 def test_a_host_is_not_named_if_pages_of_others_have_used_up_the_share(world: World) -> None:
