@@ -9,8 +9,10 @@ from typing import Final
 
 _PATHS = """
     compiled/calls compiled/outlook
-    epp/admission epp/candidates epp/client_headers epp/data epp/decide epp/decision epp/failing epp/guard epp/intake
-    epp/paths epp/pipeline epp/pressure epp/profile epp/renaming epp/request epp/response_phase epp/server_blocks epp/tokens
+    epp/candidates epp/data
+    epp/decision/admission epp/decision/decide epp/decision/decision epp/decision/pipeline epp/decision/profile
+    epp/decision/response_phase
+    epp/endpoints/failing epp/endpoints/pressure epp/endpoints/server_blocks
     epp/flow/controller epp/flow/gate epp/flow/rate epp/flow/registry
     epp/learning/choice epp/learning/costs epp/learning/least_squares epp/learning/model epp/learning/samples
     epp/learning/speed epp/learning/waits
@@ -27,39 +29,42 @@ _PATHS = """
     epp/plugins/profiles/__init__ epp/plugins/profiles/_stages epp/plugins/profiles/disagg
     epp/plugins/saturation/utilization
     epp/plugins/scorers/active_requests epp/plugins/scorers/kv_utilization epp/plugins/scorers/learned_latency
-    epp/plugins/scorers/prefix_cache
-    epp/plugins/scorers/queue_depth epp/plugins/scorers/running_requests epp/plugins/scorers/token_load
+    epp/plugins/scorers/prefix_cache epp/plugins/scorers/queue_depth epp/plugins/scorers/running_requests
+    epp/plugins/scorers/token_load
     epp/plugins/sessions/_affinity epp/plugins/sessions/scorer
     epp/plugins/usage_limits/static
+    epp/points/guard
     epp/prefix/blocks epp/prefix/held epp/prefix/kv_events epp/prefix/match epp/prefix/prediction epp/prefix/updates
-    epp/protocol/exposition epp/protocol/grpc_frames epp/protocol/inflate epp/protocol/refusals epp/protocol/rewrite epp/protocol/stream
-    epp/protocol/usage epp/protocol/usage_bounds epp/protocol/wire
+    epp/protocol/exposition epp/protocol/grpc_frames epp/protocol/inflate epp/protocol/refusals epp/protocol/rewrite
+    epp/protocol/stream epp/protocol/usage epp/protocol/usage_bounds epp/protocol/wire
     epp/protocol/codec/answers epp/protocol/codec/bodies epp/protocol/codec/envelope epp/protocol/codec/fields
     epp/protocol/codec/header_map epp/protocol/codec/structs
     epp/recording/keys epp/recording/sample
-    shm/answers shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_spill shm/index_tiers
-    shm/lanes shm/layout shm/link_table shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer shm/prompt_starts
-    shm/remote_lane shm/seqlock shm/series shm/series_reader shm/series_rows shm/stream_marks shm/table
+    epp/request/client_headers epp/request/intake epp/request/paths epp/request/renaming epp/request/request
+    epp/request/tokens
+    shm/answers shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_spill
+    shm/index_tiers shm/lanes shm/layout shm/link_table shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer
+    shm/prompt_starts shm/remote_lane shm/seqlock shm/series shm/series_reader shm/series_rows shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits
     workers/endpoints/scrape workers/endpoints/scrape_results
     workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/exchange
     workers/endpoints/replicas/joining workers/endpoints/replicas/others workers/endpoints/replicas/pace
     workers/endpoints/replicas/places workers/endpoints/replicas/rates workers/endpoints/replicas/reading
-    workers/endpoints/replicas/replies
-    workers/endpoints/replicas/taught workers/endpoints/replicas/waiting
+    workers/endpoints/replicas/replies workers/endpoints/replicas/taught workers/endpoints/replicas/waiting
     workers/extproc/answer_counts workers/extproc/app workers/extproc/health workers/extproc/pipelines workers/extproc/pool
     workers/extproc/request_phase workers/extproc/reservation workers/extproc/response_phase workers/extproc/shedding
     workers/extproc/shell workers/extproc/stream workers/extproc/tried_stream
     workers/flow/flow_control workers/flow/metrics workers/flow/peers workers/flow/probe
     workers/kv_events/followed workers/kv_events/holdings workers/kv_events/sockets workers/kv_events/stream
     workers/shared/bus workers/shared/decisions workers/shared/query_of_death
-    workers/telemetry/cache_prediction workers/telemetry/call_timing workers/telemetry/recorder workers/telemetry/request_metrics
-    workers/telemetry/request_telemetry workers/telemetry/stream_metrics workers/telemetry/tracing
+    workers/telemetry/cache_prediction workers/telemetry/call_timing workers/telemetry/recorder
+    workers/telemetry/request_metrics workers/telemetry/request_telemetry workers/telemetry/stream_metrics
+    workers/telemetry/tracing
     workers/transport/abuse workers/transport/control_frames workers/transport/deadlines workers/transport/frames
     workers/transport/header_blocks workers/transport/headers workers/transport/http2 workers/transport/interface
     workers/transport/link workers/transport/native workers/transport/output workers/transport/pieces workers/transport/room
-    workers/transport/session
-    workers/transport/stream workers/transport/timeouts workers/transport/turn workers/transport/wrong_protocol
+    workers/transport/session workers/transport/stream workers/transport/timeouts workers/transport/turn
+    workers/transport/wrong_protocol
     workers/worker/adoption workers/worker/index_tier workers/worker/learning workers/worker/plugin_handles
     workers/worker/rewrites
 """
@@ -93,7 +98,7 @@ SOURCES: Final = (*PATHS, *KERNEL_SOURCES, *KERNEL_HEADERS)  # the files that de
 
 # Modules (or module:function) that requests call although they are not compiled -> the reason.
 LEFT_OUT: Final[Mapping[str, str]] = {
-    "epp.flow_points:SaturationDetector.stage_saturation": "a base of foreign plugins; called at most once per millisecond",
+    "epp.points.flow:SaturationDetector.stage_saturation": "a base of foreign plugins; called at most once per millisecond",
     "shm.fence:no_fence": "an empty function in the place of a fence, on machines that keep the order; tests replace it",
     "shm.documents": "the version of a document is read once per snapshot of the endpoints, at most once per millisecond",
     "workers.shared.documents": "the same; and it defines msgspec structs",

@@ -68,7 +68,7 @@ class Roster:
     """Lists the endpoints of a snapshot, in order. A roster stays the same object until discovery changes something.
 
     `slots` (int, shape (endpoints,)) are their slots. `row_of_owner` maps an owner id of the prefix index to the endpoint's row.
-    `blocks`: what `epp.server_blocks` keeps.
+    `blocks`: what `epp.endpoints.server_blocks` keeps.
     """
 
     __slots__ = ("blocks", "endpoints", "row_of_owner", "slots")
@@ -90,9 +90,10 @@ class Snapshot:
     freshness; None: not available.
     `counted_at_scrape`: float64, requests in flight at the last good scrape, however old that is.
     `ejected`: bool, the endpoints that get no requests because earlier ones failed there; None: no endpoint is ejected.
-    `failing`: float64, which share of its requests each endpoint fails, beyond the share of the others (`epp.failing`); None: none does.
+    `failing`: float64, which share of its requests each endpoint fails, beyond the share of the others; None: none does
+    (`epp.endpoints.failing`).
     `weights`: float64, from 0 to 1, how much each stale value still counts (`weights_by_age`); None: stale values do not count.
-    `blocks`: what `epp.server_blocks` keeps.
+    `blocks`: what `epp.endpoints.server_blocks` keeps.
     """
 
     __slots__ = (
@@ -247,7 +248,7 @@ class Candidates:
         """Returns the values of a column: float64 of shape (candidates,), or a list of frozensets for a `frozenset` column.
 
         Numbers are settled, so none is NaN. WAITING includes the requests sent since the scrape. Read declared columns only: one
-        that no plugin declares in `consumes` is 0 (or empty) for every candidate, and `epp.guard` refuses it to foreign plugins.
+        that no plugin declares in `consumes` is 0 (or empty) for every candidate, and `epp.points.guard` refuses it to foreign plugins.
         """
         name = column.name
         if name == WAITING.name:

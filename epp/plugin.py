@@ -1,7 +1,7 @@
 """The interface of plugins: the extension points, in the order in which they run, and the `@plugin` decorator.
 
-This module also exports the extension points of flow control (`epp.flow_points`), and the base class and the services of plugins
-(`epp.plugin_base`).
+This module also exports the extension points of flow control (`epp.points.flow`), and the base class and the services of plugins
+(`epp.points.base`).
 
 A plugin is a class that inherits one or more extension points. `@plugin` registers it under the type name that configurations use:
 
@@ -15,7 +15,7 @@ The calls for one request, in this order (the docstring of an extension point sa
     extension point     calls per request                                          order of the plugins
     Parser              1, of one parser, when the whole body has arrived          -
     RequestHeader       1 per plugin                                               the configuration
-    flow control        OrderingPolicy 1; the others: see `epp.flow_points`        -
+    flow control        OrderingPolicy 1; the others: see `epp.points.flow`        -
     Screener            1 per plugin, on all candidates                            the configuration
     DataProducer        1 per plugin, if another plugin reads its data             the dependencies of their data
     Admitter            1 per plugin; again after a hold, as the two before it     the configuration
@@ -34,13 +34,13 @@ Rules for all extension points:
   the fork, once in each worker.
 - Parameters are a frozen msgspec struct, `Params` in the class. Unknown fields are refused at start.
 - A plugin declares the data that it uses in `consumes`, `optional`, `produces` and `keeps` (see `Plugin`), as class attributes or
-  in the constructor. If a foreign plugin accesses other data of the request, the access is refused and counted (`epp.guard`).
+  in the constructor. If a foreign plugin accesses other data of the request, the access is refused and counted (`epp.points.guard`).
   Reading a column of the candidates without declaring it in `consumes` raises PluginFault.
 - Data of one request live in `request[DATUM]` and end with the request, however it ends.
 - Up to PreRequest a plugin may raise `Refused`: the client gets the error answer of its cause. Any other exception is counted and fails
   this request with 500, except in two cases. ProducerFailed and TimeoutError of a data producer fail open: readers of its data get the
   defaults. If a scorer raises, the request is routed without that scorer. After the picker's answer, an exception is counted and has no
-  other effect. A plugin that fails repeatedly may be left out for a while (`epp.isolation`).
+  other effect. A plugin that fails repeatedly may be left out for a while (`epp.points.isolation`).
 - A plugin that is only in shadow profiles runs there as Filter, Scorer or Picker. It does not screen or admit, and gets no PreRequest
   and response calls.
 - Everything runs on the worker's event loop: a plugin must not block. Work that waits goes through `Services`.
@@ -50,22 +50,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from epp.candidates import Candidates, Mask, Scores
-from epp.decision import Decision, ProfileRun, Response
-from epp.flow_points import (
-    DisplacementPolicy,
-    EvictionFilter,
-    EvictionOrder,
-    FairnessPolicy,
-    FairShare,
-    FlowQueue,
-    Ledger,
-    OrderingPolicy,
-    Queue,
-    RankedShare,
-    SaturationDetector,
-    UsageLimitPolicy,
-)
-from epp.plugin_base import (
+from epp.decision.decision import Decision, ProfileRun, Response
+from epp.decision.profile import FilterCall, PickCall, Profile, ScorerCall
+from epp.points.base import (
     Count,
     Gauge,
     Hashes,
@@ -83,8 +70,21 @@ from epp.plugin_base import (
     Services,
     Waiting,
 )
-from epp.plugin_registration import foreign, plugin
-from epp.profile import FilterCall, PickCall, Profile, ScorerCall
+from epp.points.flow import (
+    DisplacementPolicy,
+    EvictionFilter,
+    EvictionOrder,
+    FairnessPolicy,
+    FairShare,
+    FlowQueue,
+    Ledger,
+    OrderingPolicy,
+    Queue,
+    RankedShare,
+    SaturationDetector,
+    UsageLimitPolicy,
+)
+from epp.points.registration import foreign, plugin
 from epp.request import Request
 
 __all__ = [
@@ -179,7 +179,7 @@ class RequestHeader(Plugin):
 
 
 class Screener(Plugin):
-    """Restricts the candidates of all profiles. Called once per request, after its admission (`epp.admission`).
+    """Restricts the candidates of all profiles. Called once per request, after its admission (`epp.decision.admission`).
 
     Each screener gets all candidates. A candidate stays if all screeners keep it. If none stays, the request is refused with 503.
     """

@@ -75,7 +75,7 @@ class FakeServices(testing.FakeServices):
 
 
 class FakePool:
-    """An `epp.decide.EndpointPool` over fixed candidates."""
+    """An `epp.decision.decide.EndpointPool` over fixed candidates."""
 
     def __init__(self, fixed: Candidates) -> None:
         self.fixed = fixed

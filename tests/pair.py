@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from epp.decision.pipeline import Pipeline
 from epp.metrics import Group
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.lanes import (
@@ -17,7 +18,6 @@ from epp.metrics.lanes import (
     WORKER_HISTOGRAMS,
 )
 from epp.metrics.series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
-from epp.pipeline import Pipeline
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from epp.protocol.proto import ext_proc_pb2 as pb
 from shm.answers import AnswersReader, AnswersSchema, AnswersWriter

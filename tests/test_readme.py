@@ -13,9 +13,9 @@ import yaml
 
 from compiled.finder import VARIABLE as COMPILED
 from epp.config import registry
-from epp.guard import VIOLATIONS
 from epp.metrics import PREFIX
 from epp.metrics.catalogue import TAKEN
+from epp.points.guard import VIOLATIONS
 from loadtest.sim import main as sim
 from workers.cli import EARLIER, PICKER, commands, main
 from workers.cli.flags import Flag

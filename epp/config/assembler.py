@@ -25,8 +25,7 @@ from epp.config.flow_assembly import POLICIES, plan, plugins_of
 from epp.config.plugin_instances import PluginInstances
 from epp.config.written import FLOW_CONTROL_GATE, ProfileEntry, Ref, WrittenConfig
 from epp.data import COUNTED, INFLIGHT_TOKENS, Column
-from epp.inflight_load import INFLIGHT_LOAD
-from epp.pipeline import WiredProfile
+from epp.decision.pipeline import WiredProfile
 from epp.plugin import (
     DataProducer,
     DataSource,
@@ -39,6 +38,7 @@ from epp.plugin import (
     SaturationDetector,
     Syncer,
 )  # fmt: skip
+from epp.points.inflight_load import INFLIGHT_LOAD
 from epp.prefix.match import assign_tiers
 
 

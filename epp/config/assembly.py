@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from epp.config.contracts import HOOKS
 from epp.data import Column
+from epp.decision.pipeline import WiredProfile
 from epp.flow.plan import FlowPlan
-from epp.pipeline import WiredProfile
 from epp.plugin import (
     Admitter,
     DataProducer,

@@ -7,10 +7,10 @@ filter of its own sets one: the shipped configurations do (`deploy/`), and tests
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from epp.client_headers import DEBUG_GROUP, GATEWAY, GROUPS
 from epp.config.findings import WHOLE, ConfigNote
+from epp.endpoints.roles import STEERING
 from epp.protocol.codec import DESTINATION, NEVER_PASSED
-from epp.sidecar import STEERING
+from epp.request.client_headers import DEBUG_GROUP, GATEWAY, GROUPS
 
 TARGET_HEADERS: Final = (DESTINATION, *NEVER_PASSED)  # name or narrow the servers of a request
 CONTROL_HEADERS: Final = (*TARGET_HEADERS, *STEERING, *(name for names in GROUPS.values() for name in names))

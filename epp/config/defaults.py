@@ -5,7 +5,7 @@ The defaults of flow control are in `epp.config.flow_assembly`.
 
 from typing import Final
 
-from epp.inflight_load import INFLIGHT_LOAD
+from epp.points.inflight_load import INFLIGHT_LOAD
 
 DEFAULT_PROFILE: Final = "default"
 DEFAULT_HANDLER: Final = "single-profile-handler"

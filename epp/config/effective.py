@@ -17,10 +17,10 @@ from epp.config.flow_assembly import IMPLIED
 from epp.config.origins import Path, origins
 from epp.config.schema import API_VERSION, KIND
 from epp.config.written import WrittenConfig
+from epp.decision.pipeline import Pipeline
+from epp.decision.response_phase import FULL
 from epp.flow.plan import BandPlan, FlowPlan
-from epp.pipeline import Pipeline
 from epp.plugin import Discovery, Plugin, SaturationDetector, Scorer
-from epp.response_phase import FULL
 
 
 @dataclass(frozen=True, slots=True)

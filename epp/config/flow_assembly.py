@@ -17,7 +17,6 @@ from epp.config.findings import Findings
 from epp.config.plugin_instances import PluginInstances
 from epp.config.written import FLOW_CONTROL_GATE, Amount, BandEntry, FlowControlEntry, Ref, WrittenConfig
 from epp.flow.plan import DEFAULT_BAND, BandPlan, FlowPlan
-from epp.flows import Capability
 from epp.plugin import (
     DisplacementPolicy,
     EvictionFilter,
@@ -29,6 +28,7 @@ from epp.plugin import (
     SaturationDetector,
     UsageLimitPolicy,
 )  # fmt: skip
+from epp.request.flows import Capability
 
 BANDS_MAX: Final = 64  # the lanes have this many places
 BAND_BYTES: Final = 1_000_000_000

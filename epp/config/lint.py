@@ -18,8 +18,8 @@ from epp.config.flow_assembly import DISPLACEMENT, unshielded
 from epp.config.plugin_instances import kinds_of
 from epp.config.written import STANDBY_GATE, Amount, FlowControlEntry, PluginEntry, ProfileEntry, Ref, WrittenConfig
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, RUNNING, WAITING
+from epp.decision.pipeline import WiredProfile
 from epp.flow.plan import FlowPlan
-from epp.pipeline import WiredProfile
 from epp.plugin import FairnessPolicy, Picker, Plugin, SaturationDetector, Scorer
 from epp.plugins.producers.tokenizer import Tokens
 from epp.quantities import parse_duration

@@ -11,7 +11,7 @@ from epp.config.findings import WHOLE, ConfigError, ConfigErrors, ConfigWarning,
 from epp.config.lint import DEFAULT_SURROUNDINGS, Surroundings, lint
 from epp.config.origins import places
 from epp.config.schema import API_VERSION, KIND
-from epp.pipeline import Pipeline, Recipe, compile_pipeline
+from epp.decision.pipeline import Pipeline, Recipe, compile_pipeline
 
 __all__ = [
     "ConfigError",

@@ -24,8 +24,8 @@ from epp.config.written import (
     WrittenConfig,
 )
 from epp.config.yaml_nodes import Node
+from epp.decision.response_phase import PHASES
 from epp.quantities import parse_bool, parse_duration, parse_quantity
-from epp.response_phase import PHASES
 
 GATES_REMOVED = frozenset(("dataLayer", "enableLegacyMetrics", "prepareDataPlugins"))
 PRIORITY_END = 1 << 31

@@ -7,7 +7,6 @@ of a valid configuration are in `epp.config.lint`.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from epp import response_phase
 from epp.config import registry
 from epp.config.assembly import SCHEDULING, SELF_ACTING, Assembly, Scraped
 from epp.config.defaults import DEFAULT_DETECTOR, DEFAULT_EXTRACTOR, DEFAULT_HANDLER
@@ -15,6 +14,7 @@ from epp.config.findings import WHOLE, Findings, Place
 from epp.config.flow_assembly import POLICIES
 from epp.config.plugin_instances import PluginInstances, kinds_of
 from epp.config.written import FLOW_CONTROL_GATE, ProfileEntry, Ref, SourceEntry, WrittenConfig
+from epp.decision import response_phase
 from epp.metrics.lanes import FURTHER_SOURCES_MAX
 from epp.plugin import (
     DataProducer,

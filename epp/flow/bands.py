@@ -22,8 +22,8 @@ from epp.flow.outcomes import Outcome
 from epp.flow.plan import BandPlan
 from epp.flow.ports import Future
 from epp.flow.rate import DrainRate
-from epp.flows import FlowKey, Item, Queued
 from epp.plugin import FairShare, Ledger, Queue
+from epp.request.flows import FlowKey, Item, Queued
 
 DEAD_MAX = 64  # a list that is cleaned lazily may hold one ended entry for each live entry, and this many more
 

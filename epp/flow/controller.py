@@ -27,7 +27,7 @@ Callers:
 
 Everything runs on the worker's loop. Nothing here blocks, logs or opens anything.
 
-One comparison orders bands everywhere: `epp.flows.rank`. A policy that raises is counted, and a plain rule replaces it.
+One comparison orders bands everywhere: `epp.request.flows.rank`. A policy that raises is counted, and a plain rule replaces it.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -55,7 +55,7 @@ from epp.flow.plan import FlowPlan
 from epp.flow.ports import Future, Gate, Observer, Peers, Wanted
 from epp.flow.registry import ControlPlane, Registry
 from epp.flow.shard_order import ShardOrder
-from epp.flows import Item
+from epp.request.flows import Item
 
 CYCLE_MAX: Final = 256  # requests dispatched by one cycle: about 4 ms; the next wake continues
 EVICTED: Final = {

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from epp.flow.bands import Band
 from epp.flow.ports import Peers, Wanted
-from epp.flows import rank
+from epp.request.flows import rank
 
 OWN = -1  # this shard
 

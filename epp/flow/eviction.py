@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, NamedTuple
 
-from epp.flows import FlowKey, rank
+from epp.request.flows import FlowKey, rank
 
 REVOCATIONS_MAX: Final = 2  # per decision; few, because the mean share of a request may be far from that of the victim
 CONFIRM_S: Final = 10.0  # after this time a revocation counts as done although its stream has not ended

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from epp.flows import Queued
+from epp.request.flows import Queued
 
 FAILURES_MAX = 5
 WITHIN_S = 60.0

@@ -7,7 +7,6 @@ duration, 0 for no limit.
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from epp.flows import rank
 from epp.plugin import (
     DisplacementPolicy,
     EvictionFilter,
@@ -18,6 +17,7 @@ from epp.plugin import (
     SaturationDetector,
     UsageLimitPolicy,
 )  # fmt: skip
+from epp.request.flows import rank
 
 DEFAULT_BAND = 0  # this band always exists; it accepts the requests whose priority has no band
 

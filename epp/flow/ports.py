@@ -14,8 +14,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from epp.flow.outcomes import Outcome
-from epp.flows import FlowKey
 from epp.plugin import Ledger
+from epp.request.flows import FlowKey
 
 
 class PoolLoad(NamedTuple):

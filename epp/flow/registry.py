@@ -26,8 +26,8 @@ from typing import Final, Protocol
 from epp.flow.bands import Band, Flow
 from epp.flow.failure_breaker import Report
 from epp.flow.plan import DEFAULT_BAND, FlowPlan
-from epp.flows import FlowKey, rank
 from epp.plugin import Ledger
+from epp.request.flows import FlowKey, rank
 
 IDLE_S: Final = 60.0
 FLOWS_MAX = 10_000  # flows with state, in one worker

@@ -15,7 +15,7 @@ first for at most `ELSEWHERE_REST_S`: then they get another `ELSEWHERE_S`. Each 
 """
 
 from epp.flow.ports import Elsewhere, Front, Peers
-from epp.flows import rank
+from epp.request.flows import rank
 
 PATIENCE_S = 0.010
 # A shard that leaves room to a third one gives it PATIENCE_S, too. Added are three looks, which are 5 ms apart.

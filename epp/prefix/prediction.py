@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from epp.data import Datum
-from epp.decision import Decision, Usage
+from epp.decision.decision import Decision, Usage
 from epp.plugin import Plugin
 from epp.prefix.match import PrefixMatch
 

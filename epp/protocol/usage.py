@@ -13,7 +13,7 @@ import msgspec
 
 from compiled.calls import find, flat_end
 from epp.data import Datum
-from epp.decision import Usage
+from epp.decision.decision import Usage
 from epp.protocol import wire
 from epp.protocol.grpc_frames import Frames
 from epp.protocol.usage_structs import ANTHROPIC_USAGE, META_INFO, TOKENS_MAX, USAGE

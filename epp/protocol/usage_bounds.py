@@ -16,7 +16,7 @@ Who reads usage (fairness, learned lengths and latencies, counters of tokens, re
 
 from typing import Final
 
-from epp.decision import Usage
+from epp.decision.decision import Usage
 from epp.request import USUAL, Request
 
 TEMPLATE_TOKENS: Final = 1024

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from epp.client_headers import FAIRNESS_ID
+from epp.request.client_headers import FAIRNESS_ID
 
 ASSISTANTS = 6
 SYSTEM_BYTES = (2_000, 8_000)

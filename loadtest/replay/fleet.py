@@ -35,7 +35,7 @@ Batch = tuple[int, float, float]  # slot of an endpoint; requests that it runs; 
 
 
 class Fleet:
-    """Implements `epp.decide.EndpointPool`, the prefix index, and the counts of load. Endpoints have their index as slot."""
+    """Implements `epp.decision.decide.EndpointPool`, the prefix index, and the counts of load. Endpoints have their index as slot."""
 
     def __init__(self, endpoints: Sequence[Lifetime], speeds: Sequence[Speed], use: PrefixUse | None = None) -> None:
         """`use`: what the configuration requires of the prefix index; None: it does not use it."""

@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 
 from epp.config.load import EffectiveConfig
-from epp.decide import decide
-from epp.decision import Decision, Response, Usage
+from epp.decision.decide import decide
+from epp.decision.decision import Decision, Response, Usage
+from epp.decision.pipeline import Pipeline
 from epp.errors import Refused
-from epp.pipeline import Pipeline
 from epp.prefix.blocks import block_hashes, landmarks, root
 from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, EMPTY_PROMPT, Prompt, Request
 from loadtest.replay.clients import Arrivals, turns
@@ -97,7 +97,7 @@ def world(
 
 
 class _Lease:
-    """The pipeline of all requests. Implements `epp.decide.Lease`."""
+    """The pipeline of all requests. Implements `epp.decision.decide.Lease`."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -107,7 +107,7 @@ class _Lease:
 
 
 class _Open:
-    """One request on its way: what `epp.decide` returned for it, and at which server it is."""
+    """One request on its way: what `epp.decision.decide` returned for it, and at which server it is."""
 
     __slots__ = ("decision", "number", "request", "response", "slot")
 

@@ -9,17 +9,17 @@ The owner calls `look` every LOOK_S while requests wait, as a worker does.
 from collections.abc import Callable, Generator
 from typing import Any
 
-from epp.admission import OPEN, Admission
 from epp.config.load import EffectiveConfig
-from epp.decision import Ticket
+from epp.decision.admission import OPEN, Admission
+from epp.decision.decision import Ticket
 from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
 from epp.flow.outcomes import Outcome
 from epp.flow.plan import FlowPlan
 from epp.flow.ports import Elsewhere, Front, Held, Reading, Wanted
-from epp.flows import FlowKey, Item
 from epp.plugins.fairness.token_weighted import Alone
 from epp.request import Request
+from epp.request.flows import FlowKey, Item
 from loadtest.replay.fleet import Fleet
 from shm.flow_lanes import DISPATCHED
 from workers.cli.offline import OfflineError
@@ -136,7 +136,7 @@ class _Silent:
 
 
 class Queue:
-    """Flow control as one worker runs it. Implements `epp.admission.Admission`."""
+    """Flow control as one worker runs it. Implements `epp.decision.admission.Admission`."""
 
     def __init__(self, plan: FlowPlan, fleet: Fleet, priorities: set[int], freed: Callable[[Waited], object]) -> None:
         """`priorities`: of the requests that will come. `freed`: gets each future that is set."""

@@ -20,10 +20,10 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 
 from epp.config.load import DEFAULT_TEXT
-from epp.decide import choose
-from epp.decision import Decision
+from epp.decision.decide import choose
+from epp.decision.decision import Decision
 from epp.errors import Cause, Refused
-from epp.latency import TTFT_HEADERS
+from epp.learning.latency import TTFT_HEADERS
 from epp.request import Request
 from tests.bench.routing_fleet import WORKERS, Call, Fleet, Policy
 from tests.bench.routing_policies import Pause, Picked

@@ -10,7 +10,6 @@ from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
 from epp.flow.outcomes import Outcome
 from epp.flow.ports import PoolLoad
-from epp.flows import FlowKey
 from epp.plugin import FairnessPolicy, Ledger, Plugin
 from epp.plugins.displacement.newest import Newest
 from epp.plugins.fairness.global_strict import GlobalStrict
@@ -20,6 +19,7 @@ from epp.plugins.fairness.token_weighted import TokenWeighted
 from epp.plugins.ordering.fcfs import FirstCome
 from epp.plugins.queues.fifo import Fifo
 from epp.plugins.usage_limits.static import Static
+from epp.request.flows import FlowKey
 from tests.bench.cases import Case
 from tests.epp.flow.policies import band, plan
 from tests.epp.flow.shards import Board, BoardPeers, Clock, FakeFuture, Recorder

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from epp.config.load import load
-from epp.decision import Decision, Response, Usage
+from epp.decision.decision import Decision, Response, Usage
 from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
-from epp.flows import FlowKey
 from epp.plugin import FairnessPolicy, ResponseComplete
 from epp.request import Request
+from epp.request.flows import FlowKey
 from loadtest.sim.engine import Engine, EngineSettings, Job, JobState
 from tests.bench.overload_stack import (
     BATCH,

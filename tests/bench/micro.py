@@ -17,8 +17,8 @@ import numpy as np
 from epp.candidates import Candidates
 from epp.config.load import DEFAULT_TEXT, load
 from epp.data import KV_USAGE, WAITING
-from epp.decide import choose, schedule
-from epp.pipeline import Pipeline
+from epp.decision.decide import choose, schedule
+from epp.decision.pipeline import Pipeline
 from epp.prefix.blocks import block_hashes
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.protocol.proto import ext_proc_pb2 as pb

@@ -9,8 +9,8 @@ import numpy as np
 
 from epp.candidates import Endpoint
 from epp.data import CACHE_TOKENS, RUNNING, WAITING
-from epp.decision import Decision, Usage
-from epp.pipeline import Pipeline
+from epp.decision.decision import Decision, Usage
+from epp.decision.pipeline import Pipeline
 from epp.recording.batches import Assembler
 from epp.recording.keys import Keyed
 from epp.recording.records import VERSION, Member, Opened, Record, Scraped, batch, frame

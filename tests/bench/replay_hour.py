@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from epp.config.load import load
-from epp.decision import Decision, Usage
+from epp.decision.decision import Decision, Usage
 from epp.recording.records import Member
 from epp.request import Request
 from loadtest.demo.children import environment

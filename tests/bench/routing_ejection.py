@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from epp.candidates import Floats, Mask
-from epp.decision import ERRORS_FROM, SERVER_ERRORS_FROM
+from epp.decision.decision import ERRORS_FROM, SERVER_ERRORS_FROM
 from epp.request import Request
 from shm.answers import AnswersReader, AnswersSchema, AnswersWriter
 from shm.segment import Region

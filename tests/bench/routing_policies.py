@@ -1,11 +1,11 @@
 """The policy of a configuration in the routing benchmark: the real pipeline in several workers.
 
-`Picked` compiles a configuration and calls `epp.decide`. As in the picker, a worker sees the values of each server's last scrape, the
-requests in flight of all workers at this moment, and the shared prefix index: an update of a worker appears in it after `LEARN_S`. The
-response points get the same calls as in the picker: headers and first chunk when the first token comes, the end, and failures, each
-with `request.now` in virtual seconds; `request.sent_at` is the time of the decision. Nobody tells it how many tokens a request will
-generate, or how many were cached. Timers of plugins (`Services.every`) run in virtual time. The benchmark leaves out shared memory,
-the clock, flow control and the parser: the prompt is given.
+`Picked` compiles a configuration and calls `epp.decision.decide`. As in the picker, a worker sees the values of each server's last scrape,
+the requests in flight of all workers at this moment, and the shared prefix index: an update of a worker appears in it after `LEARN_S`. The
+response points get the same calls as in the picker: headers and first chunk when the first token comes, the end, and failures, each with
+`request.now` in virtual seconds; `request.sent_at` is the time of the decision. Nobody tells it how many tokens a request will generate, or
+how many were cached. Timers of plugins (`Services.every`) run in virtual time. The benchmark leaves out shared memory, the clock, flow
+control and the parser: the prompt is given.
 """
 
 import heapq
@@ -18,12 +18,12 @@ import numpy as np
 from epp.candidates import Candidates, Endpoint, Floats, Roster, Snapshot
 from epp.config.load import load
 from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS, KV_USAGE, RUNNING, WAITING
-from epp.decide import choose
-from epp.decision import Decision, Response, Usage
+from epp.decision.decide import choose
+from epp.decision.decision import Decision, Response, Usage
+from epp.decision.pipeline import Pipeline
+from epp.endpoints.failing import with_failed
 from epp.errors import ProducerFailed
-from epp.failing import with_failed
 from epp.metrics import Metric
-from epp.pipeline import Pipeline
 from epp.plugin import DataProducer, Hashes, Plugin, Profile
 from epp.plugins.producers.approx_prefix import BLOCK_TOKENS_MIN
 from epp.request import EMPTY_PROMPT, Parts, Prompt, Request, Subset
@@ -169,7 +169,7 @@ class Services(FakeServices):
 
 
 class Picked:
-    """The pipeline of a configuration in `workers` workers. Implements `Policy` and `epp.decide.EndpointPool`."""
+    """The pipeline of a configuration in `workers` workers. Implements `Policy` and `epp.decision.decide.EndpointPool`."""
 
     def __init__(
         self,

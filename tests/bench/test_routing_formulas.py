@@ -7,7 +7,7 @@ import pytest
 
 from epp.config.load import load
 from epp.data import KV_USAGE, WAITING
-from epp.decide import choose
+from epp.decision.decide import choose
 from tests.bench.routing_formulas import (
     dual_map,
     dynamo,

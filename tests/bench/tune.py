@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from epp.decision import Decision, Usage
+from epp.decision.decision import Decision, Usage
 from epp.request import Request
 from loadtest.demo.children import environment
 from loadtest.sim.server_model import ServerModel

@@ -91,7 +91,9 @@ def test_another_value_is_refused(tree: Path) -> None:
 
 
 def test_a_process_with_0_imports_the_source() -> None:
-    program = "import epp.decide, compiled.finder as f; print(f.choose(), type(epp.decide.choose).__name__)"
+    program = (
+        "import epp.decision.decide, compiled.finder as f; print(f.choose(), type(epp.decision.decide.choose).__name__)"
+    )
     said = subprocess.run(
         [sys.executable, "-c", program], env={"EPP_COMPILED": "0"}, cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -99,7 +101,7 @@ def test_a_process_with_0_imports_the_source() -> None:
 
 
 def test_the_source_of_a_module_is_known_in_both_modes() -> None:
-    assert source("epp.decide") == str(ROOT / "epp/decide.py")
+    assert source("epp.decision.decide") == str(ROOT / "epp/decision/decide.py")
     assert source("epp.config.registry") == str(ROOT / "epp/config/registry.py")
     assert source("no.such.module") is None
 

@@ -4,8 +4,8 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from epp.flows import Capability, FlowKey, FlowView, HandleVoid, Queued
 from epp.plugin import FairnessPolicy, FlowQueue
+from epp.request.flows import Capability, FlowKey, FlowView, HandleVoid, Queued
 
 
 class SortedItems(FlowQueue):

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from compiled.finder import choose
-from epp import decide, guard
 from epp.candidates import Candidates, Mask
 from epp.config import registry
 from epp.config.contracts import STAGES
 from epp.data import ACTIVE_MODELS, WAITING_MODELS, Column
-from epp.decision import Decision, ProfileRun, Response, Usage
+from epp.decision import decide
+from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.errors import PluginFault, ProducerFailed, Refused
-from epp.instrument import Point
 from epp.plugin import (
     Admitter,
     DataProducer,
@@ -38,6 +37,8 @@ from epp.plugin import (
     Screener,
 )
 from epp.plugins.pickers.max_score import MaxScore
+from epp.points import guard
+from epp.points.instrument import Point
 from epp.request import Request
 from tests.contract.test_every_plugin import PROFILE, REQUIRED, made, of
 from tests.fakes import candidates, request

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.candidates import Candidates
-from epp.decision import Decision, ProfileRun, Response, Usage
+from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.flow.ports import Held
-from epp.flows import Capability, FlowKey, rank
 from epp.plugin import (
     DisplacementPolicy,
     EvictionFilter,
@@ -27,6 +26,7 @@ from epp.plugin import (
     UsageLimitPolicy,
 )
 from epp.plugins.ordering.fcfs import FirstCome
+from epp.request.flows import Capability, FlowKey, rank
 from tests.contract.test_every_plugin import situations
 from tests.contract.waiting import Band, Waits, asking, every, made
 from tests.epp.flow.shards import Board, BoardPeers

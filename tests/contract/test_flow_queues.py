@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
 
-from epp.flows import Capability, HandleVoid
 from epp.plugin import FlowQueue, Queue
+from epp.request.flows import Capability, HandleVoid
 from tests.contract.waiting import Waits, every, made
 
 QUEUES = every(FlowQueue)

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from epp.config import registry
-from epp.flows import Capability, FlowKey, Queued
 from epp.plugin import FairnessPolicy, FlowQueue, Ledger, Plugin, Queue, plugin
-from epp.plugin_registration import REGISTERED
 from epp.plugins.fairness.program_aware import Parameters, ProgramAware
 from epp.plugins.queues.fifo import Fifo
 from epp.plugins.queues.priority import Priority
+from epp.points.registration import REGISTERED
+from epp.request.flows import Capability, FlowKey, Queued
 from tests.contract.foreign import LongestFirst, SortedItems
 from tests.contract.test_every_plugin import REQUIRED, resolved
 from tests.epp.flow.shards import Board, BoardPeers

@@ -3,7 +3,7 @@
 import json
 import signal
 
-from epp.explain import NOT_DOWN
+from epp.decision.explain import NOT_DOWN
 from loadtest.demo.children import python
 from tests.e2e.cluster import ANSWER_S, COMPLETIONS, Cluster, ask, completion, eventually, run, write_endpoints
 from tests.e2e.conftest import FAST

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from epp import client_headers
+from epp.request import client_headers
 from loadtest.demo import envoy_config
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK

@@ -9,7 +9,7 @@ import signal
 import time
 from pathlib import Path
 
-from epp.model_rewrite import Rules
+from epp.request.model_rewrite import Rules
 from tests.kube.client import Object
 from tests.kube.objects import LEGACY, NEW, rewrite
 from tests.kube.table import Table

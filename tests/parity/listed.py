@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from epp.config import registry, schema
-from epp.guard import VIOLATIONS
 from epp.metrics.catalogue import TAKEN
+from epp.points.guard import VIOLATIONS
 from workers.cli.serve_flags import FLAGS
 
 ROOT: Final = Path(__file__).parents[2]

@@ -8,10 +8,10 @@ import click
 import msgspec
 
 from epp.config.load import EffectiveConfig, Surroundings
+from epp.decision.explain import Explanation
 from epp.errors import PluginFault
-from epp.explain import Explanation
-from epp.inferred_path import inferred_path
-from epp.isolation import culprit
+from epp.points.isolation import culprit
+from epp.request.paths import inferred_path
 from shm import observe
 from workers.cli import explain_recorded, explain_view, offline
 from workers.cli.configuration import (

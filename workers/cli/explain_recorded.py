@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import click
 import msgspec
 
-from epp.explain import Explanation
+from epp.decision.explain import Explanation
 from epp.recording.keys import id_hash
 from epp.recording.records import Record
 from epp.recording.trace import Trace, Traced

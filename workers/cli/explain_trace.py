@@ -12,11 +12,11 @@ import msgspec
 
 from epp.config.load import EffectiveConfig
 from epp.data import CACHE_BLOCK_SIZE
-from epp.explain import Candidate, Explanation, Profiled, Scored
+from epp.decision.explain import Candidate, Explanation, Profiled, Scored
+from epp.endpoints.server_blocks import whole
 from epp.recording.keys import id_hash
 from epp.recording.records import Decided, Member, Record, Run, Scoring, floats, ints
 from epp.recording.trace import Trace, Traced
-from epp.server_blocks import whole
 from workers.cli.offline import FilePool, Known, OfflineRequest, decided_on
 from workers.endpoints.discovery import Entry
 from workers.shared.recording.unreadable import Unreadable

@@ -4,8 +4,8 @@ import datetime
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from epp.decision.explain import Cached, Candidate, Explanation, Profiled
 from epp.errors import Cause
-from epp.explain import Cached, Candidate, Explanation, Profiled
 from workers.host.printable import printable
 from workers.pages.receipts import Opened
 

@@ -21,23 +21,24 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from epp import client_headers, guard, if_available
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.config import parameters, yaml_nodes
 from epp.config.findings import ConfigErrors, Findings, nearest
 from epp.config.load import EffectiveConfig
 from epp.data import COUNTED
-from epp.decide import choose
+from epp.decision import if_available
+from epp.decision.decide import choose
+from epp.decision.explain import Explanation, explain
 from epp.errors import ProducerFailed, Refused
-from epp.explain import Explanation, explain
-from epp.intake import REQUEST_ID, Intake
 from epp.learning.local import LocalLearning
 from epp.metrics.catalogue import plugin_groups
-from epp.model_rewrite import compiled
-from epp.paths import Parsers
 from epp.plugin import Hashes, Plugin, PrefixIndex, Profile
+from epp.points import guard
 from epp.protocol import codec
-from epp.request import Subset
+from epp.request import Subset, client_headers
+from epp.request.intake import REQUEST_ID, Intake
+from epp.request.model_rewrite import compiled
+from epp.request.paths import Parsers
 from shm.lanes import Lane, Lanes
 from shm.prefills import local_prefills
 from shm.segment import Region
@@ -134,7 +135,7 @@ class Pool(PrefixIndex, Protocol):
 
 
 class FilePool:
-    """Serves as the `epp.decide.EndpointPool` and as the prefix index. Both have what the endpoints file says."""
+    """Serves as the `epp.decision.decide.EndpointPool` and as the prefix index. Both have what the endpoints file says."""
 
     def __init__(self, config: EffectiveConfig, entries: Sequence[Entry], known: Sequence[Known]) -> None:
         endpoints = [

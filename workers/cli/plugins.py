@@ -14,10 +14,10 @@ from epp.config.flow_assembly import words
 from epp.config.registry import FOLDER_PACKAGE
 from epp.config.schema import parameters_schema, summary
 from epp.data import COUNTED, Key
-from epp.flows import Capability
 from epp.metrics import PLUGIN_LABELS, PREFIX
 from epp.plugin import Plugin, Scorer
-from epp.tuning import RANGE, WEIGHT_FACTOR
+from epp.points.tuning import RANGE, WEIGHT_FACTOR
+from epp.request.flows import Capability
 from workers.cli.configuration import add_plugins, plugin_path_option
 from workers.cli.output import echo_text
 

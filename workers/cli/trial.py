@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from epp.tryout import Share
+from epp.decision.tryout import Share
 from shm.segment import SegmentError
 from workers.cli.configuration import STDIN, check_endpoints, load_config, plugin_files, read_given
 from workers.cli.flags import BadConfiguration

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from epp.client_headers import GATEWAY, GROUPS, TRUSTED_BY_DEFAULT
+from epp.request.client_headers import GATEWAY, GROUPS, TRUSTED_BY_DEFAULT
 from workers.cli.flags import NAMES, flag
 
 ALL, NONE = "all", "none"

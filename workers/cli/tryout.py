@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from epp.tryout import BY_FLOW, BY_REQUEST, WHOLE, Share
+from epp.decision.tryout import BY_FLOW, BY_REQUEST, WHOLE, Share
 from workers.cli.configuration import read_file, shown_path
 from workers.cli.flags import WithArguments
 from workers.cli.output import echo

@@ -1,6 +1,6 @@
 """Finds endpoints whose answers fail far more often than those of the others, for the same kind of request. Pure code.
 
-    workers ─ counts ─▶ evidence per kind, which fades ─┬─▶ failing: its failed answers count as load (`epp.failing`)
+    workers ─ counts ─▶ evidence per kind, which fades ─┬─▶ failing: its failed answers count as load (`epp.endpoints.failing`)
                                                         └─▶ outlier: to be ejected (`workers.endpoints.ejection`)
 
 An answer has failed if its status is 400 or more, or if it is a 200 without a body where tokens were due. A server that answers so at once

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
-from epp.decision import SERVER_ERRORS_FROM
+from epp.decision.decision import SERVER_ERRORS_FROM
 from epp.request import Request
 from shm.answers import FAILED, SENT, AnswersWriter
 from workers.endpoints.outliers import CLIENT_ERROR, OTHERS, OUTCOMES, SERVER_ERROR

@@ -8,13 +8,13 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
-from epp.admission import OPEN, Admission
-from epp.decide import EndpointPool
-from epp.decision import Decision
-from epp.intake import Intake
-from epp.pipeline import Pipeline
+from epp.decision.admission import OPEN, Admission
+from epp.decision.decide import EndpointPool
+from epp.decision.decision import Decision
+from epp.decision.pipeline import Pipeline
 from epp.protocol import codec
 from epp.request import Request
+from epp.request.intake import Intake
 from shm.lanes import Lane
 from workers.extproc.answer_counts import AnswerCounts
 from workers.extproc.pipelines import Pipelines
@@ -91,7 +91,7 @@ class App:
         """`soon(call, *arguments)` schedules a call for a later turn of the event loop. `evictions`: None without in-flight eviction.
 
         `request_phase_only`: whether a stream ends with the answer to its request, so that the response passes without the picker.
-        `receipts`: returns the id of a receipt (`epp.receipt`) for a decision; None if clients get no receipts.
+        `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a decision; None if clients get no receipts.
         """
         self.pipelines = pipelines
         self.pool = pool

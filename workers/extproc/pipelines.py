@@ -12,11 +12,11 @@ the plugins that took part in the decision also see the response, even if the cu
 from collections.abc import Collection
 from typing import NamedTuple
 
-from epp import if_available
-from epp.instrument import Wrap, bare
-from epp.isolation import without
-from epp.paths import Parsers
-from epp.pipeline import Pipeline, compile_pipeline
+from epp.decision import if_available
+from epp.decision.pipeline import Pipeline, compile_pipeline
+from epp.points.instrument import Wrap, bare
+from epp.points.isolation import without
+from epp.request.paths import Parsers
 from workers.telemetry.call_timing import Timing
 from workers.telemetry.tracing import Tracer
 
@@ -75,7 +75,7 @@ class Pipelines:
 
 
 class Lease:
-    """The pipeline that one stream uses. Implements `epp.decide.Lease`. `used`: what the explanation of the decision needs.
+    """The pipeline that one stream uses. Implements `epp.decision.decide.Lease`. `used`: what the explanation of the decision needs.
 
     `traced`: whether the calls are traced. `conditional`: whether the request is refused if the target does not hold its prompt.
     """

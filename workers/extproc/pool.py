@@ -12,8 +12,8 @@ import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Floats, Mask, Roster, Snapshot, weights_by_age
 from epp.data import INFLIGHT_TOKENS, Column
+from epp.endpoints.failing import with_failed
 from epp.errors import ProducerFailed
-from epp.failing import with_failed
 from epp.plugin import Plugin, Profile
 from epp.request import Subset
 from shm.lanes import Lanes
@@ -41,7 +41,8 @@ NO_ADDRESS: tuple[str, int | None] = ("", None)
 
 
 class SharedPool:
-    """Reads the pool's endpoints and their load from the table, the documents and the lanes. Implements `epp.decide.EndpointPool`."""
+    """Reads the pool's endpoints and their load from the table, the documents and the lanes. Implements
+    `epp.decision.decide.EndpointPool`."""
 
     def __init__(
         self,

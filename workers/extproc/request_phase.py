@@ -14,22 +14,21 @@ from typing import Any, Final
 from xxhash import xxh3_64
 
 from compiled.calls import step
-from epp import if_available
-from epp.client_headers import PREFER
-from epp.decide import decide
-from epp.decision import Decision
+from epp.decision import if_available
+from epp.decision.decide import decide
+from epp.decision.decision import Decision
 from epp.errors import Cause, ProtocolViolation, Refused
-from epp.inferred_path import inferred_path
-from epp.intake import REQUEST_ID, REQUEST_ID_NEEDLE
-from epp.paths import DEFAULT_PATH
 from epp.plugin import Parser
 from epp.protocol import codec
 from epp.protocol.codec import PIECE_BYTES_MAX
 from epp.protocol.inflate import Unpacking, body_slices
 from epp.protocol.rewrite import REMOVED, ModelRestorer
 from epp.protocol.stream import AWAIT_BODY, DECIDING, ROUTED
-from epp.renaming import CONTENT_ENCODING
 from epp.request import Subset
+from epp.request.client_headers import PREFER
+from epp.request.intake import REQUEST_ID, REQUEST_ID_NEEDLE
+from epp.request.paths import DEFAULT_PATH, inferred_path
+from epp.request.renaming import CONTENT_ENCODING
 from workers.extproc.pipelines import Lease
 from workers.extproc.shell import Shell
 from workers.telemetry.tracing import GatewayContext

@@ -3,7 +3,7 @@
 from typing import Final
 
 from compiled.calls import increase
-from epp.decision import ERRORS_FROM, SERVER_ERRORS_FROM, Decision, Ticket
+from epp.decision.decision import ERRORS_FROM, SERVER_ERRORS_FROM, Decision, Ticket
 from epp.flow.eviction import Victim
 from epp.request import Request
 from workers.endpoints.ejection import CONNECTION_POINTS

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from compiled.calls import find
-from epp.client_headers import wants_receipt
-from epp.decision import ERRORS_FROM, SERVED, SERVER_ERRORS_FROM, Decision, Response, Usage
+from epp.decision.decision import ERRORS_FROM, SERVED, SERVER_ERRORS_FROM, Decision, Response, Usage
+from epp.decision.pipeline import Pipeline
+from epp.decision.receipt import HEADER as RECEIPT
 from epp.errors import blame
-from epp.pipeline import Pipeline
 from epp.plugin import Parser
 from epp.protocol import codec
 from epp.protocol.codec import PIECE_BYTES_MAX, learn_chunk
@@ -21,9 +21,9 @@ from epp.protocol.rewrite import ModelRestorer
 from epp.protocol.stream import DONE
 from epp.protocol.usage import ANSWER, Scanner, UsageScanner
 from epp.protocol.usage_bounds import bounded, implausible
-from epp.receipt import HEADER as RECEIPT
-from epp.renaming import UNSIZED, restorable
 from epp.request import Request
+from epp.request.client_headers import wants_receipt
+from epp.request.renaming import UNSIZED, restorable
 from workers.endpoints.outliers import EMPTY
 from workers.extproc.reservation import Reservation
 from workers.extproc.shell import Shell

@@ -5,9 +5,9 @@ All other requests pass. No request waits.
 
 from typing import Final, Protocol
 
-from epp.admission import HOLDS_NOTHING
 from epp.candidates import Candidates
-from epp.decision import Ticket
+from epp.decision.admission import HOLDS_NOTHING
+from epp.decision.decision import Ticket
 from epp.errors import Cause, Refused
 from epp.plugin import SaturationDetector
 from epp.request import Request, Subset
@@ -22,7 +22,7 @@ class Pool(Protocol):
 
 
 class Shedding:
-    """Refuses requests of low priority under load. Implements `epp.admission.Admission`."""
+    """Refuses requests of low priority under load. Implements `epp.decision.admission.Admission`."""
 
     def __init__(self, pool: Pool, detector: SaturationDetector) -> None:
         self._pool = pool

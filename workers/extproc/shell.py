@@ -9,7 +9,7 @@ reserved is released exactly once, however the stream ends.
 from collections.abc import Callable
 from typing import Any, Final
 
-from epp.decision import Decision
+from epp.decision.decision import Decision
 from epp.errors import Cause, ProtocolViolation, Refused
 from epp.protocol import codec, refusals
 from epp.protocol.stream import AWAIT_HEADERS, DECIDING, ENDED, ROUTED

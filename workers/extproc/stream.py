@@ -14,7 +14,7 @@ soon as it is over.
 from typing import Final
 
 from compiled.calls import find
-from epp.decision import Decision
+from epp.decision.decision import Decision
 from epp.errors import Cause, Refused
 from epp.protocol import codec, refusals
 from epp.protocol.codec import (

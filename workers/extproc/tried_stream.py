@@ -13,17 +13,16 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final
 
-from epp import client_headers
-from epp.decide import choose
-from epp.decision import Decision
+from epp.decision.decide import choose
+from epp.decision.decision import Decision
+from epp.decision.pipeline import Pipeline
+from epp.decision.tryout import BY_FLOW, Share
 from epp.errors import Refused
-from epp.intake import REQUEST_ID_NEEDLE
-from epp.pipeline import Pipeline
 from epp.protocol import codec
 from epp.protocol.codec import REQUEST_HEADERS
 from epp.protocol.stream import AWAIT_HEADERS
-from epp.request import Request
-from epp.tryout import BY_FLOW, Share
+from epp.request import Request, client_headers
+from epp.request.intake import REQUEST_ID_NEEDLE
 from workers.extproc.app import App
 from workers.extproc.shell import UNKNOWN_ERROR
 from workers.extproc.stream import PATH, ExtProcStream

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from epp.flow.eviction import NOTHING, Reclamation, RevocationObserver, Standing, Step, Victim, Victims
-from epp.flows import FlowKey
 from epp.metrics.flow_control import REVOCATIONS_ISSUED_TOTAL, REVOCATIONS_TOTAL
 from epp.plugin import EvictionFilter, EvictionOrder
 from epp.request import Request
+from epp.request.flows import FlowKey
 from shm.flow_lanes import EVICTABLE, FlowLanes, VictimCell
 from shm.series import SeriesWriter
 

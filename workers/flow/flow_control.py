@@ -16,14 +16,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from epp.decision import Ticket
+from epp.decision.decision import Ticket
 from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
 from epp.flow.outcomes import Outcome, Undispatched
 from epp.flow.plan import FlowPlan
 from epp.flow.ports import Probe, Reading
-from epp.flows import FlowKey, Item
 from epp.request import Request
+from epp.request.flows import FlowKey, Item
 from workers.flow.eviction import Evictions
 from workers.flow.metrics import FlowMetrics
 from workers.flow.peers import LanePeers
@@ -57,7 +57,8 @@ class FlowTicket:
 
 
 class QueuedRequest(FlowTicket):
-    """One request that has to wait. It is both the item that the controller queues (`epp.flows.Item`) and the ticket that `turn` returns.
+    """One request that has to wait. It is both the item that the controller queues (`epp.request.flows.Item`) and the ticket that `turn`
+    returns.
 
     Policies read the request from the item.
     """
@@ -120,7 +121,7 @@ class FlowObserver:
 
 
 class FlowControl:
-    """Runs one worker's shard of flow control. Implements `epp.admission.Admission` for the worker's streams."""
+    """Runs one worker's shard of flow control. Implements `epp.decision.admission.Admission` for the worker's streams."""
 
     def __init__(
         self,

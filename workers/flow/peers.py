@@ -16,7 +16,7 @@ import xxhash
 
 from compiled.calls import increase
 from epp.flow.ports import Elsewhere, Front, Held, Wanted
-from epp.flows import FlowKey
+from epp.request.flows import FlowKey
 from shm.flow_lanes import (
     BACKLOGGED,
     DISPATCHED,

@@ -10,10 +10,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Mask, Roster
+from epp.endpoints.roles import ROLE_LABEL
 from epp.flow.ports import PoolLoad
 from epp.plugin import SaturationDetector
 from epp.plugins.filters.roles import DecodeFilter, PrefillFilter
-from epp.roles import ROLE_LABEL
 from shm.flow_lanes import DISPATCHED, PENDING
 
 EMPTY: Final = PoolLoad(1.0, empty=True)

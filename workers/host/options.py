@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from epp.client_headers import TRUSTED_BY_DEFAULT
+from epp.request.client_headers import TRUSTED_BY_DEFAULT
 
 PASSWORD_VARIABLE = "EPP_REPLICA_STORE_PASSWORD"
 POOL_GROUP = "inference.networking.k8s.io"  # the default API group of an InferencePool
@@ -91,7 +91,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     enable_pprof: bool = True
     ui: bool = True
     disable_endpoint_subset_filter: bool = False
-    # Groups of `epp.client_headers`; with GATEWAY among them, the gateway removes those of clients.
+    # Groups of `epp.request.client_headers`; with GATEWAY among them, the gateway removes those of clients.
     trust_client_headers: tuple[str, ...] = TRUSTED_BY_DEFAULT
     pool_name: str = "epp"
     # Whether --pool-name is set. If so, the pool is the source of endpoints, unless there is another one.

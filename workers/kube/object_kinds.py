@@ -13,7 +13,7 @@
   Among rewrites of the same age, and among those without a time, the directory comes before the API. Within the directory, the order is
   that of file names and of positions in the file; within the API, that of names.
 
-What this does not do: read files, send requests to an API server, or choose a rule (`epp.model_rewrite` does).
+What this does not do: read files, send requests to an API server, or choose a rule (`epp.request.model_rewrite` does).
 """
 
 import datetime
@@ -21,7 +21,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from epp.model_rewrite import MODEL_CHARS_MAX, MODELS_MAX, RULES_MAX, TARGETS_MAX, WEIGHT_MAX, Rewrite, Rule, Target
+from epp.request.model_rewrite import (
+    MODEL_CHARS_MAX,
+    MODELS_MAX,
+    RULES_MAX,
+    TARGETS_MAX,
+    WEIGHT_MAX,
+    Rewrite,
+    Rule,
+    Target,
+)
 from workers.host.options import POOL_GROUP
 from workers.host.yaml_files import Fault, Node
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from epp.topology import HOST_LABEL
+from epp.endpoints.topology import HOST_LABEL
 from workers.endpoints.discovery import LABELS_MAX, EndpointSpec, Labels
 from workers.kube.selector import Selector
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from epp.explain import Explanation
+from epp.decision.explain import Explanation
 from epp.request import DEFAULT_FLOW
 from workers.pages.page import PageAnswer, Pause, Piece, Request
 from workers.shared.decisions import Asking, by_request

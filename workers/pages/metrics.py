@@ -25,6 +25,7 @@ from prometheus_client.exposition import choose_encoder
 from compiled.finder import choose
 from epp.candidates import Endpoint
 from epp.data import KV_USAGE, RUNNING, WAITING
+from epp.decision.tryout import WHOLE
 from epp.metrics import PREFIX, Group, Metric
 from epp.metrics.computed import (
     BUS_CORRUPT,
@@ -72,7 +73,6 @@ from epp.metrics.lanes import (
     WORKER_GAUGES,
 )
 from epp.metrics.older_names import TWINS, older_name
-from epp.tryout import WHOLE
 from shm.lanes import Lanes
 from shm.series_reader import SeriesReader
 from shm.table import EJECTED, State, TableCopy, TableReader

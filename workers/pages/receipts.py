@@ -1,4 +1,4 @@
-"""Serves the page `/debug/receipt`: opens a receipt (`epp.receipt`), and says what it has, with names.
+"""Serves the page `/debug/receipt`: opens a receipt (`epp.decision.receipt`), and says what it has, with names.
 
     ?id=ID    the receipt as JSON; with `explanation`, while a worker still remembers the decision
 
@@ -14,10 +14,10 @@ from urllib.parse import parse_qs
 import msgspec
 
 from epp.candidates import Endpoint
-from epp.explain import Explanation
-from epp.pipeline import Pipeline
+from epp.decision.explain import Explanation
+from epp.decision.pipeline import Pipeline
+from epp.decision.receipt import UNKNOWN, BadReceipt, Place, Reason, Receipt, Seal, hash_of
 from epp.plugin import Scorer
-from epp.receipt import UNKNOWN, BadReceipt, Place, Reason, Receipt, Seal, hash_of
 from workers.pages.decisions import ANSWER_S, JSON, LOOK_AGAIN_S
 from workers.pages.page import PageAnswer, Pause, Piece, Request
 from workers.shared.decisions import Asking

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from epp.tryout import Share
+from epp.decision.tryout import Share
 
 SUFFIX: Final = ".ask"
 BYTES_MAX: Final = 16 << 20

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from epp.tryout import Share
+from epp.decision.tryout import Share
 from workers.process.asks import Ask
 from workers.process.layout import Names
 from workers.process.resources import Words

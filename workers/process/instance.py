@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from compiled.finder import choose
-from epp import response_phase
+from epp.decision import response_phase
 from shm.observe import SECRET
 from shm.segment import InstanceLock, check_room, sweep
 from workers.process.activation import received

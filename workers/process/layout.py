@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from epp import guard
 from epp.data import COUNTED, SHOWN, Column
+from epp.decision.pipeline import Pipeline
 from epp.metrics import PLUGIN_LABELS, Group, Metric
 from epp.metrics.catalogue import plugin_groups
 from epp.metrics.flow_control import FLOW_CYCLE, FLOW_GROUPS
@@ -39,7 +39,7 @@ from epp.metrics.lanes import (
     WORKER_HISTOGRAMS,
 )
 from epp.metrics.series import GROUPS
-from epp.pipeline import Pipeline
+from epp.points import guard
 from shm.answers import AnswersSchema
 from shm.documents import DocumentSchema
 from shm.flow_lanes import BANDS_MAX, FlowSchema

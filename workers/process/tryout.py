@@ -3,15 +3,15 @@
     begin ─▶ all workers use it ─▶ counted, watched ─▶ promoted, rolled back by hand, or taken back because it is worse
 
 The workers count (`workers.telemetry.tryout_figures`). The parent reads the sums of all workers, and gives them to the
-sequential test (`epp.tryout`), which says when the candidate is worse.
+sequential test (`epp.decision.tryout`), which says when the candidate is worse.
 """
 
 from typing import Final
 
 import structlog
 
+from epp.decision.tryout import CANDIDATE, IN_FORCE, Side, Watch
 from epp.metrics.series import TRYOUT, TRYOUT_SHADOWS
-from epp.tryout import CANDIDATE, IN_FORCE, Side, Watch
 from shm.series_reader import SeriesReader, Values
 from workers.process.generations import Bundle
 from workers.process.instance import Instance

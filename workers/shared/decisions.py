@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from epp.decision import Decision
+from epp.decision.decision import Decision
+from epp.decision.explain import Explanation, explain
+from epp.decision.pipeline import Pipeline
 from epp.errors import Refused
-from epp.explain import Explanation, explain
-from epp.pipeline import Pipeline
 from epp.request import Request
-from epp.tokens import drop_prompt
+from epp.request.tokens import drop_prompt
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from epp import client_headers
 from epp.flow.plan import FlowPlan
+from epp.request import client_headers
 from shm.documents import DocumentReader
 from workers.shared.documents import OBJECTIVES
 

@@ -22,9 +22,9 @@ from typing import Final
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from epp.client_headers import GROUPS
 from epp.errors import Cause, Refused
 from epp.request import Request
+from epp.request.client_headers import GROUPS
 from workers.host.exit_codes import INTENDED
 
 DECIDING: Final = "deciding"  # a gauge in a worker's lane

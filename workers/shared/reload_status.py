@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from epp.tryout import Share, Side
+from epp.decision.tryout import Share, Side
 from shm.documents import DocumentReader, DocumentSchema
 
 STATUS_BYTES: Final = 64 << 10

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from epp.model_rewrite import Rules, compiled
+from epp.request.model_rewrite import Rules, compiled
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.flow_lanes import BANDS_MAX, FlowLanes
 from workers.host.directory import LOOK_EVERY_S, changes

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from epp.decision.receipt import Seal
 from epp.learning.model import LatencyModel
 from epp.plugins.producers.inflight import InflightLoad
-from epp.receipt import Seal
 from epp.recording.keys import Keyed
 from shm.documents import DocumentReader
 from shm.lanes import Lane

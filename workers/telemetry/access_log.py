@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from epp.decision import Decision
+from epp.decision.decision import Decision
 from epp.request import Request
 from workers.host.log import REQUEST
 

@@ -14,9 +14,9 @@ from typing import Final
 from compiled.calls import increase
 from epp.candidates import Endpoint
 from epp.data import CACHE_TOKENS, KV_USAGE
-from epp.decision import Decision, Usage
+from epp.decision.decision import Decision, Usage
+from epp.decision.pipeline import Recipe
 from epp.metrics.series import PREDICTION
-from epp.pipeline import Recipe
 from epp.plugin import Scorer
 from epp.prefix.divergence import APART, Key, Sums, Watch
 from epp.prefix.match import PrefixMatch

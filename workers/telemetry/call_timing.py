@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from epp.guard import within
-from epp.instrument import C, Point, Wrap
-from epp.pipeline import Pipeline
+from epp.decision.pipeline import Pipeline
 from epp.plugin import Plugin
+from epp.points.guard import within
+from epp.points.instrument import C, Point, Wrap
 from shm.lanes import Lane
 
 SHARE: Final = 8
@@ -184,7 +184,8 @@ class CallTimers:
 
 
 class Timing:
-    """Chooses the requests of one worker that are timed. `guarded`: the other wrapper of all calls; `epp.instrument.bare` for none."""
+    """Chooses the requests of one worker that are timed. `guarded`: the other wrapper of all calls; `epp.points.instrument.bare` for
+    none."""
 
     def __init__(self, timers: CallTimers, guarded: Wrap, pipeline: Pipeline) -> None:
         """`pipeline`: its calls have both wrappers already: `guarded`, and `timers` with weight 1."""

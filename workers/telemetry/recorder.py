@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from epp import client_headers
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Datum
-from epp.decision import Decision, ProfileRun
-from epp.intake import REQUEST_ID
+from epp.decision.decision import Decision, ProfileRun
 from epp.plugin import Filter, Picker, Scorer
 from epp.prefix.match import PrefixMatch
 from epp.prefix.prediction import compared_match
@@ -30,11 +28,12 @@ from epp.recording.batches import CONTENT_MAX, packets
 from epp.recording.keys import Keyed, id_hash
 from epp.recording.records import ARRAY, ARRAY_HEAD, BATCH, CONFIGURED, DECIDED, ENDED, ROSTER
 from epp.recording.sample import Sample
-from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, Request
+from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, Request, client_headers
+from epp.request.intake import REQUEST_ID
 
 if TYPE_CHECKING:
     from epp.candidates import Candidates, Roster
-    from epp.pipeline import Pipeline, WiredProfile
+    from epp.decision.pipeline import Pipeline, WiredProfile
     from workers.telemetry.request_metrics import Exchange
 
 BATCH_RECORDS_MAX: Final = 1024

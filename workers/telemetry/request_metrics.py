@@ -11,7 +11,7 @@ from typing import Final
 
 from compiled.calls import increase
 from epp.candidates import Endpoint
-from epp.decision import Usage
+from epp.decision.decision import Usage
 from epp.metrics import OTHER
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import (

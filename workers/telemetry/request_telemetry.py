@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 from epp.candidates import Endpoint
-from epp.decision import Decision, Usage
+from epp.decision.decision import Decision, Usage
 from epp.errors import Cause, Refused
-from epp.isolation import culprit
+from epp.points.isolation import culprit
 from epp.request import Request
-from epp.tokens import drop_prompt
+from epp.request.tokens import drop_prompt
 from shm.lanes import Lane
 from workers.host.log import error_text
 from workers.shared.decisions import Recent, Used

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
 from epp.metrics.series import SHADOW_DECISIONS
 from shm.series import SeriesWriter
 

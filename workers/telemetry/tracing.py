@@ -34,10 +34,10 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import numpy as np
 
 from epp.candidates import Candidates, Scores
-from epp.decision import Decision
-from epp.instrument import Point, Wrap
-from epp.pipeline import Pipeline, WiredProfile
+from epp.decision.decision import Decision
+from epp.decision.pipeline import Pipeline, WiredProfile
 from epp.plugin import Plugin, Profile, Scorer
+from epp.points.instrument import Point, Wrap
 from epp.protocol import codec
 from epp.request import Request
 from workers.host.log import words

@@ -3,7 +3,8 @@
 from math import isnan
 from typing import Final
 
-from epp.decision import Usage
+from epp.decision.decision import Usage
+from epp.decision.tryout import CANDIDATE, IN_FORCE
 from epp.metrics.series import (
     TRYOUT_CACHED_TOKENS,
     TRYOUT_COMPARED,
@@ -13,7 +14,6 @@ from epp.metrics.series import (
     TRYOUT_PROMPT_TOKENS,
     TRYOUT_REQUESTS,
 )
-from epp.tryout import CANDIDATE, IN_FORCE
 from shm.series import SeriesWriter
 
 PROMPT_TOKENS_MAX: Final = 1 << 32  # a server that reports more tokens is wrong

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from epp.candidates import Endpoint
-from epp.decision import Usage
+from epp.decision.decision import Usage
 from epp.metrics.series import USAGE_BEYOND_BOUNDS
 from shm.series import SeriesWriter
 from workers.host.log import Rarely

@@ -1,8 +1,8 @@
 """Leaves plugins that fail repeatedly out of a worker's pipeline for a while.
 
 `Isolation.fault` gets every fault and counts it for the plugin at fault. The fifth fault within a minute takes the plugin out if the
-pipeline works without it (`epp.isolation`). Open streams keep the pipeline that decided them, so that the plugin releases what it holds for
-them. After a minute the plugin returns on trial: then a single fault takes it out again.
+pipeline works without it (`epp.points.isolation`). Open streams keep the pipeline that decided them, so that the plugin releases what it
+holds for them. After a minute the plugin returns on trial: then a single fault takes it out again.
 
 Each worker decides separately.
 """
@@ -10,9 +10,9 @@ Each worker decides separately.
 from collections.abc import Callable
 from functools import partial
 
-from epp.isolation import PAUSE_S, Faults, culprit, dispensable
 from epp.metrics.series import ISOLATION
 from epp.plugin import Plugin
+from epp.points.isolation import PAUSE_S, Faults, culprit, dispensable
 from shm.series import SeriesWriter
 from workers.extproc.pipelines import Pipelines
 from workers.host.log import error_text

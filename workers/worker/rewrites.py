@@ -7,7 +7,7 @@ Each request looks whether there is a later version of the document, so it finds
 rule is counted under the names of the InferenceModelRewrite, the requested model and the chosen model. The names in rules come from
 operators, not from clients. So they always keep their metric labels, even if clients request very many models.
 
-`epp.model_rewrite` chooses the rule, `epp.renaming` renames the model.
+`epp.request.model_rewrite` chooses the rule, `epp.request.renaming` renames the model.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import msgspec
 
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import MODEL_REWRITE_DECISIONS
-from epp.model_rewrite import Choice, Rules
+from epp.request.model_rewrite import Choice, Rules
 from shm.documents import DocumentReader
 from shm.series import SeriesWriter
 from workers.shared.documents import REWRITES

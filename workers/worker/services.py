@@ -9,9 +9,9 @@ from typing import Any, Final
 import structlog
 
 from epp.errors import PluginFault
-from epp.isolation import culprit
 from epp.metrics import Metric
 from epp.plugin import HeldBlocks, Learning, LoadCounts, Plugin, Prefills, PrefixIndex
+from epp.points.isolation import culprit
 from epp.prefix.match import CutsPrompts
 from shm.lanes import Lane
 from shm.series import SeriesWriter

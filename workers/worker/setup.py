@@ -18,14 +18,13 @@ from typing import Final
 import msgspec
 import structlog
 
-from epp import guard
-from epp.admission import OPEN, Admission
-from epp.client_headers import DEBUG_GROUP, untrusted
 from epp.data import Column
-from epp.decision import Decision
-from epp.explain import Explanation
-from epp.instrument import Wrap, bare
-from epp.intake import Intake
+from epp.decision.admission import OPEN, Admission
+from epp.decision.decision import Decision
+from epp.decision.explain import Explanation
+from epp.decision.pipeline import Pipeline
+from epp.decision.receipt import SALT_BYTES, Seal, receipt_of
+from epp.decision.response_phase import NONE
 from epp.metrics import Group
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import (
@@ -38,13 +37,14 @@ from epp.metrics.series import (
     REQUEST_FIGURES,
     SHADOWS,
 )
-from epp.pipeline import Pipeline
 from epp.plugin import HeldBlocks
-from epp.receipt import SALT_BYTES, Seal, receipt_of
+from epp.points import guard
+from epp.points.instrument import Wrap, bare
 from epp.recording.keys import Keyed
 from epp.recording.sample import Sample
 from epp.request import Request
-from epp.response_phase import NONE
+from epp.request.client_headers import DEBUG_GROUP, untrusted
+from epp.request.intake import Intake
 from shm.answers import AnswersWriter
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import SUPERVISOR_LANE, Lane

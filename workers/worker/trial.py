@@ -15,11 +15,11 @@ from typing import Final
 
 import uvloop
 
-from epp.decide import choose
-from epp.decision import Decision, Response, Usage
+from epp.decision.decide import choose
+from epp.decision.decision import Decision, Response, Usage
 from epp.errors import PluginFault, ProducerFailed, Refused
-from epp.isolation import culprit
 from epp.plugin import Plugin, Profile
+from epp.points.isolation import culprit
 from epp.protocol import codec
 from epp.request import Request
 from shm.lanes import Lane

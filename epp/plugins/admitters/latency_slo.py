@@ -5,7 +5,7 @@ import msgspec
 from epp.candidates import Candidates
 from epp.data import KV_USAGE, RUNNING
 from epp.errors import Cause, Refused
-from epp.latency import TPOT_HEADERS, TTFT_HEADERS, latency_predictions, objective_ms
+from epp.learning.latency import TPOT_HEADERS, TTFT_HEADERS, latency_predictions, objective_ms
 from epp.plugin import Admitter, plugin
 from epp.request import Request
 

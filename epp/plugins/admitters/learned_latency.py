@@ -9,10 +9,10 @@ import numpy as np
 
 from epp.candidates import Candidates, Floats, Mask
 from epp.data import INFLIGHT_REQUESTS, Datum
-from epp.decision import Decision, Response
+from epp.decision.decision import Decision, Response
 from epp.errors import Cause, ProducerFailed, Refused
-from epp.latency import TPOT_HEADERS, TTFT_HEADERS, objective_ms
 from epp.learning.costs import LearnedCosts, learned_costs
+from epp.learning.latency import TPOT_HEADERS, TTFT_HEADERS, objective_ms
 from epp.learning.margin import Expected, Margin
 from epp.metrics import Metric
 from epp.plugin import (

@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 
 from epp.candidates import Candidates
+from epp.endpoints.pressure import Pressure
 from epp.errors import Cause, Refused
 from epp.plugin import Admitter, Services, plugin
-from epp.pressure import Pressure
 from epp.request import Request
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]

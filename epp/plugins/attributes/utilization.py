@@ -8,9 +8,9 @@ import numpy as np
 
 from epp.candidates import Candidates, Mask
 from epp.data import INFLIGHT_REQUESTS, KV_USAGE, RUNNING, WAITING, Column
-from epp.inflight_load import named_load
 from epp.plugin import Filter, Profile, plugin
 from epp.plugins.attributes import Reporters
+from epp.points.inflight_load import named_load
 from epp.request import Request
 
 METRICS: Mapping[str, Column[Any]] = {

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from epp.decision import SERVED, Decision, Response
+from epp.decision.decision import SERVED, Decision, Response
 from epp.plugin import ResponseReceived, plugin
 from epp.request import Request
 

@@ -1,6 +1,6 @@
 """Runs a stage of disaggregated inference on its own server for every request."""
 
-from epp.decision import ProfileRun
+from epp.decision.decision import ProfileRun
 from epp.plugin import Decider, plugin
 from epp.request import Request
 

@@ -1,9 +1,9 @@
 """Encode requests with images, audio or video on an encode server."""
 
-from epp.decision import ProfileRun
+from epp.decision.decision import ProfileRun
 from epp.plugin import Decider, plugin
 from epp.request import Request
-from epp.tokens import TOKENS
+from epp.request.tokens import TOKENS
 
 
 @plugin("always-disagg-multimodal-decider")

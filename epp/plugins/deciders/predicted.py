@@ -6,14 +6,14 @@ from typing import Final
 import numpy as np
 
 from epp.candidates import Mask, Roster
-from epp.decision import ProfileRun
+from epp.decision.decision import ProfileRun
+from epp.endpoints.roles import PREFILL_ROLES, ROLE_LABEL
 from epp.learning.costs import learned_costs
 from epp.plugin import Decider, Plugin, plugin
 from epp.plugins.deciders._predicted_parameters import Parameters
 from epp.prefix.match import APPROXIMATE, prefix_match, read_producer
 from epp.request import Request
-from epp.roles import PREFILL_ROLES, ROLE_LABEL
-from epp.tokens import TOKENS, token_count
+from epp.request.tokens import TOKENS, token_count
 
 MS: Final = 1000.0
 THOUSAND: Final = 1000.0

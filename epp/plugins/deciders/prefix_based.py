@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from epp.data import Datum
-from epp.decision import ProfileRun
+from epp.decision.decision import ProfileRun
 from epp.plugin import Decider, Plugin, plugin
 from epp.plugins.deciders._prefix_based_parameters import Parameters
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match, read_producer
 from epp.request import Request
-from epp.tokens import TOKENS, token_count
+from epp.request.tokens import TOKENS, token_count
 
 
 @plugin("prefix-based-pd-decider")

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any
 
-from epp.flows import BandView, FlowView, Queued
 from epp.plugin import DisplacementPolicy
+from epp.request.flows import BandView, FlowView, Queued
 
 FEW = 64
 

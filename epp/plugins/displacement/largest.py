@@ -1,8 +1,8 @@
 """Displace the largest item, so that as few requests as possible give way."""
 
-from epp.flows import Capability, FlowView, Queued
 from epp.plugin import plugin
 from epp.plugins.displacement import MostBytes
+from epp.request.flows import Capability, FlowView, Queued
 
 
 @plugin("largest-displacement-policy")

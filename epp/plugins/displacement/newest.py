@@ -1,8 +1,8 @@
 """Displace the newest item, which loses the least waiting time."""
 
-from epp.flows import Capability, FlowView, Queued
 from epp.plugin import plugin
 from epp.plugins.displacement import MostBytes
+from epp.request.flows import Capability, FlowView, Queued
 
 
 @plugin("newest-displacement-policy")

@@ -1,7 +1,7 @@
 """End the least important request first; among equally important ones, the one that has been served for the shortest time."""
 
-from epp.flows import FlowKey, rank
 from epp.plugin import EvictionOrder, plugin
+from epp.request.flows import FlowKey, rank
 
 
 @plugin("priority-then-time-eviction-order-policy", "eviction-priority-then-time-ordering")

@@ -1,7 +1,7 @@
 """Allow the eviction of sheddable requests only."""
 
-from epp.flows import FlowKey, sheddable
 from epp.plugin import EvictionFilter, plugin
+from epp.request.flows import FlowKey, sheddable
 
 
 @plugin("sheddable-eviction-filter", "eviction-sheddable-filter")

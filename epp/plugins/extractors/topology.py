@@ -2,8 +2,8 @@
 
 import msgspec
 
+from epp.endpoints.topology import LABELS, NamesPlaces
 from epp.plugin import Extractor, plugin
-from epp.topology import LABELS, NamesPlaces
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

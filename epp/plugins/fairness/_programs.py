@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from epp.candidates import Endpoint
-from epp.flows import FlowKey
+from epp.request.flows import FlowKey
 
 REASONING, RESUMING, NEW = range(3)  # classes of programs; the smallest goes first
 CLASSES: Final = ("reasoning", "resuming", "new")

@@ -17,10 +17,10 @@ from math import isinf, isnan
 from typing import Final
 
 from epp.data import Datum
-from epp.decision import Decision, Response
-from epp.flows import Queued, original
+from epp.decision.decision import Decision, Response
 from epp.prefix.match import PrefixMatch
 from epp.request import BYTES_PER_TOKEN, Request
+from epp.request.flows import Queued, original
 
 TOKENS_MAX: Final = 1e7  # a request costs at most this; servers may report anything
 # The most fairness ids with averages of their own. If there are more, the id with the oldest last answer is dropped.

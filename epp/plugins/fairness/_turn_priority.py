@@ -20,9 +20,9 @@ from typing import Protocol
 import numpy as np
 
 from epp.candidates import Floats
-from epp.flows import FlowKey, FlowView, Queued
 from epp.plugin import Ledger
 from epp.request import DEFAULT_FLOW
+from epp.request.flows import FlowKey, FlowView, Queued
 
 TURNS_END = 1 << 20  # a position is seconds x TURNS_END + turns; exact in a float64 while the seconds are below 2**33
 

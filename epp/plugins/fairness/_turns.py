@@ -15,8 +15,8 @@ a larger one does. So only the smallest program of each class is compared with t
 from bisect import bisect_left, insort
 from typing import NamedTuple, Protocol
 
-from epp.flows import FlowKey, FlowView, Queued
 from epp.plugins.fairness._programs import NEW, REASONING, RESUMING, Pod, Program, Programs
+from epp.request.flows import FlowKey, FlowView, Queued
 
 Place = tuple[float, float, FlowKey]  # size, arrival, flow
 

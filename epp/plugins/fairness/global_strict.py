@@ -4,8 +4,8 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from epp.flows import FlowKey, FlowView, Queued
 from epp.plugin import FairnessPolicy, plugin
+from epp.request.flows import FlowKey, FlowView, Queued
 
 VOID_MIN = 64  # the heap may have this many void entries, even if it has few valid ones
 

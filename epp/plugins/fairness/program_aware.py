@@ -29,12 +29,12 @@ import numpy as np
 
 from epp.candidates import Floats
 from epp.data import Datum
-from epp.decision import Decision, Response
-from epp.flows import FlowKey, FlowView, Queued, original
+from epp.decision.decision import Decision, Response
 from epp.metrics import Metric
 from epp.plugin import FairnessPolicy, Gauge, PreRequest, ResponseComplete, Services, plugin
 from epp.plugins.fairness._turn_priority import Depths, Session
 from epp.request import Request
+from epp.request.flows import FlowKey, FlowView, Queued, original
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 TOKENS_MAX = 1e7  # an answer counts at most this many tokens; servers may report anything

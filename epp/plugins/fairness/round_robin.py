@@ -4,8 +4,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from epp.flows import FlowKey, FlowView, Queued
 from epp.plugin import FairnessPolicy, plugin
+from epp.request.flows import FlowKey, FlowView, Queued
 
 
 @plugin("round-robin-fairness-policy")

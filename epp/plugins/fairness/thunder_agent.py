@@ -17,7 +17,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Floats, Roster, Scores, Snapshot
 from epp.data import CACHE_TOKENS, Datum
-from epp.decision import Decision, Response
+from epp.decision.decision import Decision, Response
 from epp.metrics import Metric
 from epp.plugin import (
     Count,

@@ -34,15 +34,15 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Final
 
 from epp.data import Datum
-from epp.decision import Decision, Response
-from epp.flow_points import FairnessPolicy, Ledger
-from epp.flows import FlowKey, FlowView, Queued
+from epp.decision.decision import Decision, Response
 from epp.plugin import Plugin, ResponseComplete, plugin
 from epp.plugins.fairness._token_costs import Balance, Charge, TokenCosts
 from epp.plugins.fairness._token_weighted_parameters import Parameters
+from epp.points.flow import FairnessPolicy, Ledger
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
+from epp.request.flows import FlowKey, FlowView, Queued
 
 IDLE_MAX: Final = 10_000  # empty flows that keep an account
 VOID_MIN: Final = 64  # the line may have this many void entries, even if it has few valid ones

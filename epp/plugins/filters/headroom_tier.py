@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, Mask
-from epp.latency import latency_predictions
+from epp.learning.latency import latency_predictions
 from epp.plugin import Filter, Profile, Services, plugin
 from epp.request import Request
 

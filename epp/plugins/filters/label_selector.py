@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from epp.label_selectors import Operator, holds, key_fault, value_fault
+from epp.endpoints.label_selectors import Operator, holds, key_fault, value_fault
 from epp.plugin import plugin
 from epp.plugins.filters import LabelFilter
 

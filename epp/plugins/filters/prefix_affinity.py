@@ -8,12 +8,12 @@ import numpy as np
 
 from epp.candidates import Candidates, Floats, Mask
 from epp.data import INFLIGHT_TOKENS
-from epp.latency import latency_predictions
+from epp.learning.latency import latency_predictions
 from epp.metrics import Metric
 from epp.plugin import Count, Filter, Profile, Services, plugin
+from epp.points.tuning import tuned
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
-from epp.tuning import tuned
 
 PREFILL_THROUGHPUT: Literal["prefillThroughput"] = "prefillThroughput"
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]

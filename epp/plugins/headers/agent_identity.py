@@ -2,10 +2,10 @@
 
 import msgspec
 
-from epp.client_headers import FAIRNESS_ID, first_value, names_flow
 from epp.data import Datum
 from epp.plugin import RequestHeader, plugin
 from epp.request import DEFAULT_FLOW, Request
+from epp.request.client_headers import FAIRNESS_ID, first_value, names_flow
 
 KNOWN = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
 AGENT: Datum[str] = Datum("agent-identity", str)

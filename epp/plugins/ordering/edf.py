@@ -2,8 +2,8 @@
 
 import math
 
-from epp.flows import Queued
 from epp.plugin import OrderingPolicy, plugin
+from epp.request.flows import Queued
 
 
 @plugin("edf-ordering-policy")

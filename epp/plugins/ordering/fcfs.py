@@ -1,7 +1,7 @@
 """Serves requests in order of arrival (first come, first served)."""
 
-from epp.flows import Capability, Queued
 from epp.plugin import OrderingPolicy, plugin
+from epp.request.flows import Capability, Queued
 
 
 @plugin("fcfs-ordering-policy")

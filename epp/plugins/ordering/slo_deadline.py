@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping
 
-from epp.flows import Queued, original
-from epp.latency import TTFT_HEADERS
+from epp.learning.latency import TTFT_HEADERS
 from epp.plugin import OrderingPolicy, plugin
+from epp.request.flows import Queued, original
 
 MS_MAX = (2**63 - 1) // 1_000_000  # the largest int64 in nanoseconds: about 292 years
 DIGITS_MAX = 19

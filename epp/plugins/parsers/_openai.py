@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from epp.errors import Cause, Refused
-from epp.model_rewrite import MODEL_CHARS_MAX
 from epp.plugins.parsers import _canonical, _extents, _parts
 from epp.plugins.parsers._canonical import BRACKET, QUOTE, first, present
 from epp.plugins.parsers._reader import UNREADABLE, Reader
@@ -29,6 +28,7 @@ from epp.plugins.parsers._structs import (
     TokenId,
 )
 from epp.request import Parts, Prompt, Request
+from epp.request.model_rewrite import MODEL_CHARS_MAX
 
 _texts: Final = msgspec.json.Decoder(list[Raw])
 _token_ids: Final = msgspec.json.Decoder(list[TokenId])

@@ -17,7 +17,7 @@ import numpy as np
 from xxhash import xxh64_intdigest
 
 from epp.request import BYTES_PER_TOKEN, Media, Parts
-from epp.tokens import Feature, PromptTokens
+from epp.request.tokens import Feature, PromptTokens
 
 ITEM_TOKENS_MAX = 1 << 17
 TOKENS_MAX = 1 << 20

@@ -8,12 +8,12 @@ from typing import Final
 
 from epp.candidates import Endpoint
 from epp.data import Datum
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
 from epp.learning.costs import LearnedCosts
 from epp.plugin import Learning, LoadCounts
 from epp.prefix.match import PrefixMatch
 from epp.request import Request
-from epp.tokens import token_count
+from epp.request.tokens import token_count
 
 LOOK_S: Final = 0.01  # how often requests are looked at, while some wait to be due
 LONGEST_S: Final = 60.0  # first tokens that are predicted later than this are waited for

@@ -38,7 +38,7 @@ class Observation(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Holds the percentiles of one endpoint, as in `epp.ttft.TtftPercentiles`."""
+    """Holds the percentiles of one endpoint, as in `epp.learning.ttft.TtftPercentiles`."""
 
     floor_s: float = 0.0
     low_s: float = 0.0

@@ -7,7 +7,7 @@ from compiled import calls
 from compiled.outlook import AHEAD, COSTS, ELAPSED, LOAD, TIMES, UNCACHED
 from epp.candidates import Candidates
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING, Datum
-from epp.decision import Decision, ProfileRun, Response
+from epp.decision.decision import Decision, ProfileRun, Response
 from epp.learning.choice import careful_costs
 from epp.learning.costs import FEW, WORSE, LearnedCosts
 from epp.learning.model import FirstToken, Ints, LatencyModel
@@ -15,7 +15,7 @@ from epp.learning.waits import Wait, add_waits, is_sibling, without_waits
 from epp.plugin import Learning
 from epp.prefix.match import PrefixMatch
 from epp.request import Request
-from epp.tokens import token_count
+from epp.request.tokens import token_count
 
 
 class Sent:

@@ -10,13 +10,13 @@ from typing import Final
 from compiled.calls import by_row
 from epp.candidates import Candidates, Snapshot
 from epp.data import CACHE_TOKENS, Datum
-from epp.decision import Decision, ProfileRun, Response
+from epp.decision.decision import Decision, ProfileRun, Response
+from epp.endpoints.server_blocks import server_blocks
 from epp.plugin import Hashes, Measure, Prefills, PrefixIndex
 from epp.prefix.blocks import block_hashes, landmarks, root, with_media
 from epp.prefix.match import Capacity, Prefill, PrefixMatch, joined
 from epp.request import BYTES_PER_TOKEN, Request
-from epp.server_blocks import server_blocks
-from epp.tokens import TOKENS, PromptTokens
+from epp.request.tokens import TOKENS, PromptTokens
 
 ROOTS_MAX: Final = 4096
 SALT_CHARS_MAX: Final = 256  # characters of a cache salt; the root hashes of longer salts are not kept

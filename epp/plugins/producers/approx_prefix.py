@@ -20,14 +20,14 @@ from typing import ClassVar, Final
 
 from epp.candidates import Candidates
 from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
-from epp.decision import Decision, Response
+from epp.decision.decision import Decision, Response
 from epp.metrics import Metric, buckets
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
 from epp.plugins.producers._prefix_parameters import BLOCK_TOKENS_DEFAULT, Parameters
 from epp.plugins.producers._sent_prompts import Keys, SentPrompts
 from epp.prefix.match import Capacity, CutsPrompts, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
-from epp.tokens import TOKENS
+from epp.request.tokens import TOKENS
 
 BLOCK_TOKENS_MIN: Final = 64
 PROMPT_BYTES_MAX: Final = 8 << 20  # two million tokens: no server caches more of one prompt

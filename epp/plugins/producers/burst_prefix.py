@@ -11,14 +11,14 @@ import numpy as np
 
 from epp.candidates import Candidates
 from epp.data import RUNNING
+from epp.endpoints.server_blocks import server_blocks
 from epp.errors import ProducerFailed
 from epp.plugin import DataProducer, Hashes, Services, Waiting, plugin
 from epp.plugins.producers._bursts import Rules, assign
 from epp.prefix.blocks import block_hashes, root, with_media
 from epp.prefix.match import PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
-from epp.server_blocks import server_blocks
-from epp.tokens import TOKENS
+from epp.request.tokens import TOKENS
 
 BLOCKS_MAX = 2048
 BATCH_MAX = 1000

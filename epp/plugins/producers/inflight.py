@@ -7,7 +7,7 @@ import contextlib
 
 from epp.candidates import Candidates
 from epp.data import Datum
-from epp.decision import Decision, Response
+from epp.decision.decision import Decision, Response
 from epp.errors import ProducerFailed
 from epp.learning.costs import learned_costs
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
@@ -16,7 +16,7 @@ from epp.plugins.producers._inflight_parameters import COUNTS_WITH, Parameters
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
-from epp.tokens import TOKENS
+from epp.request.tokens import TOKENS
 
 
 @plugin("inflight-load-producer")

@@ -12,12 +12,12 @@ import numpy as np
 
 from epp.candidates import Candidates, Roster
 from epp.data import INFLIGHT_REQUESTS, Datum
-from epp.decision import Decision, Response
+from epp.decision.decision import Decision, Response
+from epp.learning.ttft import TtftPercentiles, ttft_percentiles
 from epp.plugin import DataProducer, DataSource, PreRequest, ResponseReceived, ResponseStreaming, plugin
 from epp.plugins.producers._observations import Observations, Point, Rules
 from epp.quantities import parse_duration
 from epp.request import Request
-from epp.ttft import TtftPercentiles, ttft_percentiles
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percentile = Annotated[int, msgspec.Meta(ge=1, le=99)]

@@ -6,7 +6,7 @@ import msgspec
 
 from epp.candidates import Candidates
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
-from epp.decision import Decision, Response
+from epp.decision.decision import Decision, Response
 from epp.learning.costs import learned_costs
 from epp.plugin import (
     DataProducer,
@@ -21,7 +21,7 @@ from epp.plugins.producers._learned_latency_parameters import ObserverParameters
 from epp.plugins.producers._predictions import Predictions
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
-from epp.tokens import TOKENS
+from epp.request.tokens import TOKENS
 
 WITH_EFFECT: Final = ("min_requests", "prefix_match_info_producer_name")
 

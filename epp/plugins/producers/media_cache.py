@@ -14,13 +14,13 @@ from xxhash import xxh3_64_intdigest
 
 from epp.candidates import Candidates, Floats
 from epp.data import Datum
-from epp.decision import Decision
+from epp.decision.decision import Decision
 from epp.metrics import OTHER, Metric, buckets
-from epp.multimodal import NO_MEDIA, MediaMatch, media_match
 from epp.plugin import Count, DataProducer, Measure, PrefixIndex, PreRequest, Services, plugin
 from epp.prefix.blocks import NARROW
 from epp.request import Request
-from epp.tokens import TOKENS, Feature
+from epp.request.multimodal import NO_MEDIA, MediaMatch, media_match
+from epp.request.tokens import TOKENS, Feature
 
 CACHE_MB = 4096
 CAPACITY = "all servers share one index of a fixed size (--index-entries), and the oldest entries leave first"

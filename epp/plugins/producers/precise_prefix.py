@@ -12,7 +12,8 @@ import numpy as np
 
 from epp.candidates import Candidates, Scores
 from epp.data import Datum
-from epp.decision import Decision
+from epp.decision.decision import Decision
+from epp.endpoints.server_blocks import ServerBlocks, server_blocks
 from epp.metrics import Metric, buckets
 from epp.plugin import (
     Count,
@@ -41,8 +42,7 @@ from epp.prefix.held import BASE_MODEL, adapter_word, held_links, held_root, ind
 from epp.prefix.match import APPROXIMATE, PrefixMatch, joined, prefix_match
 from epp.prefix.streams import WEIGHT_ONE
 from epp.request import Request
-from epp.server_blocks import ServerBlocks, server_blocks
-from epp.tokens import TOKENS, PromptTokens
+from epp.request.tokens import TOKENS, PromptTokens
 
 PROMPTS_MAX = 64  # prompts of one request
 TOKENS_MAX = 2 << 20  # tokens of one prompt that are looked up: no server caches more

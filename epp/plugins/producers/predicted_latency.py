@@ -20,11 +20,10 @@ import numpy as np
 
 from epp.candidates import Candidates, Floats, Roster
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, WAITING, Datum
-from epp.decision import Decision, Response
-from epp.latency import TPOT_HEADERS, TTFT_HEADERS, LatencyPredictions, latency_predictions, objective_ms
+from epp.decision.decision import Decision, Response
 from epp.learning.costs import LearnedCosts, learned_costs
+from epp.learning.latency import TPOT_HEADERS, TTFT_HEADERS, LatencyPredictions, latency_predictions, objective_ms
 from epp.metrics import Metric, buckets
-from epp.multimodal import media_match
 from epp.plugin import (
     Count,
     DataProducer,
@@ -40,7 +39,8 @@ from epp.plugin import (
 from epp.plugins.producers._predictor import Prediction, Predictor, Row, Sample
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
-from epp.tokens import TOKENS, token_count
+from epp.request.multimodal import media_match
+from epp.request.tokens import TOKENS, token_count
 
 PREFILL = "prefill"  # the value of the role label
 CONTEXT_TTL_NS = 300_000_000_000

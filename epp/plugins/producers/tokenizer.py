@@ -18,7 +18,7 @@ from epp.plugin import DataProducer, Services, Waiting, plugin
 from epp.plugins.producers import _estimate
 from epp.quantities import parse_duration
 from epp.request import Parts, Request
-from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from epp.request.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
 
 URL = "http://localhost:8000"
 PATHS: Mapping[str, str] = {"chat": "/v1/chat/completions/render", "completions": "/v1/completions/render"}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from compiled.classes import subclassed
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
 from epp.errors import Cause, Refused
 from epp.plugin import Profile, ProfileHandler
 from epp.request import Request

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
 from epp.errors import Cause, Refused
 from epp.plugin import Profile, ProfileHandler, plugin
 from epp.request import Request

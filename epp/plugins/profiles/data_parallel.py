@@ -5,12 +5,12 @@ from typing import Annotated
 
 import msgspec
 
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
+from epp.endpoints.roles import RANK_HEADER
 from epp.plugin import plugin
 from epp.plugins.profiles import OneProfile
 from epp.plugins.profiles._ranks import at_port
 from epp.request import Request
-from epp.sidecar import RANK_HEADER
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
 from epp.plugin import Decider, Need, Plugin, PreRequest, Profile, plugin
 from epp.plugins.profiles import _stages as stages
 from epp.plugins.profiles._disagg_parameters import Parameters

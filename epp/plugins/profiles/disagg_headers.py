@@ -2,7 +2,7 @@
 
 import msgspec
 
-from epp.decision import Decision
+from epp.decision.decision import Decision
 from epp.plugin import PreRequest, plugin
 from epp.plugins.profiles._stages import ENCODE, PREFILL, address_stages
 from epp.request import Request

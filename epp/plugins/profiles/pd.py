@@ -5,13 +5,13 @@ from typing import Annotated
 
 import msgspec
 
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
+from epp.endpoints.roles import RANK_HEADER
 from epp.plugin import Decider, Need, Plugin, Profile, plugin
 from epp.plugins.profiles import _stages as stages
 from epp.plugins.profiles._ranks import at_port
 from epp.plugins.profiles._stages import DECODE, PREFILL, UNSERVED, OnNoPrefill, Staged, target, wanted
 from epp.request import Request
-from epp.sidecar import RANK_HEADER
 
 DEFAULT_DECIDER = "prefix-based-pd-decider"
 

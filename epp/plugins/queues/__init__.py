@@ -1,6 +1,6 @@
 """Queues hold the items of one flow in one worker, in the order in which they leave."""
 
-from epp.flows import Queued
+from epp.request.flows import Queued
 
 
 class Handle:

@@ -4,9 +4,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from epp.flows import Capability, HandleVoid, Queued
 from epp.plugin import FlowQueue, plugin
 from epp.plugins.queues import Handle
+from epp.request.flows import Capability, HandleVoid, Queued
 
 
 @plugin("fifo-queue", "listqueue", "ListQueue")

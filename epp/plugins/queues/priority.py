@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from epp.flows import Capability, HandleVoid, Queued
 from epp.plugin import FlowQueue, plugin
 from epp.plugins.queues import Handle
+from epp.request.flows import Capability, HandleVoid, Queued
 
 VOID_MIN = 64  # a heap may have this many void entries, even if it has few valid ones
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from epp.decision import Decision, Response, Usage
+from epp.decision.decision import Decision, Response, Usage
 from epp.plugin import ResponseComplete, Services, plugin
 from epp.request import Request
 

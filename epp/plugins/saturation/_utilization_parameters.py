@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from epp.tuning import tuned
+from epp.points.tuning import tuned
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -7,10 +7,10 @@ import numpy as np
 
 from epp.candidates import Candidates, Floats, Mask
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS
-from epp.inflight_load import named_load
 from epp.plugin import Filter, Profile, SaturationDetector, plugin
+from epp.points.inflight_load import named_load
+from epp.points.tuning import tuned
 from epp.request import Request
-from epp.tuning import tuned
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

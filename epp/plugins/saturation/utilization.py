@@ -3,10 +3,10 @@
 import numpy as np
 
 from epp.candidates import Candidates, Mask
-from epp.flow_points import SaturationDetector
+from epp.endpoints.pressure import Pressure
 from epp.plugin import Filter, Profile, plugin
 from epp.plugins.saturation._utilization_parameters import Parameters
-from epp.pressure import Pressure
+from epp.points.flow import SaturationDetector
 from epp.quantities import parse_duration
 from epp.request import Request
 

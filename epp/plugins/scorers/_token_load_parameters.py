@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from epp.tuning import tuned
+from epp.points.tuning import tuned
 
 QUEUE_TOKENS: Final = 4_194_304  # 128 requests of 32,768 tokens
 

@@ -4,9 +4,9 @@ import numpy as np
 
 from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_REQUESTS
-from epp.inflight_load import named_load
 from epp.plugin import Profile, Scorer, plugin
 from epp.plugins.scorers._active_requests_parameters import Parameters
+from epp.points.inflight_load import named_load
 from epp.request import Request
 
 

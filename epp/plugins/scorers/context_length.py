@@ -9,7 +9,7 @@ import numpy as np
 from epp.candidates import Candidates, Floats, Mask, Roster, Scores
 from epp.plugin import Filter, Profile, Scorer, plugin
 from epp.request import Request
-from epp.tokens import TOKENS, token_count
+from epp.request.tokens import TOKENS, token_count
 
 LABEL = "llm-d.ai/context-length-range"
 NEUTRAL = 0.5

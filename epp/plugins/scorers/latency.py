@@ -7,7 +7,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Floats, Mask, Scores
 from epp.data import INFLIGHT_REQUESTS, KV_USAGE, WAITING
-from epp.latency import latency_predictions
+from epp.learning.latency import latency_predictions
 from epp.plugin import Profile, Scorer, plugin
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request

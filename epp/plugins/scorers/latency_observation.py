@@ -10,9 +10,9 @@ import numpy as np
 from epp.candidates import Candidates, Floats, Mask, Scores
 from epp.data import INFLIGHT_REQUESTS
 from epp.learning.costs import learned_costs
+from epp.learning.ttft import ttft_percentiles
 from epp.plugin import Plugin, Profile, Scorer, Services, plugin
 from epp.request import Request
-from epp.ttft import ttft_percentiles
 
 GAP = 2.0
 LEARNED_OBSERVER = "latency-observer-producer"

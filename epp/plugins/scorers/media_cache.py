@@ -3,9 +3,9 @@
 import msgspec
 
 from epp.candidates import Candidates, Scores
-from epp.multimodal import media_match
 from epp.plugin import Profile, Scorer, plugin
 from epp.request import Request
+from epp.request.multimodal import media_match
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

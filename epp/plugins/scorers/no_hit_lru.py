@@ -10,7 +10,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Floats, Roster, Scores
 from epp.data import Datum
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
 from epp.plugin import Plugin, PreRequest, Profile, Scorer, plugin
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request

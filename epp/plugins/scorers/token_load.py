@@ -3,13 +3,13 @@
 from compiled.calls import token_load
 from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_TOKENS
-from epp.inflight_load import named_load
 from epp.plugin import Profile, Scorer, plugin
 from epp.plugins.scorers._token_load_parameters import QUEUE_TOKENS, Parameters
+from epp.points.inflight_load import named_load
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
-from epp.tokens import TOKENS, token_count
+from epp.request.tokens import TOKENS, token_count
 
 
 @plugin("token-load-scorer")

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, Endpoint, Mask, Roster, Snapshot
-from epp.decision import Decision, Response
-from epp.label_selectors import parsed
+from epp.decision.decision import Decision, Response
+from epp.endpoints.label_selectors import parsed
 from epp.metrics import Metric
 from epp.plugin import Count, Gauge, ResponseReceived, Screener, Services, plugin
 from epp.request import Request

@@ -33,7 +33,7 @@ from xxhash import xxh3_64_intdigest
 from compiled.classes import subclassed
 from epp.candidates import Candidates, Endpoint, Roster
 from epp.data import Datum
-from epp.decision import ERRORS_FROM, Decision, Response
+from epp.decision.decision import ERRORS_FROM, Decision, Response
 from epp.plugin import Plugin, PrefixIndex, PreRequest, ResponseReceived, Services
 from epp.plugins.sessions._affinity_parameters import COUNTS_WITH, TOKEN_HEADER, Parameters, SessionParameters, Source
 from epp.prefix.blocks import NARROW

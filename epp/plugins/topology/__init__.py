@@ -5,8 +5,8 @@ from typing import Any
 
 from epp.candidates import Endpoint
 from epp.data import Datum
+from epp.endpoints.topology import Places
 from epp.plugin import Extractor, Need, Plugin
-from epp.topology import Places
 
 PEER = Datum("peer-endpoint", Endpoint, per_profile=True)
 

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, Mask
+from epp.endpoints.topology import LEVELS
 from epp.plugin import Filter, Profile, plugin
 from epp.plugins.topology import PEER, FollowsPeer
 from epp.request import Request
-from epp.topology import LEVELS
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

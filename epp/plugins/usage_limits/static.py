@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from epp.flow_points import UsageLimitPolicy
 from epp.plugin import plugin
 from epp.plugins.usage_limits._static_parameters import Parameters
+from epp.points.flow import UsageLimitPolicy
 
 
 @plugin("static-usage-limit-policy")

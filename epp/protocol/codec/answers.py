@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from epp.decision import SERVED
+from epp.decision.decision import SERVED
 from epp.protocol.codec.envelope import METADATA_NAMESPACE, SUBSET_KEY
 from epp.protocol.codec.fields import field, framed, varint
 from epp.protocol.codec.structs import encoded

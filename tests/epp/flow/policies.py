@@ -5,7 +5,6 @@ from typing import Any
 
 from epp.flow.failure_breaker import PlainQueue
 from epp.flow.plan import BandPlan, FlowPlan
-from epp.flows import BandView, Capability, FlowKey, FlowView, Queued
 from epp.plugin import (
     DisplacementPolicy,
     FairnessPolicy,
@@ -15,6 +14,7 @@ from epp.plugin import (
     SaturationDetector,
     UsageLimitPolicy,
 )
+from epp.request.flows import BandView, Capability, FlowKey, FlowView, Queued
 
 
 class Plain(FlowQueue):

@@ -16,8 +16,8 @@ from epp.flow.outcomes import Outcome, Undispatched
 from epp.flow.plan import FlowPlan
 from epp.flow.ports import Elsewhere, Front, Held, PoolLoad, Reading, Wanted
 from epp.flow.registry import ControlPlane
-from epp.flows import FlowKey, rank
 from epp.plugin import Ledger
+from epp.request.flows import FlowKey, rank
 from tests.epp.flow.policies import band, plan
 
 NOTHING = (0, 0)

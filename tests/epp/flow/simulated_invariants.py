@@ -6,7 +6,7 @@ from operator import itemgetter
 from epp.flow.bands import Band, Flow
 from epp.flow.gate import KEPT_FAR_S
 from epp.flow.ports import Held
-from epp.flows import FlowKey
+from epp.request.flows import FlowKey
 from tests.epp.flow.simulated_shards import PRIORITIES, ClaimedBand, SimShard, Violation
 from tests.epp.flow.simulated_state import State
 

@@ -11,9 +11,9 @@ from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
 from epp.flow.outcomes import Outcome
 from epp.flow.ports import Held, PoolLoad, Reading, Wanted
-from epp.flows import FlowKey, Queued
 from epp.plugin import FairnessPolicy, FairShare, NoParams, Plugin, SaturationDetector
 from epp.request import Request as ParsedRequest
+from epp.request.flows import FlowKey, Queued
 from tests.epp.flow.shards import Board, BoardLedger, BoardPeers, Call, FakeFuture, FakePool, Thing
 from tests.fakes import candidates
 

@@ -5,9 +5,9 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, NamedTuple
 
-from epp.client_headers import TTFT_SLO_MS
-from epp.decision import Decision, Response, Usage
+from epp.decision.decision import Decision, Response, Usage
 from epp.flow.outcomes import Outcome
+from epp.request.client_headers import TTFT_SLO_MS
 from tests.epp.flow.shards import Call, Thing
 from tests.epp.flow.simulated_invariants import SWEEP_S, TICK_S, Invariants
 from tests.epp.flow.simulated_shards import PRIORITIES, Headed, Request, SimShard, Violation, answered

@@ -1,7 +1,7 @@
 """The controller alone, with a fake gate, a fake board, the test's clock, and objects of a test class in the queue."""
 
 from epp.flow.controller import CYCLE_MAX
-from epp.flows import FlowKey
+from epp.request.flows import FlowKey
 from tests.epp.flow.policies import band, plan
 from tests.epp.flow.shards import Board, BoardLedger, BoardPeers, Call, FakeGate, OneBand, Shard, outcomes
 

@@ -21,7 +21,7 @@ from epp.flow.eviction import (
     demanded,
     grace_s,
 )
-from epp.flows import FlowKey, sheddable
+from epp.request.flows import FlowKey, sheddable
 
 GRACE_S = 0.5
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from epp.flows import FlowView, Queued
 from epp.plugin import NoParams
+from epp.request.flows import FlowView, Queued
 from tests.epp.flow.policies import InTurn, Turns, band, plan
 from tests.epp.flow.shards import Board, BoardPeers, FakeGate, Shard, outcomes
 

@@ -1,9 +1,9 @@
 """One comparison orders bands everywhere: the priorities -1, 0 and 5 in dispatch, in displacement and in eviction."""
 
 from epp.flow.eviction import Victims
-from epp.flows import FlowKey, rank
 from epp.plugin import NoParams
 from epp.plugins.eviction.priority_then_time import PriorityThenTime
+from epp.request.flows import FlowKey, rank
 from tests.epp.flow.policies import band, plan
 from tests.epp.flow.shards import Shard
 

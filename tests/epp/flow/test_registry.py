@@ -4,7 +4,7 @@ import pytest
 
 from epp.flow import registry as module
 from epp.flow.registry import IDLE_S, OVERFLOW, Registry
-from epp.flows import FlowKey
+from epp.request.flows import FlowKey
 from tests.epp.flow.policies import band, plan
 from tests.epp.flow.shards import Board, BoardPeers, Shard
 

@@ -13,9 +13,9 @@ from epp.flow.shard_order import (
     YIELDING_S,
     ShardOrder,
 )
-from epp.flows import FlowView
 from epp.plugin import Ledger, NoParams
 from epp.plugins.fairness.token_weighted import TokenWeighted
+from epp.request.flows import FlowView
 from tests.epp.flow.policies import InTurn, ToTheCeiling, Turns, band, plan
 from tests.epp.flow.shards import Board, BoardPeers, Clock, FakePool, Shard
 

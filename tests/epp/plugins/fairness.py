@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from epp.decision import Decision, ProfileRun, Response, Usage
+from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.plugin import FairnessPolicy
 from epp.plugins.ordering.fcfs import FirstCome
 from tests.contract.waiting import Band, Waits, asking, made

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, Roster, Scores, Snapshot
-from epp.decide import choose
-from epp.decision import Decision, ProfileRun
-from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
+from epp.decision.decide import choose
+from epp.decision.decision import Decision, ProfileRun
+from epp.decision.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
 from epp.plugin import Decider, NoParams, Plugin, Profile, ProfileHandler, Scorer
 from epp.plugins.filters.roles import DecodeFilter, EncodeFilter, PrefillFilter
 from epp.plugins.pickers.max_score import MaxScore

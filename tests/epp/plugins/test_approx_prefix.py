@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
-from epp.decision import PREFILL, Decision, ProfileRun, Response
+from epp.decision.decision import PREFILL, Decision, ProfileRun, Response
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.producers import _sent_prompts
 from epp.plugins.producers._sent_prompts import COMPARED_MAX, LONG_BLOCKS, PROMPTS_MAX, RECENT_MAX, REFRESH_EVERY
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
-from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from epp.request.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
 from tests.epp.plugins.parser_bodies import parsed
 from tests.fakes import FakeServices, candidates, request
 

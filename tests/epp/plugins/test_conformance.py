@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
-from epp.decision import SERVED, Decision, Response
+from epp.decision.decision import SERVED, Decision, Response
 from epp.plugin import NoParams
 from epp.plugins.conformance.selection import SELECTION, HeaderSelection
 from epp.plugins.conformance.served import RESULT, ServedVerifier

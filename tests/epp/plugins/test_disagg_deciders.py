@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from epp.candidates import Candidates
-from epp.decision import ProfileRun
+from epp.decision.decision import ProfileRun
 from epp.plugin import NoParams, Plugin
 from epp.plugins.deciders.multimodal import Multimodal
 from epp.plugins.deciders.prefix_based import PrefixBased
 from epp.plugins.producers.approx_prefix import ApproximatePrefix, MulticlusterApproximatePrefix
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
-from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from epp.request.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
 from tests.epp.plugins.stages import servers
 from tests.fakes import request
 

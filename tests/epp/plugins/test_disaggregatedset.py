@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from epp.candidates import Candidates, Roster, Snapshot
-from epp.decision import SERVED, Decision, Response
-from epp.label_selectors import parsed
+from epp.decision.decision import SERVED, Decision, Response
+from epp.endpoints.label_selectors import parsed
 from tests.epp.plugins.calls import made, only
 from tests.fakes import FakeServices, candidates, request
 

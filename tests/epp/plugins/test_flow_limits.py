@@ -8,7 +8,6 @@ import pytest
 from epp.config.findings import ConfigErrors
 from epp.config.load import load
 from epp.config.registry import find, stability
-from epp.flows import FlowKey
 from epp.plugins.displacement.largest import Largest
 from epp.plugins.displacement.newest import Newest
 from epp.plugins.eviction.priority_then_time import PriorityThenTime
@@ -19,6 +18,7 @@ from epp.plugins.ordering.fcfs import FirstCome
 from epp.plugins.usage_limits.priority_holdback import PriorityHoldback
 from epp.plugins.usage_limits.soft_reflective import SoftReflective
 from epp.plugins.usage_limits.static import Static
+from epp.request.flows import FlowKey
 from tests.contract.waiting import Band, Waits, made
 
 

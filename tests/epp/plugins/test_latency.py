@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from epp.candidates import Candidates
 from epp.errors import Cause, Refused
-from epp.latency import PREDICTOR, TTFT_HEADERS, LatencyPredictions, latency_predictions, objective_ms
+from epp.learning.latency import PREDICTOR, TTFT_HEADERS, LatencyPredictions, latency_predictions, objective_ms
 from epp.plugins.admitters.latency_slo import LatencySlo
 from epp.plugins.filters.headroom_tier import HeadroomTier
 from epp.plugins.filters.prefix_affinity import PrefixCacheAffinity

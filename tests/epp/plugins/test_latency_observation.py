@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from epp.candidates import Candidates
 from epp.config.load import ConfigErrors, load
-from epp.decision import Decision, ProfileRun, Response
+from epp.decision.decision import Decision, ProfileRun, Response
+from epp.learning.ttft import OBSERVER, TtftPercentiles, ttft_percentiles
 from epp.plugins.producers._observations import percentile
 from epp.plugins.producers.latency_observer import LatencyObserver
 from epp.plugins.scorers.latency_observation import LatencyObservation
 from epp.request import Request
-from epp.ttft import OBSERVER, TtftPercentiles, ttft_percentiles
 from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from epp.candidates import Candidates
-from epp.decision import Decision, ProfileRun, Response, Usage
+from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.learning.costs import FEW, WORSE, learned_costs
 from epp.learning.model import FirstToken
 from epp.plugins.producers._learned_latency_parameters import Parameters

@@ -3,7 +3,7 @@
 import pytest
 
 from epp.candidates import Candidates
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
 from epp.errors import Cause, Refused
 from epp.learning.costs import FEW, WORSE, learned_costs
 from epp.plugin import Profile

@@ -4,14 +4,14 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates
-from epp.decision import Decision, ProfileRun
-from epp.multimodal import NO_MEDIA, MediaMatch, media_match
+from epp.decision.decision import Decision, ProfileRun
 from epp.plugins.producers import media_cache
 from epp.plugins.producers.media_cache import MediaCache
 from epp.plugins.scorers.media_cache import MediaCacheScorer
 from epp.prefix.blocks import WIDE
 from epp.request import Request
-from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from epp.request.multimodal import NO_MEDIA, MediaMatch, media_match
+from epp.request.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
 from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.candidates import Candidates
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
 from tests.epp.plugins.calls import PROFILE, made, only, permuted, profile, score

@@ -10,7 +10,6 @@ import pytest
 from epp.config import registry
 from epp.config.defaults import DEFAULT_PARSERS
 from epp.errors import Cause, Refused
-from epp.model_rewrite import MODEL_CHARS_MAX
 from epp.plugin import NoParams, Parser
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.openai import OpenAI
@@ -28,6 +27,7 @@ from epp.protocol.usage import (
     VllmGenerateScanner,
 )
 from epp.request import Feature, Media, Request
+from epp.request.model_rewrite import MODEL_CHARS_MAX
 from tests.epp.plugins.parser_bodies import field, frame, packed, parsed, refusal
 
 MESSAGES = "/v1/messages"

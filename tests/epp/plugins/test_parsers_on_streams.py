@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from epp.decision import Usage
-from epp.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.decision import Usage
+from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import NoParams
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.openai import OpenAI

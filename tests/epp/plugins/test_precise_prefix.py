@@ -12,7 +12,7 @@ from epp.plugins.scorers.prefix_cache import PrefixCache
 from epp.prefix.deciding import deciding_producer
 from epp.prefix.held import adapter_word, held_links, held_root, index_keys
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
-from epp.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from epp.request.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
 from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from epp.candidates import Candidates
-from epp.decision import PREFILL, Decision, ProfileRun, Response, Usage
+from epp.decision.decision import PREFILL, Decision, ProfileRun, Response, Usage
 from epp.learning.costs import FEW, learned_costs
 from epp.plugins.deciders.predicted import Predicted
 from epp.plugins.producers._learned_latency_parameters import Parameters

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from epp.candidates import Candidates
-from epp.decision import Decision, ProfileRun, Response, Usage
+from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.errors import ProducerFailed
-from epp.latency import PREDICTOR, LatencyPredictions, latency_predictions
-from epp.multimodal import MediaMatch, media_match
+from epp.learning.latency import PREDICTOR, LatencyPredictions, latency_predictions
 from epp.plugins.producers._predictor import FAILURES_MAX, REST_S, SAMPLES_MAX, Settings, settings
 from epp.plugins.producers.predicted_latency import PredictedLatency
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
+from epp.request.multimodal import MediaMatch, media_match
 from tests.fakes import FakeCall, FakeServices, candidates, request
 from tests.reports import Reports
 

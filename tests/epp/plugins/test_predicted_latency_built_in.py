@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from epp.decision import Decision, ProfileRun, Response
-from epp.latency import PREDICTOR, LatencyPredictions, latency_predictions
+from epp.decision.decision import Decision, ProfileRun, Response
 from epp.learning.costs import FEW, learned_costs
+from epp.learning.latency import PREDICTOR, LatencyPredictions, latency_predictions
 from epp.learning.model import LatencyModel
 from epp.plugins.producers.predicted_latency import PredictedLatency
 from epp.request import Request

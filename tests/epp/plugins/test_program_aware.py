@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.decision import Usage
+from epp.decision.decision import Usage
 from epp.plugins.fairness.program_aware import (
     AVERAGE_WAIT,
     EXACT_MAX,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.decision import Decision, Response, Usage
+from epp.decision.decision import Decision, Response, Usage
 from epp.plugins.reporters import request_attribute
 from epp.plugins.reporters.request_attribute import EXPRESSION_CHARS_MAX, RequestAttribute
 from tests.fakes import FakeServices, request

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.decision import Decision, ProfileRun, Response
+from epp.decision.decision import Decision, ProfileRun, Response
 from epp.learning.costs import FEW, learned_costs
 from epp.plugin import NoParams, Plugin
 from epp.plugins import pickers

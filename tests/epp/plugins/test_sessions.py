@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
-from epp.decision import Decision, ProfileRun, Response
+from epp.decision.decision import Decision, ProfileRun, Response
 from epp.plugins.headers.agent_identity import AGENT
 from epp.plugins.sessions import _affinity
 from epp.plugins.sessions._affinity import Bindings

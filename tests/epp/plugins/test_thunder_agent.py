@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from epp.candidates import Candidates
 from epp.config.load import load
 from epp.data import CACHE_TOKENS
-from epp.decision import Decision, ProfileRun, Response, Usage
+from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.plugins.fairness.thunder_agent import ThunderAgent
 from epp.plugins.ordering.fcfs import FirstCome
 from epp.request import DEFAULT_FLOW, Request

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.decision import Usage
+from epp.decision.decision import Usage
 from epp.flow.ports import Held
 from epp.plugin import FairnessPolicy
 from epp.plugins.fairness.global_strict import GlobalStrict

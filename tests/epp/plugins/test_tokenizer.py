@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
 from epp.candidates import Candidates
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
 from epp.errors import ProducerFailed
 from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
@@ -22,7 +22,7 @@ from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.plugins.producers.tokenizer import WARM_UP_TRIES, Tokens
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
-from epp.tokens import TOKENS, Feature, TokenizedPrompt, token_count
+from epp.request.tokens import TOKENS, Feature, TokenizedPrompt, token_count
 from tests.fakes import FakeCall, FakeServices, candidates, request
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

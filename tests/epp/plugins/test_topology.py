@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from epp.candidates import Candidates
 from epp.config.findings import ConfigErrors
 from epp.config.load import load
-from epp.topology import LABELS, Places
+from epp.endpoints.topology import LABELS, Places
 from tests.epp.plugins.calls import PROFILE, kept, made, only, score
 from tests.fakes import candidates, endpoints, request
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from epp.decision import Response
+from epp.decision.decision import Response
 from epp.plugins.fairness.program_aware import ProgramAware
 from epp.plugins.ordering.fcfs import FirstCome
 from epp.request import DEFAULT_FLOW

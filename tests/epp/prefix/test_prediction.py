@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from epp.candidates import Candidates, Snapshot
 from epp.data import Datum
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
+from epp.endpoints.server_blocks import ServerBlocks, server_blocks, whole
 from epp.plugin import DataProducer, NoParams, Scorer
 from epp.prefix.match import PrefixMatch, prefix_match
 from epp.prefix.prediction import compared_match, predicted_tokens
-from epp.server_blocks import ServerBlocks, server_blocks, whole
 from tests.fakes import candidates
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.decision import Usage
+from epp.decision.decision import Usage
 from epp.protocol import usage
 from epp.protocol.usage import (
     ANSWER,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.decision import Usage
+from epp.decision.decision import Usage
 from epp.protocol.usage_bounds import IMPLAUSIBLE, TEMPLATE_TOKENS, TOKENS_PER_S, bounded, implausible
 from epp.request import Extent, Request
 

@@ -8,10 +8,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from epp.client_headers import GROUPS, TRUSTED_BY_DEFAULT
 from epp.config.control_headers import POWERS
 from epp.config.findings import ERRORS, WARNINGS
 from epp.config.load import load
+from epp.request.client_headers import GROUPS, TRUSTED_BY_DEFAULT
 from workers.cli import EARLIER, PICKER, added, main
 from workers.cli import configuration as configuration_module
 from workers.cli.configuration import check_endpoints, load_config, with_one_worker

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from epp.inferred_path import inferred_path
+from epp.request.paths import inferred_path
 from shm import observe
 from tests.workers.authority import Authority
 from workers.cli import main

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from epp.data import KV_USAGE, WAITING
-from epp.explain import explain
+from epp.decision.explain import explain
 from epp.recording.records import VERSION, Member, Opened, Scraped, batch, frame
 from tests.workers.telemetry.test_recorder import ID, Recording, answered, with_prefixes
 from workers.cli.explain import command

@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from epp.explain import Cached, Candidate, Explanation, Filtered, Profiled, Scored
+from epp.decision.explain import Cached, Candidate, Explanation, Filtered, Profiled, Scored
 from tests.workers.pages.state.looks import endpoint, look, of
 from workers.cli import main
 from workers.cli.doctor import command as doctor

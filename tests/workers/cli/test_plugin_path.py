@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from epp.candidates import Candidates, Roster, Snapshot
 from epp.config import registry
 from epp.config.load import load
-from epp.decide import schedule
-from epp.plugin_registration import REGISTERED
+from epp.decision.decide import schedule
+from epp.points.registration import REGISTERED
 from tests.fakes import FakeServices, candidates, endpoints, request
 from workers.cli import main
 from workers.cli.configuration import load_config

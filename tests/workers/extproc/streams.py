@@ -6,9 +6,9 @@ from typing import Any
 
 from epp.candidates import Candidates
 from epp.data import WAITING
-from epp.decision import Decision, Response, Usage
+from epp.decision.decision import Decision, Response, Usage
+from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.errors import Cause, Refused
-from epp.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import DataProducer, NoParams, Parser, Plugin, ResponseComplete
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.parsers.passthrough import Passthrough

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from epp.flow.eviction import Victim
-from epp.flows import FlowKey
 from epp.request import Request
+from epp.request.flows import FlowKey
 from tests.pair import Envoy, Pair
 from tests.workers.extproc.streams import BODY, USAGE, pair
 

@@ -9,10 +9,9 @@ import pytest
 
 from epp.candidates import Candidates, Mask, Scores
 from epp.data import Datum
-from epp.decision import Decision, ProfileRun, Response
+from epp.decision.decision import Decision, ProfileRun, Response
+from epp.decision.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
 from epp.errors import Cause, Refused
-from epp.instrument import Point
-from epp.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
 from epp.plugin import (
     Admitter,
     DataProducer,
@@ -31,6 +30,7 @@ from epp.plugin import (
     Screener,
 )
 from epp.plugins.parsers.openai import OpenAI
+from epp.points.instrument import Point
 from epp.protocol.codec import PIECE_BYTES_MAX
 from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 import workers.extproc.reservation as reservation
-from epp.decision import Decision, Response
+from epp.decision.decision import Decision, Response
 from epp.metrics.series import REQUEST, REQUEST_RUNNING
 from epp.plugin import NoParams, PreRequest, ResponseComplete
 from epp.plugins.producers.inflight import InflightLoad

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from epp.candidates import Candidates
-from epp.decision import Decision, Response
+from epp.decision.decision import Decision, Response
 from epp.plugin import DataProducer, NoParams, Parser, PreRequest, ResponseComplete
 from epp.protocol.codec import field
 from epp.request import Request

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from epp.plugin import Plugin, ResponseComplete, ResponseStreaming
-from epp.plugin_base import NoParams
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
+from epp.points.base import NoParams
 from tests.fakes import FakeServices
 from tests.pair import Envoy, Pair
 from tests.workers.extproc.streams import pair

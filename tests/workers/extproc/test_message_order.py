@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from epp.candidates import Candidates
 from epp.data import Datum
-from epp.decision import SERVED, Decision, Response
+from epp.decision.decision import SERVED, Decision, Response
 from epp.plugin import DataProducer, NoParams, ResponseComplete, ResponseReceived
 from epp.prefix.match import PrefixMatch, prefix_match
 from epp.protocol.proto import ext_proc_pb2 as pb

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from epp.decision import Decision
+from epp.decision.decision import Decision
 from epp.plugin import NoParams, ResponseStreaming
 from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request import Request

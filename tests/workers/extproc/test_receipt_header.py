@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from epp.decision import Decision
-from epp.pipeline import Pipeline
-from epp.receipt import HEADER
+from epp.decision.decision import Decision
+from epp.decision.pipeline import Pipeline
+from epp.decision.receipt import HEADER
 from epp.request import Request
 from tests.pair import Pair
 from tests.workers.extproc.streams import BODY, pair

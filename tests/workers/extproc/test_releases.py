@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.decision import Decision
+from epp.decision.decision import Decision
 from epp.plugin import NoParams
 from epp.plugins.producers.tokenizer import Tokens
 from tests.fakes import candidates

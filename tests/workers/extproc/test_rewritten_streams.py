@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.decision import Decision
+from epp.decision.decision import Decision
 from epp.metrics.series import REQUEST
 from epp.plugin import NoParams, PreRequest
 from epp.plugins.parsers.anthropic import Anthropic

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from epp.decision import Usage
+from epp.decision.decision import Usage
 from epp.errors import blamed
 from epp.plugin import NoParams, Parser
 from epp.protocol.usage import ANSWER, AnswerHandling

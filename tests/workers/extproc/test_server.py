@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.decision import Usage
+from epp.decision.decision import Usage
 from epp.plugin import NoParams
 from tests.pair import bodies, set_headers
 from tests.workers.extproc.streams import BODY, USAGE, Broken, Remembers, pair, refusal

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from epp.candidates import Candidates, Roster, Snapshot
-from epp.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import NoParams, Plugin, ResponseStreaming
 from epp.plugins.deciders.always import Always
 from epp.plugins.filters.roles import DecodeFilter, EncodeFilter, PrefillFilter

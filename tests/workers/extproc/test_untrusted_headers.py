@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from epp import client_headers
 from epp.plugin import NoParams
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.protocol.codec import DESTINATION, NEVER_PASSED
 from epp.protocol.proto import ext_proc_pb2 as pb
-from epp.request import DEFAULT_FLOW
+from epp.request import DEFAULT_FLOW, client_headers
 from tests.pair import Envoy, Pair
 from tests.workers.extproc.streams import BODY, Broken, Remembers, pair
 

@@ -6,8 +6,8 @@ import pytest
 
 from epp.candidates import Candidates
 from epp.data import Datum
-from epp.decision import Decision, Response
-from epp.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.decision import Decision, Response
+from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import DataProducer, NoParams, Plugin, ResponseComplete, ResponseStreaming, Services, Waiting
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore

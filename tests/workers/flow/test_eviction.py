@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from epp.flow.eviction import CONFIRM_S, NOTHING, RevocationObserver, Victim
-from epp.flows import FlowKey, sheddable
 from epp.metrics.flow_control import REVOKED
 from epp.plugin import EvictionFilter, EvictionOrder, NoParams
 from epp.request import Request
+from epp.request.flows import FlowKey, sheddable
 from shm.flow_lanes import FlowLanes, FlowSchema, VictimCell
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region

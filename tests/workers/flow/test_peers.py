@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.flow.ports import Elsewhere, Front, Held, Wanted
-from epp.flows import FlowKey
+from epp.request.flows import FlowKey
 from shm.flow_lanes import FlowLanes, FlowSchema
 from shm.lanes import Lanes
 from shm.remote_lane import RemoteLane, RemoteSchema

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.model_rewrite import MODEL_CHARS_MAX, MODELS_MAX, RULES_MAX, TARGETS_MAX, Rewrite, Rule, Target
+from epp.request.model_rewrite import MODEL_CHARS_MAX, MODELS_MAX, RULES_MAX, TARGETS_MAX, Rewrite, Rule, Target
 from tests.reports import Reports
 from workers.host.options import POOL_GROUP
 from workers.host.yaml_files import DiscoveryError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.model_rewrite import Rewrite
+from epp.request.model_rewrite import Rewrite
 from tests.reports import Reports
 from workers.kube import object_kinds
 from workers.kube.object_kinds import Found, ModelRewrite, Object, Objective, Once, PoolName, Remark, by_name, merge

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.model_rewrite import Rule, Target
+from epp.request.model_rewrite import Rule, Target
 from tests.reports import Reports
 from workers.kube.api import EMPTY
 from workers.kube.errors import ApiError

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from epp.candidates import Endpoint
-from epp.receipt import SALT_BYTES, Place, Reason, Receipt, Seal, hash_of
+from epp.decision.receipt import SALT_BYTES, Place, Reason, Receipt, Seal, hash_of
 from tests.fakes import candidates
 from tests.workers.shared.test_decisions import Site
 from workers.pages.page import PageAnswer, Pause, Request

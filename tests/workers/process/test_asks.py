@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from epp.tryout import BY_FLOW, Share
+from epp.decision.tryout import BY_FLOW, Share
 from workers.process.asks import LATE_S, Ask, Refused, path_of, put, take
 
 TRY = Ask("try", "plugins: []", "c.yaml", Share(50_000, BY_FLOW))

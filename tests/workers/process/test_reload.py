@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from epp.tryout import Share
+from epp.decision.tryout import Share
 from shm.documents import DocumentReader
 from tests.workers.instances import made
 from workers.process import fork

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.decision import Decision
+from epp.decision.decision import Decision
 from epp.plugin import NoParams, PreRequest
 from epp.request import Request
 from tests.pair import Pair

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from epp.model_rewrite import Rewrite, Rule, Rules, Target
+from epp.request.model_rewrite import Rewrite, Rule, Rules, Target
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.segment import Region
 from tests.reports import Reports

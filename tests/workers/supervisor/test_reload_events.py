@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from epp.tryout import Share
+from epp.decision.tryout import Share
 from workers.shared.reload_status import ReloadStatus, TryoutStatus
 from workers.supervisor.reload_events import ReloadEvents
 

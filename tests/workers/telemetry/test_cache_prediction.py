@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from epp.config.load import load
-from epp.decision import Decision, ProfileRun, Usage
+from epp.decision.decision import Decision, ProfileRun, Usage
 from epp.metrics.series import PREDICTION
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.divergence import CHECKED_MIN, SLICE_S, SLICES, Sums

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from epp.guard import within
-from epp.instrument import C, Point, bare
-from epp.pipeline import Pipeline
+from epp.decision.pipeline import Pipeline
 from epp.plugin import NoParams, Plugin
 from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.points.guard import within
+from epp.points.instrument import C, Point, bare
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from tests.bench.micro import pipeline as compiled

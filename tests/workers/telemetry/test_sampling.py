@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.instrument import Point
 from epp.plugin import NoParams
 from epp.plugins.scorers.kv_utilization import KvUtilization
 from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.points.instrument import Point
 from tests.workers.telemetry.traces import PARENT_ID, SAMPLED, TRACE_ID, UNSAMPLED, Silent, Site, decided, headers
 from workers.telemetry.tracing import Span, Tracer, parse_traceparent
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
+from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.metrics.series import SHADOWS
-from epp.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import Filter, NoParams, Plugin, Scorer
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore

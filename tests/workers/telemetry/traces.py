@@ -12,16 +12,16 @@ import numpy as np
 
 from epp.candidates import Candidates, Mask, Scores
 from epp.data import KV_USAGE, WAITING
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
+from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.errors import Cause, Refused
-from epp.instrument import C, Point
-from epp.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import DataProducer, Filter, NoParams, Plugin, Profile, ProfileHandler, Scorer
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.parsers.passthrough import Passthrough
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles.single import SingleProfile
 from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.points.instrument import C, Point
 from epp.protocol import codec
 from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from epp.decision import Decision, ProfileRun
+from epp.decision.decision import Decision, ProfileRun
 from epp.plugin import Hashes
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import assign_tiers, prefix_match

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from epp.candidates import Candidates, Scores
-from epp.decision import Decision, Response
-from epp.isolation import FAULTS_MAX, PAUSE_S
+from epp.decision.decision import Decision, Response
 from epp.metrics.series import ISOLATION
 from epp.plugin import (
     DataProducer,
@@ -22,6 +21,7 @@ from epp.plugin import (
     Scorer,
     Screener,
 )  # fmt: skip
+from epp.points.isolation import FAULTS_MAX, PAUSE_S
 from epp.request import Request
 from shm.segment import Region
 from shm.series import SeriesWriter

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epp.decision import Decision, ProfileRun, Response
+from epp.decision.decision import Decision, ProfileRun, Response
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import prefix_match
 from epp.request import Request

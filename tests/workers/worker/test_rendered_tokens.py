@@ -10,16 +10,16 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from epp.decide import choose
+from epp.decision.decide import choose
+from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.learning.local import LocalLearning
-from epp.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.producers.tokenizer import Tokens
 from epp.plugins.profiles.single import SingleProfile
 from epp.request import Request
-from epp.tokens import TOKENS
+from epp.request.tokens import TOKENS
 from shm.prefills import local_prefills
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.workers.worker.test_services import lanes

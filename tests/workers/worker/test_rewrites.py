@@ -6,7 +6,7 @@ import pytest
 
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.series import MODEL_REWRITES, REQUEST
-from epp.model_rewrite import Rewrite, Rule, Rules, Target, compiled
+from epp.request.model_rewrite import Rewrite, Rule, Rules, Target, compiled
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.segment import Region
 from shm.series import SeriesWriter

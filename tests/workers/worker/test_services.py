@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from epp.instrument import Point
 from epp.plugin import NoParams, Plugin
+from epp.points.instrument import Point
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from workers.telemetry.call_timing import CallTimers

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from epp.client_headers import GATEWAY, GROUPS
 from epp.config.control_headers import FIX, exposed
+from epp.request.client_headers import GATEWAY, GROUPS
 from workers.cli.doctor.gateway import headers_from_outside
 from workers.shared.doctor_report import WARNING, Finding
 

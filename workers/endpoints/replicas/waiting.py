@@ -6,7 +6,7 @@ workers. A band is named by its priority, since its place in the lanes differs b
 
 from collections.abc import Iterable
 
-from epp.flows import rank
+from epp.request.flows import rank
 from shm.flow_lanes import DISPATCHED, WAITING, FlowLanes
 from shm.remote_lane import RemoteLane
 from workers.endpoints.replicas.wire import Band, Flow

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from epp.tryout import CANDIDATE, IN_FORCE, WHOLE
+from epp.decision.tryout import CANDIDATE, IN_FORCE, WHOLE
 from workers.shared.reload_status import TryoutStatus
 
 

@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from epp.explain import Explanation
-from epp.what_if import what_if
+from epp.decision.explain import Explanation
+from epp.decision.what_if import what_if
 from workers.pages.decisions import JSON
 from workers.pages.page import PageAnswer, Request
 

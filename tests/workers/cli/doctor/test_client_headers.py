@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from epp.client_headers import FAIRNESS_ID, GROUPS, MODEL_REWRITE, TRUSTED_BY_DEFAULT
 from epp.config.control_headers import POWERS
+from epp.request.client_headers import FAIRNESS_ID, GROUPS, MODEL_REWRITE, TRUSTED_BY_DEFAULT
 from workers.cli.doctor.client_headers import client_header_findings
 
 SHIPPED = yaml.safe_load((Path(__file__).parents[4] / "deploy/envoy.yaml").read_text())

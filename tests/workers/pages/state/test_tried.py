@@ -6,8 +6,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from epp.decision.tryout import BY_FLOW, WHOLE, Share, Side
 from epp.metrics.buckets import TRYOUT_FIRST_TOKEN_S
-from epp.tryout import BY_FLOW, WHOLE, Share, Side
 from tests.workers.cli.top.test_view import printed
 from tests.workers.pages.state.looks import lane, look, of
 from workers.pages.state.figures import Figures

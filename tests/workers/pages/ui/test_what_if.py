@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from epp.explain import Candidate, Explanation, Profiled, Scored
+from epp.decision.explain import Candidate, Explanation, Profiled, Scored
 from workers.pages.page import PageAnswer, Request
 from workers.pages.ui.what_if import KEPT, WhatIfPage
 

@@ -1,0 +1,361 @@
+"""Explains a decision: why an endpoint was chosen, in plain values for people, logs and tools.
+
+A decision keeps references to what it was made from (`epp.decision.decision`), so an explanation costs nothing until `explain` is called.
+An `Explanation` contains no prompt text, only names and sizes. The same code explains live decisions, shadow profiles and decisions made
+offline.
+
+Bounds: an explanation shows the best CANDIDATES_MAX candidates per profile, and the names of NAMES_MAX candidates that a filter
+dropped. It counts the rest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Candidates, Floats
+from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Datum
+from epp.decision.decision import Decision, ProfileRun
+from epp.decision.pipeline import Pipeline, WiredProfile, compile_profile
+from epp.errors import Refused
+from epp.learning.costs import LearnedCosts
+from epp.plugin import Filter, Picker, Scorer
+from epp.points import instrument
+from epp.prefix.match import PrefixMatch
+from epp.prefix.prediction import REPORTED, compared_match, predicted_row, predicted_tokens
+from epp.request import Request
+
+CANDIDATES_MAX = 32
+NAMES_MAX = 16
+OF_OTHERS = "inflight_requests_of_other_replicas"  # a part of inflight_requests
+NOT_SHOWN = (INFLIGHT_TOKENS, CACHE_BLOCK_SIZE, CACHE_TOKENS)  # columns that say nothing about the choice
+NOT_DOWN = "(not down or ejected)"  # shown as the name of the runtime's own filter
+
+
+class Filtered(msgspec.Struct, frozen=True):
+    """Describes what one filter did: how many candidates it kept and dropped, and the names of the first ones that it dropped."""
+
+    filter: str
+    kept: int
+    dropped: int
+    names: list[str]
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """Holds the score that one scorer gave one candidate: `raw` in [0, 1], and `weighted` = raw * weight."""
+
+    scorer: str
+    raw: float
+    weight: float
+    weighted: float
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """Describes one endpoint as a profile saw it. `values`: the columns that configured plugins read, settled (`epp.candidates`).
+
+    `state`: fresh, stale, unknown, down or ejected. `predicted_tokens`: how many prompt tokens a prefix producer predicted to be
+    cached on the endpoint; None: no prediction.
+    `prefix_cache`: `precise`, or `approximate: ` and the reason; empty without a precise prefix producer.
+    `latency`: what the learned latency model predicted, in words; empty without learned-latency-producer.
+    """
+
+    endpoint: str
+    address: str
+    state: str
+    picked: bool
+    total: float
+    scores: list[Scored]
+    values: dict[str, float]
+    predicted_tokens: int | None = None
+    prefix_cache: str = ""
+    latency: str = ""
+
+
+class Profiled(msgspec.Struct, frozen=True):
+    """Describes one run of a profile.
+
+    `considered`: how many candidates it started from. `candidates`: picked ones first, then best first; `more`: how many are not shown.
+    `tied`: how many candidates have the total of the first picked one (the picker chose among them). `runner_up`: the best other
+    candidate. `margin`: the total of the first picked candidate minus that of the runner-up; None: there is no other.
+    """
+
+    profile: str
+    shadow: bool
+    picker: str
+    considered: int
+    filters: list[Filtered]
+    candidates: list[Candidate]
+    more: int
+    picked: list[str]
+    tied: int
+    runner_up: str
+    margin: float | None
+
+
+class Cached(msgspec.Struct, frozen=True):
+    """Compares how many prompt tokens the prefix cache of the first target was predicted to hold with what the server reported.
+
+    `predicted`: cached tokens as the picker predicted them when it decided. `reported`: cached tokens as the model server reported them;
+    None: no report (yet). `prompt`: all prompt tokens as the server reported them; if known, `predicted` is converted to its tokens.
+    """
+
+    predicted: int
+    reported: int | None = None
+    prompt: int | None = None
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Explains one decision. `ago_s`: its age in seconds. `left_out`: plugins that were left out of it because they failed too often.
+
+    `refused`: why the request got no endpoint; a cause `internal` is a fault, for which the client gets 500. `unscored`: scorers that
+    raised in this request. `outcome`: what became of it, of a recorded decision.
+    """
+
+    request_id: str
+    model: str
+    target_model: str
+    flow: str
+    priority: int
+    body_bytes: int
+    ago_s: float = 0.0
+    worker: int = 0
+    targets: list[str]
+    primary: str
+    headers: dict[str, str]
+    profiles: list[Profiled]
+    refused: str = ""
+    cached: Cached | None = None
+    left_out: list[str] = []
+    unscored: list[str] = []
+    outcome: str = ""
+
+
+def explain(
+    pipeline: Pipeline,
+    request: Request,
+    decision: Decision | None,
+    refused: Refused | None = None,
+    *,
+    ago_s: float = 0.0,
+    worker: int = 0,
+    left_out: Sequence[str] = (),
+) -> Explanation:
+    """Explains how `pipeline` decided `request`, or why it refused the request (`decision` is then None)."""
+    wired = {profile.name: profile for profile in pipeline.recipe.profiles}
+    start = request.considered
+    match = prefix_match(pipeline, request)
+    shadows = decision.shadows if decision is not None else {}
+    profiles = [
+        _profiled(pipeline, request, wired[name], start, run, match)
+        for runs in (request.runs, shadows)
+        for name, run in runs.items()
+    ]
+    return Explanation(
+        request_id=request.id,
+        model=request.model,
+        target_model=request.target_model,
+        flow=request.fairness_id,
+        priority=request.priority,
+        body_bytes=request.body_bytes,
+        ago_s=round(ago_s, 3),
+        worker=worker,
+        targets=[target.address for target in decision.targets] if decision is not None else [],
+        primary=decision.primary if decision is not None else "",
+        headers=dict(decision.headers) if decision is not None else {},
+        profiles=profiles,
+        refused=str(refused) if refused is not None else "",
+        cached=_cached(request, decision, match) if decision is not None and match is not None else None,
+        left_out=list(left_out),
+        unscored=list(request.unscored),
+    )
+
+
+def prefix_match(pipeline: Pipeline, request: Request) -> PrefixMatch | None:
+    """Returns the prefix match that predictions are compared with; None if no plugin matches prefixes."""
+    recipe = pipeline.recipe
+    key = compared_match(recipe.producers, recipe.of(Scorer))
+    return None if key is None else request[key]
+
+
+def _cached(request: Request, decision: Decision, match: PrefixMatch) -> Cached | None:
+    predicted, usage = predicted_tokens(match, decision), request[REPORTED]
+    if predicted is None:
+        return None
+    if usage is None or not usage.prompt:
+        return Cached(predicted)
+    return Cached(match.reported(predicted_row(decision), usage.prompt), usage.cached, usage.prompt)
+
+
+def _profiled(
+    pipeline: Pipeline,
+    request: Request,
+    wired: WiredProfile,
+    start: Candidates | None,
+    run: ProfileRun | None,
+    match: PrefixMatch | None,
+) -> Profiled:
+    picker = next(member.name for member, _ in wired.members if isinstance(member, Picker))
+    considered = len(start) if start is not None else 0
+    if run is None:
+        filters = _filtered(wired, start, request.emptied.get(wired.name, ()))
+        return Profiled(wired.name, wired.shadow, picker, considered, filters, [], 0, [], 0, "", None)
+    totals = run.totals.tolist()
+    order = np.argsort(-run.totals, kind="stable").tolist()
+    first = run.picked[0]
+    shown = [*run.picked, *(i for i in order if i not in run.picked)][:CANDIDATES_MAX]
+    rivals = [i for i in order if i != first]
+    names = [endpoint.name for endpoint in run.candidates.endpoints]
+    return Profiled(
+        profile=wired.name,
+        shadow=wired.shadow,
+        picker=picker,
+        considered=considered,
+        filters=_filtered(wired, start, run.passed, run.candidates),
+        candidates=_candidates(pipeline, request, wired, run, shown, match),
+        more=len(order) - len(shown),
+        picked=[names[i] for i in run.picked],
+        tied=totals.count(totals[first]),
+        runner_up=names[rivals[0]] if rivals else "",
+        margin=_rounded(totals[first] - totals[rivals[0]]) if rivals else None,
+    )
+
+
+def _filtered(
+    wired: WiredProfile, start: Candidates | None, passed: Sequence[Candidates], scored: Candidates | None = None
+) -> list[Filtered]:
+    """Returns one entry per filter, in order: what it kept and what it dropped.
+
+    `scored`: the candidates that were scored; None: none were. If they are fewer than the filters kept, the runtime has dropped those that
+    are down or ejected; this step gets an entry, too.
+    """
+    filters = [member.name for member, _ in wired.members if isinstance(member, Filter)]
+    if scored is not None and len(scored) < len(passed[-1] if passed else start or ()):
+        filters, passed = [*filters, NOT_DOWN], [*passed, scored]
+    steps = []
+    before = start
+    # Zip stops early, because no filter runs after one that keeps no candidate.
+    for name, remaining in zip(filters, passed, strict=False):
+        kept = {id(endpoint) for endpoint in remaining.endpoints}
+        dropped = [e.name for e in before.endpoints if id(e) not in kept] if before is not None else []
+        steps.append(Filtered(name, len(remaining), len(dropped), dropped[:NAMES_MAX]))
+        before = remaining
+    return steps
+
+
+def _candidates(
+    pipeline: Pipeline,
+    request: Request,
+    wired: WiredProfile,
+    run: ProfileRun,
+    shown: Sequence[int],
+    match: PrefixMatch | None,
+) -> list[Candidate]:
+    scorers = scores_of(request, wired, run)
+    columns = {**_columns(pipeline, run.candidates), **_of_others(run.candidates)}
+    states = _states(run.candidates)
+    known_by = _known_by(run.candidates, match)
+    predicted = None if match is None else _predicted_tokens(run.candidates, match)
+    latencies = _latencies(pipeline, request, run.candidates)
+    rows = []
+    for index in shown:
+        endpoint = run.candidates.endpoint(index)
+        scores = [
+            Scored(name, _rounded(float(values[index])), weight, _rounded(float(values[index]) * weight))
+            for name, weight, values in scorers
+        ]
+        rows.append(
+            Candidate(
+                endpoint=endpoint.name,
+                address=endpoint.address,
+                state=states[index],
+                picked=index in run.picked,
+                total=_rounded(float(run.totals[index])),
+                scores=scores,
+                values={name: _rounded(float(values[index])) for name, values in columns.items()},
+                predicted_tokens=None if predicted is None else int(predicted[index]),
+                prefix_cache=known_by[index],
+                latency=latencies[index],
+            )
+        )
+    return rows
+
+
+def scores_of(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tuple[str, float, Floats]]:
+    """Returns (scorer, weight, its scores) for each scorer, in the profile's order; zeros for a scorer that raised.
+
+    Calls static scorers again, because a run does not keep their scores. They read scraped values only, so the scores are the same.
+    """
+    kept = iter(run.scores)
+    profile = compile_profile(wired)
+    scorers = []
+    for member, weight in wired.members:
+        if not isinstance(member, Scorer):
+            continue
+        if member.static and member.name in request.unscored:
+            values = None
+        elif member.static:
+            score: Callable[..., Floats | None] = instrument.scorer(member)
+            values = score(request, run.candidates, profile)
+        else:
+            values = next(kept)
+        scorers.append((member.name, weight, run.candidates.zeros() if values is None else values))
+    return scorers
+
+
+def _of_others(candidates: Candidates) -> Mapping[str, Floats]:
+    """Returns the part of the requests in flight that came from other replicas, as a column; none without a replica store."""
+    others = candidates.of_others
+    return {} if others is None else {OF_OTHERS: others}
+
+
+def _columns(pipeline: Pipeline, candidates: Candidates) -> Mapping[str, Floats]:
+    names = {INFLIGHT_REQUESTS.name: INFLIGHT_REQUESTS}
+    names.update({c.name: c for c in pipeline.columns if c.type is not frozenset and c not in NOT_SHOWN})
+    return {name: candidates[column] for name, column in names.items()}
+
+
+def _predicted_tokens(candidates: Candidates, match: PrefixMatch) -> Floats:
+    """Returns how many prompt tokens each candidate is predicted to have cached."""
+    return candidates.zeros() if match.cached is None else candidates.narrow(match.cached)
+
+
+def _known_by(candidates: Candidates, match: PrefixMatch | None) -> list[str]:
+    """Says for each candidate how its cache is known: `precise`, or why only approximately; "" without a precise producer."""
+    rows = range(len(candidates.snapshot.endpoints)) if candidates.rows is None else candidates.rows.tolist()
+    if match is None or not match.why:
+        return [""] * len(rows)
+    return [f"approximate: {match.why[row]}" if match.why[row] else "precise" for row in rows]
+
+
+def _latencies(pipeline: Pipeline, request: Request, candidates: Candidates) -> list[str]:
+    """Returns for each candidate what the latency model predicted, in words; "" without a model."""
+    produced = [key for producer in pipeline.recipe.producers for key in producer.produces]
+    keys = [key for key in produced if isinstance(key, Datum) and key.type is LearnedCosts]
+    learned: LearnedCosts | None = request[keys[0]] if keys else None
+    if learned is None:
+        return [""] * len(candidates)
+    rows = range(len(candidates)) if candidates.rows is None else candidates.rows.tolist()
+    endpoints = candidates.endpoints
+    return [learned.in_words(row, endpoint.slot, request.now) for row, endpoint in zip(rows, endpoints, strict=True)]
+
+
+def _states(candidates: Candidates) -> list[str]:
+    snapshot = candidates.snapshot
+    rows = range(len(snapshot.endpoints)) if candidates.rows is None else candidates.rows.tolist()
+    ejected = snapshot.ejected
+    return [
+        "ejected"
+        if ejected is not None and ejected[r]
+        else "down"
+        if snapshot.down[r]
+        else "fresh"
+        if snapshot.fresh[r]
+        else "stale"
+        if snapshot.known[r]
+        else "unknown"
+        for r in rows
+    ]
+
+
+def _rounded(value: float) -> float:
+    return round(value, 4)

@@ -1,0 +1,87 @@
+"""Isolates failing plugins: finds the plugin that raised an exception, and builds the pipeline without it.
+
+An exception of a plugin costs one request. A plugin that fails repeatedly is left out for a while, if requests can be routed without
+it: scorers, data producers (readers of their data get the default), RequestHeader and PreRequest plugins, and all that follow responses.
+Parsers, profile handlers and pickers are never left out, because they have no substitute. Filters, screeners, admitters and deciders
+are never left out, because without them requests would go where they must not.
+
+A request without an exception pays nothing: the loops that call plugins tag an exception with its plugin (`epp.errors.blame`).
+"""
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from epp.decision.pipeline import Recipe
+from epp.errors import blamed
+from epp.plugin import (
+    Admitter,
+    DataProducer,
+    Decider,
+    Filter,
+    Parser,
+    Picker,
+    Plugin,
+    PreRequest,
+    ProfileHandler,
+    RequestHeader,
+    ResponseComplete,
+    ResponseReceived,
+    ResponseStreaming,
+    Scorer,
+    Screener,
+)  # fmt: skip
+
+FAULTS_MAX: Final = 5  # this many faults of one plugin within WITHIN_S are too many
+WITHIN_S: Final = 60.0
+PAUSE_S: Final = 60.0  # how long a plugin is left out before it is tried again
+NAMED_MAX: Final = 1024  # plugins whose faults are remembered; the configuration bounds their number, too
+
+INDISPENSABLE: Final = (Parser, ProfileHandler, Picker, Filter, Screener, Admitter, Decider)
+DISPENSABLE: Final = (
+    RequestHeader, DataProducer, Scorer, PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete,
+)  # fmt: skip
+
+
+def dispensable(plugin: Plugin) -> bool:
+    """Returns whether a pipeline works without this plugin."""
+    return isinstance(plugin, DISPENSABLE) and not isinstance(plugin, INDISPENSABLE)
+
+
+def without(recipe: Recipe, names: Collection[str]) -> Recipe:
+    """Returns the recipe without the plugins of these names. All of them must be `dispensable`."""
+    return replace(
+        recipe,
+        plugins=tuple(p for p in recipe.plugins if p.name not in names),
+        producers=tuple(p for p in recipe.producers if p.name not in names),
+        profiles=tuple(
+            replace(wired, members=tuple((p, weight) for p, weight in wired.members if p.name not in names))
+            for wired in recipe.profiles
+        ),
+    )
+
+
+class Faults:
+    """Counts the recent faults of each plugin."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, deque[float]] = {}
+
+    def too_many(self, name: str, now: float) -> bool:
+        """Records a fault at `now` (monotonic seconds). Returns whether the plugin now has too many faults."""
+        if len(self._times) >= NAMED_MAX:
+            self._times.clear()
+        times = self._times.setdefault(name, deque(maxlen=FAULTS_MAX))
+        times.append(now)
+        return len(times) == FAULTS_MAX and now - times[0] <= WITHIN_S
+
+    def tried_again(self, name: str, now: float) -> None:
+        """Records that the plugin runs again after its pause. One more fault within WITHIN_S is then too many."""
+        self._times[name] = deque([now] * (FAULTS_MAX - 1), FAULTS_MAX)
+
+
+def culprit(problem: BaseException) -> Plugin | None:
+    """Returns the plugin that raised this exception (`epp.errors.blame`); None: no plugin did."""
+    plugin = blamed(problem)
+    return plugin if isinstance(plugin, Plugin) else None

@@ -1,0 +1,32 @@
+"""One request: what the client sent, how it is read, and where it may go.
+
+May import: epp.endpoints, epp.points, epp.protocol. Imported by: epp.decision, plugins, workers.
+"""
+
+from epp.request.request import (
+    BYTES_PER_TOKEN,
+    DEFAULT_FLOW,
+    EMPTY_PROMPT,
+    USUAL,
+    Extent,
+    Feature,
+    Media,
+    Parts,
+    Prompt,
+    Request,
+    Subset,
+)
+
+__all__ = [
+    "BYTES_PER_TOKEN",
+    "DEFAULT_FLOW",
+    "EMPTY_PROMPT",
+    "USUAL",
+    "Extent",
+    "Feature",
+    "Media",
+    "Parts",
+    "Prompt",
+    "Request",
+    "Subset",
+]

@@ -1,0 +1,116 @@
+"""Builds a `Request` from headers and body, before admission.
+
+    begin   headers ─▶ Request: path, id, flow, longest wait, subset
+    read    body ─▶ parser ─▶ model, prompt, …; model rewrite; priority; RequestHeader plugins
+
+The server and `epp explain` both use it. `workers.extproc.request_phase` gathers and unpacks bodies before.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from epp.decision.pipeline import ParseCall, Pipeline
+from epp.errors import Cause, Refused, blame
+from epp.plugin import Parser
+from epp.protocol import codec, surrogates
+from epp.request import DEFAULT_FLOW, Request, Subset, client_headers
+from epp.request.renaming import MENTIONED, Renamed, parse_renamed
+
+REQUEST_ID: Final = "x-request-id"
+PATH_NEEDLE: Final = codec.needle(":path")
+REQUEST_ID_NEEDLE: Final = codec.needle(REQUEST_ID)
+CLIENT_PREFIX: Final = b"x-llm-d-"  # the prefix of client headers
+OLDER_CLIENT_PREFIX: Final = b"x-gateway-"  # the prefix of their older names
+FAIRNESS: Final = b"-inference-fairness-id"  # the suffix of both names of this header
+OBJECTIVE: Final = b"-inference-objective"  # the suffix of both names of this header
+TTL: Final = b"-ttl"  # a part of the names of both headers with a TTL
+
+Rewrites = Callable[[], Callable[[str], str | None] | None]
+PriorityOf = Callable[[Mapping[str, str]], int]
+
+
+class Intake:
+    """Reads all requests of one worker.
+
+    `rewrites`: returns a function that maps the model name of a request to the name to request instead, under the present rules; None if
+    there are no rules. The function returns None if no InferenceModelRewrite applies. Its result takes precedence over the header
+    `x-llm-d-model-name-rewrite`. `rewrites` itself is None if the picker does not watch InferenceModelRewrites.
+    `priority_of`: a function that maps request headers to the priority of the InferenceObjective that they name; None if the picker does
+    not watch InferenceObjectives.
+    """
+
+    def __init__(self, rewrites: Rewrites | None = None, priority_of: PriorityOf | None = None) -> None:
+        self.rewrites = rewrites
+        self.priority_of = priority_of
+
+    def begin(self, headers: codec.Headers, now: float, body_bytes: int, subset: Sequence[str] | None) -> Request:
+        """Creates the request from its headers; `read` adds the body.
+
+        `now`: monotonic seconds. `subset`: the endpoints that the gateway allows, `ip:port` or `ip`; None: all.
+        The request's path is "" if the gateway does not tell it; NGINX Gateway Fabric does not.
+        """
+        path = headers.find(PATH_NEEDLE) or headers.get("x-original-path") or headers.get("x-forwarded-path") or ""
+        if "?" in path:
+            path = path.partition("?")[0]
+        request = Request(
+            id=headers.find(REQUEST_ID_NEEDLE) or "",
+            path=path,
+            headers=headers,
+            now=now,
+            body_bytes=body_bytes,
+            subset=Subset(subset) if subset is not None else None,
+        )
+        if headers.mentions(CLIENT_PREFIX) or headers.mentions(OLDER_CLIENT_PREFIX):
+            request.wishes = True
+            if headers.mentions(FAIRNESS):
+                request.fairness_id = client_headers.fairness_id(headers) or DEFAULT_FLOW
+            if headers.mentions(TTL):
+                request.ttl_s = client_headers.ttl_s(headers)
+        return request
+
+    def _parsed(
+        self, reader: Parser, parse: ParseCall, request: Request, body: bytes | memoryview, *, named: bool
+    ) -> Renamed | None:
+        """Parses the body. `named`: whether the request may have the header that renames the model. Raises Refused."""
+        rewrite = self.rewrites() if self.rewrites is not None else None
+        if named or rewrite is not None:
+            return parse_renamed(rewrite, reader, parse, request, body, header=named)
+        parse(request, request.path, body)
+        return None
+
+    def read(
+        self,
+        request: Request,
+        headers: codec.Headers,
+        pipeline: Pipeline,
+        parser: tuple[Parser, int],
+        body: bytes | memoryview,
+    ) -> Renamed | None:
+        """Reads the body into the request. `parser` is the result of `Parsers.find` for the path.
+
+        If the model is renamed, returns the body to send on instead and what restores the name in the response; else None. Raises Refused.
+        """
+        reader, place = parser
+        parse = pipeline.parses[place]
+        wishes = request.wishes
+        named = wishes and headers.mentions(MENTIONED)
+        try:
+            try:
+                renamed = self._parsed(reader, parse, request, body, named=named)
+            except Refused as refused:
+                readable = surrogates.replaced(body) if refused.cause is Cause.INVALID_BODY else None
+                if readable is None:
+                    raise
+                renamed = self._parsed(reader, parse, request, readable, named=named)
+        except Exception as problem:
+            blame(problem, reader)
+            raise
+        if self.priority_of is not None and wishes and headers.mentions(OBJECTIVE):
+            request.priority = self.priority_of(headers)
+        for read in pipeline.request_header:
+            try:
+                read(request)
+            except Exception as problem:
+                blame(problem, pipeline.owner(read))
+                raise
+        return renamed
