@@ -123,6 +123,6 @@ REQUEST_FLOODS: Mapping[str, Callable[[int, float], int]] = {
         lambda n: completion("hi", model=f"made-up-{n}", tenant=f"made-up-{n}"), event_stream(1), least=MADE_UP_NAMES
     ),
     "prefix flush": flood(
-        lambda n: completion(f"{n} flushes " * (REFUSED_WORDS // 10)), refused(400), at_once=4, least=REFUSED_BODIES
+        lambda n: completion(f"{n} flushes " * (REFUSED_WORDS // 10)), refused(400), at_once=32, least=REFUSED_BODIES
     ),
 }
