@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+import posix_ipc
 
 from shm import fence
 from shm.layout import (
@@ -135,10 +136,10 @@ class Segment(Region):
         """Map an existing segment. `layout_hash` None accepts any layout, for tools that only read. Raises SegmentError."""
         _refuse_name(name)
         try:
-            descriptor = _opened(name, os.O_RDWR if writable else os.O_RDONLY)
-        except FileNotFoundError as gone:
+            descriptor = _opened(name, read_only=not writable)
+        except posix_ipc.ExistentialError as gone:
             raise SegmentError(f"segment {name} does not exist: start the instance that creates it first") from gone
-        except OSError as refused:
+        except (posix_ipc.Error, OSError) as refused:
             raise SegmentError(
                 f"segment {name} cannot be opened ({refused}): run as the user that created it"
             ) from refused
@@ -303,21 +304,25 @@ def _refuse_name(name: str) -> None:
         )
 
 
-def _opened(name: str, flags: int) -> int:
-    """Opens shared memory by its name, as shm_open(3) of Linux does. Returns the descriptor. Raises OSError."""
-    return os.open(f"{SHM_DIRECTORY}{name}", flags | os.O_NOFOLLOW, SEGMENT_MODE)
+def _opened(name: str, flags: int = 0, *, read_only: bool = False) -> int:
+    """Opens shared memory by its name. Returns the descriptor, which children inherit and other programs do not.
+
+    Raises posix_ipc.Error and OSError.
+    """
+    descriptor: int = posix_ipc.SharedMemory(name, flags, mode=SEGMENT_MODE, read_only=read_only).fd
+    return descriptor
 
 
 def _reserve(name: str, total: int) -> tuple[int, mmap.mmap]:
     _refuse_name(name)
     try:
-        descriptor = _opened(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    except FileExistsError as exists:
+        descriptor = _opened(name, posix_ipc.O_CREX)
+    except posix_ipc.ExistentialError as exists:
         raise SegmentError(
             f"segment {name} exists already: another instance uses this name, or left it when it died; "
             f"choose another instance name, or remove {SHM_DIRECTORY}{name} if no instance uses it"
         ) from exists
-    except OSError as refused:
+    except (posix_ipc.Error, OSError) as refused:
         raise SegmentError(
             f"segment {name} cannot be created ({refused}): {SHM_DIRECTORY} must be writable"
         ) from refused
@@ -443,7 +448,9 @@ def _unlink(name: str) -> bool:
     if not SEGMENT_NAME.fullmatch(name):
         return False
     try:
-        os.unlink(f"{SHM_DIRECTORY}{name}")
-    except FileNotFoundError:
+        posix_ipc.unlink_shared_memory(name)
+    except posix_ipc.ExistentialError:
         return False
+    except posix_ipc.PermissionsError as refused:
+        raise PermissionError(errno.EACCES, str(refused), name) from refused
     return True

@@ -20,7 +20,7 @@ PACKAGES = (*PICKER, "release", "tests")
 
 MAY_IMPORT = {  # of our packages and of third parties; the standard library is allowed except BANNED
     "compiled": {"compiled", "mypy", "mypyc", "numpy"},
-    "shm": {"compiled", "shm", "numpy"},
+    "shm": {"compiled", "shm", "numpy", "posix_ipc"},
     "epp": {"compiled", "epp", "msgspec", "numpy", "xxhash"},
     "loadtest": {"loadtest", "compiled", "epp", "shm", "workers"},  # of workers: LABORATORY
     "release": {"release", "compiled", "hatchling", "packaging", "workers.host"},
