@@ -58,14 +58,6 @@ def test_a_recording_has_the_decisions_and_outcomes_of_all_requests(cluster: Clu
         assert row["scores"][0]["scorers"] and max(row["scores"][0]["totals"]) > 0
 
 
-def test_a_request_that_waits_for_the_start_of_the_picker_is_recorded(cluster: Cluster, tmp_path: Path) -> None:
-    picker = cluster.picker(cluster.fleet(2, *FAST).file, f"--record-dir={tmp_path / 'rec'}", workers=1, ready=False)
-    port = cluster.envoy(picker)
-    assert eventually(lambda: ask(port, COMPLETIONS, completion("hello")).status == 200)
-    assert written(picker, 1)
-    assert eventually(lambda: [row["status"] for row in exported(tmp_path / "rec")][-1:] == [200], STORED_S)
-
-
 def test_a_recording_survives_kill_nine_and_names_no_text_header_or_tenant(cluster: Cluster, tmp_path: Path) -> None:
     folder, secret = tmp_path / "rec", tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
