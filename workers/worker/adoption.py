@@ -148,6 +148,8 @@ class Adoption:
         """Uses the configuration and the candidate that the parent's two words name. Loads them first if they are not here yet."""
         instance = self.parts.instance
         number, tried = instance.generations.number, instance.generations.candidate_number
+        if tried == number:
+            tried = 0  # it is promoted, and about to be withdrawn
         candidate, now = self._candidate, asyncio.get_running_loop().time()
         if instance.outdated and not self._unusable.has(number, now):
             if candidate is not None and candidate.instance.number == number:

@@ -52,10 +52,11 @@ def flow_control(
     now, lanes, wakeups = time.monotonic, instance.memory.lanes, instance.pipes.wakeups
     probe = PoolProbe(pool.candidates, plan.detector, flow_lanes)
     if before is not None:
+        _prepare_evictions(instance, worker, before, objectives, series)
         before.know(objectives.places)
         before.use(plan, probe)
         before.know(objectives.places)
-        _evictions(instance, worker, before, objectives, series)
+        _use_evictions(instance, before)
         return before
     peers = LanePeers(flow_lanes, lanes, worker, objectives.places, wakeups=wakeups, now=now)
     writers = {group: series(group) for group in FLOW_GROUPS}
@@ -70,28 +71,22 @@ def flow_control(
         policy_failed=policy_failed,
     )
     control.know(objectives.places)
-    _evictions(instance, worker, control, objectives, series)
+    _prepare_evictions(instance, worker, control, objectives, series)
+    _use_evictions(instance, control)
     return control
 
 
-def _evictions(
+def _prepare_evictions(
     instance: Instance,
     worker: int,
     control: FlowControl,
     objectives: ObjectivesView,
     series: Callable[[Group], SeriesWriter],
 ) -> None:
-    """Switches in-flight eviction on or off as this configuration says. A worker creates `Evictions` once and keeps it to its own end."""
+    """Creates what in-flight eviction needs, if this configuration is the first that evicts. A worker keeps it to its own end."""
     plan, flow_lanes, wakeups = instance.config.flow, instance.memory.flow, instance.pipes.wakeups
     assert plan is not None
-    if not plan.eviction or plan.eviction_filter is None or plan.eviction_order is None:
-        if control.evictions is not None:
-            control.evictions.stop()
-        control.evicts = False
-        return
-    control.evicts = True
-    if control.evictions is not None:
-        control.evictions.use(plan.eviction_filter, plan.eviction_order, grace(instance, plan))
+    if control.evictions is not None or plan.eviction_filter is None or plan.eviction_order is None:
         return
     control.evictions = Evictions(
         plan.eviction_filter,
@@ -104,6 +99,19 @@ def _evictions(
         wake=lambda other: os.eventfd_write(wakeups[other], 1),
         observer=RevocationMetrics(instance.options.pool_name, *(series(group) for group in REVOKED)),
     )
+
+
+def _use_evictions(instance: Instance, control: FlowControl) -> None:
+    """Switches in-flight eviction on or off as this configuration says."""
+    plan, evictions = instance.config.flow, control.evictions
+    assert plan is not None
+    control.evicts = plan.eviction
+    if evictions is None:
+        return
+    if plan.eviction_filter is not None and plan.eviction_order is not None:
+        evictions.use(plan.eviction_filter, plan.eviction_order, grace(instance, plan))
+    else:
+        evictions.stop()
 
 
 def grace(instance: Instance, plan: FlowPlan) -> float:

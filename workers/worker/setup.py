@@ -204,7 +204,7 @@ class Parts:
         configured.start(self.services)
         if before is not None:
             take_over(configured, before.app.pipelines.whole)
-        pool = self._pool(configured)
+        pool = self._pool_used = self._pool(configured)
         if before is not None and isinstance(before.app.pool, SharedPool):
             pool.take_over(before.app.pool)
         self.objectives = self.kept.objectives
@@ -213,9 +213,7 @@ class Parts:
         self.timing = pipelines.timing
         self._recorder: Recorder | None = None  # made when something is recorded for the first time
         self.intake: Intake = before.intake if before is not None and beside else self._intake()
-        self._pool_used = pool
-        # Must come last: requests that wait are under the new plan from here on, so nothing after this may fail.
-        self.flow: FlowControl | None = before.flow if before is not None and beside else self._flow(pool)
+        self.flow: FlowControl | None = None
         self.app = App(
             pipelines,
             pool,
@@ -227,13 +225,15 @@ class Parts:
             now=time.monotonic,
             soon=BodyTurns(asyncio.get_running_loop().call_soon, time.monotonic).soon,
             rng=self._rng,
-            admission=before.app.admission if before is not None and beside else self._admission(pool, self.flow),
-            evictions=self.flow.evictions if self.flow is not None and self.flow.evicts else None,
             intake=self.intake,
             emit_scores=instance.options.emit_endpoint_scores,
             request_phase_only=instance.config.response_phase == NONE,
             receipts=self._receipt if DEBUG_GROUP in instance.options.trust_client_headers else None,
         )
+        if before is not None and beside:
+            self.flow, self.app.admission, self.app.evictions = before.flow, before.app.admission, before.app.evictions
+        else:
+            self.promote()  # last, because requests that wait are under the new plan from then on
 
     def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":
         """Creates the parts for a later configuration. `lane`: this worker's lane in the layout of that configuration.
@@ -244,7 +244,7 @@ class Parts:
         return Parts(instance, self._index, lane, bus=bus, faults=faults, clock=clock, before=self, beside=beside)
 
     def promote(self) -> None:
-        """Makes these parts of a candidate those of the configuration in force: flow control continues with the candidate's plan."""
+        """Makes these parts those of the configuration in force: flow control continues with their plan."""
         app = self.app
         self.flow = self._flow(self._pool_used)
         app.admission = self._admission(self._pool_used, self.flow)

@@ -1,6 +1,7 @@
 """After a reload, everything that the supervisor keeps asks the parts that are in use, not those that the reload has replaced."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,17 @@ import pytest
 from epp.config.load import load
 from shm.prefix_reader import IndexReader
 from tests.workers.instances import made
-from tests.workers.supervisor.supervising import file_config, killed, run, supervised, until
+from tests.workers.supervisor.supervising import file_config, killed, page, run, supervised, until
 from workers.endpoints import index_state
+from workers.endpoints.ejection import Ejections
+from workers.endpoints.endpoints import EndpointTable
+from workers.endpoints.index_limits import IndexLimits
+from workers.endpoints.scrape import Scraper
 from workers.process.generations import Bundle, Offer
 from workers.process.instance import Instance
 from workers.supervisor import config_watch, main
 from workers.supervisor.config_watch import ConfigWatch
+from workers.supervisor.data_layer import DataLayer
 from workers.supervisor.kubernetes import Kubernetes
 from workers.supervisor.main import Supervisor
 
@@ -86,6 +92,39 @@ def test_after_a_reload_with_other_data_sources_a_snapshot_gives_each_server_its
 
     run(until_killed)
     run(afterwards)
+
+
+def test_nothing_keeps_the_data_layer_that_a_reload_has_replaced(tmp_path: Path) -> None:
+    """Whoever held a bound method of it would ask it for endpoints that it no longer follows."""
+    path = tmp_path / "endpoints.yaml"
+    first = file_config(path)
+    (tmp_path / "run").mkdir()
+    endpoints_file(path, a=1)
+    kinds = (DataLayer, EndpointTable, Scraper, Ejections, IndexLimits)
+
+    def alive() -> list[int]:
+        gc.collect()
+        return [sum(type(each) is kind for each in gc.get_objects()) for kind in kinds]
+
+    async def scenario() -> None:
+        before = alive()
+        state = str(tmp_path / "state")
+        with made(tmp_path / "run", first, endpoints="", state_dir=state) as instance:
+            instance.begin(bundle(instance, first, 1))
+            async with supervised(instance) as supervisor:
+                assert (await page(instance, "/metrics"))[0] == 200
+                one = [now - then for now, then in zip(alive(), before, strict=True)]
+                assert one == [1] * len(kinds)
+                replaced = id(supervisor.data)
+                for number, port in ((2, 1), (3, 2)):
+                    source = f"- {{type: metrics-data-source, parameters: {{port: {port}}}}}\n"
+                    other = first.replace("- type: queue-scorer\n", f"- type: queue-scorer\n{source}", 1)
+                    await reloaded(supervisor, other, number)
+                    assert (await page(instance, "/metrics"))[0] == 200
+                assert id(supervisor.data) != replaced
+                await until(lambda: [now - then for now, then in zip(alive(), before, strict=True)] == one, "freed")
+
+    run(scenario)
 
 
 def test_flow_control_that_a_reload_switches_on_counts_for_the_scaling_signal(
