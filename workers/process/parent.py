@@ -117,7 +117,7 @@ class Parent:
         )
         self._pids: dict[int, int] = {}  # pid -> seat
         self._hung: set[int] = set()  # pids of children that got SIGABRT or SIGKILL because they did not answer or end
-        self._suspects = Suspects(instance.words.deadly, instance.memory.lanes.scalars, time.monotonic())
+        self._suspects = Suspects(instance.words.deadly, instance.memory.lanes.scalars)
         self._error_texts: dict[int, str] = {}  # pid -> why the child cannot start or ends, by its own report
         self._pending: Counter[int] = Counter()
         self._deadline: float | None = None  # the time by which workers must have ended; None until a signal to stop

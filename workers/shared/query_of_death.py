@@ -77,17 +77,11 @@ class Suspect:
 class Suspects:
     """The parent's side: remembers the requests that workers were deciding when they ended, and keeps the table of fingerprints."""
 
-    def __init__(self, table: memoryview, scalars: Callable[[str], Sequence[int]], now: float) -> None:
-        """`table`: an array of `WORDS` int64 that only this object writes; it may have fingerprints from an earlier program.
-
-        `scalars` returns the values of a gauge in all lanes. `now`: monotonic seconds.
-        """
+    def __init__(self, table: memoryview, scalars: Callable[[str], Sequence[int]]) -> None:
+        """`table`: an empty array of `WORDS` int64 that only this object writes. `scalars` returns the values of a gauge in all lanes."""
         self._table = table
         self._scalars = scalars
         self._known: dict[int, Suspect] = {}  # by fingerprint, the oldest end of a worker first
-        for place, word in enumerate(table[1:WORDS].tolist()):
-            if word:
-                self._known[abs(word)] = Suspect(place, now, now + LISTED_S if word < 0 else 0.0, scalars(TRIED[place]))
 
     def ended(self, fingerprint: int, now: float) -> bool:
         """Records that a worker ended while it was deciding this request. Returns whether the request is listed now."""

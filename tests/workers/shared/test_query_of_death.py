@@ -34,10 +34,7 @@ class World:
     def __init__(self) -> None:
         self.table = memoryview(bytearray(8 * WORDS)).cast("q")
         self.tried = [memoryview(bytearray(8 * PLACES)).cast("q") for _ in range(LANES)]
-        self.suspects = self.parent(0.0)
-
-    def parent(self, now: float) -> Suspects:
-        return Suspects(self.table, lambda name: [lane[TRIED.index(name)] for lane in self.tried], now)
+        self.suspects = Suspects(self.table, lambda name: [lane[TRIED.index(name)] for lane in self.tried])
 
     def worker(self, lane: int, **options: Any) -> Deciding:
         return Deciding(memoryview(bytearray(8)).cast("q"), self.table, self.tried[lane], **options)
@@ -138,17 +135,6 @@ def test_a_request_that_ends_each_worker_is_listed_although_the_lanes_of_success
     assert world.suspects.ended(deadly, 1)
 
 
-def test_the_next_program_of_the_parent_continues_the_table(world: World) -> None:
-    for now in (0, 1):
-        world.suspects.ended(7, now)
-    world.suspects.ended(8, 1)
-    successor = world.parent(100.0)
-    assert world.listed() == [7]
-    assert successor.ended(8, 101.0)
-    successor.look(100.0 + LISTED_S)
-    assert world.listed() == [8]
-
-
 @pytest.mark.parametrize(
     ("code", "counts"),
     [(-11, True), (-6, True), (-7, True), (1, True), (3, True), (-9, False), (-15, False), (0, False)],
@@ -205,7 +191,7 @@ class Reads(PreRequest):
 
 def list_body(p: Pair, body: bytes, **headers: str) -> None:
     """Lists the request with this body, as if it had ended two workers."""
-    suspects = Suspects(p.deadly, lambda name: [p.tried[TRIED.index(name)]], 0.0)
+    suspects = Suspects(p.deadly, lambda name: [p.tried[TRIED.index(name)]])
     deciding = p.app.guards.deciding
     suspect = fingerprint(request(body, **headers), deciding, marked=False)
     deciding.word[0] = 0
