@@ -110,3 +110,24 @@ def test_a_configuration_that_cannot_be_used_and_stays_in_force_is_tried_again_a
 
     asyncio.run(change())
     assert refused == [2] * 4
+
+
+@interpreted_only("replaces the part that loads")
+def test_a_candidate_that_was_promoted_and_is_not_withdrawn_yet_is_not_loaded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr("workers.worker.adoption.Loading", lambda *_, **__: begun.append(1))
+
+    async def look() -> None:
+        adopting = adoption()
+        instance = cast("Any", adopting.parts.instance)
+        instance.outdated = False
+        instance.number = instance.generations.number = instance.generations.candidate_number = 2
+        adopting.look()
+        assert not begun
+        instance.generations.candidate_number = 3
+        adopting.look()
+        assert begun, "another candidate is"
+
+    asyncio.run(look())
