@@ -344,7 +344,7 @@ def test_a_failing_check_for_room_leaves_no_request_waiting_for_ever(
             (shard,) = w.shards
             faults: list[object] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
-            held, waits = shard.ask("held"), shard.ask("waits", x_llm_d_request_ttl_ms="60")
+            held, waits = shard.ask("held"), shard.ask("waits", x_llm_d_request_ttl_ms="500")
             monkeypatch.setattr(shard.flow._observer, "cycled", broken)
             await until(lambda: len(faults) > 2)
             assert shard.flow._look is not None
