@@ -80,9 +80,6 @@ def import_parts(instance: Instance) -> None:
 
     import numpy.ma  # noqa: F401  # np.unique imports it when it is first called
 
-    from workers.pages import flow, kv_events, latency, metrics, processes, replicas  # noqa: F401
-    from workers.shared.recording import files  # noqa: F401
-
     if instance.sources.in_kubernetes:
         from workers.kube import review, session  # noqa: F401
         from workers.supervisor import kubernetes  # noqa: F401

@@ -81,8 +81,15 @@ log = structlog.get_logger()
 
 def run(instance: Instance) -> int:
     """Runs the supervisor until the parent and all workers are gone. Returns the exit code."""
+    import_own()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Supervisor(in_force(instance)).serve())
+
+
+def import_own() -> None:
+    """Imports what only the supervisor needs, after the fork, so that no other process has it; and before its loop, which it would stop."""
+    from workers.pages import flow, kv_events, latency, metrics, processes, replicas  # noqa: F401
+    from workers.shared.recording import files  # noqa: F401
 
 
 class Supervisor:

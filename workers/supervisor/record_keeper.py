@@ -192,7 +192,7 @@ class RecordKeeper:
 
     def _begin(self, folder: str, ask: asks.Ask | None, *, sampled: bool = False) -> str:
         """Begins a recording. Returns why it cannot, or ""."""
-        from workers.shared.recording.files import RecordFiles  # imported before the fork
+        from workers.shared.recording.files import RecordFiles  # imported before the loop ran
 
         now = self._now()
         try:
