@@ -58,7 +58,9 @@ ERRORS = Metric(
     "kv_cache_events_zmq_errors_total", "counter", "Connections to event sockets whose peer does not speak ZeroMQ."
 )
 PRECISE = Metric(
-    "kv_cache_events_precise", "gauge", "Whether the endpoint is matched by what it says it holds; 0: approximately."
+    "kv_cache_events_precise",
+    "gauge",
+    "Whether requests whose tokens are known are matched by what the endpoint says it holds; 0: approximately.",
 )
 STREAM_AGE = Metric(
     "kv_cache_events_age_seconds", "gauge", "Time since the last message from the endpoint's event socket."

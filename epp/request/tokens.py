@@ -15,6 +15,7 @@ from epp.data import Datum
 from epp.request import EMPTY_PROMPT, Feature, Media, Parts, Request
 
 __all__ = (
+    "NO_TOKENS",
     "TOKENS",
     "TOKEN_PRODUCER",
     "Feature",
@@ -61,6 +62,8 @@ class TokenizedPrompt:
 
 # All producers emit under this one key, whatever the name of their instance. The value exists until the request is decided.
 TOKENS: Final = Datum(f"tokenized_prompt/{TOKEN_PRODUCER}", TokenizedPrompt)
+# Why the token producer has no tokens of this request, in words of which there are few.
+NO_TOKENS: Final = Datum(f"no_tokens/{TOKEN_PRODUCER}", str, "")
 _NAME: Final = TOKENS.name
 
 

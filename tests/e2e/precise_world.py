@@ -28,9 +28,12 @@ schedulingProfiles:
 
 
 class SimWorld:
-    """Starts `servers` simulated servers that publish KV events, and a picker with `workers` workers that follows them."""
+    """Starts `servers` simulated servers that publish KV events, and a picker with `workers` workers that follows them.
 
-    def __init__(self, cluster: Cluster, servers: int, *flags: str, workers: int = 1, replays: bool = True) -> None:
+    `render`: the address of the server that renders; "": the first simulated server.
+    """
+
+    def __init__(self, cluster: Cluster, servers: int, *flags: str, workers: int = 1, replays: bool = True, render: str = "") -> None:
         self.cluster = cluster
         self.servers = servers
         self.port = free_row(2 * servers)
@@ -40,7 +43,7 @@ class SimWorld:
         host, port = self.fleet.addresses[0]
         self.config_text = CONFIG.format(
             endpoints=self.fleet.file,
-            render=f"{host}:{port}",
+            render=render or f"{host}:{port}",
             port=self.port,
             replay=f", replaySocketPort: {self.port + servers}" if replays else "",
         )

@@ -1,6 +1,12 @@
 """The picker's index equals what simulated servers of every dialect hold, also after faults, and requests go where their prompt is."""
 
-from tests.e2e.cluster import Cluster, eventually
+import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+from loadtest.demo.children import python
+from loadtest.demo.stack import LOOPBACK
+from tests.e2e.cluster import Cluster, eventually, run
 from tests.e2e.precise_world import SimWorld
 
 DIALECTS = "vllm,vllm-map,sglang,sglang-map"
@@ -70,3 +76,39 @@ def test_a_server_that_starts_again_holds_nothing(cluster: Cluster) -> None:
     for seed in range(8):
         assert world.chat(f"after {text(seed)}").status == 200
     assert eventually(lambda: world.all_precise() and world.held() == world.cached())
+
+
+class _Refuses(BaseHTTPRequestHandler):
+    """Answers as vLLM without --enable-scale-out."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_without_tokens_nobody_says_precise_and_all_name_the_server_the_status_and_the_fix(cluster: Cluster) -> None:
+    why = "no tokens (403 from /v1/chat/completions/render: start vLLM with --enable-scale-out)"
+    with HTTPServer((LOOPBACK, 0), _Refuses) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        render = f"{LOOPBACK}:{server.server_port}"
+        world = SimWorld(cluster, 2, render=render)
+        where = (f"--metrics-port={world.picker.metrics}", f"--run-dir={cluster.directory / 'run'}")
+
+        def named() -> bool:
+            found = json.loads(run(python("workers", "doctor", *where, "--json")).stdout)["findings"]
+            return any(each["rule"] == "tokens" and render in each["title"] and "403" in each["evidence"] for each in found)
+
+        assert eventually(named)  # before there was a request
+        for seed in range(8):
+            assert world.chat(text(seed)).status == 200
+        assert eventually(world.all_precise)  # the streams are
+        assert [endpoint["not_precise"] for endpoint in world.top()] == [why] * 2
+        done = run(python("workers", "explain", *where, "--json"))
+        (decision,) = json.loads(done.stdout)["decisions"]
+        (profile,) = decision["profiles"]
+        assert {each["prefix_cache"] for each in profile["candidates"]} == {f"approximate: {why}"}
+        assert world.picker.counter("requests_without_tokens_total") >= 8
+        server.shutdown()

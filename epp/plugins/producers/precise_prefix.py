@@ -3,7 +3,7 @@
 The model servers publish their KV events. The kv-events process follows them and keeps an index of the blocks that each endpoint holds.
 `produce` looks up the prompt's tokens in that index, for the endpoints whose event stream has no gap (the precise ones). Other endpoints
 get the match of the approximate producer. So a lost stream costs precision but no affinity. If there are no tokens, because no token
-producer has emitted any, all endpoints get the approximate match.
+producer has emitted any, all endpoints get the approximate match, with the reason that the token producer gives.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ from epp.prefix.held import BASE_MODEL, adapter_word, held_links, held_root, ind
 from epp.prefix.match import APPROXIMATE, PrefixMatch, joined, prefix_match
 from epp.prefix.streams import WEIGHT_ONE
 from epp.request import Request
-from epp.request.tokens import TOKENS, PromptTokens
+from epp.request.tokens import NO_TOKENS, TOKENS, PromptTokens
 
 PROMPTS_MAX = 64  # prompts of one request
 TOKENS_MAX = 2 << 20  # tokens of one prompt that are looked up: no server caches more
@@ -88,6 +88,7 @@ class _Precise(DataProducer, PreRequest):
         self._approximate = prefix_match(APPROXIMATE)
         self._keys: Datum[Keys] = Datum(f"held_keys/{name}", dict)
         self.consumes = (TOKENS, self._approximate)
+        self.optional = (NO_TOKENS,)
         self.produces = (self._match,)
         self.keeps = (self._keys,)
         self._counts = self.settings.index_metrics
@@ -115,12 +116,13 @@ class _Precise(DataProducer, PreRequest):
         prompts = (
             [p for p in tokenized.prompts[:PROMPTS_MAX] if p.token_ids is not None] if tokenized is not None else []
         )
+        why = view.why if prompts else _without_tokens(view.why, request[NO_TOKENS])
         if view.sizes and prompts:
             match = self._matched(request, candidates, view, prompts, approximate)
         elif approximate is not None:
-            match = approximate.with_reasons(view.why)
+            match = approximate.with_reasons(why)
         else:
-            match = PrefixMatch(None, NO_KEYS, BLOCK_TOKENS, request.prompt.tokens or 1, why=view.why)
+            match = PrefixMatch(None, NO_KEYS, BLOCK_TOKENS, request.prompt.tokens or 1, why=why)
         request[self._match] = match
 
     def before_send(self, request: Request, decision: Decision) -> None:
@@ -210,6 +212,12 @@ class _Precise(DataProducer, PreRequest):
         return start
 
 
+def _without_tokens(why: Sequence[str], reason: str) -> list[str]:
+    """Returns why each match is approximate if there are no tokens: because of the endpoint (`why`), or for lack of tokens."""
+    text = f"no tokens ({reason})" if reason else "no tokens"
+    return [of_endpoint or text for of_endpoint in why]
+
+
 def _length(prompt: PromptTokens) -> int:
     return len(prompt.token_ids) if prompt.token_ids is not None else 0
 
@@ -242,7 +250,7 @@ class PreciseScorer(_Precise, ScoresOwnMatches, Scorer):
         if producers:
             self._only_scores = True
             self._match = prefix_match(self.producer(plugins))
-            self.consumes, self.produces, self.keeps = (self._match,), (), ()
+            self.consumes, self.optional, self.produces, self.keeps = (self._match,), (), (), ()
             self.without_effect = [f"parameters: have no effect; plugin '{producers[0].name}' produces the matches"] * (
                 self.params != Parameters()
             )

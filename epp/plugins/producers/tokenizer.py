@@ -2,23 +2,25 @@
 
 There are two backends: an estimate from bytes, and vLLM's render endpoints, which apply the model's chat template and tokenizer. A call of
 a render endpoint is an HTTP request for which the decision waits. If the call fails or takes too long, the decision goes on without
-tokens, and plugins use the prompt's bytes instead.
+tokens, and plugins use the prompt's bytes instead. `NO_TOKENS` then says why, and a metric counts it.
 """
 
 import contextlib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 
 from epp.candidates import Candidates
 from epp.errors import ProducerFailed
-from epp.plugin import DataProducer, Services, Waiting, plugin
+from epp.metrics import Metric
+from epp.plugin import Count, DataProducer, Services, Waiting, plugin
 from epp.plugins.producers import _estimate
 from epp.quantities import parse_duration
 from epp.request import Parts, Request
-from epp.request.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from epp.request.tokens import NO_TOKENS, TOKENS, Feature, PromptTokens, TokenizedPrompt
 
 URL = "http://localhost:8000"
 PATHS: Mapping[str, str] = {"chat": "/v1/chat/completions/render", "completions": "/v1/completions/render"}
@@ -26,6 +28,23 @@ TIMEOUT_S, MEDIA_TIMEOUT_S = 5.0, 30.0
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 WARM_UP_TRIES, WARM_UP_EVERY_S = 24, 5.0
 ERROR_CHARS_MAX = 256  # characters of a server's error text that a message quotes
+WITHOUT_TOKENS = Metric(
+    "requests_without_tokens_total",
+    "counter",
+    "Requests, and refused warm-ups, of which the token producer has no tokens, by the server that it asked and the reason.",
+    labels=("server", "reason"),
+)
+SCALE_OUT: Final = "start vLLM with --enable-scale-out"
+# What to do about a status with which a server refuses to render, whatever it is asked.
+REFUSED: Final[Mapping[int, str]] = {
+    401: "start the server that renders without an API key",
+    403: SCALE_OUT,
+    404: f"{SCALE_OUT}, and compare modelName",
+    405: SCALE_OUT,
+    501: SCALE_OUT,
+}
+OF_REQUESTS: Final = ("400 ", "413 ", "422 ")  # reasons that begin so are of single requests
+NOT_RENDERED: Final = "its API has no render endpoint"
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
 )
@@ -90,6 +109,15 @@ class Rendered(msgspec.Struct):
     features: Features | None = None
 
 
+class _NoTokens(ProducerFailed):
+    """Says why a call gave no tokens: `reason` in words of which there are few. `refused`: whether others will fail alike."""
+
+    def __init__(self, text: str, reason: str, *, refused: bool = False) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.refused = refused
+
+
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _rendered = msgspec.json.Decoder(list[Rendered] | Rendered)
 
@@ -99,26 +127,30 @@ class Tokens(DataProducer):
     """Emits the tokens and media of the request's prompts (`TokenizedPrompt`). Token ids in the request are used as they are."""
 
     Params = Parameters
+    metrics = (WITHOUT_TOKENS,)
     counts_with: ClassVar = {
         f"estimate.{path}": (f"estimate.{mode}", values) for path, (mode, values) in _estimate.COUNTS_WITH.items()
     }
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
-        self.produces = (TOKENS,)
+        self.produces = (TOKENS, NO_TOKENS)
         self._renders = self.renders = params.vllm is not None or bool(params.model_name)
         self._estimate = params.estimate or _estimate.Estimate()
         vllm = params.vllm or Vllm()
         _check(params, renders=self._renders)
         self._url = vllm.url.rstrip("/") or URL
+        self._server = urlsplit(self._url).netloc.rpartition("@")[2]
         self._timeout_s = _seconds("vllm.timeout", vllm.timeout, TIMEOUT_S)
         self._media_timeout_s = _seconds("vllm.mmTimeout", vllm.mm_timeout, MEDIA_TIMEOUT_S)
         self._cold = self._renders
         self._warm_ups = 0
         self._services: Services
+        self._without: Count
 
     def start(self, services: Services) -> None:
         self._services = services
+        self._without = services.count(self, WITHOUT_TOKENS)
         if self._renders:
             self._warm_up()
             services.every(WARM_UP_EVERY_S, self._warm_up)
@@ -134,7 +166,10 @@ class Tokens(DataProducer):
         elif parts.render:
             timeout_s = self._media_timeout_s if parts.structured else self._timeout_s
             return self._services.spawn(self._render(request, parts, timeout_s), timeout_s + 1.0)
-        return None  # vLLM has no render endpoint for other kinds of requests
+        else:
+            request[NO_TOKENS] = NOT_RENDERED
+            self._without.add("", NOT_RENDERED)
+        return None
 
     def _give(self, request: Request, prompts: list[PromptTokens]) -> None:
         if prompts:
@@ -145,30 +180,44 @@ class Tokens(DataProducer):
             members = _members.decode(parts.body)
         except msgspec.MsgspecError as problem:
             raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
-        prompts = await self._rendered(parts.render, members, timeout_s)
+        try:
+            prompts = await self._rendered(parts.render, members, timeout_s)
+        except _NoTokens as failure:
+            request[NO_TOKENS] = failure.reason
+            self._without.add(self._server, failure.reason)
+            raise
         self._give(request, prompts)
 
     async def _rendered(
         self, kind: str, members: dict[str, Any], timeout_s: float, *, ours: bool = False
     ) -> list[PromptTokens]:
-        """Lets vLLM tokenise a body, with its model replaced by `modelName`. Returns the prompts' tokens. Raises ProducerFailed.
+        """Lets vLLM tokenise a body, with its model replaced by `modelName`. Returns the prompts' tokens. Raises _NoTokens.
 
         `kind`: which render endpoint. `members`: the fields of the body. `ours`: whether the body is a warm-up. The server's error text
         about a client's body is left out of the exception, because it may quote the prompt."""
         members["model"] = self.params.model_name
-        url = self._url + PATHS[kind]
+        path = PATHS[kind]
+        url = self._url + path
         body = msgspec.json.encode(members)
         try:
             answer = await self._services.http("POST", url, JSON, body, timeout_s=timeout_s)
-        except (OSError, TimeoutError) as problem:
-            raise ProducerFailed(f"'{self.name}': {problem}") from None
+        except TimeoutError as problem:
+            raise _NoTokens(f"'{self.name}': {problem}", f"no answer in time from {path}: raise vllm.timeout") from None
+        except OSError as problem:
+            raise _NoTokens(f"'{self.name}': {problem}", f"no answer from {path}: compare vllm.url") from None
         if not 200 <= answer.status < 300:
             text = f": {answer.body[:ERROR_CHARS_MAX].decode(errors='replace')}" if ours else ""
-            raise ProducerFailed(f"'{self.name}': {url} answered {answer.status}{text}")
+            fix = REFUSED.get(answer.status, "the log of the server may say why")
+            raise _NoTokens(
+                f"'{self.name}': {url} answered {answer.status}{text}",
+                f"{answer.status} from {path}: {fix}",
+                refused=answer.status in REFUSED,
+            )
         try:
             rendered = _rendered.decode(answer.body)
         except msgspec.MsgspecError as problem:
-            raise ProducerFailed(f"'{self.name}': the answer of {url} is not a rendered prompt: {problem}") from None
+            text = f"'{self.name}': the answer of {url} is not a rendered prompt: {problem}"
+            raise _NoTokens(text, f"no token ids from {path}: compare vllm.url") from None
         prompts = rendered if isinstance(rendered, list) else [rendered]
         return [
             PromptTokens(np.array(one.token_ids, dtype=np.uint32), one.features.in_order() if one.features else ())
@@ -185,7 +234,9 @@ class Tokens(DataProducer):
     async def _try_to_warm_up(self) -> None:
         try:
             await self._rendered("chat", _hello([{"type": "text", "text": "warmup"}]), self._timeout_s, ours=True)
-        except ProducerFailed as failure:
+        except _NoTokens as failure:
+            if failure.refused:
+                self._without.add(self._server, failure.reason)
             if self._warm_ups == WARM_UP_TRIES:
                 self._services.warn(self, "the tokenizer answers no warm-up", tries=WARM_UP_TRIES, reason=str(failure))
             return

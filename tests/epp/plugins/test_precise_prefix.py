@@ -12,7 +12,7 @@ from epp.plugins.scorers.prefix_cache import PrefixCache
 from epp.prefix.deciding import deciding_producer
 from epp.prefix.held import adapter_word, held_links, held_root, index_keys
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
-from epp.request.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from epp.request.tokens import NO_TOKENS, TOKENS, Feature, PromptTokens, TokenizedPrompt
 from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 
@@ -123,6 +123,20 @@ def test_without_a_precise_endpoint_or_without_tokens_the_approximate_match_hold
     for world, tokens in ((World(0, 0), True), (World(16, 16), False)):
         match = world.match([2, 0], tokens=tokens)
         assert (match.blocks.tolist(), match.total, match.block_tokens) == ([2, 0], 3, 64)
+
+
+@pytest.mark.parametrize("approximate", [[2.0, 0.0], None])
+def test_without_tokens_no_match_is_precise_and_the_reason_is_that_of_the_token_producer(
+    approximate: list[float] | None,
+) -> None:
+    world = World(16, 0)
+    r = request(b"x" * 600, model="base", target_model="base")
+    if approximate is not None:
+        r[prefix_match(APPROXIMATE)] = PrefixMatch(np.array(approximate), np.arange(3, dtype=np.uint64), 64, 165)
+    r[NO_TOKENS] = "403 from /render: fix it"
+    world.producer.produce(r, world.candidates)
+    assert r[prefix_match(world.producer.name)].why == ["no tokens (403 from /render: fix it)", "cut"]
+    assert list(world.match(tokens=False).why) == ["no tokens", "cut"]
 
 
 def test_servers_with_blocks_of_different_sizes_are_compared_in_tokens() -> None:

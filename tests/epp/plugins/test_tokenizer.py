@@ -19,10 +19,10 @@ from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.producers._estimate import ITEM_TOKENS_MAX, TOKENS_MAX, image_size
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
-from epp.plugins.producers.tokenizer import WARM_UP_TRIES, Tokens
+from epp.plugins.producers.tokenizer import NOT_RENDERED, SCALE_OUT, WARM_UP_TRIES, Tokens
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
-from epp.request.tokens import TOKENS, Feature, TokenizedPrompt, token_count
+from epp.request.tokens import NO_TOKENS, TOKENS, Feature, TokenizedPrompt, token_count
 from tests.fakes import FakeCall, FakeServices, candidates, request
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -258,6 +258,11 @@ class Vllm:
         (self.warm_up,) = self.services.asked
         del self.services.asked[:]
 
+    @property
+    def without(self) -> dict[tuple[str, ...], int]:
+        """How many requests and warm-ups had no tokens: (server, reason) -> number."""
+        return dict(self.services.counted["requests_without_tokens_total"].values)
+
     def call(self, r: Request) -> FakeCall:
         self.waiting = self.plugin.produce(r, C)
         assert self.waiting is not None
@@ -308,22 +313,35 @@ def test_each_prompt_of_a_completion_is_rendered() -> None:
 def test_token_ids_in_the_request_are_used_and_a_request_that_cannot_be_rendered_has_none() -> None:
     vllm = Vllm()
     assert only(tokens(vllm.plugin, parsed(COMPLETIONS, prompt=[1, 2])))[0] == [1, 2]
-    assert tokens(vllm.plugin, parsed("/v1/embeddings", input="a")) is None
+    embedding = parsed("/v1/embeddings", input="a")
+    assert tokens(vllm.plugin, embedding) is None
+    assert embedding[NO_TOKENS] == NOT_RENDERED
+    assert vllm.without == {("", NOT_RENDERED): 1}
     assert vllm.services.asked == []
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "message", "reason"),
     [
-        ((b"cannot make anything of 'hello'", 422), "answered 422$"),  # the error text may quote the prompt
-        ((b"{}", 200), "not a rendered prompt"),
-        ((b'{"token_ids":[-1]}', 200), "not a rendered prompt"),
-        (OSError("POST http://localhost:8000/x: refused"), "refused"),
-        (TimeoutError("POST http://localhost:8000/x: not done within 5 s"), "not done within 5 s"),
+        # The error text may quote the prompt.
+        ((b"cannot make anything of 'hello'", 422), "answered 422$", "422 from PATH: the log of the server may say why"),
+        ((b"off", 403), "answered 403$", "403 from PATH: start vLLM with --enable-scale-out"),
+        ((b"off", 404), "answered 404$", "404 from PATH: start vLLM with --enable-scale-out, and compare modelName"),
+        ((b"off", 501), "answered 501$", "501 from PATH: start vLLM with --enable-scale-out"),
+        ((b"{}", 200), "not a rendered prompt", "no token ids from PATH: compare vllm.url"),
+        ((b'{"token_ids":[-1]}', 200), "not a rendered prompt", "no token ids from PATH: compare vllm.url"),
+        (OSError("POST http://localhost:8000/x: refused"), "refused", "no answer from PATH: compare vllm.url"),
+        (
+            TimeoutError("POST http://localhost:8000/x: not done within 5 s"),
+            "not done within 5 s",
+            "no answer in time from PATH: raise vllm.timeout",
+        ),
     ],
 )
-def test_a_failed_call_fails_the_producer_and_leaves_no_tokens(answer: Any, message: str) -> None:
-    vllm = Vllm()
+def test_a_failed_call_leaves_no_tokens_and_its_reason_is_kept_and_counted(
+    answer: Any, message: str, reason: str
+) -> None:
+    vllm = Vllm(url="http://user:secret@render:8000")
     r = chat("hello")
     call = vllm.call(r)
     if isinstance(answer, Exception):
@@ -338,6 +356,18 @@ def test_a_failed_call_fails_the_producer_and_leaves_no_tokens(answer: Any, mess
     with pytest.raises(ProducerFailed, match=message):
         decide().send(None)
     assert r[TOKENS] is None
+    assert r[NO_TOKENS] == reason.replace("PATH", "/v1/chat/completions/render")
+    assert vllm.without == {("render:8000", r[NO_TOKENS]): 1}
+
+
+def test_a_refused_warm_up_counts_before_a_request_comes_and_a_server_that_starts_does_not() -> None:
+    vllm = Vllm()
+    vllm.warm_up.finish(problem=OSError("refused"))
+    assert vllm.without == {}
+    ((_, again),) = vllm.services.periodic
+    again()
+    vllm.services.asked[0].answer(b"off", 403)
+    assert vllm.without == {("localhost:8000", f"403 from /v1/chat/completions/render: {SCALE_OUT}"): 1}
 
 
 def test_it_sends_warm_ups_until_the_server_answers_then_one_with_an_image() -> None:

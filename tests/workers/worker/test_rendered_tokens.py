@@ -13,6 +13,7 @@ from aiohttp import web
 from epp.decision.decide import choose
 from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.learning.local import LocalLearning
+from epp.metrics.catalogue import plugin_groups
 from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore
@@ -21,8 +22,11 @@ from epp.plugins.profiles.single import SingleProfile
 from epp.request import Request
 from epp.request.tokens import TOKENS
 from shm.prefills import local_prefills
+from shm.segment import Region
+from shm.series import SeriesWriter
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.workers.worker.test_services import lanes
+from workers.process.layout import series_schema_of
 from workers.worker.held import NoHeldBlocks
 from workers.worker.services import WorkerServices
 
@@ -62,6 +66,8 @@ class Site:
                 producers=(producer,),
             )
         )
+        (group,) = plugin_groups(producer.metrics)
+        series = series_schema_of(group, lanes=1)
         services = WorkerServices(
             lanes().lane(0),
             FakeServices(),
@@ -71,7 +77,7 @@ class Site:
             learning=LocalLearning(),
             rng=random.Random(1),
             measures={},
-            labelled={},
+            labelled={group.name: SeriesWriter(series, Region(memoryview(bytearray(series.bytes))))},
             now=asyncio.get_running_loop().time,
         )
         self.pipeline.start(services)

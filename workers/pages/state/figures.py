@@ -8,6 +8,7 @@ bound counts as that bound.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, TypeVar
@@ -17,6 +18,7 @@ import msgspec
 from epp.metrics.flow_control import FLOW_QUEUE_DURATION
 from epp.metrics.lanes import REQUEST_PROCESSING
 from epp.metrics.series import TIME_TO_FIRST
+from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from shm.observe import SILENT_S
 from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, FAILING_MASK, State
 from workers.host.memory import Leaving
@@ -40,6 +42,7 @@ ENDED: Final[Mapping[int, str]] = {
     Leaving.DRAINS: "ended",
 }  # the gauge `leaving` of a worker that has ended as intended -> the worker's state
 ERRORS: Final = ("refusals_total", "faults_total")
+WITHOUT: Final = f"{WITHOUT_TOKENS.name}@"
 ENDPOINTS_AT_ONCE: Final = 100  # in a step of about 1 ms
 
 T = TypeVar("T")
@@ -109,7 +112,7 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint. `scraped`: the columns that it reports. `traffic_share`: its share of the decisions since the last look.
 
     `predicted_share` and `reported_share`: as in `Requests`. `predicted_tokens`: predicted as cached, mean of the compared requests; None:
-    none was compared. `not_precise`: why the endpoint's prefix matches are not precise; "" if they
+    none was compared. `not_precise`: why the endpoint's prefix matches are not precise, or those of most requests; "" if they
     are. `events_age_s`: seconds since the last message of its event stream. `held_blocks`: the number of blocks in its cache, as its events
     tell. These three are None if the picker follows no event streams. `first_token`: what the latency model has learned of the time to the
     first token, in words; None if it has learned nothing.
@@ -377,6 +380,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
     earlier = {(e.name, e.namespace, e.address): e.picks for e in before.endpoints} if before is not None else {}
     new = [_new_picks(e, earlier) for e in look.endpoints]
     total = sum(picks or 0 for picks in new)
+    tokenless = _without_tokens(look, before, total)
     supervised = look.lanes[0].beat_age_s <= SUPERVISOR_SILENT_S
     found: list[EndpointFigures] = []
     for e, picks in zip(look.endpoints, new, strict=True):
@@ -397,7 +401,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
                 predicted_share=predicted,
                 reported_share=reported,
                 predicted_tokens=e.cached.predicted / e.cached.requests if e.cached and e.cached.requests else None,
-                not_precise=e.stream.why if e.stream is not None else None,
+                not_precise=e.stream.why or tokenless if e.stream is not None else None,
                 events_age_s=e.stream.age_s if e.stream is not None else None,
                 held_blocks=e.stream.held if e.stream is not None else None,
                 first_token=e.first_token,
@@ -406,6 +410,17 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
         if len(found) % ENDPOINTS_AT_ONCE == 0:
             yield found
     yield found
+
+
+def _without_tokens(look: Look, before: Look | None, decided: int) -> str:
+    """Returns why most of the decisions since the look before had no tokens; without such decisions, of those since the start."""
+    then: Mapping[str, int] = before.counters if before is not None and decided else {}
+    new = Counter[str]()
+    for name, count in look.counters.items():
+        if name.startswith(WITHOUT):
+            new[name.partition(" ")[2]] += count - then.get(name, 0)
+    requests = decided or sum(e.picks or 0 for e in look.endpoints)
+    return f"no tokens ({new.most_common(1)[0][0]})" if 2 * new.total() > requests else ""
 
 
 def _new_picks(endpoint: EndpointLook, earlier: Mapping[tuple[str, str, str], int | None]) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from epp.metrics.series import USAGE_BEYOND_BOUNDS
 from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
+from epp.plugins.producers.tokenizer import OF_REQUESTS, WITHOUT_TOKENS
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 
 Values = Mapping[str, Any]
@@ -30,6 +31,7 @@ FREE_SHARE_MIN: Final = 0.1
 FREE_BYTES_MIN: Final = 16 << 20
 BEYOND: Final = f"{USAGE_BEYOND_BOUNDS.name}@"
 BEYOND_MIN: Final = 3  # answers
+WITHOUT: Final = f"{WITHOUT_TOKENS.name}@"
 DAY_S: Final = 86_400
 EXPIRES_SOON_S: Final = 7 * DAY_S
 ADVICE: Final = (
@@ -155,6 +157,20 @@ def _implausible(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[F
             f"{', '.join(shown)} in the last minutes; tokens beyond what is possible are not charged",
             "compare `usage` in an answer with its text: the server counts wrongly, or does not send all that it generates",
         )
+
+
+def _without_tokens(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    for name, count in values.get("recent", {}).items():
+        server, _, reason = name.removeprefix(WITHOUT).partition(" ")
+        if name.startswith(WITHOUT) and server:
+            what, _, fix = reason.partition(": ")
+            yield Finding(
+                "tokens",
+                WARNING if what.startswith(OF_REQUESTS) else ERROR,
+                f"{server} gives no tokens, so prefixes are matched approximately",
+                f"{what}: {_some(count, 'time')} in the last minutes",
+                fix,
+            )
 
 
 def _workers(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
@@ -392,6 +408,7 @@ RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], 
     _lost,
     _full,
     _unread_pages,
+    _without_tokens,
     _block_sizes,
     _caching_off,
     _implausible,

@@ -18,6 +18,7 @@ from epp.candidates import Endpoint
 from epp.learning.state import UnusableModel, decode
 from epp.learning.words import in_words
 from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
+from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from epp.prefix.divergence import Sums
 from shm import observe
 from shm.documents import DocumentReader, DocumentSchema
@@ -132,6 +133,7 @@ class Source:
         self._attempts = self._series_of(parts, ATTEMPTS.name)
         self.predictions = self._series_of(parts, PREDICTION.name)
         self._isolation = self._series_of(parts, ISOLATION.name)
+        self._tokenless = self._series_of(parts, WITHOUT_TOKENS.name)
         self.served = Served(lambda name: self._series_of(parts, name))
 
     def close(self) -> None:
@@ -173,8 +175,13 @@ class Source:
         )
 
     def counters(self) -> dict[str, int]:
-        """Returns the counters of the lanes, and of each endpoint with implausible reports of usage `usage_beyond_bounds_total@NAME`."""
+        """Returns the counters of the lanes, and of some series a counter per row: `usage_beyond_bounds_total@ENDPOINT` for endpoints with
+        implausible reports of usage, and `requests_without_tokens_total@SERVER REASON`."""
         counters, series = self.lanes.counters(), self.predictions
+        if self._tokenless is not None:
+            for (*_, server, reason), values in self._tokenless.rows().items():
+                name = f"{WITHOUT_TOKENS.name}@{server} {reason}"
+                counters[name] = counters.get(name, 0) + values.counters[0]
         if series is None:
             return counters
         labels, ints, _, _ = series.totals()

@@ -12,7 +12,7 @@ from epp.metrics.lanes import REQUEST_PROCESSING
 from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, State, trial
 from tests.workers.pages.state.looks import BOUNDS, endpoint, lane, look, of
 from workers.pages.state.figures import life, quantile
-from workers.pages.state.look import CachedLook
+from workers.pages.state.look import CachedLook, EndpointLook, StreamLook
 
 COUNTED = {"picks_total": 90, "refusals_total": 6, "faults_total": 4}
 
@@ -172,3 +172,29 @@ def test_figures_can_be_encoded_as_json_before_the_first_beat() -> None:
 @pytest.mark.parametrize(("age_s", "expected"), [(0.1, "running"), (60.0, "silent"), (math.inf, "starting")])
 def test_the_most_recent_beat_decides_the_state_of_an_instance(age_s: float, expected: str) -> None:
     assert life(look(lanes=(lane(beat_age_s=math.inf), lane(beat_age_s=age_s)))) == expected
+
+
+def refused(requests: int) -> dict[str, int]:
+    return {"requests_without_tokens_total@r:80 403 from /render: fix it": requests}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "picks", "why"),
+    [
+        (refused(1), refused(5), 4, "no tokens (403 from /render: fix it)"),
+        (refused(1), refused(2), 4, ""),
+        (refused(100), refused(100), 4, ""),
+        # An idle picker, of which a warm-up was refused.
+        ({}, refused(1), 0, "no tokens (403 from /render: fix it)"),
+    ],
+)
+def test_no_endpoint_is_precise_while_most_requests_have_no_tokens(
+    then: dict[str, int], now: dict[str, int], picks: int, why: str
+) -> None:
+    def picked(number: int) -> list[EndpointLook]:
+        known, unknown = StreamLook(why="", age_s=1.0, held=5), StreamLook(why="no connection", age_s=None, held=0)
+        return [endpoint("a", stream=known, picks=number), endpoint("b", stream=unknown), endpoint("c")]
+
+    before = look(at=100.0, counters=then, endpoints=picked(0))
+    found = of(look(at=102.0, counters=now, endpoints=picked(picks)), before)
+    assert [each.not_precise for each in found.endpoints] == [why, "no connection", None]

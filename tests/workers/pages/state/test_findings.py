@@ -77,6 +77,11 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "faults": ({"recent": {"faults_total": 4}}, {}, "4 faults"),
     "objectives": ({"recent": {"objectives_unknown_total": 5}}, {}, "5 requests"),
     "usage": ({"recent": {"usage_beyond_bounds_total@a": 5}}, {}, "a: 5 answers"),
+    "tokens": (
+        {"recent": {"requests_without_tokens_total@r:80 403 from /render: start it otherwise": 5}},
+        {},
+        "403 from /render: 5 times",
+    ),
     "cpu-limit": ({"host": {"workers": 8, "cpus": 3}}, {}, "8 workers, 3 CPUs"),
     "shared-memory": ({"shared_memory": {"bytes": 64 << 20, "free_bytes": 3 << 20}}, {}, "3 MiB of 64 MiB"),
     "certificate": ({"certificates": {"metrics": 100_000 + 86_400}}, {}, "1.0 days left"),
@@ -103,6 +108,16 @@ def test_each_fault_is_found_with_its_evidence(rule: str) -> None:
     assert found.rule == rule
     assert evidence in found.evidence
     assert found.fix
+
+
+@pytest.mark.parametrize(
+    ("reason", "severities"), [("r:80 403 from /x: y", ["error"]), ("r:80 400 from /x: y", ["warning"]), (" no API", [])]
+)
+def test_a_server_that_renders_nothing_is_an_error_a_refused_body_is_not_and_an_api_without_endpoint_is_nothing(
+    reason: str, severities: list[str]
+) -> None:
+    recent = {f"requests_without_tokens_total@{reason}": 1}
+    assert [found.severity for found in findings(values(recent=recent), {"a": endpoint()})] == severities
 
 
 def test_one_implausible_report_is_no_finding() -> None:

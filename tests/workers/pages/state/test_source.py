@@ -16,6 +16,7 @@ from epp.metrics.series import (
     SCHEDULER_ATTEMPTS,
     USAGE_BEYOND_BOUNDS,
 )
+from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from shm import observe
 from shm.documents import DocumentWriter
 from shm.prefix_writer import IndexWriter
@@ -26,6 +27,7 @@ from workers.pages.state.look import CachedLook
 from workers.pages.state.source import GONE_S, Source
 from workers.process.instance import Instance
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
+from workers.worker.plugin_handles import SeriesCount
 
 NOW = 1000.0
 
@@ -83,6 +85,22 @@ def test_the_counters_name_endpoints_whose_reported_usage_is_implausible(world: 
     counters = world.source.look(NOW).counters
     assert {name: n for name, n in counters.items() if name.startswith(USAGE_BEYOND_BOUNDS.name)} == {
         "usage_beyond_bounds_total@a": 3
+    }
+
+
+def test_the_counters_name_servers_that_give_no_tokens_and_the_reason(tmp_path: Path) -> None:
+    text = "plugins: [{type: token-producer, parameters: {modelName: m}}, {type: prefix-cache-scorer}]"
+    with made(tmp_path, text) as instance:
+        world = World(instance)
+        plugin = instance.config.pipeline.plugins["token-producer"]
+        (group,) = [group for group in instance.layout.plugin_groups if group.name == WITHOUT_TOKENS.name]
+        for worker in (0, 1):
+            count = SeriesCount(instance.memory.series_writer(group, worker), plugin, WITHOUT_TOKENS)
+            count.add("render:80", "403 from /render: fix it", n=2)
+        counters = world.source.look(NOW).counters
+        world.source.close()
+    assert {name: n for name, n in counters.items() if name.startswith(WITHOUT_TOKENS.name)} == {
+        "requests_without_tokens_total@render:80 403 from /render: fix it": 4
     }
 
 
