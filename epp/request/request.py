@@ -38,7 +38,7 @@ class Parts(NamedTuple):
     `prompts`: for each prompt its texts (UTF-8) and media, in order.
     `token_ids`: for each prompt its token ids, if the client has tokenized; then `prompts` is empty. `features`: the media items of a
     single such prompt.
-    `render`: the API that can render `body` (a JSON object) to tokens: "chat" or "completions"; empty: none can.
+    `render`: the API that can render `body` (a JSON object) to tokens: "chat", "completions" or "responses"; empty: none can.
     `structured`: whether messages have content of several parts.
     """
 

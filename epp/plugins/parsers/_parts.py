@@ -31,6 +31,9 @@ class _Responses(msgspec.Struct):
     input: Any = None
     instructions: Any = None
     tools: Any = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
 
 
 class _Prompt(msgspec.Struct):
@@ -94,11 +97,17 @@ def embeddings(body: Body) -> Parts:
 
 
 def responses(body: Body) -> Parts:
-    """Returns instructions, tools and input as a JSON array. Leaves out instructions or tools that are missing."""
+    """Returns instructions, tools and input as a JSON array. Leaves out instructions or tools that are missing.
+
+    Nothing can render a request that continues what the server has stored: the body does not have all of its prompt.
+    """
     decoded = _responses.decode(body)
     optional = {"instructions": decoded.instructions, "tools": decoded.tools}
     array = [{name: value} for name, value in optional.items() if value is not None]
-    return Parts(prompts=((_encoder.encode([*array, {"input": decoded.input}]),),))
+    prompts = ((_encoder.encode([*array, {"input": decoded.input}]),),)
+    if decoded.previous_response_id or decoded.conversation or decoded.prompt:
+        return Parts(prompts=prompts)
+    return Parts(prompts=prompts, render="responses", body=body, structured=isinstance(decoded.input, list))
 
 
 def conversations(body: Body) -> Parts:

@@ -23,7 +23,11 @@ from epp.request import Parts, Request
 from epp.request.tokens import NO_TOKENS, TOKENS, Feature, PromptTokens, TokenizedPrompt
 
 URL = "http://localhost:8000"
-PATHS: Mapping[str, str] = {"chat": "/v1/chat/completions/render", "completions": "/v1/completions/render"}
+PATHS: Mapping[str, str] = {
+    "chat": "/v1/chat/completions/render",
+    "completions": "/v1/completions/render",
+    "responses": "/v1/responses/render",
+}
 TIMEOUT_S, MEDIA_TIMEOUT_S = 5.0, 30.0
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 WARM_UP_TRIES, WARM_UP_EVERY_S = 24, 5.0
@@ -44,7 +48,7 @@ REFUSED: Final[Mapping[int, str]] = {
     501: SCALE_OUT,
 }
 OF_REQUESTS: Final = ("400 ", "413 ", "422 ")  # reasons that begin so are of single requests
-NOT_RENDERED: Final = "its API has no render endpoint"
+NOT_RENDERED: Final = "no server renders such a request"
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
 )

@@ -310,6 +310,20 @@ def test_each_prompt_of_a_completion_is_rendered() -> None:
     assert result is not None and result.count == 3 and len(result.prompts) == 2
 
 
+def test_a_response_is_rendered_unless_it_continues_what_the_server_has_stored() -> None:
+    vllm = Vllm()
+    r = parsed("/v1/responses", input="hello", instructions="be brief")
+    call = vllm.call(r)
+    assert (call.url, call.timeout_s) == ("http://localhost:8000/v1/responses/render", 5.0)
+    assert json.loads(call.body) == {"model": "base-model", "input": "hello", "instructions": "be brief"}
+    call.answer(b'{"token_ids":[1,2]}')
+    assert only(r[TOKENS])[0] == [1, 2]
+    for stored in ({"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"prompt": {"id": "p"}}):
+        continued = parsed("/v1/responses", input="hello", **stored)
+        assert tokens(vllm.plugin, continued) is None
+        assert continued[NO_TOKENS] == NOT_RENDERED
+
+
 def test_token_ids_in_the_request_are_used_and_a_request_that_cannot_be_rendered_has_none() -> None:
     vllm = Vllm()
     assert only(tokens(vllm.plugin, parsed(COMPLETIONS, prompt=[1, 2])))[0] == [1, 2]
