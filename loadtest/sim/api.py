@@ -60,7 +60,7 @@ def rendered(shape: type[Shape], raw: bytes, models: Models) -> bytes:
         raise ApiError(400, f"The request body is not valid: {error}") from None
     models.resolve(body.model)
     answers = [{"token_ids": tokens_of(prompt), "features": None} for prompt in shape.prompts(body)]
-    return msgspec.json.encode(answers[0] if shape is Chat else answers)
+    return msgspec.json.encode(answers if shape is Completion else answers[0])
 
 
 def usage(ask: Ask, cached: int) -> dict[str, Any]:
@@ -345,6 +345,7 @@ class Responses(StreamShape):
 RENDERED: dict[bytes, type[Shape]] = {
     b"/v1/completions/render": Completion,
     b"/v1/chat/completions/render": Chat,
+    b"/v1/responses/render": Responses,
 }
 SHAPES: dict[bytes, type[Shape]] = {
     b"/v1/completions": Completion,
