@@ -3,11 +3,14 @@
 There are two backends: an estimate from bytes, and vLLM's render endpoints, which apply the model's chat template and tokenizer. A call of
 a render endpoint is an HTTP request for which the decision waits. If the call fails or takes too long, the decision goes on without
 tokens, and plugins use the prompt's bytes instead. `NO_TOKENS` then says why, and a metric counts it.
+
+A vLLM that was not started with --enable-scale-out refuses to render. Then its /tokenize is asked, if that gives the same tokens: for one
+text, and for a chat without media.
 """
 
 import contextlib
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,7 +22,7 @@ from epp.metrics import Metric
 from epp.plugin import Count, DataProducer, Services, Waiting, plugin
 from epp.plugins.producers import _estimate
 from epp.quantities import parse_duration
-from epp.request import Parts, Request
+from epp.request import Media, Parts, Request
 from epp.request.tokens import NO_TOKENS, TOKENS, Feature, PromptTokens, TokenizedPrompt
 
 URL = "http://localhost:8000"
@@ -28,6 +31,8 @@ PATHS: Mapping[str, str] = {
     "completions": "/v1/completions/render",
     "responses": "/v1/responses/render",
 }
+TOKENIZE: Final = "/tokenize"
+NOT_TOKENIZED: Final = ("documents", "reasoning_effort", "truncate_prompt_tokens")  # members that /tokenize does not read
 TIMEOUT_S, MEDIA_TIMEOUT_S = 5.0, 30.0
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 WARM_UP_TRIES, WARM_UP_EVERY_S = 24, 5.0
@@ -106,11 +111,20 @@ class Features(msgspec.Struct):
         return sorted(features, key=lambda feature: feature.offset)
 
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
 class Rendered(msgspec.Struct):
     """Decodes vLLM's answer for one prompt."""
 
-    token_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]]
+    token_ids: list[TokenId]
     features: Features | None = None
+
+
+class Tokenized(msgspec.Struct):
+    """Decodes the answer of /tokenize."""
+
+    tokens: list[TokenId]
 
 
 class _NoTokens(ProducerFailed):
@@ -124,6 +138,9 @@ class _NoTokens(ProducerFailed):
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _rendered = msgspec.json.Decoder(list[Rendered] | Rendered)
+_tokenized = msgspec.json.Decoder(Tokenized)
+
+T = TypeVar("T")
 
 
 @plugin("token-producer", "tokenizer")
@@ -147,6 +164,7 @@ class Tokens(DataProducer):
         self._server = urlsplit(self._url).netloc.rpartition("@")[2]
         self._timeout_s = _seconds("vllm.timeout", vllm.timeout, TIMEOUT_S)
         self._media_timeout_s = _seconds("vllm.mmTimeout", vllm.mm_timeout, MEDIA_TIMEOUT_S)
+        self._refusals: dict[str, tuple[str, str]] = {}  # API that is tokenized -> text and reason of the refusal to render it
         self._cold = self._renders
         self._warm_ups = 0
         self._services: Services
@@ -185,22 +203,62 @@ class Tokens(DataProducer):
         except msgspec.MsgspecError as problem:
             raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
         try:
-            prompts = await self._rendered(parts.render, members, timeout_s)
+            prompts = await self._tokens_of(parts.render, members, timeout_s, plain=_is_plain(parts, members))
         except _NoTokens as failure:
             request[NO_TOKENS] = failure.reason
             self._without.add(self._server, failure.reason)
             raise
         self._give(request, prompts)
 
+    async def _tokens_of(
+        self, kind: str, members: dict[str, Any], timeout_s: float, *, plain: bool, ours: bool = False
+    ) -> list[PromptTokens]:
+        """Lets vLLM render a body, or tokenize it where it refuses to render. Returns the prompts' tokens. Raises _NoTokens.
+
+        `plain`: whether /tokenize gives the same tokens. `kind`, `members`, `ours`: as in `_rendered` and `_asked`.
+        """
+        refusal = self._refusals.get(kind) if plain else None
+        if refusal is None:
+            try:
+                return await self._rendered(kind, members, timeout_s, ours=ours)
+            except _NoTokens as failure:
+                if not (plain and failure.refused):
+                    raise
+                refusal = str(failure), failure.reason
+        try:
+            tokenized = await self._asked(TOKENIZE, members, timeout_s, _tokenized.decode)
+        except _NoTokens:
+            self._refusals.pop(kind, None)
+            raise _NoTokens(*refusal, refused=True) from None
+        self._refusals[kind] = refusal
+        return [PromptTokens(np.array(tokenized.tokens, dtype=np.uint32))] if tokenized.tokens else []
+
     async def _rendered(
         self, kind: str, members: dict[str, Any], timeout_s: float, *, ours: bool = False
     ) -> list[PromptTokens]:
-        """Lets vLLM tokenise a body, with its model replaced by `modelName`. Returns the prompts' tokens. Raises _NoTokens.
+        """Lets vLLM render a body. Returns the prompts' tokens. Raises _NoTokens. `kind`: which render endpoint."""
+        rendered = await self._asked(PATHS[kind], members, timeout_s, _rendered.decode, ours=ours)
+        prompts = rendered if isinstance(rendered, list) else [rendered]
+        return [
+            PromptTokens(np.array(one.token_ids, dtype=np.uint32), one.features.in_order() if one.features else ())
+            for one in prompts
+            if one.token_ids
+        ]
 
-        `kind`: which render endpoint. `members`: the fields of the body. `ours`: whether the body is a warm-up. The server's error text
-        about a client's body is left out of the exception, because it may quote the prompt."""
+    async def _asked(
+        self,
+        path: str,
+        members: dict[str, Any],
+        timeout_s: float,
+        decode: Callable[[bytes], T],
+        *,
+        ours: bool = False,
+    ) -> T:
+        """Sends a body to the server, with its model replaced by `modelName`. Returns the decoded answer. Raises _NoTokens.
+
+        `members`: the fields of the body. `ours`: whether the body is a warm-up. The server's error text about a client's body is left
+        out of the exception, because it may quote the prompt."""
         members["model"] = self.params.model_name
-        path = PATHS[kind]
         url = self._url + path
         body = msgspec.json.encode(members)
         try:
@@ -218,16 +276,10 @@ class Tokens(DataProducer):
                 refused=answer.status in REFUSED,
             )
         try:
-            rendered = _rendered.decode(answer.body)
+            return decode(answer.body)
         except msgspec.MsgspecError as problem:
             text = f"'{self.name}': the answer of {url} is not a rendered prompt: {problem}"
             raise _NoTokens(text, f"no token ids from {path}: compare vllm.url") from None
-        prompts = rendered if isinstance(rendered, list) else [rendered]
-        return [
-            PromptTokens(np.array(one.token_ids, dtype=np.uint32), one.features.in_order() if one.features else ())
-            for one in prompts
-            if one.token_ids
-        ]
 
     def _warm_up(self) -> None:
         """Starts a warm-up if none has succeeded yet: the first requests are slow while the server loads templates and processors."""
@@ -237,7 +289,8 @@ class Tokens(DataProducer):
 
     async def _try_to_warm_up(self) -> None:
         try:
-            await self._rendered("chat", _hello([{"type": "text", "text": "warmup"}]), self._timeout_s, ours=True)
+            text = _hello([{"type": "text", "text": "warmup"}])
+            await self._tokens_of("chat", text, self._timeout_s, plain=True, ours=True)
         except _NoTokens as failure:
             if failure.refused:
                 self._without.add(self._server, failure.reason)
@@ -253,6 +306,15 @@ class Tokens(DataProducer):
         ]
         with contextlib.suppress(ProducerFailed):  # the model may not accept images
             await self._rendered("chat", _hello(image), self._media_timeout_s)
+
+
+def _is_plain(parts: Parts, members: Mapping[str, Any]) -> bool:
+    """Returns whether /tokenize gives the tokens of a body that a render endpoint would give."""
+    if any(name in members for name in NOT_TOKENIZED):
+        return False
+    if parts.render == "completions":
+        return bytes(memoryview(members.get("prompt", b""))[:1]) == b'"'  # one text
+    return parts.render == "chat" and not any(isinstance(piece, Media) for piece in parts.prompts[0])
 
 
 def _hello(content: list[dict[str, Any]]) -> dict[str, Any]:

@@ -324,6 +324,48 @@ def test_a_response_is_rendered_unless_it_continues_what_the_server_has_stored()
         assert continued[NO_TOKENS] == NOT_RENDERED
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "hello"}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}], "tools": [{"a": 1}]}),
+    ],
+)
+def test_where_rendering_is_refused_plain_texts_and_chats_are_tokenized(path: str, body: dict[str, Any]) -> None:
+    vllm = Vllm()
+    first, second = parsed(path, **body), parsed(path, **body)
+    vllm.call(first).answer(b"start it with --enable-scale-out", 403)
+    _, call = vllm.services.asked
+    assert call.url == "http://localhost:8000/tokenize"
+    assert json.loads(call.body) == {"model": "base-model", **body}
+    call.answer(b'{"count":2,"max_model_len":99,"tokens":[1,2]}')
+    assert only(first[TOKENS]) == ([1, 2], [])
+    vllm.plugin.produce(second, C)
+    *_, again = vllm.services.asked
+    assert (len(vllm.services.asked), again.url) == (3, "http://localhost:8000/tokenize")  # not refused once more
+    again.answer(b"gone", 500)
+    assert second[TOKENS] is None and second[NO_TOKENS] == f"403 from {path}/render: {SCALE_OUT}"
+    vllm.plugin.produce(parsed(path, **body), C)
+    assert vllm.services.asked[-1].url == f"http://localhost:8000{path}/render"  # it is asked again
+    assert vllm.without == {("localhost:8000", f"403 from {path}/render: {SCALE_OUT}"): 1}
+
+
+@pytest.mark.parametrize(
+    "r",
+    [
+        parsed(COMPLETIONS, prompt=["a", "b"]),
+        parsed("/v1/responses", input="a"),
+        parsed(CHAT, messages=[{"role": "user", "content": "a"}], reasoning_effort="high"),
+        chat([{"type": "image_url", "image_url": {"url": "https://a/b.png"}}]),
+    ],
+)
+def test_what_tokenize_would_cut_otherwise_has_no_tokens_where_rendering_is_refused(r: Request) -> None:
+    vllm = Vllm()
+    vllm.call(r).answer(b"off", 403)
+    assert len(vllm.services.asked) == 1
+    assert r[TOKENS] is None and r[NO_TOKENS].startswith("403 from ")
+
+
 def test_token_ids_in_the_request_are_used_and_a_request_that_cannot_be_rendered_has_none() -> None:
     vllm = Vllm()
     assert only(tokens(vllm.plugin, parsed(COMPLETIONS, prompt=[1, 2])))[0] == [1, 2]
@@ -362,6 +404,8 @@ def test_a_failed_call_leaves_no_tokens_and_its_reason_is_kept_and_counted(
         call.finish(problem=answer)
     else:
         call.answer(*answer)
+        for tokenize in vllm.services.asked[1:]:
+            tokenize.answer(b"no such path", 404)
 
     async def decide() -> None:
         assert vllm.waiting is not None
@@ -381,6 +425,7 @@ def test_a_refused_warm_up_counts_before_a_request_comes_and_a_server_that_start
     ((_, again),) = vllm.services.periodic
     again()
     vllm.services.asked[0].answer(b"off", 403)
+    vllm.services.asked[1].answer(b"off", 404)
     assert vllm.without == {("localhost:8000", f"403 from /v1/chat/completions/render: {SCALE_OUT}"): 1}
 
 
