@@ -39,7 +39,7 @@ class Parts(NamedTuple):
     `token_ids`: for each prompt its token ids, if the client has tokenized; then `prompts` is empty. `features`: the media items of a
     single such prompt.
     `render`: the API that can render `body` (a JSON object) to tokens: "chat", "completions" or "responses"; empty: none can.
-    `structured`: whether messages have content of several parts.
+    `structured`: whether messages have content of several parts. `messages`: Anthropic's body, if `body` is the chat made of it.
     """
 
     prompts: Sequence[Sequence[bytes | Media]] = ()
@@ -48,6 +48,7 @@ class Parts(NamedTuple):
     body: bytes | memoryview = b""
     structured: bool = False
     features: Sequence[Feature] = ()
+    messages: bytes | memoryview = b""
 
 
 class Prompt:

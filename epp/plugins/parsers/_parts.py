@@ -81,7 +81,7 @@ def messages(body: Body) -> Parts:
     members: dict[str, Any] = {"messages": list(_chat_messages(decoded))}
     if decoded.tools:
         members["tools"] = [_tool(tool) for tool in decoded.tools if isinstance(tool, dict)]
-    return chat(_encoder.encode(members))
+    return chat(_encoder.encode(members))._replace(messages=body)
 
 
 def completions(body: Body) -> Parts:

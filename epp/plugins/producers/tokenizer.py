@@ -30,6 +30,7 @@ PATHS: Mapping[str, str] = {
     "chat": "/v1/chat/completions/render",
     "completions": "/v1/completions/render",
     "responses": "/v1/responses/render",
+    "messages": "/v1/messages/render",
 }
 TOKENIZE: Final = "/tokenize"
 NOT_TOKENIZED: Final = ("documents", "reasoning_effort", "truncate_prompt_tokens")  # members that /tokenize does not read
@@ -165,6 +166,7 @@ class Tokens(DataProducer):
         self._timeout_s = _seconds("vllm.timeout", vllm.timeout, TIMEOUT_S)
         self._media_timeout_s = _seconds("vllm.mmTimeout", vllm.mm_timeout, MEDIA_TIMEOUT_S)
         self._refusals: dict[str, tuple[str, str]] = {}  # API that is tokenized -> text and reason of the refusal to render it
+        self._renders_messages = True  # until the server says that it does not
         self._cold = self._renders
         self._warm_ups = 0
         self._services: Services
@@ -199,16 +201,31 @@ class Tokens(DataProducer):
 
     async def _render(self, request: Request, parts: Parts, timeout_s: float) -> None:
         try:
-            members = _members.decode(parts.body)
-        except msgspec.MsgspecError as problem:
-            raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
-        try:
-            prompts = await self._tokens_of(parts.render, members, timeout_s, plain=_is_plain(parts, members))
+            prompts = await self._messages(parts, timeout_s) if parts.messages and self._renders_messages else None
+            if prompts is None:
+                members = self._members(parts.body)
+                prompts = await self._tokens_of(parts.render, members, timeout_s, plain=_is_plain(parts, members))
         except _NoTokens as failure:
             request[NO_TOKENS] = failure.reason
             self._without.add(self._server, failure.reason)
             raise
         self._give(request, prompts)
+
+    def _members(self, body: bytes | memoryview) -> dict[str, Any]:
+        try:
+            return _members.decode(body)
+        except msgspec.MsgspecError as problem:
+            raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
+
+    async def _messages(self, parts: Parts, timeout_s: float) -> list[PromptTokens] | None:
+        """Renders Anthropic's messages. Returns None if the server does not: vLLM before 0.29, or without --enable-scale-out."""
+        try:
+            return await self._rendered("messages", self._members(parts.messages), timeout_s)
+        except _NoTokens as failure:
+            if not failure.refused:
+                raise
+            self._renders_messages = False
+            return None
 
     async def _tokens_of(
         self, kind: str, members: dict[str, Any], timeout_s: float, *, plain: bool, ours: bool = False

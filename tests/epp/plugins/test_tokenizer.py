@@ -16,6 +16,7 @@ from epp.candidates import Candidates
 from epp.decision.decision import Decision, ProfileRun
 from epp.errors import ProducerFailed
 from epp.plugin import NoParams
+from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.producers._estimate import ITEM_TOKENS_MAX, TOKENS_MAX, image_size
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
@@ -308,6 +309,33 @@ def test_each_prompt_of_a_completion_is_rendered() -> None:
     call.answer(b'[{"token_ids":[1,2]},{"token_ids":[3]}]')
     result = r[TOKENS]
     assert result is not None and result.count == 3 and len(result.prompts) == 2
+
+
+def test_messages_are_rendered_as_they_are_and_as_a_chat_where_the_server_does_not_know_them() -> None:
+    vllm = Vllm()
+
+    def asked() -> Request:
+        r = Request(id="r", path="/v1/messages", headers={}, now=0.0)
+        body = {"model": "m", "max_tokens": 9, "system": "be brief", "messages": [{"role": "user", "content": "hi"}]}
+        Anthropic("a", NoParams()).parse(r, r.path, msgspec.json.encode(body))
+        return r
+
+    first = asked()
+    call = vllm.call(first)
+    assert call.url == "http://localhost:8000/v1/messages/render"
+    assert json.loads(call.body)["system"] == "be brief"
+    call.answer(b'{"token_ids":[1,2]}')
+    assert only(first[TOKENS])[0] == [1, 2]
+    second = asked()
+    vllm.plugin.produce(second, C)
+    vllm.services.asked[1].answer(b"no such path", 404)
+    vllm.services.asked[2].answer(b'{"token_ids":[3]}')
+    assert only(second[TOKENS])[0] == [3]
+    vllm.plugin.produce(asked(), C)
+    chats = vllm.services.asked[2:]
+    assert [chat.url for chat in chats] == ["http://localhost:8000/v1/chat/completions/render"] * 2
+    assert [each["role"] for each in json.loads(chats[0].body)["messages"]] == ["system", "user"]
+    assert vllm.without == {}
 
 
 def test_a_response_is_rendered_unless_it_continues_what_the_server_has_stored() -> None:
