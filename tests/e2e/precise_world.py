@@ -33,7 +33,9 @@ class SimWorld:
     `render`: the address of the server that renders; "": the first simulated server.
     """
 
-    def __init__(self, cluster: Cluster, servers: int, *flags: str, workers: int = 1, replays: bool = True, render: str = "") -> None:
+    def __init__(
+        self, cluster: Cluster, servers: int, *flags: str, workers: int = 1, replays: bool = True, render: str = ""
+    ) -> None:
         self.cluster = cluster
         self.servers = servers
         self.port = free_row(2 * servers)

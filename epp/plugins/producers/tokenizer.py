@@ -33,7 +33,11 @@ PATHS: Mapping[str, str] = {
     "messages": "/v1/messages/render",
 }
 TOKENIZE: Final = "/tokenize"
-NOT_TOKENIZED: Final = ("documents", "reasoning_effort", "truncate_prompt_tokens")  # members that /tokenize does not read
+NOT_TOKENIZED: Final = (
+    "documents",
+    "reasoning_effort",
+    "truncate_prompt_tokens",
+)  # members that /tokenize does not read
 TIMEOUT_S, MEDIA_TIMEOUT_S = 5.0, 30.0
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 WARM_UP_TRIES, WARM_UP_EVERY_S = 24, 5.0
@@ -165,7 +169,9 @@ class Tokens(DataProducer):
         self._server = urlsplit(self._url).netloc.rpartition("@")[2]
         self._timeout_s = _seconds("vllm.timeout", vllm.timeout, TIMEOUT_S)
         self._media_timeout_s = _seconds("vllm.mmTimeout", vllm.mm_timeout, MEDIA_TIMEOUT_S)
-        self._refusals: dict[str, tuple[str, str]] = {}  # API that is tokenized -> text and reason of the refusal to render it
+        self._refusals: dict[
+            str, tuple[str, str]
+        ] = {}  # API that is tokenized -> text and reason of the refusal to render it
         self._renders_messages = True  # until the server says that it does not
         self._cold = self._renders
         self._warm_ups = 0

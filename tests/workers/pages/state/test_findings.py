@@ -111,7 +111,8 @@ def test_each_fault_is_found_with_its_evidence(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "severities"), [("r:80 403 from /x: y", ["error"]), ("r:80 400 from /x: y", ["warning"]), (" no API", [])]
+    ("reason", "severities"),
+    [("r:80 403 from /x: y", ["error"]), ("r:80 400 from /x: y", ["warning"]), (" no API", [])],
 )
 def test_a_server_that_renders_nothing_is_an_error_a_refused_body_is_not_and_an_api_without_endpoint_is_nothing(
     reason: str, severities: list[str]

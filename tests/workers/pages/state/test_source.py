@@ -89,7 +89,7 @@ def test_the_counters_name_endpoints_whose_reported_usage_is_implausible(world: 
 
 
 def test_the_counters_name_servers_that_give_no_tokens_and_the_reason(tmp_path: Path) -> None:
-    text = "plugins: [{type: token-producer, parameters: {modelName: m}}, {type: prefix-cache-scorer}]"
+    text = "plugins: [{type: token-producer, parameters: {modelName: m}}, {type: precise-prefix-cache-producer}]"
     with made(tmp_path, text) as instance:
         world = World(instance)
         plugin = instance.config.pipeline.plugins["token-producer"]
