@@ -43,6 +43,7 @@ FOREIGN_FLAGS = {
     "--filename", "--kustomize",  # kubectl
     "--file", "--tag", "--shm-size",  # docker
     "--enable-prompt-tokens-details",  # vLLM
+    "--enable-scale-out",  # vLLM
     "--only", "--targets", "--cases", "--seconds", "--reference", "--smoke", "--five-minutes", "--outage-s", "--reads",  # benchmarks, tests
     "--hold", "--config", "--seeds", "--jobs", "--json", "--markdown", "--svg", "--sim", "--envoy",  # make bench-routing
     "--disable-hot-restart", "--concurrency", "--log-level",  # envoy
