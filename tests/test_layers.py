@@ -16,6 +16,7 @@ from tests.layers import (
     FUNCTION_LINES_MAX,
     MODULE_LINES_MAX,
     MODULES,
+    PACKAGES,
     PICKER,
     ROOT,
     WORKERS,
@@ -25,6 +26,7 @@ from tests.layers import (
     entry_violations,
     fork_violations,
     import_violations,
+    imports,
     size_violations,
     sources,
     within,
@@ -136,6 +138,17 @@ def test_imports_that_the_layers_allow_pass(module: str, source: str) -> None:
 def test_every_name_in_the_rows_is_a_module() -> None:
     listed = [f"epp.{part}" for names in EPP for part in sorted(names)] + [f"workers.{part}" for part in WORKERS]
     assert [name for name in listed if name not in MODULES] == []
+
+
+def test_every_imported_module_of_this_project_exists() -> None:
+    known = {*MODULES, "compiled.kernels.native"}  # the latter is made of C
+    missing = {
+        f"{module} imports {target}"
+        for module, path in MODULES.items()
+        for target, _ in imports(path.read_text())
+        if within(target, PACKAGES) and target not in known and not (ROOT / target.replace(".", "/")).is_dir()
+    }
+    assert missing == set()
 
 
 def test_no_modules_import_each_other_in_a_cycle() -> None:
