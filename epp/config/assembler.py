@@ -71,7 +71,6 @@ class Assembler:
         # After an error in a plugin or a reference, these checks would report the same mistake again.
         if not (self.instances.broken or self.instances.unresolved):
             self.wire_data()
-            wiring_checks.check_tokens(self.instances, self.findings)
             wiring_checks.check_response_phase(self.written, self.instances, self.findings)
         return self.assembly
 

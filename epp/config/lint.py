@@ -21,12 +21,14 @@ from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, RUNNING, WAITING
 from epp.decision.pipeline import WiredProfile
 from epp.flow.plan import FlowPlan
 from epp.plugin import FairnessPolicy, Picker, Plugin, SaturationDetector, Scorer
+from epp.plugins.producers.tokenizer import Tokens
 from epp.quantities import parse_duration
 
 # Columns that grow with every request that is sent to an endpoint. KV usage is not one of them: a waiting request holds no
 # blocks, and requests with the same prefix share its blocks.
 LOAD = frozenset(key.name for key in (WAITING, RUNNING, INFLIGHT_REQUESTS, INFLIGHT_TOKENS))
 PREFIX_SCORERS = frozenset(("prefix-cache-scorer", "multicluster-prefix-cache-scorer"))
+PRECISE_TYPES = ("precise-prefix-cache-producer", "precise-prefix-cache-scorer")
 RANDOM_PICKER = "random-picker"
 STALENESS = "metricsStalenessThreshold"
 
@@ -64,6 +66,7 @@ def lint(written: WrittenConfig, assembly: Assembly, findings: Findings, surroun
             _lint_weights(entry, wired, findings)
         _lint_random_choice(entry, wired, findings)
         _lint_prefix_weight(entry, wired, findings)
+    _lint_tokens(written, assembly, findings)
     _lint_shadow_hooks(entries, assembly, findings)
     _lint_unreachable_profiles(entries, assembly, findings)
     if assembly.flow is not None:
@@ -136,6 +139,20 @@ def _lint_prefix_weight(entry: ProfileEntry | None, wired: WiredProfile, finding
             "KV usage is not, because requests with one prefix share its blocks",
             f"give '{heaviest}' weight {raised:g}" if heaviest else f"add active-request-scorer with weight {weight:g}",
         )
+
+
+def _lint_tokens(written: WrittenConfig, assembly: Assembly, findings: Findings) -> None:
+    """Warns of a precise prefix producer without real tokens: estimated tokens never equal the tokens in a model server's events."""
+    places = {entry.name: entry.place for entry in written.plugins}
+    precise = [name for name, kind in assembly.types.items() if kind in PRECISE_TYPES and name in assembly.plugins]
+    sources = [plugin for plugin in assembly.plugins.values() if isinstance(plugin, Tokens)]
+    if precise and sources and not any(source.renders for source in sources):
+        why = (
+            f"plugin '{precise[0]}' needs the model's tokens, and '{sources[0].name}' only estimates them, so only requests that "
+            "bring token ids are matched precisely, and all others approximately"
+        )
+        hint = "give token-producer the parameters modelName and vllm.url"
+        findings.warning(places.get(precise[0], WHOLE), "estimated-tokens", why, hint)
 
 
 def _reads_load(plugin: Plugin) -> bool:

@@ -35,7 +35,6 @@ from epp.plugin import (
     UsageLimitPolicy,
     foreign,
 )  # fmt: skip
-from epp.plugins.producers.tokenizer import Tokens
 
 BAND: Final = "flowControl.defaultPriorityBand"
 # kind -> the field that refers to plugins of this kind; filters, scorers and pickers are in profiles
@@ -52,7 +51,6 @@ REFERENCES: Final[Mapping[type[Plugin], str]] = {
     Discovery: "dataLayer.discovery.endpoints.pluginRef",
     Syncer: "dataLayer.crossReplica.syncerPluginRef",
 }
-PRECISE_TYPES: Final = ("precise-prefix-cache-producer", "precise-prefix-cache-scorer")
 SOURCES_MAX: Final = 1 + FURTHER_SOURCES_MAX
 EVICTING: Final = (EvictionFilter, EvictionOrder)
 
@@ -254,18 +252,6 @@ def warn_unread(instances: PluginInstances, findings: Findings) -> None:
         if isinstance(plugin, DataProducer) and plugin.produces and not read & {key.name for key in plugin.produces}:
             why = f"no plugin reads the data of data producer '{plugin.name}'; it runs for its other extension points"
             findings.warning(instances.place(plugin.name), "unread-producer", why)
-
-
-def check_tokens(instances: PluginInstances, findings: Findings) -> None:
-    """Checks that a precise prefix producer gets real tokens: estimated ones never equal those in a model server's events."""
-    plugins = instances.plugins.values()
-    precise = next((plugin for plugin in plugins if type(plugin).type_name in PRECISE_TYPES), None)
-    estimating = next((plugin for plugin in plugins if isinstance(plugin, Tokens) and not plugin.renders), None)
-    if precise is not None and estimating is not None:
-        listed = instances.place(estimating.name)
-        place = instances.place(precise.name) if listed == WHOLE else listed
-        why = f"plugin '{precise.name}' needs the model's tokens, and '{estimating.name}' only estimates them, so nothing would match"
-        findings.error(place, "estimated-tokens", why, "give token-producer the parameters modelName and vllm.url")
 
 
 def check_response_phase(written: WrittenConfig, instances: PluginInstances, findings: Findings) -> None:

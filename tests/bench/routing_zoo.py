@@ -38,7 +38,7 @@ SHIPPED = Path(__file__).parents[2] / "deploy/config"
 TOKENS_TEXT = (SHIPPED / "token-load.yaml").read_text()
 RENDEZVOUS_TEXT = (SHIPPED / "replicas.yaml").read_text()
 PRECISE = """\
-- {type: token-producer, parameters: {modelName: m}}
+- {type: token-producer}
 - {type: precise-prefix-cache-producer, parameters: {speculativeIndexing: true}}
 """
 PRECISE_TEXT = TOKENS_TEXT.replace("plugins:\n", f"plugins:\n{PRECISE}", 1)

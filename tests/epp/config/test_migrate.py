@@ -117,7 +117,6 @@ plugins:
         values: [prefill, decode]  # both
 - {type: redis-state-store, name: shared, parameters: {ttl: 60s}}
 - {type: precise-prefix-cache-producer, parameters: {tokenProcessorConfig: {blockSize: 64, hashSeed: "1"}}}
-- {type: token-producer, parameters: {modelName: m}}
 dataLayer:
   crossReplicaSyncerPluginRef: shared
 """

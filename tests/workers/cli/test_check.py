@@ -27,12 +27,7 @@ WARNS = "plugins: [{type: queue-scorer, parameters: {a: 1}}]\n"
 STRIPS = "--trust-client-headers=gateway"
 
 
-PRECISE = """
-plugins:
-- {type: token-producer, parameters: {modelName: m}}
-- {type: precise-prefix-cache-producer}
-- {type: prefix-cache-scorer}
-"""
+PRECISE = "plugins: [{type: precise-prefix-cache-producer}, {type: prefix-cache-scorer}]\n"
 CEL = """
 plugins:
 - type: request-attribute-reporter

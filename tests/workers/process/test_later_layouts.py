@@ -16,7 +16,6 @@ from workers.worker.plugin_handles import SeriesCount
 HEAD = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n"
 QUEUE = HEAD + "plugins: [{type: queue-scorer}]\n"
 KV = HEAD + "plugins: [{type: kv-cache-utilization-scorer}, {type: lora-affinity-scorer}]\n"
-TOKENS = "{type: token-producer, parameters: {modelName: m}}"
 SPLIT = (
     HEAD
     + """
@@ -102,7 +101,7 @@ def test_more_columns_than_there_is_room_for_are_refused_with_the_limit(tmp_path
 
 def test_a_precise_producer_needs_a_restart(tmp_path: Path) -> None:
     with made(tmp_path, QUEUE) as first, pytest.raises(StartError, match="restart the picker"):
-        text = f"{HEAD}plugins: [{TOKENS}, {{type: precise-prefix-cache-producer}}, {{type: prefix-cache-scorer}}]\n"
+        text = HEAD + "plugins: [{type: precise-prefix-cache-producer}, {type: prefix-cache-scorer, parameters: {}}]\n"
         later(first, text)
 
 
@@ -120,7 +119,7 @@ def test_a_private_copy_shows_the_values_and_hides_what_is_written_to_it(tmp_pat
 def test_a_change_of_what_the_kv_events_process_uses_is_refused(tmp_path: Path) -> None:
     def precise(blocks: int) -> str:
         indexer = f"indexerConfig: {{kvBlockIndexConfig: {{inMemoryConfig: {{size: {blocks}}}}}}}"
-        return f"{HEAD}plugins: [{TOKENS}, {{type: precise-prefix-cache-producer, parameters: {{{indexer}}}}}]\n"
+        return f"{HEAD}plugins: [{{type: precise-prefix-cache-producer, parameters: {{{indexer}}}}}]\n"
 
     with made(tmp_path, precise(1000)) as first:
         assert later(first, precise(1000)).layout.kv_events is not None
