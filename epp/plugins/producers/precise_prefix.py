@@ -113,10 +113,13 @@ class _Precise(DataProducer, PreRequest):
     def produce(self, request: Request, candidates: Candidates) -> None:
         approximate, tokenized = request[self._approximate], request[TOKENS]
         view = self._held.view(candidates.snapshot.roster, request.now)
+        without = request[NO_TOKENS]  # also with estimated tokens, which no server's events have
         prompts = (
-            [p for p in tokenized.prompts[:PROMPTS_MAX] if p.token_ids is not None] if tokenized is not None else []
+            [p for p in tokenized.prompts[:PROMPTS_MAX] if p.token_ids is not None]
+            if tokenized is not None and not without
+            else []
         )
-        why = view.why if prompts else _without_tokens(view.why, request[NO_TOKENS])
+        why = view.why if prompts else _without_tokens(view.why, without)
         if view.sizes and prompts:
             match = self._matched(request, candidates, view, prompts, approximate)
         elif approximate is not None:

@@ -59,6 +59,7 @@ REFUSED: Final[Mapping[int, str]] = {
 }
 OF_REQUESTS: Final = ("400 ", "413 ", "422 ")  # reasons that begin so are of single requests
 NOT_RENDERED: Final = "no server renders such a request"
+ESTIMATED: Final = "they are only estimated: give token-producer modelName and vllm.url"
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
 )
@@ -191,8 +192,11 @@ class Tokens(DataProducer):
             prompts = _estimate.from_token_ids(parts.token_ids, parts.features)
         except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
             raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
-        if prompts or not self._renders:
-            self._give(request, prompts or self._estimate.prompts(parts, request.headers))
+        if prompts:
+            self._give(request, prompts)
+        elif not self._renders:
+            request[NO_TOKENS] = ESTIMATED
+            self._give(request, self._estimate.prompts(parts, request.headers))
         elif parts.render:
             timeout_s = self._media_timeout_s if parts.structured else self._timeout_s
             return self._services.spawn(self._render(request, parts, timeout_s), timeout_s + 1.0)

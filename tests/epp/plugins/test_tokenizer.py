@@ -17,10 +17,10 @@ from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.producers._estimate import ITEM_TOKENS_MAX, TOKENS_MAX, image_size
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
-from epp.plugins.producers.tokenizer import Tokens
+from epp.plugins.producers.tokenizer import ESTIMATED, Tokens
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
-from epp.request.tokens import TOKENS, Feature, TokenizedPrompt, token_count
+from epp.request.tokens import NO_TOKENS, TOKENS, Feature, TokenizedPrompt, token_count
 from tests.fakes import FakeServices, candidates, request
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -108,6 +108,13 @@ def test_requests_of_other_apis_have_their_own_texts(
     assert result is not None
     assert [prompt.token_ids.tolist() for prompt in result.prompts if prompt.token_ids is not None] == prompts
     assert result.count == sum(map(len, prompts))
+
+
+def test_estimated_tokens_are_said_to_be_estimated_and_those_that_a_client_sends_are_not() -> None:
+    estimated, sent = parsed(COMPLETIONS, prompt="hello"), parsed(COMPLETIONS, prompt=[1, 2, 3])
+    for r in (estimated, sent):
+        assert tokens(made(), r) is not None
+    assert estimated[NO_TOKENS] == ESTIMATED and not sent[NO_TOKENS]
 
 
 def test_without_parts_from_the_parser_the_canonical_bytes_are_estimated() -> None:
