@@ -30,10 +30,8 @@ ONLY_IN = {  # third-party modules that only these modules of `epp` may import
     "google": ("epp.protocol.codec", "epp.protocol.proto"),
     "yaml": ("epp.config.yaml_nodes",),
 }
-FROM_OUTSIDE = (
-    "loadtest.sim",
-    "loadtest.load",
-)  # see the picker as Envoy and model servers do: of the project they know the codec
+# They see the picker as Envoy and model servers do: of the project they know the codec.
+FROM_OUTSIDE = ("loadtest.sim", "loadtest.load")
 LABORATORY = {  # what `loadtest` may import of `workers`
     "workers.cli",  # what commands have in common
     "workers.host",

@@ -67,6 +67,11 @@ NO_TOKENS: Final = Datum(f"no_tokens/{TOKEN_PRODUCER}", str, "")
 _NAME: Final = TOKENS.name
 
 
+def no_tokens(reason: str) -> str:
+    """Says that a request has no tokens, with the reason that NO_TOKENS has; "": none."""
+    return f"no tokens ({reason})" if reason else "no tokens"
+
+
 def token_count(request: Request) -> int:
     """Returns the number of prompt tokens: counted if there is a token producer, otherwise estimated from the bytes."""
     tokenized = request[TOKENS]

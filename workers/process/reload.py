@@ -162,8 +162,7 @@ class Reloads:
         if actions:
             self._write()
         if any(isinstance(action, Publish | Try | Withdraw) for action in actions):
-            for wakeup in self._instance.pipes.wakeups:
-                os.eventfd_write(wakeup, 1)
+            self._instance.pipes.wake_workers()
 
     def _act(self, action: Action, now: float) -> None:
         generations = self._generations

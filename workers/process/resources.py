@@ -153,6 +153,11 @@ class Pipes:
         self.kv_bus = [packet_pipe(PIPE_BYTES) for _ in range(workers_max if speculates else 0)]
         self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(workers_max)]
 
+    def wake_workers(self) -> None:
+        """Lets all workers look at once for what has changed, before their next beat."""
+        for wakeup in self.wakeups:
+            os.eventfd_write(wakeup, 1)
+
     @property
     def bus_readers(self) -> Sequence[int]:
         """The reading ends of all workers' bus pipes, for the supervisor."""

@@ -90,7 +90,7 @@ class RecordKeeper:
         self._secret = Keyed(instance.credentials.prefix_seed).identity
         self._endpoints = EndpointRecords(instance)
         self._gauge = lane.schema.scalar[RECORDING]
-        self._wakeups = instance.pipes.wakeups
+        self._pipes = instance.pipes
         self._counters = [counter[f"recording_{name}_total"] for name in ("records", "bytes", "lost_records")]
         self._assembler = Assembler()
         self._running: Running | None = None
@@ -203,8 +203,7 @@ class RecordKeeper:
         say = log.debug if sampled else log.info
         say("recording begins", folder=folder, seconds=None if ask is None else ask.seconds)
         self._next_file(running, int(time.time()) & 0x7FFF_FFFF)
-        for wakeup in self._wakeups:
-            os.eventfd_write(wakeup, 1)
+        self._pipes.wake_workers()
         self._tell(running, "recording")
         self._timer = asyncio.get_running_loop().call_later(SAMPLED_LOOK_S if running.sampled else LOOK_S, self._turn)
         return ""

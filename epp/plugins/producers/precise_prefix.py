@@ -42,7 +42,7 @@ from epp.prefix.held import BASE_MODEL, adapter_word, held_links, held_root, ind
 from epp.prefix.match import APPROXIMATE, PrefixMatch, joined, prefix_match
 from epp.prefix.streams import WEIGHT_ONE
 from epp.request import Request
-from epp.request.tokens import NO_TOKENS, TOKENS, PromptTokens
+from epp.request.tokens import NO_TOKENS, TOKENS, PromptTokens, no_tokens
 
 PROMPTS_MAX = 64  # prompts of one request
 TOKENS_MAX = 2 << 20  # tokens of one prompt that are looked up: no server caches more
@@ -96,9 +96,8 @@ class _Precise(DataProducer, PreRequest):
         self._hits: tuple[Count, Count]
         self._speculates = self.settings.speculative_s > 0
         self._roots: dict[tuple[str, int], int] = {}
-        self._seen: tuple[HeldView, ServerBlocks, ServerBlocks] | None = (
-            None  # the latest arguments of `_blocks`, and its result
-        )
+        # The latest arguments of `_blocks`, and its result.
+        self._seen: tuple[HeldView, ServerBlocks, ServerBlocks] | None = None
         self._held: HeldBlocks
         self._secret: int
 
@@ -119,7 +118,7 @@ class _Precise(DataProducer, PreRequest):
             if tokenized is not None and not without
             else []
         )
-        why = view.why if prompts else _without_tokens(view.why, without)
+        why = view.why if prompts else [of_endpoint or no_tokens(without) for of_endpoint in view.why]
         if view.sizes and prompts:
             match = self._matched(request, candidates, view, prompts, approximate)
         elif approximate is not None:
@@ -213,12 +212,6 @@ class _Precise(DataProducer, PreRequest):
                 self._roots.clear()
             start = self._roots[key] = held_root(adapter, size, self._secret)
         return start
-
-
-def _without_tokens(why: Sequence[str], reason: str) -> list[str]:
-    """Returns why each match is approximate if there are no tokens: because of the endpoint (`why`), or for lack of tokens."""
-    text = f"no tokens ({reason})" if reason else "no tokens"
-    return [of_endpoint or text for of_endpoint in why]
 
 
 def _length(prompt: PromptTokens) -> int:

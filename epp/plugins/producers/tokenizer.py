@@ -33,11 +33,8 @@ PATHS: Mapping[str, str] = {
     "messages": "/v1/messages/render",
 }
 TOKENIZE: Final = "/tokenize"
-NOT_TOKENIZED: Final = (
-    "documents",
-    "reasoning_effort",
-    "truncate_prompt_tokens",
-)  # members that /tokenize does not read
+# Members that /tokenize does not read.
+NOT_TOKENIZED: Final = ("documents", "reasoning_effort", "truncate_prompt_tokens")
 TIMEOUT_S, MEDIA_TIMEOUT_S = 5.0, 30.0
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 WARM_UP_TRIES, WARM_UP_EVERY_S = 24, 5.0
@@ -170,9 +167,8 @@ class Tokens(DataProducer):
         self._server = urlsplit(self._url).netloc.rpartition("@")[2]
         self._timeout_s = _seconds("vllm.timeout", vllm.timeout, TIMEOUT_S)
         self._media_timeout_s = _seconds("vllm.mmTimeout", vllm.mm_timeout, MEDIA_TIMEOUT_S)
-        self._refusals: dict[
-            str, tuple[str, str]
-        ] = {}  # API that is tokenized -> text and reason of the refusal to render it
+        # API that is tokenized -> text and reason of the refusal to render it
+        self._refusals: dict[str, tuple[str, str]] = {}
         self._renders_messages = True  # until the server says that it does not
         self._cold = self._renders
         self._warm_ups = 0
@@ -284,7 +280,8 @@ class Tokens(DataProducer):
         """Sends a body to the server, with its model replaced by `modelName`. Returns the decoded answer. Raises _NoTokens.
 
         `members`: the fields of the body. `ours`: whether the body is a warm-up. The server's error text about a client's body is left
-        out of the exception, because it may quote the prompt."""
+        out of the exception, because it may quote the prompt.
+        """
         members["model"] = self.params.model_name
         url = self._url + path
         body = msgspec.json.encode(members)

@@ -19,6 +19,7 @@ from epp.metrics.flow_control import FLOW_QUEUE_DURATION
 from epp.metrics.lanes import REQUEST_PROCESSING
 from epp.metrics.series import TIME_TO_FIRST
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
+from epp.request.tokens import no_tokens
 from shm.observe import SILENT_S
 from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, FAILING_MASK, State
 from workers.host.memory import Leaving
@@ -32,6 +33,7 @@ from workers.pages.state.look import (
     Look,
     Others,
     OutcomeLook,
+    counts_of,
 )
 from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
 
@@ -42,7 +44,6 @@ ENDED: Final[Mapping[int, str]] = {
     Leaving.DRAINS: "ended",
 }  # the gauge `leaving` of a worker that has ended as intended -> the worker's state
 ERRORS: Final = ("refusals_total", "faults_total")
-WITHOUT: Final = f"{WITHOUT_TOKENS.name}@"
 ENDPOINTS_AT_ONCE: Final = 100  # in a step of about 1 ms
 
 T = TypeVar("T")
@@ -414,13 +415,12 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
 
 def _without_tokens(look: Look, before: Look | None, decided: int) -> str:
     """Returns why most of the decisions since the look before had no tokens; without such decisions, of those since the start."""
-    then: Mapping[str, int] = before.counters if before is not None and decided else {}
+    then = counts_of(before.counters, WITHOUT_TOKENS) if before is not None and decided else {}
     new = Counter[str]()
-    for name, count in look.counters.items():
-        if name.startswith(WITHOUT):
-            new[name.partition(" ")[2]] += count - then.get(name, 0)
+    for labels, count in counts_of(look.counters, WITHOUT_TOKENS).items():
+        new[labels.partition(" ")[2]] += count - then.get(labels, 0)
     requests = decided or sum(e.picks or 0 for e in look.endpoints)
-    return f"no tokens ({new.most_common(1)[0][0]})" if 2 * new.total() > requests else ""
+    return no_tokens(new.most_common(1)[0][0]) if 2 * new.total() > requests else ""
 
 
 def _new_picks(endpoint: EndpointLook, earlier: Mapping[tuple[str, str, str], int | None]) -> int | None:

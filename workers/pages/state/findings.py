@@ -9,6 +9,7 @@ from typing import Any, Final
 from epp.metrics.series import USAGE_BEYOND_BOUNDS
 from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
 from epp.plugins.producers.tokenizer import OF_REQUESTS, WITHOUT_TOKENS
+from workers.pages.state.look import counts_of
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 
 Values = Mapping[str, Any]
@@ -29,14 +30,11 @@ RESTARTS_MIN: Final = 2
 WORKERS_MIN: Final = 2  # no more than needed to survive the loss of one, even with one CPU
 FREE_SHARE_MIN: Final = 0.1
 FREE_BYTES_MIN: Final = 16 << 20
-BEYOND: Final = f"{USAGE_BEYOND_BOUNDS.name}@"
 BEYOND_MIN: Final = 3  # answers
-WITHOUT: Final = f"{WITHOUT_TOKENS.name}@"
 DAY_S: Final = 86_400
 EXPIRES_SOON_S: Final = 7 * DAY_S
-ADVICE: Final = (
-    "prefix-outweighs-load",
-)  # warnings about what may happen: nothing is wrong with a picker to which it does not
+# Warnings about what may happen: nothing is wrong with a picker to which it does not.
+ADVICE: Final = ("prefix-outweighs-load",)
 
 
 def findings(values: Values, endpoints: Mapping[str, Values]) -> list[Finding]:
@@ -143,11 +141,8 @@ def _caching_off(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[F
 
 
 def _implausible(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
-    counted = {
-        name.removeprefix(BEYOND): count
-        for name, count in values.get("recent", {}).items()
-        if name.startswith(BEYOND) and count >= BEYOND_MIN
-    }
+    recent = counts_of(values.get("recent", {}), USAGE_BEYOND_BOUNDS)
+    counted = {name: count for name, count in recent.items() if count >= BEYOND_MIN}
     if counted:
         shown = [f"{name[:NAME_CHARS_MAX]}: {count} answers" for name, count in list(counted.items())[:NAMED_MAX]]
         yield Finding(
@@ -160,9 +155,9 @@ def _implausible(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[F
 
 
 def _without_tokens(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
-    for name, count in values.get("recent", {}).items():
-        server, _, reason = name.removeprefix(WITHOUT).partition(" ")
-        if name.startswith(WITHOUT) and server:
+    for labels, count in counts_of(values.get("recent", {}), WITHOUT_TOKENS).items():
+        server, _, reason = labels.partition(" ")
+        if server:
             what, _, fix = reason.partition(": ")
             yield Finding(
                 "tokens",

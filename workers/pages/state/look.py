@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from epp.metrics import Metric
 from workers.pages.state.tried import TryoutFigures
 
 
@@ -153,3 +154,14 @@ class Look:
     flows: Sequence[FlowLook] = ()
     outcomes: Sequence[OutcomeLook] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)  # by plugin: the number of workers that leave it out
+
+
+def counter_name(metric: Metric, value: str) -> str:
+    """Returns the key in `Look.counters` of a metric with one label that has this value."""
+    return f"{metric.name}@{value}"
+
+
+def counts_of(counters: Mapping[str, int], metric: Metric) -> dict[str, int]:
+    """Returns the counts of a metric with one label, by the label's value."""
+    prefix = counter_name(metric, "")
+    return {name.removeprefix(prefix): count for name, count in counters.items() if name.startswith(prefix)}

@@ -54,6 +54,7 @@ from workers.pages.state.look import (
     Look,
     Others,
     StreamLook,
+    counter_name,
 )
 from workers.pages.state.served import Served
 from workers.pages.state.tried import tryout_figures
@@ -180,14 +181,14 @@ class Source:
         counters, series = self.lanes.counters(), self.predictions
         if self._tokenless is not None:
             for (*_, server, reason), values in self._tokenless.rows().items():
-                name = f"{WITHOUT_TOKENS.name}@{server} {reason}"
+                name = counter_name(WITHOUT_TOKENS, f"{server} {reason}")
                 counters[name] = counters.get(name, 0) + values.counters[0]
         if series is None:
             return counters
         labels, ints, _, _ = series.totals()
         counts = ints[:, series.schema.counter_at[USAGE_BEYOND_BOUNDS.name] - series.schema.values_at]
         doubted = np.flatnonzero(counts)[:DOUBTED_MAX].tolist()
-        return counters | {f"{USAGE_BEYOND_BOUNDS.name}@{labels[row][0]}": int(counts[row]) for row in doubted}
+        return counters | {counter_name(USAGE_BEYOND_BOUNDS, labels[row][0]): int(counts[row]) for row in doubted}
 
     def ended(self, now: float) -> str:
         """Returns why the instance has ended; "" while it lives."""
