@@ -101,7 +101,7 @@ class Outcome(NamedTuple):
 
 
 class Clients(NamedTuple):
-    """How clients behave: `open`: nobody waits for an answer. `number`: of a closed loop; 0: see `loadtest.replay.clients`."""
+    """How clients behave: `open`: no client waits for an answer. `number`: of a closed loop; 0: see `loadtest.replay.clients`."""
 
     open: bool = False
     number: int = 0

@@ -98,7 +98,7 @@ class Good:
 
 
 class Tenants(Good):
-    """Two tenants whose requests wait for busy servers. Measures those of the honest one. `share`: its part of the answers.
+    """Two tenants with requests that wait for busy servers. Measures those of the honest one. `share`: its part of the answers.
 
     A server that lies reports LIE tokens for each of its answers.
     """

@@ -1,4 +1,4 @@
-"""A picker whose socket systemd holds is restarted under load (`tests.e2e.activation`): no connection is refused, no request fails."""
+"""A picker with sockets of systemd restarts under load (`tests.e2e.activation`): no connection is refused, no request fails."""
 
 import signal
 import socket

@@ -67,7 +67,7 @@ class BlackHole:
 
 
 class Conversations:
-    """Clients whose prompts servers hold. `percent`: how many of them went to the same server again."""
+    """Clients with prompts that servers hold. `percent`: how many of them went to the same server again."""
 
     def __init__(self, port: int) -> None:
         self._port = port

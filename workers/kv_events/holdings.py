@@ -150,7 +150,7 @@ class Holder:
         self.group = group
         self._groups: dict[int, str] = {} if group is None else {group: "full_attention"}
         self._adapters: dict[int | str, str] = {}  # the engine's id of an adapter -> its name
-        # ids of adapters whose blocks were skipped, because no event has named them
+        # ids of adapters that no event has named: their blocks were skipped
         self._nameless: set[int | str] = set()
 
     @property

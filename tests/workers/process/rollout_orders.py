@@ -151,7 +151,7 @@ class World:
         self.tell(Tick(self.behind()))
 
     def behind(self) -> tuple[int, ...]:
-        """Returns the seats whose processes serve, but do not use what is published."""
+        """Returns the seats of processes that serve, but do not use what is published."""
         wanted = self.wanted()
         return tuple(seat for seat in range(SEATS) if self.serving[seat] and self.used[seat] != wanted[seat])
 

@@ -95,7 +95,7 @@ def test_after_a_reload_with_other_data_sources_a_snapshot_gives_each_server_its
 
 
 def test_nothing_keeps_the_data_layer_that_a_reload_has_replaced(tmp_path: Path) -> None:
-    """Whoever held a bound method of it would ask it for endpoints that it no longer follows."""
+    """A part that kept a bound method of it would ask it for endpoints that it no longer follows."""
     path = tmp_path / "endpoints.yaml"
     first = file_config(path)
     (tmp_path / "run").mkdir()
