@@ -70,10 +70,12 @@ class PrefixMatch:
     hashes and numbers of several prompts follow each other or are added up.
     `blocks`: how many leading blocks of the prompt each endpoint holds, or computes now; None: no endpoint holds any.
     `cached`: how many tokens of the prompt each endpoint is predicted not to compute; None as `blocks`. This is less than it holds, because
-    a server reuses whole blocks of its own size, and never the whole prompt (`epp.endpoints.server_blocks`). `counted`: the same, but each
-    token counts by the weight of its tier (GPU memory 1, a slower tier may weigh less). Without tiers both are equal. `why`: per endpoint,
-    why its match is not precise, "" if it is; an empty list if this producer gives no precise matches. `under_way`: prefills that compute
-    leading blocks of this prompt now. `blocks` counts these blocks as held. This object lives longer than the text of the prompt.
+    a server reuses whole blocks of its own size, and never the whole prompt (`epp.endpoints.server_blocks`).
+    `counted`: the same, but each token counts by the weight of its tier (GPU memory 1, a slower tier may weigh less). Without tiers both
+    are equal.
+    `why`: per endpoint, why its match is not precise, "" if it is; an empty list if this producer gives no precise matches.
+    `under_way`: prefills that compute leading blocks of this prompt now. `blocks` counts these blocks as held.
+    This object lives longer than the text of the prompt.
     """
 
     __slots__ = (
