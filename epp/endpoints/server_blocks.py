@@ -20,7 +20,7 @@ class ServerBlocks:
     def __init__(self, sizes: Floats) -> None:
         self.key = sizes.tobytes()
         self.sizes: Floats = np.where(sizes >= 1.0, np.floor(sizes), 1.0)
-        self._different: list[float] = sorted(set(self.sizes.tolist()))
+        self._different: list[int] = sorted({int(size) for size in self.sizes.tolist()})
 
     def reused(self, held: Floats, each: float, tokens: int) -> Floats:
         """Returns how many of the `tokens` of a prompt each server reuses, of `held` leading blocks of `each` tokens that it has cached."""
@@ -28,7 +28,10 @@ class ServerBlocks:
 
     def most(self, held: int, tokens: int) -> float:
         """Returns the most of the `tokens` of a prompt that a server can reuse, if it has `held` leading tokens cached."""
-        return max([float(whole(held, tokens, size)) for size in self._different], default=0.0)
+        most, reusable = 0, max(min(held, tokens - 1), 0)
+        for size in self._different:
+            most = max(most, reusable // size * size)
+        return float(most)
 
     def by(self, sizes: Floats) -> "ServerBlocks":
         """Returns the blocks of servers that reuse whole blocks of `sizes`, too. The smaller one of two sizes divides the other."""

@@ -116,7 +116,7 @@ class TokenCosts:
         run = decision.run(decision.primary)
         if match is None or match.cached is None or run is None:
             return 0.0
-        return float(match.cached[run.row])  # a block in a slower tier is not computed either
+        return float(match.cached.item(run.row))  # a block in a slower tier is not computed either
 
     def _learn(self, fairness_id: str, bytes: int, prompt: float | None, output: float | None) -> None:
         known, overall = self._averages, self._overall

@@ -26,7 +26,8 @@ class Reader:
         self._whole: Any = msgspec.json.Decoder(kind).decode
         fields = msgspec.structs.fields(kind)
         self._names = tuple(field.encode_name.encode() for field in fields)
-        self._values = [(field.default, _decoder(field.type)) for field in fields]
+        self._defaults: list[Any] = [field.default for field in fields]
+        self._decoders = [_decoder(field.type) for field in fields]
 
     def decode(self, text: bytes | memoryview) -> Any:
         """Returns the decoded object. Raises one of UNREADABLE."""
@@ -40,10 +41,12 @@ class Reader:
         return self._whole(text)
 
     def _decoded(self, found: tuple[Any, ...]) -> Any:
-        values = []
+        values, decoders = self._defaults.copy(), self._decoders
         missing = EMPTY  # compiled code looks up the name of another module at each use
-        for raw, (default, decode) in zip(found, self._values, strict=True):
-            values.append(default if raw is missing else raw if decode is None else decode(raw))
+        for at, raw in enumerate(found):
+            if raw is not missing:
+                decode = decoders[at]
+                values[at] = raw if decode is None else decode(raw)
         return self._kind(*values)
 
 

@@ -166,8 +166,8 @@ class SentPrompts:
             return
         primary = decision.run(decision.primary)
         assert primary is not None
-        cached, most = 0.0 if match.cached is None else float(match.cached.item(primary.row)), match.most()
-        self._hit_ratio.observe(cached / most if most else 0.0)
+        cached = 0.0 if match.cached is None else float(match.cached.item(primary.row))
+        self._hit_ratio.observe(cached / match.most() if cached else 0.0)
         self._hit_bytes.observe(cached * BYTES_PER_TOKEN)
         sent: list[Sent] = []
         request[self._keys.sent] = sent  # from here on, `ended` takes back what the index learns, whatever fails below
