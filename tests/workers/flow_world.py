@@ -246,11 +246,3 @@ async def world(
         finally:
             for shard in world_.shards:
                 shard.close()
-
-
-async def until(condition: Any, seconds: float = 2.0) -> None:
-    """Run the event loop until the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        await asyncio.sleep(0.001)

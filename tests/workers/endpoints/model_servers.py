@@ -6,6 +6,7 @@ from typing import Any
 
 import uvloop
 
+from tests.waiting import until
 from tests.workers.endpoints.scraping import Seen, reader
 from workers.endpoints.http_client import Dialer
 from workers.endpoints.scrape import Scraper
@@ -18,14 +19,6 @@ def run(test: Coroutine[Any, Any, None]) -> None:
         runner.run(asyncio.wait_for(test, 20))
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"not within 5 s: {what}")
-
-
 def serving(*pieces: bytes, then: str = "keep", pause_s: float = 0.0) -> Serve:
     """A server that answers every request with these pieces."""
 
@@ -34,11 +27,12 @@ def serving(*pieces: bytes, then: str = "keep", pause_s: float = 0.0) -> Serve:
             while await incoming.readuntil(b"\r\n\r\n"):
                 for piece in pieces:
                     out.write(piece)
+                    # A slow server.
                     await asyncio.sleep(pause_s)
                 if then == "close":
                     break
                 if then == "hang":
-                    await asyncio.sleep(3600)
+                    await asyncio.Event().wait()
                 while then == "flood":
                     out.write(b"x" * 65536)
                     await out.drain()
@@ -94,7 +88,7 @@ class Servers:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        await asyncio.sleep(0.02)
-        assert asyncio.all_tasks() == {asyncio.current_task()} | {
-            task for task in asyncio.all_tasks() if "wait_for" in repr(task)
-        }
+        me = asyncio.current_task()
+        await until(
+            lambda: all(task is me or "wait_for" in repr(task) for task in asyncio.all_tasks()), "no task is left"
+        )

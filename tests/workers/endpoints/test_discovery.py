@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reports import Reports
+from tests.waiting import turns, until
 from tests.workers.endpoints.endpoint_lists import ENTRIES, GOOD, run
 from workers.endpoints import endpoints_file
 from workers.endpoints.discovery import EndpointSpec, Entry, Parsed, diff, parse_flag
@@ -172,12 +173,11 @@ def test_a_file_renamed_into_place_and_a_swapped_link_are_followed(
     async def scenario() -> None:
         file.load()
         following = asyncio.create_task(follow(file, use))
-        for n in range(200):
-            if n % 20 == 5:  # the first change may happen before the watch begins
-                change(tmp_path, GOOD.replace(b"8001", b"%d" % (9000 + n)))
-            if len(published) >= 2:
-                break
-            await asyncio.sleep(0.02)
+        await turns(2)  # the watch begins
+        for port in (9000, 9001):
+            seen = len(published)
+            change(tmp_path, GOOD.replace(b"8001", b"%d" % port))
+            await until(lambda before=seen: len(published) > before)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         assert len(published) >= 2
@@ -204,12 +204,9 @@ def test_a_change_that_the_watch_cannot_notice_is_found_by_reading_the_file(
     async def scenario() -> None:
         file.load()
         following = asyncio.create_task(follow(file, use))
-        await asyncio.sleep(0.05)
+        await turns(2)  # the watch begins
         rename(elsewhere, b"endpoints: [{name: a, address: 10.0.0.1, port: 1}]")
-        for _ in range(200):
-            if published:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: published)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
 
@@ -232,7 +229,7 @@ def test_a_long_file_is_parsed_beside_the_event_loop(tmp_path: Path, monkeypatch
     async def scenario() -> list[Entry] | None:
         monkeypatch.setattr(endpoints_file, "parse_file", parse)
         reloading = asyncio.create_task(file.reload_beside())
-        await asyncio.sleep(0)
+        await turns()
         turned.set()
         return await reloading
 

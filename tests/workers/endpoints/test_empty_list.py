@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.reports import Reports
+from tests.waiting import until
 from tests.workers.endpoints.endpoint_lists import ENTRIES, GOOD, run
 from workers.endpoints.discovery import Entry
 from workers.endpoints.empty_list import HOLD_S
@@ -107,8 +108,7 @@ def test_a_follower_of_the_file_believes_its_empty_list_after_a_while(
     async def scenario() -> None:
         assert file.reload() is None
         following = asyncio.create_task(follow(file, use, watch=watch))
-        while not used:
-            await asyncio.sleep(0.01)
+        await until(lambda: used)
         ended, _ = await asyncio.wait([following], timeout=0.1 if watch else WAIT_S)
         assert bool(ended) is not watch
         following.cancel()

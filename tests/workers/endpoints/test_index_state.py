@@ -18,6 +18,7 @@ from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter
 from tests.shm.memory import region_for
+from tests.waiting import turns, until
 from workers.endpoints import index_state
 from workers.endpoints.index_state import SNAPSHOT, IndexState
 from workers.endpoints.prefix_secret import kept_secret
@@ -266,8 +267,7 @@ def test_the_event_loop_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: 
     async def scenario() -> None:
         monkeypatch.setattr(index_state.os, "write", slow)
         saving = asyncio.ensure_future(life.state.save(lambda: life.owners))
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await turns(50)
         assert not saving.done()
         turned.set()
         await saving
@@ -282,25 +282,27 @@ def test_snapshots_are_saved_when_the_picker_begins_to_stop_and_at_the_end(
     life = Life(tmp_path)
     life.fill()
     path = tmp_path / SNAPSHOT
-    stopping: list[bool] = []
+    stopping, looks = False, 0
     monkeypatch.setattr(index_state, "LOOK_S", 0.001)
 
-    async def until_saved(before: int) -> int:
-        async with asyncio.timeout(10):
-            while not path.exists() or path.stat().st_ino == before:
-                await asyncio.sleep(0.001)
-        return path.stat().st_ino
+    def stops() -> bool:
+        nonlocal looks
+        looks += 1
+        return stopping
 
     def owners() -> Mapping[Identity, int]:
         return life.owners
 
     async def scenario() -> None:
-        running = asyncio.ensure_future(life.state.run(owners, lambda: bool(stopping)))
-        await asyncio.sleep(0.02)
+        nonlocal stopping
+        running = asyncio.ensure_future(life.state.run(owners, stops))
+        await until(lambda: looks >= 10)
         assert not path.exists()
-        stopping.append(True)
-        first = await until_saved(0)
+        stopping = True
+        await until(path.exists)
+        first = path.stat().st_ino
         life.writer.retire(life.owners[NAMES[0]])
+        # There is no more look that could be counted.
         await asyncio.sleep(0.02)
         assert path.stat().st_ino == first
         await life.state.close(owners)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reports import Reports
+from tests.waiting import until
 from tests.workers.endpoints.endpoint_lists import CLUSTERS, FakeNames
 from workers.endpoints import discovery, names
 from workers.endpoints.discovery import SLICE, Discovery, EndpointSpec, Entry, parse_file
@@ -94,8 +95,7 @@ def test_a_late_answer_about_old_names_does_not_remove_new_names() -> None:
         await found.use([old])
         fake.held = asyncio.Event()
         late = asyncio.create_task(found.resolve())
-        while not fake.waiting:
-            await asyncio.sleep(0)
+        await until(lambda: fake.waiting)
         held, fake.held = fake.held, None
         await found.use([old, new])
         fake.addresses["old"] = ["10.0.0.3"]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.table import DOWN, State
+from tests.waiting import turns
 from tests.workers.endpoints.tables import Shared, Supervisor, page, seen, spec
 from workers.endpoints.scrape_results import Failure
 
@@ -212,11 +213,11 @@ def test_all_scrapes_of_a_turn_of_the_loop_are_published_together() -> None:
         ours.table._loop = asyncio.get_running_loop()
         ours.flush()
         ours.table.apply({spec("a"), spec("b")})
-        await asyncio.sleep(0)
+        await turns()
         epoch = shared.reader.epoch()
         for name in "ab":
             ours.table.scraped(ours.member(name), page(1.0), 0, 100.0)
-        await asyncio.sleep(0)
+        await turns()
         assert shared.reader.epoch() == epoch + 1
 
     asyncio.run(scenario())

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from epp.plugins.extractors.metrics_source import MetricsDataSource
-from tests.workers.endpoints.model_servers import run, serving, until
+from tests.waiting import until
+from tests.workers.endpoints.model_servers import run, serving
 from tests.workers.endpoints.scraping import Seen, answer, reader
 from workers.endpoints.scrape import Scraper
 from workers.endpoints.source_tls import source_tls
@@ -52,6 +53,7 @@ def test_https_pages_are_scraped_with_and_without_verification(tmp_path: Any) ->
         for scraper in scrapers:
             scraper.close()
         server.close()
+        # Closed connections of TLS end when their peers have said so.
         await asyncio.sleep(0.05)
 
     run(scenario())

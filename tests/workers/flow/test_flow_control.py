@@ -13,7 +13,8 @@ from epp.metrics import Group
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUES, FLOW_REQUESTS
 from shm.flow_lanes import PENDING, WAITING, WAITING_BYTES
 from tests.modes import interpreted_only
-from tests.workers.flow_world import SentRequest, World, objective, rewrite, until, world
+from tests.waiting import until
+from tests.workers.flow_world import SentRequest, World, objective, rewrite, world
 from workers.flow.flow_control import QueuedRequest
 from workers.flow.metrics import FlowMetrics
 

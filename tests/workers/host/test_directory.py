@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests.waiting import turns
 from workers.host.directory import DELAY_S_MAX, QUIET_S, Events, watch
 
 WITHIN_S = 20.0
@@ -44,7 +45,7 @@ def test_every_kind_of_change_is_noticed(tmp_path: Path, change: Callable[[Path]
         moved = asyncio.Event()
         open_before = len(os.listdir("/proc/self/fd"))
         watching = asyncio.create_task(watch(str(folder), moved))
-        await asyncio.sleep(0)
+        await turns()
         change(folder)
         async with asyncio.timeout(WITHIN_S):
             await moved.wait()

@@ -1,4 +1,4 @@
-"""A fake API server in memory, and an event loop with virtual time.
+"""A fake API server in memory.
 
 The server keeps a history and can forget it. It pages lists, selects by label and name, sends bookmarks, and fails in the ways in which
 servers and networks fail.
@@ -7,8 +7,8 @@ servers and networks fail.
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from workers.host.options import POOL_GROUP
 from workers.kube.api import EMPTY, Resource
@@ -17,33 +17,8 @@ from workers.kube.selector import parse
 
 BOOKMARK_S = 60.0
 Object = dict[str, Any]
-R = TypeVar("R")
 POOLS = Resource(POOL_GROUP, "v1", "inferencepools", "space")
 PODS = Resource("", "v1", "pods", "space")
-
-
-class Clocked(asyncio.SelectorEventLoop):
-    """An event loop with virtual time: it jumps to the next timer when nothing else is to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 1000.0
-
-    def time(self) -> float:
-        return self.now
-
-    def _run_once(self) -> None:
-        scheduled = cast("list[asyncio.TimerHandle]", self._scheduled)  # type: ignore[attr-defined]
-        due = [handle.when() for handle in scheduled if not handle.cancelled()]
-        if not self._ready and due:  # type: ignore[attr-defined]
-            self.now = max(self.now, min(due))
-        super()._run_once()  # type: ignore[misc]
-
-
-def in_virtual_time(main: Callable[[], Coroutine[Any, Any, R]]) -> R:
-    """Runs `main` in virtual time."""
-    with asyncio.Runner(loop_factory=Clocked) as runner:
-        return runner.run(main())
 
 
 class Moment(NamedTuple):
@@ -138,7 +113,7 @@ class FakeApi:
         if path == "/apis" and not self.misrouted:
             return b'{"kind":"APIGroupList","groups":[]}'
         self.requests.append(("list", query.get("labelSelector", query.get("fieldSelector", ""))))
-        await asyncio.sleep(0.001)
+        await self._sent()
         collection = self._found(path, "list")
         if self.answer is not None:
             return self.answer
@@ -157,7 +132,7 @@ class FakeApi:
 
     async def lines(self, path: str, *, query: Mapping[str, str], idle_s: float) -> AsyncGenerator[bytes, None]:
         self.requests.append(("watch", query.get("labelSelector", query.get("fieldSelector", ""))))
-        await asyncio.sleep(0.001)
+        await self._sent()
         collection = self._found(path, "watch")
         at = int(query["resourceVersion"])
         if at < self.forgotten and self.gone_in_stream:
@@ -199,6 +174,10 @@ class FakeApi:
         finally:
             self._moved.remove(moved)
             self.watching -= 1
+
+    async def _sent(self) -> None:
+        # A request takes time, virtual or real.
+        await asyncio.sleep(0.001)
 
     def _found(self, path: str, verb: str) -> Collection:
         if self.failure is not None:

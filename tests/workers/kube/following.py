@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from tests.reports import Reports
-from tests.workers.kube.fake import FakeApi, in_virtual_time
+from tests.waiting import elapse, in_virtual_time
+from tests.workers.kube.fake import FakeApi
 from workers.kube.api import Resource
 from workers.kube.errors import Unreachable
 from workers.kube.reflect import Change, Reflector
@@ -64,7 +65,7 @@ async def following(api: FakeApi, *, expects: bool = False) -> AsyncIterator[Fol
     followed = Followed(api, expects=expects)
     task = asyncio.create_task(followed.reflector.run())
     try:
-        await asyncio.sleep(0.5)
+        await elapse(0.5)
         yield followed
         assert not task.done()
     finally:

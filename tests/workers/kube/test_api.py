@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from tests.workers.authority import Authority, write_pair
 from workers.kube import api as module
 from workers.kube.api import Api, Resource, kubeconfig_files, ready_to_connect
@@ -156,7 +157,7 @@ def test_an_error_page_of_a_proxy_is_an_api_error(tmp_path: Path) -> None:
 
 def test_a_server_that_does_not_answer_in_time_or_at_all_is_unreachable(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
         raise AssertionError
 
     async def main(client: Api) -> None:
@@ -198,6 +199,7 @@ def watched(*chunks: bytes | float, end: bool = True) -> Answering:
         for chunk in chunks:
             if isinstance(chunk, bytes):
                 await response.write(chunk)
+            # The pauses between the pieces are the case.
             await asyncio.sleep(chunk if isinstance(chunk, float) else 0)
         if not end:
             assert request.transport is not None
@@ -289,15 +291,14 @@ def test_an_exec_plugin_that_hangs_is_killed(
 
     monkeypatch.setattr(session, "LOAD_S_MAX", 1.0)
     plugin, written = tmp_path / "plugin.py", tmp_path / "pid"
-    plugin.write_text(f"import os, time; open({str(written)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
+    plugin.write_text(f"import os, signal; open({str(written)!r}, 'w').write(str(os.getpid())); signal.pause()")
 
     async def main(client: Api) -> None:
         with pytest.raises(Unreachable, match="the exec plugin did not end within 1 s"):
             await client.request("GET", PODS)
-        async with asyncio.timeout(10):
-            while written.exists() and os.path.exists(f"/proc/{written.read_text()}"):
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)  # the loop has to notice the end of the process
+        await until(lambda: not (written.exists() and os.path.exists(f"/proc/{written.read_text()}")))
+        # The loop has to notice the end of the process, and says so only on stderr if it does not.
+        await asyncio.sleep(0.1)
 
     command = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": [str(plugin)]}
     scenario(tmp_path, echo, main, exec=command)

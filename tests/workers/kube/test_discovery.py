@@ -1,12 +1,12 @@
 """Discovery turns a pool and its pods into the right endpoints, whatever changes and in any order."""
 
-import asyncio
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.workers.kube.fake import PODS, POOLS, FakeApi, in_virtual_time, pod, pool
+from tests.waiting import elapse, in_virtual_time
+from tests.workers.kube.fake import PODS, POOLS, FakeApi, pod, pool
 from tests.workers.kube.worlds import APPLIED_S, BY_NAME, World, cluster, running, scenario, two_pods
 from workers.endpoints.empty_list import HOLD_S
 from workers.host.options import Options
@@ -21,7 +21,7 @@ def test_existing_pods_become_endpoints_when_the_pool_is_created() -> None:
         assert world.names == set()
         assert world.states == ["InferencePool 'pool' in namespace space is not known: there is none"]
         world.api.put(POOLS, "pool", pool(8000, 8001))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert world.names == {f"p{n}-rank-{rank}" for n in range(3) for rank in range(2)}
         assert world.states[1:] == [""]
         assert world.missing == ""
@@ -33,11 +33,11 @@ def test_each_of_8_ports_of_a_pod_is_an_endpoint_of_its_own() -> None:
     async def main(world: World) -> None:
         ports = range(8000, 8008)
         world.api.put(POOLS, "pool", pool(*ports))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         found = {(name, host, port) for name, host, port, _ in world.applied[-1]}
         assert found == {(f"p{n}-rank-{r}", f"10.0.0.{n + 1}", port) for n in range(2) for r, port in enumerate(ports)}
         world.api.put(PODS, "p0", pod("10.0.0.1", annotations={ACTIVE_PORTS: "8007,8002"}))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         of_first = {(name, port) for name, host, port, _ in world.applied[-1] if host == "10.0.0.1"}
         assert of_first == {("p0-rank-2", 8002), ("p0-rank-7", 8007)}, "a port keeps its rank"
 
@@ -56,11 +56,11 @@ def test_a_pod_that_is_being_deleted_or_not_ready_is_removed_at_once() -> None:
     async def main(world: World) -> None:
         world.api.put(PODS, "p0", pod("10.0.0.0", deletionTimestamp="2030-01-01T00:00:00Z"))
         world.api.put(PODS, "p1", pod("10.0.0.1", ready=False))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert world.names == {"p2-rank-0"}
         world.api.put(PODS, "p1", pod("10.0.0.1"))
         world.api.put(PODS, "p2", pod("10.0.0.2", app="other"))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert world.names == {"p1-rank-0"}
 
     scenario(main, cluster(pool()))
@@ -71,7 +71,7 @@ def test_a_new_pod_with_an_old_name_and_address_is_another_endpoint() -> None:
         (before,) = {uid for name, _, _, uid in world.applied[-1] if name == "p0-rank-0"}
         world.api.delete(PODS, "p0")
         world.api.put(PODS, "p0", pod("10.0.0.0"))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         (after,) = {uid for name, _, _, uid in world.applied[-1] if name == "p0-rank-0"}
         assert before != after
 
@@ -81,14 +81,14 @@ def test_a_new_pod_with_an_old_name_and_address_is_another_endpoint() -> None:
 def test_new_ports_and_a_new_selector_apply_at_once() -> None:
     async def main(world: World) -> None:
         world.api.put(POOLS, "pool", pool(9000))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert {port for _, _, port, _ in world.applied[-1]} == {9000}
         world.api.put(PODS, "other", pod("10.0.1.1", app="other"))
         world.api.put(POOLS, "pool", pool(9000, app="other"))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert world.names == {"other-rank-0"}
         world.api.put(PODS, "p0", pod("10.0.0.9", app="other"))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert world.names == {"other-rank-0", "p0-rank-0"}
         assert world.api.watching == 2  # no watch is left for the old selector
 
@@ -98,16 +98,16 @@ def test_new_ports_and_a_new_selector_apply_at_once() -> None:
 def test_a_new_selector_removes_other_pods_even_while_the_api_is_away() -> None:
     async def main(world: World) -> None:
         world.api.put(PODS, "both", {**pod("10.0.2.1"), "metadata": {"labels": {"app": "vllm", "tier": "a"}}})
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         narrow = pool()
         narrow["spec"]["selector"]["matchLabels"]["tier"] = "a"
         world.api.put(POOLS, "pool", narrow)
-        await asyncio.sleep(0)
+        await elapse(0)
         world.api.failure = Unreachable("away")
-        await asyncio.sleep(60)
+        await elapse(60)
         assert world.names == {"both-rank-0"}
         world.api.failure = None
-        await asyncio.sleep(7)
+        await elapse(7)
         assert world.names == {"both-rank-0"}
 
     scenario(main, cluster(pool()))
@@ -116,11 +116,11 @@ def test_a_new_selector_removes_other_pods_even_while_the_api_is_away() -> None:
 def test_a_protocol_that_no_parser_reads_is_reported_and_endpoints_stay() -> None:
     async def main(world: World) -> None:
         world.api.put(POOLS, "pool", pool(protocol="kubernetes.io/h2c"))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert "appProtocol is 'kubernetes.io/h2c', which parser 'grpc' does not read" in world.states[-1]
         assert len(world.names) == 3
         world.api.put(POOLS, "pool", pool())
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert world.states[-1] == ""
 
     scenario(main, cluster(pool()))
@@ -133,12 +133,12 @@ def test_deleting_the_pool_removes_its_endpoints_until_it_is_created_again() -> 
             lambda: world.api.put(POOLS, "pool", pool(deletionTimestamp="2030-01-01T00:00:00Z")),
         ):
             end()
-            await asyncio.sleep(APPLIED_S)
+            await elapse(APPLIED_S)
             assert world.names == set()
             assert world.states[-1].endswith("is not known: there is none")
             assert world.api.watching == 1
             world.api.put(POOLS, "pool", pool())
-            await asyncio.sleep(APPLIED_S)
+            await elapse(APPLIED_S)
             assert (len(world.names), world.states[-1]) == (3, "")
 
     scenario(main, cluster(pool()))
@@ -154,7 +154,7 @@ def test_a_selector_needs_no_pool() -> None:
         assert len(world.names) == 6
         world.api.put(PODS, "s", pod("10.0.3.1", app="sglang"))
         world.api.put(PODS, "c", {**pod("10.0.3.2"), "metadata": {"labels": {"app": "vllm", "canary": ""}}})
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert len(world.names) == 8
         assert {selector for _, selector in world.api.requests} == {options.endpoint_selector}
 
@@ -167,7 +167,7 @@ def test_a_burst_of_events_is_applied_a_few_times() -> None:
         before = len(world.applied)
         for n in range(200):
             world.api.put(PODS, f"n{n}", pod(f"10.1.0.{n}"))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert len(world.names) == 203
         assert len(world.applied) - before < 10
 
@@ -242,9 +242,9 @@ def test_the_endpoints_become_those_of_the_pool_whatever_changes_in_any_order(
     async def main(world: World) -> None:
         for step, which, app, wait in steps:
             act(world.api, step, which, app)
-            await asyncio.sleep(wait)
+            await elapse(wait)
         world.api.failure = None
-        await asyncio.sleep(2 * HOLD_S + 20)
+        await elapse(2 * HOLD_S + 20)
         found = world.api.install(POOLS).objects.get("pool")
         expected = set()
         if found is not None:
@@ -269,7 +269,7 @@ def test_the_text_of_a_selector_reaches_the_server_unchanged() -> None:
 def test_thousands_of_flapping_pods_are_applied_in_batches_and_the_last_state_counts() -> None:
     async def main(world: World) -> None:
         world.api.put(POOLS, "pool", pool(8000))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         before = len(world.applied)
         for turn in range(4):
             for n in range(10_000):
@@ -277,8 +277,8 @@ def test_thousands_of_flapping_pods_are_applied_in_batches_and_the_last_state_co
                     world.api.put(PODS, f"flap{n}", pod(f"10.{n // 62_500}.{n // 250 % 250}.{n % 250}"))
                 else:
                     world.api.delete(PODS, f"flap{n}")
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(APPLIED_S)
+            await elapse(0.05)
+        await elapse(APPLIED_S)
         assert len(world.applied) - before <= 15
         assert {name for name in world.names if name.startswith("flap")} == {
             f"flap{n}-rank-0" for n in range(0, 10_000, 2)
@@ -290,12 +290,12 @@ def test_thousands_of_flapping_pods_are_applied_in_batches_and_the_last_state_co
 def test_a_pod_with_a_megabyte_of_labels_is_named_and_the_others_are_endpoints() -> None:
     async def main(world: World) -> None:
         world.api.put(POOLS, "pool", pool(8000))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         hostile = pod("10.1.0.1")
         hostile["metadata"]["labels"] |= {f"key-{n}": "v" * 58 for n in range(15_000)}
         world.api.put(PODS, "hostile", hostile)
         world.api.put(PODS, "good", pod("10.1.0.2"))
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert "good-rank-0" in world.names
         assert "hostile-rank-0" not in world.names
         assert any("hostile" in text and "15001 labels" in text for text in world.reports), world.reports

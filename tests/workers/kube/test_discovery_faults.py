@@ -1,11 +1,11 @@
 """While the API is away, unreadable or wrong, endpoints stay, and discovery says why it knows nothing new."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from tests.workers.kube.fake import PODS, POOLS, in_virtual_time, pool
+from tests.waiting import elapse, in_virtual_time
+from tests.workers.kube.fake import PODS, POOLS, pool
 from tests.workers.kube.worlds import APPLIED_S, BY_NAME, World, cluster, running, scenario
 from workers.endpoints.empty_list import HOLD_S
 from workers.kube.api import Resource
@@ -17,7 +17,7 @@ def test_all_endpoints_stay_while_the_api_is_away() -> None:
         world.api.failure = ApiError(500, "InternalError", "etcd", "list", "/x")
         world.api.break_watches()
         applied = len(world.applied)
-        await asyncio.sleep(3600)
+        await elapse(3600)
         assert len(world.applied) == applied
         assert world.missing == ""
         assert len(world.reports) == 1
@@ -29,7 +29,7 @@ def test_an_outage_that_is_over_is_no_longer_the_reason() -> None:
     async def main(world: World) -> None:
         assert world.missing.endswith("is not known: refused")
         world.api.failure = None
-        await asyncio.sleep(6)
+        await elapse(6)
         assert world.states == ["InferencePool 'pool' in namespace space is not known: there is none"]
 
     api = cluster()
@@ -39,11 +39,11 @@ def test_an_outage_that_is_over_is_no_longer_the_reason() -> None:
 
 def test_a_successor_applies_nothing_before_the_api_answers() -> None:
     async def main(world: World) -> None:
-        await asyncio.sleep(600)
+        await elapse(600)
         assert (world.applied, world.states) == ([], [])
         assert "InferencePool 'pool' in namespace space is not known: refused" in world.missing
         world.api.failure = None
-        await asyncio.sleep(7)
+        await elapse(7)
         assert (len(world.names), world.states) == (3, [""])
 
     api = cluster(pool())
@@ -53,9 +53,9 @@ def test_a_successor_applies_nothing_before_the_api_answers() -> None:
 
 def test_a_successor_does_not_believe_an_empty_pool_list_at_once() -> None:
     async def main(world: World) -> None:
-        await asyncio.sleep(HOLD_S - 2)
+        await elapse(HOLD_S - 2)
         assert (world.applied, world.states) == ([], [])
-        await asyncio.sleep(4)
+        await elapse(4)
         assert world.applied == [set()]
 
     scenario(main, successor=True)
@@ -63,10 +63,10 @@ def test_a_successor_does_not_believe_an_empty_pool_list_at_once() -> None:
 
 def test_a_successor_does_not_believe_an_empty_pod_list_at_once() -> None:
     async def main(world: World) -> None:
-        await asyncio.sleep(HOLD_S - 2)
+        await elapse(HOLD_S - 2)
         assert world.applied == []
         world.api.empty_lists = False
-        await asyncio.sleep(4)
+        await elapse(4)
         assert len(world.names) == 3
 
     async def run() -> None:
@@ -92,10 +92,10 @@ def test_a_missing_definition_is_reported_and_its_installation_is_noticed() -> N
     async def main(world: World) -> None:
         assert world.missing.endswith("is not known: its definition (CRD) is not installed")
         world.api.install(POOLS)
-        await asyncio.sleep(5)
+        await elapse(5)
         assert world.missing.endswith("is not known: there is none")
         world.api.put(POOLS, "pool", pool())
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert len(world.names) == 3
 
     api = cluster()
@@ -110,13 +110,13 @@ def test_a_pool_that_cannot_be_read_is_not_reported_as_missing() -> None:
         )
         assert world.missing.startswith(without_ports)
         world.api.put(POOLS, "pool", pool())
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert world.missing == ""
         world.api.delete(POOLS, "pool")
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert world.missing.endswith("there is none")
         world.api.put(POOLS, "pool", {"spec": {}})
-        await asyncio.sleep(APPLIED_S)
+        await elapse(APPLIED_S)
         assert world.missing.startswith(without_ports)
 
     scenario(main, cluster({"spec": {}}))
@@ -125,7 +125,7 @@ def test_a_pool_that_cannot_be_read_is_not_reported_as_missing() -> None:
 @pytest.mark.parametrize("missing", [POOLS, PODS])
 def test_a_missing_role_is_the_reason_why_nothing_is_known(missing: Resource) -> None:
     async def main(world: World) -> None:
-        await asyncio.sleep(20)
+        await elapse(20)
         assert f"not allowed to list {missing.plural} in namespace space; add to a Role" in world.missing
         assert world.names == set()
 

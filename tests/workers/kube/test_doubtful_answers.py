@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.reports import Reports
-from tests.workers.kube.fake import PODS, FakeApi, in_virtual_time
+from tests.waiting import elapse, in_virtual_time
+from tests.workers.kube.fake import PODS, FakeApi
 from tests.workers.kube.following import AWAY, THINGS, Followed, decode, scenario, things
 from workers.endpoints.empty_list import HOLD_S
 from workers.kube.api import EMPTY, Resource
@@ -22,14 +23,14 @@ def test_a_wrongly_empty_list_removes_nothing() -> None:
         api.put(THINGS, "t0", {"text": "later"})
         api.forget()
         api.break_watches()
-        await asyncio.sleep(HOLD_S - 4)
+        await elapse(HOLD_S - 4)
         assert len(followed.known) == 3
         api.empty_lists = False
         api.put(THINGS, "t7", {"text": "7"})
         api.delete(THINGS, "t2")
-        await asyncio.sleep(0.5)
+        await elapse(0.5)
         assert set(followed.known) == {"t0", "t1", "t7"}
-        await asyncio.sleep(HOLD_S)
+        await elapse(HOLD_S)
         assert followed.known == followed.truth
         assert followed.deletes == {"t2": 1}
 
@@ -40,15 +41,15 @@ def test_a_list_that_stays_empty_is_believed_after_a_while() -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
         api.failure = AWAY
         api.break_watches()
-        await asyncio.sleep(1)
+        await elapse(1)
         for n in range(3):
             api.delete(THINGS, f"t{n}")
         api.forget()
         api.failure = None
-        await asyncio.sleep(HOLD_S - 2)
+        await elapse(HOLD_S - 2)
         assert len(followed.known) == 3
         suddenly = [report for report in followed.reports if report.startswith("a list is suddenly empty")]
-        await asyncio.sleep(4)
+        await elapse(4)
         assert followed.known == {}
         (report,) = suddenly
         assert report.endswith(f" resource=things.example.com namespace=space kept_s={HOLD_S}")
@@ -58,9 +59,9 @@ def test_a_list_that_stays_empty_is_believed_after_a_while() -> None:
 
 def test_the_objects_of_a_predecessor_stay_for_a_while_if_the_first_list_is_empty() -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
-        await asyncio.sleep(HOLD_S - 2)
+        await elapse(HOLD_S - 2)
         assert (followed.changes, followed.reflector.synced) == ([], False)
-        await asyncio.sleep(4)
+        await elapse(4)
         (change,) = followed.changes
         assert (change.listed, followed.reflector.synced) == (True, True)
 
@@ -77,16 +78,16 @@ def test_an_empty_first_list_without_a_predecessor_is_believed_at_once() -> None
 
 def test_a_resource_that_is_installed_later_is_followed() -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
-        await asyncio.sleep(60)
+        await elapse(60)
         assert followed.reflector.absent
         assert followed.reports == []
         assert len(api.requests) <= 60 / 2.4 + 1
         api.put(THINGS, "t0", {"text": "0"})
-        await asyncio.sleep(4)
+        await elapse(4)
         assert (followed.known, followed.reflector.absent) == ({"t0": "0"}, False)
         api.remove(THINGS)
         api.break_watches()
-        await asyncio.sleep(3 * HOLD_S)
+        await elapse(3 * HOLD_S)
         assert (followed.known, followed.reflector.absent) == ({}, True)
 
     scenario(main, FakeApi())
@@ -98,12 +99,12 @@ def test_not_found_from_a_load_balancer_removes_nothing(expects: bool) -> None:
         before = followed.known
         api.misrouted = True
         api.break_watches()
-        await asyncio.sleep(6 * HOLD_S)
+        await elapse(6 * HOLD_S)
         assert (followed.known, followed.reflector.absent) == (before, False)
         assert "not from the API server" in followed.reflector.problem
         assert sum("the Kubernetes API is away" in line for line in followed.reports) == 1
         api.misrouted = False
-        await asyncio.sleep(6)
+        await elapse(6)
         assert (followed.known, followed.reflector.problem) == (followed.truth, "")
 
     scenario(main, things(0 if expects else 3), expects=expects)
@@ -117,7 +118,7 @@ def test_failures_reduce_the_page_size() -> None:
             return await super().request(verb, path, query=query, **more)
 
     async def main(api: FakeApi, followed: Followed) -> None:
-        await asyncio.sleep(30)
+        await elapse(30)
         assert followed.known == followed.truth
         assert len(followed.known) == 50
 
@@ -133,7 +134,7 @@ def test_a_core_resource_never_counts_as_not_installed() -> None:
         api = FakeApi()
         reflector = Reflector(api, PODS, decode=decode, changed=lambda _: None, report=Reports())
         task = asyncio.create_task(reflector.run())
-        await asyncio.sleep(3 * HOLD_S)
+        await elapse(3 * HOLD_S)
         assert (reflector.absent, reflector.synced) == (False, False)
         assert "refused to list pods in namespace space" in reflector.problem
         task.cancel()
@@ -148,7 +149,7 @@ def test_an_invalid_list_does_not_count_as_empty(answer: bytes) -> None:
         api.break_watches()
         api.put(THINGS, "t9", {"text": "9"})
         api.forget()
-        await asyncio.sleep(6 * HOLD_S)
+        await elapse(6 * HOLD_S)
         assert followed.known == before
         text = "the answer for things.example.com in namespace space is not an API server's"
         assert text in followed.reflector.problem
@@ -159,14 +160,14 @@ def test_an_invalid_list_does_not_count_as_empty(answer: bytes) -> None:
 @pytest.mark.parametrize("verb", ["list", "watch"])
 def test_a_missing_role_is_reported_once_and_a_new_role_is_noticed(verb: str) -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
-        await asyncio.sleep(600)
+        await elapse(600)
         (report,) = followed.reports
         rule = f'{{apiGroups: ["example.com"], resources: ["things"], verbs: ["{verb}"]}}'
         assert f"not allowed to {verb} things in namespace space" in report
         assert rule in report
         assert rule in followed.reflector.problem
         api.forbidden.clear()
-        await asyncio.sleep(7)
+        await elapse(7)
         assert followed.known == followed.truth
         assert followed.reports[1:] == ["a resource can be followed again resource=things.example.com namespace=space"]
 
@@ -179,11 +180,11 @@ def test_an_object_that_cannot_be_decoded_is_reported_once_and_its_last_good_sta
     async def main(api: FakeApi, followed: Followed) -> None:
         api.put(THINGS, "t0", {"text": "bad"})
         api.put(THINGS, "t8", {"text": "bad"})
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         api.put(THINGS, "t0", {"text": "bad", "metadata": {"labels": {"x": "y"}}})
         api.forget()
         api.break_watches()
-        await asyncio.sleep(5)
+        await elapse(5)
         assert followed.known == {"t0": "0", "t1": "1", "t2": "2"}
         assert followed.reports == [
             f"object cannot be read resource=things.example.com namespace=space name={n} reason=text: 'bad' is not allowed"

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+from tests.waiting import turns
 from workers.kube.errors import ApiError, Unreachable
 from workers.kube.events import MESSAGE_CHARS_MAX, WAITING_MAX, Events
 from workers.kube.object_kinds import PoolName
@@ -45,10 +46,8 @@ def sent(server: Server, *messages: str, together: bool = True) -> list[str]:
         running = asyncio.create_task(events.run(server))
         for message in messages:
             events.tell("ConfigurationRefused", message, warning=True)
-            for _ in range(0 if together else 10):
-                await asyncio.sleep(0)
-        for _ in range(100):
-            await asyncio.sleep(0)
+            await turns(0 if together else 10)
+        await turns(100)
         running.cancel()
 
     asyncio.run(main())

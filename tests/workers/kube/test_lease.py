@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
-import selectors
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
@@ -13,45 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from tests.waiting import elapse, in_virtual_time
 from workers.kube.election import NEVER, TIMES, Election, Lease, Write
 from workers.kube.errors import ApiError, Unreachable
 from workers.kube.lease import RESIGN_S, Candidacy, clock, decoded, encoded, lease_name, micro_time
 
 COLLECTION = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
 NAME = "epp-ns-pool.llm-d.ai"
-
-
-class _Jump(selectors.SelectSelector):
-    """A selector that advances virtual time instead of waiting."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "nothing will ever happen"
-        self.now += timeout
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in which time passes only while nothing is to do."""
-
-    def __init__(self) -> None:
-        self._jump = _Jump()
-        super().__init__(self._jump)
-
-    def time(self) -> float:
-        return self._jump.now
-
-
-def virtual(scenario: Callable[[], Awaitable[None]]) -> None:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-
-        async def run() -> None:
-            await scenario()
-
-        runner.run(run())
 
 
 def now() -> float:
@@ -81,6 +48,7 @@ class ApiServer:
             raise Unreachable("no answer in time") from None
 
     async def _answer(self, verb: str, path: str, body: bytes | None) -> bytes:
+        # Virtual here, and real in the tests of a standby: an answer takes time in both.
         await asyncio.sleep(0.005)
         if self.away:
             raise Unreachable("connection refused")
@@ -88,7 +56,7 @@ class ApiServer:
             raise self.refuses
         answer = self._done(verb, path, body)
         if self.random.random() < self.lost:
-            await asyncio.sleep(60)
+            await elapse(60)
         return answer
 
     def _done(self, verb: str, path: str, body: bytes | None) -> bytes:
@@ -169,9 +137,9 @@ def test_the_first_picker_takes_the_lease_at_once_and_the_second_names_the_holde
         api = ApiServer()
         one = Picker(api, "one")
         assert one.candidacy.missing() == f"not the leader yet: the lease {NAME} is not taken"
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         two = Picker(api, "two")
-        await asyncio.sleep(60)
+        await elapse(60)
         assert (one.leads, two.leads) == (True, False)
         assert one.candidacy.missing() == ""
         assert two.candidacy.missing() == "not the leader: held by one"
@@ -179,25 +147,25 @@ def test_the_first_picker_takes_the_lease_at_once_and_the_second_names_the_holde
         for picker in (one, two):
             await picker.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_the_written_lease_has_the_fields_that_other_clients_write() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
-        await asyncio.sleep(3)
+        await elapse(3)
         assert api.lease is not None
         assert api.lease["spec"] == {
             "holderIdentity": "one",
             "leaseDurationSeconds": 15,
             "leaseTransitions": 0,
-            "acquireTime": "2023-11-14T22:13:20.005000Z",
-            "renewTime": "2023-11-14T22:13:22.005000Z",
+            "acquireTime": "2023-11-14T22:30:00.005000Z",
+            "renewTime": "2023-11-14T22:30:02.005000Z",
         }
         await one.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 @pytest.mark.parametrize("watched", [True, False])
@@ -206,7 +174,7 @@ def test_another_picker_replaces_a_killed_leader_within_the_lease(watched: bool)
         api = ApiServer()
         api.watched = watched
         one, two = Picker(api, "one"), Picker(api, "two")
-        await asyncio.sleep(31)
+        await elapse(31)
         first, second = (one, two) if one.leads else (two, one)
         await first.kill()
         begun = now()
@@ -218,16 +186,16 @@ def test_another_picker_replaces_a_killed_leader_within_the_lease(watched: bool)
         assert api.lease["spec"]["leaseTransitions"] == 1
         await second.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_another_picker_replaces_a_leader_that_resigns_at_once() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
-        await asyncio.sleep(1)
+        await elapse(1)
         two = Picker(api, "two")
-        await asyncio.sleep(30.7)
+        await elapse(30.7)
         begun = now()
         one.candidacy.resign()
         assert (one.leads, one.kept) == (False, NEVER)
@@ -238,27 +206,27 @@ def test_another_picker_replaces_a_leader_that_resigns_at_once() -> None:
         await one.task
         await two.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_a_picker_that_resigns_while_it_takes_the_lease_gives_it_back() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
-        await asyncio.sleep(0.007)  # the lease is being created
+        await elapse(0.007)  # the lease is being created
         one.candidacy.resign()
         await one.candidacy.given_back()
         assert (api.version, api.holder) == (2, "")
         await one.task
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_a_resignation_without_an_answer_ends_after_its_time() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
-        await asyncio.sleep(1)
+        await elapse(1)
         api.away = True
         begun = now()
         one.candidacy.resign()
@@ -266,44 +234,44 @@ def test_a_resignation_without_an_answer_ends_after_its_time() -> None:
         assert now() - begun == pytest.approx(RESIGN_S)
         await one.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_a_standby_that_stops_does_not_touch_the_lease() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
-        await asyncio.sleep(1)
+        await elapse(1)
         two = Picker(api, "two")
-        await asyncio.sleep(1)
+        await elapse(1)
         two.candidacy.resign()
         await two.candidacy.given_back()
         assert two.task.done()
         assert api.holder == "one"
         await one.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_the_successor_of_a_killed_supervisor_continues_to_lead_without_a_gap() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
-        await asyncio.sleep(9)
+        await elapse(9)
         two = Picker(api, "two")
         await one.kill()
         successor = Picker(api, "one", leads_until=one.kept)
         for _ in range(400):
             assert successor.leads
             assert not two.leads
-            await asyncio.sleep(0.1)
+            await elapse(0.1)
         await successor.candidacy.elected()
         assert api.lease is not None
         assert api.lease["spec"]["leaseTransitions"] == 0
         for picker in (successor, two):
             await picker.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_while_the_api_is_away_the_leader_leads_until_its_deadline_and_then_gives_the_reason() -> None:
@@ -311,19 +279,19 @@ def test_while_the_api_is_away_the_leader_leads_until_its_deadline_and_then_give
         api = ApiServer()
         with capture_logs() as lines:
             one = Picker(api, "one")
-            await asyncio.sleep(4.5)
+            await elapse(4.5)
             assert one.leads
             api.away = True
-            await asyncio.sleep(9)
+            await elapse(9)
             assert one.leads
-            await asyncio.sleep(1)
+            await elapse(1)
             assert not one.leads
             assert one.candidacy.missing() == (
                 f"not the leader any more: the lease {NAME} cannot be renewed (connection refused)"
             )
-            await asyncio.sleep(60)
+            await elapse(60)
             api.away = False
-            await asyncio.sleep(TIMES.retry_s + 0.1)
+            await elapse(TIMES.retry_s + 0.1)
             assert one.leads
         events = [line["event"] for line in lines]
         assert events.count("this picker leads") == 2
@@ -331,7 +299,7 @@ def test_while_the_api_is_away_the_leader_leads_until_its_deadline_and_then_give
         assert len(api.requests) < 60
         await one.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_a_picker_without_access_to_the_lease_names_the_missing_rule() -> None:
@@ -340,61 +308,61 @@ def test_a_picker_without_access_to_the_lease_names_the_missing_rule() -> None:
         api.refuses = ApiError(403, "Forbidden", "no", "get", f"{COLLECTION}/{NAME}")
         with capture_logs() as lines:
             one = Picker(api, "one")
-            await asyncio.sleep(30)
+            await elapse(30)
         rule = '{apiGroups: ["coordination.k8s.io"], resources: ["leases"], verbs: ["get"]}'
         assert rule in one.candidacy.missing()
         assert [rule in line["last"] for line in lines] == [True, True, True]  # one every ten seconds
         await one.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_the_leader_creates_a_deleted_lease_again() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
-        await asyncio.sleep(1)
+        await elapse(1)
         two = Picker(api, "two")
-        await asyncio.sleep(5)
+        await elapse(5)
         api.lease = None
         for _ in range(200):
             assert (one.leads, two.leads) == (True, False)
-            await asyncio.sleep(0.1)
+            await elapse(0.1)
         assert api.holder == "one"
         for picker in (one, two):
             await picker.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_wall_clocks_that_are_years_apart_have_no_effect() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one", wall=0.0)
-        await asyncio.sleep(1)
+        await elapse(1)
         two = Picker(api, "two", wall=3e9)
-        await asyncio.sleep(120)
+        await elapse(120)
         assert (one.leads, two.leads) == (True, False)
         for picker in (one, two):
             await picker.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 def test_a_leader_sends_a_request_every_two_seconds_and_a_candidate_only_few() -> None:
     async def scenario() -> None:
         api = ApiServer()
         one = Picker(api, "one")
-        await asyncio.sleep(100)
+        await elapse(100)
         assert len(api.requests) <= 53
         two = Picker(api, "two")
         api.requests.clear()
-        await asyncio.sleep(100)
+        await elapse(100)
         assert len(api.requests) <= 50 + 105
         for picker in (one, two):
             await picker.kill()
 
-    virtual(scenario)
+    in_virtual_time(scenario)
 
 
 @settings(max_examples=25)
@@ -408,7 +376,7 @@ def test_at_most_one_picker_leads_with_lost_answers_killed_pickers_and_outages(
         draw = random.Random(seed)
         pickers = [Picker(api, f"p{i}") for i in range(3)]
         for turn in range(400):
-            await asyncio.sleep(draw.uniform(0, 1))
+            await elapse(draw.uniform(0, 1))
             assert sum(picker.leads for picker in pickers) <= 1
             place = draw.randrange(3)
             old = pickers[place]
@@ -424,13 +392,13 @@ def test_at_most_one_picker_leads_with_lost_answers_killed_pickers_and_outages(
             elif draw.random() < 0.02:
                 api.away = not api.away
         api.lost, api.away = 0.0, False
-        await asyncio.sleep(40)
+        await elapse(40)
         assert sum(picker.leads for picker in pickers) == 1
         for picker in pickers:
             await picker.kill()
 
     with capture_logs():
-        virtual(scenario)
+        in_virtual_time(scenario)
 
 
 def test_a_lease_with_missing_fields_is_decoded() -> None:

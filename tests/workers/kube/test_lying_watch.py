@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.reports import Reports
-from tests.workers.kube.fake import Object, in_virtual_time
+from tests.waiting import elapse, in_virtual_time
+from tests.workers.kube.fake import Object
 from tests.workers.kube.worlds import NO_WORK
 from workers.kube.api import EMPTY, Resource
 from workers.kube.object_kinds import OBJECTIVE, VERSION
@@ -44,15 +45,15 @@ class Liar:
 
     async def request(self, verb: str, path: str, *, query: Mapping[str, str] = EMPTY, **_: Any) -> bytes:
         self.lists += 1
-        await asyncio.sleep(0.001)
+        await elapse(0.001)
         return json.dumps({"metadata": {"resourceVersion": self.version}, "items": self.truth}).encode()
 
     async def lines(self, path: str, *, query: Mapping[str, str], idle_s: float) -> AsyncGenerator[bytes, None]:
         yield b""
         for kind, thing in self.events:
-            await asyncio.sleep(self.pause_s)
+            await elapse(self.pause_s)
             yield json.dumps({"type": kind, "object": thing}).encode()
-        await asyncio.sleep(HOUR_S)
+        await elapse(HOUR_S)
 
 
 class Followed:
@@ -97,7 +98,7 @@ def after(seconds: float, api: Liar) -> Followed:
 
     async def run() -> Followed:
         async with following(api) as followed:
-            await asyncio.sleep(seconds)
+            await elapse(seconds)
         return followed
 
     return in_virtual_time(run)
@@ -208,9 +209,9 @@ def test_a_flood_of_events_is_read_within_a_share_of_the_time_and_named_once() -
     async def run() -> Followed:
         followed = Followed(api, cpu=lambda: next(readings) * 0.01)
         task = asyncio.create_task(followed.reflector.run())
-        await asyncio.sleep(20.0)
+        await elapse(20.0)
         assert not task.done() and followed.priorities == {"a": 1, "b": 2}
-        await asyncio.sleep(HOUR_S / 4)
+        await elapse(HOUR_S / 4)
         task.cancel()
         return followed
 

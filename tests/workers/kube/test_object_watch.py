@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from epp.request.model_rewrite import Rule, Target
 from tests.reports import Reports
+from tests.waiting import until
 from workers.kube.api import EMPTY
 from workers.kube.errors import ApiError
 from workers.kube.object_kinds import API_VERSIONS, GROUPS, OBJECTIVE, REWRITE, Found, ModelRewrite, Objective, PoolName
@@ -318,9 +319,7 @@ def test_a_new_picker_waits_until_the_listed_objects_count() -> None:
     api.lists[path(OBJECTIVES)] = [objective("a", 1)]
 
     async def test(received: Received) -> None:
-        async with asyncio.timeout(5):
-            while received.objects.missing():
-                await asyncio.sleep(0)
+        await until(lambda: not received.objects.missing())
         assert received.priorities() == {"a": 1}
 
     followed(api, test)

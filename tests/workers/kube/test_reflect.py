@@ -1,6 +1,5 @@
 """The reflector follows a resource through all faults of servers and networks."""
 
-import asyncio
 import json
 from collections import Counter
 
@@ -8,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.waiting import elapse
 from tests.workers.kube.fake import FakeApi
 from tests.workers.kube.following import AWAY, THINGS, Followed, decode, scenario, things
 from workers.endpoints.empty_list import HOLD_S
@@ -24,7 +24,7 @@ def test_a_list_in_pages_becomes_known_at_once_and_the_watch_continues() -> None
         api.put(THINGS, "new", {"text": "x"})
         api.put(THINGS, "t1", {"text": "changed"})
         api.delete(THINGS, "t0")
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         assert [(dict(c.upserted), dict(c.deleted), c.listed) for c in followed.changes[1:]] == [
             ({"new": "x"}, {}, False),
             ({"t1": "changed"}, {}, False),
@@ -43,7 +43,7 @@ def test_an_unchanged_object_causes_no_change() -> None:
         api.put(THINGS, "t1", {"text": "1", "metadata": {"labels": {"a": "b"}}})
         api.forget()
         api.break_watches()
-        await asyncio.sleep(5)
+        await elapse(5)
         assert api.requests.count(("list", "")) == 2
         assert len(followed.changes) == 1
 
@@ -56,13 +56,13 @@ def test_an_outage_removes_nothing_and_is_reported_once_at_its_begin_and_once_at
         api.failure = AWAY
         api.break_watches()
         api.delete(THINGS, "t0")
-        await asyncio.sleep(1800)
+        await elapse(1800)
         assert followed.known == known
         assert followed.reflector.problem == "connection refused"
         tries = len(api.requests)
         assert tries < 1800 / 2.4
         api.failure = None
-        await asyncio.sleep(7)
+        await elapse(7)
         assert followed.known == followed.truth
         begin, end = followed.reports
         assert begin.startswith("the Kubernetes API is away: what is known stays") and begin.endswith(
@@ -79,7 +79,7 @@ def test_a_watch_that_breaks_continues_from_the_last_version_without_a_report() 
         for n in range(20):
             api.break_watches()
             api.put(THINGS, "t0", {"text": f"after {n}"})
-            await asyncio.sleep(2)
+            await elapse(2)
         assert followed.known == followed.truth
         assert api.requests.count(("list", "")) == 1
         assert followed.reports == []
@@ -93,12 +93,12 @@ def test_after_a_lost_history_the_resource_is_listed_again_and_only_differences_
         api.gone_in_stream = in_stream
         api.failure = AWAY
         api.break_watches()
-        await asyncio.sleep(1)
+        await elapse(1)
         api.delete(THINGS, "t0")
         api.put(THINGS, "t9", {"text": "9"})
         api.forget()
         api.failure = None
-        await asyncio.sleep(3)
+        await elapse(3)
         assert followed.known == followed.truth
         change = followed.changes[-1]
         assert (change.listed, dict(change.upserted), dict(change.deleted)) == (True, {"t9": "9"}, {"t0": "0"})
@@ -122,7 +122,7 @@ def test_a_server_that_always_answers_gone_does_not_cause_a_busy_loop() -> None:
         api.forgotten = 1 << 40
         api.break_watches()
         before = len(api.requests)
-        await asyncio.sleep(60)
+        await elapse(60)
         assert len(api.requests) - before < 60
         assert len(followed.reports) == 1
         assert "too old resource version" in followed.reports[0]
@@ -132,7 +132,7 @@ def test_a_server_that_always_answers_gone_does_not_cause_a_busy_loop() -> None:
 
 def test_a_server_that_ends_every_watch_at_once_does_not_cause_a_busy_loop() -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
-        await asyncio.sleep(60)
+        await elapse(60)
         assert len(api.requests) < 60
         assert followed.known == followed.truth
 
@@ -145,10 +145,10 @@ def test_a_version_that_went_back_means_another_history() -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
         for n in range(50):
             api.put(THINGS, "t0", {"text": str(n)})
-        await asyncio.sleep(1)
+        await elapse(1)
         api.restore(20)
         del api.install(THINGS).objects["t1"]
-        await asyncio.sleep(100)
+        await elapse(100)
         assert followed.known == followed.truth
 
     scenario(main)
@@ -158,10 +158,10 @@ def test_a_watch_without_events_is_replaced() -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
         api.silent = True
         api.delete(THINGS, "t1")
-        await asyncio.sleep(IDLE_S - 5)
+        await elapse(IDLE_S - 5)
         assert "t1" in followed.known
         api.silent = False
-        await asyncio.sleep(10)
+        await elapse(10)
         assert followed.known == followed.truth
         assert followed.reports == []
 
@@ -170,7 +170,7 @@ def test_a_watch_without_events_is_replaced() -> None:
 
 def test_a_watch_continues_after_the_server_has_ended_it_in_time() -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
-        await asyncio.sleep(3600)
+        await elapse(3600)
         watches = api.requests.count(("watch", ""))
         assert 6 <= watches <= 13
         assert api.requests.count(("list", "")) == 1
@@ -181,9 +181,9 @@ def test_a_watch_continues_after_the_server_has_ended_it_in_time() -> None:
 
 def test_without_a_watch_the_resource_is_listed_again_and_again() -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
-        await asyncio.sleep(60)
+        await elapse(60)
         api.delete(THINGS, "t0")
-        await asyncio.sleep(6)
+        await elapse(6)
         assert followed.known == followed.truth
 
     api = things()
@@ -194,10 +194,10 @@ def test_without_a_watch_the_resource_is_listed_again_and_again() -> None:
 def test_retry_after_is_respected_up_to_a_limit() -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
         before = len(api.requests)
-        await asyncio.sleep(300)
+        await elapse(300)
         assert 8 <= len(api.requests) - before <= 16
         api.failure = None
-        await asyncio.sleep(32)
+        await elapse(32)
         assert followed.known == followed.truth
 
     api = things()
@@ -269,10 +269,10 @@ def test_the_known_objects_become_right_whatever_the_server_does_and_no_object_i
             act(api, step, which)
             if api.empty_lists and (wrong_s := wrong_s + wait) >= HOLD_S - 1:
                 api.empty_lists, wait = False, 0.0
-            await asyncio.sleep(wait)
+            await elapse(wait)
             assert all(deleted[name] >= count for name, count in followed.deletes.items())
         api.failure, api.empty_lists, api.silent = None, False, False
-        await asyncio.sleep(IDLE_S + HOLD_S + 10)
+        await elapse(IDLE_S + HOLD_S + 10)
         assert followed.known == followed.truth
         assert all(deleted[name] >= count for name, count in followed.deletes.items())
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import turns
 from tests.workers.recorder import texts
 from workers.kube import review as module
 from workers.kube.errors import ApiError, Unreachable
@@ -175,7 +176,7 @@ def test_concurrent_requests_with_the_same_token_share_one_review_which_outlives
         task = reviews[0]
         assert isinstance(task, asyncio.Task)
         waiting = asyncio.ensure_future(asyncio.shield(task))
-        await asyncio.sleep(0)
+        await turns()
         waiting.cancel()
         world.server.go.set()
         assert await task == ALLOWED

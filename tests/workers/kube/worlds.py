@@ -5,7 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from tests.reports import Reports
-from tests.workers.kube.fake import PODS, POOLS, FakeApi, Object, in_virtual_time, pod
+from tests.waiting import elapse, in_virtual_time
+from tests.workers.kube.fake import PODS, POOLS, FakeApi, Object, pod
 from workers.endpoints.discovery import EndpointSpec
 from workers.kube.discovery import KubernetesDiscovery, Wanted
 from workers.kube.pool import InferencePool, protocol_mismatch
@@ -57,7 +58,7 @@ async def running(api: FakeApi, wanted: Wanted, *, successor: bool) -> AsyncIter
     world = World(api, wanted, successor=successor)
     task = asyncio.create_task(world.discovery.run())
     try:
-        await asyncio.sleep(0.5)
+        await elapse(0.5)
         yield world
         assert not task.done(), task
     finally:

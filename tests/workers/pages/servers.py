@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import uvloop
 
+from tests.waiting import turns, until
 from tests.workers.recorder import texts
 from workers.pages.admin import AdminServer
 from workers.pages.page import PageAnswer, Request
@@ -85,8 +86,7 @@ def served(
                     await scenario(admin, ("127.0.0.1", listening.getsockname()[1]))
             finally:
                 admin.close()
-                for _ in range(TURNS_TO_CLOSE):
-                    await asyncio.sleep(0)
+                await turns(TURNS_TO_CLOSE)
 
     uvloop.run(run())
 
@@ -103,6 +103,7 @@ def talk(
         size = -(-len(sent) // pieces)
         for at in range(0, len(sent), size):
             writer.write(sent[at : at + size])
+            # The server reads one piece before the next one comes.
             await asyncio.sleep(0.001 if pieces > 1 else 0)
         if half:
             writer.write_eof()
@@ -134,13 +135,13 @@ async def finished(endless: Endless) -> int:
     made = -1
     while made != endless.made or not made:
         made = endless.made
+        # The buffers of the kernel are full when the number stays.
         await asyncio.sleep(0.05)
     return made
 
 
 async def settled(admin: AdminServer, connections: int) -> None:
-    while len(admin.connections) != connections:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(admin.connections) == connections)
 
 
 async def disconnected(reader: asyncio.StreamReader) -> bool:

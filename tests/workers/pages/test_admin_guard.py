@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 import uvloop
 
+from tests.waiting import turns, until
 from tests.workers.recorder import texts
 from workers.pages.admin import AdminServer
 from workers.pages.http_messages import HEAD_BYTES_MAX
@@ -59,11 +60,6 @@ class Guarded:
 def get(query: str, token: str = "", path: str = "/page", more: str = "") -> bytes:
     field = f"Authorization: Bearer {token}\r\n" if token else ""
     return f"GET {path}?{query} HTTP/1.1\r\nHost: x\r\n{field}{more}\r\n".encode()
-
-
-async def until(happened: Callable[[], object]) -> None:
-    while not happened():
-        await asyncio.sleep(0.001)
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
@@ -123,7 +119,7 @@ def test_a_client_that_left_before_its_verdict_gets_no_page() -> None:
         writer.transport.abort()  # sends a reset, because a half close would keep the connection waiting
         await until(lambda: not admin.connections)
         world.verdicts["t"].set_result(ALLOWED)
-        await asyncio.sleep(0)
+        await turns()
         assert world.served == []
 
     Guarded().serve(scenario)
@@ -135,6 +131,7 @@ def test_a_client_that_closed_its_sending_side_still_gets_its_answer() -> None:
         writer.write(get("x", "t"))
         writer.write_eof()
         await until(lambda: world.verdicts)
+        # The server reads the end of the stream, and changes nothing.
         await asyncio.sleep(0.01)
         world.verdicts["t"].set_result(ALLOWED)
         assert (await reader.read()).endswith(b"x")

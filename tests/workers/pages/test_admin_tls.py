@@ -6,6 +6,7 @@ import gzip
 import ssl
 from pathlib import Path
 
+from tests.waiting import until
 from tests.workers.authority import CLIENT, Authority, write, write_pair
 from tests.workers.pages.servers import CLOSE, PIECE, PIECES, Endless, disconnected, finished, served, settled, split
 from tests.workers.pages.test_page_streaming import unchunked
@@ -66,16 +67,14 @@ def test_stalled_handshakes_count_as_connections_and_can_be_replaced(tmp_path: P
 
     async def scenario(admin: AdminServer, address: tuple[str, int]) -> None:
         held = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
-        while admin.taken < CONNECTIONS_MAX:
-            await asyncio.sleep(0.001)
+        await until(lambda: admin.taken >= CONNECTIONS_MAX)
         assert not admin.connections
         assert (await get(address, authority.client()))[0].endswith(b"ok\n")
         assert await disconnected(held[0][0])
         assert admin.taken <= CONNECTIONS_MAX
         for _, kept in held:
             kept.close()
-        while admin.taken:
-            await asyncio.sleep(0.001)
+        await until(lambda: not admin.taken)
 
     served(scenario, context=tls(tmp_path, authority))
 
@@ -116,8 +115,7 @@ def test_a_flood_of_handshakes_of_one_host_does_not_keep_out_another(tmp_path: P
                 done += 1
 
         flooding = [asyncio.create_task(flood()) for _ in range(100)]
-        while done < 100:
-            await asyncio.sleep(0.001)
+        await until(lambda: done >= 100)
         for _ in range(5):
             reader, writer = await asyncio.open_connection(
                 *address, ssl=context, server_hostname="localhost", local_addr=("127.0.0.2", 0)

@@ -11,6 +11,7 @@ from epp.metrics.flow_control import FLOW_CYCLE, FLOW_GROUPS, FLOW_OLDEST, FLOW_
 from epp.metrics.older_names import TWINS
 from shm.documents import DocumentReader
 from shm.table import TableReader
+from tests.waiting import until
 from tests.workers.flow_world import World, world
 from workers.pages.flow import FlowFigures, figures_of
 from workers.pages.metrics import IndexFigures, MetricsPage, Pool
@@ -71,8 +72,7 @@ def test_a_pool_without_endpoints_is_full_and_shows_no_stage(tmp_path: Path) -> 
         async with world(tmp_path) as w:
             shown = figures(w)
             w.remove_all()
-            await asyncio.sleep(0.06)
-            assert rows(shown)["flow_control_pool_saturation"] == {("epp", "effective"): 1.0}
+            await until(lambda: rows(shown)["flow_control_pool_saturation"] == {("epp", "effective"): 1.0})
 
     asyncio.run(test())
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.waiting import turns, until
 from tests.workers.pages.servers import served, status
 from workers.pages.admin import CONNECTIONS_MAX, AdminServer
 from workers.pages.page import PageAnswer, Request
@@ -18,8 +19,7 @@ def test_a_flood_of_connections_that_wait_for_their_turn_does_not_keep_out_anoth
         held = []
         for number in range(CONNECTIONS_MAX):
             held.append(await asyncio.open_connection(*address))
-            while admin.taken <= number:
-                await asyncio.sleep(0.001)
+            await until(lambda before=number: admin.taken > before)
         assert await status(address, b"/healthz", "127.0.0.2") == 200
         for _, writer in held:
             writer.transport.abort()
@@ -33,8 +33,7 @@ def test_a_probe_is_answered_though_others_have_used_up_the_time_of_the_port(pat
     async def scenario(admin: AdminServer, address: tuple[str, int]) -> None:
         probing = await asyncio.open_connection(*address) if kept else None
         reader, writer = await asyncio.open_connection(*address)
-        while admin.taken < 1 + kept:
-            await asyncio.sleep(0.001)
+        await until(lambda: admin.taken >= 1 + kept)
         admin.turns.share.spend(1e6)  # no other client gets an answer in this test
         writer.write(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
         for _ in range(3):
@@ -66,7 +65,7 @@ async def attacked(address: tuple[str, int], piece: bytes, *, reads: bool) -> in
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.001):
                         await reader.read(1 << 16)
-            await asyncio.sleep(0)
+            await turns()
     writer.close()
     return sent
 
@@ -142,8 +141,7 @@ def test_a_flood_of_connections_of_one_host_does_not_keep_out_another() -> None:
                     held.append((await asyncio.open_connection(*address))[1])
 
         flooding = [asyncio.create_task(flood()) for _ in range(4)]
-        while len(held) < 2 * CONNECTIONS_MAX:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(held) >= 2 * CONNECTIONS_MAX)
         for _ in range(20):
             assert await status(address, b"/healthz", "127.0.0.2") == 200
         for task in flooding:

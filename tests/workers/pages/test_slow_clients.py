@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.waiting import turns, until
 from tests.workers.pages.servers import (
     CLOSE,
     PIECE,
@@ -62,8 +63,7 @@ def test_other_callbacks_run_between_any_two_pieces() -> None:
             loop.call_soon(beat)
 
         beat()
-        while endless.made < 100:
-            await asyncio.sleep(0)
+        await until(lambda: endless.made >= 100)
         admin.close()
         for reader, writer in zip(readers, writers, strict=True):
             await reader
@@ -101,8 +101,7 @@ def test_a_client_that_waits_for_its_page_is_not_disconnected(monkeypatch: pytes
         await finished(endless)
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /long HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n")
-        while len(admin.connections) <= PAGES_MAX:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(admin.connections) > PAGES_MAX)
         monkeypatch.setattr(module, "STALLED_S", 0.02)
         assert unchunked(split(await reader.read())[1]) == b"".join(PIECES)
         for client in clients:
@@ -138,13 +137,11 @@ def test_no_piece_is_generated_after_the_client_has_left() -> None:
         for _ in range(2 * PAGES_MAX):
             client = await request(address)
             made = endless.made
-            while endless.made == made:
-                await asyncio.sleep(0.001)
+            await until(lambda before=made: endless.made > before)
             client.close()
         await settled(admin, 0)
         made = endless.made
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await turns(10)
         assert endless.made == made
 
     served(scenario, endless=endless, reports=reports)
@@ -182,8 +179,7 @@ def test_slow_readers_of_long_pages_leave_places_for_others() -> None:
 
     async def scenario(admin: AdminServer, address: tuple[str, int]) -> None:
         held = [await request(address) for _ in range(2 * CONNECTIONS_MAX)]
-        while len(costly) < len(held) - PAGES_MAX - WAITING_MAX:  # all others were disconnected
-            await asyncio.sleep(0.001)
+        await until(lambda: len(costly) >= len(held) - PAGES_MAX - WAITING_MAX, "all others are disconnected")
         assert await status(address, b"/healthz") == 200
         for one in held:
             one.close()

@@ -14,6 +14,7 @@ import grpc
 import pytest
 import uvloop
 
+from tests.waiting import turns
 from tests.workers.authority import CLIENT, Authority, Pair, Volume, write, write_pair
 from tests.workers.instances import options
 from tests.workers.transport.test_tls import handshake
@@ -343,7 +344,7 @@ def test_no_handshake_fails_while_the_certificate_is_replaced_200_times(tmp_path
             look(certificates)
             enough = len(seen) + 2
             while len(seen) < enough and not any(c.done() for c in clients):
-                await asyncio.sleep(0)
+                await turns()
         over = True
         await asyncio.gather(*clients)
 

@@ -1,6 +1,5 @@
 """The first contact with a real store."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.redis_server import RedisServer, needs_redis
+from tests.waiting import wait_until
 from workers.endpoints.replicas import contact
 from workers.host.options import Options
 from workers.process import first_contact, fork
@@ -112,10 +112,7 @@ def test_another_database_than_0_needs_the_right_to_select_it(tmp_path: Path) ->
 def test_a_cluster_needs_two_more_rights_and_names_in_braces(tmp_path: Path) -> None:
     with RedisServer(tmp_path, "cluster-enabled yes", "cluster-announce-ip 127.0.0.1") as server:
         server.command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-        deadline = time.monotonic() + WAIT_S
-        while b"cluster_state:ok" not in server.command("CLUSTER", "INFO"):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: b"cluster_state:ok" in server.command("CLUSTER", "INFO"))
         url = f"redis://picker:sesame-9@127.0.0.1:{server.port}?cluster=true"
         for less in ((), ("+cluster|slots",), ("+command",)):
             limit(server, [*RIGHTS, *less], "{p}")

@@ -141,7 +141,7 @@ reader, writer = os.pipe()
 def main():
     fork.end_with(parent)
     os.write(writer, b"x")
-    time.sleep(1000)
+    signal.pause()
 if (forker := os.fork()) == 0:
     parent = os.getpid()
     fork.spawn("epp: trial", main, closed=(), failed=print)

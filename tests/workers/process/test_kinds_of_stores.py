@@ -1,8 +1,6 @@
 """The first contact with a store over TLS, in a cluster, and behind Sentinel."""
 
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import trustme
 
 from loadtest.demo.ports import free_ports
 from tests.redis_server import RedisServer, needs_redis, program
+from tests.waiting import wait_until
 from workers.host.options import Options
 from workers.process import fork
 from workers.process.errors import StartError, Unusable
@@ -28,13 +27,6 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options(url: str) -> Options:
     return Options(replica_store=url, replica_store_prefix="p")
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_store_with_tls_must_have_a_certificate_of_the_ca_for_its_host(tmp_path: Path) -> None:
@@ -61,7 +53,7 @@ def test_a_store_with_tls_must_have_a_certificate_of_the_ca_for_its_host(tmp_pat
 def test_a_cluster_is_used_by_the_node_that_has_the_keys(tmp_path: Path) -> None:
     with RedisServer(tmp_path, "cluster-enabled yes", "cluster-announce-ip 127.0.0.1") as server:
         server.command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-        eventually(lambda: b"cluster_state:ok" in server.command("CLUSTER", "INFO"))
+        wait_until(lambda: b"cluster_state:ok" in server.command("CLUSTER", "INFO"))
         url = f"redis://127.0.0.1:{server.port}?cluster=true"
         assert agreed_secret(options(url), OFFERED) == OFFERED
         assert OFFERED in server.command("GET", "{p}:1:secret")
@@ -91,7 +83,7 @@ def test_sentinel_names_the_server_to_a_user_of_its_own(tmp_path: Path) -> None:
                 except StartError:
                     return False
 
-            eventually(agrees)
+            wait_until(agrees)
             with pytest.raises(StartError, match="No master found for 'another'"):
                 agreed_secret(options(url.replace("mymaster", "another")), OFFERED)
             password.write_text("wrong-one")

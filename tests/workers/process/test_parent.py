@@ -14,18 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import wait_until
+
 PATIENCE_S = 20.0
 LISTED = "a request has ended two workers: if it is sent again, it gets 400"
-
-
-def until(happened: Callable[[], Any], what: str) -> Any:
-    """Call `happened` until its result is true, and return that result."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        if result := happened():
-            return result
-        time.sleep(0.005)
-    raise AssertionError(f"not within {PATIENCE_S} s: {what}")
 
 
 def alive(pid: int) -> bool:
@@ -76,7 +68,7 @@ class Picker:
         return str(ended["cause"])
 
     def up(self, children: int = 3) -> "Picker":
-        until(lambda: len(self.events("child ready")) >= children, "all children ready")
+        wait_until(lambda: len(self.events("child ready")) >= children, "all children ready")
         return self
 
     def all_pids(self) -> list[int]:
@@ -155,14 +147,14 @@ def test_children_get_no_successor_when_the_whole_group_is_stopped(start: Callab
 
 def test_a_stop_while_children_start_ends_them_too(start: Callable[..., Picker]) -> None:
     picker = start(workers=4)
-    until(lambda: picker.events("child started"), "the first fork")
+    wait_until(lambda: picker.events("child started"), "the first fork")
     assert picker.stop() == 0
     assert picker.nothing_left()
 
 
 def test_a_stop_before_the_parent_handles_signals_takes_effect_and_leaves_nothing(start: Callable[..., Picker]) -> None:
     picker = start("slow-start")
-    until(lambda: len(picker.events("shared memory")) == 3, "the segments")
+    wait_until(lambda: len(picker.events("shared memory")) == 3, "the segments")
     assert picker.stop() == 0
     assert picker.events("child started") == []
     assert picker.nothing_left()
@@ -172,7 +164,7 @@ def test_a_refused_fork_is_retried_and_ends_no_process(start: Callable[..., Pick
     picker = start("refused-fork").up()
     (first,) = picker.pids("worker 0")
     os.kill(first, signal.SIGKILL)
-    _, second = until(lambda: (found := picker.pids("worker 0"))[1:] and found, "a successor")
+    _, second = wait_until(lambda: (found := picker.pids("worker 0"))[1:] and found, "a successor")
     assert [line["child"] for line in picker.events("child cannot be started")] == ["worker 0"] * 2
     assert alive(second)
     assert picker.stop() == 0
@@ -184,7 +176,7 @@ def test_a_killed_worker_gets_a_successor_within_a_second_after_it_was_reaped(st
     (first,) = picker.pids("worker 0")
     killed_at = time.monotonic()
     os.kill(first, signal.SIGKILL)
-    until(lambda: len(picker.pids("worker 0")) == 2, "a successor")
+    wait_until(lambda: len(picker.pids("worker 0")) == 2, "a successor")
     assert time.monotonic() - killed_at < 5  # about 0.2 s on an idle machine
     log = picker.log.read_text()
     ended = log.index('"child ended"')
@@ -198,7 +190,7 @@ def test_a_killed_worker_gets_a_successor_within_a_second_after_it_was_reaped(st
 def test_a_killed_supervisor_gets_a_successor_while_workers_continue(start: Callable[..., Picker]) -> None:
     picker = start().up()
     os.kill(picker.pids("supervisor")[0], signal.SIGKILL)
-    until(lambda: len(picker.pids("supervisor")) == 2, "a successor")
+    wait_until(lambda: len(picker.pids("supervisor")) == 2, "a successor")
     assert [len(picker.pids(f"worker {n}")) for n in (0, 1)] == [1, 1]
     assert all(alive(picker.pids(f"worker {n}")[0]) for n in (0, 1))
     assert picker.stop() == 0
@@ -207,14 +199,14 @@ def test_a_killed_supervisor_gets_a_successor_while_workers_continue(start: Call
 def test_a_worker_that_gets_sigterm_alone_drains_and_gets_a_successor(start: Callable[..., Picker]) -> None:
     picker = start().up()
     os.kill(picker.pids("worker 1")[0], signal.SIGTERM)
-    until(lambda: len(picker.pids("worker 1")) == 2, "a successor")
+    wait_until(lambda: len(picker.pids("worker 1")) == 2, "a successor")
     assert picker.stop() == 0
 
 
 def test_a_hanging_worker_prints_its_stack_ends_and_gets_a_successor(start: Callable[..., Picker]) -> None:
     picker = start(workers=1).up(2)
     os.kill(picker.pids("worker 0")[0], signal.SIGUSR1)
-    until(lambda: len(picker.pids("worker 0")) == 2, "a successor")
+    wait_until(lambda: len(picker.pids("worker 0")) == 2, "a successor")
     log = picker.log.read_text()
     assert "its event loop has not turned" in log
     assert "Fatal Python error: Aborted" in log
@@ -226,7 +218,7 @@ def test_a_hanging_worker_prints_its_stack_ends_and_gets_a_successor(start: Call
 def test_a_stopped_worker_is_killed_although_it_cannot_abort(start: Callable[..., Picker]) -> None:
     picker = start(workers=1).up(2)
     os.kill(picker.pids("worker 0")[0], signal.SIGSTOP)
-    until(lambda: len(picker.pids("worker 0")) == 2, "a successor")
+    wait_until(lambda: len(picker.pids("worker 0")) == 2, "a successor")
     assert picker.events("child killed")
     assert picker.cause_of_end(picker.pids("worker 0")[0]) == "hung"
     assert picker.stop() == 0
@@ -237,7 +229,7 @@ def test_a_request_that_ends_two_workers_is_listed_once(start: Callable[..., Pic
     for ended in (1, 2, 3):
         assert len(picker.events(LISTED)) == max(0, ended - 2)
         os.kill(picker.pids("worker 0")[-1], signal.SIGSEGV)
-        until(lambda ended=ended: len(picker.pids("worker 0")) == ended + 1, "a successor")
+        wait_until(lambda ended=ended: len(picker.pids("worker 0")) == ended + 1, "a successor")
     (first, second) = picker.events(LISTED)
     assert first["fingerprint"] == second["fingerprint"] == "0000000000005eed"
 
@@ -250,7 +242,7 @@ def test_a_request_that_hangs_is_a_suspect_but_not_one_that_is_active_when_the_w
     for number, way in enumerate(ways, 2):
         assert not picker.events(LISTED)
         os.kill(picker.pids("worker 0")[-1], way)
-        until(lambda number=number: len(picker.pids("worker 0")) == number, "a successor")
+        wait_until(lambda number=number: len(picker.pids("worker 0")) == number, "a successor")
     assert picker.events(LISTED)
 
 
@@ -258,14 +250,14 @@ def test_when_the_parent_is_killed_its_children_end_and_remove_the_names(start: 
     picker = start().up()
     picker.process.kill()
     picker.process.wait()
-    until(picker.nothing_left, "nothing left of a picker without parent")
+    wait_until(picker.nothing_left, "nothing left of a picker without parent")
 
 
 def test_the_next_start_removes_what_a_killed_process_tree_left(start: Callable[..., Picker]) -> None:
     picker = start().up()
     left = picker.segments()
     os.killpg(picker.process.pid, signal.SIGKILL)
-    until(lambda: not any(map(alive, picker.all_pids())), "the whole tree dead")
+    wait_until(lambda: not any(map(alive, picker.all_pids())), "the whole tree dead")
     assert all(path.exists() for path in left)
     successor = start().up()
     assert not any(path.exists() for path in left)
@@ -322,7 +314,7 @@ def test_a_worker_that_does_not_drain_is_killed_at_the_deadline(start: Callable[
 def test_after_a_second_signal_to_stop_it_does_not_wait_for_the_deadline(start: Callable[..., Picker]) -> None:
     picker = start("ignores-term").up()
     picker.process.send_signal(signal.SIGTERM)
-    until(lambda: picker.events("stopping: workers drain"), "the first signal handled")
+    wait_until(lambda: picker.events("stopping: workers drain"), "the first signal handled")
     assert picker.stop() == 0
     assert picker.events("second signal to stop: open streams are cut")
     assert picker.nothing_left()
@@ -339,9 +331,9 @@ def workers_of(picker: Picker) -> list[str]:
 def test_sigttin_adds_a_worker_and_sigttou_removes_the_highest(start: Callable[..., Picker]) -> None:
     picker = start(workers=1).up(2)
     picker.process.send_signal(signal.SIGTTIN)
-    until(lambda: workers_of(picker) == ["worker 0", "worker 1"], "a second worker")
+    wait_until(lambda: workers_of(picker) == ["worker 0", "worker 1"], "a second worker")
     picker.process.send_signal(signal.SIGTTOU)
-    until(lambda: workers_of(picker) == ["worker 0"], "the second worker gone")
+    wait_until(lambda: workers_of(picker) == ["worker 0"], "the second worker gone")
     assert picker.events("child gets SIGTERM: it drains")[0]["child"] == "worker 1"
     assert picker.stop() == 0
     assert picker.nothing_left()
@@ -350,12 +342,19 @@ def test_sigttin_adds_a_worker_and_sigttou_removes_the_highest(start: Callable[.
 def test_at_its_limits_the_number_of_workers_stays_and_the_log_says_why(start: Callable[..., Picker]) -> None:
     picker = start(workers=1).up(2)
     picker.process.send_signal(signal.SIGTTOU)
-    until(lambda: "the last worker stays" in picker.log.read_text(), "a log line about SIGTTOU")
+    wait_until(lambda: "the last worker stays" in picker.log.read_text(), "a log line about SIGTTOU")
     for workers in (2, 2):
         picker.process.send_signal(signal.SIGTTIN)
-        until(lambda wanted=workers: len(workers_of(picker)) == wanted, "a second worker")
-    until(lambda: "--workers-max allows no more" in picker.log.read_text(), "a warning")
+        wait_until(lambda wanted=workers: len(workers_of(picker)) == wanted, "a second worker")
+    wait_until(lambda: "--workers-max allows no more" in picker.log.read_text(), "a warning")
     assert picker.stop() == 0
+
+
+def signal_often(picker: Picker, number: signal.Signals) -> None:
+    for _ in range(100):
+        picker.process.send_signal(number)
+        # The kernel joins equal signals that come together.
+        time.sleep(0.001)
 
 
 def test_many_signals_of_both_kinds_keep_the_number_of_workers_within_its_limits(
@@ -365,14 +364,10 @@ def test_many_signals_of_both_kinds_keep_the_number_of_workers_within_its_limits
     for _ in range(100):
         picker.process.send_signal(signal.SIGTTIN)
         picker.process.send_signal(signal.SIGTTOU)
-    for _ in range(100):
-        picker.process.send_signal(signal.SIGTTIN)
-        time.sleep(0.001)
-    until(lambda: len(workers_of(picker)) == 4, "as many workers as there can be")
-    for _ in range(100):
-        picker.process.send_signal(signal.SIGTTOU)
-        time.sleep(0.001)
-    until(lambda: workers_of(picker) == ["worker 0"], "the last worker")
+    signal_often(picker, signal.SIGTTIN)
+    wait_until(lambda: len(workers_of(picker)) == 4, "as many workers as there can be")
+    signal_often(picker, signal.SIGTTOU)
+    wait_until(lambda: workers_of(picker) == ["worker 0"], "the last worker")
     assert not [line for line in picker.events("child ended") if not line["ending"].startswith("exit code 0")]
     assert picker.stop() == 0
     assert picker.nothing_left()
@@ -382,7 +377,7 @@ def test_a_recycled_worker_gets_a_successor_in_another_seat_before_it_ends(start
     picker = start(workers=2).up()
     (old,) = picker.pids("worker 0")
     os.kill(old, signal.SIGUSR2)
-    until(lambda: workers_of(picker) == ["worker 1", "worker 2"], "a successor in a third seat")
+    wait_until(lambda: workers_of(picker) == ["worker 1", "worker 2"], "a successor in a third seat")
     (ended,) = [line for line in picker.events("child ended") if line["child_pid"] == old]
     assert ended["ending"] == "exit code 75 (RECYCLED)"
     assert (ended["level"], ended["cause"]) == ("info", "memory")
@@ -395,10 +390,12 @@ def test_an_added_worker_that_cannot_start_does_not_end_the_picker(start: Callab
     picker = start(workers=1).up(2)
     (picker.run_dir / "cannot-start").touch()
     picker.process.send_signal(signal.SIGTTIN)
-    until(lambda: len([e for e in picker.events("child ended") if "(BOOT_FAILED)" in e["ending"]]) >= 2, "two tries")
+    wait_until(
+        lambda: len([e for e in picker.events("child ended") if "(BOOT_FAILED)" in e["ending"]]) >= 2, "two tries"
+    )
     assert workers_of(picker) == ["worker 0"]
     (picker.run_dir / "cannot-start").unlink()
-    until(lambda: workers_of(picker) == ["worker 0", "worker 1"], "a third try that works")
+    wait_until(lambda: workers_of(picker) == ["worker 0", "worker 1"], "a third try that works")
     assert picker.stop() == 0
 
 
@@ -416,7 +413,7 @@ def test_a_hundred_signals_to_stop_at_once_cause_one_drain_or_a_hurried_one(star
 def test_sighup_ends_nobody(start: Callable[..., Picker]) -> None:
     picker = start().up()
     picker.process.send_signal(signal.SIGHUP)
-    until(lambda: "SIGHUP" in picker.log.read_text(), "a log line about SIGHUP")
+    wait_until(lambda: "SIGHUP" in picker.log.read_text(), "a log line about SIGHUP")
     assert all(alive(picker.pids(f"worker {n}")[0]) for n in (0, 1))
     assert picker.stop() == 0
 
@@ -430,6 +427,6 @@ def test_children_hold_only_their_own_descriptors_after_any_number_of_restarts(s
     first = descriptors()
     for generation in range(2, 5):
         os.kill(picker.pids("worker 0")[-1], signal.SIGKILL)
-        until(lambda wanted=generation: len(picker.pids("worker 0")) == wanted, "a successor")
+        wait_until(lambda wanted=generation: len(picker.pids("worker 0")) == wanted, "a successor")
         assert descriptors() == first
     assert picker.stop() == 0

@@ -10,6 +10,7 @@ import pytest
 from epp.learning import samples
 from epp.learning.model import LatencyModel
 from epp.prefix.updates import FORGET, FRAME_BYTES_MAX, LEARN, frames
+from tests.waiting import until
 from workers.process.resources import PIPE_BYTES, PIPE_BYTES_MIN, Pipe, packet_pipe
 from workers.shared.bus import AGE_TICKS, FLUSH_S, PENDING_BYTES_MAX, POLL_S, BusReader, BusWriter, Rhythm
 
@@ -57,9 +58,7 @@ def test_updates_within_a_short_time_share_one_frame_and_one_insert(pipe: Pipe) 
         writer.learn(blocks(1, 2), 5)
         writer.learn(blocks(3), 6)
         assert not sent
-        async with asyncio.timeout(5):
-            while not sent:
-                await asyncio.sleep(0.001)
+        await until(lambda: sent)
         reader.drain()
         assert (len(sent), reader.frames) == (1, 1)
         assert index.batches == [[(5, 1), (5, 2), (6, 3)]]
@@ -189,9 +188,7 @@ def test_a_running_reader_collects_frames_inserts_them_and_continues(pipe: Pipe)
         reader.start()
         for value in range(3):
             writer.learn(blocks(value), 1)
-            async with asyncio.timeout(5):
-                while len(index.batches) <= value:
-                    await asyncio.sleep(0.001)
+            await until(lambda wanted=value: len(index.batches) > wanted)
         reader.close()
         assert index.batches == [[(1, 0)], [(1, 1)], [(1, 2)]]
 
@@ -205,9 +202,7 @@ def test_forget_frames_are_sent_after_learn_frames(pipe: Pipe) -> None:
         writer.forget(blocks(2), 1)
         writer.learn(blocks(1, 2), 1)
         writer.forget(blocks(7, 8), 3)
-        async with asyncio.timeout(5):
-            while not sent:
-                await asyncio.sleep(0.001)
+        await until(lambda: sent)
         BusReader(loop, [pipe.reader], index, now=lambda: 0.0).drain()
         assert len(sent) == 2
         assert index.batches == [[(1, 1), (1, 2)]]

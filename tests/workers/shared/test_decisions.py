@@ -13,6 +13,7 @@ from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from tests.pair import Pair
+from tests.waiting import turns
 from tests.workers.extproc.streams import BODY, pair
 from workers.pages.decisions import DecisionsPage, decoded
 from workers.pages.page import Pause, Request
@@ -54,8 +55,7 @@ class Site:
             loop = asyncio.get_running_loop()
             for index in indices:
                 self.publishers[index].woken(loop)
-            for _ in range(2 * KEPT + 4):
-                await asyncio.sleep(0)
+            await turns(2 * KEPT + 4)
 
         asyncio.run(scenario())
 
@@ -140,8 +140,7 @@ def test_a_second_question_during_an_answer_is_answered_too() -> None:
         number = site.asking.ask()
         site.publishers[0].woken(loop)
         site.lanes.set_serving(2, False)
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await turns(10)
         assert site.asking.answered(number)
 
     asyncio.run(scenario())

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import uvloop
 
+from tests.waiting import until
 from workers.extproc.health import CHECK
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
@@ -44,12 +45,6 @@ async def page_server(page: bytes) -> AsyncIterator[int]:
 def model_server(waiting: int, more: bytes = b"") -> contextlib.AbstractAsyncContextManager[int]:
     """Runs a server with `waiting` waiting requests, and `more` lines, on its metrics page. Yields its port."""
     return page_server(PAGE % waiting + more)
-
-
-async def until(happened: Callable[[], object], _what: str) -> None:
-    async with asyncio.timeout(10):
-        while not happened():
-            await asyncio.sleep(0.005)
 
 
 async def page(instance: Instance, path: str) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """The supervisor warns once if requests wait because metrics cannot be read."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from shm.table import State
 from tests.reports import Reports
+from tests.waiting import until
 from tests.workers.flow_world import world
 from workers.supervisor.flow_watch import AGAIN_S, LONG_S, BlindWatch, Unseen, blind_watch
 
@@ -89,9 +91,8 @@ def test_the_watch_of_an_instance_sees_waiting_requests_and_endpoints_without_me
             watch.look(start + LONG_S)
             assert warnings == [], "the endpoint is fresh"
             w.mark_all(State.UNKNOWN)
-            await asyncio.sleep(0.06)  # until the cached snapshot of the pool expires
-            watch.look(start + 2 * LONG_S)
-            watch.look(start + 3 * LONG_S)
+            hours = itertools.count(2)
+            await until(lambda: watch.look(start + next(hours) * LONG_S) or warnings, "the cached snapshot expires")
             assert len(warnings) == 1
             assert "waiting=1 endpoints=1 without_metrics=1" in warnings[0]
 

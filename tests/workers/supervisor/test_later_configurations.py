@@ -12,8 +12,9 @@ import pytest
 
 from epp.config.load import load
 from shm.prefix_reader import IndexReader
+from tests.waiting import until
 from tests.workers.instances import made
-from tests.workers.supervisor.supervising import file_config, killed, page, run, supervised, until
+from tests.workers.supervisor.supervising import file_config, killed, page, run, supervised
 from workers.endpoints import index_state
 from workers.endpoints.ejection import Ejections
 from workers.endpoints.endpoints import EndpointTable

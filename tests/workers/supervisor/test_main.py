@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shm.table import DOWN, State, TableReader
+from tests.waiting import until
 from tests.workers.instances import made
 from tests.workers.supervisor.supervising import (
     check,
@@ -23,7 +24,6 @@ from tests.workers.supervisor.supervising import (
     run,
     serve_worker,
     supervised,
-    until,
 )
 from workers.endpoints import discovery, endpoint_log
 from workers.endpoints.names import Names
@@ -84,6 +84,7 @@ def test_all_endpoints_and_each_failed_scrape_are_logged_at_debug_only(
                     async with supervised(instance):
                         table = TableReader(instance.layout.table, instance.memory.table)
                         await until(lambda: DOWN in table.copy().flags, "one is down")
+                        # Several snapshots come due. At level info nothing says so.
                         await asyncio.sleep(0.2)
                 events = {line["event"] for line in lines}
                 assert {"endpoint appeared", "endpoint fresh", "endpoint down"} <= events

@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 
 from shm.documents import DocumentReader
 from shm.table import State, TableReader
+from tests.waiting import until
 from tests.workers.instances import made
-from tests.workers.supervisor.supervising import killed, model_server, run, supervised, until
+from tests.workers.supervisor.supervising import killed, model_server, run, supervised
 from workers.process.instance import Instance
 from workers.shared.documents import EndpointsView
 from workers.supervisor.data_layer import OverwrittenError

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from tests.workers.instances import made
 from tests.workers.kube.fake import FakeApi
 from tests.workers.kube.test_lease import ApiServer
-from tests.workers.supervisor.supervising import check, killed, page, run, serve_worker, supervised, until
+from tests.workers.supervisor.supervising import check, killed, page, run, serve_worker, supervised
 from workers.extproc.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING
 from workers.host.options import POOL_GROUP
 from workers.kube.api import EMPTY, Api, Resource
@@ -96,6 +97,7 @@ async def beating(instance: Instance) -> AsyncIterator[None]:
     async def beat() -> None:
         while True:
             serve_worker(instance)
+            # A worker's heartbeat has an interval.
             await asyncio.sleep(0.1)
 
     task = asyncio.ensure_future(beat())
@@ -137,6 +139,7 @@ def test_without_the_feature_gate_a_standby_knows_no_endpoints_before_it_has_led
 
     async def scenario(_: Instance, supervisor: Supervisor) -> None:
         await until(lambda: "other-picker" in supervisor.readiness.missing(), "the lease was read")
+        # Nothing says that a standby does not begin to list.
         await asyncio.sleep(0.05)
         assert cluster.requests == []
         cluster.held_by(None)

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shm.table import State, TableReader
+from tests.waiting import until
 from tests.workers.instances import made
 from tests.workers.supervisor.supervising import (
     file_config,
@@ -19,7 +20,6 @@ from tests.workers.supervisor.supervising import (
     run,
     serve_worker,
     supervised,
-    until,
 )
 from workers.host.exit_codes import ExitCode
 from workers.supervisor import main
@@ -170,6 +170,7 @@ def test_a_successor_starts_after_all_names_of_the_picker_were_removed_and_says_
                 async with supervised(instance):
                     assert (await page(instance, "/readyz"))[0] == 200
                     assert (await page(instance, "/metrics"))[0] == 200
+                    # Ten looks: only the first one says it.
                     await asyncio.sleep(0.1)
             (named,) = [line for line in lines if line["event"].startswith("another program has removed names")]
             assert len(named["names"]) == len(instance.memory.segments) + 1

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +10,7 @@ from typing import Any, Self
 import grpc
 import uvloop
 
+from tests.waiting import wait_until
 from tests.workers.transport.echo import application
 from workers.process.sockets import hold
 from workers.transport import grpcio, native
@@ -86,10 +86,7 @@ class Site:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT)
 
     def until(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + WAIT
-        while not self.call(condition):
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        wait_until(lambda: self.call(condition))
 
     def channel(self, *, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
         """A channel with a separate connection."""

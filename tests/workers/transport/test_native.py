@@ -4,12 +4,12 @@ import asyncio
 import socket
 import ssl
 import threading
-import time
 
 import grpc
 import pytest
 import uvloop
 
+from tests.waiting import wait_until
 from tests.workers.transport.echo import application
 from tests.workers.transport.helpers import DATA, HEADERS, PING, SETTINGS, block, frame, framed, parse, setting
 from workers.transport.frames import PREFACE
@@ -68,10 +68,7 @@ class Site:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT)
 
     def until(self, condition):
-        deadline = time.monotonic() + WAIT
-        while not self.call(condition):
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        wait_until(lambda: self.call(condition))
 
     def close(self):
         self.call(self.server.abort)

@@ -13,6 +13,7 @@ from shm.segment import Region
 from tests.fakes import FakePool, candidates
 from tests.modes import interpreted_only
 from tests.pair import Pair
+from tests.waiting import turns
 from workers.process.layout import CANDIDATE, GENERATION
 from workers.worker.adoption import AGAIN_S, FREE_AFTER_S, FREE_AT, Adoption
 
@@ -39,8 +40,7 @@ def adoption() -> Adoption:
 async def end_one(adopting: Adoption) -> None:
     adopting._retired.append(cast("Any", Ended()))
     adopting.look()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await turns(2)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from epp.learning.model import FirstToken, LatencyModel
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.prompt_starts import PromptStarts, StartsSchema
 from shm.segment import Region
-from workers.worker.learning import BATCH, FLUSH_S, SharedLearning
+from tests.waiting import until
+from workers.worker.learning import BATCH, SharedLearning
 
 SCHEMA, STARTS = DocumentSchema((64,)), StartsSchema(2, 1)
 
@@ -25,10 +26,7 @@ def test_samples_are_sent_together_after_a_short_time() -> None:
         worker.learn_first(FirstToken(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1))
         worker.learn_token(1, 0, 1.0, 0.02, 1.0)
         assert not sent
-        async with asyncio.timeout(10):
-            while not sent:
-                await asyncio.sleep(FLUSH_S)
-        return sent
+        return await until(lambda: sent)
 
     (frame,) = asyncio.run(scenario())
     assert samples.learn(LatencyModel(), frame) == 2

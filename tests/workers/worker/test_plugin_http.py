@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from tests.waiting import turns, until
 from workers.worker import plugin_http
 from workers.worker.plugin_http import HttpClient
 from workers.worker.plugin_work import Background
@@ -134,8 +135,7 @@ def test_connections_per_host_and_waiting_requests_are_bounded(monkeypatch: pyte
 
     async def scenario(site: Site) -> None:
         calls = [asyncio.create_task(site.client.fetch("GET", site.url + "/held", None, b"")) for _ in range(5)]
-        while site.inside < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: site.inside == 2)
         with pytest.raises(OSError, match="5 requests of plugins are running already"):
             await site.client.fetch("GET", site.url + "/x", None, b"")
         site.release.set()
@@ -155,11 +155,9 @@ def test_a_waiter_that_leaves_frees_the_connection() -> None:
 
         client = decide()
         client.send(None)
-        while not site.inside:
-            await asyncio.sleep(0.001)
+        await until(lambda: site.inside)
         client.close()
-        while background._tasks:
-            await asyncio.sleep(0.001)
+        await until(lambda: not background._tasks)
         assert site.client._running == 0
         session = await site.client._opened()
         assert not session.connector._acquired  # type: ignore[union-attr]
@@ -184,7 +182,7 @@ def test_the_loop_turns_while_the_client_library_is_imported(monkeypatch: pytest
 
     async def scenario(site: Site) -> None:
         calls = [asyncio.create_task(site.client.fetch("GET", site.url + "/x", None, b"")) for _ in range(2)]
-        await asyncio.sleep(0)
+        await turns()
         turned.set()
         assert [answer.status for answer in await asyncio.gather(*calls)] == [200, 200]
 
@@ -194,7 +192,7 @@ def test_the_loop_turns_while_the_client_library_is_imported(monkeypatch: pytest
 def test_a_client_whose_first_request_is_cancelled_serves_the_next_one() -> None:
     async def scenario(site: Site) -> None:
         first = asyncio.create_task(site.client.fetch("GET", site.url + "/x", None, b""))
-        await asyncio.sleep(0)
+        await turns()
         first.cancel()
         assert (await site.client.fetch("GET", site.url + "/x", None, b"")).status == 200
 

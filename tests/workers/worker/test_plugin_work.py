@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from epp.errors import ProducerFailed
+from tests.waiting import turns, until
 from workers.worker import plugin_work
 from workers.worker.plugin_work import Background
 
@@ -46,14 +47,9 @@ def step(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Future[None]:
     return waiting
 
 
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 def test_await_returns_the_result_of_the_work_or_raises_its_exception() -> None:
     async def good() -> int:
-        await asyncio.sleep(0)
+        await turns()
         return 7
 
     async def bad() -> None:
@@ -88,10 +84,10 @@ def test_a_coroutine_that_is_stepped_by_hand_continues_when_the_work_is_done() -
             results.append(stop.value.value)
 
         step(coroutine).add_done_callback(on)
-        await turns()
+        await turns(5)
         assert results == []
         future.set_result("done")
-        await turns()
+        await turns(5)
         assert results == ["done"]
 
     run(scenario)
@@ -117,10 +113,10 @@ def test_work_is_cancelled_when_its_last_waiter_leaves() -> None:
         for client in clients:
             step(client)
         for left, client in enumerate(clients):
-            await turns()
+            await turns(5)
             assert site.cancelled == 0, f"{3 - left} still wait"
             client.close()
-        await turns()
+        await turns(5)
         assert site.cancelled == 1
         assert not site.background._tasks
 
@@ -154,9 +150,9 @@ def test_a_failure_of_work_without_a_waiter_is_reported_once() -> None:
 
     async def scenario(site: Site) -> None:
         site.background.spawn(bad(), LONG_S)
-        await turns()
+        await turns(5)
         site.background.spawn(site.forever(), 0.0)
-        await asyncio.sleep(0.01)
+        await until(lambda: len(site.failures) == 2)
 
     assert [type(problem) for problem in run(scenario).failures] == [ZeroDivisionError, TimeoutError]
 
@@ -184,7 +180,7 @@ def test_close_ends_work_and_timers_and_waiting_decisions_fail_open() -> None:
             await work
 
         waiter = asyncio.create_task(decide())
-        await turns()
+        await turns(5)
         closed: list[str] = []
 
         async def last() -> None:
@@ -197,6 +193,7 @@ def test_close_ends_work_and_timers_and_waiting_decisions_fail_open() -> None:
         with pytest.raises(ProducerFailed, match="the worker ends"):
             site.background.spawn(site.forever(), LONG_S)
         seen = len(acts)
+        # Ten times the interval of the timer, which does not act any more.
         await asyncio.sleep(0.01)
         assert len(acts) == seen
 

@@ -25,6 +25,7 @@ from shm.prefills import local_prefills
 from shm.segment import Region
 from shm.series import SeriesWriter
 from tests.fakes import FakePool, FakeServices, candidates
+from tests.waiting import until
 from tests.workers.worker.test_services import lanes
 from workers.process.layout import series_schema_of
 from workers.worker.held import NoHeldBlocks
@@ -118,8 +119,7 @@ def test_a_prompt_is_rendered_by_the_server_while_the_decision_waits(path: str, 
 
 def test_the_server_is_warmed_up_with_text_and_an_image_before_requests_come() -> None:
     async def scenario(site: Site) -> None:
-        while len(site.seen) < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(site.seen) >= 2)
 
     warm_ups = run(scenario).seen
     assert [path for path, _ in warm_ups] == [f"{CHAT}/render"] * 2

@@ -9,6 +9,7 @@ from epp.plugin import NoParams, Plugin
 from epp.points.instrument import Point
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
+from tests.waiting import turns
 from workers.telemetry.call_timing import CallTimers
 
 BOUNDS = (0.1, 1.0)
@@ -61,7 +62,7 @@ def test_a_producer_that_waits_is_timed_until_it_has_its_result() -> None:
         clock.time = 0.5
         assert counts(timers, own, "producer") == ([0, 0, 0], 0.0)
         future.set_result(None)
-        await asyncio.sleep(0)
+        await turns()
         assert counts(timers, own, "producer") == ([0, 1, 0], 0.5)
         assert timers(Point.PRODUCER, Plugin("p", NoParams()), lambda: None)() is None
         assert counts(timers, own, "producer") == ([1, 1, 0], 0.5)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.waiting import until
 from tests.workers.endpoints.replicas.fake_link import FakeLink, links
-from tests.workers.endpoints.replicas.live import Replica, becomes, running
+from tests.workers.endpoints.replicas.live import Replica, running
 from tests.workers.endpoints.replicas.messages import message
 from workers.endpoints.replicas.exchange import REFUSED_MAX_S, RETRY_MAX_S, RETRY_MIN_S, retry_delay
 from workers.endpoints.replicas.reading import decode
@@ -30,7 +31,7 @@ def test_a_store_that_cannot_count_still_passes_messages_on(why: str) -> None:
         link = FakeLink(refusing=why)
         a = over(link)
         async with running(a):
-            await becomes(lambda: a.exchange.others.echo > 0)
+            await until(lambda: a.exchange.others.echo > 0)
         assert a.exchange.failures[why] == 1
         assert a.exchange.others.life[0] == 1
 
@@ -43,7 +44,7 @@ def test_a_fault_in_what_comes_is_counted_and_the_exchange_goes_on() -> None:
         bad.fault = RecursionError("deep")
         a = over(bad, good)
         async with running(a):
-            await becomes(lambda: good.published)
+            await until(lambda: good.published)
         assert a.exchange.failures["error"] == 1
         assert "deep" in a.reports[0]
 
@@ -56,11 +57,11 @@ def test_a_store_is_back_only_after_it_has_accepted_a_whole_message() -> None:
         a = over(refusing, good)
         with capture_logs() as lines:
             async with running(a):
-                await becomes(lambda: a.exchange.failures["denied"])
+                await until(lambda: a.exchange.failures["denied"])
                 assert (a.exchange.connected, a.exchange.connections) == (False, 0)
                 assert decode(refusing.published[0][1]).whole
                 assert not [line for line in lines if line["event"] == BACK]
-                await becomes(lambda: a.exchange.connected)
+                await until(lambda: a.exchange.connected)
         assert [line["event"] for line in lines] == [BACK]
         assert a.exchange.connections == 1
 
@@ -79,11 +80,11 @@ def test_while_the_store_does_not_answer_lanes_fade_and_follow_the_endpoints() -
         (key,) = a.exchange.parts.places.slots
         a.exchange.others.receive(message("b", 1, {key: (3, 30)}), time.monotonic())
         async with running(a):
-            await becomes(lambda: a.of_others(X) == (3, 30))
+            await until(lambda: a.of_others(X) == (3, 30))
             a.know(Y)
-            await becomes(lambda: a.of_others(Y) == (0, 0))
+            await until(lambda: a.of_others(Y) == (0, 0))
             a.know(X)
-            await becomes(lambda: not a.exchange.others.live)
+            await until(lambda: not a.exchange.others.live)
             assert a.of_others(X) == (0, 0)
 
     asyncio.run(test())
@@ -94,11 +95,11 @@ def test_a_number_below_those_of_others_is_replaced_once() -> None:
         link = FakeLink()
         a = over(link)
         async with running(a):
-            await becomes(lambda: a.exchange.connected)
+            await until(lambda: a.exchange.connected)
             link.says(message("b", 1, epoch=40))
-            await becomes(lambda: a.exchange.others.life[0] == 41)
+            await until(lambda: a.exchange.others.life[0] == 41)
             link.says(message("b", 1, epoch=50))  # it has joined later
-            await becomes(lambda: a.exchange.others.highest == 50)
+            await until(lambda: a.exchange.others.highest == 50)
         assert link.numbers == [1, 41]
         assert a.remote.epoch == 41
 
@@ -110,7 +111,7 @@ def test_a_successor_of_the_supervisor_takes_a_number_above_that_of_its_predeces
         a = over(FakeLink())
         a.remote.epoch = 7
         async with running(a):
-            await becomes(lambda: a.exchange.connected)
+            await until(lambda: a.exchange.connected)
         assert a.exchange.others.life[0] == a.remote.epoch == 8
 
     asyncio.run(test())
@@ -121,11 +122,11 @@ def test_the_lag_is_that_of_the_last_whole_message_and_a_replay_does_not_count()
         link = FakeLink(echoes=False)
         a = over(link)
         async with running(a):
-            await becomes(lambda: link.published)
+            await until(lambda: link.published)
             own = decode(link.published[0][1])
             for sequence in (1 << 60, own.sequence + 1):
                 link.says(message("a", sequence, epoch=own.epoch, origin=own.origin))
-            await becomes(lambda: a.exchange.others.echo == own.sequence + 1)
+            await until(lambda: a.exchange.others.echo == own.sequence + 1)
             assert a.exchange.lag_s == 0.0
 
     asyncio.run(test())

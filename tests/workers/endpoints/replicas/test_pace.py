@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.waiting import turns
 from workers.endpoints.replicas.pace import EARLY_S, TICK_S, Pace
 
 
@@ -35,7 +36,7 @@ def test_a_wake_up_takes_a_turn_unless_the_replica_has_just_published() -> None:
 
         running = asyncio.ensure_future(pace.run(turn))
         while not taken:
-            await asyncio.sleep(0)
+            await turns()
         for part in (0.1, 0.2, 1.0, 1.1, 1.9, 2.1):
             clock[0] = part * EARLY_S
             pace.woken()

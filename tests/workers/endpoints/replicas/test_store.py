@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from compiled.calls import answers
 from tests.redis_server import RedisServer, needs_redis
+from tests.waiting import turns, until
 from workers.endpoints.replicas import store
 from workers.endpoints.replicas.address import parse_address
 from workers.endpoints.replicas.replies import REPLY_BYTES_MAX, InvalidReply, Refusal, Replies, reference_answers
@@ -51,7 +52,7 @@ def asked(folder: Path, use: Callable[[Link], Awaitable[Any]], answer: bytes, he
         finally:
             server.close()
             await asyncio.gather(*(task for task in served if task))
-            await asyncio.sleep(0)  # lets the transports close
+            await turns()  # lets the transports close
 
     return asyncio.run(test())
 
@@ -87,9 +88,7 @@ LIES = [
 
 async def failed(link: Link) -> None:
     """Waits until the link fails. Raises its StoreError."""
-    while True:
-        link.check()
-        await asyncio.sleep(0.001)
+    await until(link.check)
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: str(lie[:20]))
