@@ -9,9 +9,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.examples import USUAL, number
+
 settings.register_profile(
     "default",
-    max_examples=60,  # `make fuzz` runs thousands
+    max_examples=number(USUAL),
     deadline=None,  # on a shared machine every limit per example is flaky; pytest-timeout ends a hang
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,

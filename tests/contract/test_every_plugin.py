@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.candidates import Candidates
@@ -17,6 +17,7 @@ from epp.points.registration import REGISTERED
 from epp.prefix.match import APPROXIMATE
 from epp.request import Request
 from tests.epp.plugins.calls import PROFILE
+from tests.examples import examples
 from tests.fakes import FakeServices, candidates, request
 
 registry.known()
@@ -91,7 +92,7 @@ def situations(draw: st.DrawFn) -> Candidates:
 
 
 @given(situation=situations(), prompt=st.binary(max_size=2000))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_scores_are_a_new_float64_array_in_0_to_1_with_one_value_per_candidate(
     situation: Candidates, prompt: bytes
 ) -> None:
@@ -116,7 +117,7 @@ def check_scores(scorer: Plugin, r: Request, situation: Candidates) -> None:
 
 
 @given(situation=situations(), inflight=st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_static_scorers_do_not_depend_on_the_request_or_the_load(situation: Candidates, inflight: int) -> None:
     busier = Candidates(situation.snapshot, situation._inflight + inflight, None, situation.rows)
     for cls in of(Scorer):
@@ -127,7 +128,7 @@ def test_static_scorers_do_not_depend_on_the_request_or_the_load(situation: Cand
 
 
 @given(situation=situations())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_filters_return_one_bool_per_candidate(situation: Candidates) -> None:
     for cls in of(Filter):
         mask = made(cls).keep(request(), situation, PROFILE)  # type: ignore[attr-defined]
@@ -135,7 +136,7 @@ def test_filters_return_one_bool_per_candidate(situation: Candidates) -> None:
 
 
 @given(situation=situations())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_screeners_return_one_bool_per_candidate(situation: Candidates) -> None:
     for cls in of(Screener):
         mask = made(cls).screen(request(headers={"x-zone": "a"}), situation)  # type: ignore[attr-defined]
@@ -144,7 +145,7 @@ def test_screeners_return_one_bool_per_candidate(situation: Candidates) -> None:
 
 @pytest.mark.parametrize("cls", of(Picker), ids=lambda cls: cls.type_name)
 @given(situation=situations(), data=st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_pickers_return_at_least_one_candidate_and_none_twice(
     cls: type[Picker], situation: Candidates, data: st.DataObject
 ) -> None:

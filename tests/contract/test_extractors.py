@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.data import KV_USAGE, WAITING, Column
 from epp.plugins.extractors._pages import ExtractError, PageExtractor
 from tests.contract.test_every_plugin import made, of
+from tests.examples import examples
 
 FRAGMENTS = (
     b"vllm:num_requests_waiting 3\n", b"vllm:num_requests_running 1\n", b"vllm:kv_cache_usage_perc 0.5\n",
@@ -20,7 +21,7 @@ PAGES = st.one_of(st.binary(max_size=200), st.lists(st.sampled_from(FRAGMENTS), 
 
 @pytest.mark.parametrize("cls", of(PageExtractor), ids=lambda cls: cls.type_name)
 @given(page=PAGES, own=st.booleans(), pod=st.sampled_from(["", "p", "q"]))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_page_gives_numbers_for_the_wanted_columns_or_is_rejected(
     cls: type[PageExtractor], page: bytes, own: bool, pod: str
 ) -> None:

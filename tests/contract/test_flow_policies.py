@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.candidates import Candidates
@@ -30,6 +30,7 @@ from epp.request.flows import Capability, FlowKey, rank
 from tests.contract.test_every_plugin import situations
 from tests.contract.waiting import Band, Waits, asking, every, made
 from tests.epp.flow.shards import Board, BoardPeers
+from tests.examples import examples
 from tests.fakes import candidates
 
 SCRAPED = ("waiting_requests", "kv_cache_usage")
@@ -48,7 +49,7 @@ ITEMS = st.builds(
 
 @each(OrderingPolicy)
 @given(items=st.lists(ITEMS, min_size=2, max_size=10))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_keys_are_comparable_and_stay_the_same(cls: type[OrderingPolicy], items: list[Waits]) -> None:
     policy = made(cls)
     keys = [policy.key(item) for item in items]
@@ -112,7 +113,7 @@ def answered(policy: FairnessPolicy, item: Waits, now: float, usage: Usage | Non
 @each(FairnessPolicy)
 @pytest.mark.parametrize("ordering", every(OrderingPolicy), ids=lambda cls: cls.type_name)
 @given(steps=STEPS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_only_flows_with_waiting_items_are_picked_and_every_item_is_dispatched(
     cls: type[FairnessPolicy], ordering: type[OrderingPolicy], steps: list[tuple[str, int, int]]
 ) -> None:
@@ -222,7 +223,7 @@ def test_items_that_are_not_requests_are_served(cls: type[FairnessPolicy]) -> No
 
 @each(FairnessPolicy)
 @given(steps=STEPS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_the_claims_of_a_policy_that_ranks_are_finite_stable_and_shared_by_workers(
     cls: type[FairnessPolicy], steps: list[tuple[str, int, int]]
 ) -> None:
@@ -256,7 +257,7 @@ def test_the_claims_of_a_policy_that_ranks_are_finite_stable_and_shared_by_worke
 
 @each(DisplacementPolicy)
 @given(items=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1000)), max_size=30))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_victims_wait_in_the_band_and_a_whole_band_can_be_displaced(
     cls: type[DisplacementPolicy], items: list[tuple[int, int]]
 ) -> None:
@@ -286,7 +287,7 @@ def gates_itself(detector: SaturationDetector) -> bool:
 
 @each(SaturationDetector)
 @given(situation=situations())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_saturation_is_a_finite_number_from_0_on(cls: type[SaturationDetector], situation: Candidates) -> None:
     detector = made(cls)
     saturation = detector.saturation(situation)
@@ -298,7 +299,7 @@ def test_saturation_is_a_finite_number_from_0_on(cls: type[SaturationDetector], 
 
 @each(SaturationDetector)
 @given(situation=situations(), more=st.integers(0, 50), where=st.integers(0, 11))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_more_load_in_flight_never_lowers_the_saturation(
     cls: type[SaturationDetector], situation: Candidates, more: int, where: int
 ) -> None:
@@ -353,7 +354,7 @@ def test_without_scraped_values_the_load_in_flight_alone_fills_and_frees_the_poo
 
 @each(UsageLimitPolicy)
 @given(saturation=st.floats(0, 3), priorities=st.sets(st.integers(-100, 100), max_size=10), again=st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_lower_band_never_has_a_higher_ceiling(
     cls: type[UsageLimitPolicy], saturation: float, priorities: set[int], again: int
 ) -> None:

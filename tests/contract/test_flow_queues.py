@@ -4,16 +4,17 @@ from bisect import insort
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
 
 from epp.plugin import FlowQueue, Queue
 from epp.request.flows import Capability, HandleVoid
 from tests.contract.waiting import Waits, every, made
+from tests.examples import examples
 
 QUEUES = every(FlowQueue)
-LIMITED = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LIMITED = examples(60, stateful_step_count=40)
 OURS = [cls for cls in QUEUES if cls.__module__.startswith("epp.")]
 each_of_ours = pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.type_name)
 each_queue = pytest.mark.parametrize("cls", QUEUES, ids=lambda cls: cls.type_name)
@@ -143,7 +144,7 @@ def test_a_single_item_is_first_and_last_and_leaves_nothing_behind(cls: type[Flo
     arrivals=st.lists(st.integers(0, 9), min_size=1, max_size=60),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_cancels_in_any_order_do_not_affect_other_items(
     cls: type[FlowQueue], arrivals: list[int], data: st.DataObject
 ) -> None:

@@ -3,10 +3,11 @@
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.documents import DocumentReader, DocumentSchema, DocumentTooLarge, DocumentWriter
+from tests.examples import examples
 from tests.interleave import Killed, Memory, every_point, kill
 from tests.shm.memory import region_for
 
@@ -21,7 +22,7 @@ def test_an_unwritten_document_reads_as_none_with_version_0() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=100)), max_size=20))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_the_last_write_is_read_and_versions_count_writes(writes: list) -> None:
     region = region_for(SCHEMA)
     writer, reader = DocumentWriter(SCHEMA, region), DocumentReader(SCHEMA, region)
@@ -107,7 +108,7 @@ def test_an_impossible_capacity_is_refused(capacities: tuple[int, ...]) -> None:
     st.binary(min_size=SCHEMA.bytes, max_size=SCHEMA.bytes)
     | st.sampled_from([b"\xff" * SCHEMA.bytes, bytes(SCHEMA.bytes)])
 )
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_documents_that_another_program_has_overwritten_are_found_and_can_be_written_again(garbage: bytes) -> None:
     region = region_for(SCHEMA)
     writer, reader = DocumentWriter(SCHEMA, region), DocumentReader(SCHEMA, region)

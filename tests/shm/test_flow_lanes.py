@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.flow_lanes import (
@@ -24,6 +24,7 @@ from shm.flow_lanes import (
 )
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import CACHE_LINE, WORD
+from tests.examples import examples
 from tests.shm.memory import region_for
 
 WORKERS = 3
@@ -56,7 +57,7 @@ def flow_lanes(lanes: Lanes | None = None) -> FlowLanes:
     ),
     st.sets(st.integers(0, WORKERS - 1)),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_sums_run_over_the_last_values_of_serving_workers(published: list, silent: set) -> None:
     lanes = lanes_of(WORKERS)
     flow = flow_lanes(lanes)
@@ -95,7 +96,7 @@ SUCCEED = st.tuples(st.just("succeed"), st.integers(0, WORKERS - 1))
 
 
 @given(st.lists(st.one_of(ASK, ANSWER, SUCCEED), max_size=60))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_the_open_amount_is_what_was_asked_minus_what_was_answered_over_all_successors(steps: list) -> None:
     flow, model = flow_lanes(), OpenAmounts()
     for step in steps:
@@ -200,7 +201,7 @@ def everywhere(flow: FlowLanes) -> tuple[int, ...]:
 
 
 @given(st.lists(st.tuples(st.integers(0, WORKERS - 1), st.integers(1, 5), st.floats(0.0, 1e12)), max_size=30))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_flows_position_is_the_largest_of_all_workers(moves: list[tuple[int, int, float]]) -> None:
     flow = flow_lanes()
     owners = [flow.lane(worker) for worker in range(WORKERS)]

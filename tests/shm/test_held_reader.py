@@ -1,12 +1,13 @@
 """Look-ups of held blocks agree with a plain count, whatever is missing in the middle."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.held_reader import HeldReader, Owners
 from shm.held_writer import HeldWriter, schemas
 from shm.segment import Region
+from tests.examples import examples
 
 
 def world(blocks: int = 1 << 14):
@@ -21,7 +22,7 @@ def keys(count: int, seed: int = 1) -> np.ndarray:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 400), st.lists(st.tuples(st.integers(0, 399), st.integers(0, 5)), max_size=12), st.integers(0, 3))
 def test_it_counts_blocks_up_to_the_first_missing_one(count, gaps, lost) -> None:
     writer, reader = world()

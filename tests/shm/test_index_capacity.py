@@ -7,13 +7,14 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.index_capacity import OVER_MAX, WIDE, WIDE_BLOCKS, blocks_of
 from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter
+from tests.examples import examples
 from tests.shm.memory import region_for
 
 SCHEMA = IndexSchema(40_000)
@@ -157,7 +158,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_counts_and_limits_hold_under_any_operations_and_no_owner_is_found_without_an_insert(
     steps: list[tuple[str, int, int]], seed: int
 ) -> None:

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled import kernels
 from shm.held_reader import HeldReader, Owners
 from shm.held_writer import HeldWriter, schemas
 from shm.prefix_index import FAR_BUCKETS, FAR_MARK, OWNER_MASK, WAYS, far_bucket
+from tests.examples import examples
 from tests.shm.memory import region_for
 
 BLOCKS = 1 << 14
@@ -69,7 +70,7 @@ def test_a_full_index_loses_nearly_nothing_however_many_endpoints_hold_a_block(
 
 
 @pytest.mark.parametrize("way", WAYS_OF_WRITING)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.lists(
         st.tuples(st.booleans(), st.integers(0, 200), st.integers(1, 60), st.integers(0, 29), st.integers(0, 3)),

@@ -3,11 +3,12 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.lanes import SUPERVISOR_LANE, Lanes, LaneSchema
 from shm.layout import CACHE_LINE
+from tests.examples import examples
 from tests.shm.memory import region_for
 
 SCHEMA = LaneSchema(
@@ -27,7 +28,7 @@ def serving_lanes(schema: LaneSchema = SCHEMA) -> Lanes:
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(-5, 5)), max_size=30))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_in_flight_numbers_are_summed_over_worker_lanes(changes: list) -> None:
     lanes = serving_lanes()
     owners = [lanes.lane(index) for index in range(SCHEMA.lanes)]

@@ -4,12 +4,13 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled import kernels
 from shm.link_table import COUNT_MAX, TIERS, LinkSchema, LinkTable
 from shm.segment import Region
+from tests.examples import examples
 
 
 def table(entries: int = 4096, live: np.ndarray | None = None) -> LinkTable:
@@ -37,7 +38,7 @@ operations = st.lists(
 
 
 @pytest.mark.parametrize("native", [True, False])
-@settings(max_examples=100)
+@examples(100)
 @given(operations)
 def test_it_agrees_with_a_dict(native: bool, steps: list[Step]) -> None:
     links, model, number = table(), {}, 0
@@ -72,7 +73,7 @@ def test_it_agrees_with_a_dict(native: bool, steps: list[Step]) -> None:
 
 
 @pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(2, 5), st.integers(0, TIERS - 1)), max_size=30))
 def test_the_kernels_write_what_the_reference_writes(steps: list[tuple[bool, int, int, int]]) -> None:
     """In a table that is too small: with refusals, keys that move to their other bucket, and owners that are not live."""

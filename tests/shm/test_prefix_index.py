@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.prefix_index import FAR_BUCKETS, FAR_WAYS, NEAR_OWNERS, OWNER_IDS, IndexSchema, far_bucket, near_buckets
 from shm.prefix_reader import PROBE_STRIDE, IndexReader
 from shm.prefix_writer import IndexWriter, OwnersExhausted
+from tests.examples import examples
 from tests.shm.memory import region_for
 
 LARGE = IndexSchema(40_000)
@@ -335,7 +336,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.sampled_from([1, 5, 40, 70]))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_index_agrees_with_a_dict_while_nothing_is_evicted(steps: list, asked: int) -> None:
     region = region_for(LARGE)
     writer, reader = IndexWriter(LARGE, region), IndexReader(LARGE, region)
@@ -367,7 +368,7 @@ def test_the_index_agrees_with_a_dict_while_nothing_is_evicted(steps: list, aske
 
 
 @given(st.integers(0, 2**32), st.integers(1, 300))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_an_index_under_eviction_never_names_a_wrong_owner_or_depth(seed: int, count: int) -> None:
     writer, reader = pair(IndexSchema(512))
     owners = [writer.new_owner() for _ in range(5)]

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.layout import CACHE_LINE
 from shm.segment import Region
 from shm.series import LABEL_BYTES_MAX, OTHER, TEXT_BYTES_PER_LABEL, SeriesSchema, SeriesWriter
 from shm.series_reader import SeriesReader
+from tests.examples import examples
 from tests.interleave import Killed, Words, every_point, kill
 from tests.shm.memory import region_for
 
@@ -263,7 +264,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_everything_counted_is_shown_and_no_sum_decreases(steps: list) -> None:
     region = region_for(SCHEMA)
     reader, writers = reader_of(SCHEMA, region), writers_of(SCHEMA, region)

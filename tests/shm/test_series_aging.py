@@ -3,11 +3,12 @@
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.series import OTHER, SeriesSchema, SeriesWriter
 from shm.series_reader import READINGS_MAX, SeriesReader
+from tests.examples import examples
 from tests.interleave import Killed, every_point, kill
 from tests.shm.memory import region_for
 from tests.shm.test_series import FakeLane, Names, always
@@ -265,7 +266,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("limits", [{}, {"rows": 4}, {"rows": 8, "room": 12}])
 @given(steps=STEPS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_sum_of_a_tuple_that_is_shown_never_falls_and_never_exceeds_what_was_counted(
     limits: dict[str, int], steps: list[tuple[str, int, int]]
 ) -> None:

@@ -4,7 +4,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -19,6 +19,7 @@ from shm.table import (
     TableSchema,
     TableWriter,
 )
+from tests.examples import examples
 from tests.interleave import Killed, Memory, every_point, kill
 from tests.modes import interpreted_only
 from tests.shm.memory import region_for
@@ -282,7 +283,7 @@ def test_a_successor_repairs_what_a_writer_killed_at_any_access_left(action: str
     st.binary(min_size=SCHEMA.bytes, max_size=SCHEMA.bytes)
     | st.sampled_from((0, 255)).map(lambda b: bytes([b]) * SCHEMA.bytes)
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_writer_that_finds_garbage_frees_it_and_can_claim_every_slot(garbage: bytes) -> None:
     region = region_for(SCHEMA)
     region.bytes[:] = garbage
@@ -393,11 +394,10 @@ class TableModel(RuleBasedStateMachine):
 
 
 TestTableModel = TableModel.TestCase
-TestTableModel.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestTableModel.settings = examples(30, stateful_step_count=25)
 
 
 @given(st.lists(st.floats(width=64), min_size=2, max_size=2), st.integers(0, 2**53))
-@settings(deadline=None)
 def test_any_values_survive_bit_for_bit(values: list[float], present: int) -> None:
     writer, reader = pair()
     handle = writer.claim(1, never)

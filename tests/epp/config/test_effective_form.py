@@ -3,12 +3,13 @@
 import json
 from textwrap import dedent
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.config.load import ConfigErrors, load
 from tests.epp.config.loading import BENCH, ok
 from tests.epp.config_plugins import HERE
+from tests.examples import examples
 
 
 def test_the_effective_configuration_has_all_defaults_and_loads_to_itself() -> None:
@@ -67,7 +68,7 @@ SCORERS = st.sampled_from(
     own_profile=st.booleans(),
     count=st.integers(-3, 9),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_effective_form_of_any_valid_configuration_loads_to_itself(
     plugins: dict[str, tuple[str, float]], picker: str | None, own_profile: bool, count: int
 ) -> None:
@@ -111,7 +112,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 12), PIECES), min_size=1, max_size=4))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(300)
 def test_a_mutated_configuration_loads_or_is_refused_with_places(
     edits: list[tuple[int, int, str]],
 ) -> None:
@@ -163,7 +164,7 @@ def test_a_mutated_configuration_loads_or_is_refused_with_places(
         max_leaves=25,
     )
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_json_document_loads_or_is_refused(document: object) -> None:  # fmt: skip
     try:
         load(json.dumps(document), "c.json")

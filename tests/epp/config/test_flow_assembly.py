@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.config import yaml_nodes
@@ -13,6 +13,7 @@ from epp.config.flow_assembly import BANDS_MAX
 from epp.config.load import ConfigErrors, EffectiveConfig, load
 from epp.flow.plan import FlowPlan
 from epp.quantities import parse_duration
+from tests.examples import examples
 
 FAIR = "fairnessPolicyRef: round-robin-fairness-policy"
 LISTED = "plugins: [{type: round-robin-fairness-policy}, {type: edf-ordering-policy}]\n"
@@ -201,7 +202,7 @@ BANDS = st.fixed_dictionaries(
     ),
     st.dictionaries(st.integers(-(2**31), 2**31 - 1), BANDS, max_size=4),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_effective_section_loads_to_the_same_plan_without_warnings(section: Any, bands: Any) -> None:
     document = {
         "featureGates": ["flowControl"],

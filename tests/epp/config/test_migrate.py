@@ -1,13 +1,14 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.config.edit import Removed, rewritten
 from epp.config.load import ConfigErrors, load
 from epp.config.migrate import migrate
 from epp.config.yaml_nodes import dump, plain
+from tests.examples import examples
 
 CORPUS = sorted((Path(__file__).parents[2] / "fuzz" / "corpus" / "config").iterdir())
 OLD = """\
@@ -208,14 +209,13 @@ documents = st.dictionaries(st.sampled_from("abcdef"), values, min_size=1, max_s
 
 
 @given(documents, documents)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_whatever_changes_the_text_has_the_new_values(old: dict[str, object], new: dict[str, object]) -> None:
     assert plain(rewritten(dump(old), new)) == new
     assert rewritten(dump(old), old) == dump(old)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=5))
-@settings(deadline=None)
 def test_items_go_with_their_lines(kept: list[bool]) -> None:
     lines = [f"- n: {number}  # c{number}" for number in range(len(kept))]
     text = "a:\n" + "\n".join(lines) + "\nz: 1\n"

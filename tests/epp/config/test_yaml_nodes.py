@@ -2,11 +2,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.config import yaml_nodes
 from epp.config.findings import Findings, Place
+from tests.examples import examples
 
 
 def read(text: str) -> tuple[Any, list[str]]:
@@ -129,14 +130,14 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_dumped_values_are_read_back_unchanged(value: Any) -> None:
     text = yaml_nodes.dump({"root": value})
     assert read(text) == ({"root": value}, [])
 
 
 @given(VALUES)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_json_is_read_as_json(value: Any) -> None:
     found, errors = read(json.dumps({"root": value}))
     if not any("yaml-syntax" in error for error in errors):  # YAML has no surrogate escapes
@@ -144,6 +145,6 @@ def test_json_is_read_as_json(value: Any) -> None:
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_text_raises(text: str) -> None:
     read(text)

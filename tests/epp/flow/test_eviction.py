@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.flow.eviction import (
@@ -22,6 +22,7 @@ from epp.flow.eviction import (
     grace_s,
 )
 from epp.request.flows import FlowKey, sheddable
+from tests.examples import examples
 
 GRACE_S = 0.5
 
@@ -255,7 +256,7 @@ def test_a_meaningless_saturation_revokes_nothing(saturation: float) -> None:
     assert worker.revoked == []
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_revocations_are_few_at_once_less_important_than_what_waits_and_never_repeated(
     data: Any,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
@@ -18,6 +18,7 @@ from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
 from epp.request.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
 from tests.epp.plugins.parser_bodies import parsed
+from tests.examples import examples
 from tests.fakes import FakeServices, candidates, request
 
 MATCH = prefix_match(APPROXIMATE)
@@ -143,7 +144,7 @@ PROMPTS = st.lists(st.text("abc", max_size=5), min_size=2, max_size=6).filter(an
 
 
 @given(several=PROMPTS, data=st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_each_of_several_prompts_is_found_alone_and_in_any_order(several: list[str], data: st.DataObject) -> None:
     world = World()
     sent, _ = world.send(completions(*several), 1)

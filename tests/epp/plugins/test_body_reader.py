@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compiled import kernels
@@ -74,7 +74,6 @@ def plain(value: Any) -> Any:
 @example(b'{"prompt":"\\ud83d\\ude00 \\ud83d"}', True)
 @example(b'{"prompt":' + b"[" * 3000 + b"]" * 3000 + b"}", False)
 @example(b'{"messages":[{"role":"user"},3]}', False)
-@settings(deadline=None)
 def test_a_body_is_read_as_msgspec_reads_it(text: bytes, view: bool) -> None:
     given_ = memoryview(b"##" + text + b"##")[2:-2] if view else text
     for reader, decoder in READERS:

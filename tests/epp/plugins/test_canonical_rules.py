@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import Refused
@@ -14,6 +14,7 @@ from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.openai import OpenAI
 from tests.epp.plugins.conversations import CHAT, WRITERS, dumped
 from tests.epp.plugins.parser_bodies import parsed
+from tests.examples import examples
 
 
 def of_chat(messages: list[dict[str, Any]], **more: object) -> bytes:
@@ -214,7 +215,7 @@ JSON = st.recursive(
 
 
 @given(content=JSON, calls=JSON, tools=JSON, instructions=JSON, bad=st.integers(0, 10_000))
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_any_json_with_any_invalid_byte_is_read_or_refused(
     content: Any, calls: Any, tools: Any, instructions: Any, bad: int
 ) -> None:

@@ -7,17 +7,18 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.prefix.blocks import block_hashes
 from tests.epp.plugins.conversations import BLOCK, WRITERS, Conversation, canonical, common, conversations
 from tests.epp.plugins.parser_bodies import parsed
+from tests.examples import examples
 
 
 @pytest.mark.parametrize("api", WRITERS)
 @given(turns=conversations())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_conversation_that_grows_by_a_turn_keeps_its_blocks(api: str, turns: Conversation) -> None:
     chains = [block_hashes(canonical(api, turns[:end]), BLOCK, 5, 7).tolist() for end in range(2, len(turns) + 1)]
     sizes = [len(canonical(api, turns[:end])) for end in range(2, len(turns) + 1)]
@@ -29,7 +30,7 @@ def test_a_conversation_that_grows_by_a_turn_keeps_its_blocks(api: str, turns: C
 
 @pytest.mark.parametrize("api", WRITERS)
 @given(turns=conversations(), data=st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_conversations_that_differ_share_only_the_blocks_before_the_difference(
     api: str, turns: Conversation, data: st.DataObject
 ) -> None:
@@ -61,7 +62,7 @@ def slashed(text: str) -> str:
 
 @pytest.mark.parametrize("api", ["chat", "responses", "conversations", "anthropic", "completions", "vllm", "sglang"])
 @given(turns=conversations(), rng=st.randoms(use_true_random=False), indent=st.sampled_from([None, 1]))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_the_form_of_the_json_does_not_matter(api: str, turns: Conversation, rng: Any, indent: int | None) -> None:
     parser, path, build = WRITERS[api]
     body = json.loads(build(turns))

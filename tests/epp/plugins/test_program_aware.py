@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision.decision import Usage
@@ -23,6 +23,7 @@ from epp.plugins.fairness.program_aware import jain as index_of
 from epp.plugins.ordering.fcfs import FirstCome
 from tests.contract.waiting import Band, Waits, asking, made
 from tests.epp.plugins.fairness import answer, decision
+from tests.examples import examples
 from tests.fakes import FakeServices, request
 
 
@@ -47,7 +48,7 @@ def naive(flows: Mapping[str, tuple[float, float]], now: float, by_service: floa
     weights=st.sampled_from([(0.8, 0.2), (0.0, 1.0), (1.0, 0.0), (0.3, 0.9)]),
     half_life=st.sampled_from([0.0, 1.0, 60.0]),
 )
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_the_highest_score_goes_next(
     services: list[int], data: st.DataObject, weights: tuple[float, float], half_life: float
 ) -> None:

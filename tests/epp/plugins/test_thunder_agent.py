@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.candidates import Candidates
@@ -19,6 +19,7 @@ from epp.plugins.ordering.fcfs import FirstCome
 from epp.request import DEFAULT_FLOW, Request
 from tests.contract.waiting import Band, Waits, asking, made
 from tests.epp.plugins.calls import PROFILE
+from tests.examples import examples
 from tests.fakes import FakeServices, candidates, request
 
 SIZES = {"capacityTokens": 1000, "bufferTokensPerProgram": 0}
@@ -365,7 +366,7 @@ def test_gauges_show_programs_and_endpoints() -> None:
         max_size=60,
     )
 )
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_the_sums_of_the_endpoints_are_those_of_their_programs(steps: list[tuple[str, int, int, int]]) -> None:
     world = World(endpoints=3, actingHalfLifeSeconds=5, evictionTtlSeconds=20)
     running: list[tuple[Request, Decision]] = []

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision.decision import Usage
@@ -22,6 +22,7 @@ from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from tests.contract.waiting import Band, Waits, asking, made
 from tests.epp.flow.shards import Board, BoardPeers
 from tests.epp.plugins.fairness import Fleet, Tokens, answer, band, jain, names, p95
+from tests.examples import examples
 
 
 @given(
@@ -29,7 +30,7 @@ from tests.epp.plugins.fairness import Fleet, Tokens, answer, band, jain, names,
     weights=st.tuples(*[st.sampled_from([0.5, 1.0, 2.0, 5.0])] * 3),
     quantum=st.sampled_from([1, 100, 512, 5000]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_two_backlogged_flows_stay_within_the_bound_at_every_moment(
     sizes: list[int], weights: tuple[float, ...], quantum: int
 ) -> None:
@@ -259,7 +260,7 @@ class Workers:
     ),
     weights=st.tuples(*[st.sampled_from([0.5, 1.0, 2.0, 5.0])] * 3),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_the_bound_holds_over_workers_wherever_the_flows_wait(
     places: list[tuple[str, int, int]], weights: tuple[float, ...]
 ) -> None:

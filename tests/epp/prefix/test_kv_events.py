@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.prefix.kv_events import (
@@ -20,6 +20,7 @@ from epp.prefix.kv_events import (
     sequence_of,
     topic_parts,
 )
+from tests.examples import examples
 
 encode = msgspec.msgpack.encode
 STORED = ["BlockStored", [11, 12], 10, [1, 2, 3, 4], 2]
@@ -189,7 +190,7 @@ tags = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared"])
 odd_events = st.tuples(tags, st.lists(values, max_size=11)).map(lambda pair: [pair[0], *pair[1]])
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_batch_or_malformed(payload) -> None:
     try:
@@ -199,7 +200,7 @@ def test_any_bytes_are_a_batch_or_malformed(payload) -> None:
     assert batch.malformed >= 0
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(odd_events | values, max_size=4))
 def test_every_event_of_a_list_is_taken_or_counted(events) -> None:
     batch = decode(encode([0.0, events]))

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from epp.errors import ProtocolViolation
@@ -11,6 +11,7 @@ from epp.protocol import codec
 from epp.protocol.codec import Kind
 from epp.protocol.codec.envelope import SUBSET_ENTRIES_MAX
 from epp.protocol.proto import ext_proc_pb2 as pb
+from tests.examples import examples
 
 names = st.text("abcxyzAXZ-", min_size=1, max_size=150)
 values = st.binary(max_size=300)
@@ -87,7 +88,7 @@ def test_a_body_piece_is_found_and_answered_unchanged(body: bytes, last: bool, m
 
 
 @given(st.integers(0, 200_000), st.booleans(), st.booleans())
-@settings(max_examples=30)
+@examples(30)
 def test_large_bodies_are_divided_into_pieces_that_envoy_accepts(size: int, last: bool, request: bool) -> None:
     body = bytes(size)
     which = "request_body" if request else "response_body"
@@ -176,7 +177,7 @@ def test_constant_answers_have_the_right_kind() -> None:
 
 @given(st.binary(max_size=300))
 @example(b"(\x00")  # the field number of a body with the wire type of a scalar
-@settings(max_examples=500)
+@examples(500)
 def test_arbitrary_bytes_are_a_violation_or_a_message(data: bytes) -> None:
     try:
         kind, start, end = codec.split(data)
@@ -190,7 +191,7 @@ def test_arbitrary_bytes_are_a_violation_or_a_message(data: bytes) -> None:
 
 
 @given(st.integers(0, 70_000))
-@settings(max_examples=400)
+@examples(400)
 def test_the_layout_of_a_lone_body_piece_follows_from_the_size_of_its_message(size: int) -> None:
     body = b"x" * size
     message = pb.ProcessingRequest(response_body=pb.HttpBody(body=body)).SerializeToString()

@@ -5,12 +5,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from epp.errors import Cause, Refused
 from epp.protocol import rewrite
 from epp.protocol.rewrite import MODELS_MAX, ModelRestorer, model_spans, with_model
+from tests.examples import examples
 
 names = st.text(min_size=1, max_size=12)
 keys = st.sampled_from(["model", "prompt", "Model", "mode", "modell", "a", "é", '"model"', "\\model"]) | st.text(
@@ -51,7 +52,7 @@ def pairs(body: bytes) -> list[tuple[str, Any]]:
 
 
 @given(written(), names)
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @example((b'{"model":"a","b":{"model":1}}', 1), 'q"\\\n')
 def test_json_reads_the_new_name_and_all_else_unchanged(case: tuple[bytes, int], name: str) -> None:
     body, count = case
@@ -70,7 +71,7 @@ def test_json_reads_the_new_name_and_all_else_unchanged(case: tuple[bytes, int],
 
 
 @given(written(), names)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_no_byte_outside_of_the_values_changes(case: tuple[bytes, int], name: str) -> None:
     body, count = case
     try:
@@ -137,7 +138,7 @@ RESTORED = EVENT.replace(b'"model":"target",', b'"model":"asked",')
 
 
 @given(st.lists(st.integers(0, 3 * len(EVENT)), max_size=8), st.sampled_from([b":", b": "]))
-@settings(max_examples=300)
+@examples(300)
 def test_an_answer_has_the_requested_name_whatever_the_chunk_borders(cuts: list[int], colon: bytes) -> None:
     whole = (EVENT * 3).replace(b'"model":"target",', b'"model"' + colon + b'"target",')
     restorer = ModelRestorer("target", "asked")
@@ -147,7 +148,7 @@ def test_an_answer_has_the_requested_name_whatever_the_chunk_borders(cuts: list[
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=5))
-@settings(max_examples=300)
+@examples(300)
 def test_bytes_without_the_name_pass_unchanged(data: bytes, cuts: list[int]) -> None:
     restorer = ModelRestorer("target", "asked")
     borders = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})

@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.request.model_rewrite import WEIGHT_MAX, Choice, Rewrite, Rule, Rules, Target, compiled
+from tests.examples import examples
 
 MODELS = ("a", "b", "c")
 
@@ -96,7 +97,7 @@ def test_a_target_may_be_listed_twice() -> None:
 
 
 @given(st.lists(st.integers(1, WEIGHT_MAX), min_size=1, max_size=64), st.floats(0.0, 1.0, exclude_max=True))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_the_drawn_number_selects_the_target_by_cumulative_weight(weights: list[int], drawn: float) -> None:
     rules = compiled([rewrite("r", rule(*((str(at), weight) for at, weight in enumerate(weights))))])
     at = int(target(rules, "a", drawn) or -1)
@@ -117,7 +118,7 @@ def test_the_share_of_a_target_is_its_weight_over_the_sum(weights: tuple[int, ..
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=6), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_shares_follow_any_weights(weights: list[int], rng: random.Random) -> None:
     chosen, count = choice(compiled([rewrite("r", rule(*((str(n), w) for n, w in enumerate(weights))))]), "a"), 2_000
     assert chosen is not None
@@ -154,7 +155,7 @@ rewrites_ = st.builds(
 
 
 @given(st.lists(rewrites_, max_size=6))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_compiled_rules_agree_with_a_search_of_all_rules_in_order(rewrites: list[Rewrite]) -> None:
     rules = compiled(rewrites)
     for model in (*MODELS, "other", ""):

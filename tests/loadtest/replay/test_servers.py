@@ -3,7 +3,7 @@
 import functools
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -11,6 +11,7 @@ from loadtest.replay.runs import Run, runs_of
 from loadtest.replay.servers import UNBOUNDED, Cache, Job, Server, Speed, server
 from loadtest.sim.engine import Engine, EngineSettings, JobState
 from loadtest.sim.engine import Job as EngineJob
+from tests.examples import examples
 from tests.loadtest.replay.recordings import blocks, chained, ints
 
 SERIAL = Speed("serial", 0.5, 0.01, 0.1, 0.0, 8192, 2, UNBOUNDED, 0, 0.0)
@@ -141,7 +142,7 @@ def test_a_server_that_dies_forgets_everything() -> None:
     assert run(model)[2, "first"] == 1.3
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(st.tuples(st.floats(0.0, 0.5), st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=25),
     st.sampled_from((1, 3, 1000)),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.sim.engine import (
@@ -15,6 +15,7 @@ from loadtest.sim.engine import (
     QueueFull,
     TooLong,
 )
+from tests.examples import examples
 
 # Powers of two, so that sums of times are exact.
 PLAIN = EngineSettings(
@@ -278,7 +279,7 @@ MOVES = st.lists(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(MOVES)
 def test_random_arrivals_and_departures_keep_all_invariants(
     moves: list[tuple[str, int, int, str | None, bool]],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -17,6 +17,7 @@ from shm.index_capacity import WIDE
 from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter
+from tests.examples import examples
 from tests.shm.memory import region_for
 from tests.waiting import turns, until
 from workers.endpoints import index_state
@@ -186,7 +187,7 @@ def test_a_truncated_or_damaged_snapshot_is_refused_with_the_reason(tmp_path: Pa
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_snapshot_with_any_changed_byte_is_refused(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / SNAPSHOT
     if not path.exists():

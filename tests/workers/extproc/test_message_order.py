@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.candidates import Candidates
@@ -15,6 +15,7 @@ from epp.prefix.match import PrefixMatch, prefix_match
 from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.protocol.stream import ILLEGAL, NEXT, Kind, State, violation
 from epp.request import Request
+from tests.examples import examples
 from tests.pair import Envoy, Pair, bodies, set_headers
 from tests.workers.extproc.streams import BODY, USAGE, Remembers, pair, refusal
 
@@ -117,7 +118,7 @@ ORDER = (
 
 
 @given(st.lists(st.sampled_from(STEPS), max_size=16), st.booleans(), st.booleans(), st.sampled_from([1, 7, 90_000]))
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_answers_keep_their_order_and_a_stream_ends_once_for_any_messages(
     steps: list[str], renamed: bool, one_way: bool, size: int
 ) -> None:

@@ -5,12 +5,13 @@ import json
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision.decision import Decision
 from epp.plugin import NoParams
 from epp.plugins.producers.tokenizer import Tokens
+from tests.examples import examples
 from tests.fakes import candidates
 from tests.pair import set_headers
 from tests.workers.extproc.streams import BODY, USAGE, Denies, Remembers, Waits, pair
@@ -138,7 +139,7 @@ messages = st.sampled_from(
 
 
 @given(st.lists(messages, max_size=14))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_after_any_order_of_messages_nothing_is_held(order: list[str]) -> None:
     p = pair(Remembers())
     envoy = p.open()

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision.decision import Decision
@@ -20,6 +20,7 @@ from epp.plugins.parsers.vllm_http import VllmHttp
 from epp.protocol.inflate import STEP_BYTES
 from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request import Request
+from tests.examples import examples
 from tests.pair import Envoy, Pair, bodies, set_headers
 from tests.workers.extproc.streams import Remembers, Waits, pair, refusal
 
@@ -122,7 +123,7 @@ def test_a_header_that_is_not_trusted_changes_nothing() -> None:
 
 
 @given(st.lists(st.integers(0, 3 * len(EVENT)), max_size=6))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_a_stream_gets_the_clients_model_name_back_for_any_division_into_chunks(cuts: list[int]) -> None:
     envoy, _ = asked(pair(), **{HEADER: "base-v2"})
     whole = EVENT * 3

@@ -4,11 +4,12 @@ import itertools
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision.decision import Usage
 from epp.plugin import NoParams
+from tests.examples import examples
 from tests.pair import bodies, set_headers
 from tests.workers.extproc.streams import BODY, USAGE, Broken, Remembers, pair, refusal
 from workers.extproc.request_phase import SMALL_PIECE, SMALL_PIECES_MAX
@@ -32,7 +33,7 @@ def test_a_request_goes_to_the_shortest_queue_and_its_body_passes_byte_for_byte(
 
 
 @given(st.lists(st.integers(0, 400_000), max_size=6), st.integers(0, 200_000))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_body_passes_byte_for_byte_for_any_division_into_pieces(cuts: list[int], size: int) -> None:
     body = b'{"model":"m","prompt":"' + b"p" * (size + 1) + b'"}'
     envoy = pair().open()

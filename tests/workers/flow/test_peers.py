@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.flow.ports import Elsewhere, Front, Held, Wanted
@@ -13,6 +13,7 @@ from epp.request.flows import FlowKey
 from shm.flow_lanes import FlowLanes, FlowSchema
 from shm.lanes import Lanes
 from shm.remote_lane import RemoteLane, RemoteSchema
+from tests.examples import examples
 from tests.shm.memory import region_for
 from tests.shm.test_flow_lanes import lanes_of
 from workers.flow.peers import FRESH_S, LanePeers
@@ -192,7 +193,7 @@ def test_a_band_keeps_its_place_until_another_band_gets_it(shards: Shards) -> No
 
 
 @given(st.lists(st.dictionaries(st.integers(-3, 3), st.integers(0, 3), max_size=4), max_size=12))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_no_place_ever_belongs_to_two_bands(steps: list) -> None:
     lanes = lanes_of(1)
     schema = FlowSchema(4, 1)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.waiting import elapse, in_virtual_time
 from tests.workers.kube.fake import PODS, POOLS, FakeApi, pod, pool
 from tests.workers.kube.worlds import APPLIED_S, BY_NAME, World, cluster, running, scenario, two_pods
@@ -211,7 +212,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(STEPS)
 def test_the_endpoints_become_those_of_the_pool_whatever_changes_in_any_order(
     steps: list[tuple[str, int, str, float]],

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from workers.kube.election import TIMES, Action, Done, Election, Lease, Read, Wait, Write
 
 ME, OTHER = "pod-a_1", "pod-b_2"
@@ -409,7 +410,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(plans)
 def test_at_most_one_picker_leads_at_any_time_and_exactly_one_after_the_faults_end(plan: Plan) -> None:
     world = World(plan)

@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from tests.examples import examples
 from tests.waiting import elapse, in_virtual_time
 from workers.kube.election import NEVER, TIMES, Election, Lease, Write
 from workers.kube.errors import ApiError, Unreachable
@@ -365,7 +366,7 @@ def test_a_leader_sends_a_request_every_two_seconds_and_a_candidate_only_few() -
     in_virtual_time(scenario)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(seed=st.integers(0, 2**32), lost=st.sampled_from((0.0, 0.1, 0.4)), watched=st.booleans())
 def test_at_most_one_picker_leads_with_lost_answers_killed_pickers_and_outages(
     seed: int, lost: float, watched: bool

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.request.model_rewrite import Rewrite
+from tests.examples import examples
 from tests.reports import Reports
 from workers.kube import object_kinds
 from workers.kube.object_kinds import Found, ModelRewrite, Object, Objective, Once, PoolName, Remark, by_name, merge
@@ -97,7 +98,7 @@ sources = st.lists(st.builds(objective, names, st.integers(-2, 2), st.integers(0
 
 
 @given(sources, sources)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_name_gets_its_priority_from_the_directory_before_the_api_and_from_the_newer_group_before_the_older(
     directory: Sequence[Objective], api: Sequence[Objective]
 ) -> None:

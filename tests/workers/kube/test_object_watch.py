@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.request.model_rewrite import Rule, Target
+from tests.examples import examples
 from tests.reports import Reports
 from tests.waiting import until
 from workers.kube.api import EMPTY
@@ -416,7 +417,7 @@ specs = st.recursive(
     st.text(max_size=8) | st.sampled_from(["a", "a.b"]),
     st.text(max_size=30),
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_object_is_either_read_or_refused_with_a_text(kind: str, spec: Any, name: str, created: str) -> None:
     try:
         found = decode(kind, NEW, json.dumps(item(name, spec, creationTimestamp=created)).encode())

@@ -4,9 +4,10 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.waiting import elapse
 from tests.workers.kube.fake import FakeApi
 from tests.workers.kube.following import AWAY, THINGS, Followed, decode, scenario, things
@@ -231,7 +232,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(STEPS)
 def test_the_known_objects_become_right_whatever_the_server_does_and_no_object_is_removed_that_was_not_deleted(
     steps: list[tuple[str, int, float]],

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from shm.link_table import Links
+from tests.examples import examples
 from tests.workers.kv_events.test_holdings import BLOCK, TOKENS, stored
 from tests.workers.kv_events.test_holdings import World as Blocks
 from workers.endpoints import snapshot_file
@@ -179,7 +180,7 @@ def test_a_foreign_or_damaged_snapshot_is_refused_with_the_reason(
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_snapshot_with_any_changed_byte_is_refused(tmp_path: Path, data: st.DataObject) -> None:
     path, good = tmp_path / SNAPSHOT, tmp_path / "good"
     if not good.exists():

@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from workers.kv_events.stream import (
     BACKLOG_MESSAGES_MAX,
     COOL_DOWN_S,
@@ -299,7 +300,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=400)
+@examples(400)
 @example(["restart at 1", "open", "answer", "miss", "publish", "miss", "publish", "answer"], True)
 @given(steps, st.booleans())
 def test_a_precise_stream_without_a_remark_has_applied_exactly_the_publishers_life(

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.flow_lanes import FlowLanes, FlowSchema
 from shm.segment import Region
+from tests.examples import examples
 from tests.reports import Reports
 from tests.shm.memory import region_for
 from tests.shm.test_flow_lanes import lanes_of
@@ -70,7 +71,7 @@ def test_a_place_is_reused_only_after_a_time_and_only_if_no_request_waits_there(
         st.tuples(st.sets(st.integers(-4, 4)), st.floats(0.0, 10.0), st.sets(st.integers(0, PLACES - 1))), max_size=20
     )
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_place_never_has_two_bands_and_never_changes_its_band_while_requests_wait_there(steps: list) -> None:
     waits: set[int] = set()
     bands = places(lambda place: place not in waits)

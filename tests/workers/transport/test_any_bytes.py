@@ -2,9 +2,10 @@
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.workers.transport.helpers import (
     CONTINUATION,
     DATA,
@@ -58,7 +59,7 @@ WHOLE = run([SCRIPT])
 
 
 @given(st.lists(st.integers(1, len(SCRIPT) - 1), max_size=40))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_division_of_the_same_bytes_into_reads_gives_the_same_events_and_answers(cuts):
     edges = [0, *sorted(set(cuts)), len(SCRIPT)]
     assert run([SCRIPT[a:b] for a, b in itertools.pairwise(edges)]) == WHOLE
@@ -83,7 +84,7 @@ def check_endings(engine: Engine) -> None:
 
 
 @given(st.lists(st.binary(max_size=60), max_size=10))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_garbage_never_raises(chunks):
     engine = Engine()
     engine.open()
@@ -112,7 +113,7 @@ some_frame = st.builds(
 
 
 @given(st.lists(some_frame, max_size=30), st.booleans())
-@settings(max_examples=500, deadline=None)
+@examples(500)
 def test_any_frames_in_any_order_never_raise_and_a_fault_is_a_goaway(frames, echo):
     engine = Engine(Echo if echo else Recorder)
     out = []

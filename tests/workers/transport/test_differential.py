@@ -9,23 +9,21 @@ a message over their limit with different texts. And bytes on their way may be l
 after the server has seen all messages, and its answers are not compared.
 
 A state machine does the same step by step: concurrent streams open, send, half-close and are cancelled in any order.
-
-EPP_DIFFERENTIAL_EXAMPLES sets the number of generated scripts (60). The state machine runs a third as often.
 """
 
-import os
 import queue
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from epp.protocol.proto import ext_proc_pb2 as pb
+from tests.examples import examples
 from tests.pair import Pair
 from tests.workers.extproc.streams import BODY, USAGE, pair
 from tests.workers.transport.sites import WAIT, Site
@@ -34,7 +32,6 @@ from workers.extproc.stream import PATH, open_stream
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.transport.limits import Limits
 
-EXAMPLES = int(os.environ.get("EPP_DIFFERENTIAL_EXAMPLES", "60"))
 BODY_MAX = 200_000
 MESSAGE_MAX = 300_000
 TRANSPORTS = ("native", "grpcio")
@@ -347,10 +344,8 @@ scripts = st.builds(Script, messages, st.sampled_from([HALF_CLOSE, HALF_CLOSE, C
 
 
 @given(st.lists(scripts, min_size=1, max_size=4))
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+@examples(
+    60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 def test_both_transports_answer_any_streams_alike(players: list[Player], played: list[Script]) -> None:
     same(players, *played)
@@ -452,10 +447,9 @@ def test_both_transports_answer_concurrent_streams_alike(players: list[Player]) 
     Machine.players = players
     run_state_machine_as_test(
         Machine,
-        settings=settings(
-            max_examples=max(1, EXAMPLES // 3),
+        settings=examples(
+            20,
             stateful_step_count=12,
-            deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),
     )

@@ -2,9 +2,10 @@
 
 import hpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.modes import interpreted_only
 from workers.transport.headers import (
     REMEMBERED_BLOCKS,
@@ -29,7 +30,7 @@ def as_bytes(headers):
 
 
 @given(st.lists(st.tuples(header_lists, st.booleans(), st.sampled_from([None, 0, 100, 4096])), max_size=8))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_blocks_that_the_library_encodes_are_decoded_the_same(blocks):
     encoder, decoder = hpack.Encoder(), HeaderDecoder(Limits())
     for headers, huffman, size in blocks:
@@ -41,7 +42,7 @@ def test_blocks_that_the_library_encodes_are_decoded_the_same(blocks):
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=5))
-@settings(max_examples=500, deadline=None)
+@examples(500)
 def test_any_bytes_give_the_same_fields_as_the_library_or_fail_like_it(blocks):
     ours, theirs = HeaderDecoder(Limits()), hpack.Decoder()
     for block in blocks:
@@ -128,7 +129,6 @@ def test_metadata_keeps_order_and_repetition_without_pseudo_headers():
 
 
 @given(st.integers(0, 20), st.text(max_size=2000))
-@settings(deadline=None)
 def test_trailers_are_printable_and_bounded_for_any_text(status, text):
     block = trailers_block(status, text)
     assert len(block) < 16_000
@@ -168,7 +168,7 @@ def test_a_request_with_only_a_new_timeout_is_decoded_as_if_it_came_alone(last, 
         assert all(getattr(head, name) == getattr(alone, name) for name in PARTS)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(
         st.tuples(

@@ -4,9 +4,10 @@ import gzip
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.workers.transport.data_frames import BIG, data_frames
 from tests.workers.transport.helpers import DATA, RST, Engine, fields, frame, framed, messages, payload, word
 from workers.transport.limits import MIB, Budget, Limits
@@ -24,7 +25,7 @@ def test_a_long_message_over_many_frames_and_reads_arrives_whole(read):
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.lists(st.integers(1, 30), min_size=1, max_size=30))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_messages_are_found_for_any_division_into_frames(sent, sizes):
     engine = Engine()
     engine.open()

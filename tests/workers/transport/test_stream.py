@@ -2,9 +2,10 @@
 
 import h2.settings
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.workers.transport.data_frames import BIG, data_frames
 from tests.workers.transport.helpers import (
     DATA,
@@ -169,7 +170,7 @@ operations = st.one_of(
 
 
 @given(st.lists(operations, max_size=40))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_the_peers_windows_are_never_overrun_and_everything_arrives_when_they_open(steps):
     """The h2 client raises for DATA beyond one of its windows or above its frame size."""
     engine = Engine(hello=False)

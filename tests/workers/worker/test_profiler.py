@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
+from tests.examples import examples
 from workers.pages.page import PageAnswer, Pause, Request
 from workers.pages.profile import BINARY, COLLAPSED, LEFT_OUT, NANOSECONDS, PPROF, ProfilePage, collapsed, pprof
 from workers.shared.profiles import (
@@ -239,7 +240,7 @@ def test_a_stack_is_cut_off_at_its_outer_end_and_the_number_of_stacks_is_bounded
     assert len(sampler.counts) == STACKS_MAX and sampler.left_out == 6
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.integers(0, 900), st.integers(0, 1 << 32))
 def test_a_profile_of_any_size_fits_and_counts_every_sample(stacks: int, seed: int) -> None:
     rng = random.Random(seed)
