@@ -160,7 +160,8 @@ class Cached:
         self._objects = CACHE / "objects"
         self._objects.mkdir(parents=True, exist_ok=True)
         headers = b"".join(file.read_bytes() for file in sorted(headers_in.rglob("*.h")))
-        named = "\0".join((*target.compiler, *flags, sys.version, _mypy_version(), np.__version__))
+        version = subprocess.run([*target.compiler, "--version"], capture_output=True, text=True, check=True).stdout
+        named = "\0".join((*target.compiler, version, *flags, sys.version, _mypy_version(), np.__version__))
         self._base = hashlib.sha256(named.encode() + headers)
 
     def compiled(self, source: Path) -> Path:
