@@ -1,8 +1,10 @@
 """`epp explain`: explains why a request was sent to its endpoint."""
 
+import time
 import traceback
 import urllib.parse
 from collections.abc import Sequence
+from typing import Final
 
 import click
 import msgspec
@@ -36,6 +38,8 @@ from workers.pages.decisions import decoded, encoded
 from workers.pages.receipts import Opened
 from workers.shared.recording.reader import batches_of
 from workers.shared.recording.unreadable import Unreadable
+
+ALL: Final = 1_000_000  # more decisions than workers remember
 
 
 @click.command("explain", cls=WithArguments)
@@ -169,20 +173,32 @@ def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Expl
 
 
 def _live(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
-    """Returns decisions that workers remember; if they have none on the request, or a time, tenant or endpoint is given, recorded ones."""
-    if wanted.at is not None or wanted.flow or wanted.endpoint:
-        return explain_recorded.explained(port, wanted, count)
-    query = urllib.parse.urlencode({"request_id": wanted.request_id} if wanted.request_id else {"n": count})
-    path = f"/debug/decisions?{query}"
+    """Returns decisions that workers remember or that are recorded: of a time first those of the recording, which says what became of
+    them; else first those of the workers, which are newer. Raises ClickException.
+    """
+    if wanted.at is not None:
+        try:
+            return explain_recorded.explained(port, wanted, count)
+        except click.ClickException:
+            if found := _remembered(port, wanted, count):
+                return found
+            raise
+    found = _remembered(port, wanted, count)
+    if found:
+        return found
+    if wanted == Wanted():
+        raise click.ClickException("no decision was made yet")
+    return explain_recorded.explained(port, wanted, 1 if wanted.request_id else count)
+
+
+def _remembered(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
+    one = {"request_id": wanted.request_id} if wanted.request_id else {}
+    path = f"/debug/decisions?{urllib.parse.urlencode(one or {'n': count if wanted == Wanted() else ALL})}"
     try:
         explanations = decoded(port.page(path))
     except msgspec.MsgspecError as strange:
         raise unusable(port.url + path, str(strange)) from strange
-    if not explanations and wanted.request_id:
-        return explain_recorded.explained(port, wanted, 1)
-    if not explanations:
-        raise click.ClickException("no decision was made yet")
-    return explanations
+    return wanted.remembered(explanations, time.time())[:count]
 
 
 def _config(path: str, allow_experimental: bool, plugin_path: str) -> EffectiveConfig:

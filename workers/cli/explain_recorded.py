@@ -1,4 +1,4 @@
-"""Finds decisions in the small recording that a running picker keeps, for `epp explain`: by request id, time, tenant or endpoint.
+"""Finds decisions by request id, time, tenant or endpoint for `epp explain`: in what workers remember, and in the small recording.
 
 The picker says where its files are, and by which number they name a tenant. This command reads them itself, so it must run beside the
 picker and as its user.
@@ -10,7 +10,7 @@ import heapq
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import click
@@ -40,6 +40,20 @@ class Wanted(NamedTuple):
     at: float | None = None
     flow: str = ""
     endpoint: str = ""
+
+    def remembered(self, decisions: Sequence[Explanation], now: float) -> list[Explanation]:
+        """Returns those of the decisions that workers remember which are wanted, the best first. `now`: seconds since the epoch."""
+        wanted = [each for each in decisions if self._fits(each)]
+        if self.at is None:
+            return wanted
+        ago = now - self.at
+        return sorted(wanted, key=lambda each: abs(each.ago_s - ago))
+
+    def _fits(self, decision: Explanation) -> bool:
+        if self.flow and decision.flow != self.flow:
+            return False
+        names = {one.endpoint for run in decision.profiles for one in run.candidates if one.address in decision.targets}
+        return not self.endpoint or self.endpoint in (*decision.targets, *names)
 
     def __str__(self) -> str:
         parts = [f"of flow {self.flow}" if self.flow else "", f"at {self.endpoint}" if self.endpoint else ""]

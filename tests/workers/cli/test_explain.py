@@ -165,11 +165,12 @@ def test_flags_that_do_not_fit_together_are_a_usage_error(args: tuple[str, ...])
 
 class Page(http.server.BaseHTTPRequestHandler):
     answer = (200, b'{"decisions":[]}\n')
+    recorded = b'{"folder":"","why":"--record-dir is none"}\n'
     paths: list[str] = []  # noqa: RUF012
 
     def do_GET(self) -> None:
         self.paths.append(self.path)
-        status, body = self.answer
+        status, body = (200, self.recorded) if "/recorded" in self.path else self.answer
         self.send_response(status)
         self.end_headers()
         self.wfile.write(body)
@@ -196,6 +197,20 @@ def test_a_running_picker_returns_the_newest_decision_or_that_of_one_request(
     assert "picks b" in run(f"--url={picker}", "--last").output
     assert "picks b" in run(f"--url={picker}", "--request-id=a b").output
     assert Page.paths == ["/debug/decisions?n=1", "/debug/decisions?request_id=a+b"]
+
+
+@pytest.mark.parametrize(
+    "options", [("--at=10m",), ("--flow=default-flow",), ("--endpoint=b",), ("--at=1s", "--endpoint=b")]
+)
+def test_what_is_not_recorded_is_looked_for_in_what_workers_remember(
+    picker: str, files: tuple[str, str], options: tuple[str, ...]
+) -> None:
+    Page.answer = (200, run(*files, "--json").output.encode())
+    result = run(f"--url={picker}", *options)
+    assert "picks b" in result.output
+    missing = run(f"--url={picker}", *options, "--endpoint=elsewhere")
+    assert missing.exit_code == 1
+    assert "no worker remembers a decision" in missing.output and "--record-dir is none" in missing.output
 
 
 @pytest.mark.parametrize(
