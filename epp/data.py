@@ -69,6 +69,7 @@ class Datum(Key[T]):
 # Values that model servers report. Extractors write them. Plugins declare those that they read.
 # Units: requests, except that KV_USAGE is a ratio from 0 to 1, CACHE_BLOCK_SIZE and CACHE_TOKENS are in tokens, CACHE_NUM_BLOCKS in
 # blocks, MAX_LORA in adapters. CACHE_BLOCK_SIZE: prefixes are found in multiples of it. CACHE_TOKENS: how much the KV cache holds.
+# CACHE_RANKS: how many data-parallel ranks, each with a KV cache of its own, a server runs behind one address.
 WAITING: Final = Column("waiting_requests", int)
 RUNNING: Final = Column("running_requests", int)
 KV_USAGE: Final = Column("kv_cache_usage", float)
@@ -76,6 +77,7 @@ MAX_LORA: Final = Column("max_lora", int, worst="low", absent=0.0)
 CACHE_BLOCK_SIZE: Final = Column("cache_block_size", int, worst="low")
 CACHE_NUM_BLOCKS: Final = Column("cache_num_blocks", int, worst="low")
 CACHE_TOKENS: Final = Column("cache_tokens", int, worst="low")
+CACHE_RANKS: Final = Column("cache_ranks", int, absent=1.0)
 ACTIVE_MODELS: Column[frozenset[str]] = Column("active_models", frozenset)
 WAITING_MODELS: Column[frozenset[str]] = Column("waiting_models", frozenset)
 # Load in flight, from the decision to the end of the response. Workers count it; a read at decision time sums over all of them.

@@ -85,6 +85,7 @@ def situation() -> Candidates:
         "max_lora",
         "cache_block_size",
         "cache_num_blocks",
+        "cache_ranks",
         "cache_tokens",
     )
     models = [frozenset(("m",)), frozenset(("a",)), frozenset[str]()]

@@ -78,6 +78,7 @@ def situations(draw: st.DrawFn) -> Candidates:
         "max_lora",
         "cache_block_size",
         "cache_num_blocks",
+        "cache_ranks",
         "cache_tokens",
     )
     made = candidates(

@@ -11,6 +11,7 @@ from epp.data import (
     ACTIVE_MODELS,
     CACHE_BLOCK_SIZE,
     CACHE_NUM_BLOCKS,
+    CACHE_RANKS,
     CACHE_TOKENS,
     KV_USAGE,
     MAX_LORA,
@@ -218,6 +219,7 @@ def _cache(engine: Engine, place: Mapping[str, int]) -> Cache | None:
         place.get(_SIZES[0], -1) if size else -1,
         place.get(_SIZES[1], -1) if number else -1,
         place.get(CACHE_TOKENS.name, -1),
+        place.get(CACHE_RANKS.name, -1),
     )
     return Cache(engine.cache_info, (size, number), places) if max(places) >= 0 else None
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Final
 
-from epp.plugins.extractors._ranks import APART
+from epp.plugins.extractors._ranks import APART, RANK_LABELS
 from epp.protocol.exposition import Finder, Malformed, Selector, labels_of
 
 COUNT_MAX: Final = 2.0**53  # the endpoint table stores counts exactly up to this number
@@ -28,9 +28,9 @@ class Cache:
 
     __slots__ = ("_count_label", "_counts", "_finder", "_lines", "_places", "_problems", "_size_label")
 
-    def __init__(self, selector: Selector, labels: tuple[bytes, bytes], places: tuple[int, int, int]) -> None:
-        """`labels`: of block size and number of blocks; empty: not read. `places`: of block size, number of blocks and tokens among the
-        values; -1: not wanted.
+    def __init__(self, selector: Selector, labels: tuple[bytes, bytes], places: tuple[int, int, int, int]) -> None:
+        """`labels`: of block size and number of blocks; empty: not read. `places`: of block size, number of blocks, tokens and ranks among
+        the values; -1: not wanted.
         """
         self._finder = Finder(selector)
         self._size_label, self._count_label = labels
@@ -74,6 +74,7 @@ class Cache:
             max((rank[2] for rank in ranks), default=-1.0),
             sum(counts) if counts else -1.0,
             sum(tokens) if tokens else -1.0,
+            float(len({rank[:RANK_LABELS] for rank in by_rank})) if by_rank else -1.0,
         )
         self._counts = [
             (place, min(value, COUNT_MAX))

@@ -18,6 +18,7 @@ from epp.data import (
     ACTIVE_MODELS,
     CACHE_BLOCK_SIZE,
     CACHE_NUM_BLOCKS,
+    CACHE_RANKS,
     CACHE_TOKENS,
     KV_USAGE,
     MAX_LORA,
@@ -34,7 +35,7 @@ from epp.protocol.exposition import Selector, parse_selector
 LEGACY_ENGINE_LABEL = "inference.networking.k8s.io/engine-type"
 __all__ = ["CoreMetricsExtractor", "ExtractError", "Extracted", "Extraction"]
 
-CORE = (WAITING, RUNNING, KV_USAGE, MAX_LORA, CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, CACHE_TOKENS)
+CORE = (WAITING, RUNNING, KV_USAGE, MAX_LORA, CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, CACHE_TOKENS, CACHE_RANKS)
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 

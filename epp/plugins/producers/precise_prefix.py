@@ -2,16 +2,17 @@
 
 The model servers publish their KV events. The kv-events process follows them and keeps an index of the blocks that each endpoint holds.
 `produce` looks up the prompt's tokens in that index, for the endpoints whose event stream has no gap (the precise ones). Other endpoints
-get the match of the approximate producer. So a lost stream costs precision but no affinity. If there are no tokens, because no token
-producer has emitted any, all endpoints get the approximate match, with the reason that the token producer gives.
+get the match of the approximate producer. So a lost stream costs precision but no affinity. A server with several data-parallel ranks
+behind one address is not precise either: each rank has a cache of its own, and a request may reach any of them. If there are no tokens,
+because no token producer has emitted any, all endpoints get the approximate match, with the reason that the token producer gives.
 """
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from epp.candidates import Candidates, Scores
-from epp.data import Datum
+from epp.candidates import Candidates, Floats, Scores, Snapshot
+from epp.data import CACHE_RANKS, Datum
 from epp.decision.decision import Decision
 from epp.endpoints.server_blocks import ServerBlocks, server_blocks
 from epp.metrics import Metric, buckets
@@ -87,7 +88,7 @@ class _Precise(DataProducer, PreRequest):
         self._match = prefix_match(name)
         self._approximate = prefix_match(APPROXIMATE)
         self._keys: Datum[Keys] = Datum(f"held_keys/{name}", dict)
-        self.consumes = (TOKENS, self._approximate)
+        self.consumes = (TOKENS, self._approximate, CACHE_RANKS)
         self.optional = (NO_TOKENS,)
         self.produces = (self._match,)
         self.keeps = (self._keys,)
@@ -98,6 +99,8 @@ class _Precise(DataProducer, PreRequest):
         self._roots: dict[tuple[str, int], int] = {}
         # The latest arguments of `_blocks`, and its result.
         self._seen: tuple[HeldView, ServerBlocks, ServerBlocks] | None = None
+        # The latest arguments of `_of_one_cache`, and its result.
+        self._viewed: tuple[HeldView, Floats, HeldView] | None = None
         self._held: HeldBlocks
         self._secret: int
 
@@ -111,7 +114,7 @@ class _Precise(DataProducer, PreRequest):
 
     def produce(self, request: Request, candidates: Candidates) -> None:
         approximate, tokenized = request[self._approximate], request[TOKENS]
-        view = self._held.view(candidates.snapshot.roster, request.now)
+        view = self._view(candidates.snapshot, request.now)
         without = request[NO_TOKENS]  # also with estimated tokens, which no server's events have
         prompts = (
             [p for p in tokenized.prompts[:PROMPTS_MAX] if p.token_ids is not None]
@@ -178,11 +181,22 @@ class _Precise(DataProducer, PreRequest):
             thousandths += np.array(weighted) * size
             if self._counts:
                 self._count(blocks)
+        if not view.precise.all():
+            held, thousandths = held * view.precise, thousandths * view.precise
         unit, tokens = view.sizes[0], _length(prompt)
         found = held // unit if held.any() else None
         return PrefixMatch(
             found, chains[unit][-1], unit, tokens or 1, servers=servers, held=held, weighted=thousandths / WEIGHT_ONE
         )
+
+    def _view(self, snapshot: Snapshot, now: float) -> HeldView:
+        view, ranks = self._held.view(snapshot.roster, now), snapshot.values.get(CACHE_RANKS.name)
+        if ranks is None:
+            return view
+        viewed = self._viewed
+        if viewed is None or viewed[0] is not view or viewed[1] is not ranks:
+            viewed = self._viewed = view, ranks, _of_one_cache(view, ranks)
+        return viewed[2]
 
     def _blocks(self, view: HeldView, servers: ServerBlocks) -> ServerBlocks:
         """Returns the blocks of which the servers reuse whole ones: those of their metrics, and those of their events."""
@@ -212,6 +226,20 @@ class _Precise(DataProducer, PreRequest):
                 self._roots.clear()
             start = self._roots[key] = held_root(adapter, size, self._secret)
         return start
+
+
+def _of_one_cache(view: HeldView, ranks: Floats) -> HeldView:
+    """Returns the view in which only servers with one cache are precise. `ranks`: how many caches each has; NaN: not known."""
+    several = view.precise & (ranks > 1.0)
+    if not several.any():
+        return view
+    precise = view.precise & ~several
+    sizes = {size for size, kept in zip(view.block_tokens, precise.tolist(), strict=True) if kept}
+    why = [
+        f"{int(count)} data-parallel ranks share the address, each with a cache of its own" if of_several else reason
+        for reason, of_several, count in zip(view.why, several.tolist(), ranks.tolist(), strict=True)
+    ]
+    return view._replace(sizes=tuple(size for size in view.sizes if size in sizes), precise=precise, why=why)
 
 
 def _length(prompt: PromptTokens) -> int:

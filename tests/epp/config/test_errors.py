@@ -209,7 +209,7 @@ def test_contract_errors_name_both_plugins_at_the_place_of_the_reader() -> None:
         f"c.yaml:2:3: error[type-clash]: 'reader' (type ReadsLengthAsText, {HERE}) reads 'length' as str, "
         f"but 'maker' (type MakesLength, {HERE}) produces it as int",
         f"c.yaml:4:3: error[no-producer]: 'hot' (type ReadsHeat, {HERE}) reads 'heat', which no extractor of this configuration produces "
-        "(known: active_models, cache_block_size, cache_num_blocks, cache_tokens, kv_cache_usage, max_lora, "
+        "(known: active_models, cache_block_size, cache_num_blocks, cache_ranks, cache_tokens, kv_cache_usage, max_lora, "
         "running_requests, waiting_models, waiting_requests)",
     ]
 

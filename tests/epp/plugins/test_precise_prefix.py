@@ -1,5 +1,7 @@
 """The precise prefix producer: precise where endpoints say what they hold, approximate for the others."""
 
+import math
+
 import msgspec
 import numpy as np
 import pytest
@@ -67,6 +69,25 @@ def test_blocks_are_counted_from_the_first_one_and_weighted_by_tier() -> None:
     assert (match.blocks.tolist(), match.total) == ([10, 10], 10)
     assert (match.cached.tolist(), match.counted.tolist()) == ([160, 160], [160, 128])
     assert list(match.why) == ["", ""]
+
+
+def test_a_server_with_several_ranks_behind_one_address_is_matched_approximately_and_says_why() -> None:
+    world = World(16, 16, 16)
+    world.candidates = candidates({"waiting_requests": [0, 0, 0], "cache_ranks": [1, 2, math.nan]})
+    for row in range(3):
+        world.hold(row, keys(16))
+    match = world.match(approximate=[0, 2, 0])
+    assert match.blocks.tolist() == [10, 8, 10]
+    assert list(match.why) == ["", "2 data-parallel ranks share the address, each with a cache of its own", ""]
+    assert world.match().blocks.tolist() == [10, 0, 10]
+
+
+def test_a_pool_in_which_every_server_has_several_ranks_is_matched_approximately() -> None:
+    world = World(16, 16)
+    world.candidates = candidates({"waiting_requests": [0, 0], "cache_ranks": [2, 2]})
+    world.hold(0, keys(16))
+    assert world.match(approximate=[0, 2]).blocks.tolist() == [0, 2]
+    assert world.match().blocks is None
 
 
 def test_an_endpoint_that_holds_the_whole_prompt_computes_its_last_block() -> None:

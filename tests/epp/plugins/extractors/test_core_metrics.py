@@ -9,6 +9,7 @@ from epp.data import (
     ACTIVE_MODELS,
     CACHE_BLOCK_SIZE,
     CACHE_NUM_BLOCKS,
+    CACHE_RANKS,
     CACHE_TOKENS,
     KV_USAGE,
     MAX_LORA,
@@ -73,15 +74,17 @@ def vllm(wanted: tuple[Column, ...] = WANTED) -> Extraction:
     [
         ("vllm", VLLM, "all"),
         ("sglang", SGLANG, "no lora"),
-        ("trtllm-serve", TRTLLM, "no lora"),
-        ("triton-tensorrt-llm", TRITON_TRTLLM, "no lora"),
+        ("trtllm-serve", TRTLLM, "no lora and ranks"),
+        ("triton-tensorrt-llm", TRITON_TRTLLM, "no lora and ranks"),
         ("triton", TRITON, "queues"),
     ],
 )
 def test_each_engines_page_yields_the_columns_that_it_reports(engine: str, page: bytes, columns: str) -> None:
     values = {WAITING: 3.0, RUNNING: 7.0, KV_USAGE: 0.25, MAX_LORA: 4.0}
-    values |= {CACHE_BLOCK_SIZE: 16.0, CACHE_NUM_BLOCKS: 20000.0, CACHE_TOKENS: 320000.0}
-    absent = {"all": (), "no lora": (MAX_LORA,), "queues": CORE[2:]}[columns]
+    values |= {CACHE_BLOCK_SIZE: 16.0, CACHE_NUM_BLOCKS: 20000.0, CACHE_TOKENS: 320000.0, CACHE_RANKS: 1.0}
+    absent = {"all": (), "no lora": (MAX_LORA,), "no lora and ranks": (MAX_LORA, CACHE_RANKS), "queues": CORE[2:]}[
+        columns
+    ]
     reader = extractor().extraction({"llm-d.ai/engine-type": engine}, WANTED)
     for _ in range(2):
         got = reader.extract(page)
@@ -267,7 +270,7 @@ def test_adapters_and_cache_configuration_may_be_absent_and_come_back(family: by
 def test_an_engine_that_does_not_know_its_cache_size_yet_makes_the_column_absent() -> None:
     page = VLLM.replace(b'num_gpu_blocks="20000"', b'num_gpu_blocks="None"')
     got = vllm().extract(page)
-    assert got.present == 0b0011111
+    assert got.present == 0b10011111
 
 
 @pytest.mark.parametrize(

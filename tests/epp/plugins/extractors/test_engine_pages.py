@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from epp.data import ACTIVE_MODELS, KV_USAGE, MAX_LORA, RUNNING, WAITING, WAITING_MODELS, Column
+from epp.data import ACTIVE_MODELS, CACHE_TOKENS, KV_USAGE, MAX_LORA, RUNNING, WAITING, WAITING_MODELS, Column
 from epp.plugins.extractors.core_metrics import BUILT_IN, CORE, CoreMetricsExtractor, Extracted, ExtractError, Mapped
 
 FOLDER = Path(__file__).with_name("pages")
@@ -49,6 +49,7 @@ def test_an_idle_server() -> None:
         "cache_block_size": 128.0,
         "cache_num_blocks": 4096.0,
         "cache_tokens": 524288.0,
+        "cache_ranks": 1.0,
     }
     assert not found.problems
 
@@ -62,6 +63,7 @@ def test_all_data_parallel_ranks_count() -> None:
         "cache_block_size": 32.0,
         "cache_num_blocks": 1600.0,
         "cache_tokens": 2 * 12800.0,
+        "cache_ranks": 2.0,
     }
 
 
@@ -213,7 +215,7 @@ def test_the_blocks_of_all_ranks_are_added_up(engine: str, text: bytes, blocks: 
     for parts in (ranks, ranks[::-1]):
         found = known(read(b"other 1\n".join(parts), engine))
         assert (found["cache_num_blocks"], found["cache_tokens"]) == (blocks, tokens)
-        only_tokens = CORE[-1:]
+        only_tokens = (CACHE_TOKENS,)
         assert known(read(b"".join(parts), engine, only_tokens), only_tokens) == {"cache_tokens": tokens}
 
 
