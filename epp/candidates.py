@@ -14,7 +14,7 @@ Staleness alone never removes an endpoint. `without_down` removes endpoints that
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,16 @@ class Roster:
         self.blocks: object = None
 
 
+class Age(NamedTuple):
+    """How old the values of a snapshot are (`ages` of `Snapshot`), and how much each therefore counts (`weights`)."""
+
+    seconds: Floats | None = None
+    weights: Floats | None = None
+
+
+NO_AGE: Final = Age()
+
+
 class Snapshot:
     """Holds a roster and the values scraped from its endpoints, as of one epoch of the endpoint table. Arrays have the shape (endpoints,).
 
@@ -128,8 +138,7 @@ class Snapshot:
         down: Mask,
         inflight_at_scrape: Floats,
         names: Mapping[str, Sequence[frozenset[str]]] | None = None,
-        ages: Floats | None = None,
-        weights: Floats | None = None,
+        age: Age = NO_AGE,
         ejected: Mask | None = None,
         failing: Floats | None = None,
     ) -> None:
@@ -143,9 +152,9 @@ class Snapshot:
         self.down = down
         self.all_fresh = bool(fresh.all())
         self.any_down = bool(down.any())
-        self.ages = ages
+        self.ages = age.seconds
         self.counted_at_scrape = inflight_at_scrape
-        self.weights = weights
+        self.weights = age.weights
         self.ejected = ejected
         self.failing = failing
         # The more a scrape has faded, the more of the requests in flight count as sent since that scrape.

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from epp.candidates import Candidates, Endpoint, Roster, Snapshot
+from epp.candidates import Age, Candidates, Endpoint, Roster, Snapshot
 from epp.learning.local import LocalLearning
 from epp.metrics import Metric
 from epp.plugin import Filter, Hashes, HeldBlocks, HttpAnswer, Plugin, Prefills, Profile, Scorer, Services
@@ -75,8 +75,10 @@ def snapshot(
             inflight_at_scrape if inflight_at_scrape is not None else [0.0] * size, dtype=np.float64
         ),
         names=names,
-        ages=None if ages is None else np.array(ages, dtype=np.float64),
-        weights=None if weights is None else np.array(weights, dtype=np.float64),
+        age=Age(
+            None if ages is None else np.array(ages, dtype=np.float64),
+            None if weights is None else np.array(weights, dtype=np.float64),
+        ),
     )
 
 
@@ -102,8 +104,8 @@ def request(prompt: bytes = b"", **fields: object) -> Request:
         headers={},
         now=0.0,
         model=str(fields.pop("model", "m")),
-        prompt=Prompt(lambda: prompt),
     )
+    parsed.prompt = Prompt(lambda: prompt)
     for name, value in fields.items():
         setattr(parsed, name, value)
     return parsed

@@ -112,6 +112,7 @@ FORKERS = (  # modules that run in the parent; it imports the last one in a func
 NOT_BEFORE_A_FORK = frozenset({"asyncio", "uvloop", "grpc", "threading", "multiprocessing", "concurrent", "aiohttp"})
 
 MODULE_LINES_MAX, CLASS_LINES_MAX, FUNCTION_LINES_MAX = 500, 350, 60
+PARAMETERS_MAX = 10  # of a constructor
 ANY_SIZE = ("epp.protocol.proto", "epp.config.schema")  # generated, and one table
 
 NEIGHBOURS = re.compile(r"^May import: (.+?)\. Imported by: (.+)\.$", re.MULTILINE)
@@ -395,3 +396,17 @@ def size_violations(module: str, source: str) -> list[str]:
                     f"{module}: {kind} {node.name} has {lines} lines, and at most {most} are allowed: divide it"
                 )
     return messages
+
+
+def constructor_violations(module: str, source: str) -> Iterator[str]:
+    """Yields a message for each constructor that takes too many values."""
+    for node in ast.walk(parsed(source)):
+        for method in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                taken = method.args
+                count = len([*taken.posonlyargs, *taken.args, *taken.kwonlyargs]) - 1
+                if count > PARAMETERS_MAX:
+                    yield (
+                        f"{module}: the constructor of {node.name} has {count} parameters, and at most {PARAMETERS_MAX} "
+                        "are allowed: put those that belong together into a value with a name"
+                    )

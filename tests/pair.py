@@ -27,7 +27,7 @@ from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
 from workers.endpoints.outliers import KINDS, OUTCOMES
 from workers.extproc.answer_counts import AnswerCounts
-from workers.extproc.app import App, Guards
+from workers.extproc.app import App, Guards, Times
 from workers.extproc.pipelines import Pipelines
 from workers.extproc.stream import PATH, open_stream
 from workers.process.layout import series_schema_of
@@ -141,10 +141,8 @@ class Pair:
                 deciding=Deciding(self.deciding, self.deadly, self.tried, headers=reads),
                 on_fault=self.faults.append,
             ),
-            clock=self.clock,
-            now=lambda: self.clock.now,
-            soon=lambda call, *args: self.turns.append(partial(call, *args)),
-            rng=random.Random(1),
+            Times(self.clock, lambda: self.clock.now, lambda call, *args: self.turns.append(partial(call, *args))),
+            random.Random(1),
         )
 
     @property

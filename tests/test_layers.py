@@ -17,10 +17,12 @@ from tests.layers import (
     MODULE_LINES_MAX,
     MODULES,
     PACKAGES,
+    PARAMETERS_MAX,
     PICKER,
     ROOT,
     WORKERS,
     WORKERS_ENTRIES_MAX,
+    constructor_violations,
     cycle_violations,
     docstring_violations,
     entry_violations,
@@ -308,3 +310,18 @@ def test_modules_of_tests_have_the_same_size_limits() -> None:
 @pytest.mark.parametrize("module", ["epp.protocol.proto.ext_proc_pb2", "epp.config.schema"])
 def test_generated_code_may_have_any_size(module: str) -> None:
     assert size_violations(module, lines(10 * MODULE_LINES_MAX, "")) == []
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_a_constructor_takes_few_values(module: str) -> None:
+    assert list(constructor_violations(module, MODULES[module].read_text())) == []
+
+
+def test_a_planted_constructor_is_reported_with_its_number_of_parameters() -> None:
+    def class_(count: int) -> str:
+        names = [f"p{number}" for number in range(count)]
+        return f"class A:\n    def __init__(self, {', '.join(names[:2])}, *, {', '.join(names[2:])}): ..."
+
+    assert list(constructor_violations("epp.a", class_(PARAMETERS_MAX))) == []
+    (message,) = constructor_violations("epp.a", class_(PARAMETERS_MAX + 1))
+    assert message.startswith("epp.a: the constructor of A has 11 parameters, and at most 10 are allowed: put those")

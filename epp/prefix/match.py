@@ -94,13 +94,11 @@ class PrefixMatch:
         held: Floats | None = None,
         weighted: Floats | None = None,
         prompts: int = 1,
-        most: float = -1.0,
         why: Sequence[str] = (),
         under_way: Sequence[Prefill] = (),
     ) -> None:
         """`servers`: the blocks of the servers; None: not known. `held`: the tokens that each endpoint holds, if they are not whole
-        blocks of `block_tokens`. `weighted`: the same, each token by the weight of its tier. `most`: what `most` returns; below 0: it
-        follows from the others.
+        blocks of `block_tokens`. `weighted`: the same, each token by the weight of its tier.
         """
         self.blocks = blocks
         self.hashes = hashes
@@ -112,7 +110,7 @@ class PrefixMatch:
         self.under_way = under_way
         self.cached: Floats | None = None
         self.counted: Floats | None = None
-        self._most = most
+        self._most = -1.0  # what `most` returns; below 0: it follows from the others
         self._held = held
         self._servers = servers
         if blocks is not None:
@@ -161,9 +159,9 @@ class PrefixMatch:
         """Returns the same match with `why`: per endpoint, why the match is not precise."""
         same = PrefixMatch(
             None, self.hashes, self.block_tokens, self.tokens, servers=self._servers, held=self._held, prompts=self.prompts,
-            most=self.most(), why=why, under_way=self.under_way,
+            why=why, under_way=self.under_way,
         )  # fmt: skip
-        same.blocks, same.cached, same.counted = self.blocks, self.cached, self.counted
+        same.blocks, same.cached, same.counted, same._most = self.blocks, self.cached, self.counted, self.most()
         return same
 
 
@@ -178,7 +176,8 @@ def joined(matches: Sequence[PrefixMatch]) -> PrefixMatch:
     hashes = np.concatenate([match.hashes for match in matches])
     tokens = sum([match.tokens for match in matches])
     most = sum([match.most() for match in matches])
-    both = PrefixMatch(None, hashes, matches[0].block_tokens, tokens, prompts=len(matches), most=most)
+    both = PrefixMatch(None, hashes, matches[0].block_tokens, tokens, prompts=len(matches))
+    both._most = most
     both.blocks = _sum([match.blocks for match in matches])
     both.cached = _sum([match.cached for match in matches])
     both.counted = _sum([match.counted for match in matches])

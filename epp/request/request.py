@@ -146,10 +146,6 @@ class Request:
         headers: Mapping[str, str],
         now: float,
         model: str = "",
-        prompt: Prompt = EMPTY_PROMPT,
-        streaming: bool = False,
-        max_tokens: int | None = None,
-        cache_salt: str = "",
         body_bytes: int = 0,
         subset: Subset | None = None,
         fairness_id: str = DEFAULT_FLOW,
@@ -162,11 +158,11 @@ class Request:
         self.arrived_at = self.now = now
         self.model = model
         self.target_model = model
-        self.prompt = prompt
-        self.streaming = streaming
-        self.max_tokens = max_tokens
+        self.prompt = EMPTY_PROMPT
+        self.streaming = False
+        self.max_tokens: int | None = None
         self.extent: Extent | None = None
-        self.cache_salt = cache_salt
+        self.cache_salt = ""
         self.body_bytes = body_bytes
         self.subset = subset
         self.fairness_id = fairness_id

@@ -377,14 +377,13 @@ def request_of(asked: Asked, number: int, now: float) -> Request:
         headers=headers_of(asked),
         now=now,
         model=asked.model,
-        streaming=asked.streaming,
-        max_tokens=asked.max_tokens,
         body_bytes=asked.body_bytes,
         fairness_id=f"{asked.flow:016x}" if asked.flow else DEFAULT_FLOW,
         priority=asked.priority,
         ttl_s=asked.ttl_s,
-        prompt=Prompt(lambda: prompt_text(asked, number)),
     )
+    request.prompt = Prompt(lambda: prompt_text(asked, number))
+    request.streaming, request.max_tokens = asked.streaming, asked.max_tokens
     if asked.target_model:
         request.target_model = asked.target_model
     return request

@@ -151,9 +151,10 @@ class FlowFleet:
     def _arrive(self, call: Call, number: int) -> None:
         kind, now = call.kind, self._clock.now
         request = Request(
-            id=str(number), path="/", headers={}, now=now, max_tokens=call.tokens, body_bytes=BODY_BYTES,
+            id=str(number), path="/", headers={}, now=now, body_bytes=BODY_BYTES,
             fairness_id=kind.tenant or "default", priority=PRIORITIES.get(kind.objective, 0),
         )  # fmt: skip
+        request.max_tokens = call.tokens
         shard = self._rng.randrange(len(self.shards))
         waiter = Waiter(call, shard, FlowKey(request.fairness_id, request.priority), request)
         waiter.caller = Caller(self.shards[shard], waiter)

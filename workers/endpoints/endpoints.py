@@ -20,7 +20,7 @@ What this does not do: find endpoints, or decide when values are stale (`freshne
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from epp.data import Column
 from epp.plugins.extractors._pages import Extracted
@@ -60,6 +60,28 @@ class Extractions(Protocol):
     def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]], pod: str = "") -> PageReader: ...
 
 
+class Reading(NamedTuple):
+    """How the endpoints' pages are read.
+
+    `wanted`: the columns to read. `fresh_for_s`: how long values count as fresh. `address(spec)` returns host and port of an endpoint's
+    metrics page. `further`: the data sources beside the first one.
+    """
+
+    extractor: Extractions
+    wanted: Sequence[Column[Any]]
+    fresh_for_s: float
+    address: Callable[[EndpointSpec], tuple[str, int]] = lambda spec: (spec.host, spec.port)
+    further: Sequence[FurtherPages] = ()
+
+
+class Indexed(NamedTuple):
+    """What the prefix index knows of endpoints. `remembered`: the owner ids of the index snapshot."""
+
+    owners: Owners
+    limits: IndexLimits | None = None
+    remembered: Mapping[Identity, int] | None = None
+
+
 class EndpointTable:
     """Keeps all endpoints, their rows in the table, and the documents about them. Call `start` first, then `apply`."""
 
@@ -69,47 +91,36 @@ class EndpointTable:
         *,
         table: TableWriter,
         documents: DocumentWriter,
-        owners: Owners,
+        index: Indexed,
+        reading: Reading,
         slot_inflight: Callable[[int], int],
-        extractor: Extractions,
-        wanted: Sequence[Column[Any]],
-        fresh_for_s: float,
         report: Callable[..., None],
         log: EndpointLog,
-        limits: IndexLimits | None = None,
-        remembered: Mapping[Identity, int] | None = None,
         ejections: Ejections | None = None,
-        address: Callable[[EndpointSpec], tuple[str, int]] = lambda spec: (spec.host, spec.port),
-        further: Sequence[FurtherPages] = (),
     ) -> None:
-        """`slot_inflight(slot)` returns the number of requests in flight at a slot. `remembered`: the owner ids of the index snapshot.
-
-        `address(spec)` returns host and port of an endpoint's metrics page. `further`: the data sources beside the first one.
-        """
-        numeric = tuple(column.name for column in wanted if column.type is not frozenset)
+        """`slot_inflight(slot)` returns the number of requests in flight at a slot."""
+        numeric = tuple(column.name for column in reading.wanted if column.type is not frozenset)
         assert len(numeric) == len(table.schema.columns), (numeric, table.schema.columns)
         self._loop = loop
         self._table = table
         self._documents = Published(documents, report)
-        self._owners = owners
+        self._owners = index.owners
         self._slot_inflight = slot_inflight
-        self._extractor = extractor
-        self._wanted = tuple(wanted)
+        self._reading = reading
         self._report = report
         self._log = log
-        self._limits = limits
+        self._limits = index.limits
         self._ejections = ejections or Ejections.of_none(table.schema.slots)
         self._by_slot: dict[int, Member] = {}
-        self._remembered = dict(remembered or {})
+        self._remembered = dict(index.remembered or {})
         self._members: dict[tuple[str, str], Member] = {}
         self._inherited: dict[Identity, tuple[EndpointRecord, State, bool]] = {}
         self._waiting: dict[tuple[str, str], EndpointSpec] = {}
         # slot -> an endpoint that left while requests were in flight, and the time at which it left.
         self._draining: dict[int, tuple[Change, float]] = {}
-        self._freshness: Freshness[Member] = Freshness(fresh_for_s)
+        self._freshness: Freshness[Member] = Freshness(reading.fresh_for_s)
         self._scraper: Scraper
-        self._address = address
-        self._further = tuple(further)
+        self._further = tuple(reading.further)
         for pages in self._further:
             pages.changed = self._overlaid
         self._now = 0.0
@@ -392,8 +403,8 @@ class EndpointTable:
             self._log.add(Kind.DRAINED, Change(change.endpoint, change.address, lasted_s=self._now - since))
 
     def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], PageReader, str, tuple[str, int]]:
-        reader = self._extractor.extraction(dict(spec.labels), self._wanted, pod_of(spec))
-        return self._address(spec), reader, spec.server, (spec.host, spec.port)
+        reader = self._reading.extractor.extraction(dict(spec.labels), self._reading.wanted, pod_of(spec))
+        return self._reading.address(spec), reader, spec.server, (spec.host, spec.port)
 
     def _moved(self, *, endpoints: bool = False) -> None:
         self._endpoints_moved |= endpoints

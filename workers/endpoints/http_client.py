@@ -13,10 +13,11 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from workers.endpoints.http_answer import HttpError, ServerAnswer
 
+CONNECT_S_MAX: Final = 0.2  # limit for opening a TCP connection
 RECEIVE_BYTES: Final = 1 << 18
 REFUSED: Final = frozenset((errno.ECONNREFUSED, errno.EHOSTUNREACH))
 
@@ -284,3 +285,11 @@ class _Dial(_Reach):
 
 Connect = Callable[[str, int, Caller], Attempt]
 Knock = Callable[[str, int, Callable[[int], object]], Attempt]
+
+
+class Dialing(NamedTuple):
+    """How connections are opened, and how long that may take, in seconds."""
+
+    connect: Connect
+    knock: Knock
+    s_max: float = CONNECT_S_MAX

@@ -37,11 +37,10 @@ from epp.plugins.extractors._pages import NONE, ExtractError
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from workers.endpoints.freshness import SCRAPE_S_MAX
 from workers.endpoints.http_answer import HttpError
-from workers.endpoints.http_client import REFUSED, Attempt, Connect, Connected, Dialer, Knock, get_request
+from workers.endpoints.http_client import CONNECT_S_MAX, REFUSED, Attempt, Connected, Dialer, Dialing, get_request
 from workers.endpoints.scrape_results import EXTRACT, Failure, PageReader, ScrapeCounters, Sink
 
 INTERVAL_S_MIN: Final = 0.05
-CONNECT_S_MAX: Final = 0.2  # limit for opening a TCP connection; with TLS, the limit of the whole scrape applies
 TICK_S_MIN: Final = 0.005
 TICK_S_MAX: Final = 0.025
 TICKS_PER_INTERVAL: Final = 10
@@ -156,9 +155,7 @@ class Scraper:
         interval_s: float,
         path: str = "/metrics",
         port: int | None = None,
-        connect: Connect,
-        knock: Knock,
-        connect_s_max: float = CONNECT_S_MAX,
+        dialing: Dialing,
         inflight: Callable[[int], int],
         sink: Sink,
         scrapes: bool = True,
@@ -176,9 +173,7 @@ class Scraper:
         self.port = port
         self.counters = ScrapeCounters()
         self._loop = loop
-        self._connect = connect
-        self._knock = knock
-        self._connect_s_max = connect_s_max
+        self._connect, self._knock, self._connect_s_max = dialing
         self._inflight = inflight
         self._sink = sink
         self._scrapes = scrapes
@@ -216,9 +211,8 @@ class Scraper:
             interval_s=interval_s,
             path=source.path,
             port=source.port,
-            connect=dialer.dial,
-            knock=dialer.knock,
-            connect_s_max=SCRAPE_S_MAX if tls else CONNECT_S_MAX,
+            # With TLS, the limit of the whole scrape applies.
+            dialing=Dialing(dialer.dial, dialer.knock, SCRAPE_S_MAX if tls else CONNECT_S_MAX),
             inflight=inflight,
             sink=sink,
             scrapes=scrapes,

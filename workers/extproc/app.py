@@ -6,7 +6,7 @@ state of single requests.
 
 import random
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from epp.decision.admission import OPEN, Admission
 from epp.decision.decide import EndpointPool
@@ -65,6 +65,32 @@ class Guards:
         self.hidden_headers = frozenset(hidden_headers)
 
 
+class Times(NamedTuple):
+    """The times of a worker. `clock`: of the transport. `now`: returns monotonic seconds. `soon(call, *arguments)`: schedules a call for a
+    later turn of the event loop.
+    """
+
+    clock: Clock
+    now: Callable[[], float]
+    soon: Callable[..., object]
+
+
+class StreamOptions(NamedTuple):
+    """What streams do beyond naming the destination.
+
+    `scores`: whether the answer has the score of each endpoint. `request_phase_only`: whether a stream ends with the answer to its
+    request, so that the response passes without the picker. `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a
+    decision; None if clients get no receipts.
+    """
+
+    scores: bool = False
+    request_phase_only: bool = False
+    receipts: Receipts | None = None
+
+
+USUAL: Final = StreamOptions()
+
+
 class App:
     """Holds what the streams of one worker share under one configuration."""
 
@@ -76,23 +102,12 @@ class App:
         answers: AnswerCounts,
         telemetry: Telemetry,
         guards: Guards,
-        *,
-        clock: Clock,
-        now: Callable[[], float],
-        soon: Callable[..., object],
+        times: Times,
         rng: random.Random,
-        admission: Admission = OPEN,
-        evictions: Evictions | None = None,
+        *,
         intake: Intake | None = None,
-        emit_scores: bool = False,
-        request_phase_only: bool = False,
-        receipts: Receipts | None = None,
+        options: StreamOptions = USUAL,
     ) -> None:
-        """`soon(call, *arguments)` schedules a call for a later turn of the event loop. `evictions`: None without in-flight eviction.
-
-        `request_phase_only`: whether a stream ends with the answer to its request, so that the response passes without the picker.
-        `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a decision; None if clients get no receipts.
-        """
         self.pipelines = pipelines
         self.pool = pool
         self.trials: Mapping[int, int] = pool.trials  # the trials of ejected endpoints, see `SharedPool.trials`
@@ -100,16 +115,13 @@ class App:
         self.answers = answers
         self.telemetry = telemetry
         self.guards = guards
-        self.clock = clock
-        self.now = now
-        self.soon = soon
+        self.clock, self.now, self.soon = times
         self.rng = rng
-        self.admission = admission
-        self.evictions = evictions
+        # Flow control sets both when it is on. `evictions`: None without in-flight eviction.
+        self.admission: Admission = OPEN
+        self.evictions: Evictions | None = None
         self.intake = intake if intake is not None else Intake()
-        self.emit_scores = emit_scores
-        self.request_phase_only = request_phase_only
-        self.receipts = receipts
+        self.emit_scores, self.request_phase_only, self.receipts = options
         self._destinations: dict[str, codec.Destination] = {}
         self._several: dict[str, codec.Destination] = {}
 

@@ -6,11 +6,11 @@ become stale even while the supervisor writes nothing. The load in flight is rea
 
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from epp.candidates import Candidates, Endpoint, Floats, Mask, Roster, Snapshot, weights_by_age
+from epp.candidates import Age, Candidates, Endpoint, Floats, Mask, Roster, Snapshot, weights_by_age
 from epp.data import INFLIGHT_TOKENS, Column
 from epp.endpoints.failing import with_failed
 from epp.errors import ProducerFailed
@@ -40,6 +40,21 @@ PORT_DIGITS_MAX: Final = 5
 NO_ADDRESS: tuple[str, int | None] = ("", None)
 
 
+def _ignore(*_: object) -> None:
+    """Ignores a failure."""
+
+
+class Failures(NamedTuple):
+    """The functions to call when a plugin fails in a decision: a data producer, a scorer, or a shadow profile."""
+
+    producer: Callable[[Plugin, ProducerFailed], None] = _ignore
+    scorer: Callable[[Exception], None] = _ignore
+    shadow: Callable[[Profile, Exception], None] = _ignore
+
+
+IGNORED: Final = Failures()
+
+
 class SharedPool:
     """Reads the pool's endpoints and their load from the table, the documents and the lanes. Implements
     `epp.decision.decide.EndpointPool`."""
@@ -54,9 +69,7 @@ class SharedPool:
         columns: Sequence[Column[Any]],
         fresh_for_s: float,
         now: Callable[[], float],
-        producer_failed: Callable[[Plugin, ProducerFailed], None],
-        scorer_failed: Callable[[Exception], None],
-        shadow_failed: Callable[[Profile, Exception], None],
+        failures: Failures = IGNORED,
         honour_subsets: bool = True,
         lane: int = 0,
     ) -> None:
@@ -78,9 +91,7 @@ class SharedPool:
         self._indices = [(name, index) for index, name in enumerate(table.schema.columns) if name in wanted]
         self._name_columns = tuple(c.name for c in columns if c.type is frozenset)
         self._reads_tokens = INFLIGHT_TOKENS.name in wanted
-        self.producer_failed = producer_failed
-        self.scorer_failed = scorer_failed
-        self.shadow_failed = shadow_failed
+        self.producer_failed, self.scorer_failed, self.shadow_failed = failures
         self._copy: TableCopy | None = None
         self._roster = Roster(())
         self._key: tuple[int, bytes] = (-1, b"")
@@ -167,10 +178,9 @@ class SharedPool:
             down=self._down,
             inflight_at_scrape=np.ascontiguousarray(copy.inflight_at_scrape[slots]),  # kernels read it for each request
             names=self._current_names(self._roster) if self._name_columns else None,
-            ages=ages,
+            age=Age(ages, None if fresh.all() else weights_by_age(ages, self._fresh_for_s)),
             ejected=self._ejected,
             failing=self._failing,
-            weights=None if fresh.all() else weights_by_age(ages, self._fresh_for_s),
         )
 
     def _rebuild_roster(self, copy: TableCopy, endpoints: Sequence[Endpoint]) -> None:

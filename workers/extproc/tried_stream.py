@@ -84,10 +84,6 @@ class Tryout:
             headers=request.headers,
             now=request.now,
             model=request.model,
-            prompt=request.prompt,
-            streaming=request.streaming,
-            max_tokens=request.max_tokens,
-            cache_salt=request.cache_salt,
             body_bytes=request.body_bytes,
             subset=request.subset,
             fairness_id=request.fairness_id,
@@ -95,6 +91,8 @@ class Tryout:
             ttl_s=request.ttl_s,
         )
         copied.target_model, copied.wishes = request.target_model, request.wishes
+        copied.prompt, copied.cache_salt = request.prompt, request.cache_salt
+        copied.streaming, copied.max_tokens = request.streaming, request.max_tokens
         return copied
 
     def shadow(self, request: Request, real: Decision) -> None:

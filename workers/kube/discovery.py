@@ -135,7 +135,7 @@ class KubernetesDiscovery:
         return Reflector(
             self._api,
             Resource(POOL_GROUP, VERSION, PLURAL, self._wanted.namespace),
-            field=f"metadata.name={self._wanted.name}",
+            selectors={"fieldSelector": f"metadata.name={self._wanted.name}"},
             decode=decode_pool,
             changed=self._pool_changed,
             report=self._report,
@@ -152,7 +152,7 @@ class KubernetesDiscovery:
         self._pods = Reflector(
             self._api,
             Resource("", "v1", "pods", self._wanted.namespace),
-            labels=self._pool.selector.text,
+            selectors={"labelSelector": self._pool.selector.text},
             decode=decode_pod,
             changed=self._pods_changed,
             report=self._report,

@@ -38,6 +38,7 @@ from workers.kube.pace import Pace
 
 __all__ = ["Change", "Outage", "Reflector", "Resource", "WatchApi"]
 
+EVERYTHING: Final[Mapping[str, str]] = {}
 PAGE: Final = 500
 PAGE_MIN: Final = 16  # failures reduce the page size: a page of large objects may be too large or take too long
 PAGES_MAX: Final = 1000
@@ -305,8 +306,7 @@ class Reflector(Generic[T]):
         api: WatchApi,
         resource: Resource,
         *,
-        labels: str = "",
-        field: str = "",
+        selectors: Mapping[str, str] = EVERYTHING,
         decode: Callable[[bytes], T],
         changed: Callable[[Change[T]], None],
         report: Callable[..., None],
@@ -315,7 +315,7 @@ class Reflector(Generic[T]):
         rng: random.Random | None = None,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`labels` and `field` select objects. `decode` turns JSON into a T; it raises ValueError or MsgspecError.
+        """`selectors` select objects, as parameters of a request. `decode` turns JSON into a T; it raises ValueError or MsgspecError.
 
         `changed` gets every change, after `known` has it. `expects`: whether a predecessor knew objects of this resource. `cpu` measures
         the work for each event (`pace`).
@@ -324,7 +324,7 @@ class Reflector(Generic[T]):
         self.absent = False  # whether the server does not know this resource
         self.problem = ""  # why the last try failed; "" after a success
         self._api = api
-        self._selectors = {key: text for key, text in (("labelSelector", labels), ("fieldSelector", field)) if text}
+        self._selectors = {key: text for key, text in selectors.items() if text}
         self._known = Known(resource, decode, report, expects=expects, now=_now)
         self._changed = changed
         self._outage = outage if outage is not None else Outage(report)

@@ -128,7 +128,4 @@ def pool_of(instance: Instance, documents: DocumentReader) -> SharedPool:
         columns=instance.config.pipeline.columns,
         fresh_for_s=instance.sources.believed_for_s,
         now=time.monotonic,
-        producer_failed=lambda _producer, _failure: None,
-        scorer_failed=lambda _problem: None,
-        shadow_failed=lambda _profile, _problem: None,
     )

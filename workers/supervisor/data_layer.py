@@ -21,7 +21,7 @@ from shm.prefix_writer import IndexWriter
 from shm.table import TableReader, TableWriter
 from workers.endpoints.ejection import Ejections
 from workers.endpoints.endpoint_log import EndpointLog, Snapshots
-from workers.endpoints.endpoints import EndpointTable
+from workers.endpoints.endpoints import EndpointTable, Indexed, Reading
 from workers.endpoints.further_pages import FurtherPages, page_address
 from workers.endpoints.index_limits import IndexLimits
 from workers.endpoints.outliers import Outliers
@@ -147,23 +147,23 @@ class DataLayer:
         remembered: Mapping[Identity, int] | None,
     ) -> EndpointTable:
         instance = self._instance
-        wanted = instance.layout.table_columns
+        source, extractor = instance.sources.scraped
         return EndpointTable(
             loop,
             table=table,
             documents=self._documents,
-            owners=index,
+            index=Indexed(index, self.limits, remembered),
+            reading=Reading(
+                extractor,
+                instance.layout.table_columns,
+                instance.sources.fresh_for_s,
+                functools.partial(page_address, source),
+                self.further,
+            ),
             slot_inflight=instance.memory.lanes.slot_inflight,
-            extractor=instance.sources.scraped[1],
-            wanted=wanted,
-            fresh_for_s=instance.sources.fresh_for_s,
             report=report,
             log=EndpointLog(debug=self._debug),
-            limits=self.limits,
-            remembered=remembered,
             ejections=self.ejections,
-            address=functools.partial(page_address, instance.sources.scraped[0]),
-            further=self.further,
         )
 
     def _further_pages(self, loop: asyncio.AbstractEventLoop, report: Callable[..., None]) -> list[FurtherPages]:

@@ -56,7 +56,7 @@ from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.latency_keeper import LatencyKeeper
 from workers.supervisor.live import Live
 from workers.supervisor.objects_watch import ObjectsWatch, flow_lanes, objects_watch
-from workers.supervisor.page_port import PagePort
+from workers.supervisor.page_port import PagePort, Shown
 from workers.supervisor.predecessor import take_over
 from workers.supervisor.readiness import Readiness
 from workers.supervisor.record_keeper import RecordKeeper
@@ -218,13 +218,9 @@ class Supervisor:
             instance,
             self.lane,
             self.readiness,
-            index=self.index,
+            shown=Shown(self.index, self.live, self.records.where, lambda: self.latency.model, self.exchange),
             table=self.data.table,
             kubernetes=self.kubernetes,
-            exchange=self.exchange,
-            live=self.live,
-            recorded=self.records.where,
-            latency=lambda: self.latency.model,
             report=report,
         )
         self.pages.open(cleanup)

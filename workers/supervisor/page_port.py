@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from epp.decision.receipt import Seal
 from epp.learning.model import LatencyModel
@@ -39,10 +39,23 @@ from workers.supervisor.readiness import Readiness
 
 if TYPE_CHECKING:
     from workers.endpoints.replicas.exchange import Exchange
-    from workers.pages.metrics import IndexFigures, MetricsPage
+    from workers.pages.metrics import IndexFigures, MetricsPage, Readings
     from workers.supervisor.kubernetes import Kubernetes
 
 METRICS_PORT_ABUSE = "metrics_port_abuse_total"
+
+
+class Shown(NamedTuple):
+    """The parts of the supervisor that the pages show.
+
+    `recorded`: where decisions are recorded now. `exchange`: with other replicas; None without a replica store.
+    """
+
+    keeper: IndexKeeper
+    live: Live
+    recorded: Callable[[], Recorded]
+    latency: Callable[[], LatencyModel]
+    exchange: "Exchange | None"
 
 
 class PagePort:
@@ -54,38 +67,25 @@ class PagePort:
         lane: Lane,
         readiness: Readiness,
         *,
-        index: IndexKeeper,
+        shown: Shown,
         table: EndpointTable,
         kubernetes: "Kubernetes | None",
-        exchange: "Exchange | None",
-        live: Live,
-        recorded: Callable[[], Recorded],
-        latency: Callable[[], LatencyModel],
         report: Callable[..., None],
     ) -> None:
-        """`lane`: the supervisor's. `live`: the live state. `recorded`: where decisions are recorded now.
-
-        The pages show the counts of `index` and `table`. `kubernetes`: None outside Kubernetes.
-
-        `exchange`: with other replicas; None without a replica store.
-        """
+        """`lane`: the supervisor's. `kubernetes`: None outside Kubernetes."""
         self._instance = instance
         self._lane = lane
         self._readiness = readiness
-        self._index = index
+        self._shown = shown
         self._table = table
         self._kubernetes = kubernetes
-        self._exchange = exchange
-        self._live = live
-        self._recorded = recorded
-        self._latency = latency
         self._report = report
         self._status = DocumentReader(reload_status.SCHEMA, instance.memory.reload)
 
     def use(self, instance: Instance, table: EndpointTable) -> None:
         """Shows a later configuration and its table. Connections stay open."""
         self._instance, self._table = instance, table
-        self._live.use(instance)
+        self._shown.live.use(instance)
         self.__dict__.pop("_metrics", None)  # the next scrape makes the page again
 
     def open(self, cleanup: contextlib.ExitStack) -> None:
@@ -97,10 +97,10 @@ class PagePort:
                 "/healthz": lambda _: PageAnswer(b"ok\n"),
                 "/readyz": self._readyz,
                 **self._profiles(),
-                **self._live.pages(),
+                **self._shown.live.pages(),
                 "/debug/decisions": DecisionsPage(asking, time.monotonic, answered=what_if.remember),
                 "/debug/decisions/recorded": RecordedPage(
-                    self._recorded, Keyed(self._instance.credentials.prefix_seed)
+                    self._shown.recorded, Keyed(self._instance.credentials.prefix_seed)
                 ),
                 "/debug/receipt": self._receipts(asking, what_if),
                 "/debug/decisions/what-if": what_if,
@@ -194,53 +194,65 @@ class PagePort:
         from workers.pages.flow import figures_of
         from workers.pages.kv_events import kv_figures_of
         from workers.pages.latency import LatencyFigures
-        from workers.pages.metrics import MetricsPage, Pool
+        from workers.pages.metrics import Content, MetricsPage, Sections
+        from workers.pages.pool_figures import PoolFigures
         from workers.pages.processes import ProcessFigures
         from workers.pages.replicas import ReplicaFigures
 
         instance = self._instance
         certificates = instance.credentials.metrics
-        pool = Pool(
+        pool = PoolFigures(
             TableReader(instance.layout.table, instance.memory.table),
             EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents)),
             name=instance.options.pool_name,
             fresh_for_s=instance.sources.believed_for_s,
         )
-        source, extractor = instance.sources.scraped
         plugins = instance.config.pipeline.plugins
         candidacy = self._kubernetes.candidacy if self._kubernetes is not None else None
-        return MetricsPage(
-            instance.memory.lanes,
+        shown = Content(
             instance.layout.shown,
-            pool,
-            self._index_figures(),
-            source_type=source.type_name,
-            extractor_type=extractor.type_name,
-            further_sources=[(s.type_name, e.type_name) for s, e, _ in instance.sources.further],
-            now=time.monotonic,
-            scrape_seconds=self._table.scrape_seconds,
-            failing=self._table.failing,
-            series=[(group, instance.memory.series_reader(group)) for group in instance.layout.shown_groups],
+            [(group, instance.memory.series_reader(group)) for group in instance.layout.shown_groups],
             producer_name=next((name for name, p in plugins.items() if isinstance(p, InflightLoad)), ""),
             stream_metrics=instance.options.enable_grpc_stream_metrics,
             legacy_names=instance.options.metrics_legacy_names,
+        )
+        sections = Sections(
             flow=figures_of(instance),
             kv_events=kv_figures_of(instance),
-            latency=LatencyFigures(self._latency),
-            replicas=ReplicaFigures(self._exchange) if self._exchange is not None else None,
+            latency=LatencyFigures(self._shown.latency),
+            replicas=ReplicaFigures(self._shown.exchange) if self._shown.exchange is not None else None,
             processes=ProcessFigures(
                 instance.memory.lanes,
                 instance.roll,
                 metrics_certificate=(lambda: certificates.valid_until) if certificates is not None else None,
             ),
+        )
+        return MetricsPage(
+            instance.memory.lanes,
+            shown,
+            pool,
+            self._index_figures(),
+            self._readings(),
+            sections,
+            now=time.monotonic,
             reload=functools.partial(reload_status.read, self._status),
             leads=candidacy.by_lease() if candidacy is not None else {},
+        )
+
+    def _readings(self) -> "Readings":
+        from workers.pages.metrics import Readings
+
+        sources = self._instance.sources
+        types = [(source.type_name, extractor.type_name) for source, extractor, _ in sources.further]
+        source, extractor = sources.scraped
+        return Readings(
+            ((source.type_name, extractor.type_name), *types), self._table.scrape_seconds, self._table.failing
         )
 
     def _index_figures(self) -> "IndexFigures":
         from workers.pages.metrics import IndexFigures
 
-        index, writer = self._index, self._index.writer
+        index, writer = self._shown.keeper, self._shown.keeper.writer
         return IndexFigures(
             writer.size, lambda: writer.evictions, lambda: writer.dropped, lambda: index.bus.corrupt, writer.freed
         )

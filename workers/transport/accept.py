@@ -20,7 +20,7 @@ import errno
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 from workers.transport.headers import ClientKind
 
@@ -42,6 +42,23 @@ LOG_EVERY = 10.0
 NO_ROOM = "all places are taken; start more workers, or raise the limit of open files"
 
 OtherWorkers = Callable[[], Iterable[tuple[bool, int, float]]]  # (serving, load, seconds since its heartbeat)
+
+
+class Accepting(NamedTuple):
+    """What a server tells and asks about connections, because other workers accept from the same socket.
+
+    `accepted`, `left`, `failed`: called when a connection was accepted, when one has ended, and when none could be accepted.
+    `others`: returns the other workers. `anywhere`: returns how many connections all workers have accepted; None: this is the only worker.
+    """
+
+    accepted: Callable[[], None] = lambda: None
+    left: Callable[[], None] = lambda: None
+    failed: Callable[..., None] = lambda event, **fields: None
+    others: OtherWorkers = tuple
+    anywhere: Callable[[], int] | None = None
+
+
+ALONE: Final = Accepting()
 
 
 class Loop(Protocol):

@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final, cast
 
-from workers.transport.accept import PATIENCE, FullConnections, Gate, OtherWorkers
+from workers.transport.accept import ALONE, PATIENCE, Accepting, FullConnections, Gate
 from workers.transport.first_bytes import first_bytes
 from workers.transport.handshakes import HandshakePace
 from workers.transport.headers import ClientKind
@@ -228,11 +228,7 @@ class Server:
         budget: Budget | None = None,
         on_abuse: Callable[[str], None] = lambda cause: None,
         on_error: Callable[[BaseException], None] = lambda error: None,
-        on_accept: Callable[[], None] = lambda: None,
-        on_leave: Callable[[], None] = lambda: None,
-        on_accept_failure: Callable[..., None] = lambda event, **fields: None,
-        others: OtherWorkers = tuple,
-        accepted_anywhere: Callable[[], int] | None = None,
+        accepting: Accepting = ALONE,
         connections_max: int | None = None,
         clock: Clock | None = None,
         now: Callable[[], float] | None = None,
@@ -247,15 +243,12 @@ class Server:
         self.application: Application
         self.accepted = 0
         self.turn = Turn(loop)
-        self._on_accept = on_accept
-        self._on_leave = on_leave
-        self._on_accept_failure = on_accept_failure
-        self._others = others
+        self._accepting = accepting
         self._room = Room(
             _connections_max() if connections_max is None else connections_max,
             lambda host: self.on_abuse(f"connections: from {host}"),
         )
-        self._full = FullConnections(accepted_anywhere or (lambda: self.accepted))
+        self._full = FullConnections(accepting.anywhere or (lambda: self.accepted))
         self._protocols: set[ServerProtocol] = set()
         self._handshakes: dict[asyncio.Task[None], float] = {}  # handshake -> when it began
         self._pace = HandshakePace()
@@ -279,8 +272,9 @@ class Server:
         listening.setblocking(False)
         self.application = application
         self._ssl_context = ssl_context
+        accepting = self._accepting
         self._gate = Gate(
-            self.loop, listening, self.load, self._others, self._take, self._room_left, self._on_accept_failure
+            self.loop, listening, self.load, accepting.others, self._take, self._room_left, accepting.failed
         )
         self._gate.open()
         if self._ticker is None:
@@ -365,7 +359,7 @@ class Server:
 
     def _report_left(self) -> None:
         self._leaving = False
-        self._on_leave()
+        self._accepting.left()
 
     def full(self, protocol: ServerProtocol) -> None:
         if protocol.full() is not None and self._full.note(protocol):
@@ -397,7 +391,7 @@ class Server:
         self._handshakes[handshake] = self.now()
         handshake.add_done_callback(self._connected)
         self.accepted += 1
-        self._on_accept()
+        self._accepting.accepted()
 
     def _handshake_wait_s(self, host: str) -> float | None:
         """Returns the seconds until a TLS handshake may begin. Returns None if the host has begun too many, or has left."""

@@ -14,6 +14,7 @@ from workers.extproc.stream import ExtProcStream
 from workers.host.memory import Leaving, cgroup_limit, share
 from workers.process.instance import Instance
 from workers.transport import native
+from workers.transport.accept import Accepting
 from workers.transport.interface import Application, Clock, Handler, Server
 from workers.transport.limits import BUDGET_MAX, Budget, Limits
 from workers.worker.body_timeout import BodyRelief
@@ -73,11 +74,14 @@ class Serving:
             self._budget,
             on_abuse=self._fault,
             on_error=self._on_error,
-            on_accept=self._accepted,
-            on_leave=self.publish_load,  # at once, because the next connection must see the true load
-            on_accept_failure=log.error,
-            others=self._other_workers,
-            accepted_anywhere=partial(self._total, "connections_total"),
+            accepting=Accepting(
+                accepted=self._accepted,
+                # At once, because the next connection must see the true load.
+                left=self.publish_load,
+                failed=log.error,
+                others=self._other_workers,
+                anywhere=partial(self._total, "connections_total"),
+            ),
             clock=self._clock,
             now=time.monotonic,
         )

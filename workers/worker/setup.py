@@ -54,9 +54,9 @@ from shm.prompt_starts import PromptStarts
 from shm.series import SeriesWriter
 from shm.table import TableReader
 from workers.extproc.answer_counts import AnswerCounts
-from workers.extproc.app import App, Guards
+from workers.extproc.app import App, Guards, StreamOptions, Times
 from workers.extproc.pipelines import Pipelines
-from workers.extproc.pool import SharedPool
+from workers.extproc.pool import Failures, SharedPool
 from workers.extproc.shedding import Shedding
 from workers.flow.flow_control import FlowControl
 from workers.process.instance import Instance
@@ -221,14 +221,14 @@ class Parts:
             self.kept.answers,
             self._telemetry(pipelines.whole),
             self._guards(pipelines),
-            clock=clock,
-            now=time.monotonic,
-            soon=BodyTurns(asyncio.get_running_loop().call_soon, time.monotonic).soon,
-            rng=self._rng,
+            Times(clock, time.monotonic, BodyTurns(asyncio.get_running_loop().call_soon, time.monotonic).soon),
+            self._rng,
             intake=self.intake,
-            emit_scores=instance.options.emit_endpoint_scores,
-            request_phase_only=instance.config.response_phase == NONE,
-            receipts=self._receipt if DEBUG_GROUP in instance.options.trust_client_headers else None,
+            options=StreamOptions(
+                scores=instance.options.emit_endpoint_scores,
+                request_phase_only=instance.config.response_phase == NONE,
+                receipts=self._receipt if DEBUG_GROUP in instance.options.trust_client_headers else None,
+            ),
         )
         if before is not None and beside:
             self.flow, self.app.admission, self.app.evictions = before.flow, before.app.admission, before.app.evictions
@@ -330,9 +330,11 @@ class Parts:
             columns=(*pipeline.columns, *(key for key in read if isinstance(key, Column))),
             fresh_for_s=instance.sources.believed_for_s,
             now=time.monotonic,
-            producer_failed=self._faults.producer_failed,
-            scorer_failed=lambda problem: self.app.guards.on_fault(problem),
-            shadow_failed=self._faults.shadow_failed,
+            failures=Failures(
+                self._faults.producer_failed,
+                lambda problem: self.app.guards.on_fault(problem),
+                self._faults.shadow_failed,
+            ),
             honour_subsets=not instance.options.disable_endpoint_subset_filter,
             lane=1 + self._index,
         )

@@ -14,7 +14,8 @@ LIE = 10**6
 
 
 def request(body_bytes: int = 400, *, max_tokens: int | None = None, **extent: Any) -> Request:
-    asked = Request(id="", path="", headers={}, now=0.0, body_bytes=body_bytes, max_tokens=max_tokens)
+    asked = Request(id="", path="", headers={}, now=0.0, body_bytes=body_bytes)
+    asked.max_tokens = max_tokens
     if extent:
         asked.extent = Extent(**extent)
     return asked

@@ -8,7 +8,7 @@ import uvloop
 
 from tests.waiting import until
 from tests.workers.endpoints.scraping import Seen, reader
-from workers.endpoints.http_client import Dialer
+from workers.endpoints.http_client import Dialer, Dialing
 from workers.endpoints.scrape import Scraper
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -56,8 +56,7 @@ class Servers:
         self.scraper = Scraper(
             loop,
             interval_s=0.05,
-            connect=dialer.dial,
-            knock=dialer.knock,
+            dialing=Dialing(dialer.dial, dialer.knock),
             inflight=lambda slot: 0,
             sink=self.seen,
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 from epp.data import WAITING
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor, Extracted
+from workers.endpoints.http_client import Dialing
 from workers.endpoints.scrape import Scraper, Target
 from workers.endpoints.scrape_results import Failure
 
@@ -122,8 +123,7 @@ class Bench:
         self.scraper = Scraper(
             loop,
             interval_s=interval_s,
-            connect=self.net.connect,
-            knock=self.net.knock,
+            dialing=Dialing(self.net.connect, self.net.knock),
             inflight=lambda slot: slot * 100 + self.inflight,
             sink=self.seen,
             scrapes=scrapes,

@@ -14,7 +14,7 @@ from tests.workers.recorder import Recorder
 from workers.endpoints.discovery import EndpointSpec
 from workers.endpoints.ejection import Ejections
 from workers.endpoints.endpoint_log import EndpointLog
-from workers.endpoints.endpoints import EndpointTable
+from workers.endpoints.endpoints import EndpointTable, Indexed, Reading
 from workers.shared.documents import EndpointsView, NamesView, decode_endpoints
 
 WANTED = (WAITING, KV_USAGE, ACTIVE_MODELS)
@@ -134,14 +134,11 @@ class Supervisor:
             self.loop,  # type: ignore[arg-type]
             table=TableWriter(shared.schema, shared.region),
             documents=DocumentWriter(shared.document_schema, shared.documents),
-            owners=shared.owners,
+            index=Indexed(shared.owners, remembered=remembered),
+            reading=Reading(EXTRACTOR, WANTED, fresh_for_s=0.2),
             slot_inflight=lambda slot: shared.inflight.get(slot, 0),
-            extractor=EXTRACTOR,
-            wanted=WANTED,
-            fresh_for_s=0.2,
             report=self.reports,
             log=EndpointLog(debug=debug, log=self.log),
-            remembered=remembered,
             ejections=ejections,
         )
         self.table.start(

@@ -8,8 +8,8 @@ from epp.data import RUNNING, WAITING
 from epp.plugins.extractors.core_metrics import Extracted
 from tests.workers.endpoints.scraping import EXTRACTOR, PAGE, Bench, FakeKnock, reader
 from workers.endpoints.http_answer import HttpError
+from workers.endpoints.http_client import CONNECT_S_MAX
 from workers.endpoints.scrape import (
-    CONNECT_S_MAX,
     FLOOD_PAUSE_S,
     LARGE_PAGE_BYTES,
     PAUSE_S,

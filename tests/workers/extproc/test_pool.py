@@ -47,9 +47,6 @@ class World:
             columns=COLUMNS,
             fresh_for_s=0.2,
             now=lambda: self.time,
-            producer_failed=lambda producer, failure: None,
-            scorer_failed=lambda problem: None,
-            shadow_failed=lambda profile, problem: None,
             lane=lane,
         )
 

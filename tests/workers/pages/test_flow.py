@@ -14,8 +14,9 @@ from shm.table import TableReader
 from tests.waiting import until
 from tests.workers.flow_world import World, world
 from workers.pages.flow import FlowFigures, figures_of
-from workers.pages.metrics import IndexFigures, MetricsPage, Pool
+from workers.pages.metrics import Content, IndexFigures, MetricsPage, Readings, Sections
 from workers.pages.page import Request
+from workers.pages.pool_figures import PoolFigures
 from workers.pages.series import SeriesText
 from workers.shared.documents import EndpointsView
 
@@ -127,17 +128,15 @@ def page(w: World) -> str:
     endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
     metrics = MetricsPage(
         instance.memory.lanes,
-        instance.layout.families,
-        Pool(TableReader(instance.layout.table, instance.memory.table), endpoints, name="epp", fresh_for_s=1.0),
+        Content(
+            instance.layout.families,
+            [(group, instance.memory.series_reader(group)) for group in instance.layout.groups],
+        ),
+        PoolFigures(TableReader(instance.layout.table, instance.memory.table), endpoints, name="epp", fresh_for_s=1.0),
         IndexFigures(lambda: 0, lambda: 0, lambda: 0, lambda: 0, dict),
-        source_type="source",
-        extractor_type="extractor",
+        Readings([("source", "extractor")]),
+        Sections(flow=figures(w)),
         now=time.monotonic,
-        scrape_seconds=dict,
-        series=[(group, instance.memory.series_reader(group)) for group in instance.layout.groups],
-        producer_name="",
-        legacy_names=True,
-        flow=figures(w),
     )
     return b"".join(metrics.page(Request("GET", "/metrics", "")).body).decode()
 

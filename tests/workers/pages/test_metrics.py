@@ -1,6 +1,6 @@
 """The metrics page of lanes, table and index that the test fills, read by the parsers of prometheus_client."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from epp.metrics.series import ATTEMPTS, GROUPS, REQUEST, REQUEST_FIGURES
 from shm.documents import DocumentReader, DocumentWriter
 from shm.table import State, TableReader, TableWriter
 from tests.workers.instances import made
-from workers.pages.metrics import IndexFigures, MetricsPage, Pool
+from workers.pages.metrics import NO_ELECTION, Content, IndexFigures, MetricsPage, Readings, Sections
 from workers.pages.page import Request
+from workers.pages.pool_figures import PoolFigures
 from workers.pages.series import PIECE_SIZE
 from workers.process.instance import Instance
 from workers.process.layout import REPLICAS_NEEDED
@@ -30,29 +31,42 @@ FRESH_FOR_S = 0.2
 class World:
     """The page of an instance, and the writers of the values on it."""
 
-    def __init__(self, instance: Instance, **options: Any) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        *,
+        further: Sequence[tuple[str, str]] = (),
+        sections: Sections = Sections(),  # noqa: B008 - it never changes
+        leads: Mapping[str, Callable[[], bool]] = NO_ELECTION,
+        **content: Any,
+    ) -> None:
         self.instance = instance
         self.now = NOW
         self.table = TableWriter(instance.layout.table, instance.memory.table)
         self.documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
         self.records: list[EndpointRecord] = []
         reader = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
-        pool = Pool(
+        pool = PoolFigures(
             TableReader(instance.layout.table, instance.memory.table), reader, name="pool-a", fresh_for_s=FRESH_FOR_S
         )
         self.page = MetricsPage(
             instance.memory.lanes,
-            instance.layout.families,
+            Content(
+                instance.layout.families,
+                [(group, instance.memory.series_reader(group)) for group in GROUPS],
+                producer_name="inflight",
+                **content,
+            ),
             pool,
             IndexFigures(lambda: 42, lambda: 7, lambda: 3, lambda: 2, lambda: {"full": 7, "capacity": 5}),
-            source_type="metrics-data-source",
-            extractor_type="core-metrics-extractor",
+            Readings(
+                [("metrics-data-source", "core-metrics-extractor"), *further],
+                lambda: {"a": 0.003},
+                lambda: {("a", "404"): 1.0, ("b", "empty answers"): 0.4},
+            ),
+            sections,
             now=lambda: self.now,
-            series=[(group, instance.memory.series_reader(group)) for group in GROUPS],
-            producer_name="inflight",
-            scrape_seconds=lambda: {"a": 0.003},
-            failing=lambda: {("a", "404"): 1.0, ("b", "empty answers"): 0.4},
-            **options,
+            leads=leads,
         )
 
     def endpoint(self, name: str, *, kv: float, waiting: float, at: float = NOW, state: State = State.FRESH) -> None:
@@ -218,7 +232,7 @@ def test_errors_of_further_data_sources_have_their_own_labels_and_those_of_one_t
     world: World, tmp_path: Path
 ) -> None:
     further = [("dcgm-data-source", "dcgm-extractor"), ("metrics-data-source", "core-metrics-extractor")]
-    world = World(world.instance, further_sources=further)
+    world = World(world.instance, further=further)
     lane = world.instance.memory.lanes.lane(0)
     for name, count in (("total", 3), ("total@1", 5), ("total@2", 7)):
         lane.add(lane.schema.counter[f"datalayer_poll_errors_{name}"], count)

@@ -8,6 +8,7 @@ import pytest
 from tests.workers.instances import made
 from tests.workers.pages.test_metrics import World
 from workers.host.proc import ProcessUse
+from workers.pages.metrics import Sections
 from workers.pages.processes import ProcessFigures
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL
@@ -26,7 +27,7 @@ def world(instance: Instance, uses: dict[int, ProcessUse]) -> World:
     figures = ProcessFigures(
         instance.memory.lanes, instance.roll, metrics_certificate=lambda: UNTIL + 7.0, use=uses.get
     )
-    return World(instance, processes=figures)
+    return World(instance, sections=Sections(processes=figures))
 
 
 def test_each_process_shows_its_memory_and_its_cpu_time(instance: Instance) -> None:

@@ -1,0 +1,74 @@
+"""The figures of the pool and of its endpoints on the metrics page, from the endpoint table."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epp.candidates import Endpoint
+from epp.data import KV_USAGE, RUNNING, WAITING
+from epp.metrics.computed import POOL_FIGURES
+from shm.table import EJECTED, State, TableCopy, TableReader
+from workers.shared.documents import EndpointsView
+
+Floats = NDArray[np.float64]
+
+POOL_COLUMNS = dict(zip(POOL_FIGURES, (KV_USAGE.name, WAITING.name, RUNNING.name), strict=True))
+
+
+class PoolFigures:
+    """Computes the figures of the pool and of its endpoints."""
+
+    def __init__(self, table: TableReader, endpoints: EndpointsView, *, name: str, fresh_for_s: float) -> None:
+        self._table = table
+        self._endpoints = endpoints
+        self._columns = {column: index for index, column in enumerate(table.schema.columns)}
+        self._fresh_for_s = fresh_for_s
+        self.name = name
+        self.ready = self.ejected = 0
+        self.figures: dict[str, tuple[float, float]] = {}
+
+    def refresh(self, now: float) -> None:
+        """Computes mean and sample deviation over the endpoints with fresh values. If there are none, the last figures stay."""
+        copy, endpoints = self._current()
+        slots = [endpoint.slot for endpoint in endpoints]
+        fresh = (copy.state[slots] == State.FRESH) & (now - copy.updated_at[slots] <= self._fresh_for_s)
+        self.ready = int(fresh.sum())
+        self.ejected = int(((copy.flags[slots] & np.uint64(EJECTED)) != 0).sum())
+        for figure, column in POOL_COLUMNS.items():
+            values = self._values(copy, slots, column)[fresh]
+            values = values[~np.isnan(values)]
+            if len(values):
+                deviation = values.std(ddof=1) if len(values) > 1 else 0.0
+                self.figures[figure] = round(float(values.mean()), 2), round(float(deviation), 2)
+
+    def endpoints(self) -> list[Endpoint]:
+        """Returns the endpoints that are in the table."""
+        return self._current()[1]
+
+    def queues(self) -> list[tuple[str, float]]:
+        """Returns (endpoint name, waiting requests), without endpoints that were never scraped."""
+        copy, endpoints = self._current()
+        values = self._values(copy, [endpoint.slot for endpoint in endpoints], WAITING.name).tolist()
+        return [(endpoint.name, value) for endpoint, value in zip(endpoints, values, strict=True) if value == value]
+
+    def ages(self, now: float) -> list[tuple[str, float]]:
+        """Returns (endpoint name, seconds since its last good scrape), without endpoints that were never scraped."""
+        copy, endpoints = self._current()
+        updated_at = copy.updated_at[[endpoint.slot for endpoint in endpoints]].tolist()
+        return [(endpoint.name, now - at) for endpoint, at in zip(endpoints, updated_at, strict=True) if at]
+
+    def _current(self) -> tuple[TableCopy, list[Endpoint]]:
+        copy = self._table.copy()
+        rows = len(copy.rows)
+        generations = copy.generation
+        known = self._endpoints.current()
+        return copy, [e for e in known if e.slot < rows and int(generations[e.slot]) == e.generation]
+
+    def _values(self, copy: TableCopy, slots: Sequence[int], column: str) -> Floats:
+        """Returns the values of a column in these slots, with NaN for missing values."""
+        index = self._columns.get(column)
+        if index is None:
+            return np.full(len(slots), np.nan)
+        present = (copy.present[slots] >> np.uint64(index)) & np.uint64(1)
+        return np.where(present, copy.column(index)[slots], np.nan)
