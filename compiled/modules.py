@@ -21,7 +21,8 @@ _PATHS = """
     epp/plugins/extractors/_core_page epp/plugins/extractors/_info_metrics epp/plugins/extractors/_ranks
     epp/plugins/fairness/_token_costs epp/plugins/fairness/token_weighted
     epp/plugins/filters/__init__
-    epp/plugins/parsers/_canonical epp/plugins/parsers/_extents epp/plugins/parsers/_openai epp/plugins/parsers/_reader
+    epp/plugins/parsers/_canonical epp/plugins/parsers/_extents epp/plugins/parsers/_openai epp/plugins/parsers/_plain_prompts
+    epp/plugins/parsers/_reader
     epp/plugins/parsers/openai epp/plugins/parsers/passthrough epp/plugins/parsers/vllm_grpc
     epp/plugins/pickers/max_score
     epp/plugins/producers/_held_tokens epp/plugins/producers/_predictions epp/plugins/producers/_sent_prompts
@@ -42,7 +43,7 @@ _PATHS = """
     epp/recording/keys epp/recording/sample
     epp/request/client_headers epp/request/intake epp/request/paths epp/request/renaming epp/request/request
     epp/request/tokens
-    shm/answers shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_spill
+    shm/answers shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_counts shm/index_spill
     shm/index_tiers shm/lanes shm/layout shm/link_table shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer
     shm/prompt_starts shm/remote_lane shm/seqlock shm/series shm/series_reader shm/series_rows shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits
@@ -59,8 +60,9 @@ _PATHS = """
     workers/shared/bus workers/shared/decisions workers/shared/query_of_death
     workers/telemetry/cache_prediction workers/telemetry/call_timing workers/telemetry/recorder
     workers/telemetry/request_metrics workers/telemetry/request_telemetry workers/telemetry/stream_metrics
-    workers/telemetry/tracing
-    workers/transport/abuse workers/transport/control_frames workers/transport/deadlines workers/transport/frames
+    workers/telemetry/trace_context workers/telemetry/tracing
+    workers/transport/abuse workers/transport/answer_blocks workers/transport/control_frames workers/transport/deadlines
+    workers/transport/frames
     workers/transport/header_blocks workers/transport/headers workers/transport/http2 workers/transport/interface
     workers/transport/link workers/transport/native workers/transport/output workers/transport/pieces workers/transport/room
     workers/transport/session workers/transport/stream workers/transport/timeouts workers/transport/turn

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from shm.answers import AnswersSchema
 from shm.documents import DocumentSchema
 from shm.flow_lanes import FlowSchema
+from shm.instance_lock import Recorded, recorded
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan, Schema
 from shm.link_table import LinkSchema
@@ -28,7 +29,7 @@ from shm.prefills import PrefillsSchema
 from shm.prefix_index import IndexSchema
 from shm.prompt_starts import StartsSchema
 from shm.remote_lane import RemoteSchema
-from shm.segment import Recorded, Region, Segment, SegmentError, recorded
+from shm.segment import Region, Segment, SegmentError
 from shm.series import SeriesSchema
 from shm.stream_marks import MarksSchema
 from shm.table import TableSchema

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from compiled import kernels
 from shm.index_capacity import AGE_MASK, OWNER_IDS, Capacity
-from shm.index_news import News, reference_news
+from shm.index_counts import Counts
+from shm.index_search import News, far_buckets, found, reference_news
 from shm.index_spill import orphaned_marks, relieve
 from shm.named_blocks import owned_blocks, owners_of_runs
 from shm.prefix_index import (
@@ -37,8 +38,6 @@ from shm.prefix_index import (
     Hashes,
     IndexSchema,
     Ints,
-    far_bucket,
-    first_far_buckets,
     near_buckets,
 )
 from shm.segment import Region
@@ -58,47 +57,6 @@ _TOP_BYTE: Final = np.uint64(56)
 
 class OwnersExhausted(Exception):
     """Says that every owner id is live, or retired and not yet swept."""
-
-
-class Counts:
-    """Reads from the control words what became of entries."""
-
-    def __init__(self, words: memoryview) -> None:
-        self._words = words
-
-    @property
-    def evictions(self) -> int:
-        """Live entries that were overwritten because their buckets were full."""
-        return self._words[EVICTIONS]
-
-    @property
-    def over_capacity(self) -> int:
-        """Entries freed because they exceeded the capacity of their owner."""
-        return self._words[OVER_CAPACITY]
-
-    @property
-    def gone(self) -> int:
-        """Entries freed because their owner has left."""
-        return self._words[GONE]
-
-    @property
-    def taken_back(self) -> int:
-        """Entries that `forget` freed."""
-        return self._words[TAKEN_BACK]
-
-    @property
-    def dropped(self) -> int:
-        """Blocks that were not inserted: their owner was not live, or they got no bucket in `ROUNDS_MAX` rounds."""
-        return self._words[DROPPED]
-
-    def freed(self) -> dict[str, int]:
-        """Return how many entries were freed, by cause."""
-        return {
-            "full": self.evictions,
-            "capacity": self.over_capacity,
-            "gone": self.gone,
-            "taken_back": self.taken_back,
-        }
 
 
 class IndexWriter(Counts):
@@ -244,7 +202,7 @@ class IndexWriter(Counts):
 
     def reference_forget(self, hashes: Hashes, owners: int | npt.NDArray[Any], before: int | None = None) -> None:
         """Compute `forget` in Python, without the C kernel."""
-        places, in_far = _found(self._table, self._ages, np.ascontiguousarray(hashes), owners, before)
+        places, in_far = found(self._table, self._ages, np.ascontiguousarray(hashes), owners, before)
         self._free(places, TAKEN_BACK)
         self._free(orphaned_marks(self._table, in_far), TAKEN_BACK)
 
@@ -386,12 +344,12 @@ class IndexWriter(Counts):
     def _insert_far(self, hashes: Hashes, entries: Hashes, age: int) -> Ints:
         """Do in far buckets what `_insert_round` does in near ones, for hashes whose near buckets have enough owners already."""
         at = np.flatnonzero(self._unknown_far(hashes, entries, age))
-        buckets = _far_buckets(hashes[at], entries[at], self._buckets)
+        buckets = far_buckets(hashes[at], entries[at], self._buckets)
         return at[self._place(buckets, self._table.take(buckets, axis=0).reshape(-1, WAYS), entries[at], age)]
 
     def _unknown_far(self, hashes: Hashes, entries: Hashes, age: int) -> npt.NDArray[np.bool_]:
         """Refresh those entries that are in their far bucket already. Return a mask of the other entries."""
-        buckets = _far_buckets(hashes, entries, self._buckets)
+        buckets = far_buckets(hashes, entries, self._buckets)
         row, way = (self._table.take(buckets[:, 0], axis=0) == entries[:, None]).nonzero()
         self._flat_ages[buckets[row, 0] * WAYS + way] = age
         unknown = np.ones(len(hashes), dtype=np.bool_)
@@ -451,34 +409,6 @@ class IndexWriter(Counts):
         if self._retired_at:
             empty |= self._states[entries & OWNER_WORD_MASK] == OWNER_RETIRED
         return empty
-
-
-def _far_buckets(hashes: Hashes, entries: Hashes, buckets: int) -> Ints:
-    """The far bucket of each entry, shape (entries, 1)."""
-    owners = (entries & OWNER_WORD_MASK).view(np.int64)
-    return (first_far_buckets(hashes, buckets) + far_bucket(owners))[:, None]
-
-
-def _found(
-    table: Hashes,
-    ages: npt.NDArray[np.uint32],
-    hashes: Hashes,
-    owners: int | npt.NDArray[Any],
-    before: int | None,
-) -> tuple[Ints, Hashes]:
-    """Find the entries that say that these owners hold these blocks. Return their places, and the hashes with one in a far bucket.
-
-    `before`: leave out entries that were inserted or refreshed after this age; None: leave out none.
-    """
-    ids = np.full(len(hashes), owners) if isinstance(owners, int) else owners
-    entries = (hashes & _TAG_MASK) | ids.astype(np.uint64)
-    buckets = np.column_stack((near_buckets(hashes, len(table)), _far_buckets(hashes, entries, len(table))))
-    row, column, way = (table[buckets] == entries[:, None, None]).nonzero()
-    found = buckets[row, column]
-    if before is not None:
-        kept = (ages[found, way] - np.uint32(before & AGE_MASK)).view(np.int32) <= 0
-        row, column, way, found = row[kept], column[kept], way[kept], found[kept]
-    return np.unique(found * WAYS + way), hashes[np.unique(row[column == 2])]
 
 
 def _bytes_set(words: Hashes) -> Hashes:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from epp.plugins.producers._precise_params import ENTRY_BYTES as HELD_BLOCK_BYTES
 from epp.prefix.blocks import DENSE_BLOCKS, STRIDE
 from workers.host.options import SCRAPE_INTERVAL_MIN_S, Options
-from workers.process.layout import unit_bytes
+from workers.process.unit_bytes import unit_bytes
 
 MACHINE: Final = "2 shared cores of an AMD EPYC, Python 3.11.7, 2026-11-21, noisy"
 REMEASURE: Final = "make bench"

@@ -7,7 +7,7 @@ from typing import Any
 from tests.deploy.cases import CASES
 from tests.deploy.renderers import NAMESPACE, POOL
 from workers.cli.manifests import helm
-from workers.cli.manifests.values import Layer, checked
+from workers.cli.manifests.layers import Layer, checked
 
 Json = dict[str, Any]
 CONFIGS = sorted((Path(__file__).parents[2] / "deploy" / "config").glob("*.yaml"))

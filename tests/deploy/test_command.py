@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from tests.deploy.cases import values
 from tests.deploy.renderers import ROOT, keyed, ours, parsed
 from workers.cli import main
-from workers.cli.manifests.values import BadValues, Values, assigned
+from workers.cli.manifests.layers import BadValues, assigned
+from workers.cli.manifests.values import Values
 
 Json = dict[str, Any]
 

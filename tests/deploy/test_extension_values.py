@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 from tests.deploy.renderers import keyed, ours, parsed
 from workers.cli import main
 from workers.cli.manifests.extension_values import _CONVERTED, DROPPED, MOVED, SECTIONS, are_values, translated
-from workers.cli.manifests.values import Layer, Values, _paths, checked
+from workers.cli.manifests.layers import Layer, _paths, checked
+from workers.cli.manifests.values import Values
 
 Json = dict[str, Any]
 CONFIGURATION = """\

@@ -15,7 +15,7 @@ from tests.deploy.cases import CASES, SERVERS, values
 from tests.deploy.objects import EXAMPLE, NAMES, Json, granted, one, picker, pod
 from tests.deploy.renderers import CHART, NAMESPACE, POOL, ours
 from workers.cli.manifests.command import check
-from workers.cli.manifests.values import Layer, checked
+from workers.cli.manifests.layers import Layer, checked
 from workers.kube.lease import lease_name
 
 

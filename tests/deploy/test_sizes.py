@@ -13,7 +13,7 @@ from tests.deploy.cases import CASES, values
 from tests.deploy.objects import CONFIGS, EXAMPLE, Json, pod, refused, variables
 from tests.deploy.renderers import ours
 from tests.workers.instances import options
-from workers.cli.manifests.values import BadValues
+from workers.cli.manifests.layers import BadValues
 from workers.process.layout import Layout
 
 

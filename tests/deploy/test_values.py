@@ -5,7 +5,7 @@ import pytest
 from tests.deploy.cases import CASES, REFUSED, UNKNOWN, values
 from tests.deploy.objects import Json, one, picker, pod, refused, variables
 from tests.deploy.renderers import POOL, ours
-from workers.cli.manifests.values import BadValues, Layer, checked
+from workers.cli.manifests.layers import BadValues, Layer, checked
 
 
 @pytest.mark.parametrize("name", list(REFUSED))

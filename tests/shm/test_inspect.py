@@ -15,12 +15,13 @@ import pytest
 from shm import inspect
 from shm.documents import DocumentSchema, DocumentWriter
 from shm.flow_lanes import DISPATCHED, FlowLanes, FlowSchema
+from shm.instance_lock import InstanceLock
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan
 from shm.prefix_index import IndexSchema
 from shm.prefix_writer import IndexWriter
 from shm.remote_lane import REPLICAS, RemoteLane, RemoteSchema
-from shm.segment import InstanceLock, Segment
+from shm.segment import Segment
 from shm.series import SeriesSchema, SeriesWriter
 from shm.table import State, TableSchema, TableWriter
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from shm import observe
+from shm.instance_lock import InstanceLock
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan
 from shm.observe import LayoutError, Life
-from shm.segment import InstanceLock, Segment, SegmentError
+from shm.segment import Segment, SegmentError
 from shm.series import SeriesSchema
 from shm.table import TableSchema
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shm import instance_lock
 from shm import segment as segment_module
+from shm.instance_lock import InstanceLock, sweep
 from shm.layout import CACHE_LINE, H_CHECK, H_LAYOUT, H_MAGIC, HEADER_BYTES, Plan
-from shm.segment import InstanceLock, Segment, SegmentError, check_room, footprint, sweep
+from shm.segment import Segment, SegmentError, check_room, footprint
 from shm.table import TableSchema
 
 LAYOUT = 0x1234
@@ -24,7 +26,7 @@ LAYOUT = 0x1234
 def name() -> Iterator[str]:
     name = f"/epp-test-{os.getpid()}-{os.urandom(4).hex()}"
     yield name
-    segment_module._unlink(name)
+    segment_module.unlink_segment(name)
 
 
 def exists(name: str) -> bool:
@@ -248,7 +250,8 @@ def test_unlink_removes_the_name_once(name: str) -> None:
 
 CREATOR = r"""
 import os, sys, time
-from shm.segment import InstanceLock, Segment
+from shm.instance_lock import InstanceLock
+from shm.segment import Segment
 run_dir, name, stage = sys.argv[1:]
 lock = InstanceLock.acquire(run_dir, "one")
 lock.record(segments=[name, name + "-later"], pid=os.getpid())
@@ -324,7 +327,7 @@ def test_records_add_segments_and_replace_other_facts(tmp_path: Path) -> None:
     lock.record(segments=["/a"], port=1)
     lock.record(segments=["/a", "/b"], port=2)
     descriptor = os.open(lock.path, os.O_RDONLY)
-    assert segment_module._recorded(descriptor) == lock.info
+    assert instance_lock._recorded(descriptor) == lock.info
     os.close(descriptor)
     assert lock.info == {"segments": ["/a", "/b"], "port": 2}
     lock.release()
@@ -355,9 +358,9 @@ def test_a_sweep_skips_files_that_it_may_not_read(tmp_path: Path, monkeypatch: p
 
     (tmp_path / "one.instance").write_text("")
     assert sweep(str(tmp_path / "one.instance")) == []
-    monkeypatch.setattr(segment_module.os, "open", refused)
+    monkeypatch.setattr(instance_lock.os, "open", refused)
     assert sweep(str(tmp_path)) == []
-    monkeypatch.setattr(segment_module.os, "listdir", refused)
+    monkeypatch.setattr(instance_lock.os, "listdir", refused)
     assert sweep(str(tmp_path)) == []
 
 
@@ -368,7 +371,7 @@ def test_an_error_names_a_run_directory_that_cannot_be_created(tmp_path: Path) -
 
 
 def test_acquire_survives_a_sweep_between_open_and_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = segment_module._take
+    take = instance_lock._take
     removed = []
 
     def removed_before_taken(descriptor: int) -> bool:
@@ -377,7 +380,7 @@ def test_acquire_survives_a_sweep_between_open_and_lock(tmp_path: Path, monkeypa
             removed[-1].unlink()
         return take(descriptor)
 
-    monkeypatch.setattr(segment_module, "_take", removed_before_taken)
+    monkeypatch.setattr(instance_lock, "_take", removed_before_taken)
     lock = InstanceLock.acquire(str(tmp_path), "one")
     assert len(removed) == 2
     assert Path(lock.path).exists()
@@ -385,6 +388,6 @@ def test_acquire_survives_a_sweep_between_open_and_lock(tmp_path: Path, monkeypa
 
 
 def test_acquire_gives_up_when_its_file_is_removed_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_module, "_is_at", lambda descriptor, path: False)
+    monkeypatch.setattr(instance_lock, "_is_at", lambda descriptor, path: False)
     with pytest.raises(SegmentError, match=r"removed .* 8 times in a row"):
         InstanceLock.acquire(str(tmp_path), "one")

@@ -27,7 +27,7 @@ from workers.cli.configuration import (
 )
 from workers.cli.flags import SIZE, BadConfiguration, WithArguments
 from workers.cli.manifests.extension_values import are_values, translated
-from workers.cli.manifests.values import BadValues, Layer, checked, read
+from workers.cli.manifests.layers import BadValues, Layer, checked, read
 from workers.cli.output import echo, echo_as_is, echo_text
 from workers.cli.serve_options import flags_beside, options_of
 from workers.host.exit_codes import ExitCode

@@ -16,8 +16,10 @@ from epp.data import Column
 from epp.plugins.extractors._pages import NONE, Extracted, PageExtractor
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from workers.endpoints.discovery import EndpointSpec
+from workers.endpoints.freshness import SCRAPE_S_MAX
+from workers.endpoints.http_client import CONNECT_S_MAX, Dialer, Dialing
 from workers.endpoints.scrape import Scraper, Target
-from workers.endpoints.scrape_results import Failure
+from workers.endpoints.scrape_results import Failure, Sink
 
 KEPT_INTERVALS = 4
 KEPT_S_MIN = 5.0
@@ -41,6 +43,31 @@ def pod_of(spec: EndpointSpec) -> str:
     """Returns the name of the endpoint's pod: its own name without the rank that discovery appends."""
     pod, mark, rank = spec.name.rpartition("-rank-")
     return pod if mark and rank.isdigit() else spec.name
+
+
+def scraper_of(
+    source: MetricsDataSource,
+    loop: asyncio.AbstractEventLoop,
+    *,
+    interval_s: float,
+    tls: ssl.SSLContext | None,
+    inflight: Callable[[int], int],
+    sink: Sink,
+    scrapes: bool = True,
+) -> Scraper:
+    """Creates the scraper of a configured data source. `tls`: the result of `source_tls`."""
+    dialer = Dialer(loop, tls)
+    return Scraper(
+        loop,
+        interval_s=interval_s,
+        path=source.path,
+        port=source.port,
+        # With TLS, the limit of the whole scrape applies.
+        dialing=Dialing(dialer.dial, dialer.knock, SCRAPE_S_MAX if tls else CONNECT_S_MAX),
+        inflight=inflight,
+        sink=sink,
+        scrapes=scrapes,
+    )
 
 
 class _Held:
@@ -77,7 +104,7 @@ class FurtherPages:
         self._held: dict[object, _Held] = {}
         self._say_at = -math.inf
         self.changed: Callable[[object], None] = lambda _tag: None
-        self.scraper = Scraper.of(source, loop, interval_s=interval_s, tls=tls, inflight=lambda _slot: 0, sink=self)
+        self.scraper = scraper_of(source, loop, interval_s=interval_s, tls=tls, inflight=lambda _slot: 0, sink=self)
 
     def add(self, tag: object, slot: int, spec: EndpointSpec) -> None:
         """Starts scraping an endpoint."""

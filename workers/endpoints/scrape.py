@@ -27,17 +27,15 @@ import asyncio
 import errno
 import functools
 import math
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 from epp.plugins.extractors._pages import NONE, ExtractError
-from epp.plugins.extractors.metrics_source import MetricsDataSource
 from workers.endpoints.freshness import SCRAPE_S_MAX
 from workers.endpoints.http_answer import HttpError
-from workers.endpoints.http_client import CONNECT_S_MAX, REFUSED, Attempt, Connected, Dialer, Dialing, get_request
+from workers.endpoints.http_client import REFUSED, Attempt, Connected, Dialing, get_request
 from workers.endpoints.scrape_results import EXTRACT, Failure, PageReader, ScrapeCounters, Sink
 
 INTERVAL_S_MIN: Final = 0.05
@@ -68,27 +66,9 @@ class Target:
     """The scrape state of one endpoint. It is also the `Caller` of the endpoint's connection."""
 
     __slots__ = (
-        "_scraper",
-        "attempt",
-        "began",
-        "bucket",
-        "connection",
-        "host",
-        "inflight",
-        "not_before",
-        "own",
-        "port",
-        "problems",
-        "reader",
-        "refusal",
-        "refusals",
-        "request",
-        "retried",
-        "seconds",
-        "server",
-        "slot",
-        "tag",
-    )
+        "_scraper", "attempt", "began", "bucket", "connection", "host", "inflight", "not_before", "own", "port", "problems", "reader",
+        "refusal", "refusals", "request", "retried", "seconds", "server", "slot", "tag",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -191,32 +171,6 @@ class Scraper:
         self._started_at = 0.0
         self._turns = 0
         self._timer: asyncio.TimerHandle | None = None
-
-    @classmethod
-    def of(
-        cls,
-        source: MetricsDataSource,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        interval_s: float,
-        tls: ssl.SSLContext | None,
-        inflight: Callable[[int], int],
-        sink: Sink,
-        scrapes: bool = True,
-    ) -> Self:
-        """Creates the scraper of a configured data source. `tls`: the result of `source_tls`."""
-        dialer = Dialer(loop, tls)
-        return cls(
-            loop,
-            interval_s=interval_s,
-            path=source.path,
-            port=source.port,
-            # With TLS, the limit of the whole scrape applies.
-            dialing=Dialing(dialer.dial, dialer.knock, SCRAPE_S_MAX if tls else CONNECT_S_MAX),
-            inflight=inflight,
-            sink=sink,
-            scrapes=scrapes,
-        )
 
     def __len__(self) -> int:
         return sum(map(len, self._wheel))

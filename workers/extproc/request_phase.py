@@ -31,7 +31,7 @@ from epp.request.paths import DEFAULT_PATH, inferred_path
 from epp.request.renaming import CONTENT_ENCODING
 from workers.extproc.pipelines import Lease
 from workers.extproc.shell import Shell
-from workers.telemetry.tracing import GatewayContext
+from workers.telemetry.trace_context import GatewayContext
 
 PREFERS: Final = codec.needle(PREFER)[:-1]
 ENCODED: Final = CONTENT_ENCODING.encode()

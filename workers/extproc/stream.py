@@ -43,7 +43,7 @@ from workers.extproc.request_phase import BESIDES_MAX, BODIES_RETRY_S, LONG_BODY
 from workers.extproc.reservation import Reservation
 from workers.extproc.response_phase import ResponsePhase
 from workers.extproc.shell import Shell
-from workers.telemetry.tracing import gateway_context
+from workers.telemetry.trace_context import gateway_context
 from workers.transport.interface import Metadata, Stream
 
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"

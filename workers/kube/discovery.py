@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from workers.endpoints.discovery import EndpointSpec
 from workers.host.options import POOL_GROUP
 from workers.kube.api import Resource
+from workers.kube.known import Change
 from workers.kube.pods import Pod, decode_pod, specs_of
 from workers.kube.pool import PLURAL, VERSION, InferencePool, decode_pool
-from workers.kube.reflect import Change, Outage, Reflector, WatchApi
+from workers.kube.reflect import Outage, Reflector, WatchApi
 from workers.kube.selector import parse
 
 if TYPE_CHECKING:

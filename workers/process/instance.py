@@ -29,8 +29,9 @@ import structlog
 
 from compiled.finder import choose
 from epp.decision import response_phase
+from shm.instance_lock import InstanceLock, sweep
 from shm.observe import SECRET
-from shm.segment import InstanceLock, check_room, sweep
+from shm.segment import check_room
 from workers.process.activation import received
 from workers.process.credentials import Credentials
 from workers.process.errors import StartError

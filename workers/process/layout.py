@@ -44,7 +44,7 @@ from shm.answers import AnswersSchema
 from shm.documents import DocumentSchema
 from shm.flow_lanes import BANDS_MAX, FlowSchema
 from shm.lanes import LaneSchema
-from shm.layout import WORD, Plan, Schema
+from shm.layout import Plan, Schema
 from shm.prefills import PrefillsSchema
 from shm.prefix_index import IndexSchema
 from shm.prompt_starts import StartsSchema
@@ -68,7 +68,6 @@ LATENCY_BYTES_PER_ENDPOINT: Final = 192
 OBJECTIVES_BYTES: Final = 512 << 10
 REWRITES_BYTES: Final = 512 << 10
 BANDS_BYTES: Final = 4 << 10  # instead of OBJECTIVES_BYTES, if there are no objectives
-COLUMNS_USUAL: Final = 6  # numeric columns of a usual configuration
 # Spare room for columns, histograms and counters that only later configurations name
 SPARE_COLUMNS: Final = 8
 SPARE_HISTOGRAM_WORDS: Final = 4096  # per lane; one histogram takes 16 or 24 words
@@ -175,15 +174,6 @@ def _check_names(members: Sequence[Family], groups: Sequence[Group]) -> None:
             raise StartError(
                 f"the metric {name} has other labels, buckets or another help text than before: give it another name, or restart the picker"
             )
-
-
-class UnitBytes(NamedTuple):
-    """Bytes of shared memory per unit, for a picker with API objects and flow control."""
-
-    entry: int  # per entry of the prefix index
-    endpoint: int
-    worker: int  # without counters that plugins declare
-    fixed: int  # what a picker takes without entries, endpoints and workers
 
 
 class Layout:
@@ -416,42 +406,4 @@ def series_schema_of(group: Group, *, lanes: int) -> SeriesSchema:
         tuple((histogram.key, histogram.metric.buckets) for histogram in group.histograms),
         blocks=group.blocks,
         lanes=lanes,
-    )
-
-
-SEATS_USUAL: Final = 64  # of workers, for which `unit_bytes` counts
-
-
-def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
-    """Computes how many bytes the segments grow per unit. `columns`: the numeric columns of an endpoint."""
-    entries, endpoints = 1 << 16, 1 << 10
-    few, many = IndexSchema(entries).bytes, IndexSchema(2 * entries).bytes
-    entry = (many - few) // entries
-    names = [str(column) for column in range(columns)]
-    table = table_schema_of(names, slots=endpoints, width=room_for(names)).bytes
-    listed, alone = (document_schema_of(count, objects=True).bytes for count in (endpoints, 1))
-    modelled, model = (latency_schema_of(count).bytes for count in (endpoints, 1))
-    series = sum(series_schema_of(group, lanes=1).lane_bytes for group in (*GROUPS, *FLOW_GROUPS))
-    bare = LaneSchema(endpoints, (), (), (), lanes=1).lane_bytes
-    lane = bare + SPARE_HISTOGRAM_WORDS * WORD
-    spares = SPARE_TABLES * spare_schema("spare", UNUSED, lanes=1).lane_bytes
-    return UnitBytes(
-        entry=entry,
-        endpoint=(table + listed - alone + modelled - model) // (endpoints - 1),
-        worker=series
-        + spares
-        + decisions.schema(1).bytes
-        + profiles.schema(1).bytes
-        + FlowSchema(BANDS_MAX, SEATS_USUAL).lane_bytes  # it grows with the number of seats
-        + StartsSchema(endpoints, 1).bytes
-        + PrefillsSchema(1).bytes
-        + answers_schema_of(endpoints, 1).row_bytes
-        + lane,
-        fixed=reload_status.SCHEMA.bytes
-        + alone
-        + model
-        + few
-        - entry * entries
-        + lane
-        + bare,  # the supervisor's lane, and histograms
     )

@@ -25,10 +25,11 @@ from epp.metrics import Group
 from epp.metrics.label_caps import AtOnce, GroupNames, LabelCaps, coarse
 from epp.metrics.page_size import weigher
 from shm.flow_lanes import FlowLanes
+from shm.instance_lock import InstanceLock
 from shm.lanes import Lanes
 from shm.layout import WORD
 from shm.remote_lane import RemoteLane
-from shm.segment import InstanceLock, Region, Segment
+from shm.segment import Region, Segment
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
 from workers.process.errors import StartError

@@ -22,7 +22,7 @@ from shm.table import TableReader, TableWriter
 from workers.endpoints.ejection import Ejections
 from workers.endpoints.endpoint_log import EndpointLog, Snapshots
 from workers.endpoints.endpoints import EndpointTable, Indexed, Reading
-from workers.endpoints.further_pages import FurtherPages, page_address
+from workers.endpoints.further_pages import FurtherPages, page_address, scraper_of
 from workers.endpoints.index_limits import IndexLimits
 from workers.endpoints.outliers import Outliers
 from workers.endpoints.scrape import Scraper
@@ -83,7 +83,7 @@ class DataLayer:
         self.further = self._further_pages(loop, report)
         self.limits = IndexLimits(index, instance.sources.prefix_use, instance.layout.table_columns)
         self.table = self._table(loop, writer, index, report, remembered)
-        self.scraper = Scraper.of(
+        self.scraper = scraper_of(
             instance.sources.scraped[0],
             loop,
             interval_s=instance.sources.scrape_interval_s,

@@ -27,9 +27,9 @@ not know OpenTelemetry: `workers.telemetry.tracing_export` exports the spans.
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from epp.points.instrument import Point, Wrap
 from epp.protocol import codec
 from epp.request import Request
 from workers.host.log import words
+from workers.telemetry.trace_context import MENTION, NEEDLE, TRACEPARENT, GatewayContext, parse_traceparent
 
 REQUEST: Final = "gateway.request"
 ORCHESTRATION: Final = "gateway.request_orchestration"
@@ -50,16 +51,10 @@ SCORING: Final = "llm_d.epp.scoring"
 SCORER: Final = "llm_d.epp.scorer."
 PICK: Final = "pick_endpoints"
 TRACE: Final = "trace"  # the key of the trace in the data of a traced request
-TRACEPARENT: Final = "traceparent"
-TRACESTATE: Final = "tracestate"
 REQUEST_ID: Final = "x-request-id"
 VALUE_CHARS_MAX: Final = 128
 TOP: Final = 5
 
-_MENTION: Final = TRACEPARENT.encode()
-_STATE: Final = TRACESTATE.encode()
-_NEEDLE: Final = codec.needle(TRACEPARENT)
-_FORM: Final = re.compile("(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 # the most frequent form
 _UNSAMPLED: Final = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]")
 _LOW_BITS: Final = (1 << 64) - 1
@@ -68,60 +63,6 @@ _DEPTH_ORCHESTRATION: Final = 2
 _DEPTH_PROFILE: Final = 3
 
 C = TypeVar("C", bound=Callable[..., Any])
-
-
-class Parent(NamedTuple):
-    """The span that a `traceparent` header names."""
-
-    trace_id: int
-    span_id: int
-    sampled: bool
-
-
-def parse_traceparent(text: str) -> Parent | None:
-    """Parses a `traceparent` header (W3C Trace Context). Returns None if it is malformed. Ignores fields that later versions add."""
-    match = _FORM.fullmatch(text)
-    if match is None or (match[1] == "00" and match[5]):
-        return None
-    return Parent(int(match[2], 16), int(match[3], 16), bool(int(match[4], 16) & 1))
-
-
-class GatewayContext(NamedTuple):
-    """The trace context that a gateway gives in the metadata of a stream. `tracestate`: "" without one."""
-
-    parent: Parent
-    traceparent: str
-    tracestate: str
-
-    def pass_on(self, headers: codec.Headers, decision: Decision) -> None:
-        """Gives the context to the model server, unless the request's headers have one."""
-        if parent_in(headers) is None:
-            decision.headers[TRACEPARENT] = self.traceparent
-            self.pass_state_on(decision)
-
-    def pass_state_on(self, decision: Decision) -> None:
-        """Gives `tracestate` to the model server. One of the request belongs to no trace, because the request has no `traceparent`."""
-        if self.tracestate:
-            decision.headers[TRACESTATE] = self.tracestate
-        else:
-            decision.removed_headers += (TRACESTATE,)
-
-
-def gateway_context(metadata: Sequence[tuple[bytes, bytes]]) -> GatewayContext | None:
-    """Returns the trace context in the metadata of a stream; None: there is none, or it is malformed."""
-    traceparent, states = "", []
-    for name, value in metadata:
-        if name == _MENTION:
-            traceparent = traceparent or value.decode("latin-1")
-        elif name == _STATE:
-            states.append(value.decode("latin-1"))
-    parent = parse_traceparent(traceparent) if traceparent else None
-    return GatewayContext(parent, traceparent, ",".join(states)) if parent is not None else None
-
-
-def parent_in(headers: codec.Headers) -> Parent | None:
-    """Returns the span that the headers of a request name as its parent; None: they name none, or it is malformed."""
-    return parse_traceparent(headers.find(_NEEDLE) or "") if headers.mentions(_MENTION) else None
 
 
 class Span:
@@ -189,8 +130,8 @@ class Tracer:
         `gateway`: the trace context of the gateway; None: it gives none. It counts only if the headers have no parent.
         """
         parent = None
-        if headers.mentions(_MENTION):
-            text = headers.find(_NEEDLE) or ""
+        if headers.mentions(MENTION):
+            text = headers.find(NEEDLE) or ""
             if self._parent_based and _UNSAMPLED.fullmatch(text):
                 return None
             parent = parse_traceparent(text)

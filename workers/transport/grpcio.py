@@ -28,7 +28,7 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
 from workers.transport.abuse import VIOLATION
-from workers.transport.headers import STATUS_TEXT_MAX
+from workers.transport.answer_blocks import STATUS_TEXT_MAX
 from workers.transport.interface import Application, Buffer, Clock, Handler, Metadata, Status
 from workers.transport.limits import Budget, Limits
 from workers.transport.tls import Material

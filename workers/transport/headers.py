@@ -12,7 +12,6 @@ SETTINGS_HEADER_TABLE_SIZE has no effect on them.
 import re
 from enum import Enum, auto
 from typing import Final
-from urllib.parse import quote
 
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 from hpack.table import HeaderTable
@@ -27,7 +26,6 @@ REMEMBERED_BYTES: Final = 1024  # longer blocks are not cached
 REMEMBERED_FIELDS: Final = 256
 HUFFMAN_STEPS: Final = 4096
 REMEMBERED_FIELD_BYTES: Final = 256
-STATUS_TEXT_MAX: Final = 1024
 
 _STATIC: tuple[Field | None, ...] = (None, *((n, v) for n, v in HeaderTable.STATIC_TABLE))
 _DYNAMIC: Final = len(_STATIC)  # the index of the newest entry of the dynamic table, which is its first index
@@ -415,43 +413,3 @@ def request_head(fields: list[Field], kinds: FieldKinds) -> RequestHead:
     elif not grpc:
         head.refusal = 415
     return head
-
-
-def _literal(name: bytes, value: bytes) -> bytes:
-    """Encodes one field with a literal name, without indexing (RFC 7541, section 6.2.2)."""
-    return b"\0" + _sized(name) + _sized(value)
-
-
-def _sized(text: bytes) -> bytes:
-    """Encodes a string literal without Huffman code (RFC 7541, section 5.2)."""
-    length = len(text)
-    if length < 0x7F:
-        return bytes((length,)) + text
-    length -= 0x7F
-    prefix = bytearray(b"\x7f")
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    prefix.append(length)
-    return bytes(prefix) + text
-
-
-RESPONSE_BLOCK: Final = b"\x88" + b"\x0f\x10" + _sized(b"application/grpc")  # the fields :status 200 and content-type
-TRAILERS_OK_BLOCK: Final = _literal(b"grpc-status", b"0")
-
-
-def trailers_block(status: int, text: str) -> bytes:
-    """Encodes the trailers: a gRPC status and its percent-encoded text."""
-    if not status and not text:
-        return TRAILERS_OK_BLOCK
-    block = _literal(b"grpc-status", b"%d" % status)
-    if text:
-        printable = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-        encoded = quote(text[:STATUS_TEXT_MAX], safe=printable, errors="replace")
-        block += _literal(b"grpc-message", encoded.encode())
-    return block
-
-
-def refusal_block(status: int) -> bytes:
-    """Encodes the header block of an HTTP answer to a request that is not gRPC."""
-    return b"\x08" + _sized(b"%d" % status) + b"\x0f\x10" + _sized(b"text/plain")

@@ -10,6 +10,8 @@ What a peer can make us keep in memory is bounded by:
     per process     `Budget` for all connections; the number of connections is at most `CONNECTIONS_MAX`
 """
 
+import os
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +24,7 @@ CONNECTIONS_MIN = 16  # allowed even with a low limit of open files, because a w
 # Share of the allowed open files that is left for /metrics, calls of plugins and sockets that are closing.
 DESCRIPTORS_SPARE = 0.2
 HANDSHAKE_SECONDS = 10.0  # for TLS: a distant peer on a slow link needs two round trips
+LINGER_SECONDS = 0.2  # how long a connection stays open for a peer that still sends when we close it
 SLOW_HANDSHAKE_SECONDS = 1.0  # at the limit of connections, a handshake that has taken longer is cancelled
 UNUSED_SECONDS = 0.25  # at the limit of connections, a connection that has opened no stream for this long is closed
 # At the limit of connections, one that had streams and has none for this long may be drained: its gateway can open another one later.
@@ -115,3 +118,9 @@ def connections_allowed(files_max: int, files_open: int) -> int:
     """Returns how many connections a process may have. `files_max`: how many files it may open. `files_open`: how many are open now."""
     room = int(files_max * (1 - DESCRIPTORS_SPARE)) - files_open
     return min(CONNECTIONS_MAX, max(CONNECTIONS_MIN, room))
+
+
+def connections_max_here() -> int:
+    """Returns how many connections this process may have, by its limit of open files."""
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return connections_allowed(files_max, len(os.listdir("/proc/self/fd")))

@@ -8,37 +8,33 @@ At the limit of connections, unused ones are closed. So a client that only holds
 """
 
 import asyncio
-import os
-import resource
 import socket
 import ssl
 from collections.abc import Callable
 from typing import Final, cast
 
 from workers.transport.accept import ALONE, PATIENCE, Accepting, FullConnections, Gate
-from workers.transport.first_bytes import first_bytes
+from workers.transport.first_bytes import host_of, speaks_tls
 from workers.transport.handshakes import HandshakePace
 from workers.transport.headers import ClientKind
 from workers.transport.http2 import Connection
 from workers.transport.interface import Application, Clock, Handler
 from workers.transport.limits import (
     HANDSHAKE_SECONDS,
+    LINGER_SECONDS,
     SLOW_HANDSHAKE_SECONDS,
     Budget,
     Limits,
-    connections_allowed,
+    connections_max_here,
 )
 from workers.transport.room import Room
 from workers.transport.turn import Turn
-from workers.transport.wrong_protocol import PLAINTEXT_PEER, http1_answer, speaks_http1, speaks_plaintext
 
 TICK: Final = 0.5
 DEADLINE_BEAT: Final = 0.05  # how late a deadline may be noticed; without deadlines, there is no beat
 # Bytes in the asyncio transport. Above HIGH, answers wait in their streams until the number falls below LOW.
 WRITE_HIGH: Final = 1048576
 WRITE_LOW: Final = 262144
-LINGER_SECONDS: Final = 0.2
-DISCARDED_BYTES: Final = 1 << 16
 CLOSING_TICKS: Final = 10  # how many ticks a peer may take to read our GOAWAY
 
 
@@ -245,7 +241,7 @@ class Server:
         self.turn = Turn(loop)
         self._accepting = accepting
         self._room = Room(
-            _connections_max() if connections_max is None else connections_max,
+            connections_max_here() if connections_max is None else connections_max,
             lambda host: self.on_abuse(f"connections: from {host}"),
         )
         self._full = FullConnections(accepting.anywhere or (lambda: self.accepted))
@@ -378,7 +374,7 @@ class Server:
         return left
 
     def _take(self, accepted: socket.socket) -> None:
-        host = _host(accepted)
+        host = host_of(accepted)
         if not self._room.admits(host, self.connections):
             accepted.close()
             return
@@ -409,7 +405,7 @@ class Server:
         try:
             if wait_s:
                 await asyncio.sleep(wait_s)
-            if secure and not await self._speaks_tls(accepted):
+            if secure and not await speaks_tls(self.loop, accepted, self.on_abuse):
                 accepted.close()
                 return
             await self.loop.connect_accepted_socket(
@@ -429,27 +425,6 @@ class Server:
         except asyncio.CancelledError:
             accepted.close()
             raise
-
-    async def _speaks_tls(self, accepted: socket.socket) -> bool:
-        """Looks at a peer's first bytes before TLS does. If the peer speaks plaintext, reports this and returns False. Raises OSError.
-
-        A peer that leaves without a word has begun no handshake: so do probes of load balancers. A gateway begins at once.
-        Plain HTTP/1 gets an answer that says what this port is. A gateway that speaks plain HTTP/2 is only cut off, because it shows nobody
-        a text.
-        """
-        begin = await first_bytes(self.loop, accepted)
-        if not begin:
-            return False
-        if not speaks_plaintext(begin):
-            return True
-        self.on_abuse(f"{PLAINTEXT_PEER}, from {_host(accepted)}")
-        # unread bytes would make TCP reset the connection, and the peer could lose the answer
-        accepted.recv(DISCARDED_BYTES)
-        if speaks_http1(begin):
-            accepted.send(http1_answer(begin, secure=True))
-        accepted.shutdown(socket.SHUT_WR)
-        await asyncio.sleep(LINGER_SECONDS)
-        return False
 
     def _connected(self, handshake: "asyncio.Task[None]") -> None:
         self._handshakes.pop(handshake, None)
@@ -472,17 +447,3 @@ class Server:
         now = self.now()
         for protocol in list(self._protocols):
             protocol.tick(now)
-
-
-def _connections_max() -> int:
-    """Returns how many connections the limit of open files allows."""
-    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return connections_allowed(files_max, len(os.listdir("/proc/self/fd")))
-
-
-def _host(accepted: socket.socket) -> str:
-    """Returns the peer's address; "" if the peer has left already."""
-    try:
-        return str(accepted.getpeername()[0]).removeprefix("::ffff:")
-    except OSError:
-        return ""

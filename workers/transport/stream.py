@@ -17,13 +17,8 @@ from typing import Final
 
 from compiled.calls import data_header, numbered
 from epp.protocol.inflate import TooLong, gunzip, reach
+from workers.transport.answer_blocks import RESPONSE_BLOCK, TRAILERS_OK_BLOCK, refusal_block, trailers_block
 from workers.transport.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS
-from workers.transport.headers import (
-    RESPONSE_BLOCK,
-    TRAILERS_OK_BLOCK,
-    refusal_block,
-    trailers_block,
-)
 from workers.transport.interface import Buffer, Handler, Status
 from workers.transport.link import Link
 from workers.transport.pieces import Pieces

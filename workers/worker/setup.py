@@ -9,51 +9,30 @@ Each part of the app has its own method. `Parts` also keeps the objects that the
 
 import asyncio
 import os
-import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
-import msgspec
 import structlog
 
 from epp.data import Column
 from epp.decision.admission import OPEN, Admission
 from epp.decision.decision import Decision
-from epp.decision.explain import Explanation
 from epp.decision.pipeline import Pipeline
-from epp.decision.receipt import SALT_BYTES, Seal, receipt_of
+from epp.decision.receipt import SALT_BYTES, receipt_of
 from epp.decision.response_phase import NONE
 from epp.metrics import Group
-from epp.metrics.label_caps import LabelCaps
-from epp.metrics.series import (
-    ATTEMPTS,
-    ERROR,
-    ISOLATION,
-    MODEL_REWRITES,
-    PREDICTION,
-    REQUEST,
-    REQUEST_FIGURES,
-    SHADOWS,
-)
+from epp.metrics.series import ISOLATION, MODEL_REWRITES, PREDICTION, SHADOWS
 from epp.plugin import HeldBlocks
 from epp.points import guard
 from epp.points.instrument import Wrap, bare
-from epp.recording.keys import Keyed
-from epp.recording.sample import Sample
 from epp.request import Request
 from epp.request.client_headers import DEBUG_GROUP, untrusted
 from epp.request.intake import Intake
-from shm.answers import AnswersWriter
-from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import SUPERVISOR_LANE, Lane
-from shm.prefills import Prefills
 from shm.prefix_reader import IndexReader
-from shm.prompt_starts import PromptStarts
 from shm.series import SeriesWriter
 from shm.table import TableReader
-from workers.extproc.answer_counts import AnswerCounts
 from workers.extproc.app import App, Guards, StreamOptions, Times
 from workers.extproc.pipelines import Pipelines
 from workers.extproc.pool import Failures, SharedPool
@@ -62,16 +41,14 @@ from workers.flow.flow_control import FlowControl
 from workers.process.instance import Instance
 from workers.process.layout import RECORDING
 from workers.shared.bus import BusWriter
-from workers.shared.decisions import Publisher, Recent
+from workers.shared.decisions import Publisher
 from workers.shared.documents import EndpointsView, NamesView
-from workers.shared.objectives import ObjectivesView, Priorities, static_bands
-from workers.shared.profiles import Answering
+from workers.shared.objectives import Priorities
 from workers.shared.query_of_death import DECIDING, PLACES, TRIED, Deciding
 from workers.telemetry.access_log import AccessLog
 from workers.telemetry.cache_prediction import Comparison, match_name
 from workers.telemetry.call_timing import CallTimers, Timing
-from workers.telemetry.recorder import Recorder, RecordSender
-from workers.telemetry.request_metrics import RequestMetrics
+from workers.telemetry.recorder import Recorder
 from workers.telemetry.request_telemetry import Telemetry
 from workers.telemetry.shadow_agreement import Agreements
 from workers.telemetry.tracing import Tracer
@@ -83,89 +60,12 @@ from workers.worker.faults import Faults
 from workers.worker.flow_setup import flow_control
 from workers.worker.held import NoHeldBlocks, SharedHeldBlocks
 from workers.worker.isolation import Isolation
-from workers.worker.learning import SharedLearning
+from workers.worker.kept import Kept
 from workers.worker.plugin_handles import SharedPrefixIndex
-from workers.worker.profiler import Profiler
 from workers.worker.rewrites import RewritesView
 from workers.worker.services import WorkerServices
 
 log = structlog.get_logger()
-
-
-SWEEP_S: Final = 300.0  # a series that counts nothing for so long may give its room to a new one
-
-
-class Kept:
-    """What a worker keeps to its end, under any configuration: series, counts, views of documents, and the decisions to explain.
-
-    For each part of shared memory that the worker writes, there is one writer here, which all configurations share.
-    """
-
-    def __init__(self, instance: Instance, index: int, lane: Lane, bus: BusWriter, *, clock: Clock) -> None:
-        self.caps = LabelCaps()
-        self.rng = random.Random(int.from_bytes(os.urandom(16), "big"))
-        self.documents = DocumentReader(instance.layout.documents, instance.memory.documents)
-        self.flow: FlowControl | None = None  # the last flow control, even if the present configuration has none
-        self.traces: Exporter | None = None
-        self.rewrites: RewritesView | None = None
-        self.objectives = ObjectivesView(self.documents, static_bands(instance.config.flow))
-        self.objectives.changed = self._bands_changed
-        self._index = index
-        self._series: dict[str, SeriesWriter] = {}
-        self._aging: list[SeriesWriter] = []
-        instance.memory.flow.lane(index).take_over()
-        later = asyncio.get_running_loop().call_later
-        groups = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS)
-        requests, figures, errors, attempts = (self.series(instance, group) for group in groups)
-        self.metrics = RequestMetrics(clock, requests, figures, errors, attempts, self.caps)
-        self._sweep_at = time.monotonic() + SWEEP_S
-        debug = instance.options.log_level == "debug"
-        self.learning = SharedLearning(
-            DocumentReader(instance.layout.latency, instance.memory.latency),
-            PromptStarts(instance.layout.starts, instance.memory.starts, index),
-            bus.send,
-        )
-        self.prefills = Prefills(instance.layout.prefills, instance.memory.prefills, index)
-        self.answers = AnswerCounts(
-            AnswersWriter(instance.layout.answers, instance.memory.answers, index), time.monotonic
-        )
-        lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
-        self.records = RecordSender(index, bus.offer, lambda records: lost(n=records))
-        self.sample = Sample()
-        self.keyed = Keyed(instance.credentials.prefix_seed)
-        self.seal = Seal(instance.credentials.prefix_seed)
-        self.recent = Recent(index, time.monotonic, log_decision if debug else None)
-        published = DocumentWriter(instance.layout.decisions, instance.memory.decisions)
-        self.publisher = Publisher(self.recent, instance.memory.lanes, lane, published, index)
-        answers = DocumentWriter(instance.layout.profiles, instance.memory.profiles)
-        answering = Answering(instance.memory.lanes, lane, answers, index, time.monotonic)
-        self.profiler = Profiler(answering, later)
-
-    def _bands_changed(self) -> None:
-        if self.flow is not None:
-            self.flow.know(self.objectives.places)
-
-    def series(self, instance: Instance, group: Group) -> SeriesWriter:
-        """Returns this worker's part of a table of labelled metrics. Creates it at the first call."""
-        series = self._series.get(group.name)
-        if series is None:
-            series = self._series[group.name] = instance.memory.series_writer(group, self._index, self.caps)
-            series.take_over()
-            if group.ages:
-                self._aging.append(series)
-        return series
-
-    def sweep(self, now: float) -> None:
-        """Frees series that have counted nothing for SWEEP_S, where few are left for new names. `now`: monotonic seconds."""
-        if now < self._sweep_at:
-            return
-        self._sweep_at = now + SWEEP_S
-        held = self.metrics.held()
-        swept = [series.sweep(held if series is self.metrics.figures else ()) for series in self._aging]
-        if any(swept):
-            self.metrics.forget()
-            if self.flow is not None:
-                self.flow.forget_labels()
 
 
 class Parts:
@@ -453,8 +353,3 @@ def take_over(configured: Pipeline, before: Pipeline) -> None:
         predecessor = before.plugins.get(name)
         if predecessor is not None and predecessor.type_name == plugin.type_name:
             plugin.take_over(predecessor)
-
-
-def log_decision(explained: Explanation) -> None:
-    """Logs a decision at level debug."""
-    log.debug("decision", **msgspec.to_builtins(explained))

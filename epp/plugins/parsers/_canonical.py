@@ -11,18 +11,17 @@ The encoding is unambiguous: no byte from F8 on occurs in UTF-8, and a quote end
 conversation that grows keeps all its bytes, and two conversations have equal bytes up to the place where they differ. A list of parts
 with one text is encoded as that text. What engines do not render is left out: cache marks, ids of stored messages, unknown members.
 
-Most clients already send strings in shortest form. Only escapes with a shorter form (`\\u`, `\\/`) need decoding. A prompt that is
-no conversation is encoded as the string without its quotes. Token ids are encoded as 32-bit words in little-endian order.
-Nothing here refuses a body, because the parser has accepted it. A value of an unexpected shape is encoded as its JSON text.
+Most clients already send strings in shortest form. Only escapes with a shorter form (`\\u`, `\\/`) need decoding. `_plain_prompts`
+encodes prompts that are no conversations. Nothing here refuses a body, because the parser has accepted it. A value of an unexpected shape
+is encoded as its JSON text.
 
 This code blocks the event loop, so all work beyond one look at each byte is bounded. A body with very many messages or parts is encoded
-as its JSON text (`crowded`), and so is a list of parts with very many values (`dense`). Of a list of token ids, the first IDS_MAX are
-read and the others stay text. Only a bounded number of bytes is sorted and shortened. Each bound depends only on the bytes before the
-place where it applies, so prompts with equal beginnings keep equal encodings.
+as its JSON text (`crowded`), and so is a list of parts with very many values (`dense`). Only a bounded number of bytes is
+sorted and shortened. Each bound depends only on the bytes before the place where it applies, so prompts with equal beginnings keep equal
+encodings.
 """
 
 import re
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -61,9 +60,6 @@ OBJECTS_MAX: Final = 1000  # messages, parts and similar objects of a body, plus
 OBJECTS_PER_MIB: Final = 500
 # Bytes of a long text that are searched at once: they stay in the CPU cache, and a match ends the search.
 STEP: Final = 65536
-TEXTS_MAX: Final = 2048  # commas in a list of prompts; a list with more is encoded as its JSON text
-IDS_MAX: Final = 1 << 15
-ID_BYTES: Final = 12  # enough for one token id with its comma and some blanks
 SORTED_BYTES: Final = 1 << 16  # bytes of one prompt that are sorted
 SHORTENED_BYTES: Final = 1 << 18  # bytes of one prompt that are brought into shortest form
 CUT_BYTES: Final = 4096  # how far back from SHORTENED_BYTES to look for a place to cut a text
@@ -186,53 +182,12 @@ def _items(value: Raw) -> list[Message]:
     return [message if message.role is not EMPTY else Message(function_call=entry) for message, entry in entries]
 
 
-def texts(strings: Sequence[Any]) -> list[bytes]:
-    """Encodes prompts that are texts: each is a JSON string, as `Raw`, bytes or a view."""
-    encoded = [text[1:-1] if isinstance(text, bytes) else bytes(inside(text)) for text in strings]
-    if any(map(has_long_escape, encoded)):
-        shorten = Shortener()
-        encoded = [bytes(inside(shorten(text))) for text in strings]
-    return encoded
-
-
 def dense(raw: Raw) -> bool:
     """Returns whether a long JSON text is mostly commas and very short values. It is not decoded into parts then, which would take long."""
     text = memoryview(raw)
     if len(text) <= SURE_BYTES:
         return False
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) == COMMA)) * COMMA_EVERY > len(text)
-
-
-def many_texts(raw: Raw) -> bytes | None:
-    """Returns the JSON text of a list with too many prompts, from its first to its last string; None if the list is short enough."""
-    text = bytes(raw)
-    if len(text) <= SURE_BYTES or text.count(b",") <= TEXTS_MAX:
-        return None
-    return text[text.index(b'"') + 1 : -1].rstrip(b" \t\r\n").removesuffix(b'"')
-
-
-def token_ids(prompts: Sequence[Sequence[int]]) -> list[bytes]:
-    """Encodes prompts of token ids. Raises OverflowError if a number is not an unsigned 32-bit number."""
-    return [_words(ids) for ids in prompts]
-
-
-def first_ids(raw: Raw) -> tuple[bytes, bytes]:
-    """Returns the first IDS_MAX numbers of a JSON list, as a JSON list, and the JSON text of the remaining numbers."""
-    text = bytes(raw)
-    if len(text) <= 2 * IDS_MAX:
-        return text, b""
-    reach = IDS_MAX * ID_BYTES
-    commas = np.flatnonzero(np.frombuffer(text, np.uint8, min(len(text), reach)) == COMMA)
-    if (len(commas) < IDS_MAX and len(text) <= reach) or not len(commas):
-        return text, b""
-    at = int(commas[min(len(commas), IDS_MAX) - 1])
-    return text[:at] + b"]", text[at + 1 : -1]
-
-
-def _words(ids: Sequence[int]) -> bytes:
-    words = array("I", ids)
-    assert words.itemsize == BYTES_PER_TOKEN
-    return words.tobytes()
 
 
 def inside(text: Raw | Piece) -> memoryview:

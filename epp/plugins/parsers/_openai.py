@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from epp.errors import Cause, Refused
-from epp.plugins.parsers import _canonical, _extents, _parts
+from epp.plugins.parsers import _canonical, _extents, _parts, _plain_prompts
 from epp.plugins.parsers._canonical import BRACKET, QUOTE, first, present
 from epp.plugins.parsers._reader import UNREADABLE, Reader
 from epp.plugins.parsers._structs import (
@@ -81,7 +81,7 @@ def _prompt(raw: Raw, kind: str, name: str) -> Prompt:
     if blank(raw):
         raise _must_have(kind, name)
     if first(raw) == QUOTE:
-        return Prompt(lambda: _canonical.texts((raw,))[0])
+        return Prompt(lambda: _plain_prompts.texts((raw,))[0])
     try:
         prompts, between = _listed(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -98,20 +98,20 @@ def _listed(raw: Raw) -> tuple[list[bytes], bytes]:
     """Returns the prompts of a list, and the separator that joins them."""
     entry = bytes(memoryview(raw)[1:64]).lstrip()[:1]
     if entry == b'"':
-        if (many := _canonical.many_texts(raw)) is not None:
+        if (many := _plain_prompts.many_texts(raw)) is not None:
             return [many], b""
         texts = _texts.decode(raw)
         if any(first(text) != QUOTE for text in texts):
             raise msgspec.ValidationError("an array of prompts holds texts or token ids, not both")
-        return _canonical.texts(texts), _canonical.PROMPT
+        return _plain_prompts.texts(texts), _canonical.PROMPT
     if entry == b"[":
         if len(memoryview(raw)) > _canonical.SURE_BYTES:
             many = bytes(memoryview(raw)[:-1])
-            if many.count(b",") > _canonical.TEXTS_MAX:
+            if many.count(b",") > _plain_prompts.TEXTS_MAX:
                 return [many], b""
-        return _canonical.token_ids([ids for ids in _token_lists.decode(raw) if ids]), _canonical.TOKENS_BETWEEN
-    ids, rest = _canonical.first_ids(raw)
-    return [_canonical.token_ids([_token_ids.decode(ids)])[0] + rest], b""
+        return _plain_prompts.token_ids([ids for ids in _token_lists.decode(raw) if ids]), _canonical.TOKENS_BETWEEN
+    ids, rest = _plain_prompts.first_ids(raw)
+    return [_plain_prompts.token_ids([_token_ids.decode(ids)])[0] + rest], b""
 
 
 def _completion(body: Completion, request: Request) -> None:

@@ -1,8 +1,8 @@
 """Reads prompts that arrive as token ids: their bytes for hashing, and their parts for the token producer.
 
 The ids are hashed as 32-bit words in little-endian order. Ids that stand for media are replaced by hashes of the media
-(`epp.prefix.blocks.with_media`). Of a long list only the first ids are decoded at once (`_canonical.first_ids`). The rest of the list is
-hashed as its text, and decoded only when a plugin needs all ids.
+(`epp.prefix.blocks.with_media`). Of a long list only the first ids are decoded at once (`_plain_prompts.first_ids`). The rest of the list
+is hashed as its text, and decoded only when a plugin needs all ids.
 """
 
 from array import array

@@ -6,7 +6,7 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
-from epp.plugins.parsers import _canonical, _extents, _openai, _tokens
+from epp.plugins.parsers import _extents, _openai, _plain_prompts, _tokens
 from epp.plugins.parsers._canonical import present
 from epp.plugins.parsers._reader import UNREADABLE
 from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
@@ -58,7 +58,7 @@ class SglangHttp(Parser):
             raise Refused(Cause.INVALID_BODY, "invalid generate request: input_ids must be provided")
         request.cache_salt = _salt(fields.extra_key)
         raw = fields.input_ids
-        head, rest = _canonical.first_ids(raw)
+        head, rest = _plain_prompts.first_ids(raw)
         ids = _input_ids(head)
         request[ANSWER] = SCANNED
         request.streaming = fields.stream is True

@@ -10,7 +10,7 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
-from epp.plugins.parsers import _canonical, _extents, _parts, _tokens
+from epp.plugins.parsers import _extents, _parts, _plain_prompts, _tokens
 from epp.plugins.parsers._structs import Raw
 from epp.protocol import grpc_frames, wire
 from epp.protocol.usage import ANSWER, UNSEEN, AnswerHandling, VllmEmbedScanner, VllmGenerateScanner
@@ -101,7 +101,7 @@ def _text_prompt(data: bytes) -> Prompt:
     if len(data) - len(data.translate(None, LONG_IN_JSON)) > LONG_IN_JSON_MAX:
         return Prompt(lambda: data)
     raw = Raw(msgspec.json.encode(data.decode()))
-    prompt = Prompt(lambda: _canonical.texts((raw,))[0])
+    prompt = Prompt(lambda: _plain_prompts.texts((raw,))[0])
     prompt.body, prompt.read = b'{"prompt":%b}' % raw, _parts.completions
     return prompt
 
@@ -109,7 +109,7 @@ def _text_prompt(data: bytes) -> Prompt:
 def _prompt(walk: wire.Walk, message: memoryview, media: Sequence[Feature]) -> Prompt:
     """Reads a TokenizedInput: field input_ids 2."""
     values = [value for number, value in walk.fields(message) if number == 2]
-    ids, rest = wire.first_uint32s(values, _canonical.IDS_MAX)
+    ids, rest = wire.first_uint32s(values, _plain_prompts.IDS_MAX)
     if rest is None:
         return _tokens.prompt(ids, media)
     return _tokens.prompt(ids, media, rest, lambda: wire.uint32s(values).tolist())

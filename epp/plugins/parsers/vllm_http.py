@@ -6,7 +6,7 @@ import msgspec
 
 from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
-from epp.plugins.parsers import _canonical, _extents, _openai, _tokens
+from epp.plugins.parsers import _extents, _openai, _plain_prompts, _tokens
 from epp.plugins.parsers._canonical import present
 from epp.plugins.parsers._reader import UNREADABLE, Reader
 from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
@@ -70,7 +70,7 @@ class VllmHttp(Parser):
         try:
             fields = _body.decode(body)
             raw = fields.token_ids
-            head, rest = _canonical.first_ids(raw) if present(raw) else (b"[]", b"")
+            head, rest = _plain_prompts.first_ids(raw) if present(raw) else (b"[]", b"")
             ids = _ids.decode(head)
             media = _media(fields.features)
         except UNREADABLE as error:

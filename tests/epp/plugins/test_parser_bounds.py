@@ -6,15 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from epp.plugins.parsers._canonical import (
-    IDS_MAX,
-    OBJECTS_MAX,
-    SHORTENED_BYTES,
-    SORTED_BYTES,
-    SURE_BYTES,
-    TEXTS_MAX,
-    crowded,
-)
+from epp.plugins.parsers._canonical import OBJECTS_MAX, SHORTENED_BYTES, SORTED_BYTES, SURE_BYTES, crowded
+from epp.plugins.parsers._plain_prompts import IDS_MAX, TEXTS_MAX
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.parsers.sglang_http import SglangHttp

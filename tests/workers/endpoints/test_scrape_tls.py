@@ -17,7 +17,7 @@ from epp.plugins.extractors.metrics_source import MetricsDataSource
 from tests.waiting import until
 from tests.workers.endpoints.model_servers import run, serving
 from tests.workers.endpoints.scraping import Seen, answer, reader
-from workers.endpoints.scrape import Scraper
+from workers.endpoints.further_pages import scraper_of
 from workers.endpoints.source_tls import source_tls
 
 
@@ -40,7 +40,7 @@ def test_https_pages_are_scraped_with_and_without_verification(tmp_path: Any) ->
             params = MetricsDataSource.Params(scheme="https", **params)  # type: ignore[arg-type]
             source = MetricsDataSource("s", params)
             seen[name] = Seen()
-            scraper = Scraper.of(
+            scraper = scraper_of(
                 source, loop, interval_s=0.05, tls=source_tls(source), inflight=lambda slot: 0, sink=seen[name]
             )
             scraper.start()

@@ -13,7 +13,8 @@ from tests.waiting import elapse, in_virtual_time
 from tests.workers.kube.fake import FakeApi
 from workers.kube.api import Resource
 from workers.kube.errors import Unreachable
-from workers.kube.reflect import Change, Reflector
+from workers.kube.known import Change
+from workers.kube.reflect import Reflector
 
 THINGS = Resource("example.com", "v1", "things", "space")
 AWAY = Unreachable("connection refused")

@@ -13,7 +13,8 @@ from tests.workers.kube.following import AWAY, THINGS, Followed, decode, scenari
 from workers.endpoints.empty_list import HOLD_S
 from workers.kube.api import EMPTY, Resource
 from workers.kube.errors import ApiError, Unreachable
-from workers.kube.reflect import OBJECTS_MAX, REPORTED_MAX, REPORTED_S, Known, Outage, Reflector
+from workers.kube.known import OBJECTS_MAX, REPORTED_MAX, REPORTED_S, Known
+from workers.kube.reflect import Outage, Reflector
 
 
 def test_a_wrongly_empty_list_removes_nothing() -> None:

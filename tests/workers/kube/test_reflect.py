@@ -13,7 +13,8 @@ from tests.workers.kube.fake import FakeApi
 from tests.workers.kube.following import AWAY, THINGS, Followed, decode, scenario, things
 from workers.endpoints.empty_list import HOLD_S
 from workers.kube.errors import ApiError
-from workers.kube.reflect import IDLE_S, Known
+from workers.kube.known import Known
+from workers.kube.reflect import IDLE_S
 
 
 def test_a_list_in_pages_becomes_known_at_once_and_the_watch_continues() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from epp.config.load import load
 from tests.workers.instances import made, options
-from workers.process.layout import Layout, unit_bytes
+from workers.process.layout import Layout
+from workers.process.unit_bytes import unit_bytes
 
 
 def test_the_need_for_shared_memory_is_known_before_it_is_created(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.pair import Response
 from tests.workers.telemetry.traces import BODY, PARENT_ID, SAMPLED, TRACE_ID, UNSAMPLED, Site
-from workers.telemetry.tracing import gateway_context
+from workers.telemetry.trace_context import gateway_context
 from workers.transport.interface import Metadata
 
 GATEWAY_TRACE, GATEWAY_SPAN = "11112222333344445555666677778888", "aaaabbbbccccdddd"

@@ -12,7 +12,8 @@ from epp.plugins.scorers.kv_utilization import KvUtilization
 from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.points.instrument import Point
 from tests.workers.telemetry.traces import PARENT_ID, SAMPLED, TRACE_ID, UNSAMPLED, Silent, Site, decided, headers
-from workers.telemetry.tracing import Span, Tracer, parse_traceparent
+from workers.telemetry.trace_context import parse_traceparent
+from workers.telemetry.tracing import Span, Tracer
 
 
 def test_without_a_parent_the_ratio_decides_and_a_new_trace_begins() -> None:

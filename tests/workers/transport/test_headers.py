@@ -7,15 +7,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.modes import interpreted_only
-from workers.transport.headers import (
-    REMEMBERED_BLOCKS,
-    BrokenBlock,
-    FieldKinds,
-    HeaderDecoder,
-    refusal_block,
-    request_head,
-    trailers_block,
-)
+from workers.transport.answer_blocks import refusal_block, trailers_block
+from workers.transport.headers import REMEMBERED_BLOCKS, BrokenBlock, FieldKinds, HeaderDecoder, request_head
 from workers.transport.limits import Limits
 
 names = st.sampled_from([":method", ":path", "te", "content-type", "x-a", "x-request-id", "grpc-timeout"])

@@ -18,7 +18,8 @@ from workers.cli.configuration import findings_text, read_file
 from workers.cli.flags import PREFIX, BadConfiguration
 from workers.cli.manifests import helm
 from workers.cli.manifests.extension_values import translated
-from workers.cli.manifests.values import BadValues, Json, Layer, assigned, checked, read, with_source
+from workers.cli.manifests.layers import BadValues, Layer, assigned, checked, read, with_source
+from workers.cli.manifests.values import Json
 from workers.cli.output import echo, echo_as_is
 from workers.cli.serve_options import collect, serve_options
 from workers.host.options import Options

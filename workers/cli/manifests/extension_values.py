@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from epp.config.load import ConfigErrors
 from epp.config.migrate import migrate
-from workers.cli.manifests.values import Json, Proxy, merged
+from workers.cli.manifests.layers import merged
+from workers.cli.manifests.values import Json, Proxy
 
 EXTENSION, POOL = "inferenceExtension", "inferencePool"
 OLDER: Final = (

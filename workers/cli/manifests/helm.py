@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import yaml
 
-from workers.cli.manifests.values import BadValues, Json
+from workers.cli.manifests.layers import BadValues
+from workers.cli.manifests.values import Json
 
 TIMEOUT_S: Final = 60.0
 # Given to helm as --kube-version, because an older helm assumes a version below the chart's minimum. No template depends on the version.

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shm.index_news import News
+from shm.index_search import News
 from shm.named_blocks import owned_blocks
 from workers.endpoints.replicas.places import Places
 from workers.endpoints.replicas.wire import RUNS_MAX, Blocks

@@ -1,0 +1,121 @@
+"""What a worker keeps when its configuration changes."""
+
+import asyncio
+import os
+import random
+import time
+from functools import partial
+from typing import Final
+
+import msgspec
+import structlog
+
+from epp.decision.explain import Explanation
+from epp.decision.receipt import Seal
+from epp.metrics import Group
+from epp.metrics.label_caps import LabelCaps
+from epp.metrics.series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
+from epp.recording.keys import Keyed
+from epp.recording.sample import Sample
+from shm.answers import AnswersWriter
+from shm.documents import DocumentReader, DocumentWriter
+from shm.lanes import Lane
+from shm.prefills import Prefills
+from shm.prompt_starts import PromptStarts
+from shm.series import SeriesWriter
+from workers.extproc.answer_counts import AnswerCounts
+from workers.flow.flow_control import FlowControl
+from workers.process.instance import Instance
+from workers.shared.bus import BusWriter
+from workers.shared.decisions import Publisher, Recent
+from workers.shared.objectives import ObjectivesView, static_bands
+from workers.shared.profiles import Answering
+from workers.telemetry.recorder import RecordSender
+from workers.telemetry.request_metrics import RequestMetrics
+from workers.telemetry.tracing_export import Exporter
+from workers.transport.interface import Clock
+from workers.worker.learning import SharedLearning
+from workers.worker.profiler import Profiler
+from workers.worker.rewrites import RewritesView
+
+log = structlog.get_logger()
+
+SWEEP_S: Final = 300.0  # a series that counts nothing for so long may give its room to a new one
+
+
+class Kept:
+    """What a worker keeps to its end, under any configuration: series, counts, views of documents, and the decisions to explain.
+
+    For each part of shared memory that the worker writes, there is one writer here, which all configurations share.
+    """
+
+    def __init__(self, instance: Instance, index: int, lane: Lane, bus: BusWriter, *, clock: Clock) -> None:
+        self.caps = LabelCaps()
+        self.rng = random.Random(int.from_bytes(os.urandom(16), "big"))
+        self.documents = DocumentReader(instance.layout.documents, instance.memory.documents)
+        self.flow: FlowControl | None = None  # the last flow control, even if the present configuration has none
+        self.traces: Exporter | None = None
+        self.rewrites: RewritesView | None = None
+        self.objectives = ObjectivesView(self.documents, static_bands(instance.config.flow))
+        self.objectives.changed = self._bands_changed
+        self._index = index
+        self._series: dict[str, SeriesWriter] = {}
+        self._aging: list[SeriesWriter] = []
+        instance.memory.flow.lane(index).take_over()
+        later = asyncio.get_running_loop().call_later
+        groups = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS)
+        requests, figures, errors, attempts = (self.series(instance, group) for group in groups)
+        self.metrics = RequestMetrics(clock, requests, figures, errors, attempts, self.caps)
+        self._sweep_at = time.monotonic() + SWEEP_S
+        debug = instance.options.log_level == "debug"
+        self.learning = SharedLearning(
+            DocumentReader(instance.layout.latency, instance.memory.latency),
+            PromptStarts(instance.layout.starts, instance.memory.starts, index),
+            bus.send,
+        )
+        self.prefills = Prefills(instance.layout.prefills, instance.memory.prefills, index)
+        self.answers = AnswerCounts(
+            AnswersWriter(instance.layout.answers, instance.memory.answers, index), time.monotonic
+        )
+        lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
+        self.records = RecordSender(index, bus.offer, lambda records: lost(n=records))
+        self.sample = Sample()
+        self.keyed = Keyed(instance.credentials.prefix_seed)
+        self.seal = Seal(instance.credentials.prefix_seed)
+        self.recent = Recent(index, time.monotonic, log_decision if debug else None)
+        published = DocumentWriter(instance.layout.decisions, instance.memory.decisions)
+        self.publisher = Publisher(self.recent, instance.memory.lanes, lane, published, index)
+        answers = DocumentWriter(instance.layout.profiles, instance.memory.profiles)
+        answering = Answering(instance.memory.lanes, lane, answers, index, time.monotonic)
+        self.profiler = Profiler(answering, later)
+
+    def _bands_changed(self) -> None:
+        if self.flow is not None:
+            self.flow.know(self.objectives.places)
+
+    def series(self, instance: Instance, group: Group) -> SeriesWriter:
+        """Returns this worker's part of a table of labelled metrics. Creates it at the first call."""
+        series = self._series.get(group.name)
+        if series is None:
+            series = self._series[group.name] = instance.memory.series_writer(group, self._index, self.caps)
+            series.take_over()
+            if group.ages:
+                self._aging.append(series)
+        return series
+
+    def sweep(self, now: float) -> None:
+        """Frees series that have counted nothing for SWEEP_S, where few are left for new names. `now`: monotonic seconds."""
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + SWEEP_S
+        held = self.metrics.held()
+        swept = [series.sweep(held if series is self.metrics.figures else ()) for series in self._aging]
+        if any(swept):
+            self.metrics.forget()
+            if self.flow is not None:
+                self.flow.forget_labels()
+
+
+def log_decision(explained: Explanation) -> None:
+    """Logs a decision at level debug."""
+    log.debug("decision", **msgspec.to_builtins(explained))
