@@ -75,7 +75,7 @@ class DocumentWriter:
             self._words[offset // WORD + CAPACITY] = capacity
 
     def write(self, index: int, blob: bytes) -> None:
-        """Make `blob` the current version of document `index`. Raises DocumentTooLarge."""
+        """Makes `blob` the current version of document `index`. Raises DocumentTooLarge."""
         capacity = self.schema.capacities[index]
         if len(blob) > capacity:
             raise DocumentTooLarge(
@@ -131,11 +131,11 @@ class DocumentReader:
         self._versions = [offset // WORD + VERSION for offset in schema.offsets]
 
     def version(self, index: int) -> int:
-        """Return the document's version. It grows with each write; 0: the document was never written."""
+        """Returns the document's version. It grows with each write; 0: the document was never written."""
         return self._words[self._versions[index]]
 
     def version_word(self, index: int) -> tuple[memoryview, int]:
-        """Return the words and the place among them where the document's version stands, for callers that look at it for each request."""
+        """Returns the words and the place among them where the document's version stands, for callers that look at it for each request."""
         return self._words, self._versions[index]
 
     def is_whole(self, index: int) -> bool:
@@ -143,7 +143,7 @@ class DocumentReader:
         return self._whole(index, self.version(index)) is not None
 
     def read(self, index: int) -> tuple[int, bytes] | None:
-        """Return the current version and its bytes. Return None if the document was never written, or was torn at every try."""
+        """Returns the current version and its bytes. Returns None if the document was never written, or was torn at every try."""
         for _ in range(READ_TRIES_MAX):
             version = self.version(index)
             fence.order()

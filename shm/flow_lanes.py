@@ -85,15 +85,15 @@ class FlowSchema:
         return {"kind": "flow", "bands": self.bands, "workers": self.workers}
 
     def band_at(self, band: int) -> int:
-        """Return where a band's words begin, in words from the start of a lane."""
+        """Returns where a band's words begin, in words from the start of a lane."""
         return BANDS_AT + band * LINE
 
     def line_of(self, mark: int) -> int:
-        """Return where the line of a flow's mark begins, in words from the start of a lane."""
+        """Returns where the line of a flow's mark begins, in words from the start of a lane."""
         return self.marks_at + (mark & (MARK_LINES - 1)) * LINE
 
     def asked_of(self, worker: int) -> int:
-        """Return where a lane holds what its writer asked of `worker`, in words from the start of the lane."""
+        """Returns where a lane holds what its writer asked of `worker`, in words from the start of the lane."""
         return self.asked_at + worker * self.asked_words
 
 
@@ -142,20 +142,20 @@ class FlowLanes:
         self._bases: tuple[int, ...] = ()
 
     def base(self, worker: int) -> int:
-        """Return where a worker's lane begins, in words from the start of the region."""
+        """Returns where a worker's lane begins, in words from the start of the region."""
         return worker * self.schema.lane_words
 
     def lane(self, worker: int) -> "FlowLane":
-        """The writing side of a worker's lane."""
+        """Returns the writing side of a worker's lane."""
         return FlowLane(self, worker)
 
     def serving(self) -> tuple[int, ...]:
-        """The workers that serve."""
+        """Returns the workers that serve."""
         self._look()
         return self._workers
 
     def serving_bases(self) -> tuple[int, ...]:
-        """Return where the lanes of the serving workers begin, in words.
+        """Returns where the lanes of the serving workers begin, in words.
 
         Returns the same object until the set of serving workers changes.
         """
@@ -174,13 +174,13 @@ class FlowLanes:
         return total
 
     def cell(self, worker: int, band: int) -> Cell:
-        """What waits in one band of one worker, whether that worker serves or not."""
+        """Returns what waits in one band of one worker, whether that worker serves or not."""
         at = self.base(worker) + self.schema.band_at(band)
         words = self.words
         return Cell(words[at + REQUESTS], words[at + BYTES], self.floats[at + OLDEST])
 
     def band(self, band: int) -> Cell:
-        """What waits in one band, over all serving workers."""
+        """Returns what waits in one band, over all serving workers."""
         at, words, floats = self.schema.band_at(band), self.words, self.floats
         requests = size = 0
         oldest = 0.0
@@ -194,11 +194,11 @@ class FlowLanes:
         return Cell(requests, size, oldest)
 
     def empty(self, band: int) -> bool:
-        """Return whether no request of the band waits in a serving worker, and no worker still has to displace any of this band."""
+        """Returns whether no request of the band waits in a serving worker, and no worker still has to displace any of this band."""
         return not self.band(band).requests and all(self.asked(worker, band) == (0, 0) for worker in self.serving())
 
     def position(self, mark: int, bases: Sequence[int]) -> float:
-        """Return the largest position that the lanes at `bases` have for the flow with this mark; -inf if no lane knows the flow."""
+        """Returns the largest position that the lanes at `bases` have for the flow with this mark; -inf if no lane knows the flow."""
         line, words, furthest = self.schema.line_of(mark), self.words, -inf
         for base in bases:
             at = base + line
@@ -211,14 +211,14 @@ class FlowLanes:
         return furthest
 
     def front(self, worker: int) -> FrontCell | None:
-        """The front of one worker; None: no request waits in this worker."""
+        """Returns the front of one worker; None: no request waits in this worker."""
         base, words = self.base(worker), self.words
         if not words[base + FRONT]:
             return None
         return FrontCell(words[base + FRONT_PRIORITY], self.floats[base + FRONT_CLAIM])
 
     def victim(self, worker: int) -> VictimCell:
-        """What one worker publishes about its possible victims."""
+        """Returns what one worker publishes about its possible victims."""
         base, words, floats = self.base(worker), self.words, self.floats
         return VictimCell(
             words[base + EVICTABLE],
@@ -228,7 +228,7 @@ class FlowLanes:
         )
 
     def reclaim(self, worker: int) -> tuple[float, float]:
-        """Return what this worker's evictions have yet to free, and what its last decision meant to free.
+        """Returns what this worker's evictions have yet to free, and what its last decision meant to free.
 
         Both are fractions of the saturation.
         """
@@ -236,7 +236,7 @@ class FlowLanes:
         return floats[base + RECLAIM_PENDING], floats[base + RECLAIM_TARGET]
 
     def asked(self, worker: int, band: int) -> tuple[int, int]:
-        """Return how many requests and bytes of a band other workers asked this worker to displace, less what it has answered."""
+        """Returns how many requests and bytes of a band other workers asked this worker to displace, less what it has answered."""
         words, at = self.words, self.schema.asked_of(worker) + 1 + 2 * band
         own = self.base(worker) + self.schema.band_at(band)
         requests, size = -words[own + ANSWERED_REQUESTS], -words[own + ANSWERED_BYTES]
@@ -246,7 +246,7 @@ class FlowLanes:
         return max(0, requests), max(0, size)
 
     def asked_ever(self, worker: int) -> int:
-        """A counter that grows whenever another worker asks something of this one."""
+        """Returns a counter that grows whenever another worker asks something of this one."""
         words, at = self.words, self.schema.asked_of(worker)
         total = 0
         for base in range(0, self.schema.workers * self.schema.lane_words, self.schema.lane_words):
@@ -275,7 +275,7 @@ class FlowLane:
         self._place = 0  # which of the four places of its line the next new flow takes
 
     def take_over(self) -> None:
-        """Clear the predecessor's gauges, and count everything that other workers asked of the predecessor as answered."""
+        """Clears the predecessor's gauges, and counts everything that other workers asked of the predecessor as answered."""
         words, schema = self.words, self.schema
         for word in GAUGES:
             words[word] = 0
@@ -285,7 +285,7 @@ class FlowLane:
             self.answer(band, *self._all.asked(self.worker, band))
 
     def publish(self, band: int, requests: int, size: int, oldest: float) -> None:
-        """Publish the waiting requests of one band, and update the totals over all bands."""
+        """Publishes the waiting requests of one band, and updates the totals over all bands."""
         words, at = self.words, self.schema.band_at(band)
         words[WAITING] += requests - words[at + REQUESTS]
         words[WAITING_BYTES] += size - words[at + BYTES]
@@ -294,7 +294,7 @@ class FlowLane:
         self.floats[at + OLDEST] = oldest
 
     def move(self, mark: int, position: float) -> None:
-        """Publish the position of a flow."""
+        """Publishes the position of a flow."""
         words, line = self.words, self.schema.line_of(mark)
         for at in range(line, line + LINE, 2):
             if words[at] == mark:
@@ -307,25 +307,25 @@ class FlowLane:
         words[at] = mark
 
     def show_time(self, band: int, time: float, end: float, backlogged: int) -> None:
-        """Publish a band's virtual time, the position of its furthest flow, and its number of backlogged flows."""
+        """Publishes a band's virtual time, the position of its furthest flow, and its number of backlogged flows."""
         words, floats, at = self.words, self.floats, self.schema.band_at(band)
         floats[at + END] = end
         floats[at + TIME] = time
         words[at + BACKLOGGED] = backlogged
 
     def front(self, priority: int, claim: float) -> None:
-        """Publish the front: the priority and claim of the most important waiting request."""
+        """Publishes the front: the priority and claim of the most important waiting request."""
         words = self.words
         words[FRONT_PRIORITY] = priority
         self.floats[FRONT_CLAIM] = claim
         words[FRONT] = 1
 
     def no_front(self) -> None:
-        """Publish that no request waits."""
+        """Publishes that no request waits."""
         self.words[FRONT] = 0
 
     def ask(self, worker: int, band: int, requests: int, size: int) -> None:
-        """Ask another worker to displace more requests and bytes of a band."""
+        """Asks another worker to displace more requests and bytes of a band."""
         words, at = self.words, self.schema.asked_of(worker)
         words[at + 1 + 2 * band] += requests
         words[at + 2 + 2 * band] += size
@@ -333,13 +333,13 @@ class FlowLane:
         words[at] += requests + size  # last: a reader that sees the new total also sees the numbers behind it
 
     def answer(self, band: int, requests: int, size: int) -> None:
-        """Record that requests and bytes that others asked for were displaced, or can no longer be displaced."""
+        """Records that requests and bytes that others asked for were displaced, or can no longer be displaced."""
         words, at = self.words, self.schema.band_at(band)
         words[at + ANSWERED_REQUESTS] += requests
         words[at + ANSWERED_BYTES] += size
 
     def show_victim(self, cell: VictimCell) -> None:
-        """Publish which requests in flight this worker could evict."""
+        """Publishes which requests in flight this worker could evict."""
         words, floats = self.words, self.floats
         words[VICTIM_PRIORITY] = cell.priority
         floats[VICTIM_SENT_AT] = cell.sent_at
@@ -347,6 +347,6 @@ class FlowLane:
         words[EVICTABLE] = cell.evictable
 
     def show_reclaim(self, pending: float, target: float) -> None:
-        """Publish what this worker's evictions have yet to free and what they are meant to free, as fractions of the saturation."""
+        """Publishes what this worker's evictions have yet to free and what they are meant to free, as fractions of the saturation."""
         self.floats[RECLAIM_PENDING] = pending
         self.floats[RECLAIM_TARGET] = target

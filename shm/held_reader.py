@@ -53,7 +53,7 @@ class Owners:
         self.weights: list[int] = []
 
     def add(self, owner: int, row: int, weight: int) -> None:
-        """Record that blocks of this owner id count for this row, with this weight."""
+        """Records that blocks of this owner id count for this row, with this weight."""
         self.row_of[owner] = row
         self.weight_of[owner] = weight
         self.weights = sorted({*self.weights, weight})
@@ -71,7 +71,7 @@ class HeldReader:
         self._differ: Hashes = np.empty((BLOCKS_MAX, NEAR_WAYS), dtype=np.uint64)
 
     def held(self, hashes: Hashes, owners: Owners) -> tuple[list[int], list[int]]:
-        """Return two lists with one number per row: how many leading blocks the row holds without a gap, and the sum of their weights.
+        """Returns two lists with one number per row: how many leading blocks the row holds without a gap, and the sum of their weights.
 
         `hashes`: uint64, one per block of a prompt, first block first. A block that a row holds under several owner ids counts once, with
         the best of their weights.
@@ -81,7 +81,7 @@ class HeldReader:
         return self.reference_held(hashes, owners)
 
     def reference_held(self, hashes: Hashes, owners: Owners) -> tuple[list[int], list[int]]:
-        """Compute `held` in Python, without the C kernel."""
+        """Computes `held` in Python, without the C kernel."""
         rows, count = owners.rows, len(hashes)
         blocks, weighted = [0] * rows, [0] * rows
         start, size = 0, BLOCKS_MAX
@@ -95,9 +95,9 @@ class HeldReader:
         return blocks, weighted
 
     def _extend(self, hashes: Hashes, start: int, owners: Owners, blocks: list[int], weighted: list[int]) -> bool:
-        """Look up `hashes`, the blocks from `start` on. Update `blocks` and `weighted` of each row that holds all blocks before `start`.
+        """Looks up `hashes`, the blocks from `start` on. Updates `blocks` and `weighted` of each row that holds all blocks before `start`.
 
-        Return whether any such row also holds all of these blocks.
+        Returns whether any such row also holds all of these blocks.
         """
         best = self._best(hashes, owners)
         if best is None:
@@ -120,10 +120,10 @@ class HeldReader:
         return further
 
     def _best(self, hashes: Hashes, owners: Owners) -> npt.NDArray[np.uint8] | None:
-        """Return the best weight per row and block, as 1 + its place in `owners.weights`; 0: the row does not hold the block.
+        """Returns the best weight per row and block, as 1 + its place in `owners.weights`; 0: the row does not hold the block.
 
         The result is a flat array of (rows + 1) * blocks numbers, row by row. The last row is for owner ids that belong to no endpoint.
-        Return None if the index has no entry for any of the blocks.
+        Returns None if the index has no entry for any of the blocks.
         """
         count = len(hashes)
         table = self._table.take(near_buckets(hashes, self._buckets), axis=0, out=self._near[:count], mode="clip")
@@ -160,7 +160,7 @@ class HeldReader:
         return found, blocks[at // FAR_WAYS]
 
     def _known(self, hash_: int) -> bool:
-        """Return whether the near buckets have an entry that looks like this block's; a chance match of bytes counts too."""
+        """Returns whether the near buckets have an entry that looks like this block's; a chance match of bytes counts too."""
         table, buckets = self._bytes, self._buckets
         one = ((hash_ & LOW_HALF) * buckets >> 32) * CACHE_LINE
         two = ((hash_ >> 32) * buckets >> 32) * CACHE_LINE

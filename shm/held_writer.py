@@ -20,7 +20,7 @@ LINKS_LOAD = 0.78
 
 
 def schemas(blocks: int) -> tuple[IndexSchema, LinkSchema]:
-    """Return the layouts of an index and its links for a number of blocks. A block counts once per endpoint and tier that holds it."""
+    """Returns the layouts of an index and its links for a number of blocks. A block counts once per endpoint and tier that holds it."""
     return IndexSchema(max(int(blocks / INDEX_LOAD), FAR_BUCKETS * WAYS)), LinkSchema(
         aligned(int(blocks / LINKS_LOAD) + 1, WAYS)
     )
@@ -34,7 +34,7 @@ class HeldWriter(IndexWriter):
         self.links = LinkTable(links, links_region, self._states)
 
     def sweep_both(self, share: float) -> None:
-        """Free entries and links of retired owners in the next part of both tables. `share`: the size of that part, from 0 to 1."""
+        """Frees entries and links of retired owners in the next part of both tables. `share`: the size of that part, from 0 to 1."""
         if not self._retired_at:
             return
         buckets = max(1, int(self.schema.buckets * share))
@@ -42,13 +42,13 @@ class HeldWriter(IndexWriter):
         self.sweep_step(buckets)
 
     def sweep_all(self) -> None:
-        """Free the entries, links and ids of all retired owners at once. Takes some ten milliseconds for a million blocks."""
+        """Frees the entries, links and ids of all retired owners at once. Takes some ten milliseconds for a million blocks."""
         self.links.sweep_step(self.links.schema.buckets)
         for _ in range(2):  # the first pass may begin in the middle of the table and ends at its last bucket
             self.sweep_step(self.schema.buckets)
 
     def restore(self, owners: Sequence[int], links: Links) -> None:
-        """Make `owners` live, and fill the table of links with `links`, which `LinkTable.copy` returned.
+        """Makes `owners` live, and fills the table of links with `links`, which `LinkTable.copy` returned.
 
         The caller inserts the entries of the index afterwards. Raises ValueError if the index or the table of links is in use.
         """
@@ -59,7 +59,7 @@ class HeldWriter(IndexWriter):
         self.changes += 1
 
     def empty(self) -> None:
-        """Retire every owner and drop all links."""
+        """Retires every owner and drops all links."""
         for owner in self.owners():
             self.retire(owner)
         self.links.clear()

@@ -38,7 +38,7 @@ class Histograms:
         self._plan = np.array(list(zip(places, firsts, counts, strict=True)), np.int64).reshape(-1, PLAN_COLUMNS)
 
     def observe(self, base: int, index: int, value: float) -> None:
-        """Count a value in the histogram with this index."""
+        """Counts a value in the histogram with this index."""
         if observe is not None:
             observe(self._cells, self._plan, self._all_bounds, base, index, value)
             return
@@ -47,14 +47,14 @@ class Histograms:
         self._floats[sum_at] += value
 
     def observe_all(self, base: int, index: int, values: list[float], weight: int) -> None:
-        """Count each of `values` in the histogram with this index, `weight` times."""
+        """Counts each of `values` in the histogram with this index, `weight` times."""
         sum_at, first, bounds = base + self._places[index], int(self._plan[index, 1]), len(self._bounds[index])
         counts = np.bincount(self._all_bounds[first : first + bounds].searchsorted(values))
         self._cells[sum_at + 1 : sum_at + 1 + len(counts)] += weight * counts
         self._floats[sum_at] += weight * sum(values, 0.0)
 
     def observe_each(self, base: int, values: tuple[float, ...]) -> None:
-        """Count one value in each of the first histograms. NaN counts nowhere."""
+        """Counts one value in each of the first histograms. NaN counts nowhere."""
         if observe_each is not None:
             observe_each(self._cells, self._plan, self._all_bounds, base, values)
             return

@@ -46,7 +46,7 @@ _OWNER_STRIDE: Final = 4  # 16-bit words per entry; the lowest is the owner
 
 
 def blocks_of(entries: Entries) -> Places:
-    """The number of blocks that each entry represents: int64, shape of `entries`."""
+    """Returns the number of blocks that each entry represents: int64, shape of `entries`."""
     return _BLOCKS[((entries >> _WIDE_SHIFT) & _ONE).view(np.int64)]
 
 
@@ -61,7 +61,7 @@ class Listed:
         self.first = 0  # the place of `places` that comes next
 
     def sort(self, least: int) -> None:
-        """Fill `places`, if this is the first call: with LISTED_SHARE of the entries, but at least with `least`, if there are so many."""
+        """Fills `places`, if this is the first call: with LISTED_SHARE of the entries, but at least with `least`, if there are so many."""
         if self._keys is not None:
             self._keys.sort()
             count = max(int(len(self._keys) * LISTED_SHARE), least)
@@ -69,7 +69,7 @@ class Listed:
             self._keys = None
 
     def left(self) -> int:
-        """How many places come next, at most."""
+        """Returns how many places come next, at most."""
         return len(self.places) - self.first if self._keys is None else len(self._keys)
 
 
@@ -92,20 +92,20 @@ class Capacity:
         self.unchecked = True  # whether an owner may exceed its limit, besides those that the kernel names
 
     def count_present(self) -> int:
-        """Count the blocks of the entries that are in the table already.
+        """Counts the blocks of the entries that are in the table already.
 
-        Call this before any other method. Return the number of entries.
+        Call this before any other method. Returns the number of entries.
         """
         used = self._entries[self._entries != 0]
         self.add(used)
         return len(used)
 
     def held(self, owner: int) -> int:
-        """Blocks that the index holds for this owner."""
+        """Returns the number of blocks that the index holds for this owner."""
         return int(self._held[owner])
 
     def limit(self, owner: int, blocks: int) -> None:
-        """Set the owner's capacity in blocks. 0 means unknown: there is no limit."""
+        """Sets the owner's capacity in blocks. 0 means unknown: there is no limit."""
         if owner >= self._top:
             self._most[self._top : owner] = UNLIMITED
             self._top = owner + 1
@@ -114,7 +114,7 @@ class Capacity:
         self.unchecked = True
 
     def add(self, entries: Entries) -> None:
-        """Count entries that the writer has stored. None of them may be 0."""
+        """Counts entries that the writer has stored. None of them may be 0."""
         counts = self._count(entries)
         self._held[: len(counts)] += counts
         self.unchecked = True
@@ -130,21 +130,21 @@ class Capacity:
         return self._most
 
     def remove(self, entries: Entries) -> None:
-        """Subtract entries that the writer has removed. None of them may be 0."""
+        """Subtracts entries that the writer has removed. None of them may be 0."""
         counts = self._count(entries)
         self._held[: len(counts)] -= counts
 
     def leave(self, owner: int) -> None:
-        """Drop the limit of an owner that has left."""
+        """Drops the limit of an owner that has left."""
         self._most[owner] = UNLIMITED
         self._listed.pop(owner, None)
 
     def clear(self, owner: int) -> None:
-        """Set the owner's count to 0, because none of its entries is left."""
+        """Sets the owner's count to 0, because none of its entries is left."""
         self._held[owner] = 0
 
     def over(self) -> list[int]:
-        """Return owners that exceed their limit: at most OVER_MAX, those that exceed it by the largest factor."""
+        """Returns owners that exceed their limit: at most OVER_MAX, those that exceed it by the largest factor."""
         held, most = self._held[: self._top], self._most[: self._top]
         owners: list[int] = np.flatnonzero(held > most).tolist()
         self.unchecked = bool(owners)
@@ -153,7 +153,7 @@ class Capacity:
         return owners[: self._over_max]
 
     def free_surplus(self, owner: int, age: int) -> int:
-        """Free the oldest entries by which the owner exceeds its limit. Return how many. `age`: the current age."""
+        """Frees the oldest entries by which the owner exceeds its limit. Returns how many. `age`: the current age."""
         listed = self._listed.get(owner)
         freed = 0 if listed is None else self._free_listed(owner, listed, listed.since)
         if self._held[owner] > self._kept[owner]:
@@ -162,7 +162,7 @@ class Capacity:
         return freed
 
     def _free_listed(self, owner: int, listed: Listed, before: int) -> int:
-        """Free listed entries that were last inserted or refreshed before the age `before`. Return how many."""
+        """Frees listed entries that were last inserted or refreshed before the age `before`. Returns how many."""
         excess = int(self._held[owner] - self._kept[owner])
         listed.sort(excess)
         free = kernels.free_oldest if kernels.NATIVE else reference_free_oldest
@@ -172,7 +172,7 @@ class Capacity:
         return freed
 
     def _list(self, owner: int, age: int) -> None:
-        """List the entries of this owner, and of all others that have a limit, are nearly at it, and have a short list or none."""
+        """Lists the entries of this owner, and of all others that have a limit, are nearly at it, and have a short list or none."""
         held, most, kept = self._held[: self._top], self._most[: self._top], self._kept[: self._top]
         near: list[int] = np.flatnonzero((held + (held >> NEARLY) > kept) & (most < UNLIMITED)).tolist()
         owners = [other for other in near if other == owner or self._is_short(other)]
@@ -194,7 +194,7 @@ class Capacity:
 def reference_owned(
     entries: Entries, ages: npt.NDArray[np.uint32], owners: list[int], newest: int
 ) -> tuple[Entries, Places]:
-    """Compute in Python what the kernel `owned` computes in C."""
+    """Computes in Python what the kernel `owned` computes in C."""
     owner_of: npt.NDArray[Any] = entries.view(np.uint16)[::_OWNER_STRIDE]
     keys = []
     for owner in owners:
@@ -214,7 +214,7 @@ def reference_free_oldest(
     owner: int,
     excess: int,
 ) -> tuple[int, int]:
-    """Compute in Python what the kernel `free_oldest` computes in C."""
+    """Computes in Python what the kernel `free_oldest` computes in C."""
     freed = 0
     while excess > 0 and first < len(places):
         some = places[first : first + excess]  # every entry has at least one block

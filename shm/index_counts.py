@@ -35,7 +35,7 @@ class Counts:
         return self._words[DROPPED]
 
     def freed(self) -> dict[str, int]:
-        """Return how many entries were freed, by cause."""
+        """Returns how many entries were freed, by cause."""
         return {
             "full": self.evictions,
             "capacity": self.over_capacity,

@@ -17,7 +17,7 @@ _TAG_MASK = np.uint64(~(OWNER_IDS - 1) & ((1 << 64) - 1))
 def reference_news(
     table: Hashes, all_ages: npt.NDArray[np.uint32], hashes: Hashes, owners: npt.NDArray[Any], age: int, stale: int
 ) -> News:
-    """Return the blocks of an insert that are news: they are new, or were last inserted `stale` or more ticks before `age`.
+    """Returns the blocks of an insert that are news: new ones, and those last inserted `stale` or more ticks before `age`.
 
     `owners`: one per hash, all live.
     """
@@ -36,7 +36,7 @@ def reference_news(
 
 
 def far_buckets(hashes: Hashes, entries: Hashes, buckets: int) -> Ints:
-    """The far bucket of each entry, shape (entries, 1)."""
+    """Returns the far bucket of each entry, shape (entries, 1)."""
     owners = (entries & OWNER_WORD_MASK).view(np.int64)
     return (first_far_buckets(hashes, buckets) + far_bucket(owners))[:, None]
 
@@ -48,7 +48,7 @@ def found(
     owners: int | npt.NDArray[Any],
     before: int | None,
 ) -> tuple[Ints, Hashes]:
-    """Find the entries that say that these owners hold these blocks. Return their places, and the hashes with one in a far bucket.
+    """Finds the entries that say that these owners hold these blocks. Returns their places, and the hashes with one in a far bucket.
 
     `before`: leave out entries that were inserted or refreshed after this age; None: leave out none.
     """

@@ -31,7 +31,7 @@ _TAG_MASK = ((1 << 64) - 1) ^ OWNER_MASK
 def relieve(
     table: Hashes, ages: npt.NDArray[np.uint32], pairs: Ints, seen: Hashes, full: list[int], age: int
 ) -> Hashes:
-    """Make room in pairs of near buckets that are full. Return the new far marks, as entries.
+    """Makes room in pairs of near buckets that are full. Returns the new far marks, as entries.
 
     `pairs`: shape (n, 2), the buckets of each pair. `seen`: shape (n, 16), the contents of each pair; updated here. `full`: the rows of
     `pairs` in which both buckets are full.
@@ -45,7 +45,7 @@ def relieve(
 
 
 def orphaned_marks(table: Hashes, hashes: Hashes) -> Ints:
-    """Return the places of far marks that are of no use: those of the given hashes whose far buckets have no entry of the hash."""
+    """Returns the places of far marks that are of no use: those of the given hashes whose far buckets have no entry of the hash."""
     places = [np.empty(0, dtype=np.int64)]
     for place, first in enumerate(first_far_buckets(hashes, len(table)).tolist()):
         hash_ = hashes[place]
@@ -58,9 +58,9 @@ def orphaned_marks(table: Hashes, hashes: Hashes) -> Ints:
 
 
 def spill(table: Hashes, ages: npt.NDArray[np.uint32], pair: list[int], age: int) -> int | None:
-    """Move entries of one hash out of the two full near buckets `pair`. Return the entry of the new far mark.
+    """Moves entries of one hash out of the two full near buckets `pair`. Returns the entry of the new far mark.
 
-    Return 0 if the hash had a far mark before, and None if no entry could move. `table` and `ages`: shape (buckets, 8). `age`: the
+    Returns 0 if the hash had a far mark before, and None if no entry could move. `table` and `ages`: shape (buckets, 8). `age`: the
     current age, which the new mark gets.
     """
     places = [(bucket, way) for bucket in dict.fromkeys(pair) for way in range(WAYS)]
@@ -91,15 +91,15 @@ def spill(table: Hashes, ages: npt.NDArray[np.uint32], pair: list[int], age: int
 
 
 def _of(tag: int, places: list[tuple[int, int]], entries: list[int]) -> list[tuple[tuple[int, int], int]]:
-    """Return the entries with this tag and their places, without the tag's far mark."""
+    """Returns the entries with this tag and their places, without the tag's far mark."""
     pairs = zip(places, entries, strict=True)
     return [(place, entry) for place, entry in pairs if entry & _TAG_MASK == tag and entry != tag | FAR_MARK]
 
 
 def _far_way(table: Hashes, bucket: int, entry: int) -> tuple[int, Any] | None:
-    """Return an empty place, as (bucket, way), in the far bucket of an entry that is now in `bucket`.
+    """Returns an empty place, as (bucket, way), in the far bucket of an entry that is now in `bucket`.
 
-    Return None if its far bucket is full, or is `bucket` itself.
+    Returns None if its far bucket is full, or is `bucket` itself.
     """
     first = int(first_far_buckets(np.array([entry], dtype=np.uint64), len(table))[0])
     far = first + int(far_bucket(np.array([entry & OWNER_MASK]))[0])

@@ -20,7 +20,7 @@ SPAN: Final = OWNER_IDS // TIERS  # the distance between the ids of one owner in
 
 
 def in_tier(owner: int, tier: int) -> int:
-    """Return the id of an owner in a tier, from 0 to TIERS - 1."""
+    """Returns the id of an owner in a tier, from 0 to TIERS - 1."""
     return owner + tier * SPAN
 
 

@@ -34,7 +34,7 @@ SERIES_SHOWN = 1000
 
 
 def names() -> Iterator[str]:
-    """The names of all segments on this machine that this program made (by the magic in their header) and this user may read."""
+    """Returns the names of all segments on this machine that this program made (by the magic in their header) and this user may read."""
     for entry in sorted(os.scandir(SHM_DIRECTORY), key=lambda entry: entry.name):
         if entry.is_file() and os.access(entry.path, os.R_OK):
             with open(entry.path, "rb") as segment:
@@ -43,7 +43,7 @@ def names() -> Iterator[str]:
 
 
 def report(segment: Segment) -> Iterator[str]:
-    """Yield the contents of the segment as lines of text. Raises LayoutError."""
+    """Yields the contents of the segment as lines of text. Raises LayoutError."""
     yield (f"{segment.name}: {segment.size} bytes, layout {segment.layout_hash:016x}, generation {segment.generation}")
     yield fence.promise()
     parts = observe.parts(segment)
@@ -160,7 +160,7 @@ def _flow(schema: FlowSchema, region: Region, lanes: Part | None) -> Iterator[st
 
 
 def _serving(part: Part | None, series: SeriesSchema) -> Callable[[int], bool]:
-    """Return a function that says whether the gauges of a lane of `series` count, that is, whether the lane's process serves.
+    """Returns a function that says whether the gauges of a lane of `series` count, that is, whether the lane's process serves.
 
     `part`: the part with the lanes of all processes. Without one, all gauges count.
     """

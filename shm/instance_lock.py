@@ -35,7 +35,7 @@ class InstanceLock:
 
     @classmethod
     def acquire(cls, run_dir: str, instance: str) -> Self:
-        """Take the lock of `instance` and unlink the segments of a dead predecessor.
+        """Takes the lock of `instance` and unlinks the segments of a dead predecessor.
 
         Raises SegmentError if the instance is running, or if the file cannot be written.
         """
@@ -77,12 +77,12 @@ class InstanceLock:
         return os.fstat(self._descriptor).st_nlink == 0
 
     def record(self, **info: object) -> None:
-        """Append facts to the file. `segments` adds names of segments; other keys replace their former value."""
+        """Appends facts to the file. `segments` adds names of segments; other keys replace their former value."""
         _merge(self.info, info)
         os.write(self._descriptor, json.dumps(info).encode() + b"\n")
 
     def release(self) -> None:
-        """Remove the file and release the lock. All children that inherited the lock must have ended."""
+        """Removes the file and releases the lock. All children that inherited the lock must have ended."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         os.close(self._descriptor)
@@ -97,7 +97,7 @@ class Recorded(NamedTuple):
 
 
 def recorded(run_dir: str) -> list[Recorded]:
-    """The files of all instances in the run directory. Takes no lock, so a line that is being written may be missing."""
+    """Returns the files of all instances in the run directory. Takes no lock, so a line that is being written may be missing."""
     instances: list[Recorded] = []
     for path in _instance_files(run_dir):
         with contextlib.suppress(FileNotFoundError):
@@ -111,7 +111,7 @@ def recorded(run_dir: str) -> list[Recorded]:
 
 
 def sweep(run_dir: str) -> list[str]:
-    """Unlink the segments and files of all dead instances (their lock is free), and return the names. Skips other users' files."""
+    """Unlinks the segments and files of all dead instances (their lock is free), and returns the names. Skips other users' files."""
     removed: list[str] = []
     try:
         paths = list(_instance_files(run_dir))

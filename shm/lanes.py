@@ -128,23 +128,23 @@ class Lane:
         )
 
     def add(self, counter_index: int, n: int = 1) -> None:
-        """Add `n` to a counter."""
+        """Adds `n` to a counter."""
         increase(self.counters, counter_index, n)
 
     def observe(self, histogram_index: int, value: float) -> None:
-        """Count a value in its bucket."""
+        """Counts a value in its bucket."""
         self._histograms.observe(0, histogram_index, value)
 
     def observe_all(self, histogram_index: int, values: list[float], weight: int = 1) -> None:
-        """Count each of `values` in its bucket, `weight` times. Takes 3 us for eight values; 0.05 us per value above about a hundred."""
+        """Counts each of `values` in its bucket, `weight` times. Takes 3 us for eight values; 0.05 us per value above about a hundred."""
         self._histograms.observe_all(0, histogram_index, values, weight)
 
     def beat(self, now: float) -> None:
-        """Record that this process's event loop turned at `now` (monotonic seconds)."""
+        """Records that this process's event loop turned at `now` (monotonic seconds)."""
         self.floats[BEAT] = now
 
     def take_over(self) -> None:
-        """Clear the predecessor's gauges and its beat; continue its counters and histograms."""
+        """Clears the predecessor's gauges and its beat; continue its counters and histograms."""
         for gauges in (self.scalars, self.inflight, self.tokens):
             gauges[:] = memoryview(bytes(gauges.nbytes)).cast("q")
         self.floats[BEAT] = 0.0
@@ -175,7 +175,7 @@ class Lanes:
         self._only = -1  # if exactly one worker serves: the index of its lane, minus 1
 
     def lane(self, index: int) -> Lane:
-        """Return the writing side of lane `index`: 0 is the supervisor's, the others belong to the workers."""
+        """Returns the writing side of lane `index`: 0 is the supervisor's, the others belong to the workers."""
         size = self.schema.lane_bytes
         return Lane(self.schema, self._region.part(self.schema.lanes_at + index * size, size))
 
@@ -185,18 +185,18 @@ class Lanes:
 
     @property
     def serving_words(self) -> memoryview:
-        """Return all serving words, read-only.
+        """All serving words, read-only.
 
         A caller that caches a sum compares the words to notice that a worker started or stopped serving.
         """
         return self._serving.toreadonly()
 
     def set_serving(self, index: int, serving: bool) -> None:
-        """Store whether a lane's process serves. The parent calls this when the process is ready and after it was reaped."""
+        """Stores whether a lane's process serves. The parent calls this when the process is ready and after it was reaped."""
         self._serving[index] = int(serving)
 
     def add_remote(self, now: float) -> None:
-        """Let `inflight` and `tokens` include other replicas if the remote lane is fresh at `now`. Workers call this regularly."""
+        """Lets `inflight` and `tokens` include other replicas if the remote lane is fresh at `now`. Workers call this regularly."""
         remote = self.remote
         self._added = remote if remote is not None and remote.fresh(now) else None
 
@@ -206,15 +206,15 @@ class Lanes:
         return self._added
 
     def inflight(self, slots_used: int) -> Ints:
-        """Requests in flight per slot, over all serving workers; over other replicas too if the last `add_remote` included them."""
+        """Returns the requests in flight per slot, over all serving workers; over other replicas, too, if `add_remote` included them."""
         return self._sum(self.schema.inflight_at, slots_used, None if self._added is None else self._added.requests)
 
     def tokens(self, slots_used: int) -> Ints:
-        """Tokens in flight per slot, summed as by `inflight`."""
+        """Returns the tokens in flight per slot, summed as by `inflight`."""
         return self._sum(self.schema.tokens_at, slots_used, None if self._added is None else self._added.tokens)
 
     def loads(self, slots_used: int) -> tuple[Ints, Floats]:
-        """What `inflight` and `tokens` return, the tokens as float64."""
+        """Returns what `inflight` and `tokens` return, the tokens as float64."""
         if lane_loads is None:
             return self.inflight(slots_used), self.tokens(slots_used).astype(np.float64)
         at, added = self.schema, self._added
@@ -222,11 +222,11 @@ class Lanes:
         return lane_loads(self._workers, self._weights, at.inflight_at, at.tokens_at, slots_used, *more)
 
     def of_workers(self) -> tuple[Ints, Ints]:
-        """The lanes of the workers, shape (workers, words), and the serving word of each. A kernel reads both in place."""
+        """Returns the lanes of the workers, shape (workers, words), and the serving word of each. A kernel reads both in place."""
         return self._workers, self._weights
 
     def outcomes(self, slots_used: int) -> tuple[Ints, Ints]:
-        """Requests served and points of failures per slot, over all workers, serving or not."""
+        """Returns the requests served and points of failures per slot, over all workers, serving or not."""
         return self._over_workers(self.schema.served_at, slots_used), self._over_workers(
             self.schema.failed_at, slots_used
         )
@@ -238,11 +238,11 @@ class Lanes:
         return sums
 
     def serving_workers(self) -> list[int]:
-        """The lanes of the workers that serve."""
+        """Returns the lanes of the workers that serve."""
         return [index for index in range(1, self.schema.lanes) if self._serving[index]]
 
     def slot_inflight(self, slot: int) -> int:
-        """Requests in flight on one slot, over all serving workers."""
+        """Returns the requests in flight on one slot, over all serving workers."""
         at, words, serving, total = self.schema.inflight_at + slot, self._words, self._serving, 0
         for index in range(1, self.schema.lanes):
             if serving[index]:
@@ -250,7 +250,7 @@ class Lanes:
         return total
 
     def slot_load(self, slot: int) -> int:
-        """Requests in flight on one slot, over all serving workers and other replicas, whether the remote lane is fresh or not.
+        """Returns the requests in flight on one slot, over all serving workers and other replicas, whether the remote lane is fresh or not.
 
         Only the supervisor may use it: it writes the remote lane itself.
         """
@@ -259,21 +259,21 @@ class Lanes:
         )
 
     def scalars(self, name: str) -> list[int]:
-        """The value of one gauge in every lane, serving or not."""
+        """Returns the value of one gauge in every lane, serving or not."""
         return self._column(FIRST_SCALAR + self.schema.scalar[name])
 
     def successions(self) -> list[int]:
-        """The number of times that each lane was taken over."""
+        """Returns the number of times that each lane was taken over."""
         return self._column(SUCCESSIONS)
 
     def counters(self) -> dict[str, int]:
-        """All counters, summed over all lanes."""
+        """Returns all counters, summed over all lanes."""
         at = self.schema.counters_at
         sums = self._all[:, at : at + len(self.schema.counter)].sum(axis=0).tolist()
         return dict(zip(self.schema.counter, sums, strict=True))
 
     def histograms(self) -> dict[str, tuple[list[int], float]]:
-        """Per histogram: counts per bucket (the last is overflow) and the sum of values, over all lanes."""
+        """Returns the counts per bucket (the last is overflow) and the sum of values of each histogram, over all lanes."""
         totals = {}
         for at, (name, bounds) in zip(self.schema.histograms_at, self.schema.histograms, strict=True):
             counts = self._all[:, at + 1 : at + 2 + len(bounds)].sum(axis=0).tolist()
@@ -281,7 +281,7 @@ class Lanes:
         return totals
 
     def ages(self, now: float) -> list[float]:
-        """Seconds from each lane's last beat to `now`; infinite before the first beat."""
+        """Returns the seconds from each lane's last beat to `now`; infinite before the first beat."""
         return [now - beat if beat else math.inf for beat in self._floats[:, BEAT].tolist()]
 
     def _column(self, word: int) -> list[int]:

@@ -38,12 +38,12 @@ assert (H_CHECK + 1) * WORD <= HEADER_BYTES == CACHE_LINE
 
 
 def aligned(size: int, to: int = CACHE_LINE) -> int:
-    """The smallest multiple of `to` that is at least `size` (same unit for both)."""
+    """Returns the smallest multiple of `to` that is at least `size` (same unit for both)."""
     return -(-size // to) * to
 
 
 def layout_hash(*parts: object) -> int:
-    """Return a 64-bit hash of the printed form of `parts`. Layouts with equal hashes count as the same layout."""
+    """Returns a 64-bit hash of the printed form of `parts`. Layouts with equal hashes count as the same layout."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 

@@ -64,7 +64,7 @@ class Links(NamedTuple):
 
 
 def owners_of(links: Links) -> npt.NDArray[np.int64]:
-    """The owner of each entry."""
+    """Returns the owner of each entry."""
     return (links.metas & np.uint64(_OWNER_MASK)).view(np.int64)
 
 
@@ -76,7 +76,7 @@ def held_in(links: Links, tier: int) -> npt.NDArray[np.bool_]:
 
 
 def chosen(links: Links, which: npt.NDArray[np.bool_]) -> Links:
-    """Return the entries that `which` selects."""
+    """Returns the entries that `which` selects."""
     return Links(links.places[which], links.keys[which], links.links[which], links.metas[which])
 
 
@@ -96,14 +96,14 @@ class LinkTable:
         self.size = int(np.count_nonzero(self._all[0]))
 
     def link(self, hash_: int, owner: int) -> int | None:
-        """Return the link of a block that the owner holds or held. None: the table does not know the block."""
+        """Returns the link of a block that the owner holds or held. None: the table does not know the block."""
         place = self._find(_mixed(hash_, owner), owner)
         return None if place == _NONE else self._links[place]
 
     def store(self, hashes: Hashes | Sequence[int], owner: int, tier: int, links: Hashes) -> tuple[Hashes, int]:
-        """Count one more copy of each block in a tier, and store the blocks' links (one per hash).
+        """Counts one more copy of each block in a tier, and stores the blocks' links (one per hash).
 
-        Return the links of the blocks that the tier did not hold before, and the number of blocks for which the table has no room.
+        Returns the links of the blocks that the tier did not hold before, and the number of blocks for which the table has no room.
         """
         words = np.asarray(hashes, dtype=np.uint64)
         if not kernels.NATIVE:
@@ -113,9 +113,9 @@ class LinkTable:
         return new, refused
 
     def remove(self, hashes: Hashes | Sequence[int], owner: int, tier: int) -> tuple[Hashes, int, int]:
-        """Count one copy less of each block in a tier.
+        """Counts one copy less of each block in a tier.
 
-        Return the links of the blocks that the tier does not hold any more, the number of blocks that it still holds, and the number of
+        Returns the links of the blocks that the tier does not hold any more, the number of blocks that it still holds, and the number of
         blocks of which no copy was counted before.
         """
         words = np.asarray(hashes, dtype=np.uint64)
@@ -126,7 +126,7 @@ class LinkTable:
         return gone, held, unknown
 
     def reference_store(self, hashes: Hashes, owner: int, tier: int, links: Hashes) -> tuple[Hashes, int]:
-        """Compute `store` in Python, without the C kernel."""
+        """Computes `store` in Python, without the C kernel."""
         new, refused = [], 0
         for hash_, link in zip(hashes.tolist(), links.tolist(), strict=True):
             outcome = self._store_one(hash_, owner, tier, link)
@@ -136,7 +136,7 @@ class LinkTable:
         return np.array(new, dtype=np.uint64), refused
 
     def reference_remove(self, hashes: Hashes, owner: int, tier: int) -> tuple[Hashes, int, int]:
-        """Compute `remove` in Python, without the C kernel."""
+        """Computes `remove` in Python, without the C kernel."""
         gone, held, unknown = [], 0, 0
         for hash_ in hashes.tolist():
             found = self._remove_one(hash_, owner, tier)
@@ -149,7 +149,7 @@ class LinkTable:
         return np.array(gone, dtype=np.uint64), held, unknown
 
     def sweep_step(self, buckets: int) -> None:
-        """Clear the entries of owners that are not live, in the next `buckets` buckets."""
+        """Clears the entries of owners that are not live, in the next `buckets` buckets."""
         while buckets > 0:
             first = self._cursor
             steps = min(buckets, self._buckets - first)
@@ -162,24 +162,24 @@ class LinkTable:
             buckets -= steps
 
     def copy(self) -> Links:
-        """Return the entries of live owners."""
+        """Returns the entries of live owners."""
         used = np.flatnonzero(self._all[0])
         used = used[self._live[self._all[2, used] & np.uint64(_OWNER_MASK)] == 1]
         return Links(used.astype(np.uint32), self._all[0, used], self._all[1, used], self._all[2, used])
 
     def load(self, links: Links) -> None:
-        """Fill an empty table of the same size with what `copy` returned."""
+        """Fills an empty table of the same size with what `copy` returned."""
         for row, column in enumerate(links[1:]):
             self._all[row, links.places] = column
         self.size = len(links.places)
 
     def clear(self) -> None:
-        """Empty the whole table."""
+        """Empties the whole table."""
         self._all[0] = 0
         self.size = 0
 
     def _store_one(self, hash_: int, owner: int, tier: int, link: int) -> bool | None:
-        """Count one more copy of a block. Return whether it is the first copy in this tier, or None if the table has no room."""
+        """Counts one more copy of a block. Returns whether it is the first copy in this tier, or None if the table has no room."""
         key = _mixed(hash_, owner)
         place = self._find(key, owner)
         shift = OWNER_BITS + tier * COUNT_BITS
@@ -200,7 +200,7 @@ class LinkTable:
         return held == 0
 
     def _remove_one(self, hash_: int, owner: int, tier: int) -> tuple[int, bool] | None:
-        """Count one copy less of a block. Return its link, and whether this was the last copy in the tier; None: no copy was counted."""
+        """Counts one copy less of a block. Returns its link, and whether this was the last copy in the tier; None: no copy was counted."""
         place = self._find(_mixed(hash_, owner), owner)
         if place == _NONE:
             return None
@@ -227,7 +227,7 @@ class LinkTable:
         return _NONE
 
     def _room(self, key: int) -> int:
-        """Return a place for a new key in one of its two buckets. Return _NONE if none can be made free.
+        """Returns a place for a new key in one of its two buckets. Returns _NONE if none can be made free.
 
         Takes an empty place of the emptier bucket. If both buckets are full, takes the place of an owner that is not live, or a place
         that `_moved` frees.
@@ -249,9 +249,9 @@ class LinkTable:
         return self._moved(one, two)
 
     def _moved(self, one: int, two: int) -> int:
-        """Move a key out of one of two full buckets to that key's other bucket. Return the place that became empty.
+        """Moves a key out of one of two full buckets to that key's other bucket. Returns the place that became empty.
 
-        Return _NONE if the other bucket of each key is full, too.
+        Returns _NONE if the other bucket of each key is full, too.
         """
         keys, links, metas = self._keys, self._links, self._metas
         for bucket in (one, two):
@@ -271,6 +271,6 @@ class LinkTable:
 
 
 def _mixed(hash_: int, owner: int) -> int:
-    """Return the key of an engine's hash. It is well spread over 64 bits, never 0, and differs between owners."""
+    """Returns the key of an engine's hash. It is well spread over 64 bits, never 0, and differs between owners."""
     key = (hash_ ^ owner * _OWNER_SPREAD & _MASK) * _SPREAD & _MASK
     return (key ^ key >> 32) or 1

@@ -115,7 +115,7 @@ SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
 
 
 def parts(segment: Segment) -> dict[str, Part]:
-    """Return the parts that the segment's description names, by name. Raises LayoutError if this version would misread one."""
+    """Returns the parts that the segment's description names, by name. Raises LayoutError if this version would misread one."""
     named: dict[str, Part] = {}
     described: Description = json.loads(segment.description or b"{}")
     for name, part in described.items():
@@ -134,12 +134,12 @@ def parts(segment: Segment) -> dict[str, Part]:
 
 
 def every_part(segments: Iterable[Segment]) -> dict[str, Part]:
-    """Return the parts of all segments by name. Raises LayoutError."""
+    """Returns the parts of all segments by name. Raises LayoutError."""
     return {name: part for segment in segments for name, part in parts(segment).items()}
 
 
 def attach(names: Iterable[str]) -> tuple[list[Segment], dict[str, Part]]:
-    """Map these segments read-only and return them with all their parts by name. Raises SegmentError."""
+    """Maps these segments read-only and returns them with all their parts by name. Raises SegmentError."""
     segments: list[Segment] = []
     attached: dict[str, Part] = {}
     try:
@@ -155,7 +155,7 @@ def attach(names: Iterable[str]) -> tuple[list[Segment], dict[str, Part]]:
 
 
 def instances(run_dir: str) -> list[Seen]:
-    """All instances with a file in `run_dir`, dead ones included. Raises SegmentError if the directory cannot be read."""
+    """Returns all instances with a file in `run_dir`, dead ones included. Raises SegmentError if the directory cannot be read."""
     try:
         return [_seen(file) for file in recorded(run_dir)]
     except OSError as refused:
@@ -165,14 +165,14 @@ def instances(run_dir: str) -> list[Seen]:
 
 
 def instance(run_dir: str, name: str) -> Seen | None:
-    """The instance of that name. None if it has no file in `run_dir`."""
+    """Returns the instance of that name; None if it has no file in `run_dir`."""
     return next((each for each in instances(run_dir) if each.name == name), None)
 
 
 def find(
     run_dir: str, *, metrics_port: int | None = None, name: str = "", ask: Callable[[list[Seen]], Seen] | None = None
 ) -> Seen:
-    """Return the live instance with this name or, if `name` is empty, with this metrics port. Without both: the only live instance.
+    """Returns the live instance with this name or, if `name` is empty, with this metrics port. Without both: the only live instance.
 
     If several instances match, the first of these states decides: running, of another version, silent, starting. If there are several in
     that state, and neither name nor port is given, `ask` chooses; without it, the one with the metrics port METRICS_PORT is meant. Raises
@@ -218,7 +218,7 @@ def _meant(seen: Seen, name: str, metrics_port: int | None) -> bool:
 
 
 def life(pid: int, segments: Iterable[str], now: float, recorded_s: float = 0.0) -> Life:
-    """Return the state of an instance: from the youngest beat in its lanes or, if no beat is recent, from its process id.
+    """Returns the state of an instance: from the youngest beat in its lanes or, if no beat is recent, from its process id.
 
     `now`: monotonic seconds. `recorded_s`: the age of its file in seconds. Long after that was written, all its segments have names.
     """
@@ -236,7 +236,7 @@ def life(pid: int, segments: Iterable[str], now: float, recorded_s: float = 0.0)
 
 
 def _youngest_beat(names: Iterable[str], now: float) -> float | None:
-    """The age of the youngest beat in seconds; infinite before the first beat, None if there are no lanes."""
+    """Returns the age of the youngest beat in seconds; infinite before the first beat, None if there are no lanes."""
     try:
         segments, attached = attach(name for name in names if name.endswith(f"-{LANES}"))
     except LayoutError:

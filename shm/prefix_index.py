@@ -87,7 +87,7 @@ class IndexSchema:
 
 
 def near_buckets(hashes: Hashes, buckets: int) -> Ints:
-    """Both near buckets of each hash, shape (hashes, 2): its lower and its upper half, scaled to the number of buckets."""
+    """Returns both near buckets of each hash, shape (hashes, 2): its lower and its upper half, scaled to the number of buckets."""
     halves = np.ascontiguousarray(hashes).view(np.uint32).reshape(-1, 2)
     scaled = np.multiply(halves, np.uint64(buckets), dtype=np.uint64)
     scaled >>= _HALF
@@ -95,13 +95,13 @@ def near_buckets(hashes: Hashes, buckets: int) -> Ints:
 
 
 def first_far_buckets(hashes: Hashes, buckets: int) -> Ints:
-    """The first far bucket of each hash, shape (hashes,): its middle 32 bits, scaled to the number of buckets."""
+    """Returns the first far bucket of each hash, shape (hashes,): its middle 32 bits, scaled to the number of buckets."""
     middle = (hashes >> _MIDDLE) & np.uint64(LOW_HALF)
     return ((middle * np.uint64(buckets - FAR_BUCKETS + 1)) >> _HALF).view(np.int64)
 
 
 def far_bucket(owners: Ints) -> Ints:
-    """Return which of a hash's far buckets, from 0 to 31, takes the entries of each owner id.
+    """Returns which of a hash's far buckets, from 0 to 31, takes the entries of each owner id.
 
     In an index of held blocks, each endpoint has one id per tier, and one more. So the ids of all endpoints in one tier can be, say,
     every fourth id. Such ids spread over all far buckets, too.

@@ -56,7 +56,7 @@ class IndexReader:
         self._bytes = region.part(schema.entries_at, schema.entries * WORD).bytes.toreadonly()
 
     def match(self, hashes: Hashes) -> dict[int, int]:
-        """Return, for each owner with a hit, how many leading blocks it is known to hold (its deepest hit + 1).
+        """Returns, for each owner with a hit, how many leading blocks it is known to hold (its deepest hit + 1).
 
         `hashes`: uint64, one per block.
         """
@@ -65,7 +65,7 @@ class IndexReader:
         return self.reference_match(hashes)
 
     def reference_match(self, hashes: Hashes) -> dict[int, int]:
-        """Compute `match` in Python, without the C kernel. It may find less than the kernel where middle blocks were evicted."""
+        """Computes `match` in Python, without the C kernel. It may find less than the kernel where middle blocks were evicted."""
         count = len(hashes)
         if count > DENSE_BLOCKS:
             return self._match_long(hashes, count)
@@ -91,7 +91,7 @@ class IndexReader:
         return found
 
     def _match_long(self, hashes: Hashes, count: int) -> dict[int, int]:
-        """Compute `match` without the short cut for prompts that share their first block."""
+        """Computes `match` without the short cut for prompts that share their first block."""
         probes = [*range(0, count - 1, PROBE_STRIDE), count - 1]
         if len(probes) <= SCALAR_PROBES_MAX:
             found = self._scan(hashes, probes)
@@ -105,14 +105,14 @@ class IndexReader:
         return found
 
     def _end(self, hashes: Hashes, count: int, found: dict[int, int]) -> None:
-        """Raise each owner's number in `found` from its last probe that hit to the end of its match."""
+        """Raises each owner's number in `found` from its last probe that hit to the end of its match."""
         open_ends = set(found.values())
         open_ends.discard(count)
         if open_ends:
             self._refine(hashes, sorted(open_ends), found)
 
     def _refine(self, hashes: Hashes, depths: list[int], found: dict[int, int]) -> None:
-        """Search between each deepest hit and the next probe, and update `found`. `depths`: the distinct numbers in `found`, ascending."""
+        """Searches between each deepest hit and the next probe, and updates `found`. `depths`: the numbers in `found`, ascending."""
         last = len(hashes) - 1
         gaps = [range(d, min(d - 1 + PROBE_STRIDE, last)) for d in depths]
         if len(gaps) <= BISECTED_GAPS_MAX and len(found) <= BISECTED_OWNERS_MAX and gaps[-1].stop <= DENSE_BLOCKS:
@@ -131,7 +131,7 @@ class IndexReader:
         _deepen(found, closer)
 
     def _bisect(self, hashes: Hashes, low: int, high: int, owners: set[int], found: dict[int, int]) -> None:
-        """Bisect in [low, high) for the first block that each of `owners` does not hold. All of them hold every block before `low`.
+        """Bisects in [low, high) for the first block that each of `owners` does not hold. All of them hold every block before `low`.
 
         The search starts where the last match with the same first block ended, because such prompts often share equally many blocks.
         """
@@ -156,7 +156,7 @@ class IndexReader:
         self._ends[first] = low
 
     def _scan(self, hashes: Hashes, blocks: list[int]) -> dict[int, int]:
-        """Owner -> deepest hit + 1 among these blocks (ascending), with one look-up per block."""
+        """Returns owner -> deepest hit + 1 among these blocks (ascending), with one look-up per block."""
         found: dict[int, int] = {}
         for block in blocks:
             for owner in self._holders(hashes.item(block)):
@@ -164,7 +164,7 @@ class IndexReader:
         return found
 
     def _holders(self, hash_: int) -> list[int]:
-        """Return the owners of one block. Copies its buckets first, so that no entry changes during the search."""
+        """Returns the owners of one block. Copies its buckets first, so that no entry changes during the search."""
         table, buckets = self._bytes, self._buckets
         one = ((hash_ & LOW_HALF) * buckets >> 32) * CACHE_LINE
         two = ((hash_ >> 32) * buckets >> 32) * CACHE_LINE
@@ -189,7 +189,7 @@ class IndexReader:
         return owners
 
     def _gather(self, chosen: Hashes, blocks: Ints) -> dict[int, int]:
-        """Owner -> deepest hit + 1 among these blocks (ascending), with one NumPy look-up for all. `chosen`: the hashes of the blocks."""
+        """Returns owner -> deepest hit + 1 among these blocks (ascending), with one NumPy look-up for all. `chosen`: their hashes."""
         near = self._table.take(near_buckets(chosen, self._buckets), axis=0).reshape(-1, NEAR_WAYS)
         same = (near ^ chosen[:, None]) < SAME_TAG
         at = np.flatnonzero(same)
@@ -211,7 +211,7 @@ class IndexReader:
 
 
 def _deepest(owners: Ints, blocks: Ints) -> dict[int, int]:
-    """Owner -> its last (deepest) block + 1. `owners` and `blocks` have one element per hit; blocks ascend."""
+    """Returns owner -> its last (deepest) block + 1. `owners` and `blocks` have one element per hit; blocks ascend."""
     if len(owners) <= 64:
         return dict(zip(owners.tolist(), (blocks + 1).tolist(), strict=True))
     deepest = np.zeros(int(owners.max()) + 1, dtype=np.int64)

@@ -91,24 +91,24 @@ class IndexWriter(Counts):
         self._retired_at: dict[int, int] = dict.fromkeys(np.flatnonzero(self._states == OWNER_RETIRED).tolist(), 0)
 
     def size(self) -> int:
-        """The number of entries in use, with those of retired owners and far marks (which only say that a hash has far entries)."""
+        """Returns the number of entries in use, with those of retired owners and far marks (which only say that a hash has far entries)."""
         return self._size
 
     def held(self, owner: int) -> int:
-        """The number of blocks that the index holds for one owner."""
+        """Returns the number of blocks that the index holds for one owner."""
         return self._capacity.held(owner)
 
     def limit(self, owner: int, blocks: int) -> None:
-        """Limit the number of blocks that the index holds for this owner to about `blocks`, from the next insert on. 0: no limit."""
+        """Limits the number of blocks that the index holds for this owner to about `blocks`, from the next insert on. 0: no limit."""
         self._capacity.limit(owner, blocks)
 
     def owners(self) -> list[int]:
-        """The live owner ids. A successor retires those that it does not know."""
+        """Returns the live owner ids. A successor retires those that it does not know."""
         live: list[int] = np.flatnonzero(self._states == OWNER_LIVE).tolist()
         return live
 
     def new_owner(self) -> int:
-        """Assign the lowest free id; never 0 or `FAR_MARK`. Raises OwnersExhausted."""
+        """Assigns the lowest free id; never 0 or `FAR_MARK`. Raises OwnersExhausted."""
         free = int((self._states[FIRST_OWNER:] == OWNER_FREE).argmax()) + FIRST_OWNER
         if self._states[free] != OWNER_FREE:
             raise OwnersExhausted(
@@ -119,7 +119,7 @@ class IndexWriter(Counts):
         return free
 
     def retire(self, owner: int) -> None:
-        """Mark an owner that has left. A full sweep then frees its entries and its id."""
+        """Marks an owner that has left. A full sweep then frees its entries and its id."""
         if self._states[owner] == OWNER_LIVE:
             self._states[owner] = OWNER_RETIRED
             self._retired_at[owner] = self._swept
@@ -127,7 +127,7 @@ class IndexWriter(Counts):
             self.changes += 1
 
     def sweep_step(self, buckets: int) -> None:
-        """Free retired owners' entries in the next `buckets` buckets."""
+        """Frees retired owners' entries in the next `buckets` buckets."""
         if not self._retired_at:
             return
         first = self._cursor * WAYS
@@ -146,7 +146,7 @@ class IndexWriter(Counts):
                 self._states[owner] = OWNER_FREE
 
     def insert(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int) -> None:
-        """Record that owners hold these blocks, at the time `age`. `owners`: one owner id for all hashes, or one per hash.
+        """Records that owners hold these blocks, at the time `age`. `owners`: one owner id for all hashes, or one per hash.
 
         An entry that exists already only gets the new age. Blocks of one batch do not evict each other while their buckets have room.
         """
@@ -156,7 +156,7 @@ class IndexWriter(Counts):
             self.reference_insert(hashes, owners, age)
 
     def insert_named(self, hashes: bytes, owner_of: dict[int, int], names: bytes, counts: bytes, age: int) -> None:
-        """Insert blocks as `insert` does, for owners that have other names elsewhere. `owner_of`: name -> owner.
+        """Inserts blocks as `insert` does, for owners that have other names elsewhere. `owner_of`: name -> owner.
 
         `names`, `counts`: the name (u64) of each run of blocks, and its number of blocks (u16). Runs of other names are left out.
         """
@@ -166,7 +166,7 @@ class IndexWriter(Counts):
             self.reference_insert(*owned_blocks(hashes, owner_of, names, counts), age)
 
     def insert_and_tell(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int, stale: int) -> News:
-        """Insert blocks as `insert` does. Return those that are new, and those that were last inserted `stale` or more ticks ago."""
+        """Inserts blocks as `insert` does. Returns those that are new, and those that were last inserted `stale` or more ticks ago."""
         hashes = np.ascontiguousarray(hashes)
         if kernels.NATIVE:
             return self._insert_native(hashes, owners, age, stale)
@@ -175,13 +175,13 @@ class IndexWriter(Counts):
         return news
 
     def reference_news(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int, stale: int) -> News:
-        """Compute in Python what `insert_and_tell` would return."""
+        """Computes in Python what `insert_and_tell` would return."""
         ids = np.full(len(hashes), owners, np.uint16) if isinstance(owners, int) else owners
         live = self._states[ids] == OWNER_LIVE
         return reference_news(self._table, self._ages, hashes[live], ids[live], age, stale)
 
     def reference_insert(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int) -> None:
-        """Compute `insert` in Python, without the C kernel: in rounds, in each of which a bucket takes one entry."""
+        """Computes `insert` in Python, without the C kernel: in rounds, in each of which a bucket takes one entry."""
         if len(hashes):
             hashes, entries = self._accepted(hashes, owners)
             for first in range(0, len(hashes), CHUNK):
@@ -190,7 +190,7 @@ class IndexWriter(Counts):
         self._free_surplus(age)
 
     def forget(self, hashes: Hashes, owners: int | npt.NDArray[Any], before: int | None = None) -> None:
-        """Remove the entries that say that owners hold these blocks. `owners`: one owner id for all hashes, or one per hash.
+        """Removes the entries that say that owners hold these blocks. `owners`: one owner id for all hashes, or one per hash.
 
         `before`: keep the entries that were inserted or refreshed after this age; None: remove all.
         """
@@ -201,18 +201,18 @@ class IndexWriter(Counts):
             self.reference_forget(hashes, owners, before)
 
     def reference_forget(self, hashes: Hashes, owners: int | npt.NDArray[Any], before: int | None = None) -> None:
-        """Compute `forget` in Python, without the C kernel."""
+        """Computes `forget` in Python, without the C kernel."""
         places, in_far = found(self._table, self._ages, np.ascontiguousarray(hashes), owners, before)
         self._free(places, TAKEN_BACK)
         self._free(orphaned_marks(self._table, in_far), TAKEN_BACK)
 
     def copy(self, first: int, buckets: int) -> tuple[bytes, bytes]:
-        """The raw entries and ages of `buckets` buckets, starting at bucket `first`."""
+        """Returns the raw entries and ages of `buckets` buckets, starting at bucket `first`."""
         part = slice(first, first + buckets)
         return self._table[part].tobytes(), self._ages[part].tobytes()
 
     def load(self, entries: Hashes, ages: npt.NDArray[np.uint32], owners: Sequence[int], later: int) -> None:
-        """Fill an unused index with the entries and ages that `copy` returned for all buckets. Raises ValueError if the index is in use.
+        """Fills an unused index with the entries and ages that `copy` returned for all buckets. Raises ValueError if the index is in use.
 
         Makes `owners` live, and skips entries of other owners. `later`: added to all ages, because the clock moved since the copy.
         """
@@ -227,7 +227,7 @@ class IndexWriter(Counts):
         self._size = self._capacity.count_present()
 
     def merge(self, first: int, entries: Hashes, ages: npt.NDArray[np.uint32]) -> int:
-        """Add entries of another index of the same size to the buckets from `first` on, where there is room. Return how many were added.
+        """Adds entries of another index of the same size to the buckets from `first` on, where there is room. Returns how many were added.
 
         `entries` and `ages`: shape (buckets, WAYS), with owners of this index; 0 is no entry. Owners that are not live are left out.
         """
@@ -274,7 +274,7 @@ class IndexWriter(Counts):
         return hashes[live], entries[live]
 
     def _insert_native(self, hashes: Hashes | bytes, owners: Owners | Named, age: int, stale: int | None) -> News:
-        """Insert with the C kernel, which fills near buckets only, and the rest in Python. Return the news, if `stale` is not None."""
+        """Inserts with the C kernel, which fills near buckets only, and the rest in Python. Returns the news, if `stale` is not None."""
         capacity = self._capacity
         added, evicted, gone, dropped, over, left, news = kernels.insert(
             self._table, self._ages, self._states, capacity.counts, capacity.limits, hashes, owners,
@@ -302,7 +302,7 @@ class IndexWriter(Counts):
         self._words[DROPPED] += len(hashes)
 
     def _insert_round(self, hashes: Hashes, entries: Hashes, age: int) -> Ints:
-        """Refresh the entries that exist, and write new ones, one per bucket. Return the indices of the entries that got no bucket."""
+        """Refreshes the entries that exist, and writes new ones, one per bucket. Returns the indices of the entries that got no bucket."""
         pairs = near_buckets(hashes, self._buckets)
         near = self._table.take(pairs, axis=0).reshape(-1, NEAR_WAYS)
         difference = near ^ entries[:, None]
@@ -331,7 +331,7 @@ class IndexWriter(Counts):
         return left
 
     def _mark_far(self, hashes: Hashes, pairs: Ints, age: int) -> None:
-        """Write or refresh the far marks of these hashes. A mark that gets no bucket now is written by a later insert."""
+        """Writes or refreshes the far marks of these hashes. A mark that gets no bucket now is written by a later insert."""
         marks = (hashes & _TAG_MASK) | np.uint64(FAR_MARK)
         near = self._table.take(pairs, axis=0).reshape(-1, NEAR_WAYS)
         row, way = (near == marks[:, None]).nonzero()
@@ -342,13 +342,13 @@ class IndexWriter(Counts):
             self._place(pairs[new], near[new], marks[new], age)
 
     def _insert_far(self, hashes: Hashes, entries: Hashes, age: int) -> Ints:
-        """Do in far buckets what `_insert_round` does in near ones, for hashes whose near buckets have enough owners already."""
+        """Does in far buckets what `_insert_round` does in near ones, for hashes whose near buckets have enough owners already."""
         at = np.flatnonzero(self._unknown_far(hashes, entries, age))
         buckets = far_buckets(hashes[at], entries[at], self._buckets)
         return at[self._place(buckets, self._table.take(buckets, axis=0).reshape(-1, WAYS), entries[at], age)]
 
     def _unknown_far(self, hashes: Hashes, entries: Hashes, age: int) -> npt.NDArray[np.bool_]:
-        """Refresh those entries that are in their far bucket already. Return a mask of the other entries."""
+        """Refreshes those entries that are in their far bucket already. Returns a mask of the other entries."""
         buckets = far_buckets(hashes, entries, self._buckets)
         row, way = (self._table.take(buckets[:, 0], axis=0) == entries[:, None]).nonzero()
         self._flat_ages[buckets[row, 0] * WAYS + way] = age
@@ -357,10 +357,10 @@ class IndexWriter(Counts):
         return unknown
 
     def _place(self, buckets: Ints, seen: Hashes, entries: Hashes, age: int) -> Ints:
-        """Write each entry to an empty way of its emptiest bucket, or over the oldest entry of its full buckets.
+        """Writes each entry to an empty way of its emptiest bucket, or over the oldest entry of its full buckets.
 
         `buckets`: shape (n, 1) or (n, 2), the possible buckets of each entry. `seen`: their contents. If several entries choose the same
-        bucket, one of them gets it. Return the indices of the entries that got none.
+        bucket, one of them gets it. Returns the indices of the entries that got none.
         """
         rows = np.arange(len(entries))
         if self._spills and buckets.shape[1] == 2:
@@ -412,11 +412,11 @@ class IndexWriter(Counts):
 
 
 def _bytes_set(words: Hashes) -> Hashes:
-    """Return, for each word, how many of its bytes are 1. Every byte must be 0 or 1."""
+    """Returns, for each word, how many of its bytes are 1. Every byte must be 0 or 1."""
     return (words * _BYTE_ONES) >> _TOP_BYTE
 
 
 def _lowest_byte_set(words: Hashes) -> Ints:
-    """Return, for each word, the index of its lowest byte that is 1; 8: no byte is 1. Every byte must be 0 or 1."""
+    """Returns, for each word, the index of its lowest byte that is 1; 8: no byte is 1. Every byte must be 0 or 1."""
     below = (words & (~words + _ONE)) - _ONE  # all bits below the lowest set bit are 1
     return _bytes_set(below & _BYTE_ONES).view(np.int64)

@@ -64,7 +64,7 @@ class RemoteLane:
         return self.age(now) <= FRESH_S
 
     def age(self, now: float) -> float:
-        """Seconds from the last beat to `now` (monotonic seconds)."""
+        """Returns the seconds from the last beat to `now` (monotonic seconds)."""
         return now - self.floats[BEAT]
 
     @property
@@ -82,46 +82,46 @@ class RemoteLane:
         self.words[EPOCH] = number
 
     def set(self, slot: int, requests: int, tokens: int) -> None:
-        """Store the requests and tokens that other replicas have in flight on the endpoint of one slot."""
+        """Stores the requests and tokens that other replicas have in flight on the endpoint of one slot."""
         self.words[self.schema.requests_at + slot] = requests
         self.words[self.schema.tokens_at + slot] = tokens
 
     def set_band(self, band: int, requests: int, size: int) -> None:
-        """Store what waits in one band: requests and bytes."""
+        """Stores what waits in one band: requests and bytes."""
         at = LINE + 2 * band
         self.words[at] = requests
         self.words[at + 1] = size
 
     def band(self, band: int) -> tuple[int, int]:
-        """Requests and bytes that wait in one band."""
+        """Returns the requests and bytes that wait in one band."""
         at = LINE + 2 * band
         return self.words[at], self.words[at + 1]
 
     def set_waiting(self, requests: int, size: int) -> None:
-        """Store what waits in all bands: requests and bytes."""
+        """Stores what waits in all bands: requests and bytes."""
         self.words[WAITING] = requests
         self.words[WAITING_BYTES] = size
 
     def set_front(self, band: int | None, progress: int) -> None:
-        """Store the most important band in which something waits, and the progress there."""
+        """Stores the most important band in which something waits, and the progress there."""
         self.words[PROGRESS] = progress
         self.words[FRONT] = 0 if band is None else band + 1
 
     def front(self) -> tuple[int, int] | None:
-        """The band and the progress that `set_front` stored; None: nothing waits."""
+        """Returns the band and the progress that `set_front` stored; None: nothing waits."""
         band = self.words[FRONT]
         return (band - 1, self.words[PROGRESS]) if band else None
 
     def waiting(self) -> tuple[int, int]:
-        """The requests and bytes in all bands that `set_waiting` stored."""
+        """Returns the requests and bytes in all bands that `set_waiting` stored."""
         return self.words[WAITING], self.words[WAITING_BYTES]
 
     def clear(self) -> None:
-        """Store 0 requests and tokens for all slots. The sums of the bands stay."""
+        """Stores 0 requests and tokens for all slots. The sums of the bands stay."""
         self.requests[:] = 0
         self.tokens[:] = 0
 
     def beat(self, now: float, replicas: int) -> None:
-        """Record that the sums are of the moment `now` (monotonic seconds). With `now` 0, readers ignore the sums."""
+        """Records that the sums are of the moment `now` (monotonic seconds). With `now` 0, readers ignore the sums."""
         self.words[REPLICAS] = replicas
         self.floats[BEAT] = now

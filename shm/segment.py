@@ -61,13 +61,13 @@ class Region:
         return self.bytes.nbytes
 
     def part(self, offset: int, size: int) -> "Region":
-        """A part of this region; offset and size are in bytes, multiples of 8. Raises ValueError if it is not inside."""
+        """Returns a part of this region; offset and size are in bytes, multiples of 8. Raises ValueError if it is not inside."""
         if offset < 0 or offset + size > self.bytes.nbytes:
             raise ValueError(f"part {offset}+{size} is outside a region of {self.bytes.nbytes} bytes")
         return Region(self.bytes[offset : offset + size])
 
     def array(self, dtype: npt.DTypeLike, offset_bytes: int, shape: int | tuple[int, ...]) -> npt.NDArray[Any]:
-        """A NumPy view of this memory. It is read-only if the segment is mapped read-only."""
+        """Returns a NumPy view of this memory. It is read-only if the segment is mapped read-only."""
         count = shape if isinstance(shape, int) else int(np.prod(shape))
         flat = np.frombuffer(self.bytes, dtype=dtype, count=count, offset=offset_bytes)
         return flat.reshape(shape)
@@ -98,7 +98,7 @@ class Segment(Region):
         description: bytes = b"",
         generation: int = 1,
     ) -> Self:
-        """Reserve and map a new segment of `size` payload bytes: zeroed, writable, mode 0600. Raises SegmentError."""
+        """Reserves and maps a new segment of `size` payload bytes: zeroed, writable, mode 0600. Raises SegmentError."""
         if size <= 0 or len(description) > DESCRIPTION_BYTES_MAX:
             raise SegmentError(
                 f"segment {name}: the size must be above 0 and the description at most {DESCRIPTION_BYTES_MAX} bytes"
@@ -117,12 +117,12 @@ class Segment(Region):
 
     @classmethod
     def create_planned(cls, name: str, plan: Plan, generation: int = 1) -> Self:
-        """Create a segment with the size, hash and description of a plan. Raises SegmentError."""
+        """Creates a segment with the size, hash and description of a plan. Raises SegmentError."""
         return cls.create(name, plan.bytes, plan.layout_hash, plan.description, generation)
 
     @classmethod
     def attach(cls, name: str, layout_hash: int | None, *, writable: bool) -> Self:
-        """Map an existing segment. `layout_hash` None accepts any layout, for tools that only read. Raises SegmentError."""
+        """Maps an existing segment. `layout_hash` None accepts any layout, for tools that only read. Raises SegmentError."""
         _refuse_name(name)
         try:
             descriptor = _opened(name, read_only=not writable)
@@ -142,7 +142,7 @@ class Segment(Region):
         return cls(name, descriptor, mapping, header)
 
     def private_copy(self) -> Region:
-        """Map the payload a second time, copy-on-write: what this process writes there, no other process sees.
+        """Maps the payload a second time, copy-on-write: what this process writes there, no other process sees.
 
         The system copies a page when this process first writes to it. Until then the page shows what others write.
         """
@@ -151,7 +151,7 @@ class Segment(Region):
         return Region(memoryview(mapping)[start:])
 
     def planned(self, plan: Plan, part: str) -> Region:
-        """The region that a plan assigns to one of its parts."""
+        """Returns the region that a plan assigns to one of its parts."""
         return self.part(plan.offsets[part], plan.sizes[part])
 
     def is_truncated(self) -> bool:
@@ -163,7 +163,7 @@ class Segment(Region):
         return os.fstat(self._descriptor).st_nlink == 0
 
     def close(self) -> None:
-        """Unmap the memory. Arrays and views that are still alive keep it mapped until they are freed."""
+        """Unmaps the memory. Arrays and views that are still alive keep it mapped until they are freed."""
         for view in (self.words, self.bytes, self._whole):
             with contextlib.suppress(BufferError):
                 view.release()
@@ -172,7 +172,7 @@ class Segment(Region):
         self._close_descriptor()
 
     def unlink(self) -> None:
-        """Remove the name. Existing mappings remain until they are closed."""
+        """Removes the name. Existing mappings remain until they are closed."""
         unlink_segment(self.name)
 
 
@@ -215,12 +215,12 @@ def _reserve(name: str, total: int) -> tuple[int, mmap.mmap]:
 
 
 def footprint(plan: Plan) -> int:
-    """The memory that a segment of this plan takes, in bytes; a multiple of the page size."""
+    """Returns the memory that a segment of this plan takes, in bytes; a multiple of the page size."""
     return aligned(HEADER_BYTES + aligned(len(plan.description)) + aligned(plan.bytes), mmap.PAGESIZE)
 
 
 def check_room(needs: Mapping[str, int], fewer: str) -> None:
-    """Raise SegmentError unless all segments fit into /dev/shm.
+    """Raises SegmentError unless all segments fit into /dev/shm.
 
     `needs`: name of a segment -> its size in bytes. `fewer`: text at the end of the error, which says how the user can reduce the
     sizes. Call this before the first segment is created.

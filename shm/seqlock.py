@@ -26,7 +26,7 @@ Rows = npt.NDArray[np.uint64]
 
 
 def begin(words: memoryview, at: int) -> int:
-    """Make the row's version odd, and return it. This also works if the previous writer died while it wrote the row."""
+    """Makes the row's version odd, and returns it. This also works if the previous writer died while it wrote the row."""
     odd = ((words[at] + 1) | 1) & VERSION_MASK
     words[at] = odd
     fence.order()
@@ -34,20 +34,20 @@ def begin(words: memoryview, at: int) -> int:
 
 
 def end(words: memoryview, at: int, odd: int) -> None:
-    """Make the row's version even again."""
+    """Makes the row's version even again."""
     fence.order()
     words[at] = (odd + 1) & VERSION_MASK
 
 
 def write_row(words: memoryview, at: int, body: memoryview) -> None:
-    """Replace the body of the row at `at`."""
+    """Replaces the body of the row at `at`."""
     odd = begin(words, at)
     words[at + 1 : at + 1 + len(body)] = body
     end(words, at, odd)
 
 
 def read_rows(rows: Rows) -> tuple[Rows, Rows]:
-    """Copy rows and check each. Return the copy and one word per row, which is nonzero if the row is torn.
+    """Copies rows and checks each. Returns the copy and one word per row, which is nonzero if the row is torn.
 
     `rows`: uint64, shape (n, words). The first word of a row is its version, the last one the XOR of all words between. So in a whole
     row the XOR of all words equals the version.
@@ -58,7 +58,7 @@ def read_rows(rows: Rows) -> tuple[Rows, Rows]:
 
 
 def reference_read_rows(rows: Rows) -> tuple[Rows, Rows]:
-    """Compute `read_rows` without the C kernel."""
+    """Computes `read_rows` without the C kernel."""
     before = rows[:, 0].copy()
     fence.order()
     copy = rows.copy()

@@ -130,12 +130,12 @@ class SeriesSchema:
         }
 
     def counts(self, histogram_index: int) -> slice:
-        """Return which of a block's values are the buckets of a histogram."""
+        """Returns which of a block's values are the buckets of a histogram."""
         first = self.histograms_at[histogram_index] + 1 - self.values_at
         return slice(first, first + len(self.histograms[histogram_index][1]) + 1)
 
     def lane(self, region: Region, index: int) -> Region:
-        """One lane's part of the table."""
+        """Returns one lane's part of the table."""
         return region.part(index * self.lane_bytes, self.lane_bytes)
 
 
@@ -173,20 +173,20 @@ class SeriesWriter:
         self._recall()
 
     def block(self, labels: Labels) -> int:
-        """The offset of this label tuple's block, in words. Creates the block if the tuple is new."""
+        """Returns the offset of this label tuple's block, in words. Creates the block if the tuple is new."""
         at = self._stored.get(labels)
         return self._find(labels) if at is None else at
 
     def observe(self, block: int, histogram_index: int, value: float) -> None:
-        """Count a value in its bucket of a histogram, and add it to the histogram's sum. `block`: as `block()` returned it."""
+        """Counts a value in its bucket of a histogram, and adds it to the histogram's sum. `block`: as `block()` returned it."""
         self._histograms.observe(block, histogram_index, value)
 
     def observe_each(self, block: int, values: tuple[float, ...]) -> None:
-        """Count one value in each of the first histograms of the schema. NaN counts nowhere."""
+        """Counts one value in each of the first histograms of the schema. NaN counts nowhere."""
         self._histograms.observe_each(block, values)
 
     def take_over(self) -> None:
-        """Read the predecessor's blocks and clear their gauges. Counters and histograms continue."""
+        """Reads the predecessor's blocks and clears their gauges. Counters and histograms continue."""
         self._recall()
         gauges, words = tuple(self.gauge_at.values()), self.words
         for block in self._stored.values():
@@ -194,9 +194,9 @@ class SeriesWriter:
                 words[block + at] = 0
 
     def sweep(self, held: Container[int] = ()) -> bool:
-        """Free the blocks that have counted nothing since the last sweep, if few are left. Return whether any was freed.
+        """Frees the blocks that have counted nothing since the last sweep, if few are left. Returns whether any was freed.
 
-        Keep those with a gauge that is not 0, and those of `held`: offsets that the caller goes on using.
+        Keeps those with a gauge that is not 0, and those of `held`: offsets that the caller goes on using.
         """
         schema = self.schema
         counts: Ints = self._cells[:, schema.values_at + len(schema.gauge_at) :].sum(axis=1)
@@ -269,12 +269,12 @@ class SeriesWriter:
 
 
 def _cut(label: str) -> str:
-    """The label as it is stored: at most LABEL_BYTES_MAX bytes of valid UTF-8."""
+    """Returns the label as it is stored: at most LABEL_BYTES_MAX bytes of valid UTF-8."""
     return label[:LABEL_BYTES_MAX].encode("utf-8", "replace")[:LABEL_BYTES_MAX].decode("utf-8", "ignore")
 
 
 def labels_of(head: bytes, schema: SeriesSchema) -> Labels:
-    """The labels of a block. `head`: its bytes up to its values."""
+    """Returns the labels of a block. `head`: its bytes up to its values."""
     at, labels = schema.texts_at * WORD, []
     for place in range(SIZES, schema.texts_at):
         size = int.from_bytes(head[place * WORD : (place + 1) * WORD], sys.byteorder)

@@ -106,13 +106,13 @@ class SeriesReader:
         self._gone = 0  # how many rows are gone
 
     def totals(self) -> Totals:
-        """The values of all label tuples. Row 0 is the tuple of `other`."""
+        """Returns the values of all label tuples. Row 0 is the tuple of `other`."""
         *_, totals = self.reading()
         assert totals is not None
         return totals
 
     def reading(self) -> Iterator[Totals | None]:
-        """Yield None after each short step and the totals at the end, so a caller can do other work in between.
+        """Yields None after each short step and the totals at the end, so a caller can do other work in between.
 
         The values of one lane are read in one step. If blocks are found freed between two steps, the reading begins again.
         """
@@ -133,7 +133,7 @@ class SeriesReader:
         yield Totals(list(rows), ints[order], sums[order], self._gone)
 
     def rows(self) -> dict[Labels, Values]:
-        """Return the values by label tuple. The tuple of `other` is included only if it has counted something."""
+        """Returns the values by label tuple. The tuple of `other` is included only if it has counted something."""
         labels, ints, sums, _ = self.totals()
         shown = zip(labels, ints.tolist(), sums.tolist(), strict=True)
         return {
@@ -141,22 +141,22 @@ class SeriesReader:
         }
 
     def overflowed(self) -> int:
-        """Return how often, over all lanes, a tuple lost labels for want of room."""
+        """Returns how often, over all lanes, a tuple lost labels for want of room."""
         return int(self._heads[:, OVERFLOWED].sum())
 
     def used(self) -> list[int]:
-        """The number of label tuples in each lane."""
+        """Returns the number of label tuples in each lane."""
         counts: list[int] = (self._ints[:, :, LIFE] != FREE).sum(axis=1).tolist()
         return counts
 
     def _changed(self, lane: int) -> tuple[list[int], Ints]:
-        """Return the blocks of a lane that were freed or used anew since they were met, and the lives of all blocks."""
+        """Returns the blocks of a lane that were freed or used anew since they were met, and the lives of all blocks."""
         lives = self._ints[lane][:, LIFE].copy()
         fence.order()
         return np.flatnonzero(lives != self._lives[lane]).tolist(), lives
 
     def _forget(self, lane: int) -> bool:
-        """Forget what blocks of a lane held that were freed, at most BLOCKS_AT_ONCE. Return whether more are left."""
+        """Forgets what blocks of a lane held that were freed, at most BLOCKS_AT_ONCE. Returns whether more are left."""
         changed, _ = self._changed(lane)
         known = [block for block in changed if block in self._met[lane]]
         for block in known[:BLOCKS_AT_ONCE]:
@@ -164,7 +164,7 @@ class SeriesReader:
         return len(known) > BLOCKS_AT_ONCE
 
     def _meet(self, lane: int) -> bool:
-        """Take note of blocks of a lane that are new, at most BLOCKS_AT_ONCE. Return whether more are left."""
+        """Takes note of blocks of a lane that are new, at most BLOCKS_AT_ONCE. Returns whether more are left."""
         cells = self._ints[lane]
         changed, lives = self._changed(lane)
         # the others were freed after `_forget` has looked
@@ -184,7 +184,7 @@ class SeriesReader:
         return len(new) > BLOCKS_AT_ONCE
 
     def _leave(self, lane: int, block: int) -> None:
-        """Keep what a freed block had counted at the last reading, as long as its row exists."""
+        """Keeps what a freed block had counted at the last reading, as long as its row exists."""
         place, seen = self._met[lane].pop(block), self._seen[lane]
         self._lives[lane, block] = FREE
         self._row_of[lane, block] = NOWHERE
@@ -202,7 +202,7 @@ class SeriesReader:
                 self._gone += 1
 
     def _add(self, lane: int, ints: Ints, sums: Floats) -> bool:
-        """Add the values of a lane to those of its rows. Return False if it has none."""
+        """Adds the values of a lane to those of its rows. Returns False if it has none."""
         schema, cells = self.schema, self._ints[lane]
         rows = self._row_of[lane].copy()
         if not (rows > 0).any() and not cells[0, schema.values_at :].any():

@@ -10,7 +10,7 @@ RESERVED: Final = 4  # the last quarter of the room is for tuples that cannot co
 
 
 def most_fine(room: int) -> int:
-    """The part of a room that tuples may take that can count as a coarser one."""
+    """Returns the part of a room that tuples may take that can count as a coarser one."""
     return room - room // RESERVED
 
 
@@ -33,7 +33,7 @@ class Rows:
         self._labels: dict[int, Labels] = {0: other}
 
     def enter(self, labels: Labels) -> int:
-        """Return the row where a tuple counts that is new, or was not there for a while."""
+        """Returns the row where a tuple counts that is new, or was not there for a while."""
         row = self.of.get(labels)
         if row is None:
             row = self._own(labels)
@@ -45,7 +45,7 @@ class Rows:
         return row or 0
 
     def leave(self, row: int) -> bool:
-        """A tuple of this row is gone. Return whether the row is gone with it."""
+        """Notes that a tuple of this row is gone. Returns whether the row is gone with it."""
         self._users[row] -= 1
         if self._users[row]:
             return False

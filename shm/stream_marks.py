@@ -58,7 +58,7 @@ class Marks:
 
     @property
     def last_beat(self) -> float:
-        """Return when the kv-events process last beat, in monotonic seconds; 0: never."""
+        """When the kv-events process last beat, in monotonic seconds; 0: never."""
         return float(self._floats[BEAT])
 
     def beat(self, now: float) -> None:
@@ -73,7 +73,7 @@ class Marks:
         self._words[APPLYING] = int(value)
 
     def read(self, slot: int) -> Mark:
-        """The row of a slot."""
+        """Returns the row of a slot."""
         at = (1 + slot) * ROW_WORDS
         words = self._words
         return Mark(

@@ -70,7 +70,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def trial(lane: int, number: int) -> int:
-    """Return the flags of an ejected endpoint on trial: only the worker of this lane may send one request to it.
+    """Returns the flags of an ejected endpoint on trial: only the worker of this lane may send one request to it.
 
     `number` counts the trials, so that a worker can tell a new trial from the one before.
     """
@@ -131,7 +131,7 @@ class TableWriter:
         self.overwritten = self._repair()
 
     def claim(self, owner: int, may_reuse: Callable[[int], bool]) -> Handle | None:
-        """Claim the lowest free slot; its state becomes UNKNOWN. Return None if there is no slot to claim.
+        """Claims the lowest free slot; its state becomes UNKNOWN. Returns None if there is no slot to claim.
 
         A slot that another endpoint had before is claimed only if `may_reuse(slot)` returns True.
         """
@@ -164,7 +164,7 @@ class TableWriter:
         values: Sequence[float],
         present: int,
     ) -> bool:
-        """Replace a row's values. Return False, without any change, if the handle is stale. Raises ValueError for State.FREE."""
+        """Replaces a row's values. Returns False, without any change, if the handle is stale. Raises ValueError for State.FREE."""
         if state == State.FREE:
             raise ValueError("write cannot free a row: use release")
         row = self._live_row(handle)
@@ -176,7 +176,7 @@ class TableWriter:
         return True
 
     def mark(self, handle: Handle, *, state: int | None = None, flags: int | None = None) -> bool:
-        """Change state or flags and keep the values. Return False if the handle is stale. Raises ValueError for State.FREE."""
+        """Changes state or flags and keeps the values. Returns False if the handle is stale. Raises ValueError for State.FREE."""
         if state == State.FREE:
             raise ValueError("mark cannot free a row: use release")
         row = self._live_row(handle)
@@ -191,7 +191,7 @@ class TableWriter:
         return True
 
     def release(self, handle: Handle) -> bool:
-        """Free the row; from now on the handle is stale. Return False if it was stale before."""
+        """Frees the row; from now on the handle is stale. Returns False if it was stale before."""
         row = self._live_row(handle)
         if row is None:
             return False
@@ -211,17 +211,17 @@ class TableWriter:
         return used <= self.schema.slots and all(h.slot < used and self._live_row(h) is not None for h in handles)
 
     def publish(self) -> None:
-        """Increment the epoch, which tells readers that rows have changed."""
+        """Increments the epoch, which tells readers that rows have changed."""
         self._words[EPOCH] = (self._words[EPOCH] + 1) & seqlock.VERSION_MASK
 
     def claimed(self) -> list[Handle]:
-        """The handles of all rows that are not free, in slot order."""
+        """Returns the handles of all rows that are not free, in slot order."""
         words = self._words
         rows = ((slot, self._row(slot)) for slot in range(words[USED]))
         return [Handle(slot, words[row + GENERATION]) for slot, row in rows if words[row + STATE] != State.FREE]
 
     def owner(self, handle: Handle) -> int | None:
-        """The owner id with which the slot was claimed. None if the handle is stale."""
+        """Returns the owner id with which the slot was claimed; None if the handle is stale."""
         row = self._live_row(handle)
         return None if row is None else self._words[row + OWNER]
 
@@ -347,14 +347,14 @@ class TableCopy:
         return self.rows[:, PRESENT]
 
     def standing(self) -> bytes:
-        """Return generation, owner, state, flags and `present` of all rows: the words that a scrape rarely changes.
+        """Returns generation, owner, state, flags and `present` of all rows: the words that a scrape rarely changes.
 
         Compare the result with that of another copy; its format has no other use.
         """
         return self.rows[:, GENERATION:UPDATED_AT].tobytes() + self.rows[:, PRESENT].tobytes()
 
     def column(self, index: int) -> Floats:
-        """The values of the schema's column `index`: float64, shape (used,)."""
+        """Returns the values of the schema's column `index`: float64, shape (used,)."""
         return self._floats[:, COLUMNS + index]
 
 
@@ -370,11 +370,11 @@ class TableReader:
         self._part = self._rows[:0]
 
     def epoch(self) -> int:
-        """The current epoch. It moves when rows have changed."""
+        """Returns the current epoch. It moves when rows have changed."""
         return self._words[EPOCH]
 
     def copy(self, previous: TableCopy | None = None) -> TableCopy:
-        """Copy all used rows. A row that stays torn after all tries is taken from `previous`, or reads as free without `previous`."""
+        """Copies all used rows. A row that stays torn after all tries is taken from `previous`, or reads as free without `previous`."""
         words = self._words
         epoch = words[EPOCH]
         fence.order()  # `used` is at least as new as the epoch; the fences of the rows order the rest

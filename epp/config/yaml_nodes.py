@@ -40,7 +40,7 @@ _INT_DIGITS_MAX = 80
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Is PyYAML's loader without its rules for plain scalars; `_resolved` has our rules. The key None is PyYAML's wildcard."""
+    """PyYAML's loader without its rules for plain scalars; `_resolved` has our rules. The key None is PyYAML's wildcard."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         "<": [(_TAG + "merge", re.compile("<<$"))],

@@ -28,7 +28,7 @@ class Admission(Protocol):
 
 
 class _Nothing:
-    """Is the ticket of a request that holds no resources of flow control: its methods do nothing."""
+    """The ticket of a request that holds no resources of flow control: its methods do nothing."""
 
     waited: Final = False
 

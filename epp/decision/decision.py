@@ -55,7 +55,7 @@ class ProfileRun:
 
 
 class Ticket(Protocol):
-    """Stands for the room that an admitted request takes up in flow control (`epp.decision.admission`). The request's stream calls the
+    """The room that an admitted request takes up in flow control (`epp.decision.admission`). The request's stream calls the
     methods.
 
     `done` is called exactly once. `placed` is called at most once, before `done`.

@@ -39,6 +39,7 @@ from epp.request import Request
 
 K = TypeVar("K", bound=Plugin)
 ParseCall = Callable[[Request, str, bytes | memoryview], None]
+DecisionCall = Callable[[Request, Decision], None]
 ProduceCall = Callable[[Request, Candidates], Waiting | None]
 
 
@@ -98,12 +99,12 @@ class Pipeline:
     shadows: tuple[Profile, ...]
     producers: tuple[ProduceCall, ...]
     admitters: tuple[Callable[[Request, Candidates], Waiting | None], ...]
-    pre_request: tuple[Callable[[Request, Decision], None], ...]
+    pre_request: tuple[DecisionCall, ...]
     response_received: tuple[Callable[[Request, Decision, Response], None], ...]
-    response_streaming: tuple[Callable[[Request, Decision], None], ...]
+    response_streaming: tuple[DecisionCall, ...]
     response_complete: tuple[Callable[[Request, Decision, Response], None], ...]
     # the calls of `response_streaming`, without those of `first_chunk_only` plugins
-    every_chunk: tuple[Callable[[Request, Decision], None], ...] = ()
+    every_chunk: tuple[DecisionCall, ...] = ()
     plugins: Mapping[str, Plugin] = field(default_factory=dict)
     owners: Mapping[int, Plugin] = field(default_factory=dict)  # `id(call)` -> its plugin
     reads_response: bool = False  # whether a plugin reads the headers of every response
@@ -155,7 +156,7 @@ class Pipeline:
 
 
 class _Owned:
-    """Is a `Wrap` around another one. It records which plugin each call belongs to."""
+    """A `Wrap` around another one. It records which plugin each call belongs to."""
 
     def __init__(self, wrap: Wrap) -> None:
         self._wrap = wrap

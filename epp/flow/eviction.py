@@ -31,7 +31,7 @@ IDLE_ENTRIES: Final = 64  # void heap entries that may pile up before the heap i
 
 
 class Victim:
-    """Stands for one request in flight that may be revoked. The request's stream keeps this object from the decision to its end."""
+    """A request in flight that may be revoked. The request's stream keeps this object from the decision to its end."""
 
     __slots__ = ("dispatched_at", "flow", "here", "revoke")
 
@@ -111,7 +111,7 @@ class Demand(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Is the result of `Reclamation.look`: the number of requests revoked here, or the seat of the worker to wake (-1: none)."""
+    """The result of `Reclamation.look`: the number of requests revoked here, or the seat of the worker to wake (-1: none)."""
 
     revoked: int = 0
     wake: int = -1

@@ -36,7 +36,7 @@ class FailureBreaker:
 
 
 class Unranked:
-    """Is the sort key of an item for which the ordering policy failed. It sorts after all other keys; such keys sort by arrival."""
+    """The sort key of an item for which the ordering policy failed. It sorts after all other keys; such keys sort by arrival."""
 
     __slots__ = ("_arrival",)
 

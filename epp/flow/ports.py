@@ -182,7 +182,7 @@ class Peers(Protocol):
 
 
 class Future(Protocol):
-    """Is what a waiting request awaits; `asyncio.Future` fits. It is set only once. Setting it resumes the request later, not at once."""
+    """What a waiting request awaits; `asyncio.Future` fits. It is set only once. Setting it resumes the request later, not at once."""
 
     def __await__(self) -> Generator[Any, None, Any]: ...
     def set_result(self, result: Any, /) -> None: ...

@@ -16,7 +16,7 @@ AT_RISK: Final = 0.4  # answers predicted to take less than this part of what th
 
 
 class Expected:
-    """Is an answer that has not come yet. `due`: when it is late, in monotonic seconds. `over`: whether it counts no more."""
+    """An answer that has not come yet. `due`: when it is late, in monotonic seconds. `over`: whether it counts no more."""
 
     __slots__ = ("due", "over")
 

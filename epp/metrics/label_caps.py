@@ -73,7 +73,7 @@ class LabelCaps:
 
 
 class GroupNames:
-    """Is the `Names` of one table (`shm.series`)."""
+    """The `Names` of one table (`shm.series`)."""
 
     def __init__(self, caps: LabelCaps, labels: Labels) -> None:
         """`labels`: the names of the table's labels."""

@@ -17,7 +17,7 @@ Hashes = NDArray[np.uint64]
 
 
 class NoParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Is the `Params` of a plugin without parameters."""
+    """The `Params` of a plugin without parameters."""
 
 
 class LoadCounts(Protocol):
@@ -158,7 +158,7 @@ class Gauge(Protocol):
 
 
 class Waiting(Protocol):
-    """Stands for a result that is not available yet. Only `Services` makes one.
+    """A result that is not available yet. Only `Services` makes one.
 
     `await` returns the result of the work or raises its exception. Several requests may await the same object. If all of them leave
     before the work is done, the work is cancelled.
@@ -178,7 +178,7 @@ class HttpAnswer(NamedTuple):
 
 
 class Services(Protocol):
-    """Is what a plugin may use of the picker; `start` gets it. All methods must be called on the worker's event loop; none blocks.
+    """What a plugin may use of the picker; `start` gets it. All methods must be called on the worker's event loop; none blocks.
 
     `rng`: the source of randomness of this worker. `load`: tokens in flight. `prefix_index`: see `PrefixIndex`; `prefix_seed`: the
     seed of its hashes, the same in all workers. `held_blocks`: what model servers say they hold; exists only if a configured producer

@@ -171,7 +171,7 @@ class Ledger(Protocol):
 
 
 class RankedShare(FairShare, Protocol):
-    """Is a `FairShare` whose turns can be compared between workers. A `FairnessPolicy` with `ranks` makes it."""
+    """A `FairShare` whose turns can be compared between workers. A `FairnessPolicy` with `ranks` makes it."""
 
     def meet(self, ledger: Ledger) -> None:
         """Gets the band's ledger. Called once, before a request waits."""

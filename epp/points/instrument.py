@@ -45,7 +45,7 @@ class Point(enum.Enum):
 
 
 class Wrap(Protocol):
-    """Is called with each call (bound method) of each plugin when a pipeline is compiled. Returns the call to use instead."""
+    """A function from each call (bound method) of each plugin to the call to use instead, applied when a pipeline is compiled."""
 
     def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C: ...
 

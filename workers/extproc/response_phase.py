@@ -6,12 +6,12 @@
 A fault of a plugin here does not disturb the answer: the fault is counted, and the answer continues.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from compiled.calls import find
 from epp.decision.decision import ERRORS_FROM, SERVED, SERVER_ERRORS_FROM, Decision, Response, Usage
-from epp.decision.pipeline import Pipeline
+from epp.decision.pipeline import DecisionCall, Pipeline
 from epp.decision.receipt import HEADER as RECEIPT
 from epp.errors import blame
 from epp.plugin import Parser
@@ -70,7 +70,7 @@ class ResponsePhase:
         self._whole = False
         self._empty = False
         # calls of the plugins that see the next chunk
-        self._streaming: tuple[Callable[[Request, Decision], None], ...] = ()
+        self._streaming: tuple[DecisionCall, ...] = ()
         self.exchange: Exchange | None = None
         self.scanner: Scanner | None = None
         self.taken = 0.0  # the time that this process has spent on chunks, in seconds

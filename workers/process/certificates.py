@@ -57,7 +57,7 @@ log = structlog.get_logger()
 
 
 class CurrentContext(ssl.SSLContext):
-    """Stands for a context that can be replaced. Each new connection uses the context that is `current` at its start."""
+    """A context that can be replaced. Each new connection uses the context that is `current` at its start."""
 
     current: ssl.SSLContext
 

@@ -177,7 +177,7 @@ def _check_names(members: Sequence[Family], groups: Sequence[Group]) -> None:
 
 
 class Layout:
-    """Has the schema of every part and the plan of every segment, by name. Raises StartError for a metric that no lane can hold.
+    """The schema of every part and the plan of every segment, by name. Raises StartError for a metric that no lane can hold.
 
     `shown` and `shown_groups`: the metrics of the present configuration. `names`: the names of all configurations so far.
     """

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class LatencyKeeper:
-    """Has the model. `take` learns a frame; `start` begins to publish. Call `save` at the end."""
+    """The keeper of the latency model. `take` learns a frame; `start` begins to publish. Call `save` at the end."""
 
     def __init__(self, instance: Instance, now: Callable[[], float] = time.monotonic) -> None:
         layout, memory = instance.layout, instance.memory

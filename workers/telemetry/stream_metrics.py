@@ -48,7 +48,7 @@ class StreamMetrics:
 
 
 class _Measured:
-    """Stands between transport and handler: a handler to the transport, a stream to the handler. So it sees how the stream ends."""
+    """A layer between transport and handler: a handler to the transport, a stream to the handler. So it sees how the stream ends."""
 
     __slots__ = (
         "_metrics",

@@ -32,7 +32,7 @@ PodKey = tuple[int, int]  # slot and generation of an endpoint
 
 
 class Waiters(Protocol):
-    """Is told about changes of a program that has requests waiting in its band."""
+    """The listener for changes of a program that has requests waiting in its band."""
 
     def reclassed(self, key: FlowKey) -> None:
         """Notes that the class or the size of the program may have changed."""

@@ -36,7 +36,7 @@ class Session(Protocol):
 
 
 class Sessions(Protocol):
-    """Stands for the policy, which owns the sessions of this worker."""
+    """The policy, which owns the sessions of this worker."""
 
     def program(self, fairness_id: str, now: float) -> Session: ...
     def waits(self, session: Session, share: "Depths", key: FlowKey) -> None: ...

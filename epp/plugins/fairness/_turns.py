@@ -35,7 +35,7 @@ class Head(NamedTuple):
 
 
 class Admission(Protocol):
-    """Stands for the policy, which knows how much room the endpoints have, and counts events."""
+    """The policy, which knows how much room the endpoints have, and counts events."""
 
     programs: Programs
 
