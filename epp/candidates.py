@@ -60,6 +60,19 @@ class Endpoint:
         self.owner = owner
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    def at_port(self, port: int) -> "Endpoint":
+        """Returns the endpoint with another port. Slot and owner stay the same, so load and cache still count for the picked rank."""
+        return Endpoint(
+            name=self.name,
+            namespace=self.namespace,
+            host=self.host,
+            port=port,
+            labels=self.labels,
+            slot=self.slot,
+            generation=self.generation,
+            owner=self.owner,
+        )
+
     def __repr__(self) -> str:
         return f"Endpoint({self.namespace}/{self.name} {self.address})"
 

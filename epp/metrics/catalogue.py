@@ -13,11 +13,10 @@ from epp.metrics import (
     lanes,
     learning,
     replicas,
-    scaling,
     series,
 )
 
-MODULES: Final = (lanes, computed, series, flow_control, kv_events, learning, replicas, scaling)
+MODULES: Final = (lanes, computed, series, flow_control, kv_events, learning, replicas)
 
 
 def _declared(values: Iterable[object]) -> Iterator[Metric]:

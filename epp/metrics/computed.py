@@ -106,3 +106,15 @@ SERIES_OVERFLOW = Metric(
     "counter",
     "How often labels counted as `other` for want of room, in one table of labelled metrics.",
 )
+REPLICAS_NEEDED = Metric(
+    "replicas_needed",
+    "gauge",
+    "Replicas of the model server that the pool needs for the work that arrives. Missing while it is not known.",
+    labels=("name",),
+)
+POOL_HEADROOM = Metric(
+    "pool_headroom_ratio",
+    "gauge",
+    "1 - work / what the ready replicas do at the target: 1 is idle, 0 is at the target, below 0 are too few replicas.",
+    labels=("name",),
+)

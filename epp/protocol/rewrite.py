@@ -12,13 +12,12 @@ code that rewrites a request has to remove its `accept-encoding` (`REMOVED`).
 
 import json
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from epp.errors import Cause, Refused
-from epp.protocol.rewrite_structs import named as _named
 
 REMOVED: Final = (
     "accept-encoding",
@@ -27,6 +26,8 @@ REMOVED: Final = (
 MODELS_MAX: Final = 2  # members `model` in one body that are accepted
 PAIRS_KEPT: Final = 256  # cached pairs; clients choose the names, so number and length are limited
 KEPT_CHARS_MAX: Final = 1024
+# The one member that is read. Made by `defstruct`, because msgspec cannot read annotations of compiled classes.
+_named: Final = msgspec.json.Decoder(msgspec.defstruct("_Named", [("model", msgspec.Raw, msgspec.Raw())]))
 _BLANKS: Final = b" \t\r\n"
 _KEY: Final = b'"model"'
 _BEGIN: Final = _KEY[:2]  # searched at the end of a piece, because it is rarer than a quote alone
@@ -69,7 +70,8 @@ def model_spans(body: Body) -> list[Span]:
 def _last(text: Body) -> Span | None:
     """Returns (start, end) of the value of the last top-level member `model`; None: there is none. The decoder returns the last one."""
     try:
-        raw = memoryview(_named.decode(text).model)
+        named: Any = _named.decode(text)
+        raw = memoryview(named.model)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(Cause.INVALID_BODY, f"invalid request body: {error}") from None
     if not len(raw):

@@ -20,7 +20,7 @@ from workers.cli.configuration import add_plugins, experimental_option, plugin_p
 from workers.cli.flags import BadConfiguration, Whole
 from workers.cli.offline import OfflineError
 from workers.cli.output import echo_lines, echo_text
-from workers.shared.recording.unreadable import Unreadable
+from workers.shared.recording import Unreadable
 
 
 @click.command("replay")

@@ -12,8 +12,8 @@ from epp.request import BYTES_PER_TOKEN
 from loadtest.replay.reading import NAN, REQUESTS_MAX, Asked, Lifetime, Recording, Sight
 from loadtest.replay.servers import UNBOUNDED, Speed
 from workers.cli.flags import Whole
+from workers.shared.recording import Unreadable
 from workers.shared.recording.arrivals import arrivals, is_recording
-from workers.shared.recording.unreadable import Unreadable
 
 ENDPOINTS: Final = 8
 PREFILL_US, DECODE_MS, CACHE_TOKENS = (

@@ -11,9 +11,9 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, CACHE_TOKENS, RUNNING, 
 from epp.recording.records import Configured, Decided, Ended, Member, Scraped, floats, ints
 from epp.recording.trace import Slot, Trace, Traced
 from loadtest.replay.runs import HASH_BYTES
+from workers.shared.recording import Unreadable
 from workers.shared.recording.lengths import Lengths, is_streamed
 from workers.shared.recording.reader import batches_of
-from workers.shared.recording.unreadable import Unreadable
 
 REQUESTS_MAX: Final = 1_000_000
 NAN: Final = math.nan

@@ -22,8 +22,8 @@ from loadtest.sizing.model import (
 from loadtest.sizing.trace_load import TraceLoad, load_of
 from workers.cli.flags import Whole
 from workers.cli.output import echo, echo_lines, echo_text
+from workers.shared.recording import Unreadable
 from workers.shared.recording.arrivals import arrivals
-from workers.shared.recording.unreadable import Unreadable
 
 PROMPT_KB = 4.0
 

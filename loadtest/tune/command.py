@@ -24,7 +24,7 @@ from workers.cli.configuration import add_plugins, experimental_option, plugin_p
 from workers.cli.flags import BadConfiguration, Whole
 from workers.cli.offline import OfflineError
 from workers.cli.output import echo, echo_text
-from workers.shared.recording.unreadable import Unreadable
+from workers.shared.recording import Unreadable
 
 TRAINING_SHARE = 0.6  # of the requests; the others are held out
 PART_MIN = 100  # requests

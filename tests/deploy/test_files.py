@@ -8,8 +8,8 @@ import tomllib
 import yaml
 
 from epp.metrics import PREFIX
+from epp.metrics.computed import REPLICAS_NEEDED
 from epp.metrics.flow_control import FLOW_QUEUE_SIZE
-from epp.metrics.scaling import NEEDED
 from loadtest.demo.children import environment, python
 from release.image import oci, root
 from release.source import Source
@@ -49,7 +49,7 @@ def test_the_examples_can_be_read_from_a_folder() -> None:
 
 
 def test_the_autoscaling_examples_ask_for_metrics_that_exist() -> None:
-    known = {f"{PREFIX}{NEEDED.name}", f"{PREFIX}{FLOW_QUEUE_SIZE.name}"}
+    known = {f"{PREFIX}{REPLICAS_NEEDED.name}", f"{PREFIX}{FLOW_QUEUE_SIZE.name}"}
     scaled = yaml.safe_load((ROOT / "deploy/autoscaling/keda.yaml").read_text())
     assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
     queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]

@@ -18,8 +18,8 @@ from tests.workers.kv_events.test_held_state import NAMES as HELD_NAMES
 from workers.endpoints.latency_state import LatencyState
 from workers.endpoints.replicas.reading import decode
 from workers.endpoints.replicas.wire import NotUsable
+from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
-from workers.shared.recording.unreadable import Unreadable
 
 EACH = pytest.mark.parametrize("version", samples.versions())
 SEGMENT = "/epp-earlier-version"

@@ -36,8 +36,8 @@ from workers.kube.object_files import Folder
 from workers.kube.object_kinds import Found, merge
 from workers.pages.decisions import decoded, encoded
 from workers.pages.receipts import Opened
+from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
-from workers.shared.recording.unreadable import Unreadable
 
 ALL: Final = 1_000_000  # more decisions than workers remember
 

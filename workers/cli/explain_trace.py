@@ -19,7 +19,7 @@ from epp.recording.records import Decided, Member, Record, Run, Scoring, floats,
 from epp.recording.trace import Trace, Traced
 from workers.cli.offline import FilePool, Known, OfflineRequest, decided_on
 from workers.endpoints.discovery import Entry
-from workers.shared.recording.unreadable import Unreadable
+from workers.shared.recording import Unreadable
 
 PATH = "/v1/completions"
 STATES = ("unknown", "fresh", "stale")

@@ -6,9 +6,9 @@ import click
 
 from epp.recording.trace import requests
 from workers.cli.output import echo
+from workers.shared.recording import Unreadable
 from workers.shared.recording.export import to_jsonl, to_parquet
 from workers.shared.recording.reader import batches_of
-from workers.shared.recording.unreadable import Unreadable
 
 
 @click.command("export")

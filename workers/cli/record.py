@@ -16,10 +16,9 @@ from shm.segment import SegmentError
 from workers.cli import which
 from workers.cli.flags import PORT, flag
 from workers.cli.output import echo
-from workers.shared.recording import asks
+from workers.shared.recording import Unreadable, asks
 from workers.shared.recording.lengths import Lengths, is_streamed
 from workers.shared.recording.reader import batches_of
-from workers.shared.recording.unreadable import Unreadable
 
 ANSWER_S: Final = 5.0
 LOOK_S: Final = 0.2

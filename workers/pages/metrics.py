@@ -22,7 +22,7 @@ from prometheus_client.exposition import choose_encoder
 
 from compiled.finder import choose
 from epp.decision.tryout import WHOLE
-from epp.metrics import PREFIX, Group, Metric
+from epp.metrics import PREFIX, Group, Metric, computed
 from epp.metrics.computed import (
     BUS_CORRUPT,
     CONFIG_GENERATION,
@@ -80,9 +80,8 @@ from workers.pages.page import PageAnswer, Request
 from workers.pages.pool_figures import PoolFigures
 from workers.pages.processes import ProcessFigures
 from workers.pages.replicas import ReplicaFigures
-from workers.pages.scaling import scaling_rows
 from workers.pages.series import SeriesText, pieces
-from workers.process.layout import LEAVING
+from workers.process.layout import HEADROOM, LEAVING, REPLICAS_NEEDED, UNKNOWN_HEADROOM
 from workers.process.layout import Family as Declared
 from workers.shared.reload_status import ReloadStatus
 
@@ -219,8 +218,7 @@ class MetricsPage:
         yield from self._workers()
         yield from self._process_figures()
         yield from self._pool_gauges()
-        for metric, labels, needed in scaling_rows(self._lanes, self._pool.name):
-            yield from self._shown(metric, labels, needed)
+        yield from self._scaling()
         yield from self._endpoints()
         yield from self._prefix_index()
         flow, kv_events, latency, replicas, _ = self._sections
@@ -325,6 +323,15 @@ class MetricsPage:
             yield from self._shown(POOL_DEVIATIONS[figure], ("name",), [((pool.name,), deviation)])
         yield from self._shown(READY_ENDPOINTS, ("name",), [((pool.name,), pool.ready)])
         yield from self._shown(EJECTED_ENDPOINTS, ("name",), [((pool.name,), pool.ejected)])
+
+    def _scaling(self) -> Iterator[Family]:
+        """Yields the scaling signal (`workers.supervisor.scaling`); nothing while it is not known."""
+        pool = (self._pool.name,)
+        needed, headroom = (self._lanes.scalars(name)[0] for name in (REPLICAS_NEEDED, HEADROOM))
+        if needed:
+            yield from self._shown(computed.REPLICAS_NEEDED, ("name",), [(pool, needed)])
+            if headroom != UNKNOWN_HEADROOM:
+                yield from self._shown(computed.POOL_HEADROOM, ("name",), [(pool, headroom / 1000)])
 
     def _endpoints(self) -> Iterator[Family]:
         pool = self._pool

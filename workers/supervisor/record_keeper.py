@@ -14,6 +14,7 @@ What is lost is counted and holds nothing up: in the metric `recording_lost_reco
 import asyncio
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
@@ -32,11 +33,11 @@ from workers.process.instance import Instance
 from workers.process.layout import RECORDING
 from workers.shared.recording import asks
 from workers.shared.recording.limits import FRAME_BYTES, RECENT, Frame, Limits
-from workers.shared.recording.recent import OFF, recent_folder
 from workers.supervisor.background import Background
 from workers.supervisor.endpoint_records import EndpointRecords
 
 if TYPE_CHECKING:
+    from workers.host.options import Options
     from workers.shared.recording.files import RecordFiles
 
 LOOK_S: Final = 0.05  # the shortest interval of scrapes
@@ -44,6 +45,7 @@ SAMPLED_LOOK_S: Final = 0.5  # a small recording has fewer scraped values, and c
 ASKED_S: Final = 0.5  # how often questions are looked for
 FRAME_S: Final = 1.0
 LATE_S: Final = 2.0
+OFF: Final = "none"  # the value of --record-dir without any recording
 
 log = structlog.get_logger()
 
@@ -302,3 +304,18 @@ class RecordKeeper:
         left, files = max(running.until - self._now(), 0.0), list(running.files.names)
         counts = running.records, running.bytes, running.lost
         asks.tell(*self._place, asks.State(running.ask.id, state, running.why, left, *counts, files))
+
+
+def recent_folder(options: "Options") -> str:
+    """Returns the folder of the small recording; "" if --record-dir names another one, or none, or if no folder can be written.
+
+    With --state-dir it is there, and stays after the picker's end. Else it is a temporary folder of the instance.
+    """
+    if options.record_dir:
+        return ""
+    if options.state_dir:
+        return os.path.join(options.state_dir, "recent")
+    try:
+        return os.path.join(tempfile.gettempdir(), f"epp-recent-{options.instance}")
+    except FileNotFoundError:
+        return ""

@@ -10,7 +10,7 @@ from epp.decision.decision import ProfileRun
 from epp.endpoints.roles import PREFILL_ROLES, ROLE_LABEL
 from epp.learning.costs import learned_costs
 from epp.plugin import Decider, Plugin, plugin
-from epp.plugins.deciders._predicted_parameters import Parameters
+from epp.plugins.deciders._parameters import PredictedParameters
 from epp.prefix.match import APPROXIMATE, prefix_match, read_producer
 from epp.request import Request
 from epp.request.tokens import TOKENS, token_count
@@ -27,10 +27,10 @@ class Predicted(Decider):
     the decode target has not cached. While the model is not used, `nonCachedTokens` decides, as in prefix-based-pd-decider.
     """
 
-    Params = Parameters
+    Params = PredictedParameters
     optional = (TOKENS,)
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: PredictedParameters) -> None:
         super().__init__(name, params)
         self._costs = learned_costs(params.learned_latency_producer_name)
         self._match = prefix_match(APPROXIMATE)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from epp.data import Datum
 from epp.decision.decision import ProfileRun
 from epp.plugin import Decider, Plugin, plugin
-from epp.plugins.deciders._prefix_based_parameters import Parameters
+from epp.plugins.deciders._parameters import PrefixBasedParameters
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match, read_producer
 from epp.request import Request
 from epp.request.tokens import TOKENS, token_count
@@ -20,10 +20,10 @@ class PrefixBased(Decider):
     `cached` is 0, so long prompts still go to prefill servers when a prefix producer fails.
     """
 
-    Params = Parameters
+    Params = PrefixBasedParameters
     optional = (TOKENS,)
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: PrefixBasedParameters) -> None:
         super().__init__(name, params)
         self._never = params.non_cached_tokens == 0
         self._tokens_min = max(params.prompt_tokens, params.non_cached_tokens)

@@ -23,7 +23,7 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
 from epp.decision.decision import Decision, Response
 from epp.metrics import Metric, buckets
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
-from epp.plugins.producers._prefix_parameters import BLOCK_TOKENS_DEFAULT, Parameters
+from epp.plugins.producers._parameters import BLOCK_TOKENS_DEFAULT, ApproxPrefixParameters
 from epp.plugins.producers._sent_prompts import Keys, SentPrompts
 from epp.prefix.match import Capacity, CutsPrompts, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
@@ -47,13 +47,13 @@ HIT_BYTES: Final = Metric(
 class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
     """Emits how many leading blocks of the prompt each endpoint has probably cached (`PrefixMatch`), by what was sent to it."""
 
-    Params = Parameters
+    Params = ApproxPrefixParameters
     renamed: ClassVar = {"blockSize": "blockSizeTokens"}
     metrics = (HIT_RATIO, HIT_BYTES)
     first_chunk_only = True
     reads_answer = False
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: ApproxPrefixParameters) -> None:
         super().__init__(name, params)
         older = bool(params.block_size) and params.block_size_tokens == BLOCK_TOKENS_DEFAULT
         field, configured = ("blockSize", params.block_size) if older else ("blockSizeTokens", params.block_size_tokens)
@@ -112,6 +112,6 @@ class MulticlusterApproximatePrefix(ApproximatePrefix):
     A cluster reports no size of its cache, so `autoTune` has no effect: the index keeps `lruCapacityPerServer` blocks of each.
     """
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: ApproxPrefixParameters) -> None:
         super().__init__(name, params)
         self.consumes = ()

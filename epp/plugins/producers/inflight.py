@@ -12,7 +12,7 @@ from epp.errors import ProducerFailed
 from epp.learning.costs import learned_costs
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
 from epp.plugins.producers._held_tokens import LOOK_S, Held, HeldTokens, Output
-from epp.plugins.producers._inflight_parameters import COUNTS_WITH, Parameters
+from epp.plugins.producers._parameters import COUNTS_WITH, InflightParameters
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
@@ -30,12 +30,12 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
     of other profiles, such as prefill, always count until the first chunk.
     """
 
-    Params = Parameters
+    Params = InflightParameters
     counts_with = COUNTS_WITH
     first_chunk_only = True
     reads_answer = False
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: InflightParameters) -> None:
         super().__init__(name, params)
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._held = Datum(f"inflight_tokens_held/{name}", Held)
@@ -46,7 +46,7 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
         self._tokens: HeldTokens
 
     def start(self, services: Services) -> None:
-        params: Parameters = self.params
+        params: InflightParameters = self.params
         counted = params.add_estimated_output_tokens
         self._services = services
         self._tokens = HeldTokens(

@@ -17,7 +17,7 @@ from epp.plugin import (
     Services,
     plugin,
 )
-from epp.plugins.producers._learned_latency_parameters import ObserverParameters, Parameters
+from epp.plugins.producers._parameters import LearnedLatencyParameters, ObserverParameters
 from epp.plugins.producers._predictions import Predictions
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
@@ -35,10 +35,10 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
     of the candidates, or predicts worse than the pool's mean time, the costs follow a rule without a model.
     """
 
-    Params = Parameters
+    Params = LearnedLatencyParameters
     first_chunk_only = True
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: LearnedLatencyParameters) -> None:
         super().__init__(name, params)
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._costs = learned_costs(name)
@@ -77,7 +77,7 @@ class LearnedObserver(LearnedLatency):
     Params = ObserverParameters  # type: ignore[assignment]
 
     def __init__(self, name: str, params: ObserverParameters) -> None:
-        learned = Parameters(prefix_match_info_producer_name=params.prefix_match_info_producer_name)
+        learned = LearnedLatencyParameters(prefix_match_info_producer_name=params.prefix_match_info_producer_name)
         super().__init__(name, learned)
         self.params = params
         self.without_effect = [

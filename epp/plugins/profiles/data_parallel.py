@@ -9,7 +9,6 @@ from epp.decision.decision import Decision, ProfileRun
 from epp.endpoints.roles import RANK_HEADER
 from epp.plugin import plugin
 from epp.plugins.profiles import OneProfile
-from epp.plugins.profiles._ranks import at_port
 from epp.request import Request
 
 
@@ -39,5 +38,5 @@ class DataParallel(OneProfile):
         decision = super().result(request, runs)
         decision.headers[RANK_HEADER] = decision.targets[0].address
         if self._port:
-            decision.targets = tuple(at_port(rank, self._port) for rank in decision.targets)
+            decision.targets = tuple(rank.at_port(self._port) for rank in decision.targets)
         return decision

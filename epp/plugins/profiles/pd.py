@@ -9,7 +9,6 @@ from epp.decision.decision import Decision, ProfileRun
 from epp.endpoints.roles import RANK_HEADER
 from epp.plugin import Decider, Need, Plugin, Profile, plugin
 from epp.plugins.profiles import _stages as stages
-from epp.plugins.profiles._ranks import at_port
 from epp.plugins.profiles._stages import DECODE, PREFILL, UNSERVED, OnNoPrefill, Staged, target, wanted
 from epp.request import Request
 
@@ -107,5 +106,5 @@ class PrefillDecode(Staged):
             decode = runs[self.decode]
             assert decode is not None
             decision.headers[RANK_HEADER] = target(decode).address
-            decision.targets = tuple(at_port(endpoint, port) for endpoint in decision.targets)
+            decision.targets = tuple(endpoint.at_port(port) for endpoint in decision.targets)
         return decision

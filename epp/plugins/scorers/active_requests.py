@@ -5,7 +5,7 @@ import numpy as np
 from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_REQUESTS
 from epp.plugin import Profile, Scorer, plugin
-from epp.plugins.scorers._active_requests_parameters import Parameters
+from epp.plugins.scorers._parameters import ActiveRequestsParameters
 from epp.points.inflight_load import named_load
 from epp.request import Request
 
@@ -18,10 +18,10 @@ class ActiveRequests(Scorer):
     candidates.
     """
 
-    Params = Parameters
+    Params = ActiveRequestsParameters
     consumes = (INFLIGHT_REQUESTS,)
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: ActiveRequestsParameters) -> None:
         super().__init__(name, params)
         self.needs = named_load(params.in_flight_load_producer_name)
         self._idle = max(0, params.idle_threshold)

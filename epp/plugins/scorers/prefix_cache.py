@@ -4,7 +4,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Scores
 from epp.plugin import Profile, Scorer, plugin
-from epp.plugins.scorers._prefix_cache_parameters import Parameters
+from epp.plugins.scorers._parameters import PrefixCacheParameters
 from epp.prefix.match import APPROXIMATE, FollowsMatches, PrefixMatch, prefix_match
 from epp.request import Request
 
@@ -17,9 +17,9 @@ class PrefixCache(FollowsMatches, Scorer):
     its own size and never the last token of a prompt. So an endpoint scores 1 if it can reuse all but what every server computes again.
     """
 
-    Params = Parameters
+    Params = PrefixCacheParameters
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: PrefixCacheParameters) -> None:
         super().__init__(name, params)
         if params.match_length_weight and not params.match_length_scale_tokens:
             raise ValueError("matchLengthScaleTokens: must be above 0 if matchLengthWeight is above 0")

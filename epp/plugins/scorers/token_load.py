@@ -4,7 +4,7 @@ from compiled.calls import token_load
 from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_TOKENS
 from epp.plugin import Profile, Scorer, plugin
-from epp.plugins.scorers._token_load_parameters import QUEUE_TOKENS, Parameters
+from epp.plugins.scorers._parameters import QUEUE_TOKENS, TokenLoadParameters
 from epp.points.inflight_load import named_load
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
@@ -20,10 +20,10 @@ class TokenLoad(FollowsDecisions, Scorer):
     flight. This request's own output tokens are not added, because they would be the same for all endpoints.
     """
 
-    Params = Parameters
+    Params = TokenLoadParameters
     consumes = (INFLIGHT_TOKENS,)
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: TokenLoadParameters) -> None:
         super().__init__(name, params)
         self._match = prefix_match(APPROXIMATE)
         # Cached tokens are subtracted only if a prefix producer runs for another plugin. This scorer alone does not make one run.

@@ -9,9 +9,9 @@ from epp.candidates import Candidates
 from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.learning.costs import FEW, WORSE, learned_costs
 from epp.learning.model import FirstToken
-from epp.plugins.producers._learned_latency_parameters import Parameters
+from epp.plugins.producers._parameters import LearnedLatencyParameters
 from epp.plugins.producers.learned_latency import LearnedLatency
-from epp.plugins.scorers._learned_latency_parameters import Parameters as ScoreParameters
+from epp.plugins.scorers._parameters import LearnedLatencyParameters as ScoreParameters
 from epp.plugins.scorers.learned_latency import LearnedLatency as Score
 from epp.prefix.match import APPROXIMATE, Prefill, PrefixMatch, prefix_match
 from epp.request import Request
@@ -29,7 +29,7 @@ class Site:
 
     def __init__(self, exploration: float = 0.0) -> None:
         self.services = FakeServices()
-        self.producer = LearnedLatency("learned-latency-producer", Parameters())
+        self.producer = LearnedLatency("learned-latency-producer", LearnedLatencyParameters())
         self.scorer = Score("learned-latency-scorer", ScoreParameters(exploration_rate=exploration))
         for plugin in (self.producer, self.scorer):
             plugin.start(self.services)

@@ -10,7 +10,7 @@ from epp.candidates import Candidates
 from epp.decision.decision import PREFILL, Decision, ProfileRun, Response, Usage
 from epp.learning.costs import FEW, learned_costs
 from epp.plugins.deciders.predicted import Predicted
-from epp.plugins.producers._learned_latency_parameters import Parameters
+from epp.plugins.producers._parameters import LearnedLatencyParameters
 from epp.plugins.producers.learned_latency import LearnedLatency
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
@@ -82,7 +82,7 @@ def test_without_prefill_servers_or_before_decode_nothing_is_wanted() -> None:
 
 def test_the_prefill_endpoint_learns_the_first_token_and_the_decode_endpoint_the_time_per_token() -> None:
     services = FakeServices()
-    producer = LearnedLatency("learned-latency-producer", Parameters())
+    producer = LearnedLatency("learned-latency-producer", LearnedLatencyParameters())
     producer.start(services)
     pool: Candidates = candidates({"waiting_requests": [0, 0], "running_requests": [0, 0]})
     made = request(b"x" * 4_000, streaming=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 from epp.recording.imports import Arrival, BadTrace
 from epp.recording.imports import arrivals as imported
 from epp.recording.trace import requests
+from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
-from workers.shared.recording.unreadable import Unreadable
 
 SUFFIX = ".epprec"
 HEAD_MAGIC = b"\x5e\x2a\x4d\x18"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from epp.recording.records import VERSION, CorruptFrame, Opened, Record, decode
+from workers.shared.recording import Unreadable
 from workers.shared.recording.files import SUFFIX
 from workers.shared.recording.framing import (
     HEAD,
@@ -23,7 +24,6 @@ from workers.shared.recording.framing import (
     PREFIX_BYTES,
     unpack,
 )
-from workers.shared.recording.unreadable import Unreadable
 
 FILES_MAX: Final = 4096
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workers.shared.recording.recent import recent_folder
+from workers.supervisor.record_keeper import recent_folder
 
 
 def options(**values: str) -> Any:
