@@ -1,7 +1,6 @@
 """The kernels that run several times per request, as constants of a compiled module.
 
 Compiled code calls a constant of another compiled module directly. It would look up the name of another module's function at each call.
-The kernels that exist only in C are None if they were not built.
 """
 
 from typing import Final
@@ -9,6 +8,7 @@ from typing import Final
 from compiled import kernels
 
 add_scaled: Final = kernels.add_scaled
+answers: Final = kernels.answers
 by_row: Final = kernels.by_row
 careful: Final = kernels.careful
 cell: Final = kernels.cell
@@ -27,30 +27,30 @@ header: Final = kernels.header
 highest: Final = kernels.highest
 increase: Final = kernels.increase
 is_uuid: Final = kernels.is_uuid
+items: Final = kernels.items
+lane_loads: Final = kernels.lane_loads
+lane_sums: Final = kernels.lane_sums
+lane_total: Final = kernels.lane_total
+load_rows: Final = kernels.load_rows
+match: Final = kernels.match
 mean_pressure: Final = kernels.mean_pressure
+members: Final = kernels.members
 mentions: Final = kernels.mentions
+merge_loads: Final = kernels.merge_loads
 numbered: Final = kernels.numbered
+observe: Final = kernels.observe
+observe_each: Final = kernels.observe_each
+plain_head: Final = kernels.plain_head
+prefills_under_way: Final = kernels.prefills_under_way
 raise_to: Final = kernels.raise_to
+recall: Final = kernels.recall
 reused: Final = kernels.reused
 seal: Final = kernels.seal
 share: Final = kernels.share
+show_prefill: Final = kernels.show_prefill
 step: Final = kernels.step
 token_load: Final = kernels.token_load
 waiting: Final = kernels.waiting
 
-answers: Final = kernels.answers if kernels.NATIVE else None
+# None if the kernels were not built: the code for short blocks does its work.
 chain: Final = kernels.chain if kernels.NATIVE else None
-items: Final = kernels.items if kernels.NATIVE else None
-lane_loads: Final = kernels.lane_loads if kernels.NATIVE else None
-lane_sums: Final = kernels.lane_sums if kernels.NATIVE else None
-lane_total: Final = kernels.lane_total if kernels.NATIVE else None
-load_rows: Final = kernels.load_rows if kernels.NATIVE else None
-match: Final = kernels.match if kernels.NATIVE else None
-members: Final = kernels.members if kernels.NATIVE else None
-merge_loads: Final = kernels.merge_loads if kernels.NATIVE else None
-observe: Final = kernels.observe if kernels.NATIVE else None
-observe_each: Final = kernels.observe_each if kernels.NATIVE else None
-plain_head: Final = kernels.plain_head if kernels.NATIVE else None
-prefills_under_way: Final = kernels.prefills_under_way if kernels.NATIVE else None
-recall: Final = kernels.recall if kernels.NATIVE else None
-show_prefill: Final = kernels.show_prefill if kernels.NATIVE else None

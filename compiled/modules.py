@@ -43,7 +43,7 @@ _PATHS = """
     epp/recording/keys epp/recording/sample
     epp/request/client_headers epp/request/intake epp/request/paths epp/request/renaming epp/request/request
     epp/request/tokens
-    shm/answers shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity shm/index_counts shm/index_spill
+    shm/answers shm/flow_lanes shm/held_reader shm/held_writer shm/histograms shm/index_capacity
     shm/index_tiers shm/lanes shm/layout shm/link_table shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer
     shm/prompt_starts shm/remote_lane shm/seqlock shm/series shm/series_reader shm/series_rows shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits

@@ -165,13 +165,7 @@ class FlowLanes:
 
     def total(self, word: int, skipped: int = -1) -> int:
         """Sums one word over the lanes of the serving workers but `skipped`. `word`: its place in a lane."""
-        if lane_total is not None:
-            return lane_total(self._all, self._serving, word, skipped)
-        words, total, own = self.words, 0, self.base(skipped)
-        for base in self.serving_bases():
-            if base != own:
-                total += words[base + word]
-        return total
+        return lane_total(self._all, self._serving, word, skipped)
 
     def cell(self, worker: int, band: int) -> Cell:
         """Returns what waits in one band of one worker, whether that worker serves or not."""

@@ -5,7 +5,6 @@
 A value counts in the first bucket whose bound is at least the value, or in the overflow.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,7 +27,6 @@ class Histograms:
         """`words`: the length of the lane. `places`: for each histogram, the index of its sum."""
         self._places = places
         self._bounds = bounds
-        self._words: memoryview = region.bytes.cast("q")
         self._floats: memoryview[float] = region.bytes.cast("d")
         self._cells: npt.NDArray[np.int64] = region.array(np.int64, 0, words)
         # For the kernel: the bounds of all histograms, and for each histogram its place, its first bound and the number of its bounds.
@@ -39,12 +37,7 @@ class Histograms:
 
     def observe(self, base: int, index: int, value: float) -> None:
         """Counts a value in the histogram with this index."""
-        if observe is not None:
-            observe(self._cells, self._plan, self._all_bounds, base, index, value)
-            return
-        sum_at = base + self._places[index]
-        self._words[sum_at + 1 + bisect_left(self._bounds[index], value)] += 1
-        self._floats[sum_at] += value
+        observe(self._cells, self._plan, self._all_bounds, base, index, value)
 
     def observe_all(self, base: int, index: int, values: list[float], weight: int) -> None:
         """Counts each of `values` in the histogram with this index, `weight` times."""
@@ -55,11 +48,4 @@ class Histograms:
 
     def observe_each(self, base: int, values: tuple[float, ...]) -> None:
         """Counts one value in each of the first histograms. NaN counts nowhere."""
-        if observe_each is not None:
-            observe_each(self._cells, self._plan, self._all_bounds, base, values)
-            return
-        words, floats = self._words, self._floats
-        for place, bounds, value in zip(self._places, self._bounds, values, strict=False):
-            if value == value:
-                words[base + place + 1 + bisect_left(bounds, value)] += 1
-                floats[base + place] += value
+        observe_each(self._cells, self._plan, self._all_bounds, base, values)

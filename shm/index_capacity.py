@@ -11,7 +11,7 @@ those refreshed since the scan.
 The index writer keeps these counts and lists in its own memory. Its successor counts again.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +39,8 @@ Places = npt.NDArray[np.int64]
 
 _OWNER_MASK: Final = np.uint64(OWNER_IDS - 1)
 _WIDE_SHIFT: Final = np.uint64(OWNER_BITS)
-_AGE_SHIFT: Final = np.uint64(32)
 _ONE: Final = np.uint64(1)
 _BLOCKS: Final = np.array([1, WIDE_BLOCKS], dtype=np.int64)
-_OWNER_STRIDE: Final = 4  # 16-bit words per entry; the lowest is the owner
 
 
 def blocks_of(entries: Entries) -> Places:
@@ -54,7 +52,7 @@ class Listed:
     """The entries of one owner, as one scan found them."""
 
     def __init__(self, keys: Entries, since: int) -> None:
-        """`keys`: as `reference_owned` returns them for one owner. `since`: the age at the time of the scan."""
+        """`keys`: as the kernel `owned` returns them for one owner. `since`: the age at the time of the scan."""
         self._keys: Entries | None = keys
         self.since = since
         self.places: npt.NDArray[np.uint32] = np.empty(0, dtype=np.uint32)  # oldest first
@@ -165,8 +163,7 @@ class Capacity:
         """Frees listed entries that were last inserted or refreshed before the age `before`. Returns how many."""
         excess = int(self._held[owner] - self._kept[owner])
         listed.sort(excess)
-        free = kernels.free_oldest if kernels.NATIVE else reference_free_oldest
-        freed, listed.first = free(
+        freed, listed.first = kernels.free_oldest(
             self._entries, self._ages, self._held, listed.places, listed.first, before, owner, excess
         )
         return freed
@@ -176,7 +173,7 @@ class Capacity:
         held, most, kept = self._held[: self._top], self._most[: self._top], self._kept[: self._top]
         near: list[int] = np.flatnonzero((held + (held >> NEARLY) > kept) & (most < UNLIMITED)).tolist()
         owners = [other for other in near if other == owner or self._is_short(other)]
-        keys, ends = (kernels.owned if kernels.NATIVE else reference_owned)(self._entries, self._ages, owners, age)
+        keys, ends = kernels.owned(self._entries, self._ages, owners, age)
         begin = 0
         for other, end in zip(owners, ends.tolist(), strict=True):
             self._listed[other] = Listed(keys[begin:end].copy(), age & AGE_MASK)
@@ -189,46 +186,3 @@ class Capacity:
     def _count(self, entries: Entries) -> Places:
         owners = (entries & _OWNER_MASK).view(np.int64)
         return np.bincount(owners, weights=blocks_of(entries)).astype(np.int64)
-
-
-def reference_owned(
-    entries: Entries, ages: npt.NDArray[np.uint32], owners: list[int], newest: int
-) -> tuple[Entries, Places]:
-    """Computes in Python what the kernel `owned` computes in C."""
-    owner_of: npt.NDArray[Any] = entries.view(np.uint16)[::_OWNER_STRIDE]
-    keys = []
-    for owner in owners:
-        places = np.flatnonzero(owner_of == owner)
-        relative = ages[places] - np.uint32((newest + 1) & AGE_MASK)
-        keys.append((relative.astype(np.uint64) << _AGE_SHIFT) | places.astype(np.uint64))
-    return np.concatenate(keys), np.cumsum([len(own) for own in keys])
-
-
-def reference_free_oldest(
-    entries: Entries,
-    ages: npt.NDArray[np.uint32],
-    held: Places,
-    places: npt.NDArray[np.uint32],
-    first: int,
-    before: int,
-    owner: int,
-    excess: int,
-) -> tuple[int, int]:
-    """Computes in Python what the kernel `free_oldest` computes in C."""
-    freed = 0
-    while excess > 0 and first < len(places):
-        some = places[first : first + excess]  # every entry has at least one block
-        there = entries[some]
-        old = (ages[some] - np.uint32(before & AGE_MASK)).view(np.int32) < 0
-        match = np.flatnonzero(old & ((there & _OWNER_MASK) == np.uint64(owner)) & (there != 0))
-        blocks = blocks_of(there[match]).cumsum()
-        cut = int(blocks.searchsorted(excess)) + 1
-        taken = match[:cut]
-        first += int(taken[-1]) + 1 if cut <= len(match) else len(some)
-        if len(taken):
-            entries[some[taken]] = 0
-            removed = int(blocks[len(taken) - 1])
-            held[owner] -= removed
-            excess -= removed
-            freed += len(taken)
-    return freed, first

@@ -170,9 +170,6 @@ class Lanes:
         self._weights: Ints = region.array(np.int64, 0, schema.lanes)[1:]
         self._words = region.bytes.cast("q")
         self._bases = [(lanes_at // WORD) + i * lane_words for i in range(schema.lanes)]
-        self._parts: dict[tuple[int, int], Ints] = {}
-        self._seen = b""
-        self._only = -1  # if exactly one worker serves: the index of its lane, minus 1
 
     def lane(self, index: int) -> Lane:
         """Returns the writing side of lane `index`: 0 is the supervisor's, the others belong to the workers."""
@@ -215,8 +212,6 @@ class Lanes:
 
     def loads(self, slots_used: int) -> tuple[Ints, Floats]:
         """Returns what `inflight` and `tokens` return, the tokens as float64."""
-        if lane_loads is None:
-            return self.inflight(slots_used), self.tokens(slots_used).astype(np.float64)
         at, added = self.schema, self._added
         more = (None, None) if added is None else (added.requests, added.tokens)
         return lane_loads(self._workers, self._weights, at.inflight_at, at.tokens_at, slots_used, *more)
@@ -232,10 +227,7 @@ class Lanes:
         )
 
     def _over_workers(self, at: int, slots_used: int) -> Ints:
-        if lane_sums is not None:
-            return lane_sums(self._workers, self._each, at, slots_used, None)
-        sums: Ints = self._workers[:, at : at + slots_used].sum(axis=0)
-        return sums
+        return lane_sums(self._workers, self._each, at, slots_used, None)
 
     def serving_workers(self) -> list[int]:
         """Returns the lanes of the workers that serve."""
@@ -290,25 +282,4 @@ class Lanes:
 
     def _sum(self, at: int, slots_used: int, more: Ints | None) -> Ints:
         """Sums words over the lanes of the serving workers, and adds `more`."""
-        if lane_sums is not None:
-            return lane_sums(self._workers, self._weights, at, slots_used, more)
-        sums = self._reference_sum(at, slots_used)
-        if more is not None:
-            sums += more[:slots_used]
-        return sums
-
-    def _reference_sum(self, at: int, slots_used: int) -> Ints:
-        part = self._parts.get((at, slots_used))
-        if part is None:
-            if len(self._parts) > 2 * self.schema.slots:
-                self._parts.clear()
-            part = self._parts[(at, slots_used)] = self._all[1:, at : at + slots_used]
-        weights = bytes(self._serving)
-        if weights != self._seen:  # rare: the set of serving workers has changed
-            self._seen = weights
-            serving = np.flatnonzero(self._weights).tolist()
-            self._only = serving[0] if len(serving) == 1 else -1
-        if self._only >= 0:  # one worker: nothing to sum, 0.7 us instead of 1.6
-            only: Ints = part[self._only].copy()
-            return only
-        return self._weights @ part
+        return lane_sums(self._workers, self._weights, at, slots_used, more)

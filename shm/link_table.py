@@ -9,7 +9,6 @@
 - A tier is a kind of memory in which a model server caches blocks, such as GPU memory or host memory. The table counts the copies of
   a block in each tier.
 - A key mixes the engine's hash with the owner, because two engines may use one hash for different blocks.
-- The C kernels store and remove many blocks at once. Without them, the same is done here, block by block.
 - The table lies in shared memory only so that a successor of its writer can go on. No other process reads it.
 - Entries of owners that are not live are garbage. They count as empty, and `sweep_step` clears them.
 """
@@ -106,8 +105,6 @@ class LinkTable:
         Returns the links of the blocks that the tier did not hold before, and the number of blocks for which the table has no room.
         """
         words = np.asarray(hashes, dtype=np.uint64)
-        if not kernels.NATIVE:
-            return self.reference_store(words, owner, tier, links)
         new, refused, added = kernels.store_links(self._all, self._live, words, owner, tier, links)
         self.size += added
         return new, refused
@@ -119,34 +116,9 @@ class LinkTable:
         blocks of which no copy was counted before.
         """
         words = np.asarray(hashes, dtype=np.uint64)
-        if not kernels.NATIVE:
-            return self.reference_remove(words, owner, tier)
         gone, held, unknown, removed = kernels.remove_links(self._all, self._live, words, owner, tier)
         self.size -= removed
         return gone, held, unknown
-
-    def reference_store(self, hashes: Hashes, owner: int, tier: int, links: Hashes) -> tuple[Hashes, int]:
-        """Computes `store` in Python, without the C kernel."""
-        new, refused = [], 0
-        for hash_, link in zip(hashes.tolist(), links.tolist(), strict=True):
-            outcome = self._store_one(hash_, owner, tier, link)
-            if outcome:
-                new.append(link)
-            refused += outcome is None
-        return np.array(new, dtype=np.uint64), refused
-
-    def reference_remove(self, hashes: Hashes, owner: int, tier: int) -> tuple[Hashes, int, int]:
-        """Computes `remove` in Python, without the C kernel."""
-        gone, held, unknown = [], 0, 0
-        for hash_ in hashes.tolist():
-            found = self._remove_one(hash_, owner, tier)
-            if found is None:
-                unknown += 1
-            elif found[1]:
-                gone.append(found[0])
-            else:
-                held += 1
-        return np.array(gone, dtype=np.uint64), held, unknown
 
     def sweep_step(self, buckets: int) -> None:
         """Clears the entries of owners that are not live, in the next `buckets` buckets."""
@@ -178,44 +150,6 @@ class LinkTable:
         self._all[0] = 0
         self.size = 0
 
-    def _store_one(self, hash_: int, owner: int, tier: int, link: int) -> bool | None:
-        """Counts one more copy of a block. Returns whether it is the first copy in this tier, or None if the table has no room."""
-        key = _mixed(hash_, owner)
-        place = self._find(key, owner)
-        shift = OWNER_BITS + tier * COUNT_BITS
-        if place == _NONE:
-            place = self._room(key)
-            if place == _NONE:
-                return None
-            self.size += self._keys[place] == 0
-            self._metas[place] = owner | 1 << shift
-            self._links[place] = link
-            self._keys[place] = key
-            return True
-        meta = self._metas[place]
-        held = meta >> shift & COUNT_MAX
-        if held < COUNT_MAX:
-            self._metas[place] = meta + (1 << shift)
-        self._links[place] = link
-        return held == 0
-
-    def _remove_one(self, hash_: int, owner: int, tier: int) -> tuple[int, bool] | None:
-        """Counts one copy less of a block. Returns its link, and whether this was the last copy in the tier; None: no copy was counted."""
-        place = self._find(_mixed(hash_, owner), owner)
-        if place == _NONE:
-            return None
-        shift = OWNER_BITS + tier * COUNT_BITS
-        meta = self._metas[place]
-        held = meta >> shift & COUNT_MAX
-        if not held:
-            return None
-        meta -= 1 << shift
-        self._metas[place] = meta
-        if not meta >> OWNER_BITS:
-            self._keys[place] = 0
-            self.size -= 1
-        return self._links[place], held == 1
-
     def _find(self, key: int, owner: int) -> int:
         keys = self._keys
         for first in (((key & _HALF) * self._buckets >> 32) * WAYS, ((key >> 32) * self._buckets >> 32) * WAYS):
@@ -223,49 +157,6 @@ class LinkTable:
             if key in bucket:
                 place = first + bucket.index(key)
                 if self._metas[place] & _OWNER_MASK == owner:
-                    return place
-        return _NONE
-
-    def _room(self, key: int) -> int:
-        """Returns a place for a new key in one of its two buckets. Returns _NONE if none can be made free.
-
-        Takes an empty place of the emptier bucket. If both buckets are full, takes the place of an owner that is not live, or a place
-        that `_moved` frees.
-        """
-        keys = self._keys
-        one = ((key & _HALF) * self._buckets >> 32) * WAYS
-        two = ((key >> 32) * self._buckets >> 32) * WAYS
-        first, second = keys[one : one + WAYS].tolist(), keys[two : two + WAYS].tolist()
-        empty_first, empty_second = first.count(0), second.count(0)
-        if empty_first or empty_second:
-            if empty_first >= empty_second:
-                return one + first.index(0)
-            return two + second.index(0)
-        live, metas = self._live, self._metas
-        for bucket in (one, two):
-            for place in range(bucket, bucket + WAYS):
-                if live[metas[place] & _OWNER_MASK] != 1:
-                    return place
-        return self._moved(one, two)
-
-    def _moved(self, one: int, two: int) -> int:
-        """Moves a key out of one of two full buckets to that key's other bucket. Returns the place that became empty.
-
-        Returns _NONE if the other bucket of each key is full, too.
-        """
-        keys, links, metas = self._keys, self._links, self._metas
-        for bucket in (one, two):
-            for place in range(bucket, bucket + WAYS):
-                key = keys[place]
-                other = ((key & _HALF) * self._buckets >> 32) * WAYS
-                if other == bucket:
-                    other = ((key >> 32) * self._buckets >> 32) * WAYS
-                row = keys[other : other + WAYS].tolist()
-                if 0 in row:
-                    to = other + row.index(0)
-                    links[to], metas[to] = links[place], metas[place]
-                    keys[to] = key
-                    keys[place] = 0
                     return place
         return _NONE
 

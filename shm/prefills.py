@@ -15,8 +15,6 @@ record ignores the record. A worker clears its row at its start. Until then, the
 ended: places older than OLD_S do not count.
 """
 
-from bisect import bisect_right
-from struct import Struct
 from typing import Any, Final
 
 import numpy as np
@@ -34,23 +32,21 @@ GROWTH: Final = 1.25
 FOUND_MAX: Final = 16
 ROW_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
 
-SINCE, OWNER, KNOWN, TOKENS, BLOCKS, LAST, MARKS = range(7)
-_HEAD: Final = Struct("=dQQdQQ")  # the words of a record before its marks
+MARKS: Final = 6  # the words of a record before its marks
 
 Hashes = npt.NDArray[np.uint64]
 Prefill = tuple[int, int, float, float]  # owner; leading blocks in common; since; tokens that it computes
 
 
-def _marked() -> tuple[int, ...]:
+def _marked() -> list[int]:
     """Returns the numbers of the marked blocks, counted from 1."""
     numbers = [LEAST_BLOCKS]
     while numbers[-1] < MOST_BLOCKS:
         numbers.append(int(numbers[-1] * GROWTH))
-    return tuple(numbers)
+    return numbers
 
 
-_NUMBERS: Final = _marked()
-MARKED: Final = np.array(_NUMBERS, np.int64)
+MARKED: Final = np.array(_marked(), np.int64)
 RECORD: Final = MARKS + len(MARKED)  # words
 
 
@@ -77,9 +73,7 @@ class Prefills:
         self._rows = rows
         self._index = index
         rows[index, :PLACES] = 0
-        self._keys = [memoryview(row[:PLACES]) for row in rows]
-        self._records = [row[PLACES : PLACES * (1 + RECORD)].reshape(PLACES, RECORD) for row in rows]
-        self._own_keys, self._own_records = self._keys[index], self._records[index]
+        self._own_keys = memoryview(rows[index][:PLACES])
         self._free = list(range(PLACES))
 
     def begins(self, hashes: Hashes, owner: int, known: int, tokens: float, now: float) -> int:
@@ -90,26 +84,8 @@ class Prefills:
         if not self._free:
             return -1
         place = self._free[-1]
-        if calls.show_prefill is not None:
-            shown = calls.show_prefill(
-                self._rows, PLACES, MARKED, self._index, place, hashes, owner, known, tokens, now
-            )
-        else:
-            shown = self.reference_show(place, hashes, owner, known, tokens, now)
+        shown = calls.show_prefill(self._rows, PLACES, MARKED, self._index, place, hashes, owner, known, tokens, now)
         return self._free.pop() if shown else -1
-
-    def reference_show(self, place: int, hashes: Hashes, owner: int, known: int, tokens: float, now: float) -> bool:
-        """Writes a record and then its key, without the C kernel. Returns whether there is anything to show."""
-        count = len(hashes)
-        marks = _marks_up_to(count)
-        first = _marks_up_to(known)
-        if first >= marks:
-            return False
-        record = self._own_records[place]
-        record[MARKS : MARKS + marks] = hashes[MARKED[:marks] - 1]
-        _HEAD.pack_into(record, 0, now, owner, known, tokens, count, hashes.item(-1))
-        self._own_keys[place] = hashes.item(_NUMBERS[first] - 1)
-        return True
 
     def ends(self, place: int) -> None:
         """Frees a place that `begins` has returned."""
@@ -119,47 +95,10 @@ class Prefills:
 
     def under_way(self, hashes: Hashes, now: float) -> list[Prefill]:
         """Returns prefills that compute leading blocks of this chain, at most FOUND_MAX."""
-        if calls.prefills_under_way is not None:
-            return calls.prefills_under_way(self._rows, PLACES, MARKED, hashes, now, OLD_S, FOUND_MAX)
-        return self.reference_under_way(hashes, now)
-
-    def reference_under_way(self, hashes: Hashes, now: float) -> list[Prefill]:
-        """Computes `under_way` in NumPy, without the C kernel."""
-        found: list[Prefill] = []
-        marks = _marks_up_to(len(hashes))
-        if not marks:
-            return found
-        own = {hashes.item(number - 1) for number in _NUMBERS[:marks]}
-        for row, words in enumerate(self._keys):
-            keys = words.tolist()
-            for place in [] if own.isdisjoint(keys) else range(PLACES):
-                if keys[place] not in own or len(found) == FOUND_MAX:
-                    continue
-                record = self._records[row][place].copy()
-                moved = words[place] != keys[place] or self._records[row][place, SINCE] != record[SINCE]
-                since, owner, known, tokens, _, _ = _HEAD.unpack_from(record)
-                blocks = _shared(record, hashes)
-                if not moved and now - since < OLD_S and blocks > known:
-                    found.append((owner, blocks, since, tokens))
-        return found
+        return calls.prefills_under_way(self._rows, PLACES, MARKED, hashes, now, OLD_S, FOUND_MAX)
 
 
 def local_prefills() -> Prefills:
     """Returns prefills in private memory: for one process without workers."""
     schema = PrefillsSchema(1)
     return Prefills(schema, Region(memoryview(bytearray(schema.bytes))), 0)
-
-
-def _marks_up_to(blocks: int) -> int:
-    """Returns how many of the first blocks of a prompt are marked."""
-    return bisect_right(_NUMBERS, blocks)
-
-
-def _shared(record: Hashes, hashes: Hashes) -> int:
-    """Returns how many leading blocks a record and a chain are known to share. Equal hashes prove all blocks before them, too."""
-    blocks, count = int(record[BLOCKS]), len(hashes)
-    if blocks <= count and hashes[blocks - 1] == record[LAST]:
-        return blocks
-    marks = _marks_up_to(min(blocks, count))
-    same = int(np.count_nonzero(record[MARKS : MARKS + marks] == hashes[MARKED[:marks] - 1]))
-    return _NUMBERS[same - 1] if same else 0

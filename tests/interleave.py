@@ -108,6 +108,8 @@ class Grid:
         if isinstance(at, slice):
             start, stop, _ = at.indices(self.rows)
             return Grid(self.words, self.first + start * self.width, stop - start, self.width)
+        if isinstance(at, int):
+            return self.words[self.first + at * self.width : self.first + (at + 1) * self.width]
         _, column = at
         cells = [self.words[self.first + row * self.width + column] for row in range(self.rows)]
         return np.array(cells, dtype=np.uint64)

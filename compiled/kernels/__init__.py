@@ -1,12 +1,11 @@
 """Kernels: small loops over numbers and bytes. They run in C if the request path is compiled (`*.c` here), else in Python
-(`reference`, `latency_reference`).
+(`*reference.py`).
 
 Both have the same results; `tests/compiled` compares them. For eight endpoints, a NumPy expression costs 1 to 8 µs, most of which is the
 cost of calls, and a kernel in C costs 0.1 µs. A kernel checks its arguments: it copies arrays that are not contiguous or have another
-type, and never writes outside an array. `NATIVE` says whether the kernels in C run. The kernels for the index, links, chains of hashes,
-histograms, prefills, JSON and pages exist only in C: check `NATIVE` before calling them. The Python code that does their work without a C
-compiler is beside the calls, in `shm`, `epp/prefix/blocks.py`, `epp/plugins/parsers/_reader.py`, `epp/protocol/exposition.py` and
-`workers/endpoints/http_answer.py`.
+type, and never writes outside an array. `NATIVE` says whether the kernels in C run. Three kernels have no reference here: check `NATIVE`
+before calling `chain`, `fence` or `read_rows`. What does their work without a C compiler is beside the calls, in `epp/prefix/blocks.py`
+and in `shm`.
 
 May import: numpy. Imported by: everything that computes over endpoints, lanes, hashes or bytes.
 """
@@ -16,143 +15,10 @@ from compiled.finder import choose
 NATIVE: bool = choose().compiled
 
 if NATIVE:
-    from compiled.kernels.native import (
-        add_scaled,
-        answers,
-        by_row,
-        careful,
-        cell,
-        chain,
-        cheapest,
-        column,
-        copied,
-        data_header,
-        features,
-        fence,
-        fewest,
-        find,
-        first_tokens,
-        fit,
-        flat_end,
-        forget,
-        framed_message,
-        free_oldest,
-        header,
-        held,
-        highest,
-        increase,
-        insert,
-        is_uuid,
-        items,
-        lane_loads,
-        lane_sums,
-        lane_total,
-        load_rows,
-        match,
-        mean_pressure,
-        members,
-        mentions,
-        merge_loads,
-        numbered,
-        observe,
-        observe_each,
-        owned,
-        plain_head,
-        prefills_under_way,
-        raise_to,
-        read_rows,
-        recall,
-        remove_links,
-        reused,
-        seal,
-        share,
-        show_prefill,
-        step,
-        store_links,
-        token_load,
-        waiting,
-    )
+    from compiled.kernels.native import *  # noqa: F403
 else:
-    from compiled.kernels.latency_reference import careful, cell, cheapest, column, features, first_tokens, fit
-    from compiled.kernels.reference import (
-        add_scaled,
-        by_row,
-        copied,
-        data_header,
-        fewest,
-        find,
-        flat_end,
-        framed_message,
-        header,
-        highest,
-        increase,
-        is_uuid,
-        mean_pressure,
-        mentions,
-        numbered,
-        raise_to,
-        reused,
-        seal,
-        share,
-        step,
-        token_load,
-        waiting,
-    )
-
-__all__ = (
-    "NATIVE",
-    "add_scaled",
-    "answers",
-    "by_row",
-    "careful",
-    "cell",
-    "chain",
-    "cheapest",
-    "column",
-    "copied",
-    "data_header",
-    "features",
-    "fence",
-    "fewest",
-    "find",
-    "first_tokens",
-    "fit",
-    "flat_end",
-    "forget",
-    "framed_message",
-    "free_oldest",
-    "header",
-    "held",
-    "highest",
-    "increase",
-    "insert",
-    "is_uuid",
-    "items",
-    "lane_loads",
-    "lane_sums",
-    "lane_total",
-    "load_rows",
-    "match",
-    "mean_pressure",
-    "members",
-    "mentions",
-    "merge_loads",
-    "numbered",
-    "observe",
-    "observe_each",
-    "owned",
-    "plain_head",
-    "prefills_under_way",
-    "raise_to",
-    "read_rows",
-    "recall",
-    "remove_links",
-    "reused",
-    "seal",
-    "share",
-    "show_prefill",
-    "step",
-    "store_links",
-    "token_load",
-    "waiting",
-)
+    from compiled.kernels.index_reference import *  # noqa: F403
+    from compiled.kernels.lanes_reference import *  # noqa: F403
+    from compiled.kernels.latency_reference import *  # noqa: F403
+    from compiled.kernels.links_reference import *  # noqa: F403
+    from compiled.kernels.reference import *  # noqa: F403

@@ -5,10 +5,9 @@
 #define OWNER_RETIRED 2
 #define NONE (-1)
 #define PREFETCHED 4 /* how many hashes ahead an insert asks for buckets */
-#define CROWDED 0 /* what `insert_near` returns */
-#define FRESH 1
-#define STALE 2
-#define NEW 3
+#define FRESH 0 /* what `insert_block` returns */
+#define STALE 1
+#define NEW 2
 #define PROBE_STRIDE 32
 #define DENSE_BLOCKS 64
 #define UNNAMED 0 /* no owner has this id */
@@ -47,8 +46,8 @@ static inline void prefetch_near(const uint64_t *entries, uint64_t buckets, uint
     __builtin_prefetch(entries + WAYS * scaled(hash >> 32, buckets));
 }
 
-/* Looks up every block of a short chain. In a long chain, looks up every 32nd block and the last one, as `shm.prefix_reader` does,
-   and then all blocks between an owner's deepest hit and the next probe. Returns 0, or -1 with an exception. */
+/* Looks up every block of a short chain. In a long chain, looks up every 32nd block and the last one, and then all blocks between an
+   owner's deepest hit and the next probe. Returns 0, or -1 with an exception. */
 static int match_chain(const uint64_t *entries, uint64_t buckets, const uint64_t *hashes, npy_intp count) {
     if (count <= DENSE_BLOCKS) {
         for (npy_intp i = 0; i < count; i++) prefetch_near(entries, buckets, hashes[i]);
@@ -152,9 +151,9 @@ static int movable(const Index *index, uint64_t place) {
     return in_far(index, entry, 0) != NONE;
 }
 
-/* Moves entries of one hash from two full buckets to its far buckets, and leaves a far mark (`shm.index_spill`). Chooses the hash that
-   frees most places (of several such hashes, the first). Returns an empty place, or NONE. A reader sees a moved entry at its old place,
-   at its new place, or at both. */
+/* Moves entries of one hash from two full buckets to its far buckets, and leaves a far mark. Chooses the hash that frees most places (of
+   several such hashes, the first). Returns an empty place, or NONE. A reader sees a moved entry at its old place, at its new place, or at
+   both. */
 static int64_t spill(Index *index, const uint64_t *first) {
     uint64_t places[NEAR_WAYS], moved[NEAR_WAYS];
     int best = 0, chosen = NONE, marked = 0, count = 0;
@@ -199,50 +198,62 @@ static inline int refresh(Index *index, uint64_t place) {
     return stale ? STALE : FRESH;
 }
 
-/* Returns the place of the oldest entry of two buckets. */
-static uint64_t oldest_of(const Index *index, const uint64_t *first) {
-    uint64_t oldest = first[0];
-    uint32_t oldest_age = UINT32_MAX;
-    for (int way = 0; way < NEAR_WAYS; way++) {
-        uint64_t place = first[way >> 3] + (way & 7);
-        uint32_t age = index->ages[place] - (index->age + 1); /* makes the current age the largest, even after the counter has wrapped */
-        if (age >= oldest_age) continue;
-        oldest_age = age;
-        oldest = place;
-    }
+/* Returns the place of the oldest entry of a bucket, or `oldest` if none is older. */
+static uint64_t older(const Index *index, uint64_t bucket, uint64_t oldest) {
+    uint32_t newest = index->age + 1; /* makes the current age the largest, even after the counter has wrapped */
+    for (uint64_t place = bucket; place < bucket + WAYS; place++)
+        if (index->ages[place] - newest < index->ages[oldest] - newest) oldest = place;
     return oldest;
 }
 
-/* Refreshes an entry. If it is new, writes it to an empty way of its emptier near bucket. If both buckets are full, makes room (`spill`) or
-   overwrites the oldest entry. Returns CROWDED if so many owners have this hash that the entry belongs into a far bucket; else what the
-   entry was: NEW, STALE or FRESH. */
-static int insert_near(Index *index, uint64_t hash, uint64_t entry) {
-    const uint64_t first[2] = {WAYS * scaled(hash & 0xFFFFFFFF, index->buckets), WAYS * scaled(hash >> 32, index->buckets)};
-    int tagged = 0, room[2] = {0, 0};
+/* Returns an empty way of the emptier near bucket. If both are full, makes room (`spill`) or returns the place of the oldest entry. */
+static uint64_t near_place(Index *index, const uint64_t *first) {
+    int room[2] = {0, 0};
     uint64_t empty[2] = {0, 0};
-    int64_t mark = NONE, far;
+    for (int way = 0; way < NEAR_WAYS; way++) {
+        uint64_t place = first[way >> 3] + (way & 7);
+        if (is_empty(index, index->entries[place]) && room[way >> 3]++ == 0) empty[way >> 3] = place;
+    }
+    if (room[0] || room[1]) return empty[room[1] > room[0]];
+    int64_t place = index->spills ? spill(index, first) : NONE;
+    return place != NONE ? (uint64_t)place : older(index, first[1], older(index, first[0], first[0]));
+}
+
+/* Returns an empty way of the entry's far bucket, or the place of the oldest entry there. */
+static uint64_t far_place(const Index *index, uint64_t entry) {
+    uint64_t bucket = WAYS * (first_far(index, entry) + FAR_BUCKET(OWNER(entry)));
+    for (uint64_t place = bucket; place < bucket + WAYS; place++)
+        if (is_empty(index, index->entries[place])) return place;
+    return older(index, bucket, bucket);
+}
+
+/* Refreshes an entry. If it is new, writes it to a near bucket; or to its far bucket, with a far mark, if `near_owners` owners have this hash
+   in the near ones. Returns what the entry was: NEW, STALE or FRESH. */
+static int insert_block(Index *index, uint64_t hash, uint64_t entry) {
+    const uint64_t first[2] = {WAYS * scaled(hash & 0xFFFFFFFF, index->buckets), WAYS * scaled(hash >> 32, index->buckets)};
+    int tagged = 0;
+    int64_t mark = NONE, far = NONE;
     for (int way = 0; way < NEAR_WAYS; way++) {
         uint64_t place = first[way >> 3] + (way & 7);
         if (index->entries[place] == entry) return refresh(index, place);
     }
     for (int way = 0; way < NEAR_WAYS; way++) {
-        int bucket = way >> 3;
-        uint64_t place = first[bucket] + (way & 7), present = index->entries[place];
-        if (is_empty(index, present) && room[bucket]++ == 0) empty[bucket] = place;
-        if ((present ^ entry) < SAME_TAG) {
-            tagged++;
-            if (OWNER(present) == FAR_MARK) mark = place;
-        }
+        uint64_t place = first[way >> 3] + (way & 7);
+        if ((index->entries[place] ^ entry) >= SAME_TAG) continue;
+        tagged++;
+        if (OWNER(index->entries[place]) == FAR_MARK) mark = place;
     }
-    if (mark != NONE && (far = in_far(index, entry, entry)) != NONE) {
-        index->ages[mark] = index->age;
-        return refresh(index, far);
+    int crowded = tagged >= index->near_owners, was = NEW;
+    if (mark != NONE || crowded) far = in_far(index, entry, entry);
+    if (far == NONE && !crowded) {
+        store(index, near_place(index, first), entry);
+        return NEW;
     }
-    if (tagged >= index->near_owners) return CROWDED;
-    int64_t place = room[1] > room[0] ? empty[1] : empty[0];
-    if (!room[0] && !room[1] && (!index->spills || (place = spill(index, first)) == NONE)) place = oldest_of(index, first);
-    store(index, place, entry);
-    return NEW;
+    if (far != NONE) was = refresh(index, far);
+    else store(index, far_place(index, entry), entry);
+    if (mark != NONE) index->ages[mark] = index->age;
+    else store(index, near_place(index, first), (entry & ~(SAME_TAG - 1)) | FAR_MARK);
+    return was;
 }
 
 /* Asks the CPU for the near buckets of a hash and for their ages. */
@@ -252,9 +263,9 @@ static inline void prefetch(const Index *index, uint64_t hash) {
     __builtin_prefetch(index->ages + WAYS * scaled(hash >> 32, index->buckets), 1);
 }
 
-/* The hashes of one insert that belong into far buckets, by their index, and those that are news. */
+/* The news of one insert. */
 typedef struct {
-    npy_intp *crowded, crowded_count, news_count;
+    npy_intp news_count;
     uint64_t *news;
     uint16_t *news_owners;
 } Outcome;
@@ -269,8 +280,7 @@ static void insert_all(Index *index, const uint64_t *hashes, npy_intp count, con
             index->dropped++;
             continue;
         }
-        int was = insert_near(index, hashes[i], (hashes[i] & ~(SAME_TAG - 1)) | owner);
-        if (was == CROWDED) out->crowded[out->crowded_count++] = i;
+        int was = insert_block(index, hashes[i], (hashes[i] & ~(SAME_TAG - 1)) | owner);
         if (was == FRESH || out->news == NULL) continue;
         out->news[out->news_count] = hashes[i];
         out->news_owners[out->news_count++] = owner;
@@ -389,9 +399,9 @@ static int hashes_for(PyObject *object, Given *hashes) {
    blocks. `limits`: int64, as `held`. `hashes`: an array or bytes. `owners`: one for all hashes, one per hash, or for runs of hashes a dict:
    name -> owner, the name (u64) of each run, and its length (u16); runs of other names are left out. `spills`: whether full buckets give
    entries to far buckets. `retired`: whether there are retired owners. `stale`: None, or after how many ticks a refreshed entry is news, as a
-   new one is. Returns seven values: how many entries were added, how many live entries were evicted, how many entries of retired owners
+   new one is. Returns six values: how many entries were added, how many live entries were evicted, how many entries of retired owners
    were replaced, how many blocks were dropped because their owner is not live, whether the owner of a new entry has more blocks than its
-   limit, the indices of the hashes that belong into far buckets, and the news (`news_of`), or None. */
+   limit, and the news (`news_of`), or None. */
 KERNEL(insert) {
     if (!arguments("insert", count, 12)) return NULL;
     PyArrayObject *table = in_place(args[0], NPY_UINT64, 2, 1, "insert: entries"),
@@ -415,23 +425,14 @@ KERNEL(insert) {
     if (PyErr_Occurred() || !hashes_for(args[5], &hashes)) return NULL;
     if (owners_for(args[6], hashes.count, &owners, "insert")) {
         npy_intp size = hashes.count + 1; /* so that no size is 0 */
-        Outcome out = {.crowded = PyMem_New(npy_intp, size), .news = tells ? PyMem_New(uint64_t, size) : NULL,
-                       .news_owners = tells ? PyMem_New(uint16_t, size) : NULL};
-        if (out.crowded == NULL || (tells && (out.news == NULL || out.news_owners == NULL))) PyErr_NoMemory();
+        Outcome out = {.news = tells ? PyMem_New(uint64_t, size) : NULL, .news_owners = tells ? PyMem_New(uint16_t, size) : NULL};
+        if (tells && (out.news == NULL || out.news_owners == NULL)) PyErr_NoMemory();
         else {
             insert_all(&index, hashes.values, hashes.count, owners.ids, owners.step, &out);
-            PyArrayObject *left = output(out.crowded_count, NPY_INTP);
-            if (left != NULL) memcpy(PyArray_DATA(left), out.crowded, out.crowded_count * sizeof(npy_intp));
             PyObject *news = tells ? news_of(&out) : Py_NewRef(Py_None);
-            if (left != NULL && news != NULL)
-                result = Py_BuildValue("nnnnNNN", index.added, index.evicted, index.gone, index.dropped, PyBool_FromLong(index.over), left,
-                                       news);
-            else {
-                Py_XDECREF(left);
-                Py_XDECREF(news);
-            }
+            if (news != NULL)
+                result = Py_BuildValue("nnnnNN", index.added, index.evicted, index.gone, index.dropped, PyBool_FromLong(index.over), news);
         }
-        PyMem_Free(out.crowded);
         PyMem_Free(out.news);
         PyMem_Free(out.news_owners);
         Py_XDECREF(owners.array);

@@ -11,7 +11,7 @@
 #define FAR_BUCKETS 32
 #define FAR_MARK 1
 
-#define FAR_BUCKET(owner) ((owner) * 0x9E37ULL >> 11 & (FAR_BUCKETS - 1)) /* `far_bucket` in shm.prefix_index */
+#define FAR_BUCKET(owner) ((owner) * 0x9E37ULL >> 11 & (FAR_BUCKETS - 1)) /* spreads ids that differ by the same step, too */
 #define WIDE_BLOCKS 4
 #define BLOCKS(entry) ((entry) >> 16 & 1 ? WIDE_BLOCKS : 1)
 #define OWNER(entry) ((entry) & (OWNERS - 1))

@@ -1,7 +1,5 @@
-/* Defines the module `compiled.kernels.native`. Most functions have a counterpart in Python with the same name and the same results, in
-   `compiled/kernels/reference.py` or `latency_reference.py`. Those for the index, links, chains, histograms, prefills and JSON have it beside
-   their calls, in `shm`, `epp/prefix/blocks.py` and `epp/plugins/parsers/_reader.py`; those for pages in `epp/protocol/exposition.py` and
-   `workers/endpoints/http_answer.py`. */
+/* Defines the module `compiled.kernels.native`. Nearly all functions have a counterpart in Python with the same name and the same results, in
+   `compiled/kernels/*reference.py`. */
 #define EPP_KERNELS_MODULE
 #include "arrays.h"
 

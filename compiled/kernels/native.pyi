@@ -1,4 +1,4 @@
-"""The kernels in C. `compiled.kernels.reference` describes the functions that it has, too; the C code describes the others."""
+"""The kernels in C. Their references describe the functions that they have, too; the C code describes the others."""
 
 from collections.abc import Coroutine, Mapping
 from typing import Any
@@ -120,7 +120,7 @@ def insert(
     retired: bool,
     stale: int | None,
     /,
-) -> tuple[int, int, int, int, bool, Ints, tuple[list[int], list[int], bytes] | None]: ...
+) -> tuple[int, int, int, int, bool, tuple[list[int], list[int], bytes] | None]: ...
 def is_uuid(text: str, /) -> bool: ...
 def items(text: bytes | memoryview, /) -> list[bytes | memoryview] | None: ...
 def lane_loads(

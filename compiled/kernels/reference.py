@@ -1,9 +1,5 @@
-"""The kernels in NumPy and plain Python. They define what the kernels in C compute, and run where those are not built.
+"""The kernels in NumPy and plain Python. They define what the kernels in C compute, and run where those are not built."""
 
-For up to `FEW` numbers, plain Python is faster than NumPy.
-"""
-
-import math
 import re
 from collections.abc import Coroutine, Mapping
 from functools import reduce
@@ -16,8 +12,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-FEW: Final = 32
 UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+SHIFT_BYTES_MAX: Final = 256  # how far from its old position `recall` looks for a series
+AMBIGUOUS: Final = (b"\n#", b"\n\n", b"\n\r", b"\n ", b"\n\t")  # the family may continue after such a line, or with it
+ENDS: Final = (b"\n# HELP ", b"\n# TYPE ", b"\n# EOF")  # the family ends before such a line
+NO_SAMPLE: Final = (b"#", b"\n", b"\r")
+MESSAGE: Final = re.compile(rb">3\r\n\$7\r\nmessage\r\n\$([0-9]{1,10})\r\n")
+SIZE: Final = re.compile(rb"..\$([0-9]{1,10})\r\n", re.DOTALL)  # behind the channel
+NUMBER: Final = re.compile(rb":([0-9]{1,18})\r\n")
 
 find: Final = bytes.find
 # framed_message(data, at): reads, at data[at:at + 14], the header of an HTTP/2 frame and the prefix of a gRPC message. Returns five
@@ -86,11 +88,7 @@ def fewest(values: Floats) -> Floats:
     """
     if len(values) == 0:
         return np.empty(0)
-    if len(values) <= FEW:
-        plain = values.tolist()
-        low, high = (math.nan, math.nan) if math.isnan(sum(plain)) else (min(plain), max(plain))
-    else:
-        low, high = np.minimum.reduce(values), np.maximum.reduce(values)
+    low, high = np.minimum.reduce(values), np.maximum.reduce(values)
     if low == high:
         return np.ones(len(values))
     scores: Floats = (high - values) / (high - low)
@@ -143,29 +141,12 @@ def token_load(ahead: Floats, tokens: int, held: Floats | None, block_tokens: fl
     `ahead`: tokens in flight at each endpoint. `tokens`: of the prompt. `held`: blocks of the prompt that each endpoint has cached; None:
     t is ahead + tokens, limited in the same way.
     """
-    if len(ahead) <= FEW:
-        loads = ahead.tolist()
-        if held is None:
-            loads = [load + tokens for load in loads]
-        else:
-            left = [max(tokens - blocks * block_tokens, 0.0) for blocks in held.tolist()]
-            loads = [load + more for load, more in zip(loads, left, strict=True)]
-        return np.array([1.0 - max(min(load, threshold), 0.0) / threshold for load in loads])
     load: Floats = ahead + (float(tokens) if held is None else np.maximum(tokens - held * block_tokens, 0.0))
-    np.minimum(load, threshold, out=load)
-    np.maximum(load, 0.0, out=load)
-    load /= -threshold
-    load += 1.0
-    return load
+    return 1.0 - load.clip(0.0, threshold) / threshold
 
 
 def highest(totals: Floats) -> list[int]:
     """Returns the indices of the largest total. NaN counts as less than every number. If all totals are NaN, returns all indices."""
-    if len(totals) <= FEW:
-        values = totals.tolist()
-        best = max(values, default=0.0)
-        if not math.isnan(best):
-            return [index for index, value in enumerate(values) if value == best]
     numbers = totals == totals
     if not numbers.any():
         return list(range(len(totals)))
@@ -201,3 +182,83 @@ def by_row(depths: Mapping[int, int], row_of: Mapping[int, int], rows: int) -> F
         if row is not None:
             found[row] = depth
     return np.array(found, dtype=np.float64)
+
+
+# Texts of JSON
+
+
+def members(text: bytes | memoryview, names: tuple[bytes, ...], missing: object) -> tuple[Any, ...] | None:
+    """Returns the JSON texts of some members of an object, `missing` for one that it lacks. None: msgspec has to read the whole object.
+
+    So does the kernel for every text that it does not read. This function reads none.
+    """
+    return None
+
+
+def items(text: bytes | memoryview) -> list[bytes | memoryview] | None:
+    """Returns the JSON texts of the items of an array; None as in `members`."""
+    return None
+
+
+# Answers of servers
+
+
+def plain_head(data: bytes | memoryview, most: int) -> tuple[int, int] | None:
+    """Returns (where the body begins, its length), if `data` begin with a plain head of an answer of at most `most` bytes. Else None.
+
+    A plain head has status 200, HTTP/1.1 and Content-Length, and says nothing about Connection, Content-Encoding or Transfer-Encoding. None
+    leaves the answer to the general decoder, as this function always does.
+    """
+    return None
+
+
+def recall(page: bytes, text: bytes, at: int, name_line: bytes, type_line: bytes) -> tuple[int, float] | None:
+    """Returns (position of `text`, value after it), if `text` stands at or near position `at` and its series is alone. Else None.
+
+    `text` begins with the newline before the series, or before the TYPE line of its family. `name_line`: a newline and the name of the
+    family. `type_line`: how the TYPE line of the family begins. A series is alone if it is certainly the only one of its family.
+    """
+    if not page.startswith(text, at):
+        at = page.find(text, max(at - SHIFT_BYTES_MAX, 0), at + len(text) + SHIFT_BYTES_MAX)
+    start = at + len(text)
+    end = page.find(b"\n", start)
+    if not 0 <= at < end or not _alone(page, at, end, text.startswith(type_line, 1), name_line, type_line):
+        return None
+    try:
+        return None if b"_" in page[start:end] else (at, float(page[start:end]))
+    except ValueError:
+        return None  # a timestamp follows the value, or the value is not a number
+
+
+def _alone(page: bytes, at: int, end: int, typed: bool, name_line: bytes, type_line: bytes) -> bool:
+    """Returns whether the line between the newlines at `at` and `end` is certainly the only series of its family.
+
+    `typed`: the TYPE line of the family precedes it, so no series of the family is above.
+    """
+    if page.startswith(name_line, end) or (page.startswith(AMBIGUOUS, end) and not page.startswith(ENDS, end)):
+        return False
+    if typed:
+        return True
+    above = page.rfind(b"\n", 0, at) + 1
+    return page.startswith(type_line, above) or not page.startswith((name_line[1:], *NO_SAMPLE), above)
+
+
+def answers(data: bytes, at: int, most: int) -> tuple[list[int | tuple[bytes, bytes]], int]:
+    """Reads from `at` on what a store of replicas sends nearly always: numbers, and messages as pairs of channel and content, each of at
+    most `most` bytes. Returns what is complete, and where it ends.
+    """
+    found: list[int | tuple[bytes, bytes]] = []
+    while (number := NUMBER.match(data, at)) is not None or (head := MESSAGE.match(data, at)) is not None:
+        if number is not None:
+            found.append(int(number[1]))
+            at = number.end()
+            continue
+        assert head is not None
+        begin = head.end() + int(head[1])
+        size = SIZE.match(data, begin)
+        if size is None or max(int(head[1]), int(size[1])) > most or len(data) < size.end() + int(size[1]) + 2:
+            break
+        end = size.end() + int(size[1])
+        found.append((data[head.end() : begin], data[size.end() : end]))
+        at = end + 2
+    return found, at

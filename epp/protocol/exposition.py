@@ -39,7 +39,6 @@ _ESCAPE: Final = re.compile(rb'\\([\\"n])')
 _UNESCAPED: Final = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
 _AMBIGUOUS: Final = (b"\n#", b"\n\n", b"\n\r", b"\n ", b"\n\t")  # the family may continue after such a line, or with it
 _ENDS: Final = (b"\n# HELP ", b"\n# TYPE ", b"\n# EOF")  # the family ends before such a line
-_NO_SAMPLE: Final = (b"#", b"\n", b"\r")
 _AFTER_NAME: Final = frozenset((b"{", b" ", b"\t"))
 _RANK: Final = re.compile(rb'[{, ]((?:engine|dp_rank)="[^"]*")')  # the label of a data-parallel rank
 
@@ -154,8 +153,7 @@ class Finder:
         self._compare(len(page))
         if not self._single:
             return nan
-        place = self._before, self._at, self._name_line, self._type_line
-        found = recalled(page, *place) if recall is None else recall(page, *place)
+        found = recall(page, self._before, self._at, self._name_line, self._type_line)
         if found is None:
             return nan
         self._at = found[0]
@@ -306,37 +304,6 @@ def _newest_by_rank(times: list[float], lines: list[bytes]) -> list[bytes]:
     for rank, time in zip(ranks, times, strict=True):
         latest[rank] = max(time, latest.get(rank, time))
     return [line for rank, time, line in zip(ranks, times, lines, strict=True) if time == latest[rank]]
-
-
-def recalled(page: bytes, text: bytes, at: int, name_line: bytes, type_line: bytes) -> tuple[int, float] | None:
-    """Returns (position of `text`, value after it), if `text` stands at or near position `at` and its series is alone. Else None.
-
-    `text` begins with the newline before the series, or before the TYPE line of its family. `name_line`: a newline and the name of the
-    family. `type_line`: how the TYPE line of the family begins. A series is alone if it is certainly the only one of its family.
-    """
-    if not page.startswith(text, at):
-        at = page.find(text, max(at - SHIFT_BYTES_MAX, 0), at + len(text) + SHIFT_BYTES_MAX)
-    start = at + len(text)
-    end = page.find(b"\n", start)
-    if not 0 <= at < end or not _alone(page, at, end, text.startswith(type_line, 1), name_line, type_line):
-        return None
-    try:
-        return at, number(page[start:end])
-    except Malformed:
-        return None  # a timestamp follows the value, or the value is not a number: the search finds out
-
-
-def _alone(page: bytes, at: int, end: int, typed: bool, name_line: bytes, type_line: bytes) -> bool:
-    """Returns whether the line between the newlines at `at` and `end` is certainly the only series of its family.
-
-    `typed`: the TYPE line of the family precedes it, so no series of the family is above.
-    """
-    if page.startswith(name_line, end) or (page.startswith(_AMBIGUOUS, end) and not page.startswith(_ENDS, end)):
-        return False
-    if typed:
-        return True
-    above = page.rfind(b"\n", 0, at) + 1
-    return page.startswith(type_line, above) or not page.startswith((name_line[1:], *_NO_SAMPLE), above)
 
 
 def _timestamp(rest: bytes) -> float:

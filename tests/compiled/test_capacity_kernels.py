@@ -1,4 +1,4 @@
-"""The kernels that list and free the oldest entries of owners have the same results as their references in NumPy."""
+"""The kernels that list and free the oldest entries of owners have the same results as their references in Python."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled import kernels
-from shm.index_capacity import OWNER_IDS, WIDE, reference_free_oldest, reference_owned
+from compiled.kernels import index_reference
+from shm.index_capacity import OWNER_IDS, WIDE
 
 native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
 
@@ -29,7 +30,7 @@ def table(rows: list[tuple[int, bool, int, int]]) -> tuple[np.ndarray[Any, Any],
 def test_the_entries_of_owners_are_listed_alike(rows: list[Any], owners: list[int], newest: int) -> None:
     entries, ages = table(rows)
     keys, ends = kernels.owned(entries, ages, owners, newest)
-    other_keys, other_ends = reference_owned(entries, ages, owners, newest)
+    other_keys, other_ends = index_reference.owned(entries, ages, owners, newest)
     assert ends.tolist() == other_ends.tolist()
     for begin, end in zip([0, *ends.tolist()], ends.tolist(), strict=False):
         assert sorted(keys[begin:end].tolist()) == sorted(other_keys[begin:end].tolist())
@@ -41,7 +42,7 @@ def test_the_same_entries_are_freed(rows: list[Any], places: list[int], first: i
     entries, ages = table(rows)
     listed = np.array([place for place in dict.fromkeys(places) if place < len(rows)], np.uint32)
     results = []
-    for free in (kernels.free_oldest, reference_free_oldest):
+    for free in (kernels.free_oldest, index_reference.free_oldest):
         held, own = np.full(OWNER_IDS, 1000, np.int64), entries.copy()
         freed, at = free(own, ages, held, listed, first, before, 3, excess)
         results.append((freed, own.tolist(), held[3], np.count_nonzero(held != 1000)))

@@ -1,6 +1,8 @@
 """The kernels of the prefix index in C against their references in Python."""
 
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled import kernels
-from shm.named_blocks import owned_blocks
+from compiled.kernels import index_reference
 from shm.prefix_index import FAR_WAYS, NEAR_OWNERS, IndexSchema
 from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter
@@ -20,11 +22,26 @@ pytestmark = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are
 
 
 class Index:
-    def __init__(self, entries: int = FAR_WAYS) -> None:
+    def __init__(self, entries: int = FAR_WAYS, *, spills: bool = False) -> None:
         schema = IndexSchema(entries)
         region = region_for(schema)
-        self.writer, self.reader = IndexWriter(schema, region), IndexReader(schema, region)
+        self.writer, self.reader = IndexWriter(schema, region, spills=spills), IndexReader(schema, region)
         self.owners = [self.writer.new_owner() for _ in range(2 * NEAR_OWNERS)]
+
+
+@contextmanager
+def by_reference() -> Iterator[None]:
+    """Lets writers use the references."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("forget", "free_oldest", "insert", "owned"):
+            patch.setattr(kernels, name, getattr(index_reference, name))
+        yield
+
+
+def assert_equal(one: Index, other: Index) -> None:
+    assert one.writer.copy(0, one.writer.schema.buckets) == other.writer.copy(0, one.writer.schema.buckets)
+    assert (one.writer.size(), one.writer.freed()) == (other.writer.size(), other.writer.freed())
+    assert [one.writer.held(o) for o in one.owners] == [other.writer.held(o) for o in other.owners]
 
 
 STEPS = st.lists(
@@ -33,20 +50,25 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.integers(0, 5), st.integers(0, 130))
-def test_an_index_made_by_the_kernel_says_the_same_as_one_made_in_rounds(
-    steps: list[tuple[int, int, int, int]], asked: int, count: int
+@pytest.mark.parametrize("spills", [False, True])
+@pytest.mark.parametrize("entries", [FAR_WAYS, 40_000])
+@given(STEPS, st.integers(0, 5), st.integers(0, 130), st.none() | st.integers(0, 2 * NEAR_OWNERS - 1))
+def test_the_kernels_write_and_find_what_their_references_write_and_find(
+    entries: int, spills: bool, steps: list[tuple[int, int, int, int]], asked: int, count: int, leaves: int | None
 ) -> None:
-    one, other = Index(40_000), Index(40_000)
+    one, other = Index(entries, spills=spills), Index(entries, spills=spills)
     chains = [np.random.default_rng(seed).integers(1 << 16, 2**64, 130, dtype=np.uint64) for seed in range(6)]
-    for seed, length, owner, age in steps:
-        one.writer.insert(chains[seed][:length], one.owners[owner], age)
-        other.writer.reference_insert(chains[seed][:length], other.owners[owner], age)
-    assert one.writer.size() == other.writer.size()
-    assert [one.writer.held(o) for o in one.owners] == [other.writer.held(o) for o in other.owners]
-    assert one.writer.freed() == other.writer.freed()
-    found = one.reader.match(chains[asked][:count])
-    assert found == other.reader.match(chains[asked][:count]) == one.reader.reference_match(chains[asked][:count])
+    for number, (seed, length, owner, age) in enumerate(steps):
+        hashes = chains[seed][:length]
+        one.writer.insert(hashes, one.owners[owner], age)
+        with by_reference():
+            other.writer.insert(hashes, other.owners[owner], age)
+        if leaves is not None and number == len(steps) // 2:
+            for index in (one, other):
+                index.writer.retire(index.owners[leaves])
+        assert_equal(one, other)
+    hashes = chains[asked][:count]
+    assert one.reader.match(hashes) == index_reference.match(one.reader._table, hashes)
 
 
 NAMES = 1 << 62  # the name of an owner elsewhere, less its id
@@ -70,22 +92,28 @@ def test_an_insert_tells_of_the_same_news_with_and_without_the_kernel(
         owners = np.full(len(hashes), one.owners[owner], np.uint16)
         owners[length // 2 :] = one.owners[owner - 1]
         told = one.writer.insert_and_tell(hashes, owners, age, stale)
-        assert told == other.writer.reference_news(hashes, owners, age, stale)
         assert sum(told[1]) * 8 == len(told[2])
-        other.writer.insert_named(hashes.tobytes(), *runs_of(owners), age)
+        with by_reference():
+            assert told == other.writer.insert_and_tell(hashes, owners, age, stale)
+            other.writer.insert_named(hashes.tobytes(), *runs_of(owners), age)
         assert one.writer.insert_and_tell(hashes, owners, age, stale) == ([], [], b"")
-    assert one.writer.copy(0, one.writer.schema.buckets) == other.writer.copy(0, one.writer.schema.buckets)
+        one.writer.insert_named(hashes.tobytes(), *runs_of(owners), age)
+    assert_equal(one, other)
 
 
-def test_runs_of_an_unknown_name_are_left_out_and_wrong_lengths_are_refused() -> None:
+@pytest.mark.parametrize("kernel", [True, False])
+def test_runs_of_an_unknown_name_are_left_out_and_wrong_lengths_are_refused(kernel: bool) -> None:
+    with nullcontext() if kernel else by_reference():
+        unknown_and_wrong_runs()
+
+
+def unknown_and_wrong_runs() -> None:
     index, hashes = Index(), np.arange(1, 7, dtype=np.uint64) << np.uint64(20)
     owner = index.owners[0]
     known, names, counts = runs_of(np.array([owner, owner, 9, 9, 9, owner]))
     del known[NAMES + 9]
     index.writer.insert_named(hashes.tobytes(), known, names, counts, 1)
     assert (index.writer.size(), index.writer.dropped) == (3, 0)
-    mine, owners = owned_blocks(hashes.tobytes(), known, names, counts)
-    assert (mine.tolist(), owners.tolist()) == (hashes[[0, 1, 5]].tolist(), [owner] * 3)
     for wrong in ((names, counts[2:]), (names[8:], counts), (names, array("H", [2, 3, 2]).tobytes())):
         with pytest.raises(ValueError, match="differ in length"):
             index.writer.insert_named(hashes.tobytes(), known, *wrong, 1)
@@ -112,8 +140,6 @@ def test_where_blocks_are_missing_the_kernel_finds_what_a_look_at_every_block_fi
         exact = {o: max(b) + 1 for (chain, o), b in held.items() if chain == seed and b and max(b) < 64}
         found = index.reader.match(hashes[:64])
         assert {o: d for o, d in found.items() if o in exact} == exact
-        for owner, depth in index.reader.reference_match(hashes[:64]).items():
-            assert found[owner] >= depth
 
 
 @given(STEPS, STEPS, st.booleans(), st.none() | st.integers(0, 2**32 + 5))
@@ -129,29 +155,9 @@ def test_the_kernel_forgets_what_the_reference_forgets(
         hashes = chains[seed][:length]
         owners = np.full(length, one.owners[owner], np.uint16) if each else one.owners[owner]
         one.writer.forget(hashes, owners, before)
-        other.writer.reference_forget(hashes, owners, before)
-        assert one.writer.copy(0, one.writer.schema.buckets) == other.writer.copy(0, one.writer.schema.buckets)
-        assert (one.writer.size(), one.writer.freed()) == (other.writer.size(), other.writer.freed())
-        assert [one.writer.held(o) for o in one.owners] == [other.writer.held(o) for o in other.owners]
-
-
-@pytest.mark.parametrize("load", [0.57, 0.9, 1.5, 4.0])
-def test_an_index_that_is_filled_entry_by_entry_loses_no_more_than_one_filled_in_rounds(load: float) -> None:
-    entries = 8_000
-    rng = np.random.default_rng(int(load * 100))
-    prompts = [rng.integers(1 << 16, 2**64, 40, dtype=np.uint64) for _ in range(int(load * entries / 40))]
-    kept = {}
-    for way in ("insert", "reference_insert"):
-        index = Index(entries)
-        for age, hashes in enumerate(prompts):
-            getattr(index.writer, way)(hashes, index.owners[age % 8], age)
-        recent = prompts[-int(0.5 * entries / 40) :]
-        kept[way] = sum(sum(index.reader.match(block[None]) != {} for block in hashes) for hashes in recent)
-        evicted = index.writer.evictions
-        assert index.writer.size() + evicted == 40 * len(prompts), "every block has its entry or evicted another"
-        kept[way, "evictions"] = evicted
-    assert kept["insert"] >= 0.995 * kept["reference_insert"]
-    assert kept["insert", "evictions"] <= 1.02 * kept["reference_insert", "evictions"] + 8
+        with by_reference():
+            other.writer.forget(hashes, owners, before)
+        assert_equal(one, other)
 
 
 def test_the_arrays_of_another_index_are_refused() -> None:

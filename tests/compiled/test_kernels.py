@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compiled import kernels
-from compiled.kernels import reference
+from compiled.kernels import index_reference, reference
 from epp.prefix.blocks import XXH3_SHORT_MAX, block_hashes, reference_hashes
 from shm.held_reader import HeldReader, Owners
 from shm.held_writer import HeldWriter, schemas
@@ -22,7 +22,7 @@ from tests.shm.memory import region_for
 
 native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
 
-COUNTS = (0, 1, 2, 8, reference.FEW, reference.FEW + 1, 300, 1024)
+COUNTS = (0, 1, 2, 8, 32, 33, 300, 1024)
 NUMBER = st.floats(-1e9, 1e9) | st.sampled_from([0.0, -0.0, 1.0, math.inf, -math.inf, math.nan])
 
 
@@ -162,7 +162,7 @@ def test_highest_is_equal(arrays: list[np.ndarray]) -> None:
     same(kernels.highest, reference.highest, *arrays)
 
 
-@pytest.mark.parametrize("count", [3, reference.FEW + 3])
+@pytest.mark.parametrize("count", [3, 35])
 def test_nan_is_never_the_highest_unless_all_are(count: int) -> None:
     totals = np.full(count, math.nan)
     assert kernels.highest(totals) == list(range(count))
@@ -302,7 +302,8 @@ def test_held_is_equal(count: int, gaps: list[tuple[int, int]], weighted: bool) 
         owners.add(owner, row, (1000, 800, 300)[row % 3] if weighted else 1000)
         missing = {block for block, gap in gaps if gap % rows == row}
         writer.insert(keys[[block for block in range(count) if block not in missing]], owner, 1)
-    assert reader.held(keys, owners) == reader.reference_held(keys, owners)
+    found = index_reference.held(reader._table, keys, owners.row_of, owners.weight_of, rows)
+    assert reader.held(keys, owners) == found
 
 
 @native_only

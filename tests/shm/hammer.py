@@ -154,11 +154,9 @@ def read_index(region: Region, reads: int) -> dict[str, int]:
     rng = np.random.default_rng(os.getpid())
     popular = np.full(1, 0x0123456789ABCDEF, dtype=np.uint64)
     unknown = rng.integers(1, 2**64, 40, dtype=np.uint64)
-    blocks = np.arange(40)
     while seen < reads:
         which = int(rng.integers(len(hashes)))
-        alone = hashes[which][:7]
-        for found in (reader._gather(hashes[which], blocks), reader._scan(alone, list(range(7)))):
+        for found in (reader.match(hashes[which]), reader.match(hashes[which][:7])):
             false += bool(found.keys() - {int(owner[which])})
             hits += bool(found)
         false += bool(reader.match(unknown))

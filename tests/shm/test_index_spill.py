@@ -1,14 +1,19 @@
 """Full buckets of an index of held blocks give entries to far buckets, and lose none while there is room."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled import kernels
+from compiled.kernels import index_reference
+from compiled.kernels.index_reference import far_bucket
 from shm.held_reader import HeldReader, Owners
 from shm.held_writer import HeldWriter, schemas
-from shm.prefix_index import FAR_BUCKETS, FAR_MARK, OWNER_MASK, WAYS, far_bucket
+from shm.prefix_index import FAR_BUCKETS, FAR_MARK, OWNER_MASK, WAYS
 from tests.examples import examples
 from tests.shm.memory import region_for
 
@@ -28,17 +33,25 @@ class Held:
         self.writer = HeldWriter(index, region, links, region_for(links))
         self.reader = HeldReader(index, region)
         self.ids = [self.writer.new_owner() for _ in range(4 * owners)][::4]  # an endpoint has an id per tier
-        self.insert = self.writer.insert if way == "kernel" else self.writer.reference_insert
-        self.forget = self.writer.forget if way == "kernel" else self.writer.reference_forget
+        self.insert = partial(self._by, way, self.writer.insert)
+        self.forget = partial(self._by, way, self.writer.forget)
         self.owners = Owners(owners)
         for row, owner in enumerate(self.ids):
             self.owners.add(owner, row, 1)
+
+    @staticmethod
+    def _by(way: str, call: Callable[..., None], *args: object) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("insert", "forget") if way == "reference" else ():
+                patch.setattr(kernels, name, getattr(index_reference, name))
+            call(*args)
 
     def holders(self, key: np.uint64) -> set[int]:
         """The endpoints that hold a block, by both ways of looking it up."""
         hashes = np.array([key], np.uint64)
         held = self.reader.held(hashes, self.owners)[0]
-        assert held == self.reader.reference_held(hashes, self.owners)[0]
+        table, owners = self.reader._table, self.owners
+        assert held == index_reference.held(table, hashes, owners.row_of, owners.weight_of, owners.rows)[0]
         return {row for row, blocks in enumerate(held) if blocks}
 
     @property

@@ -139,13 +139,6 @@ def test_filling_every_word_of_one_lane_leaves_the_others_alone() -> None:
     assert all(lanes.serving(index) for index in range(4))
 
 
-def test_the_number_of_cached_views_is_bounded_when_the_pool_size_keeps_changing() -> None:
-    lanes = serving_lanes()
-    for used in list(range(1, 7)) * 3:
-        assert len(lanes.inflight(used)) == len(lanes.tokens(used)) == used
-    assert len(lanes._parts) <= 2 * SCHEMA.slots + 1
-
-
 @pytest.mark.parametrize(
     "change",
     [

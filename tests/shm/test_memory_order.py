@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiled.kernels.index_reference import far_bucket, first_far_bucket, match, near_buckets
 from shm import fence, seqlock
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
-from shm.prefix_index import FAR_MARK, WAYS, IndexSchema, far_bucket, first_far_buckets, near_buckets
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import FAR_MARK, WAYS, IndexSchema
 from shm.table import DRAINING, Handle, TableReader, TableSchema, TableWriter
 from tests.interleave import Grid
 from tests.weak_memory import FENCE, Access, Memory, judged, outcomes, stores
@@ -199,21 +199,20 @@ class Entries:
     def __init__(self) -> None:
         self.schema = IndexSchema(256)
         self.hashes = np.array([0x1234 << 40 | 1 << 20, 0x1234 << 40 | 2 << 20], np.uint64)
-        self.near = self.schema.entries_at // 8 + int(near_buckets(self.hashes, self.schema.buckets)[0, 0]) * WAYS
+        self.near = self.schema.entries_at // 8 + near_buckets(int(self.hashes[0]), self.schema.buckets)[0] * WAYS
         self.memory = Memory([0] * (self.schema.bytes // 8))
-        self.index = IndexReader(self.schema, self.memory)
 
     def entry(self, block: int, owner: int) -> int:
         return int(self.hashes[block]) >> 16 << 16 | owner
 
     def place(self, block: int, owner: int) -> int:
         """The first place of an owner's far bucket."""
-        first = int(first_far_buckets(self.hashes[block : block + 1], self.schema.buckets)[0])
-        bucket = first + int(far_bucket(np.array([owner]))[0])
+        bucket = first_far_bucket(int(self.hashes[block]), self.schema.buckets) + far_bucket(owner)
         return self.schema.entries_at // 8 + bucket * WAYS
 
-    def holders(self, block: int) -> set[int]:
-        return set(self.index.reference_match(self.hashes[block : block + 1]))
+    def holders(self, block: int, memory: Memory | None = None) -> set[int]:
+        table = (memory or self.memory).array(np.uint64, self.schema.entries_at, (self.schema.buckets, WAYS))
+        return set(match(table, self.hashes[block : block + 1]))
 
 
 @pytest.mark.parametrize("block", [0, 1])
@@ -237,12 +236,7 @@ def test_entries_that_move_to_far_buckets_are_found_or_missed_but_never_wrong(re
     for access in writer:
         if access != FENCE:
             after.cells[access.address] = access.value
-    reading = IndexReader(index.schema, after)
-    reader = record(after, lambda: reading.reference_match(index.hashes[:1]))
+    reader = record(after, lambda: index.holders(0, after))
     found = outcomes(index.memory.cells, [writer, reader])
-    seen = [
-        set(held)
-        for _, held in judged(after, reader, found, lambda: reading.reference_match(index.hashes[:1]))
-        if held is not None
-    ]
+    seen = [held for _, held in judged(after, reader, found, lambda: index.holders(0, after)) if held is not None]
     assert set().union(*seen) == set(owners)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiled import calls
+from compiled import calls, kernels
+from compiled.kernels import lanes_reference
 from epp.prefix.blocks import block_hashes
 from shm.prefills import (
     FOUND_MAX,
@@ -22,7 +23,7 @@ from shm.segment import Region
 
 OWNER = 7
 
-native_only = pytest.mark.skipif(calls.show_prefill is None, reason="the kernels in C are not built")
+native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
 
 
 def chain(*parts: tuple[str, int]) -> Hashes:
@@ -119,18 +120,15 @@ def test_the_kernels_write_and_find_what_their_references_do(
     native, reference = (Prefills(schema, Region(memoryview(memory)), 1) for memory in memories)
     for place, (common, rest, known) in enumerate(shown):
         hashes, since = chain(("d", common), ("x", rest)), data.draw(st.sampled_from([0.0, 1.0, OLD_S]))
-        kept = calls.show_prefill is not None and calls.show_prefill(
-            native._rows, PLACES, MARKED, 1, place, hashes, place + 1, known, 2.5, since
-        )
-        assert kept == reference.reference_show(place, hashes, place + 1, known, 2.5, since)
+        said = (PLACES, MARKED, 1, place, hashes, place + 1, known, 2.5, since)
+        assert calls.show_prefill(native._rows, *said) == lanes_reference.show_prefill(reference._rows, *said)
     assert memories[0] == memories[1]
     wanted = chain(("d", asked[0]), ("y", asked[1]))
-    assert native.under_way(wanted, OLD_S) == reference.reference_under_way(wanted, OLD_S)
+    assert native.under_way(wanted, OLD_S) == reference_under_way(reference._rows, wanted, OLD_S)
 
 
 @native_only
 def test_the_kernels_refuse_places_outside_of_the_rows() -> None:
-    assert calls.show_prefill is not None and calls.prefills_under_way is not None
     prefills, document = local_prefills(), chain(("d", 8))
     for worker, place in ((1, 0), (-1, 0), (0, PLACES), (0, -1)):
         with pytest.raises(IndexError, match="no place"):
@@ -155,11 +153,12 @@ def test_a_place_that_is_used_again_while_it_is_read_does_not_count() -> None:
             prefills.begins(document, OWNER + 1, 0, 1.0, 2.0)
             return before
 
-    records = prefills._records[0]
-    prefills._records[0] = records.view(Moving)
-    assert prefills.reference_under_way(document, 2.0) == []
-    prefills._records[0] = records
-    assert prefills.reference_under_way(document, 2.0)[0][0] == OWNER + 1
+    assert reference_under_way(prefills._rows.view(Moving), document, 2.0) == []
+    assert reference_under_way(prefills._rows, document, 2.0)[0][0] == OWNER + 1
+
+
+def reference_under_way(rows: np.ndarray, hashes: np.ndarray, now: float) -> list[tuple[int, int, float, float]]:
+    return lanes_reference.prefills_under_way(rows, PLACES, MARKED, hashes, now, OLD_S, FOUND_MAX)
 
 
 def test_a_schema_without_workers_is_refused() -> None:

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm.prefix_index import FAR_BUCKETS, FAR_WAYS, NEAR_OWNERS, OWNER_IDS, IndexSchema, far_bucket, near_buckets
-from shm.prefix_reader import PROBE_STRIDE, IndexReader
+from compiled.kernels.index_reference import PROBE_STRIDE, far_bucket, near_buckets
+from shm.prefix_index import FAR_BUCKETS, FAR_WAYS, NEAR_OWNERS, OWNER_IDS, WAYS, IndexSchema
+from shm.prefix_reader import IndexReader
 from shm.prefix_writer import IndexWriter, OwnersExhausted
 from tests.examples import examples
 from tests.shm.memory import region_for
@@ -129,7 +130,7 @@ def test_a_block_that_all_owners_hold_leaves_other_blocks_in_its_buckets() -> No
     rare, popular = next(
         (rare, rare ^ np.uint64(1 << 16))  # a different tag, but the same near buckets
         for rare in map(chain, [1] * 99, range(99))
-        if (near_buckets(rare, LARGE.buckets) == near_buckets(rare ^ np.uint64(1 << 16), LARGE.buckets)).all()
+        if near_buckets(int(rare[0]), LARGE.buckets) == near_buckets(int(rare[0]) ^ (1 << 16), LARGE.buckets)
     )
     rare_owner = writer.new_owner()
     writer.insert(rare, rare_owner, 1)
@@ -261,12 +262,12 @@ def test_an_error_says_that_all_owner_ids_are_taken() -> None:
     assert writer.new_owner() == OWNER_IDS - 1
 
 
-def test_more_owners_of_one_far_bucket_in_one_batch_than_rounds_are_dropped_and_counted() -> None:
+def test_more_owners_of_one_far_bucket_than_it_has_ways_evict_each_other_and_are_counted() -> None:
     writer, reader = pair(SMALL)
     owners = np.array([writer.new_owner() for _ in range(110 * FAR_BUCKETS)])
     owners = owners[far_bucket(owners) == 0][:100].astype(np.uint16)
     writer.insert(np.repeat(chain(1), 100), owners, 1)
-    assert writer.dropped > 0
+    assert writer.evictions >= 100 - NEAR_OWNERS - WAYS
     assert len(reader.match(chain(1))) >= NEAR_OWNERS
 
 
@@ -320,8 +321,6 @@ def test_a_reader_cannot_write() -> None:
     _, reader = pair()
     with pytest.raises(ValueError, match="read-only"):
         reader._table[0, 0] = 1
-    with pytest.raises(TypeError, match="read-only"):
-        reader._bytes[0] = 1
 
 
 STEPS = st.lists(

@@ -13,7 +13,7 @@ import contextlib
 import zlib
 from typing import Final
 
-from compiled import calls
+from compiled.calls import plain_head
 from epp.protocol.inflate import reach
 
 HEAD_BYTES_MAX: Final = 16 << 10
@@ -25,8 +25,6 @@ SIZE: Final = 0  # SIZE to TRAILER: what the decoder of chunks expects next
 DATA: Final = 1
 DATA_END: Final = 2
 TRAILER: Final = 3
-LENGTH_DIGITS_MAX: Final = 18  # of a plain head; such a number fits into 64 bits
-NOT_PLAIN: Final = (b"\r\nconnection:", b"\r\ncontent-encoding:", b"\r\ntransfer-encoding:")
 
 
 class HttpError(Exception):
@@ -224,27 +222,10 @@ class ServerAnswer:
 
 def _plain_page(received: bytes | memoryview) -> bytes | None:
     """Returns the page if these bytes are a whole answer with a plain head; None: the general decoder has to look."""
-    plain = (
-        plain_head(received, HEAD_BYTES_MAX) if calls.plain_head is None else calls.plain_head(received, HEAD_BYTES_MAX)
-    )
+    plain = plain_head(received, HEAD_BYTES_MAX)
     if plain is None or plain[1] > PAGE_BYTES_MAX or plain[0] + plain[1] != len(received):
         return None
     return bytes(received[plain[0] :])
-
-
-def plain_head(data: bytes | memoryview, most: int) -> tuple[int, int] | None:
-    """Returns (where the body begins, its length), if `data` begin with a plain head of an answer of at most `most` bytes. Else None.
-
-    A plain head has status 200, HTTP/1.1 and Content-Length, and says nothing about Connection, Content-Encoding or Transfer-Encoding.
-    """
-    head, complete, _ = bytes(data[: max(most, 0)]).partition(b"\r\n\r\n")
-    lines = head.lower() + b"\r\n"
-    if not complete or not lines.startswith(b"http/1.1 200") or any(name in lines for name in NOT_PLAIN):
-        return None
-    length = _header(lines, b"\r\ncontent-length:")
-    if length is None or not length.isdigit() or len(length) > LENGTH_DIGITS_MAX:
-        return None
-    return len(head) + len(complete), int(length)
 
 
 def _header(head: bytes, name: bytes) -> bytes | None:

@@ -31,13 +31,12 @@ class Reader:
 
     def decode(self, text: bytes | memoryview) -> Any:
         """Returns the decoded object. Raises one of UNREADABLE."""
-        if calls.members is not None:
-            found = calls.members(text, self._names, EMPTY)
-            if found is not None:
-                try:
-                    return self._decoded(found)
-                except UNREADABLE:
-                    pass  # msgspec names the field
+        found = calls.members(text, self._names, EMPTY)
+        if found is not None:
+            try:
+                return self._decoded(found)
+            except UNREADABLE:
+                pass  # msgspec names the field
         return self._whole(text)
 
     def _decoded(self, found: tuple[Any, ...]) -> Any:
@@ -65,7 +64,8 @@ class ListReader:
         return self._whole(text) if objects is None else objects
 
     def _listed(self, text: bytes | memoryview) -> list[Any] | None:
-        if calls.items is None or calls.members is None or (texts := calls.items(text)) is None:
+        texts = calls.items(text)
+        if texts is None:
             return None
         objects = []
         for item in texts:

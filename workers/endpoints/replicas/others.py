@@ -178,36 +178,12 @@ class Others:
     def _merge(self, other: Other, message: Message) -> None:
         if message.whole:
             named = {key for key, _, _ in ROW.iter_unpack(message.loads)}
-            for key in [key for key in other.loads if key not in named]:
-                self._set(other, key, NONE)
-        if merge_loads is not None:
-            merge_loads(other.loads, self.totals, self._changed, message.loads, REQUESTS_MAX, TOKENS_MAX, ROWS_MAX)
-        else:
-            self.reference_merge(other, message.loads)
+            self._set_loads(other, b"".join([ROW.pack(key, 0, 0) for key in other.loads if key not in named]))
+        self._set_loads(other, message.loads)
 
-    def reference_merge(self, other: Other, loads: bytes) -> None:
-        """Does in Python what the C kernel does: takes over the loads of some endpoints. Lowers numbers to their limits."""
-        for key, requests, tokens in ROW.iter_unpack(loads):
-            load = min(requests, REQUESTS_MAX), min(tokens, TOKENS_MAX)
-            self._set(other, key, load)
-
-    def _set(self, other: Other, key: int, load: Load) -> None:
-        before = other.loads.get(key, NONE)
-        if before == load or (before == NONE and len(other.loads) >= ROWS_MAX):
-            return
-        requests, tokens = self.totals.get(key, NONE)
-        total = requests + load[0] - before[0], tokens + load[1] - before[1]
-        if load == NONE:
-            del other.loads[key]
-        else:
-            other.loads[key] = load
-        if total == NONE:
-            del self.totals[key]
-        else:
-            self.totals[key] = total
-        self._changed.add(key)
+    def _set_loads(self, other: Other, rows: bytes) -> None:
+        merge_loads(other.loads, self.totals, self._changed, rows, REQUESTS_MAX, TOKENS_MAX, ROWS_MAX)
 
     def _clear(self, other: Other) -> None:
         self.waiting_changed = True
-        for key in list(other.loads):
-            self._set(other, key, NONE)
+        self._set_loads(other, b"".join([ROW.pack(key, 0, 0) for key in other.loads]))

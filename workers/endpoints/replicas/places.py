@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from compiled.calls import load_rows
 from shm.index_tiers import TIERS, in_tier
 from shm.lanes import Lanes
-from workers.endpoints.replicas.wire import REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, endpoint_key, packed
+from workers.endpoints.replicas.wire import REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, endpoint_key
 from workers.shared.documents import EndpointsView
 
 Ints = NDArray[np.int64]
@@ -77,11 +77,8 @@ class OwnLoad:
             slots = places.slot_array
             self._words = np.column_stack((slots + schema.inflight_at, slots + schema.tokens_at))
             self._said = np.zeros_like(self._words)
-        if load_rows is not None:
-            workers, serving = self._lanes.of_workers()
-            told = load_rows(workers, serving, self._words, self._keys, self._said, whole, REQUESTS_MAX, TOKENS_MAX)
-        else:
-            told = self.reference_rows(whole)
+        workers, serving = self._lanes.of_workers()
+        told = load_rows(workers, serving, self._words, self._keys, self._said, whole, REQUESTS_MAX, TOKENS_MAX)
         left_out = max(len(told) // ROW.size - self._rows_max, 0)
         if whole:
             self.left_out = left_out
@@ -89,12 +86,3 @@ class OwnLoad:
             return told
         rows = np.frombuffer(told, ROW_TYPE)
         return rows[np.argpartition(rows["requests"], left_out)[left_out:]].tobytes()
-
-    def reference_rows(self, whole: bool) -> bytes:
-        """Computes in Python what the C kernel returns, and notes the load in the same way."""
-        slots, used = self._places.slot_array, self._places.used
-        load = np.column_stack((self._lanes.inflight(used)[slots], self._lanes.tokens(used)[slots]))
-        load = load.clip(0, [REQUESTS_MAX, TOKENS_MAX])
-        told = (load > 0 if whole else load != self._said).any(axis=1)
-        self._said = load
-        return packed(self._places.key_array[told], load[told, 0], load[told, 1])

@@ -19,9 +19,6 @@ ELEMENTS_MAX: Final = 64
 DEPTH_MAX: Final = 4
 DIGITS_MAX: Final = 19
 NEGATIVE: Final = re.compile(rb"-[0-9]{1,19}")
-MESSAGE: Final = re.compile(rb">3\r\n\$7\r\nmessage\r\n\$([0-9]{1,10})\r\n")
-SIZE: Final = re.compile(rb"..\$([0-9]{1,10})\r\n", re.DOTALL)  # behind the channel
-NUMBER: Final = re.compile(rb":([0-9]{1,18})\r\n")
 ARRAYS: Final = {ord("*"): 1, ord(">"): 1, ord("~"): 1, ord("%"): 2}  # kind -> elements per counted item
 
 
@@ -54,7 +51,7 @@ class Replies:
         at, end = 0, len(data)
         try:
             while at < end:
-                usual, at = answers(data, at, REPLY_BYTES_MAX) if answers is not None else reference_answers(data, at)
+                usual, at = answers(data, at, REPLY_BYTES_MAX)
                 yield from usual
                 if at < end:
                     value, at = _value(data, at, 0)
@@ -63,29 +60,6 @@ class Replies:
             if end - at > REPLY_BYTES_MAX:
                 raise InvalidReply(f"an answer of more than {REPLY_BYTES_MAX} bytes") from None
         self._rest = data[at:]
-
-
-def reference_answers(data: bytes, at: int) -> tuple[list[int | tuple[bytes, bytes]], int]:
-    """Computes in Python what the C kernel returns: what comes nearly always, as far as it is complete, and where it ends."""
-    found: list[int | tuple[bytes, bytes]] = []
-    while (number := NUMBER.match(data, at)) is not None or (head := MESSAGE.match(data, at)) is not None:
-        if number is not None:
-            found.append(int(number[1]))
-            at = number.end()
-            continue
-        assert head is not None
-        begin = head.end() + int(head[1])
-        size = SIZE.match(data, begin)
-        if (
-            size is None
-            or max(int(head[1]), int(size[1])) > REPLY_BYTES_MAX
-            or len(data) < size.end() + int(size[1]) + 2
-        ):
-            break
-        end = size.end() + int(size[1])
-        found.append((data[head.end() : begin], data[size.end() : end]))
-        at = end + 2
-    return found, at
 
 
 def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:

@@ -14,8 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shm.index_search import News
-from shm.named_blocks import owned_blocks
+from shm.prefix_writer import News
 from workers.endpoints.replicas.places import Places
 from workers.endpoints.replicas.wire import RUNS_MAX, Blocks
 
@@ -99,8 +98,11 @@ class Taught:
                 continue
             self._insert_learned(together, age)
             together = []
-            hashes, owners = owned_blocks(blocks.hashes, self._places.owners, blocks.endpoints, blocks.counts)
-            self._index.forget(hashes, owners)
+            names = np.frombuffer(blocks.endpoints, "<u8").tolist()
+            owners = np.array([self._places.owners.get(name, 0) for name in names], np.uint16)
+            owners = owners.repeat(np.frombuffer(blocks.counts, "<u2"))
+            known = owners != 0
+            self._index.forget(np.frombuffer(blocks.hashes, "<u8")[known], owners[known])
         self._insert_learned(together, age)
 
     def _insert_learned(self, learned: list[Blocks], age: int) -> None:

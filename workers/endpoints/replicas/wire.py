@@ -19,10 +19,8 @@ import struct
 from typing import Annotated, Final
 
 import msgspec
-import numpy as np
 import xxhash
 from msgspec import Meta
-from numpy.typing import NDArray
 
 FORM: Final = 2
 MESSAGE_BYTES_MAX: Final = 1 << 20
@@ -92,16 +90,6 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
 
 decoder = msgspec.msgpack.Decoder(Message)
 encode = msgspec.msgpack.Encoder().encode
-
-
-def packed(endpoints: NDArray[np.uint64], requests: NDArray[np.int64], tokens: NDArray[np.int64]) -> bytes:
-    """Returns the rows of these endpoints, one number each per array. Brings the numbers into their range."""
-    return b"".join(
-        [
-            ROW.pack(key, min(max(r, 0), REQUESTS_MAX), min(max(t, 0), TOKENS_MAX))
-            for key, r, t in zip(endpoints.tolist(), requests.tolist(), tokens.tolist(), strict=True)
-        ]
-    )
 
 
 def endpoint_key(name: str) -> int:

@@ -3,17 +3,13 @@
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
-
-from workers.endpoints.replicas.wire import FORM, ROW, Blocks, Message, encode, packed
+from workers.endpoints.replicas.wire import FORM, ROW, Blocks, Message, encode
 
 Loads = dict[int, tuple[int, int]]
 
 
 def rows_of(loads: Loads) -> bytes:
-    keys = np.array(list(loads), np.uint64)
-    requests, tokens = (np.array([load[at] for load in loads.values()], np.int64) for at in (0, 1))
-    return packed(keys, requests, tokens)
+    return b"".join(ROW.pack(key, *load) for key, load in loads.items())
 
 
 def loads_of(rows: bytes) -> list[tuple[int, tuple[int, int]]]:

@@ -3,9 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled import kernels
+from compiled.kernels.lanes_reference import load_rows
 from tests.workers.endpoints.replicas.live import SLOTS, Replica
 from tests.workers.endpoints.replicas.messages import loads_of
 from workers.endpoints.replicas.places import OwnLoad
+from workers.endpoints.replicas.wire import REQUESTS_MAX, TOKENS_MAX
 
 ADDRESSES = [f"10.0.0.{number}:8000" for number in range(1, 6)]
 
@@ -54,7 +56,10 @@ def test_rows_name_exactly_the_endpoints_whose_load_changed_with_and_without_the
         for address, load in zip(slots, loads, strict=True):
             replica.serve(address, *load)
         told = one.rows(whole=all_of_them)
-        assert told == other.reference_rows(all_of_them)
+        workers, serving = replica.lanes.of_workers()
+        assert told == load_rows(
+            workers, serving, other._words, known.key_array, other._said, all_of_them, REQUESTS_MAX, TOKENS_MAX
+        )
         assert all(seen[key] != load for key, load in loads_of(told)) or all_of_them
         seen |= dict(loads_of(told))
         requests, tokens = replica.own.inflight, replica.own.tokens

@@ -1,0 +1,161 @@
+"""The kernels for the lanes of workers and replicas in Python. They define what `lanes.c`, `histograms.c`, `prefills.c` and `replicas.c`
+compute, and run where those are not built. `shm.lanes`, `shm.histograms` and `shm.prefills` have the layouts.
+"""
+
+from bisect import bisect_left, bisect_right
+from struct import Struct
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Hashes = NDArray[np.uint64]
+Ints = NDArray[np.int64]
+Prefill = tuple[int, int, float, float]
+Loads = dict[int, tuple[int, int]]
+
+SINCE, BLOCKS, LAST, MARKS = 0, 4, 5, 6  # words of the record of a prefill
+HEAD: Final = Struct("=dQQdQQ")  # the words before its marks
+ROW: Final = Struct("<QIQ")
+NONE: Final = (0, 0)
+
+
+def lane_sums(lanes: Ints, serving: Ints, at: int, slots: int, more: Ints | None) -> Ints:
+    """Sums each of the `slots` words from word `at` on, over the lanes whose `serving` word is not 0, and adds `more`, if any."""
+    sums: Ints = lanes[serving != 0, at : at + slots].sum(axis=0)
+    return sums if more is None else sums + more[:slots]
+
+
+def lane_loads(
+    lanes: Ints,
+    serving: Ints,
+    requests_at: int,
+    tokens_at: int,
+    slots: int,
+    more_requests: Ints | None,
+    more_tokens: Ints | None,
+) -> tuple[Ints, Floats]:
+    """Returns what `lane_sums` returns for requests and for tokens, the latter as float64."""
+    tokens = lane_sums(lanes, serving, tokens_at, slots, more_tokens)
+    return lane_sums(lanes, serving, requests_at, slots, more_requests), tokens.astype(np.float64)
+
+
+def lane_total(lanes: Ints, serving: Ints, at: int, skipped: int) -> int:
+    """Sums one word over the lanes whose `serving` word is not 0, but the lane `skipped`."""
+    words = lanes[:, at].tolist()
+    return sum(word for lane, word in enumerate(words) if serving[lane] and lane != skipped)
+
+
+def observe(cells: Ints, plan: Ints, bounds: Floats, base: int, index: int, value: float) -> None:
+    """Counts a value in the histogram with this index.
+
+    `cells`: the words of a lane. `plan`: for each histogram, the place of its sum, less `base`, its first bound, and the number of its
+    bounds. `bounds`: of all histograms.
+    """
+    place, first, count = plan[index].tolist()
+    cells[base + place + 1 + bisect_left(bounds[first : first + count].tolist(), value)] += 1
+    cells.view(np.float64)[base + place] += value
+
+
+def observe_each(cells: Ints, plan: Ints, bounds: Floats, base: int, values: tuple[float, ...]) -> None:
+    """Counts one value in each of the first histograms. NaN counts nowhere."""
+    for index, value in enumerate(values):
+        if value == value:
+            observe(cells, plan, bounds, base, index, value)
+
+
+def show_prefill(
+    rows: Hashes,
+    places: int,
+    marked: Ints,
+    worker: int,
+    place: int,
+    hashes: Hashes,
+    owner: int,
+    known: int,
+    tokens: float,
+    now: float,
+) -> bool:
+    """Writes a record and then its key. Returns whether there is anything to show. `marked`: the numbers of the marked blocks, from 1."""
+    numbers, row = marked.tolist(), rows[worker]
+    marks, first = bisect_right(numbers, len(hashes)), bisect_right(numbers, known)
+    if first >= marks:
+        return False
+    record = _record(row, places, len(numbers), place)
+    record[MARKS : MARKS + marks] = hashes[marked[:marks] - 1]
+    HEAD.pack_into(record, 0, now, owner, known, tokens, len(hashes), hashes.item(-1))
+    row[place] = hashes[numbers[first] - 1]
+    return True
+
+
+def prefills_under_way(
+    rows: Hashes, places: int, marked: Ints, hashes: Hashes, now: float, old: float, most: int
+) -> list[Prefill]:
+    """Returns prefills that compute leading blocks of a chain, at most `most`: owner, leading blocks in common, since when, and the tokens
+    that it computes. Leaves out prefills that began `old` seconds ago or earlier.
+    """
+    found: list[Prefill] = []
+    numbers = marked.tolist()
+    own = set(hashes[marked[: bisect_right(numbers, len(hashes))] - 1].tolist())
+    for row in rows:
+        keys = row[:places].tolist()
+        for place in [] if own.isdisjoint(keys) else range(places):
+            if keys[place] not in own or len(found) == most:
+                continue
+            there = _record(row, places, len(numbers), place)
+            record = there.copy()
+            moved = row[place] != keys[place] or there[SINCE] != record[SINCE]
+            since, owner, known, tokens, _, _ = HEAD.unpack_from(record)
+            blocks = _shared(record, hashes, marked)
+            if not moved and now - since < old and blocks > known:
+                found.append((owner, blocks, since, tokens))
+    return found
+
+
+def _record(row: Hashes, places: int, marks: int, place: int) -> Any:
+    size = MARKS + marks
+    return row[places + place * size : places + (place + 1) * size]
+
+
+def _shared(record: Hashes, hashes: Hashes, marked: Ints) -> int:
+    """Returns how many leading blocks a record and a chain are known to share. Equal hashes prove all blocks before them, too."""
+    blocks, count = int(record[BLOCKS]), len(hashes)
+    if blocks <= count and hashes[blocks - 1] == record[LAST]:
+        return blocks
+    marks = bisect_right(marked.tolist(), min(blocks, count))
+    same = int(np.count_nonzero(record[MARKS : MARKS + marks] == hashes[marked[:marks] - 1]))
+    return int(marked[same - 1]) if same else 0
+
+
+def load_rows(
+    lanes: Ints, serving: Ints, places: Ints, keys: Hashes, said: Ints, whole: bool, requests_max: int, tokens_max: int
+) -> bytes:
+    """Returns the rows of all endpoints with load if `whole`, else of those whose load is not what was `said`. Notes the load in `said`.
+
+    `places`, shape (endpoints, 2): the words of requests and tokens in a lane. `keys`: of the endpoints. A row: key, requests, tokens.
+    """
+    load = lanes[serving != 0][:, places].sum(axis=0).clip(0, (requests_max, tokens_max))
+    told = (load > 0 if whole else load != said).any(axis=1)
+    said[:] = load
+    return b"".join(ROW.pack(key, *row) for key, row in zip(keys[told].tolist(), load[told].tolist(), strict=True))
+
+
+def merge_loads(
+    loads: Loads, totals: Loads, changed: set[int], rows: bytes, requests_max: int, tokens_max: int, rows_max: int
+) -> None:
+    """Takes over the loads that a replica says some endpoints have, lowered to their limits. `loads`: what it said before. `totals`: all.
+
+    Ignores endpoints beyond `rows_max`. Adds the keys of endpoints whose load changed to `changed`.
+    """
+    for key, requests, tokens in ROW.iter_unpack(rows):
+        load, before = (min(requests, requests_max), min(tokens, tokens_max)), loads.get(key, NONE)
+        if before == load or (before == NONE and len(loads) >= rows_max):
+            continue
+        total = totals.get(key, NONE)
+        for each, now in ((loads, load), (totals, (total[0] + load[0] - before[0], total[1] + load[1] - before[1]))):
+            if now == NONE:
+                del each[key]
+            else:
+                each[key] = now
+        changed.add(key)
