@@ -23,16 +23,16 @@ _PATHS = """
     epp/plugins/filters/__init__
     epp/plugins/parsers/_canonical epp/plugins/parsers/_extents epp/plugins/parsers/_openai epp/plugins/parsers/_plain_prompts
     epp/plugins/parsers/_reader
-    epp/plugins/parsers/openai epp/plugins/parsers/passthrough epp/plugins/parsers/vllm_grpc
+    epp/plugins/parsers/openai epp/plugins/parsers/vllm_grpc
     epp/plugins/pickers/max_score
     epp/plugins/producers/_held_tokens epp/plugins/producers/_predictions epp/plugins/producers/_sent_prompts
     epp/plugins/producers/approx_prefix epp/plugins/producers/inflight epp/plugins/producers/learned_latency
     epp/plugins/profiles/__init__ epp/plugins/profiles/_stages epp/plugins/profiles/disagg
     epp/plugins/saturation/utilization
-    epp/plugins/scorers/active_requests epp/plugins/scorers/kv_utilization epp/plugins/scorers/learned_latency
-    epp/plugins/scorers/prefix_cache epp/plugins/scorers/queue_depth epp/plugins/scorers/running_requests
+    epp/plugins/scorers/active_requests epp/plugins/scorers/learned_latency
+    epp/plugins/scorers/prefix_cache epp/plugins/scorers/queue_depth epp/plugins/scorers/reported
     epp/plugins/scorers/token_load
-    epp/plugins/sessions/_affinity epp/plugins/sessions/scorer
+    epp/plugins/sessions/_affinity epp/plugins/sessions/pinned
     epp/plugins/usage_limits/static
     epp/points/guard
     epp/prefix/blocks epp/prefix/held epp/prefix/kv_events epp/prefix/match epp/prefix/prediction epp/prefix/updates
@@ -67,7 +67,7 @@ _PATHS = """
     workers/transport/link workers/transport/native workers/transport/output workers/transport/pieces workers/transport/room
     workers/transport/session workers/transport/stream workers/transport/timeouts workers/transport/turn
     workers/transport/wrong_protocol
-    workers/worker/adoption workers/worker/index_tier workers/worker/learning workers/worker/plugin_handles
+    workers/worker/adoption workers/worker/learning workers/worker/plugin_handles
     workers/worker/rewrites
 """
 PATHS: Final = tuple(f"{path}.py" for path in _PATHS.split())

@@ -33,9 +33,9 @@ from epp.config import yaml_nodes
 from epp.config.load import ConfigErrors, EffectiveConfig, load
 from epp.config.migrate import migrate
 from epp.endpoints.roles import RANK_HEADER
+from epp.plugins import screeners
 from epp.plugins.parsers.vertexai import VertexAi
 from epp.plugins.parsers.vllm_grpc import VllmGrpc
-from epp.plugins.screeners import disaggregatedset
 from epp.protocol.codec import field
 from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest.demo.children import environment, python
@@ -117,8 +117,8 @@ def selected_labels(document: Any) -> dict[str, str]:
         case {"labelSelector": str() as selector}:
             labels |= dict(part.split("=", 1) for part in selector.split(",") if part.count("=") == 1)
         case {"mode": "sum" | "max-role", **gating}:  # the revisions of a DisaggregatedSet: all servers are of one
-            labels[gating.get("revisionLabelKey", disaggregatedset.REVISION_LABEL)] = "r1"
-            labels[gating.get("roleLabelKey", disaggregatedset.ROLE_LABEL)] = ROLES[0]
+            labels[gating.get("revisionLabelKey", screeners.REVISION_LABEL)] = "r1"
+            labels[gating.get("roleLabelKey", screeners.ROLE_LABEL)] = ROLES[0]
     return labels
 
 

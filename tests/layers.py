@@ -26,7 +26,7 @@ MAY_IMPORT = {  # of our packages and of third parties; the standard library is 
     "release": {"release", "compiled", "hatchling", "packaging", "workers.host"},
 }
 ONLY_IN = {  # third-party modules that only these modules of `epp` may import
-    "cel": ("epp.plugins.reporters.request_attribute",),
+    "cel": ("epp.plugins.reporters",),
     "google": ("epp.protocol.codec", "epp.protocol.proto"),
     "yaml": ("epp.config.yaml_nodes",),
 }
@@ -59,6 +59,8 @@ BANNED = {
     },
     "shm": {"asyncio": "return at once; `workers` waits"},
 }
+PARAMETERS = "epp.plugins._parameters"  # of compiled plugins of all kinds
+
 EPP = (  # packages and modules; a module that is not named has the row of its package
     {"errors", "data", "metrics", "quantities", "points.tuning"},  # words
     {
@@ -233,7 +235,7 @@ def row_violation(module: str, target: str) -> str | None:
             "hand the value over in a plugin or in `decide`"
         )
     shared = target.count(".") == 2 or target.rpartition(".")[2].startswith("_")
-    if here == there == LEAVES and (folder != other or not shared):
+    if here == there == LEAVES and target != PARAMETERS and (folder != other or not shared):
         return (
             f"{module} imports {target}: plugins never import each other; "
             "share by a Column or a Datum, or in the folder's __init__ or _module"

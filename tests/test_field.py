@@ -6,7 +6,7 @@ import pytest
 
 from epp.config.load import load
 from epp.config.yaml_nodes import plain
-from epp.plugins.discovery.file import FileDiscovery
+from epp.plugins.discovery import FileDiscovery
 from loadtest.demo.children import python
 from tests import field
 from tests.e2e.cluster import run

@@ -150,7 +150,7 @@ def highest(totals: Floats) -> list[int]:
     numbers = totals == totals
     if not numbers.any():
         return list(range(len(totals)))
-    found: list[int] = np.flatnonzero(totals == np.maximum.reduce(totals, where=numbers, initial=-np.inf)).tolist()
+    found: list[int] = np.flatnonzero(totals == np.where(numbers, totals, -np.inf).max()).tolist()
     return found
 
 

@@ -12,7 +12,7 @@ BUILDS: Final = frozenset(
     ast-serialize editables hatchling librt mypy mypy-extensions pathspec pluggy setuptools tomlkit trove-classifiers
     """.split()  # noqa: SIM905
 )
-# The library of CEL expressions also has a command of its own, which needs these (epp/plugins/reporters/request_attribute.py).
+# The library of CEL expressions also has a command of its own, which needs these (epp/plugins/reporters.py).
 OF_ITS_COMMAND: Final = frozenset(
     """
     annotated-doc annotated-types markdown-it-py mdurl prompt-toolkit pydantic pydantic-core pygments rich shellingham typer

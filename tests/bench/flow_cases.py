@@ -11,13 +11,13 @@ from epp.flow.gate import PoolGate
 from epp.flow.outcomes import Outcome
 from epp.flow.ports import PoolLoad
 from epp.plugin import FairnessPolicy, Ledger, Plugin
-from epp.plugins.displacement.newest import Newest
+from epp.plugins.displacement import Newest
 from epp.plugins.fairness.global_strict import GlobalStrict
 from epp.plugins.fairness.round_robin import RoundRobin
 from epp.plugins.fairness.token_weighted import Alone as OwnLedger
 from epp.plugins.fairness.token_weighted import TokenWeighted
-from epp.plugins.ordering.fcfs import FirstCome
-from epp.plugins.queues.fifo import Fifo
+from epp.plugins.ordering import FirstCome
+from epp.plugins.queues import Fifo
 from epp.plugins.usage_limits.static import Static
 from epp.request.flows import FlowKey
 from tests.bench.cases import Case

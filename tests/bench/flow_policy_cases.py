@@ -6,8 +6,8 @@ from itertools import count
 import numpy as np
 
 from epp.plugin import FairnessPolicy, SaturationDetector
-from epp.plugins.displacement.newest import Newest
-from epp.plugins.ordering.fcfs import FirstCome
+from epp.plugins.displacement import Newest
+from epp.plugins.ordering import FirstCome
 from tests.bench.cases import Case
 from tests.contract.waiting import Band, Waits, every, made
 from tests.fakes import candidates

@@ -25,7 +25,7 @@ from epp.plugin import (
     SaturationDetector,
     UsageLimitPolicy,
 )
-from epp.plugins.ordering.fcfs import FirstCome
+from epp.plugins.ordering import FirstCome
 from epp.request.flows import Capability, FlowKey, rank
 from tests.contract.test_every_plugin import situations
 from tests.contract.waiting import Band, Waits, asking, every, made

@@ -12,8 +12,7 @@ import msgspec
 from epp.config import registry
 from epp.plugin import FairnessPolicy, FlowQueue, Ledger, Plugin, Queue, plugin
 from epp.plugins.fairness.program_aware import Parameters, ProgramAware
-from epp.plugins.queues.fifo import Fifo
-from epp.plugins.queues.priority import Priority
+from epp.plugins.queues import Fifo, Priority
 from epp.points.registration import REGISTERED
 from epp.request.flows import Capability, FlowKey, Queued
 from tests.contract.foreign import LongestFirst, SortedItems

@@ -23,8 +23,7 @@ from shm.segment import SegmentError
 from workers.host import log
 from workers.host.exit_codes import ExitCode
 from workers.host.options import Options
-from workers.process import parent
-from workers.process.errors import StartError
+from workers.process import StartError, parent
 from workers.process.instance import Instance
 from workers.shared.query_of_death import DECIDING
 

@@ -16,8 +16,7 @@ from workers.cli.serve_options import serve_options
 from workers.host import log
 from workers.host.allocator import keep_freed_memory
 from workers.host.options import Options
-from workers.process import parent
-from workers.process.errors import StartError, Unusable
+from workers.process import StartError, Unusable, parent
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.process.loading import in_force

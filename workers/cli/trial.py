@@ -15,7 +15,7 @@ from workers.cli.configuration import STDIN, check_endpoints, load_config, plugi
 from workers.cli.flags import BadConfiguration
 from workers.host.memory import cgroup_limit, share
 from workers.host.proc import data_bytes
-from workers.process.errors import StartError
+from workers.process import StartError
 from workers.process.generations import Attempt, Bundle, Offer
 from workers.process.instance import Instance
 from workers.process.loading import Given, in_force

@@ -4,3 +4,11 @@ A process may fork only while it has one thread and no event loop. So `parent`, 
 import at module level, must not import asyncio, grpc or any other module that starts a thread or a loop.
 May import: endpoints and all below it. Imported by: extproc and all above it.
 """
+
+
+class StartError(Exception):
+    """The picker cannot start, for example because the machine refuses memory or a port. The text names cause, rule and fix."""
+
+
+class Unusable(StartError):
+    """A flag is wrong, or a file is wrong that a flag or the configuration names. Starting again does not help."""

@@ -12,7 +12,7 @@ import socket
 from collections.abc import MutableMapping
 from typing import Final
 
-from workers.process.errors import Unusable
+from workers.process import Unusable
 
 FIRST: Final = 3
 NAMES: Final = ("grpc", "health", "metrics")

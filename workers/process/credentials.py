@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from workers.endpoints.prefix_secret import SECRET_BYTES, kept_secret
 from workers.endpoints.source_tls import source_tls
-from workers.process.errors import Unusable
+from workers.process import Unusable
 
 if TYPE_CHECKING:
     from workers.host.options import Options

@@ -10,8 +10,7 @@ import msgspec
 import structlog
 
 from workers.endpoints.replicas.address import Answer
-from workers.process import fork
-from workers.process.errors import StartError, Unusable
+from workers.process import StartError, Unusable, fork
 
 if TYPE_CHECKING:
     from workers.host.options import Options

@@ -32,9 +32,9 @@ from epp.decision import response_phase
 from shm.instance_lock import InstanceLock, sweep
 from shm.observe import SECRET
 from shm.segment import check_room
+from workers.process import StartError
 from workers.process.activation import received
 from workers.process.credentials import Credentials
-from workers.process.errors import StartError
 from workers.process.generations import Bundle, Generations, Offer
 from workers.process.layout import Layout
 from workers.process.reports import Reports

@@ -53,7 +53,7 @@ from shm.segment import footprint
 from shm.series import SeriesSchema
 from shm.table import COLUMNS_MAX, TableSchema
 from workers.endpoints.outliers import KINDS, OUTCOMES
-from workers.process.errors import StartError
+from workers.process import StartError
 from workers.process.kv_memory import KvLayout
 from workers.process.sources import Sources
 from workers.shared import decisions, profiles, query_of_death, reload_status

@@ -32,7 +32,7 @@ from shm.remote_lane import RemoteLane
 from shm.segment import Region, Segment
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
-from workers.process.errors import StartError
+from workers.process import StartError
 from workers.process.kv_memory import KvMemory
 from workers.process.layout import Layout
 from workers.shared import query_of_death

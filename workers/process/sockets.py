@@ -12,8 +12,8 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from workers.process import StartError, Unusable
 from workers.process.activation import check_port
-from workers.process.errors import StartError, Unusable
 
 if TYPE_CHECKING:
     from workers.host.options import Options

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from workers.process.errors import StartError
+from workers.process import StartError
 
 if TYPE_CHECKING:
     from workers.host.options import Options

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from epp.plugins.discovery.file import FileDiscovery
+from epp.plugins.discovery import FileDiscovery
 from workers.endpoints.churn import Churn
 from workers.endpoints.discovery import Discovery, Entry, parse_flag
 from workers.endpoints.endpoints import EndpointTable

@@ -43,7 +43,7 @@ from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.host.log import error_text
 from workers.host.yaml_files import DiscoveryError
-from workers.process.errors import StartError
+from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.layout import GENERATION
 from workers.process.loading import in_force

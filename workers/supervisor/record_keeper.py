@@ -28,7 +28,7 @@ from epp.recording.records import Lost, Opened, Record
 from shm.lanes import Lane
 from workers.host.build import version
 from workers.pages.decisions import Recorded
-from workers.process.errors import StartError
+from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.layout import RECORDING
 from workers.shared.recording import asks

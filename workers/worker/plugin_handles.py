@@ -7,7 +7,8 @@ from compiled.calls import increase
 from epp.candidates import Endpoint
 from epp.metrics import Metric
 from epp.metrics.catalogue import GAUGE_PARTS, WEIGHT
-from epp.plugin import Hashes, Plugin
+from epp.plugin import Hashes, Plugin, PrefixIndex
+from shm.index_tiers import SPAN, in_tier
 from shm.lanes import Lane
 from shm.prefix_reader import IndexReader
 from shm.series import FIRST_BLOCK, SeriesWriter
@@ -92,3 +93,21 @@ class SeriesGauge:
 def parts_of(value: float) -> int:
     """Converts a gauge's value to an integer in units of 1 / GAUGE_PARTS. Limits its size. NaN becomes 0."""
     return round(min(max(value, -GAUGE_MAX), GAUGE_MAX) * GAUGE_PARTS) if value == value else 0
+
+
+class IndexTier:
+    """Implements `epp.plugin.PrefixIndex` for one tier. Owners are named by their ids in the first tier."""
+
+    def __init__(self, index: PrefixIndex, tier: int) -> None:
+        self._index = index
+        self._tier = tier
+
+    def match(self, hashes: Hashes) -> Mapping[int, int]:
+        found = self._index.match(hashes)
+        return {owner % SPAN: depth for owner, depth in found.items() if owner // SPAN == self._tier}
+
+    def learn(self, hashes: Hashes, owner: int) -> None:
+        self._index.learn(hashes, in_tier(owner, self._tier))
+
+    def forget(self, hashes: Hashes, owner: int) -> None:
+        self._index.forget(hashes, in_tier(owner, self._tier))

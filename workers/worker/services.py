@@ -16,8 +16,7 @@ from epp.prefix.match import CutsPrompts
 from shm.lanes import Lane
 from shm.series import SeriesWriter
 from workers.host.log import error_text, stack
-from workers.worker.index_tier import IndexTier
-from workers.worker.plugin_handles import LaneLoad, LaneMeasure, SeriesCount, SeriesGauge
+from workers.worker.plugin_handles import IndexTier, LaneLoad, LaneMeasure, SeriesCount, SeriesGauge
 from workers.worker.plugin_http import HttpClient
 from workers.worker.plugin_work import Background, Work
 

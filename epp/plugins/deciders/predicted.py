@@ -10,7 +10,7 @@ from epp.decision.decision import ProfileRun
 from epp.endpoints.roles import PREFILL_ROLES, ROLE_LABEL
 from epp.learning.costs import learned_costs
 from epp.plugin import Decider, Plugin, plugin
-from epp.plugins.deciders._parameters import PredictedParameters
+from epp.plugins._parameters import PredictedParameters
 from epp.prefix.match import APPROXIMATE, prefix_match, read_producer
 from epp.request import Request
 from epp.request.tokens import TOKENS, token_count

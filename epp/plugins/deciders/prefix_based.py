@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from epp.data import Datum
 from epp.decision.decision import ProfileRun
 from epp.plugin import Decider, Plugin, plugin
-from epp.plugins.deciders._parameters import PrefixBasedParameters
+from epp.plugins._parameters import PrefixBasedParameters
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match, read_producer
 from epp.request import Request
 from epp.request.tokens import TOKENS, token_count

@@ -36,8 +36,8 @@ from typing import Any, Final
 from epp.data import Datum
 from epp.decision.decision import Decision, Response
 from epp.plugin import Plugin, ResponseComplete, plugin
+from epp.plugins._parameters import TokenWeightedParameters
 from epp.plugins.fairness._token_costs import Balance, Charge, TokenCosts
-from epp.plugins.fairness._token_weighted_parameters import Parameters
 from epp.points.flow import FairnessPolicy, Ledger
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, prefix_match
@@ -83,10 +83,10 @@ class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
     cost = uncached prompt tokens + output tokens, estimated at dispatch and corrected by the usage that the server reports.
     """
 
-    Params = Parameters
+    Params = TokenWeightedParameters
     ranks = True
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: TokenWeightedParameters) -> None:
         super().__init__(name, params)
         self.tolerance = TOLERANCE * params.quantum_tokens
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
@@ -103,7 +103,7 @@ class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
         return Turns(self)
 
     def weight(self, fairness_id: str) -> float:
-        params: Parameters = self.params
+        params: TokenWeightedParameters = self.params
         return params.weights.get(fairness_id, params.default_weight)
 
     def charge(self, account: _Account, fairness_id: str, item: Queued) -> float:

@@ -1,4 +1,4 @@
-"""Reads OpenAI's API: completions, chat, embeddings, responses, conversations, images."""
+"""The parser of OpenAI's API, and the one of all other paths, which reads nothing."""
 
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _openai
@@ -16,3 +16,11 @@ class OpenAI(Parser):
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
         _openai.named(request, _openai.read(request, _openai.api_of(path), body))
+
+
+@plugin("passthrough-parser")
+class Passthrough(Parser):
+    """Accepts any body without reading it, so that the request is scheduled by load alone."""
+
+    def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
+        """Reads nothing."""

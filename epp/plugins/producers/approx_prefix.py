@@ -23,7 +23,7 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
 from epp.decision.decision import Decision, Response
 from epp.metrics import Metric, buckets
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
-from epp.plugins.producers._parameters import BLOCK_TOKENS_DEFAULT, ApproxPrefixParameters
+from epp.plugins._parameters import BLOCK_TOKENS_DEFAULT, ApproxPrefixParameters
 from epp.plugins.producers._sent_prompts import Keys, SentPrompts
 from epp.prefix.match import Capacity, CutsPrompts, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request

@@ -11,8 +11,8 @@ from epp.decision.decision import Decision, Response
 from epp.errors import ProducerFailed
 from epp.learning.costs import learned_costs
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
+from epp.plugins._parameters import INFLIGHT_COUNTS_WITH, InflightParameters
 from epp.plugins.producers._held_tokens import LOOK_S, Held, HeldTokens, Output
-from epp.plugins.producers._parameters import COUNTS_WITH, InflightParameters
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
@@ -31,7 +31,7 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
     """
 
     Params = InflightParameters
-    counts_with = COUNTS_WITH
+    counts_with = INFLIGHT_COUNTS_WITH
     first_chunk_only = True
     reads_answer = False
 

@@ -17,7 +17,7 @@ from epp.plugin import (
     Services,
     plugin,
 )
-from epp.plugins.producers._parameters import LearnedLatencyParameters, ObserverParameters
+from epp.plugins._parameters import LearnedLatencyParameters, ObserverParameters
 from epp.plugins.producers._predictions import Predictions
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request

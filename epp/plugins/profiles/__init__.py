@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from compiled.classes import subclassed
 from epp.decision.decision import Decision, ProfileRun
 from epp.errors import Cause, Refused
-from epp.plugin import Profile, ProfileHandler
+from epp.plugin import Profile, ProfileHandler, plugin
 from epp.request import Request
 
 
@@ -28,3 +28,8 @@ class OneProfile(ProfileHandler):
         if run is None:
             raise Refused(Cause.NO_ENDPOINT_LEFT)
         return Decision(run.targets, runs, primary=name)
+
+
+@plugin("single-profile-handler")
+class SingleProfile(OneProfile):
+    """Runs the only configured profile once; its targets are the result."""

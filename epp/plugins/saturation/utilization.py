@@ -5,7 +5,7 @@ import numpy as np
 from epp.candidates import Candidates, Mask
 from epp.endpoints.pressure import Pressure
 from epp.plugin import Filter, Profile, plugin
-from epp.plugins.saturation._utilization_parameters import Parameters
+from epp.plugins._parameters import UtilizationParameters
 from epp.points.flow import SaturationDetector
 from epp.quantities import parse_duration
 from epp.request import Request
@@ -22,10 +22,10 @@ class Utilization(SaturationDetector, Filter):
     As a filter this plugin keeps the endpoints that are below both thresholds x (1 + headroom), or all endpoints if none is.
     """
 
-    Params = Parameters
+    Params = UtilizationParameters
     consumes = Pressure.reads
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: UtilizationParameters) -> None:
         super().__init__(name, params)
         waiting, kv = float(params.queue_depth_threshold), params.kv_cache_util_threshold
         self._pressure = Pressure(waiting, kv, staleness_s(params.metrics_staleness_threshold))

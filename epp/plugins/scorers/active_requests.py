@@ -5,7 +5,7 @@ import numpy as np
 from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_REQUESTS
 from epp.plugin import Profile, Scorer, plugin
-from epp.plugins.scorers._parameters import ActiveRequestsParameters
+from epp.plugins._parameters import ActiveRequestsParameters
 from epp.points.inflight_load import named_load
 from epp.request import Request
 

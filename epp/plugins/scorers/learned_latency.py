@@ -9,7 +9,7 @@ from epp.data import INFLIGHT_REQUESTS
 from epp.learning.choice import scores
 from epp.learning.costs import LearnedCosts, learned_costs
 from epp.plugin import Profile, Scorer, Services, plugin
-from epp.plugins.scorers._parameters import LearnedLatencyParameters
+from epp.plugins._parameters import LearnedLatencyScorerParameters
 from epp.request import Request
 
 EXPLORED = 1.5
@@ -22,9 +22,9 @@ class LearnedLatency(Scorer):
     Among these, the one with the fewest requests in flight scores most.
     """
 
-    Params = LearnedLatencyParameters
+    Params = LearnedLatencyScorerParameters
 
-    def __init__(self, name: str, params: LearnedLatencyParameters) -> None:
+    def __init__(self, name: str, params: LearnedLatencyScorerParameters) -> None:
         super().__init__(name, params)
         self._costs = learned_costs(params.learned_latency_producer_name)
         self.consumes = (self._costs, INFLIGHT_REQUESTS)

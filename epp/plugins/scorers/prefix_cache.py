@@ -4,7 +4,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Scores
 from epp.plugin import Profile, Scorer, plugin
-from epp.plugins.scorers._parameters import PrefixCacheParameters
+from epp.plugins._parameters import PrefixCacheParameters
 from epp.prefix.match import APPROXIMATE, FollowsMatches, PrefixMatch, prefix_match
 from epp.request import Request
 

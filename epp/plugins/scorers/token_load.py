@@ -4,7 +4,7 @@ from compiled.calls import token_load
 from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_TOKENS
 from epp.plugin import Profile, Scorer, plugin
-from epp.plugins.scorers._parameters import QUEUE_TOKENS, TokenLoadParameters
+from epp.plugins._parameters import QUEUE_TOKENS, TokenLoadParameters
 from epp.points.inflight_load import named_load
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match

@@ -35,7 +35,7 @@ from epp.candidates import Candidates, Endpoint, Roster
 from epp.data import Datum
 from epp.decision.decision import ERRORS_FROM, Decision, Response
 from epp.plugin import Plugin, PrefixIndex, PreRequest, ResponseReceived, Services
-from epp.plugins.sessions._affinity_parameters import COUNTS_WITH, TOKEN_HEADER, Parameters, SessionParameters, Source
+from epp.plugins._parameters import AFFINITY_COUNTS_WITH, TOKEN_HEADER, AffinityParameters, SessionParameters, Source
 from epp.prefix.blocks import NARROW
 from epp.request import Request
 
@@ -61,7 +61,7 @@ class Strategy(Protocol):
     def answered(self, decision: Decision, response: Response) -> None: ...
 
 
-def strategy(name: str, params: Parameters) -> Strategy:
+def strategy(name: str, params: AffinityParameters) -> Strategy:
     """Makes the configured strategy for the plugin with this name. Raises ValueError with the parameter's path."""
     if params.strategy == "session_id":
         return Bindings(name, params.session_id_config, params.profile_name)
@@ -281,10 +281,10 @@ def _rank(root: int, owner: int) -> int:
 class Pinning(PreRequest, ResponseReceived):
     """Base of the session filter and scorer: has the strategy, and tells it where each request was sent."""
 
-    Params = Parameters
-    counts_with = COUNTS_WITH
+    Params = AffinityParameters
+    counts_with = AFFINITY_COUNTS_WITH
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: AffinityParameters) -> None:
         super().__init__(name, params)
         self.strategy = strategy(name, params)
         self.consumes = self.strategy.consumes

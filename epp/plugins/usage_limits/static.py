@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from epp.plugin import plugin
-from epp.plugins.usage_limits._static_parameters import Parameters
+from epp.plugins._parameters import UsageLimitParameters
 from epp.points.flow import UsageLimitPolicy
 
 
@@ -11,7 +11,7 @@ from epp.points.flow import UsageLimitPolicy
 class Static(UsageLimitPolicy):
     """Serves every band until the saturation reaches `threshold`."""
 
-    Params = Parameters
+    Params = UsageLimitParameters
 
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
         return (self.params.threshold,) * len(priorities)

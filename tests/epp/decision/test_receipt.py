@@ -22,8 +22,8 @@ from epp.decision.receipt import (
     receipt_of,
 )
 from epp.plugin import NoParams
-from epp.plugins.scorers.kv_utilization import KvUtilization
 from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.plugins.scorers.reported import KvUtilization
 from tests.epp.decision.test_explain import pipeline
 from tests.fakes import FakePool, candidates, request
 

@@ -9,17 +9,13 @@ from zlib import crc32
 from epp.flow.outcomes import Outcome
 from epp.flow.plan import BandPlan, FlowPlan
 from epp.plugin import FairnessPolicy, SaturationDetector
-from epp.plugins.displacement.largest import Largest
-from epp.plugins.displacement.newest import Newest
+from epp.plugins.displacement import Largest, Newest
 from epp.plugins.fairness.global_strict import GlobalStrict
 from epp.plugins.fairness.program_aware import ProgramAware
 from epp.plugins.fairness.round_robin import RoundRobin
 from epp.plugins.fairness.token_weighted import TokenWeighted
-from epp.plugins.ordering.edf import EarliestDeadline
-from epp.plugins.ordering.fcfs import FirstCome
-from epp.plugins.ordering.slo_deadline import SloDeadline
-from epp.plugins.queues.fifo import Fifo
-from epp.plugins.queues.priority import Priority
+from epp.plugins.ordering import EarliestDeadline, FirstCome, SloDeadline
+from epp.plugins.queues import Fifo, Priority
 from epp.plugins.saturation.concurrency import Concurrency
 from epp.plugins.saturation.utilization import Utilization
 from epp.plugins.usage_limits.priority_holdback import PriorityHoldback

@@ -8,7 +8,7 @@ import pytest
 
 from epp.flow.failure_breaker import FAILURES_MAX, WITHIN_S, FailureBreaker, PlainQueue, Unranked
 from epp.plugin import FairShare, NoParams
-from epp.plugins.queues.priority import Priority
+from epp.plugins.queues import Priority
 from epp.request.flows import BandView, FlowKey, FlowView, Queued
 from tests.epp.flow.policies import ByArrival, InTurn, Newest, Plain, Turns, band, plan
 from tests.epp.flow.shards import Shard

@@ -9,7 +9,7 @@ from typing import Any
 
 from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.plugin import FairnessPolicy
-from epp.plugins.ordering.fcfs import FirstCome
+from epp.plugins.ordering import FirstCome
 from tests.contract.waiting import Band, Waits, asking, made
 from tests.fakes import candidates
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epp.plugins.headers.agent_identity import AGENT, AgentIdentity
+from epp.plugins.headers import AGENT, AgentIdentity
 from epp.request import DEFAULT_FLOW, Request
 from tests.fakes import request
 

@@ -8,8 +8,7 @@ import pytest
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.decision.decision import SERVED, Decision, Response
 from epp.plugin import NoParams
-from epp.plugins.conformance.selection import SELECTION, HeaderSelection
-from epp.plugins.conformance.served import RESULT, ServedVerifier
+from epp.plugins.conformance import RESULT, SELECTION, HeaderSelection, ServedVerifier
 from tests.fakes import request
 
 ADDRESSES = [("10.0.0.1", 8000), ("10.0.0.2", 8000), ("10.0.0.1", 8001), ("fd00::7", 8000)]

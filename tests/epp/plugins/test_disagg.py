@@ -4,7 +4,7 @@ import pytest
 
 from epp.errors import Cause, Refused
 from epp.plugin import NoParams
-from epp.plugins.deciders.always import Always
+from epp.plugins.deciders.simple import Always
 from epp.plugins.filters.roles import DecodeFilter, PrefillFilter
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import APPROXIMATE

@@ -10,8 +10,8 @@ import pytest
 from epp.candidates import Candidates
 from epp.decision.decision import ProfileRun
 from epp.plugin import NoParams, Plugin
-from epp.plugins.deciders.multimodal import Multimodal
 from epp.plugins.deciders.prefix_based import PrefixBased
+from epp.plugins.deciders.simple import Multimodal
 from epp.plugins.producers.approx_prefix import ApproximatePrefix, MulticlusterApproximatePrefix
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request

@@ -2,7 +2,7 @@
 
 from epp.plugins.fairness.global_strict import GlobalStrict
 from epp.plugins.fairness.round_robin import RoundRobin
-from epp.plugins.ordering.edf import EarliestDeadline
+from epp.plugins.ordering import EarliestDeadline
 from tests.contract.waiting import Waits, asking
 from tests.epp.plugins.fairness import band, names
 

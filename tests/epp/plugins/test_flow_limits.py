@@ -8,13 +8,10 @@ import pytest
 from epp.config.findings import ConfigErrors
 from epp.config.load import load
 from epp.config.registry import find, stability
-from epp.plugins.displacement.largest import Largest
-from epp.plugins.displacement.newest import Newest
-from epp.plugins.eviction.priority_then_time import PriorityThenTime
-from epp.plugins.eviction.sheddable import Sheddable
+from epp.plugins.displacement import Largest, Newest
+from epp.plugins.eviction import PriorityThenTime, Sheddable
 from epp.plugins.fairness.round_robin import RoundRobin
-from epp.plugins.ordering.edf import EarliestDeadline
-from epp.plugins.ordering.fcfs import FirstCome
+from epp.plugins.ordering import EarliestDeadline, FirstCome
 from epp.plugins.usage_limits.priority_holdback import PriorityHoldback
 from epp.plugins.usage_limits.soft_reflective import SoftReflective
 from epp.plugins.usage_limits.static import Static

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from epp.plugin import OrderingPolicy
-from epp.plugins.ordering.edf import EarliestDeadline
-from epp.plugins.ordering.fcfs import FirstCome
-from epp.plugins.ordering.slo_deadline import SloDeadline
+from epp.plugins.ordering import EarliestDeadline, FirstCome, SloDeadline
 from tests.contract.waiting import Waits, asking, made
 
 

@@ -9,9 +9,9 @@ from epp.candidates import Candidates
 from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.learning.costs import FEW, WORSE, learned_costs
 from epp.learning.model import FirstToken
-from epp.plugins.producers._parameters import LearnedLatencyParameters
+from epp.plugins._parameters import LearnedLatencyParameters
+from epp.plugins._parameters import LearnedLatencyScorerParameters as ScoreParameters
 from epp.plugins.producers.learned_latency import LearnedLatency
-from epp.plugins.scorers._parameters import LearnedLatencyParameters as ScoreParameters
 from epp.plugins.scorers.learned_latency import LearnedLatency as Score
 from epp.prefix.match import APPROXIMATE, Prefill, PrefixMatch, prefix_match
 from epp.request import Request

@@ -12,8 +12,7 @@ from epp.config.defaults import DEFAULT_PARSERS
 from epp.errors import Cause, Refused
 from epp.plugin import NoParams, Parser
 from epp.plugins.parsers.anthropic import Anthropic
-from epp.plugins.parsers.openai import OpenAI
-from epp.plugins.parsers.passthrough import Passthrough
+from epp.plugins.parsers.openai import OpenAI, Passthrough
 from epp.plugins.parsers.sglang_http import SglangHttp
 from epp.plugins.parsers.vertexai import VertexAi
 from epp.plugins.parsers.vllm_grpc import VllmGrpc

@@ -9,13 +9,12 @@ from epp.decision.decision import Usage
 from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import NoParams
 from epp.plugins.parsers.anthropic import Anthropic
-from epp.plugins.parsers.openai import OpenAI
-from epp.plugins.parsers.passthrough import Passthrough
+from epp.plugins.parsers.openai import OpenAI, Passthrough
 from epp.plugins.parsers.sglang_http import SglangHttp
 from epp.plugins.parsers.vllm_grpc import VllmGrpc
 from epp.plugins.parsers.vllm_http import VllmHttp
 from epp.plugins.pickers.max_score import MaxScore
-from epp.plugins.profiles.single import SingleProfile
+from epp.plugins.profiles import SingleProfile
 from tests.epp.plugins.parser_bodies import field, frame, packed
 from tests.epp.protocol.test_usage import ANTHROPIC_SSE, SGLANG_SSE, VLLM_GRPC_STREAM
 from tests.fakes import FakePool, FakeServices, candidates

@@ -9,8 +9,8 @@ import pytest
 from epp.candidates import Candidates
 from epp.decision.decision import PREFILL, Decision, ProfileRun, Response, Usage
 from epp.learning.costs import FEW, learned_costs
+from epp.plugins._parameters import LearnedLatencyParameters
 from epp.plugins.deciders.predicted import Predicted
-from epp.plugins.producers._parameters import LearnedLatencyParameters
 from epp.plugins.producers.learned_latency import LearnedLatency
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request

@@ -20,7 +20,7 @@ from epp.plugins.fairness.program_aware import (
     Scores,
 )
 from epp.plugins.fairness.program_aware import jain as index_of
-from epp.plugins.ordering.fcfs import FirstCome
+from epp.plugins.ordering import FirstCome
 from tests.contract.waiting import Band, Waits, asking, made
 from tests.epp.plugins.fairness import answer, decision
 from tests.examples import examples

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision.decision import Decision, Response, Usage
-from epp.plugins.reporters import request_attribute
-from epp.plugins.reporters.request_attribute import EXPRESSION_CHARS_MAX, RequestAttribute
+from epp.plugins import reporters
+from epp.plugins.reporters import EXPRESSION_CHARS_MAX, RequestAttribute
 from tests.fakes import FakeServices, request
 
 NOWHERE = Decision((), {}, "")
@@ -121,7 +121,7 @@ def test_an_expression_that_is_too_long_is_refused() -> None:
 
 
 def test_without_the_library_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_attribute, "cel", None)
+    monkeypatch.setattr(reporters, "cel", None)
     with pytest.raises(ValueError, match=r"pip install 'endpoint-picker\[cel\]'"):
         reporter("1")
 

@@ -11,16 +11,14 @@ from epp.decision.decision import Decision, ProfileRun, Response
 from epp.learning.costs import FEW, learned_costs
 from epp.plugin import NoParams, Plugin
 from epp.plugins import pickers
+from epp.plugins.pickers.by_chance import RandomChoice, WeightedRandom
 from epp.plugins.pickers.max_score import MaxScore
-from epp.plugins.pickers.random_choice import RandomChoice
-from epp.plugins.pickers.weighted_random import WeightedRandom
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.plugins.producers.inflight import InflightLoad
-from epp.plugins.scorers.kv_utilization import KvUtilization
 from epp.plugins.scorers.lora_affinity import LoraAffinity
 from epp.plugins.scorers.prefix_cache import PrefixCache
 from epp.plugins.scorers.queue_depth import QueueDepth
-from epp.plugins.scorers.running_requests import RunningRequests
+from epp.plugins.scorers.reported import KvUtilization, RunningRequests
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, predictions, request

@@ -8,12 +8,11 @@ import pytest
 
 from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.decision.decision import Decision, ProfileRun, Response
-from epp.plugins.headers.agent_identity import AGENT
+from epp.plugins.headers import AGENT
 from epp.plugins.sessions import _affinity
 from epp.plugins.sessions._affinity import Bindings
-from epp.plugins.sessions.filter import MultiClusterSessionAffinityFilter, SessionAffinityFilter
 from epp.plugins.sessions.identifier import SessionId, cookie
-from epp.plugins.sessions.scorer import SessionAffinityScorer
+from epp.plugins.sessions.pinned import MultiClusterSessionAffinityFilter, SessionAffinityFilter, SessionAffinityScorer
 from epp.prefix.blocks import WIDE
 from epp.request import Request
 from shm.prefix_index import IndexSchema

@@ -15,7 +15,7 @@ from epp.config.load import load
 from epp.data import CACHE_TOKENS
 from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.plugins.fairness.thunder_agent import ThunderAgent
-from epp.plugins.ordering.fcfs import FirstCome
+from epp.plugins.ordering import FirstCome
 from epp.request import DEFAULT_FLOW, Request
 from tests.contract.waiting import Band, Waits, asking, made
 from tests.epp.plugins.calls import PROFILE

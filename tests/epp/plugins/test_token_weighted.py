@@ -17,7 +17,7 @@ from epp.flow.ports import Held
 from epp.plugin import FairnessPolicy
 from epp.plugins.fairness.global_strict import GlobalStrict
 from epp.plugins.fairness.token_weighted import TOLERANCE, TokenWeighted, Turns
-from epp.plugins.ordering.fcfs import FirstCome
+from epp.plugins.ordering import FirstCome
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from tests.contract.waiting import Band, Waits, asking, made
 from tests.epp.flow.shards import Board, BoardPeers

@@ -6,7 +6,7 @@ import pytest
 
 from epp.decision.decision import Response
 from epp.plugins.fairness.program_aware import ProgramAware
-from epp.plugins.ordering.fcfs import FirstCome
+from epp.plugins.ordering import FirstCome
 from epp.request import DEFAULT_FLOW
 from tests.contract.waiting import Band, Waits, asking, made
 from tests.epp.flow.shards import Board, BoardPeers

@@ -27,7 +27,7 @@ from epp.plugin import (
     Screener,
 )  # fmt: skip
 from epp.plugins.pickers.max_score import MaxScore
-from epp.plugins.profiles.single import SingleProfile
+from epp.plugins.profiles import SingleProfile
 from epp.points import instrument
 from epp.points.instrument import Point
 from epp.points.isolation import FAULTS_MAX, WITHIN_S, Faults, culprit, dispensable, without

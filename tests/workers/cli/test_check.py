@@ -339,7 +339,7 @@ def test_a_package_that_serve_needs_is_an_error_of_check_with_the_same_text(
     assert before.exit_code == 0, before.stderr
     monkeypatch.setitem(sys.modules, module, None)
     if module == "cel":
-        monkeypatch.setattr("epp.plugins.reporters.request_attribute.cel", None)
+        monkeypatch.setattr("epp.plugins.reporters.cel", None)
     checked = check("-q", file, *given)
     assert (checked.exit_code, checked.stdout) == (78, "")
     assert package in checked.stderr and "not installed" in checked.stderr

@@ -4,8 +4,8 @@ import pytest
 
 from epp.config.load import ConfigErrors, load
 from epp.data import CACHE_TOKENS, WAITING
+from epp.plugins._parameters import LRU_CAPACITY
 from epp.plugins.extractors.core_metrics import Extracted
-from epp.plugins.producers._parameters import LRU_CAPACITY
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import TIERS_MAX, Capacity, assign_tiers
 from shm.index_tiers import TIERS, in_tier

@@ -10,10 +10,9 @@ from epp.decision.decision import Decision, Response, Usage
 from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.errors import Cause, Refused
 from epp.plugin import DataProducer, NoParams, Parser, Plugin, ResponseComplete
-from epp.plugins.parsers.openai import OpenAI
-from epp.plugins.parsers.passthrough import Passthrough
+from epp.plugins.parsers.openai import OpenAI, Passthrough
 from epp.plugins.pickers.max_score import MaxScore
-from epp.plugins.profiles.single import SingleProfile
+from epp.plugins.profiles import SingleProfile
 from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates

@@ -8,7 +8,7 @@ import pytest
 from epp.candidates import Candidates, Roster, Snapshot
 from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import NoParams, Plugin, ResponseStreaming
-from epp.plugins.deciders.always import Always
+from epp.plugins.deciders.simple import Always
 from epp.plugins.filters.roles import DecodeFilter, EncodeFilter, PrefillFilter
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore

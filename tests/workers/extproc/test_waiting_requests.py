@@ -11,7 +11,7 @@ from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.plugin import DataProducer, NoParams, Plugin, ResponseComplete, ResponseStreaming, Services, Waiting
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore
-from epp.plugins.profiles.single import SingleProfile
+from epp.plugins.profiles import SingleProfile
 from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair

@@ -9,9 +9,8 @@ import pytest
 
 from epp.config.load import load
 from tests.workers.instances import options
-from workers.process import activation
+from workers.process import StartError, Unusable, activation
 from workers.process.activation import VARIABLES, received
-from workers.process.errors import StartError, Unusable
 from workers.process.instance import Instance
 from workers.process.sockets import Sockets, listen
 

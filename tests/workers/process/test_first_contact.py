@@ -10,8 +10,7 @@ from tests.redis_server import RedisServer, needs_redis
 from tests.waiting import wait_until
 from workers.endpoints.replicas import contact
 from workers.host.options import Options
-from workers.process import first_contact, fork
-from workers.process.errors import StartError, Unusable
+from workers.process import StartError, Unusable, first_contact, fork
 from workers.process.first_contact import agreed_secret
 
 OFFERED = b"a" * 16

@@ -11,7 +11,7 @@ import pytest
 from epp.config.load import load
 from shm.segment import SegmentError
 from tests.workers.instances import made, options
-from workers.process.errors import StartError
+from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.sockets import listen
 

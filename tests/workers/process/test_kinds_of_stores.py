@@ -10,8 +10,7 @@ from loadtest.demo.ports import free_ports
 from tests.redis_server import RedisServer, needs_redis, program
 from tests.waiting import wait_until
 from workers.host.options import Options
-from workers.process import fork
-from workers.process.errors import StartError, Unusable
+from workers.process import StartError, Unusable, fork
 from workers.process.first_contact import agreed_secret
 
 OFFERED = b"a" * 16

@@ -7,7 +7,7 @@ import pytest
 
 from epp.config.load import load
 from tests.workers.instances import made
-from workers.process.errors import StartError
+from workers.process import StartError
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.process.layout import SPARE_COLUMNS

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from workers.process.errors import StartError
+from workers.process import StartError
 from workers.process.sockets import listen
 
 

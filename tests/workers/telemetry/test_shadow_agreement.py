@@ -11,7 +11,7 @@ from epp.metrics.series import SHADOWS
 from epp.plugin import Filter, NoParams, Plugin, Scorer
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore
-from epp.plugins.profiles.single import SingleProfile
+from epp.plugins.profiles import SingleProfile
 from shm.segment import Region
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from epp.plugin import NoParams
-from epp.plugins.scorers.kv_utilization import KvUtilization
 from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.plugins.scorers.reported import KvUtilization
 from epp.points.instrument import Point, bare
 from tests.pair import set_headers
 from tests.workers.telemetry.traces import (

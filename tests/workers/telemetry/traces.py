@@ -16,10 +16,9 @@ from epp.decision.decision import Decision, ProfileRun
 from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
 from epp.errors import Cause, Refused
 from epp.plugin import DataProducer, Filter, NoParams, Plugin, Profile, ProfileHandler, Scorer
-from epp.plugins.parsers.openai import OpenAI
-from epp.plugins.parsers.passthrough import Passthrough
+from epp.plugins.parsers.openai import OpenAI, Passthrough
 from epp.plugins.pickers.max_score import MaxScore
-from epp.plugins.profiles.single import SingleProfile
+from epp.plugins.profiles import SingleProfile
 from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.points.instrument import C, Point
 from epp.protocol import codec

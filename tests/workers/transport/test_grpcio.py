@@ -18,7 +18,7 @@ import pytest
 from tests.workers.transport.echo import application
 from tests.workers.transport.helpers import DATA, HEADERS, SETTINGS, block, frame, framed, setting
 from tests.workers.transport.sites import PATH, WAIT, Site
-from workers.process.errors import StartError
+from workers.process import StartError
 from workers.process.sockets import hold, listen
 from workers.transport import grpcio
 from workers.transport.frames import PREFACE

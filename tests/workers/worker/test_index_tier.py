@@ -13,7 +13,7 @@ from shm.prefix_reader import IndexReader
 from shm.segment import Region
 from tests.fakes import FakeServices, candidates, request
 from workers.endpoints.index_limits import IndexLimits, prefix_use
-from workers.worker.index_tier import IndexTier
+from workers.worker.plugin_handles import IndexTier
 
 PROMPT_BLOCKS = 16
 SCHEMA = IndexSchema(1 << 13)

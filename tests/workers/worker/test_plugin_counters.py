@@ -21,7 +21,7 @@ from shm.series import SeriesWriter
 from tests.pair import lanes
 from tests.workers.instances import made
 from workers.pages.series import SeriesText
-from workers.process.errors import StartError
+from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.layout import families
 from workers.worker.held import NoHeldBlocks

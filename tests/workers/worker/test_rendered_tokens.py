@@ -18,7 +18,7 @@ from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.producers.tokenizer import Tokens
-from epp.plugins.profiles.single import SingleProfile
+from epp.plugins.profiles import SingleProfile
 from epp.request import Request
 from epp.request.tokens import TOKENS
 from shm.prefills import local_prefills

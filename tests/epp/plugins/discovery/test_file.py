@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from epp.plugins.discovery.file import FileDiscovery
+from epp.plugins.discovery import FileDiscovery
 
 
 def test_a_path_is_required_and_watching_is_off_by_default() -> None:

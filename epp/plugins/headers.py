@@ -1,4 +1,6 @@
-"""Identify coding agents by their session headers, so that each agent gets a fair share."""
+"""Request-header plugins read facts about a request from its headers: here the session of a coding agent, so that each agent gets a fair
+share.
+"""
 
 import msgspec
 

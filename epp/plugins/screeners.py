@@ -1,4 +1,4 @@
-"""Keeps a request on one revision of a DisaggregatedSet during a rollout.
+"""Screeners restrict the candidates of all profiles. This one keeps a request on one revision of a DisaggregatedSet during a rollout.
 
 Prefill and decode servers of different revisions may not understand each other's KV cache.
 

@@ -1,4 +1,4 @@
-"""Report a number about a finished request to the gateway, computed from the tokens that the model server counted."""
+"""Reporters give the gateway data about a finished response: a number, computed from the tokens that the model server counted."""
 
 import math
 import sys

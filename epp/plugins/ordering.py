@@ -1,11 +1,31 @@
-"""Serves the request first whose first token is due first, by an objective in a request header."""
+"""Ordering policies decide which request of a flow goes first."""
 
 import math
 from collections.abc import Mapping
 
 from epp.learning.latency import TTFT_HEADERS
 from epp.plugin import OrderingPolicy, plugin
-from epp.request.flows import Queued, original
+from epp.request.flows import Capability, Queued, original
+
+
+@plugin("fcfs-ordering-policy")
+class FirstCome(OrderingPolicy):
+    """Orders requests by arrival. A FIFO queue is enough for it."""
+
+    queue_needs = Capability.HEAD
+
+    def key(self, item: Queued) -> float:
+        return item.arrival
+
+
+@plugin("edf-ordering-policy")
+class EarliestDeadline(OrderingPolicy):
+    """Orders requests by deadline: arrival + effective TTL; equal ones by arrival. Requests without a TTL go last."""
+
+    def key(self, item: Queued) -> tuple[float, float]:
+        arrival, ttl_s = item.arrival, item.ttl_s
+        return (arrival + ttl_s if ttl_s > 0.0 else math.inf, arrival)
+
 
 MS_MAX = (2**63 - 1) // 1_000_000  # the largest int64 in nanoseconds: about 292 years
 DIGITS_MAX = 19

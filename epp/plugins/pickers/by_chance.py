@@ -1,7 +1,7 @@
-"""Pick endpoints at random, with probabilities in proportion to their scores.
+"""Pick at random: each endpoint alike, or in proportion to its score.
 
-The algorithm is A-Res (Efraimidis and Spirakis, 2006): each candidate gets the key U^(1/score), where U is a random number between 0 and
-1, and the candidates with the largest keys are picked.
+The algorithm in proportion is A-Res (Efraimidis and Spirakis, 2006): each candidate gets the key U^(1/score), where U is a random number
+between 0 and 1, and the candidates with the largest keys are picked.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,20 @@ from epp.candidates import Candidates, Scores
 from epp.plugin import Profile, plugin
 from epp.plugins.pickers import DrawingPicker, DrawParameters, best
 from epp.request import Request
+
+
+@plugin("random-picker")
+class RandomChoice(DrawingPicker):
+    """Picks endpoints at random with equal probability; with `topK` only among the k best."""
+
+    Params = DrawParameters
+
+    def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: Profile) -> Sequence[int]:
+        if not self._top:
+            return self._rng.sample(range(len(totals)), min(self._count, len(totals)))
+        ties = np.array([self._rng.random() for _ in range(len(totals))])
+        drawn = best(totals, self._top, ties)
+        return self._rng.sample(drawn, min(self._count, len(drawn)))
 
 
 @plugin("weighted-random-picker")

@@ -1,9 +1,10 @@
-"""Prefer the endpoint with the most free KV cache."""
+"""Prefer endpoints by one value that they report: few running requests, or much free KV cache."""
 
 import numpy as np
 
+from compiled.calls import fewest
 from epp.candidates import Candidates, Scores
-from epp.data import KV_USAGE
+from epp.data import KV_USAGE, RUNNING
 from epp.plugin import Profile, Scorer, plugin
 from epp.request import Request
 
@@ -18,3 +19,14 @@ class KvUtilization(Scorer):
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
         free: Scores = 1.0 - candidates[KV_USAGE]
         return np.maximum(free, 0.0, out=free)
+
+
+@plugin("running-requests-size-scorer")
+class RunningRequests(Scorer):
+    """Scores endpoints by their running requests: 1 for the fewest, 0 for the most, linear between."""
+
+    static = True
+    consumes = (RUNNING,)
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
+        return fewest(candidates[RUNNING])

@@ -1,4 +1,7 @@
-"""Accepts the Redis through which replicas of the reference picker share state. Checks the parameters, and connects to nothing."""
+"""Syncers share state between the replicas of a picker.
+
+The one of the reference picker, a Redis, is accepted: its parameters are checked, and nothing connects to it.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar

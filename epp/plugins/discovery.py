@@ -1,4 +1,4 @@
-"""Holds the settings of discovery from a file: the path, and whether the picker follows changes.
+"""Discovery plugins say where the list of endpoints comes from: the path of a file, and whether the picker follows its changes.
 
 `workers/endpoints/endpoints_file.py` reads the file.
 """

@@ -1,9 +1,17 @@
-"""Encode requests with images, audio or video on an encode server."""
+"""Prefill on another server always, or for every request with images, audio or video."""
 
 from epp.decision.decision import ProfileRun
 from epp.plugin import Decider, plugin
 from epp.request import Request
 from epp.request.tokens import TOKENS
+
+
+@plugin("always-disagg-pd-decider")
+class Always(Decider):
+    """Runs its stage (usually prefill) on a separate server for every request."""
+
+    def wanted(self, request: Request, run: ProfileRun | None) -> bool:
+        return True
 
 
 @plugin("always-disagg-multimodal-decider")

@@ -1,11 +1,12 @@
-"""Select the endpoints that a request header names, for tests of gateways. Not for real traffic: the client picks the server."""
+"""Plugins for the conformance tests of gateways: the test selects the endpoint, and learns which endpoint served."""
 
 from typing import Final
 
 import numpy as np
 
 from epp.candidates import Candidates, Mask, Scores
-from epp.plugin import Filter, Profile, Scorer, plugin
+from epp.decision.decision import SERVED, Decision, Response
+from epp.plugin import Filter, Profile, ResponseReceived, Scorer, plugin
 from epp.request import Request
 
 SELECTION: Final = "test-epp-endpoint-selection"
@@ -56,3 +57,20 @@ def _parted(entry: str) -> tuple[str, int | None]:
     if not port:
         return host, None
     return (host, int(port)) if port.isdecimal() and len(port) <= 5 else ("", None)
+
+
+RESULT: Final = "x-conformance-test-served-endpoint"
+
+
+@plugin("destination-endpoint-served-verifier")
+class ServedVerifier(ResponseReceived):
+    """Copies the served endpoint from the gateway's metadata into the header `x-conformance-test-served-endpoint`. For tests only."""
+
+    def response_received(self, request: Request, decision: Decision, response: Response) -> None:
+        gateway = response.gateway
+        if gateway is None:
+            text = "fail: missing envoy lb metadata"
+        else:
+            served = gateway.get(SERVED)
+            text = served if isinstance(served, str) else "fail: missing destination endpoint served metadata"
+        response.set_headers[RESULT] = text

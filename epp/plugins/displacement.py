@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any
 
-from epp.plugin import DisplacementPolicy
-from epp.request.flows import BandView, FlowView, Queued
+from epp.plugin import DisplacementPolicy, plugin
+from epp.request.flows import BandView, Capability, FlowView, Queued
 
 FEW = 64
 
@@ -54,3 +54,23 @@ def _most(flows: Iterable[FlowView]) -> FlowView | None:
         if its_bytes > most_bytes and len(flow):
             most, most_bytes = flow, its_bytes
     return most
+
+
+@plugin("largest-displacement-policy")
+class Largest(MostBytes):
+    """Displaces the largest item of the flow with the most queued bytes. Among equally large ones, displaces the newest."""
+
+    queue_needs = Capability.SCAN
+
+    def item(self, flow: FlowView) -> Queued | None:
+        return max(flow.scan(), key=lambda item: (item.bytes, item.arrival), default=None)
+
+
+@plugin("newest-displacement-policy")
+class Newest(MostBytes):
+    """Displaces the item that would leave last, in the flow with the most queued bytes: the newest one in a FIFO queue."""
+
+    queue_needs = Capability.TAIL
+
+    def item(self, flow: FlowView) -> Queued | None:
+        return flow.tail

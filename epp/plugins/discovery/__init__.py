@@ -1,1 +1,0 @@
-"""Discovery plugins say where the list of endpoints comes from."""

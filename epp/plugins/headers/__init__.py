@@ -1,1 +1,0 @@
-"""Request-header plugins read facts about a request from its headers."""

@@ -1,1 +1,0 @@
-"""Ordering policies decide which request of a flow goes first."""

@@ -1,1 +1,0 @@
-"""Reporters give the gateway data about a finished response."""

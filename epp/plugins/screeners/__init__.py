@@ -1,1 +1,0 @@
-"""Screeners restrict the candidates of all profiles."""

@@ -1,1 +1,0 @@
-"""Syncers share state between the replicas of a picker."""
