@@ -29,7 +29,8 @@ develop: $(READY_DEV) compiled
 demo: $(READY_DEMO)
 	@$(VENV)/bin/epp demo $(ARGS)
 
-# All tests but those of the targets below, in JOBS processes. ARGS='-k drain', JOBS=0 for one process and a debugger.
+# All tests but those of the targets below, in JOBS processes. ARGS='-k drain', JOBS=0 for one process and a debugger. EXAMPLES=10 gives each
+# property ten times its generated examples.
 JOBS ?= 4
 test: $(READY_DEV) compiled
 	@$(PYTHON) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
