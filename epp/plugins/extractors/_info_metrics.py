@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Final
 
-from epp.plugins.extractors._ranks import APART, RANK_LABELS
+from epp.plugins.extractors._ranks import APART, RANK
 from epp.protocol.exposition import Finder, Malformed, Selector, labels_of
 
 COUNT_MAX: Final = 2.0**53  # the endpoint table stores counts exactly up to this number
@@ -74,7 +74,7 @@ class Cache:
             max((rank[2] for rank in ranks), default=-1.0),
             sum(counts) if counts else -1.0,
             sum(tokens) if tokens else -1.0,
-            float(len({rank[:RANK_LABELS] for rank in by_rank})) if by_rank else -1.0,
+            float(len({rank[: len(RANK)] for rank in by_rank})) if by_rank else -1.0,
         )
         self._counts = [
             (place, min(value, COUNT_MAX))

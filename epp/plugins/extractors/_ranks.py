@@ -19,9 +19,8 @@ REPEATED: Final = frozenset(
     (b"tp_rank", b"pp_rank", b"moe_ep_rank", b"ep_rank", b"cp_rank", b"attn_tp_rank", b"attn_cp_rank")
 )
 PRIORITY: Final = b"priority"
-# Labels by which information metrics of one server differ: RANK_LABELS of a data-parallel rank, then those of a model.
-APART: Final = (b"engine", b"dp_rank", b"model_name", b"model")
-RANK_LABELS: Final = 2
+RANK: Final = (b"engine", b"dp_rank")  # labels of a data-parallel rank
+APART: Final = (*RANK, b"model_name", b"model")  # labels by which information metrics of one server differ
 
 Labels: TypeAlias = frozenset[tuple[bytes, bytes]]
 
