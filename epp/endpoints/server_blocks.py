@@ -28,9 +28,9 @@ class ServerBlocks:
 
     def most(self, held: int, tokens: int) -> float:
         """Returns the most of the `tokens` of a prompt that a server can reuse, if it has `held` leading tokens cached."""
-        most, reusable = 0, max(min(held, tokens - 1), 0)
+        most = 0
         for size in self._different:
-            most = max(most, reusable // size * size)
+            most = max(most, _whole(held, tokens, size))
         return float(most)
 
     def by(self, sizes: Floats) -> "ServerBlocks":
@@ -43,8 +43,11 @@ def whole(held: int, tokens: int, size: float) -> int:
 
     `size`: NaN if it is not known.
     """
-    each = int(size) if size >= 1.0 else 1
-    return max(min(held, tokens - 1), 0) // each * each
+    return _whole(held, tokens, int(size) if size >= 1.0 else 1)
+
+
+def _whole(held: int, tokens: int, size: int) -> int:
+    return max(min(held, tokens - 1), 0) // size * size
 
 
 def server_blocks(snapshot: Snapshot) -> ServerBlocks:

@@ -4,7 +4,6 @@ import time
 import traceback
 import urllib.parse
 from collections.abc import Sequence
-from typing import Final
 
 import click
 import msgspec
@@ -38,8 +37,6 @@ from workers.pages.decisions import decoded, encoded
 from workers.pages.receipts import Opened
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
-
-ALL: Final = 1_000_000  # more decisions than workers remember
 
 
 @click.command("explain", cls=WithArguments)
@@ -192,8 +189,9 @@ def _live(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
 
 
 def _remembered(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
-    one = {"request_id": wanted.request_id} if wanted.request_id else {}
-    path = f"/debug/decisions?{urllib.parse.urlencode(one or {'n': count if wanted == Wanted() else ALL})}"
+    one, last = {"request_id": wanted.request_id}, {"n": count}
+    query = urllib.parse.urlencode(one if wanted.request_id else last if wanted == Wanted() else {})
+    path = f"/debug/decisions?{query}"
     try:
         explanations = decoded(port.page(path))
     except msgspec.MsgspecError as strange:

@@ -117,10 +117,8 @@ def _listed(raw: Raw) -> tuple[list[bytes], bytes]:
 def _completion(body: Completion, request: Request) -> None:
     prompt = request.prompt = _prompt(body.prompt, "completions", "prompt")
     request.max_tokens = whole(body.max_tokens)
-    number, best_of = body.n, body.best_of
-    if number is not None or best_of is not None or first(body.prompt) != QUOTE:
-        prompts = _extents.prompts_of(body.prompt, len(prompt.several))
-        _extents.describe(request, choices=_extents.choices_of(number, best_of), prompts=prompts)
+    prompts = _extents.prompts_of(body.prompt, len(prompt.several))
+    _extents.describe(request, choices=_extents.choices_of(body.n, body.best_of), prompts=prompts)
 
 
 def _embedding(body: Embedding, request: Request) -> None:
