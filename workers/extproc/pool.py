@@ -47,12 +47,12 @@ def _ignore(*_: object) -> None:
 class Failures(NamedTuple):
     """The functions to call when a plugin fails in a decision: a data producer, a scorer, or a shadow profile."""
 
-    producer: Callable[[Plugin, ProducerFailed], None] = _ignore
-    scorer: Callable[[Exception], None] = _ignore
-    shadow: Callable[[Profile, Exception], None] = _ignore
+    producer: Callable[[Plugin, ProducerFailed], None]
+    scorer: Callable[[Exception], None]
+    shadow: Callable[[Profile, Exception], None]
 
 
-IGNORED: Final = Failures()
+IGNORED: Final = Failures(_ignore, _ignore, _ignore)  # of a process that decides no requests
 
 
 class SharedPool:
@@ -69,7 +69,7 @@ class SharedPool:
         columns: Sequence[Column[Any]],
         fresh_for_s: float,
         now: Callable[[], float],
-        failures: Failures = IGNORED,
+        failures: Failures,
         honour_subsets: bool = True,
         lane: int = 0,
     ) -> None:

@@ -15,7 +15,7 @@ from shm.table import DOWN, DRAINING, FAILING_AT, Handle, State, TableReader, Ta
 from tests.epp.plugins.calls import made
 from tests.pair import lanes
 from tests.shm.memory import region_for
-from workers.extproc.pool import SUBSET_ENTRIES_MAX, SharedPool, subset_mask
+from workers.extproc.pool import IGNORED, SUBSET_ENTRIES_MAX, SharedPool, subset_mask
 from workers.shared.documents import ENDPOINTS, NAMES, EndpointRecord, EndpointsView, NamesRecord, NamesView, encode
 
 COLUMNS: tuple[Column[Any], ...] = (WAITING, KV_USAGE, ACTIVE_MODELS)
@@ -47,6 +47,7 @@ class World:
             columns=COLUMNS,
             fresh_for_s=0.2,
             now=lambda: self.time,
+            failures=IGNORED,
             lane=lane,
         )
 
