@@ -131,6 +131,20 @@ def test_epp_record_records_a_running_picker_for_a_while(gateway: Gateway, tmp_p
     assert not gateway.picker.counter("recording_lost_records_total")
 
 
+def test_the_small_recording_of_an_idle_picker_does_not_grow(gateway: Gateway) -> None:
+    picker = gateway.picker
+
+    def rests() -> bool:
+        records, scrapes = picker.counter("recording_records_total"), picker.counter("scrapes_total")
+        assert eventually(lambda: picker.counter("scrapes_total") > scrapes + 300, STORED_S)
+        return records == picker.counter("recording_records_total")
+
+    assert written(picker, 1) and eventually(rests, STORED_S)
+    idle = picker.counter("recording_records_total")
+    ask(gateway.port, COMPLETIONS, completion(CANARY, max_tokens=2))
+    assert written(picker, int(idle) + 3)
+
+
 def test_a_picker_does_not_start_with_a_folder_that_it_cannot_write(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     fleet = cluster.fleet(1, *FAST)

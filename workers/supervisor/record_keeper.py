@@ -71,6 +71,7 @@ class Running:
         self.before: tuple[int, float] | None = None  # the file before, and when to close it
         self.parts: dict[int, Part] = {}
         self.framed_at = now
+        self.heard = True  # a worker has sent records since the last look at endpoints
         self.records = self.bytes = self.lost = 0  # as counted in the lane
         self.dropped = 0  # records that never reached the thread
         self.told = 0  # lost records that the file knows of
@@ -131,9 +132,11 @@ class RecordKeeper:
         whole = self._assembler.take(data)
         if whole is None:
             return
-        # The worker may know an endpoint that joined after the last look; a reader needs its description first.
-        if self._running is not None and (joined := self._endpoints.members(self._now())):
-            self._record(joined)
+        if self._running is not None:
+            self._running.heard = True
+            # The worker may know an endpoint that joined after the last look; a reader needs its description first.
+            if joined := self._endpoints.members(self._now()):
+                self._record(joined)
         self._add(whole.file, whole.data, whole.records)
 
     def end(self) -> None:
@@ -220,7 +223,10 @@ class RecordKeeper:
             self._begin_recent()
             return
         self._timer = asyncio.get_running_loop().call_later(SAMPLED_LOOK_S if running.sampled else LOOK_S, self._turn)
-        self._follow(running, now)
+        # A small recording shows what was decided, so it has no values from times without decisions.
+        if running.heard or not running.sampled:
+            running.heard = False
+            self._follow(running, now)
         if running.before is not None and now >= running.before[1]:
             self._frame(running, running.before[0])
             running.files.put(Frame(running.before[0], None, 0))

@@ -182,7 +182,7 @@ class Worker:
         self.lanes.add_remote(now)  # flow control uses these lanes under later configurations, too
         for parts in self._adoption.every():
             parts.instance.memory.lanes.add_remote(now)
-            parts.beat()
+            parts.beat(now)
         self._adoption.look()
         self._lags.append(now - due)
         if (lag := self.lane.schema.scalar.get(LAG)) is not None:

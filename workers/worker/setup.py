@@ -112,6 +112,7 @@ class Parts:
         pipelines = self._pipelines(configured)
         self.timing = pipelines.timing
         self._recorder: Recorder | None = None  # made when something is recorded for the first time
+        self._recording = 0  # what the supervisor's lane said at the last look
         self.intake: Intake = before.intake if before is not None and beside else self._intake()
         self.flow: FlowControl | None = None
         self.app = App(
@@ -154,11 +155,11 @@ class Parts:
     def publisher(self) -> Publisher:
         return self.kept.publisher
 
-    def beat(self) -> None:
+    def beat(self, now: float) -> None:
         """Reads what the supervisor has published since the last beat, and stores the durations that were measured."""
         self.record()
         self.kept.records.flush()
-        self.kept.sweep(time.monotonic())
+        self.kept.sweep(now)
         if self.timing is not None:
             self.timing.beat()
         self.objectives.look()
@@ -167,8 +168,10 @@ class Parts:
 
     def record(self) -> None:
         """Records into the file that the supervisor writes now, or not at all."""
-        records = self.kept.records
         number = self.instance.memory.lanes.scalars(RECORDING)[SUPERVISOR_LANE]
+        if number == self._recording:
+            return
+        self._recording, records = number, self.kept.records
         records.use(abs(number))
         if records.file:
             self._recorder = self._recorder or self._make_recorder()
