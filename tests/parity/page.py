@@ -21,8 +21,10 @@ def _lines(about: Mapping[str, str], sections: Mapping[str, Section]) -> Iterato
     yield "# Parity with the reference picker"
     yield ""
     yield from _text(
-        f"The reference picker is {about['reference']} at {about['commit']} ({about['dated']}), {about['newer']}. This page is generated "
-        "from `tests/parity/reference.toml` (`python -m tests.parity`). [Migrating](migrating.md) says what it means for a user."
+        f"This page compares the picker with the reference picker: {about['reference']} at commit {about['commit']} ({about['dated']}), "
+        f"{about['newer']}. *Same*: both have it. *Better*: both have it, and this picker does more. *Different*: both accept it, with "
+        "another effect. *Absent*: only the reference picker has it. [Migrating](migrating.md) explains what this means for users. "
+        "`python -m tests.parity` generates this page from `tests/parity/reference.toml`."
     )
     code = in_code()
     yield ""
@@ -45,7 +47,7 @@ def _section(section: Section, only: set[str]) -> Iterator[str]:
     yield ""
     yield from _text(f"**Same** ({len(section.same)}): {_listed(section.same)}.")
     if rows := [row for verdict in VERDICTS for row in _rows(verdict, section.why[verdict])]:
-        yield from ("", "| name | | why |", "|---|---|---|", *rows)
+        yield from ("", "| name | | difference |", "|---|---|---|", *rows)
     if only:
         yield ""
         yield from _text(f"**Only here** ({len(only)}): {_listed(sorted(only))}.")
