@@ -30,16 +30,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from compiled.finder import ABI, BUILT, LIBRARY, REASON, ROOT, SUFFIX, key, module_name
-from compiled.modules import KERNEL_SOURCES, KERNELS, PATHS
+from compiled.finder import ABI, BUILT, LIBRARY, REASON, ROOT, SUFFIX, key
+from compiled.modules import ENTRY_SOURCE, KERNEL_SOURCES, KERNELS, PATHS
 
 CACHE: Final = ROOT / ".cache" / "compiled"
 OBJECTS_MAX: Final = 600
 BUILDS_MAX: Final = 4  # older builds that are kept, so that a change to another branch and back builds nothing
 FLAGS: Final = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-strict-overflow", "-DNDEBUG", "-w")
 KERNEL_FLAGS: Final = (*FLAGS, "-O3", "-ffp-contract=off")  # a fused multiplication would give other numbers than NumPy
-# Without these, each of the many small libraries has 67 KB on aarch64, nearly all of it padding between its parts.
-SMALL_LINK: Final = ("-Wl,-z,norelro", "-Wl,-z,noseparate-code")
 MYPY_SETTINGS: Final = "[mypy]\nfollow_imports = silent\nignore_missing_imports = true\n"
 PLUGIN_CLASS: Final = re.compile(r"^@(?:plugin\(.*\)|subclassed)\nclass (\w+)", re.MULTILINE)
 STRUCT: Final = re.compile(r"^class \w+\(.*\bStruct\b", re.MULTILINE)
@@ -78,6 +76,14 @@ def compiler() -> list[str]:
     raise Unbuildable("there is no C compiler (on Debian: apt install gcc)")
 
 
+def check_mypyc() -> None:
+    """Raises Unbuildable if mypyc cannot be imported."""
+    try:
+        import mypyc.build  # noqa: F401
+    except ImportError as error:
+        raise Unbuildable(f"the Python module {error.name} is missing (pip install mypy setuptools)") from error
+
+
 def struct_faults() -> list[str]:
     """Returns an error for each compiled module that defines a msgspec Struct.
 
@@ -91,13 +97,11 @@ def struct_faults() -> list[str]:
 
 
 def generate(target: Path) -> tuple[list[Path], list[str]]:
-    """Writes the C sources of the library to `target`. Returns the paths of the sources, and the folders of headers. Raises Unbuildable."""
-    try:
-        from mypyc.build import include_dir, mypyc_build
-        from mypyc.common import RUNTIME_C_FILES
-        from mypyc.options import CompilerOptions
-    except ImportError as error:
-        raise Unbuildable(f"the Python module {error.name} is missing (pip install mypy setuptools)") from error
+    """Writes the C sources of the library to `target`. Returns the paths of the sources, and the folders of headers."""
+    from mypyc.build import include_dir, mypyc_build
+    from mypyc.common import RUNTIME_C_FILES
+    from mypyc.options import CompilerOptions
+
     settings = target / "mypy.ini"
     settings.write_text(MYPY_SETTINGS)
     options = CompilerOptions(
@@ -143,14 +147,6 @@ def admit_subclasses(target: Path) -> None:
                 file.write_text(changed)
 
 
-def shim(target: Path, module: str) -> Path:
-    """Writes the small C source of one module's file: it only fetches the module from the library. Returns its path."""
-    from mypyc.build import generate_c_extension_shim
-
-    last = module.rpartition(".")[2]
-    return Path(generate_c_extension_shim(module, last, str(target), LIBRARY.removesuffix("__mypyc")))
-
-
 class Cached:
     """Compiles C files. Caches the objects by the hash of everything that influences them."""
 
@@ -194,26 +190,23 @@ def build(target: Target | None = None, jobs: int | None = None) -> bool:
     if folder.is_dir():
         return False
     target = target or native()
+    check_mypyc()
     if faults := struct_faults():
         raise SystemExit("\n".join(faults))
     print("compiling the request path: two minutes the first time; make skips it with EPP_COMPILED=0", flush=True)
     os.chdir(ROOT)  # module names come from relative paths
     BUILT.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
         generated = Path(scratch)
+        kernels = Cached(target, [np.get_include()], ROOT / "compiled" / "kernels", KERNEL_FLAGS)
+        numeric = pool.map(kernels.compiled, [ROOT / path for path in KERNEL_SOURCES])  # while mypyc runs, on one CPU
         sources, folders = generate(generated)
         admit_subclasses(generated)
-        shims = [shim(generated, module_name(path)) for path in PATHS]
         cached = Cached(target, folders, generated)
-        kernels = Cached(target, [np.get_include()], ROOT / "compiled" / "kernels", KERNEL_FLAGS)
-        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-            objects = list(pool.map(cached.compiled, sources))
-            small = list(pool.map(cached.compiled, shims))
-            numeric = list(pool.map(kernels.compiled, (ROOT / path for path in KERNEL_SOURCES)))
-            ready = Path(tempfile.mkdtemp(dir=BUILT, prefix=".unfinished-"))
-            links: list[tuple[str, list[Path], Sequence[str]]] = [(LIBRARY, objects, ()), (KERNELS, numeric, ())]
-            links += [(module_name(path), [obj], SMALL_LINK) for path, obj in zip(PATHS, small, strict=True)]
-            list(pool.map(lambda link: _link(target.compiler, ready, *link), links))
+        objects = pool.map(cached.compiled, sorted([*sources, ROOT / ENTRY_SOURCE], key=_size, reverse=True))
+        ready = Path(tempfile.mkdtemp(dir=BUILT, prefix=".unfinished-"))
+        for name, files in ((KERNELS, numeric), (LIBRARY, objects)):
+            _run([*target.compiler, "-shared", *map(str, files), "-o", str(ready / f"{name}{SUFFIX}")])
         cached.prune()
     ready.chmod(0o755)
     try:
@@ -225,8 +218,8 @@ def build(target: Target | None = None, jobs: int | None = None) -> bool:
     return True
 
 
-def _link(command: Sequence[str], folder: Path, name: str, objects: Sequence[Path], flags: Sequence[str]) -> None:
-    _run([*command, "-shared", *flags, *map(str, objects), "-o", str(folder / f"{name}{SUFFIX}")])
+def _size(file: Path) -> int:
+    return file.stat().st_size
 
 
 def _forget_others(kept: Path) -> None:

@@ -20,15 +20,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
 
-from compiled.modules import KERNELS, PATHS, SOURCES
+from compiled.modules import ENTRY, KERNELS, PATHS, SOURCES
 
 ROOT: Final = Path(__file__).parent.parent
 BUILT: Final = Path(__file__).parent / "built"
 # The binary interface of this Python. It is also in `sysconfig`, which takes more memory.
 ABI: Final = importlib.machinery.EXTENSION_SUFFIXES[0].removeprefix(".").removesuffix(".so")
 VARIABLE: Final = "EPP_COMPILED"
-LIBRARY: Final = "epp_request_path__mypyc"  # has the code of all modules; the files of the modules only refer to it
-BUILDER: Final = "5"  # raise it when `compiled.build` changes what it makes from the same source
+LIBRARY: Final = "epp_request_path__mypyc"  # has the code of all modules
+BUILDER: Final = "6"  # raise it when `compiled.build` changes what it makes from the same source
 SUFFIX: Final = ".so"
 REASON: Final = "not-built.txt"  # a file in BUILT that says why there is no build
 
@@ -58,25 +58,36 @@ class LibraryLoader(importlib.machinery.ExtensionFileLoader):
         module.__file__ = str(ROOT / f"{LIBRARY}{SUFFIX}")
 
 
+class ModuleLoader(importlib.abc.Loader):
+    """Loads a compiled module from the library."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Returns the module, whose code has run."""
+        library, entry = importlib.import_module(LIBRARY), importlib.import_module(ENTRY)
+        module: ModuleType = entry.made(getattr(library, f"init_{spec.name.replace('.', '___')}"))
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Does nothing: the code has run."""
+
+
 class Finder(importlib.abc.MetaPathFinder):
     """Finds the compiled modules in the folder of one build."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._loaders: Mapping[str, type[importlib.machinery.ExtensionFileLoader]] = {
-            **{module_name(path): importlib.machinery.ExtensionFileLoader for path in PATHS},
-            LIBRARY: LibraryLoader,
-            KERNELS: importlib.machinery.ExtensionFileLoader,
+        library, kernels = str(folder / f"{LIBRARY}{SUFFIX}"), str(folder / f"{KERNELS}{SUFFIX}")
+        self._loaders: Mapping[str, importlib.abc.Loader] = {
+            **dict.fromkeys(map(module_name, PATHS), ModuleLoader()),
+            LIBRARY: LibraryLoader(LIBRARY, library),
+            ENTRY: importlib.machinery.ExtensionFileLoader(ENTRY, library),
+            KERNELS: importlib.machinery.ExtensionFileLoader(KERNELS, kernels),
         }
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        make = self._loaders.get(fullname)
-        if make is None:
-            return None
-        file = str(self._folder / f"{fullname}{SUFFIX}")
-        return importlib.util.spec_from_file_location(fullname, file, loader=make(fullname, file))
+        loader = self._loaders.get(fullname)
+        return None if loader is None else importlib.util.spec_from_loader(fullname, loader)
 
 
 def module_name(path: str) -> str:

@@ -72,6 +72,7 @@ _PATHS = """
 """
 PATHS: Final = tuple(f"{path}.py" for path in _PATHS.split())
 
+ENTRY: Final = "compiled.entry"  # the module in the library that makes the other modules
 KERNELS: Final = "compiled.kernels.native"  # the module that the C sources make
 KERNEL_SOURCES: Final = tuple(
     f"compiled/kernels/{name}.c"
@@ -96,7 +97,8 @@ KERNEL_SOURCES: Final = tuple(
     )
 )
 KERNEL_HEADERS: Final = ("compiled/kernels/arrays.h", "compiled/kernels/index.h")
-SOURCES: Final = (*PATHS, *KERNEL_SOURCES, *KERNEL_HEADERS)  # the files that determine a build
+ENTRY_SOURCE: Final = "compiled/entry.c"
+SOURCES: Final = (*PATHS, *KERNEL_SOURCES, *KERNEL_HEADERS, ENTRY_SOURCE)  # the files that determine a build
 
 # Modules (or module:function) that requests call although they are not compiled -> the reason.
 LEFT_OUT: Final[Mapping[str, str]] = {

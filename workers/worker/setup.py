@@ -125,16 +125,20 @@ class Parts:
             Times(clock, time.monotonic, BodyTurns(asyncio.get_running_loop().call_soon, time.monotonic).soon),
             self._rng,
             intake=self.intake,
-            options=StreamOptions(
-                scores=instance.options.emit_endpoint_scores,
-                request_phase_only=instance.config.response_phase == NONE,
-                receipts=self._receipt if DEBUG_GROUP in instance.options.trust_client_headers else None,
-            ),
+            options=self._stream_options(),
         )
         if before is not None and beside:
             self.flow, self.app.admission, self.app.evictions = before.flow, before.app.admission, before.app.evictions
         else:
             self.promote()  # last, because requests that wait are under the new plan from then on
+
+    def _stream_options(self) -> StreamOptions:
+        options = self.instance.options
+        return StreamOptions(
+            scores=options.emit_endpoint_scores,
+            request_phase_only=self.instance.config.response_phase == NONE,
+            receipts=self._receipt if DEBUG_GROUP in options.trust_client_headers else None,
+        )
 
     def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":
         """Creates the parts for a later configuration. `lane`: this worker's lane in the layout of that configuration.
