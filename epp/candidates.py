@@ -110,8 +110,9 @@ class Snapshot:
     `fresh`, `known`, `down`: bool. Fresh: the last good scrape is recent. Known: at least one scrape succeeded. Down: the server refused
     connections twice, or the endpoint is ejected.
     `ages`: float64, seconds from the last good scrape to the making of this snapshot, for plugins with their own limit of
-    freshness; None: not available.
-    `counted_at_scrape`: float64, requests in flight at the last good scrape, however old that is.
+    freshness; None: not available. It is 0 while the scrapes have a pace of their own (`metricsBudget`) and none is missing.
+    `counted_at_scrape`: float64, requests in flight that the values include: those at the last good scrape, however old that is, or at the
+    time to which the values were carried on.
     `ejected`: bool, the endpoints that get no requests because earlier ones failed there; None: no endpoint is ejected.
     `failing`: float64, which share of its requests each endpoint fails, beyond the share of the others; None: none does
     (`epp.endpoints.failing`).

@@ -1,7 +1,8 @@
 """Turns the endpoint table in shared memory into `Candidates`.
 
 A snapshot is rebuilt when the table's epoch has moved, at most once per millisecond. It is also rebuilt every 50 ms, so that values
-become stale even while the supervisor writes nothing. The load in flight is read again for each decision.
+become stale even while the supervisor writes nothing. The load in flight is read again for each decision. Loads of older pages are carried
+on to the time of the snapshot (`account`).
 """
 
 import ipaddress
@@ -11,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from epp.candidates import Age, Candidates, Endpoint, Floats, Mask, Roster, Snapshot, weights_by_age
-from epp.data import INFLIGHT_TOKENS, Column
+from epp.data import INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING, Column
 from epp.endpoints.failing import with_failed
 from epp.errors import ProducerFailed
 from epp.plugin import Plugin, Profile
@@ -30,6 +31,7 @@ from shm.table import (
     TableCopy,
     TableReader,
 )
+from workers.extproc.account import STEP_S, Account, Load
 from workers.shared.documents import EndpointsView, NamesView
 
 REBUILD_MIN_S: Final = 0.001
@@ -37,6 +39,7 @@ REBUILD_MAX_S: Final = 0.05
 SUBSETS_MAX: Final = 256
 SUBSET_ENTRIES_MAX: Final = 1 << 16  # limit for the number of endpoints in all remembered subsets together
 PORT_DIGITS_MAX: Final = 5
+LOAD: Final = (RUNNING.name, WAITING.name, KV_USAGE.name)
 NO_ADDRESS: tuple[str, int | None] = ("", None)
 
 
@@ -55,6 +58,15 @@ class Failures(NamedTuple):
 IGNORED: Final = Failures(_ignore, _ignore, _ignore)  # of a process that decides no requests
 
 
+class Fresh(NamedTuple):
+    """How long values count as fresh, in seconds. `paced`: each endpoint's pages have a pace of their own, so its values are up to date
+    until a page is missing.
+    """
+
+    for_s: float
+    paced: bool = False
+
+
 class SharedPool:
     """Reads the pool's endpoints and their load from the table, the documents and the lanes. Implements
     `epp.decision.decide.EndpointPool`."""
@@ -67,7 +79,7 @@ class SharedPool:
         lanes: Lanes,
         *,
         columns: Sequence[Column[Any]],
-        fresh_for_s: float,
+        fresh: Fresh,
         now: Callable[[], float],
         failures: Failures,
         honour_subsets: bool = True,
@@ -85,10 +97,12 @@ class SharedPool:
         self._names = names
         self._lanes = lanes
         self.now = now
-        self._fresh_for_s = fresh_for_s
+        self._fresh = fresh
         self._honour_subsets = honour_subsets
         wanted = {c.name for c in columns}
-        self._indices = [(name, index) for index, name in enumerate(table.schema.columns) if name in wanted]
+        self._indices = [(name, index) for index, name in enumerate(table.schema.columns) if name in wanted.union(LOAD)]
+        self._unwanted = [name for name in LOAD if name not in wanted]
+        self._account = Account(table.schema.slots)
         self._name_columns = tuple(c.name for c in columns if c.type is frozenset)
         self._reads_tokens = INFLIGHT_TOKENS.name in wanted
         self.producer_failed, self.scorer_failed, self.shadow_failed = failures
@@ -165,23 +179,44 @@ class SharedPool:
             self._rebuild_roster(copy, endpoints)
         slots = self._slots
         ages = now - copy.updated_at[slots]
-        fresh = self._marked_fresh & (ages <= self._fresh_for_s)
+        fresh = self._marked_fresh & (ages <= self._fresh.for_s)
         values: dict[str, Floats] = {}
         for name, index, reported in self._reported:
             column = copy.column(index)[slots]
             values[name] = column if reported is None else np.where(reported, column, np.nan)
+        counted = np.ascontiguousarray(copy.inflight_at_scrape[slots])  # kernels read it for each request
+        if ages.max(initial=0.0) > STEP_S:
+            counted = self._carried(values, counted, now)
+        for name in self._unwanted:
+            values.pop(name, None)
+        weights = None if fresh.all() else weights_by_age(ages, self._fresh.for_s)
         return Snapshot(
             self._roster,
             values,
             fresh=fresh,
             known=self._known,
             down=self._down,
-            inflight_at_scrape=np.ascontiguousarray(copy.inflight_at_scrape[slots]),  # kernels read it for each request
+            inflight_at_scrape=counted,
             names=self._current_names(self._roster) if self._name_columns else None,
-            age=Age(ages, None if fresh.all() else weights_by_age(ages, self._fresh_for_s)),
+            age=Age(np.where(fresh, 0.0, ages) if self._fresh.paced else ages, weights),
             ejected=self._ejected,
             failing=self._failing,
         )
+
+    def _carried(self, values: dict[str, Floats], counted: Floats, now: float) -> Floats:
+        """Carries the loads in `values` on to `now`. Returns the requests in flight that they include."""
+        copy, slots = self._copy, self._slots
+        assert copy is not None
+        missing = np.full(len(counted), np.nan)
+        running, waiting, kv = (values.get(name, missing) for name in LOAD)
+        inflight = self._lanes.inflight(self._used)[slots]
+        load = self._account.carry(
+            slots, copy.generation[slots], copy.updated_at[slots], Load(running, waiting, kv, counted), inflight, now
+        )
+        for name, carried in zip(LOAD, load[:3], strict=True):
+            if name in values:
+                values[name] = carried
+        return load.counted
 
     def _rebuild_roster(self, copy: TableCopy, endpoints: Sequence[Endpoint]) -> None:
         """Selects the endpoints of the document that still own their rows and are not draining. Computes the masks over them."""

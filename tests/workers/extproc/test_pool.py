@@ -15,7 +15,7 @@ from shm.table import DOWN, DRAINING, FAILING_AT, Handle, State, TableReader, Ta
 from tests.epp.plugins.calls import made
 from tests.pair import lanes
 from tests.shm.memory import region_for
-from workers.extproc.pool import IGNORED, SUBSET_ENTRIES_MAX, SharedPool, subset_mask
+from workers.extproc.pool import IGNORED, SUBSET_ENTRIES_MAX, Fresh, SharedPool, subset_mask
 from workers.shared.documents import ENDPOINTS, NAMES, EndpointRecord, EndpointsView, NamesRecord, NamesView, encode
 
 COLUMNS: tuple[Column[Any], ...] = (WAITING, KV_USAGE, ACTIVE_MODELS)
@@ -24,7 +24,7 @@ COLUMNS: tuple[Column[Any], ...] = (WAITING, KV_USAGE, ACTIVE_MODELS)
 class World:
     """The supervisor's side of a table, and a pool that reads it."""
 
-    def __init__(self, count: int = 3, *, lane: int = 0) -> None:
+    def __init__(self, count: int = 3, *, lane: int = 0, paced: bool = False, fresh_for_s: float = 0.2) -> None:
         schema = TableSchema(("waiting_requests", "kv_cache_usage"), 8)
         documents = DocumentSchema((4096, 4096))
         table_region, document_region = (
@@ -45,7 +45,7 @@ class World:
             NamesView(reader),
             self.lanes,
             columns=COLUMNS,
-            fresh_for_s=0.2,
+            fresh=Fresh(fresh_for_s, paced),
             now=lambda: self.time,
             failures=IGNORED,
             lane=lane,
@@ -115,6 +115,7 @@ def test_values_become_stale_when_the_supervisor_writes_nothing() -> None:
 
 def test_a_snapshot_has_the_age_of_each_endpoints_values_for_plugins_with_another_limit() -> None:
     w = World(2)
+    w.lanes.lane(1).inflight[w.handles[0].slot] = 4
     w.scrape(0, 1, 0, inflight=4)
     w.time += 0.25
     w.scrape(1, 1, 0)
@@ -129,6 +130,47 @@ def test_a_snapshot_has_the_age_of_each_endpoints_values_for_plugins_with_anothe
     w.time += 0.6
     faded = w.pool.candidates(None).snapshot
     assert faded.inflight_at_scrape.tolist() == [0, 0]
+
+
+def test_values_at_a_pace_of_their_own_have_no_age_until_a_page_is_missing() -> None:
+    w = World(2, paced=True)
+    w.scrape(0, 1, 0)
+    w.time += 0.15
+    assert w.pool.candidates(None).snapshot.ages.tolist()[:1] == [0.0]
+    w.time += 0.1
+    assert w.pool.candidates(None).snapshot.ages.tolist()[:1] == pytest.approx([0.25])
+
+
+def test_between_two_pages_a_load_is_what_was_read_plus_what_was_sent_minus_what_has_ended() -> None:
+    w = World(2, fresh_for_s=2.0)
+    slot = w.handles[0].slot
+    lane = w.lanes.lane(1)
+    lane.inflight[slot] = 5
+    w.scrape(0, 3, 0.5, inflight=5)
+    w.scrape(1, 0, 0.0)
+    w.time += 0.01
+    lane.inflight[slot] = 9
+    assert w.pool.candidates(None)[WAITING].tolist() == [7, 0]
+    w.time += 0.1
+    assert w.pool.candidates(None)[WAITING].tolist() == [7, 0]
+    lane.inflight[slot] = 3
+    w.time += 0.06
+    assert w.pool.candidates(None)[WAITING].tolist() == [7, 0], "what has ended counts within a tenth of a second"
+    w.time += 0.06
+    assert w.pool.candidates(None)[WAITING].tolist() == [1, 0]
+
+
+def test_a_burst_between_two_pages_spreads_evenly() -> None:
+    w = World(4, fresh_for_s=2.0)
+    for i in range(4):
+        w.scrape(i, 2, 0)
+    lane, sent = w.lanes.lane(1), [0] * 4
+    for _ in range(200):
+        w.time += 0.005
+        least = int(w.pool.candidates(None)[WAITING].argmin())
+        lane.inflight[w.handles[least].slot] += 1
+        sent[least] += 1
+    assert sent == [50] * 4
 
 
 @pytest.mark.parametrize(
