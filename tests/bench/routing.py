@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from loadtest.demo.children import ChildFailed
 from tests.bench.routing_chart import chart
+from tests.bench.routing_fleet import SCRAPE_S
 from tests.bench.routing_live import live
 from tests.bench.routing_run import Outcome, measure
 from tests.bench.routing_servers import KINDS
@@ -39,7 +40,10 @@ SMOKE_POLICIES = ("default", "round-robin", "LBGR")
 
 
 class Task(NamedTuple):
-    """One cell of the tables under one seed, in a form that processes can exchange. `files`: name -> text of a configuration."""
+    """One cell of the tables under one seed, in a form that processes can exchange. `files`: name -> text of a configuration.
+
+    `scrape_s`, `page_s`: as of a `Fleet`.
+    """
 
     kind: str
     workload: str
@@ -47,6 +51,8 @@ class Task(NamedTuple):
     files: tuple[tuple[str, str], ...]
     seed: int
     seconds: float
+    scrape_s: float
+    page_s: float
 
 
 def run(task: Task) -> dict[str, Outcome]:
@@ -54,7 +60,7 @@ def run(task: Task) -> dict[str, Outcome]:
     workload = next(workload for workload in WORKLOADS if workload.name == task.workload)
     policies = {name: POLICIES[name] for name in task.policies}
     policies |= {name: configured(text) for name, text in task.files}
-    return measure(kind, workload, policies, task.seed, task.seconds)
+    return measure(kind, workload, policies, task.seed, task.seconds, task.scrape_s, task.page_s)
 
 
 def chosen(names: Sequence[str], at: int, only: Sequence[str], usual: Sequence[str]) -> list[str]:
@@ -104,6 +110,10 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="two seconds of a few policies, to check that it works")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of runs (default {SEEDS})")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"virtual time (default {SECONDS:.0f})")
+    parser.add_argument("--scrape", type=float, default=SCRAPE_S, help="seconds between two scrapes (default 0.05)")
+    parser.add_argument(
+        "--page", type=float, default=0.0, help="seconds that a server stands still for its metrics page"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument(
         "--config", type=Path, action="append", default=[], help="a configuration to compare; repeatable"
@@ -127,7 +137,8 @@ def main() -> int:
     seeds, seconds = (1, SMOKE_SECONDS) if options.smoke else (options.seeds, options.seconds)
     files = tuple((file.stem, file.read_text()) for file in options.config)
     todo = cells(options.only, options.smoke)
-    tasks = [Task(*cell, files, seed, seconds) for cell in todo for seed in range(1, seeds + 1)]
+    scrapes = options.scrape, options.page
+    tasks = [Task(*cell, files, seed, seconds, *scrapes) for cell in todo for seed in range(1, seeds + 1)]
     tables: dict[str, dict[str, Table]] = {}
     raw: dict[str, dict[str, dict[str, list[dict[str, float]]]]] = {}
     with multiprocessing.get_context("fork").Pool(max(1, options.jobs)) as pool:

@@ -5,7 +5,8 @@
 Each server has its scrape timer, as in the supervisor. Events come from one heap, ordered by time; equal seeds give equal runs. A
 request goes to a random worker, the same one under every policy. A server may die: its requests fail, and so do those that are still
 sent to it; its scrapes are refused; `LEAVES_S` later discovery removes it. A server may join later, with an empty cache. A server may
-answer errors, at once, while its metrics stay good, and a server may stand still for a while.
+answer errors, at once, while its metrics stay good, and a server may stand still for a while. A server may stand still while it makes
+its metrics page, too.
 """
 
 import heapq
@@ -97,7 +98,12 @@ class Fleet:
         kind: Kind,
         workload: Workload,
         seconds: float,
+        scrape_s: float = SCRAPE_S,
+        page_s: float = 0.0,
     ) -> None:
+        """`scrape_s`: the time between two scrapes of a server. `page_s`: how long a server stands still for its page."""
+        self._scrape_s, self._page_s = scrape_s, page_s
+        self._factors = [1.0] * SERVERS
         self.kv_blocks = workload.kv_blocks
         self.servers = kind.make(workload.kv_blocks, self._changed)
         self.now = 0.0
@@ -118,7 +124,7 @@ class Fleet:
             turns = iter(session.turns)
             self._begin(next(turns), turns, session.at)
         for server in range(SERVERS):
-            self._at(self._rng.random() * SCRAPE_S, lambda now, server=server: self._scrape(server, now))  # type: ignore[misc]
+            self._at(self._rng.random() * scrape_s, lambda now, server=server: self._scrape(server, now))  # type: ignore[misc]
         if workload.servers < SERVERS:
             self._listed()
         if workload.pauses is not None:
@@ -253,11 +259,18 @@ class Fleet:
     def _scrape(self, server: int, now: float) -> None:
         if self.up[server]:
             self._policy.scraped(server, self.servers[server], now)
+            if self._page_s:
+                self._work(server, STILL, now)
+                self._at(now + self._page_s, lambda now: self._work(server, self._factors[server], now))
         else:
             self._policy.refused(server, now)
-        self._at(now + SCRAPE_S, lambda now: self._scrape(server, now))
+        self._at(now + self._scrape_s, lambda now: self._scrape(server, now))
 
     def _slow(self, server: int, factor: float, now: float) -> None:
+        self._factors[server] = factor
+        self._work(server, factor, now)
+
+    def _work(self, server: int, factor: float, now: float) -> None:
         self._advance(server, now)
         self.servers[server].slow(factor, now)
         self._wake(server)

@@ -42,12 +42,15 @@ from tests.bench.routing_learning import SharedLearning
 from tests.bench.routing_servers import SERVERS
 from tests.bench.routing_traffic import BLOCK_TOKENS
 from tests.fakes import FakeServices, endpoints
+from workers.extproc.account import STEP_S, Account, Load
+from workers.extproc.pool import REBUILD_MAX_S
 
 LEARN_S = 0.003
 INDEX_ENTRIES = 1 << 19
 AGE_S = 1.0
 OK = 200
 SECRET = 99  # of the fake services
+GENERATIONS = np.ones(SERVERS, dtype=np.uint64)
 SCRAPED = tuple(column.name for column in (WAITING, RUNNING, KV_USAGE, CACHE_BLOCK_SIZE, CACHE_TOKENS))
 
 
@@ -217,6 +220,9 @@ class Picked:
         self._columns[CACHE_BLOCK_SIZE.name][:] = BLOCK_TOKENS
         self._at_scrape = np.zeros(SERVERS)
         self._known = np.zeros(SERVERS, dtype=bool)
+        self._scraped_at = np.zeros(SERVERS)
+        self._accounts = [Account(SERVERS) for _ in range(workers)]
+        self._made_at = [0.0] * workers
         self._ejection = SharedEjection(self._inflight, workers)
         self._worker = 0  # the worker that decides now
         self._snapshots: dict[int, Snapshot] = {}  # by worker, until something changes
@@ -239,6 +245,7 @@ class Picked:
 
     def members(self, servers: Sequence[int]) -> None:
         self._members = np.array(servers)
+        self._snapshots.clear()
         self._roster = Roster([self._endpoints[server] for server in servers])
         self._learning.listed(servers)
         self._ejection.listed(servers)
@@ -250,6 +257,7 @@ class Picked:
         columns[KV_USAGE.name][server] = model.pool.usage
         columns[CACHE_TOKENS.name][server] = model.pool.total * BLOCK_TOKENS
         self._at_scrape[server] = self._inflight[server]
+        self._scraped_at[server] = now
         self._learning.scraped(server, model.running, model.waiting)
         self._known[server] = True
         self._ejection.scrapes[server].refusals = 0
@@ -349,15 +357,26 @@ class Picked:
             self._version = self._ejection.version
             self._snapshots.clear()
         snapshot, members = self._snapshots.get(self._worker), self._members
-        if snapshot is None:
+        if snapshot is None or self._now - self._made_at[self._worker] > REBUILD_MAX_S:
+            self._made_at[self._worker] = self._now
             known, failing = self._known[members], self._ejection.failing()
+            values = {name: column[members] for name, column in self._columns.items()}
+            counted = self._at_scrape[members]
+            ages = self._now - self._scraped_at[members]
+            if not self._scraped_only and ages.max(initial=0.0) > STEP_S:
+                page = Load(values[RUNNING.name], values[WAITING.name], values[KV_USAGE.name], counted)
+                load = self._accounts[self._worker].carry(
+                    members, GENERATIONS[members], self._scraped_at[members], page, self._inflight[members], self._now
+                )
+                values |= {RUNNING.name: load.running, WAITING.name: load.waiting, KV_USAGE.name: load.kv}
+                counted = load.counted
             snapshot = self._snapshots[self._worker] = Snapshot(
                 self._roster,
-                {name: column[members] for name, column in self._columns.items()},
+                values,
                 fresh=known,
                 known=known,
                 down=self._ejection.down(self._worker)[members],
-                inflight_at_scrape=self._at_scrape[members],
+                inflight_at_scrape=counted,
                 failing=None if failing is None else failing[members],
             )
         inflight = snapshot.inflight_at_scrape.copy() if self._scraped_only else self._inflight[members]

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from tests.bench.routing_fleet import Call, Fleet
+from tests.bench.routing_fleet import SCRAPE_S, Call, Fleet
 from tests.bench.routing_servers import SERVERS, Kind
 from tests.bench.routing_traffic import Workload
 from tests.bench.routing_zoo import Policies
@@ -73,7 +73,15 @@ def is_good(call: Call) -> bool:
     return call.first_at - call.at <= TTFT_MAX_S and decode_s <= TOKEN_MAX_S * max(1, call.job.generated - 1)
 
 
-def measure(kind: Kind, workload: Workload, policies: Policies, seed: int, seconds: float) -> dict[str, Outcome]:
+def measure(
+    kind: Kind,
+    workload: Workload,
+    policies: Policies,
+    seed: int,
+    seconds: float,
+    scrape_s: float = SCRAPE_S,
+    page_s: float = 0.0,
+) -> dict[str, Outcome]:
     """Runs the same traffic under each policy. Returns policy -> figures."""
     rate = kind.rate.get(workload.name, kind.usual_rate)
     sessions = workload.make(random.Random(f"{seed}/{workload.name}"), seconds, rate)
@@ -86,6 +94,8 @@ def measure(kind: Kind, workload: Workload, policies: Policies, seed: int, secon
             kind=kind,
             workload=workload,
             seconds=seconds,
+            scrape_s=scrape_s,
+            page_s=page_s,
         )
         outcomes[name] = outcome(fleet.run(), workload, seconds)
     return outcomes
