@@ -47,7 +47,8 @@ _PATHS = """
     shm/index_tiers shm/lanes shm/layout shm/link_table shm/prefills shm/prefix_index shm/prefix_reader shm/prefix_writer
     shm/prompt_starts shm/remote_lane shm/seqlock shm/series shm/series_reader shm/series_rows shm/stream_marks shm/table
     workers/endpoints/freshness workers/endpoints/http_answer workers/endpoints/http_client workers/endpoints/index_limits
-    workers/endpoints/scrape workers/endpoints/scrape_results
+    workers/endpoints/pace workers/endpoints/scrape workers/endpoints/scrape_results workers/endpoints/target
+    workers/endpoints/wheel
     workers/endpoints/replicas/byte_stream workers/endpoints/replicas/connection workers/endpoints/replicas/exchange
     workers/endpoints/replicas/joining workers/endpoints/replicas/others workers/endpoints/replicas/pace
     workers/endpoints/replicas/places workers/endpoints/replicas/rates workers/endpoints/replicas/reading

@@ -53,10 +53,10 @@ def is_samples(data: bytes) -> bool:
     return len(data) > KIND_AT and data[KIND_AT] == KIND
 
 
-def learn(model: LatencyModel, data: bytes, prompt: Callable[[float], object] = lambda tokens: None) -> int:
+def learn(model: LatencyModel, data: bytes, begun: Callable[[FirstToken], object] = lambda first: None) -> int:
     """Lets the model learn all samples of a frame. Returns their number. Raises CorruptSamples, and then learns none.
 
-    `prompt`: is called with the tokens that were computed for each answer.
+    `begun`: is called with each time to the first token.
     """
     if not HEADER.size <= len(data) <= FRAME_BYTES_MAX:
         raise CorruptSamples(f"{len(data)} bytes are not a frame")
@@ -71,8 +71,9 @@ def learn(model: LatencyModel, data: bytes, prompt: Callable[[float], object] = 
         data[HEADER.size :]
     ):
         if what == FIRST_TOKEN:
-            prompt(tokens)
-            model.learn_first(FirstToken(at, slot, generation, tokens, ahead, elapsed, load, predicted, observed))
+            first = FirstToken(at, slot, generation, tokens, ahead, elapsed, load, predicted, observed)
+            begun(first)
+            model.learn_first(first)
         else:
             model.learn_token(slot, generation, load, observed, elapsed)
     return int(count)

@@ -105,6 +105,9 @@ SUPERVISOR_COUNTERS = (
         "Metrics pages that were refused, and values of other pages that could not be read: each cause once while it lasts.",
     ),
     Metric("endpoint_ejections_total", "counter", "Endpoints that were ejected because their requests failed."),
+    Metric(
+        "scrapes_foreign_total", "counter", "Scrapes that showed more requests than the picker has at the endpoint."
+    ),
     Metric("recording_records_total", "counter", "Records written to recordings."),
     Metric("recording_bytes_total", "counter", "Bytes written to recordings, compressed."),
     Metric(

@@ -40,5 +40,5 @@ def test_requests_go_to_the_idle_data_parallel_server_and_a_bad_value_is_named_o
         (found,) = [finding for finding in state()["findings"] if "metrics" in finding["rule"]]
         assert (found["rule"], found["severity"]) == ("metrics-absent", "warning")
         assert "vllm:num_requests_running: nan is not a count of 0 or more" in found["evidence"]
-        assert picker.counter("scrapes_total") > 10
+        assert eventually(lambda: picker.counter("scrapes_total") > 10)
         assert picker.counter("datalayer_extract_errors_total") == 1.0

@@ -71,7 +71,12 @@ FLAGS = (
             "Folder with InferenceObjectives and model rewrites; changes are followed. [default: none]",
         ),
         flag("max-endpoints", COUNT, 1024, "Rows of the endpoint table."),
-        flag("refresh-metrics-interval", DURATION, "50ms", "Period of metric scrapes, 50ms to 10m."),
+        flag(
+            "refresh-metrics-interval",
+            DURATION,
+            "50ms",
+            "Period of metric scrapes, 50ms to 10m. If it is not set, a scrape may take at most 1 % of a server's time.",
+        ),
         flag(
             "metrics-staleness-threshold",
             DURATION,

@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from epp.data import Column
+from epp.data import RUNNING, WAITING, Column
 from epp.plugins.extractors._pages import Extracted
 from shm.documents import DocumentWriter
 from shm.prefix_writer import OwnersExhausted
@@ -43,6 +43,7 @@ NAMES_EVERY_S = 0.05
 RETRY_EVERY_S = 1.0
 DRAINED_EVERY_S = 0.25
 LOGGED = (Step.EJECTED, Step.RETURNED, Step.FAILING)
+LOAD = frozenset((RUNNING.name, WAITING.name))
 FAILURES_TO_LOG = 20  # failed scrapes before the first log line: a server may have no metrics page while it starts
 
 
@@ -107,6 +108,7 @@ class EndpointTable:
         self._owners = index.owners
         self._slot_inflight = slot_inflight
         self._reading = reading
+        self._load_at = [index for index, name in enumerate(numeric) if name in LOAD]
         self._report = report
         self._log = log
         self._limits = index.limits
@@ -123,9 +125,8 @@ class EndpointTable:
         self._further = tuple(reading.further)
         for pages in self._further:
             pages.changed = self._overlaid
-        self._now = 0.0
         self._full = ""
-        self._retry_at = self._report_at = self._names_at = self._drained_at = 0.0
+        self._now = self._retry_at = self._report_at = self._names_at = self._drained_at = 0.0
         self._names_moved = self._endpoints_moved = self._flush_due = False
 
     def __len__(self) -> int:
@@ -183,8 +184,8 @@ class EndpointTable:
             self._release_unnamed()
         self._moved(endpoints=True)
 
-    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> None:
-        """Writes all values of a good page to the endpoint's row at once."""
+    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> float | None:
+        """Writes all values of a good page to the endpoint's row at once. Returns the requests that the page shows, running or waiting."""
         assert isinstance(tag, Member)
         self._freshness.good(tag, now)
         if self._limits is not None:
@@ -194,9 +195,9 @@ class EndpointTable:
         tag.failures = 0
         if (extracted.problems or tag.problems) and (unread := tag.read(extracted.problems)) is not None:
             self._log.add(Kind.UNREAD, unread)
-        if self._further:
-            tag.page = extracted, inflight_at_scrape, now
-        self._store(tag, extracted, inflight_at_scrape, now)
+        tag.page = extracted, inflight_at_scrape, now
+        self._store(tag, *tag.page)
+        return _requests(extracted, self._load_at)
 
     def _overlaid(self, tag: object) -> None:
         """Writes the row again after the values of a further source have changed. Does nothing before the first source had a good page."""
@@ -227,8 +228,7 @@ class EndpointTable:
         assert isinstance(tag, Member)
         if self._limits is not None:
             self._limits.appeared(tag.owner)
-        tag.failures += 1
-        tag.cause, tag.why = failure.cause, failure.text
+        tag.failures, tag.cause, tag.why = tag.failures + 1, failure.cause, failure.text
         if self._freshness.failed(tag, refused=failure.refused, serves=failure.serves):
             self._table.mark(tag.handle, flags=(DOWN if tag.is_down else 0) | self._ejections.flags(tag.handle.slot))
             self._moved()
@@ -244,7 +244,7 @@ class EndpointTable:
     def sweep(self, now: float) -> None:
         """Does what depends on time alone: marks stale endpoints, ejects, writes names, gives slots to waiting endpoints, and logs."""
         self._now = now
-        for member in self._freshness.newly_stale(now, lambda member: member.renewing):
+        for member in self._freshness.newly_stale(now, lambda member: member.renewing(now)):
             self._table.mark(member.handle, state=State.STALE)
             self._moved()
             if not member.health.down:
@@ -272,8 +272,14 @@ class EndpointTable:
             self._table.mark(member.handle, flags=(DOWN if member.is_down else 0) | self._ejections.flags(slot))
             self._moved()
             if step in LOGGED:
+                member.target.pace.hasten(now)
                 cause, why = self._ejections.reason(slot)
                 self._log.add(Kind(step.value), member.change(now)._replace(cause=cause, why=why))
+
+    def hasten(self, slot: int) -> None:
+        """Asks for a page of the endpoint in this slot at once, because what is known of it seems to be wrong."""
+        if (member := self._by_slot.get(slot)) is not None:
+            member.target.pace.hasten(self._now)
 
     def handles(self) -> list[Handle]:
         """Returns the handles of all endpoints that have a row."""
@@ -349,8 +355,7 @@ class EndpointTable:
         elif self._limits is not None:
             self._limits.appeared(owner)
         member = Member(spec, handle, owner)
-        member.health = self._freshness.add(member)
-        member.since = self._now
+        member.health, member.since = self._freshness.add(member), self._now
         self._drained(handle.slot)
         self._log.add(Kind.APPEARED, Change(*shown(spec)))
         return member
@@ -429,6 +434,12 @@ def _records(
         *(record_of(member.spec, member.handle, member.owner) for member in members),
     ]
     return sorted(records, key=lambda record: record.slot)
+
+
+def _requests(extracted: Extracted, load_at: Sequence[int]) -> float | None:
+    """Returns the requests that a page shows, in the columns `load_at`; None if it has none of them."""
+    shown = [extracted.values[at] for at in load_at if extracted.present >> at & 1]
+    return sum(shown) if shown else None
 
 
 def _names(members: Iterable[Member]) -> list[NamesRecord]:

@@ -18,13 +18,13 @@ def fresh_for(interval_s: float, threshold_s: float = 0.0) -> float:
     return max(FRESH_INTERVALS * interval_s, FRESH_S_MIN, threshold_s)
 
 
-def believed_for(fresh_s: float) -> float:
+def believed_for(interval_s: float, fresh_s: float) -> float:
     """Returns how long readers of the table believe the mark FRESH if nothing renews it, in seconds.
 
-    The supervisor removes the mark after `fresh_s`. If a scrape is under way then, it removes the mark when that scrape ends. So readers
-    need this limit only while there is no supervisor.
+    The supervisor removes the mark after `fresh_s`. If a scrape is under way then or begins at the next turn, it removes the mark when that
+    scrape ends. So readers need this limit only while there is no supervisor.
     """
-    return fresh_s + SCRAPE_S_MAX
+    return fresh_s + 2 * interval_s + SCRAPE_S_MAX
 
 
 class Health:
@@ -40,7 +40,7 @@ class Health:
 
 
 class Freshness(Generic[Member]):
-    """Keeps the states of all endpoints. Values older than `limit_s` are stale, unless a scrape that may renew them is under way."""
+    """Keeps the states of all endpoints. Values older than `limit_s` are stale, unless no scrape that may renew them has failed yet."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -90,7 +90,7 @@ class Freshness(Generic[Member]):
 
     def newly_stale(self, now: float, renewing: Callable[[Member], bool]) -> list[Member]:
         """Returns the endpoints that have become stale since the last call. `renewing(member)`: whether the first scrape after a good one
-        is under way.
+        is under way or not due yet.
         """
         stale: list[Member] = []
         for member in self._fresh:

@@ -18,8 +18,10 @@ from epp.plugins.extractors.metrics_source import MetricsDataSource
 from workers.endpoints.discovery import EndpointSpec
 from workers.endpoints.freshness import SCRAPE_S_MAX
 from workers.endpoints.http_client import CONNECT_S_MAX, Dialer, Dialing
-from workers.endpoints.scrape import Scraper, Target
+from workers.endpoints.pace import Pacing
+from workers.endpoints.scrape import Scraper
 from workers.endpoints.scrape_results import Failure, Sink
+from workers.endpoints.target import Target
 
 KEPT_INTERVALS = 4
 KEPT_S_MIN = 5.0
@@ -49,7 +51,7 @@ def scraper_of(
     source: MetricsDataSource,
     loop: asyncio.AbstractEventLoop,
     *,
-    interval_s: float,
+    pacing: Pacing,
     tls: ssl.SSLContext | None,
     inflight: Callable[[int], int],
     sink: Sink,
@@ -59,7 +61,7 @@ def scraper_of(
     dialer = Dialer(loop, tls)
     return Scraper(
         loop,
-        interval_s=interval_s,
+        pacing=pacing,
         path=source.path,
         port=source.port,
         # With TLS, the limit of the whole scrape applies.
@@ -92,7 +94,7 @@ class FurtherPages:
         extractor: PageExtractor,
         *,
         wanted: Sequence[Column[Any]],
-        interval_s: float,
+        pacing: Pacing,
         tls: ssl.SSLContext | None,
         report: Callable[..., None],
     ) -> None:
@@ -100,11 +102,11 @@ class FurtherPages:
         self._extractor = extractor
         self._wanted = tuple(wanted)
         self._report = report
-        self._kept_s = kept_for(interval_s)
+        self._kept_s = kept_for(pacing.interval_s)
         self._held: dict[object, _Held] = {}
         self._say_at = -math.inf
         self.changed: Callable[[object], None] = lambda _tag: None
-        self.scraper = scraper_of(source, loop, interval_s=interval_s, tls=tls, inflight=lambda _slot: 0, sink=self)
+        self.scraper = scraper_of(source, loop, pacing=pacing, tls=tls, inflight=lambda _slot: 0, sink=self)
 
     def add(self, tag: object, slot: int, spec: EndpointSpec) -> None:
         """Starts scraping an endpoint."""

@@ -7,8 +7,8 @@ from shm.table import Handle
 from workers.endpoints.discovery import EndpointSpec
 from workers.endpoints.endpoint_log import Change, Condition, shown
 from workers.endpoints.freshness import Health
-from workers.endpoints.scrape import Target
 from workers.endpoints.scrape_results import EXTRACT
+from workers.endpoints.target import Target
 
 
 class Member:
@@ -35,7 +35,7 @@ class Member:
         self.handle = handle
         self.owner = owner
         self.names: Mapping[str, frozenset[str]] = {}
-        # The last good page: its values, the requests in flight when it was requested, its time. None without further sources.
+        # The last good page: its values, the requests in flight when it was requested, its time.
         self.page: tuple[Extracted, int, float] | None = None
         self.condition = Condition.UNKNOWN
         self.since: float | None = None  # when `condition` began; None if it began before this supervisor
@@ -57,10 +57,9 @@ class Member:
     def id(self) -> str:
         return f"{self.spec.namespace}/{self.spec.name} {shown(self.spec)[1]}"
 
-    @property
-    def renewing(self) -> bool:
-        """Whether the first scrape after a good one is still under way. Until it ends, the values count as fresh."""
-        return not self.failures and self.target.under_way
+    def renewing(self, now: float) -> bool:
+        """Returns whether the first scrape after a good one is under way, or not due yet. Until it ends, the values count as fresh."""
+        return not self.failures and self.target.waits(now)
 
     @property
     def failure(self) -> str:

@@ -1,7 +1,7 @@
-"""Scrapes the metrics page of every endpoint once per interval.
+"""Scrapes the metrics page of every endpoint, at most once per interval.
 
 One `Scraper` serves all endpoints of one data source, without a task per endpoint or per scrape. A wheel of buckets turns once per
-interval, and each tick starts the scrapes of one bucket. A new endpoint goes into a bucket with fewer than `TOGETHER` endpoints, or else
+interval, and each tick starts the scrapes of one bucket. A new endpoint goes into a bucket with few endpoints, or else
 into the emptiest one, and stays there until it is removed. So the scrapes of many endpoints are spread over the interval. A few endpoints
 share one bucket: their answers arrive together, wake up the process once, and change the table once.
 
@@ -10,14 +10,16 @@ share one bucket: their answers arrive together, wake up the process once, and c
     target  idle -> (connecting ->) waiting -> idle         `began` is set except when idle
     limits  each turn ends the scrapes that take too long: oldest first, up to the first one within its limit, so it is cheap
 
-- If a scrape is still under way when its bucket's turn comes again, no new one starts, and the turn counts as late.
+- At its turn an endpoint is scraped if a page is due (`pace`). With a budget, turns pass without a page. The connection stays open until
+  the next page. If the server has closed it, each turn tries whether the server still accepts one, without asking for a page.
+- If a scrape is still under way when the next one is due, no new one starts, and the turn counts as late.
 - Connections are opened in the order of the requests, at most a fixed number per tick. So a large number of unreachable servers delays only
   the attempts to reach these servers.
 - A slow, failing or malformed answer affects no other scrape: nothing here waits for a server.
 - If a page is not at its endpoint's own address and is refused there, the scraper tries to connect to the own address. Only if that is
   refused, too, the endpoint counts as refusing.
 - When an idle connection breaks, the scraper connects to the server again at once, but only once per turn. So it detects a killed server
-  after two attempts, not after two intervals.
+  after two attempts, not after two intervals. If it accepts, it may have been restarted: its page is read, if the budget allows that.
 - After an endpoint was removed, nothing is reported about it.
 
 What this does not do: choose endpoints, interpret pages, or write shared memory; `discovery`, the extractor and the sink do that.
@@ -27,25 +29,24 @@ import asyncio
 import errno
 import functools
 import math
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final
 
-from epp.plugins.extractors._pages import NONE, ExtractError
+from epp.plugins.extractors._pages import ExtractError
 from workers.endpoints.freshness import SCRAPE_S_MAX
 from workers.endpoints.http_answer import HttpError
-from workers.endpoints.http_client import REFUSED, Attempt, Connected, Dialing, get_request
+from workers.endpoints.http_client import REFUSED, Connected, Dialing
+from workers.endpoints.pace import Pacing
 from workers.endpoints.scrape_results import EXTRACT, Failure, PageReader, ScrapeCounters, Sink
+from workers.endpoints.target import Address, Target
+from workers.endpoints.wheel import Wheel
 
 INTERVAL_S_MIN: Final = 0.05
-TICK_S_MIN: Final = 0.005
-TICK_S_MAX: Final = 0.025
-TICKS_PER_INTERVAL: Final = 10
-TOGETHER: Final = 8  # endpoints per bucket; with a page of 32 KB each, they keep the loop busy for half a millisecond
 SWEEP_S: Final = 0.025  # the most time between two calls of the sink's `sweep`
 LATER_S: Final = 0.001  # added to timers: event loops count in milliseconds, and a timer that fires too early wakes up the process in vain
-SPREAD: Final = 0.618  # distance between a bucket and the next one to be filled, as a share of all buckets
 # This many connection attempts take a fifth of a core. Without a limit, 5,000 unreachable endpoints would take more than one core.
 DIALS_PER_S_MAX: Final = 6400
 
@@ -58,71 +59,9 @@ FLOOD_PAUSE_S: Final = 1.0
 LARGE_PAGE_BYTES: Final = 1 << 17
 COSTLY_S: Final = 0.02
 COSTLY_PAUSE: Final = 10.0  # the pause is this multiple of the page's CPU time, up to FLOOD_PAUSE_S
-
-Address: TypeAlias = tuple[str, int]  # host and port
-
-
-class Target:
-    """The scrape state of one endpoint. It is also the `Caller` of the endpoint's connection."""
-
-    __slots__ = (
-        "_scraper", "attempt", "began", "bucket", "connection", "host", "inflight", "not_before", "own", "port", "problems", "reader",
-        "refusal", "refusals", "request", "retried", "seconds", "server", "slot", "tag",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        scraper: "Scraper",
-        tag: object,
-        slot: int,
-        address: Address,
-        reader: PageReader,
-        server: str,
-        own: Address | None,
-    ) -> None:
-        self._scraper = scraper
-        self.tag = tag
-        self.slot = slot
-        self.reader = reader
-        self.bucket: dict[Target, None] = {}
-        self.connection: Connected | None = None
-        self.attempt: Attempt | None = None
-        self.began = -1.0
-        self.inflight = 0
-        self.not_before = 0.0
-        self.refusals = 0
-        self.retried = False
-        self.seconds = -1.0  # duration of the last scrape, good or failed
-        self.problems: Mapping[str, str] = NONE  # what could not be read of the last page that was taken
-        self.refusal: str | None = None  # why the page was refused, while the own address is tried
-        self.move(address, server, own)
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a scrape of the endpoint is under way."""
-        return self.began >= 0.0
-
-    def move(self, address: Address, server: str, own: Address | None) -> None:
-        self.host = address[0]
-        self.port = self._scraper.port or address[1]
-        self.own = own if own != (self.host, self.port) else None  # the endpoint's address if its page is elsewhere
-        self.server = server
-        self.request = get_request(server or self.host, self.port, self._scraper.path)
-
-    def connected(self, connection: Connected) -> None:
-        self._scraper.connected(self, connection)
-
-    def unreachable(self, failure: OSError) -> None:
-        self._scraper.unreachable(self, failure)
-
-    def answered(self, connection: Connected, page: bytes) -> None:
-        self._scraper.answered(self, connection, page)
-
-    def garbled(self, connection: Connected, failure: HttpError) -> None:
-        self._scraper.garbled(self, connection, failure)
-
-    def lost(self, connection: Connected, failure: Exception | None) -> None:
-        self._scraper.lost(self, connection, failure)
+# A server whose page shows so many times the requests in flight, and a few more, has other clients than this picker and its replicas.
+FOREIGN: Final = 1.25
+FOREIGN_MIN: Final = 4
 
 
 class Scraper:
@@ -132,7 +71,7 @@ class Scraper:
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        interval_s: float,
+        pacing: Pacing,
         path: str = "/metrics",
         port: int | None = None,
         dialing: Dialing,
@@ -148,7 +87,7 @@ class Scraper:
 
         `spent` returns the CPU time of the thread in seconds. With wall time, a page that only waited for the CPU would look costly.
         """
-        self.interval_s = max(interval_s, INTERVAL_S_MIN)
+        self.pacing = pacing._replace(interval_s=max(pacing.interval_s, INTERVAL_S_MIN))
         self.path = path
         self.port = port
         self.counters = ScrapeCounters()
@@ -159,30 +98,23 @@ class Scraper:
         self._scrapes = scrapes
         self._now = now
         self._spent = spent
-        self._tick_s = min(max(self.interval_s / TICKS_PER_INTERVAL, TICK_S_MIN), TICK_S_MAX)
-        buckets = max(1, round(self.interval_s / self._tick_s))
-        self._wheel: list[dict[Target, None]] = [{} for _ in range(buckets)]
-        self._order = _spread(buckets)
-        self._idle_ticks = max(1, int(SWEEP_S / self._tick_s))  # the most ticks between two turns of the wheel
-        self._dials_per_tick = math.ceil(DIALS_PER_S_MAX * self._tick_s)
+        self.wheel = Wheel(self.pacing.interval_s)
+        self._idle_ticks = max(1, int(SWEEP_S / self.wheel.tick_s))  # the most ticks between two turns of the wheel
+        self._dials_per_tick = math.ceil(DIALS_PER_S_MAX * self.wheel.tick_s)
         self._to_dial: dict[Target, None] = {}  # targets that wait for a connection, in the order of their requests
         self._connecting: dict[Target, float] = {}  # target -> when the attempt began; oldest first, as in `_under_way`
         self._under_way: dict[Target, None] = {}
         self._started_at = 0.0
-        self._turns = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return sum(map(len, self._wheel))
+        return len(self.wheel.targets())
 
     def next_try_s(self, target: Target, now: float) -> float:
         """Returns the time until the target's next scrape, in seconds. Includes the pause after failures."""
-        place = next(number for number, bucket in enumerate(self._wheel) if bucket is target.bucket)
-        turn = self._turns + (place - self._turns) % len(self._wheel)
-        due = self._started_at + (turn + 1) * self._tick_s
-        round_s = len(self._wheel) * self._tick_s
-        pauses = math.ceil(max(target.not_before - due, 0.0) / round_s)
-        return max(due + pauses * round_s - now, 0.0)
+        due = self._started_at + self.wheel.next_turn(target) * self.wheel.tick_s
+        pauses = math.ceil(max(target.not_before - due, 0.0) / self.wheel.round_s)
+        return max(due + pauses * self.wheel.round_s - now, 0.0)
 
     def start(self) -> None:
         """Starts the wheel."""
@@ -194,9 +126,8 @@ class Scraper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for bucket in self._wheel:
-            for target in list(bucket):
-                self.remove(target)
+        for target in self.wheel.targets():
+            self.remove(target)
 
     def add(
         self, tag: object, slot: int, address: Address, reader: PageReader, server: str = "", own: Address | None = None
@@ -208,8 +139,7 @@ class Scraper:
         target = Target(self, tag, slot, address, reader, server, own)
         if not self._scrapes:
             return target
-        target.bucket = self._bucket()
-        target.bucket[target] = None
+        self.wheel.add(target)
         self._dial_soon(target)
         return target
 
@@ -221,6 +151,7 @@ class Scraper:
         target.reader = reader
         target.move(address, server, own)
         target.not_before = 0.0
+        target.pace.retry()
         if self._scrapes:
             self._dial_soon(target)
 
@@ -242,32 +173,21 @@ class Scraper:
     def _tick(self) -> None:
         now = self._now()
         try:
-            self.turn(now, int((now - self._started_at) / self._tick_s))
+            self.turn(now, int((now - self._started_at) / self.wheel.tick_s))
         finally:
             self._plan(now)
 
     def _plan(self, now: float) -> None:
         """Sets the timer to the next tick that has work to do."""
         ticks = self.ticks_to_wait()
-        due = self._started_at + (self._turns + ticks) * self._tick_s - now
+        due = self._started_at + (self.wheel.turns + ticks) * self.wheel.tick_s - now
         self._timer = self._loop.call_later(max(due, 0.0) + LATER_S, self._tick)
 
     def ticks_to_wait(self) -> int:
         """Returns the number of ticks between the last turn and the next one that has work to do."""
         if self._to_dial:
             return 1
-        for ticks in range(1, self._idle_ticks):
-            if self._wheel[(self._turns + ticks - 1) % len(self._wheel)]:
-                return ticks
-        return self._idle_ticks
-
-    def _bucket(self) -> dict[Target, None]:
-        """Returns the bucket for a new endpoint."""
-        wheel = self._wheel
-        for place in self._order:
-            if len(wheel[place]) < TOGETHER:
-                return wheel[place]
-        return min(wheel, key=len)
+        return self.wheel.ticks_to_wait(self._idle_ticks)
 
     def _dial_soon(self, target: Target) -> None:
         """Queues the endpoint for a connection at the next tick. If the queue was empty, sets the timer to one tick from now, because the
@@ -275,40 +195,57 @@ class Scraper:
         """
         if not self._to_dial and self._timer is not None:
             self._timer.cancel()
-            self._timer = self._loop.call_later(self._tick_s, self._tick)
+            self._timer = self._loop.call_later(self.wheel.tick_s, self._tick)
         self._to_dial[target] = None
 
     def turn(self, now: float, turns: int) -> None:
-        """Does all work that is due before tick number `turns`. Visits each bucket at most once, even if several turns of it are due."""
+        """Does all work that is due before tick number `turns`."""
         self._give_up(now)
-        wheel = self._wheel
-        for number in range(max(self._turns, turns - len(wheel)), turns):
-            for target in wheel[number % len(wheel)]:
-                self._due(target, now)
-        self._turns = max(turns, self._turns)
+        for target in self.wheel.turn(turns):
+            self._due(target, now)
         for target in list(islice(self._to_dial, self._dials_per_tick)):
             del self._to_dial[target]
             self._begin(target, now)
         self._sink.sweep(now)
 
     def _due(self, target: Target, now: float) -> None:
+        pace = target.pace
+        if pace.rests and self._inflight(target.slot):
+            pace.hasten(now)
+        due = pace.due(now)
         if target.began >= 0.0:
-            self.counters.late += 1
+            self.counters.late += due
         elif now >= target.not_before:
             target.retried = False
             if target.connection is None:
                 self._to_dial[target] = None
-            else:
+            elif due:
                 self._begin(target, now)
 
     def _begin(self, target: Target, now: float) -> None:
         target.began = now
         self._under_way[target] = None
+        if not target.pace.due(now):
+            self._try(target, now)
+            return
+        target.pace.asked(now)
         self.counters.scrapes += 1
         if target.connection is not None:
             self._send(target, target.connection)
         else:
             self._dial(target, now)
+
+    def _try(self, target: Target, now: float) -> None:
+        """Finds out whether the server accepts connections. Asks for no page."""
+        self._connecting[target] = now
+        target.attempt = self._knock(target.host, target.port, functools.partial(self._tried, target))
+
+    def _tried(self, target: Target, code: int) -> None:
+        if code:
+            self.unreachable(target, OSError(code, os.strerror(code)))
+        else:
+            target.attempt = None
+            self._end(target)
 
     def _dial(self, target: Target, now: float) -> None:
         self._connecting[target] = now
@@ -319,8 +256,7 @@ class Scraper:
         connection.get(target.request)
 
     def _end(self, target: Target) -> None:
-        target.began = -1.0
-        target.refusal = None
+        target.began, target.refusal = -1.0, None
         self._under_way.pop(target, None)
         self._connecting.pop(target, None)
 
@@ -344,6 +280,7 @@ class Scraper:
     def _fail(self, target: Target, failure: Failure, began: float, now: float) -> None:
         self._end(target)
         target.seconds = now - began
+        target.pace.retry()
         self.counters.poll_errors[failure.cause] += 1
         target.refusals = target.refusals + 1 if failure.cause == "refused" else 0
         if target.refusals >= REFUSALS_TO_PAUSE:
@@ -386,6 +323,7 @@ class Scraper:
         """Ends the scrape: parses the complete page and gives its values to the sink."""
         now = self._now()
         target.seconds = now - target.began
+        target.pace.read(target.seconds)
         self._end(target)
         target.refusals = 0
         if not connection.usable:
@@ -405,7 +343,14 @@ class Scraper:
         if extracted.problems or target.problems:
             self.counters.unread += len(extracted.problems.keys() - target.problems.keys())
             target.problems = extracted.problems
-        self._sink.scraped(target.tag, extracted, target.inflight, now)
+        requests = self._sink.scraped(target.tag, extracted, target.inflight, now)
+        if requests == 0 and not target.inflight:
+            target.pace.rest()
+        elif (
+            requests is not None
+            and requests > FOREIGN * max(target.inflight, self._inflight(target.slot)) + FOREIGN_MIN
+        ):
+            self.counters.foreign += 1
 
     def garbled(self, target: Target, connection: Connected, failure: HttpError) -> None:
         """Closes the connection, because the answer is malformed or came without a request. Ends a scrape under way as failed."""
@@ -419,6 +364,7 @@ class Scraper:
         now = self._now()
         target.connection = None
         may_retry = connection.answers > 0 and not target.retried
+        target.pace.hasten(now)
         target.retried = True
         if target.began >= 0.0:
             if may_retry and not connection.started:
@@ -433,9 +379,3 @@ class Scraper:
             self._fail(target, Failure("closed", text, again=again), target.began, now)
         if may_retry and now >= target.not_before:
             self._begin(target, now)
-
-
-def _spread(buckets: int) -> list[int]:
-    """Returns the numbers of all buckets, in an order in which the first few are far from each other."""
-    step = next(n for n in range(max(round(SPREAD * buckets), 1), 2 * buckets) if math.gcd(n, buckets) == 1)
-    return [place * step % buckets for place in range(buckets)]

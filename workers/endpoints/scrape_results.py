@@ -27,7 +27,8 @@ class PageReader(Protocol):
 class Sink(Protocol):
     """Receives the results of scrapes, in calls from the event loop. `tag`: the object with which the endpoint was added."""
 
-    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> None: ...
+    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> float | None:
+        """Takes the values of a good page. Returns the requests at the server, or None if the pages do not show them."""
 
     def failed(self, tag: object, failure: Failure, now: float) -> None: ...
 
@@ -39,7 +40,8 @@ class ScrapeCounters:
 
     Each scrape ends as taken, poll error or extract error, unless its endpoint is removed before. `late` counts the turns at which a scrape
     was due while the previous one was still under way. Such a turn starts no scrape. `unread`: values of pages that were taken which
-    cannot be read. A cause counts when it appears on an endpoint's page, not again while it lasts.
+    cannot be read. A cause counts when it appears on an endpoint's page, not again while it lasts. `foreign`: pages that show more requests
+    than are in flight there.
     """
 
     def __init__(self) -> None:
@@ -48,4 +50,5 @@ class ScrapeCounters:
         self.late = 0
         self.extract_errors = 0
         self.unread = 0
+        self.foreign = 0
         self.poll_errors: Counter[str] = Counter()

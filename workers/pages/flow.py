@@ -126,7 +126,7 @@ def pool_of(instance: Instance, documents: DocumentReader) -> SharedPool:
         NamesView(documents),
         instance.memory.lanes,
         columns=instance.config.pipeline.columns,
-        fresh=Fresh(instance.sources.believed_for_s),
+        fresh=Fresh(instance.sources.believed_for_s, instance.sources.pacing.budget is not None),
         now=time.monotonic,
         failures=IGNORED,
     )

@@ -11,24 +11,30 @@ from epp.plugins.producers._precise_params import Settings
 from epp.plugins.producers.precise_prefix import kv_settings
 from workers.endpoints.freshness import believed_for, fresh_for
 from workers.endpoints.index_limits import PrefixUse, prefix_use
+from workers.endpoints.pace import Pacing
 
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
     from workers.host.options import Options
 
 
+METRICS_BUDGET = 0.01
+
+
 class Sources:
-    """Says where the picker reads its data, how often it scrapes, and how long values are fresh (`workers.endpoints.freshness`)."""
+    """Says where the picker reads its data, how often it scrapes, and how long values are fresh (`workers.endpoints.freshness`).
+
+    `pacing`: how often the pages that fill the endpoint table are read.
+    """
 
     def __init__(self, options: "Options", config: "EffectiveConfig") -> None:
         self._options = options
         self._config = config
         self.prefix_use: PrefixUse | None = prefix_use(config.pipeline.plugins.values())
         self.kv_events: Settings | None = kv_settings(config.pipeline.plugins.values())
-        own = self.scraped[0].interval_s if self.scrapes else None
-        self.scrape_interval_s: float = own or options.scrape_interval_s
-        self.fresh_for_s: float = fresh_for(self.scrape_interval_s, options.metrics_staleness_threshold_s)
-        self.believed_for_s: float = believed_for(self.fresh_for_s)
+        self.pacing: Pacing = self._pacing(self.scraped[0])
+        self.fresh_for_s: float = fresh_for(self.pacing.interval_s, options.metrics_staleness_threshold_s)
+        self.believed_for_s: float = believed_for(self.pacing.interval_s, self.fresh_for_s)
 
     @property
     def scrapes(self) -> bool:
@@ -47,11 +53,11 @@ class Sources:
         return next((pair for pair in self._pairs if pair[0].shows_health), self._pairs[0])
 
     @functools.cached_property
-    def further(self) -> tuple[tuple[MetricsDataSource, PageExtractor, float], ...]:
-        """The other sources with values that a plugin reads. Each has its extractor and its interval in seconds."""
+    def further(self) -> tuple[tuple[MetricsDataSource, PageExtractor, Pacing], ...]:
+        """The other sources with values that a plugin reads. Each has its extractor, and the pacing of its pages."""
         read = {column.name for column in self._config.pipeline.columns}
         return tuple(
-            (source, extractor, source.interval_s or self._options.scrape_interval_s)
+            (source, extractor, self._pacing(source))
             for source, extractor in self._pairs
             if source is not self.scraped[0] and any(key.name in read for key in extractor.produces)
         )
@@ -69,6 +75,12 @@ class Sources:
             for extractor in each.extractors
             if isinstance(each.source, MetricsDataSource) and isinstance(extractor, PageExtractor)
         ]
+
+    def _pacing(self, source: MetricsDataSource) -> Pacing:
+        """Returns how often the pages of a source are read. An interval that somebody has set is obeyed, unless a budget is set, too."""
+        interval_given = source.interval_s is not None or "refresh_metrics_interval" in self._options.given
+        budget = source.budget if source.budget is not None or interval_given else METRICS_BUDGET
+        return Pacing(source.interval_s or self._options.scrape_interval_s, budget)
 
     @property
     def in_kubernetes(self) -> bool:

@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from statistics import median
 
 from epp.metrics.lanes import EXTRACT_ERRORS, OVERWRITTEN, POLL_ERRORS
 from shm.answers import AnswersReader
@@ -28,6 +29,7 @@ from workers.endpoints.outliers import Outliers
 from workers.endpoints.scrape import Scraper
 from workers.endpoints.scrape_results import ScrapeCounters
 from workers.process.instance import Instance
+from workers.process.sources import METRICS_BUDGET
 from workers.shared.documents import (
     DOCUMENT_NAMES,
     ENDPOINTS,
@@ -43,9 +45,11 @@ SCRAPE_COUNTERS = (
     "datalayer_poll_errors_total",
     "datalayer_extract_errors_total",
     "endpoint_ejections_total",
+    "scrapes_foreign_total",
 )
 
 
+PAGES_TO_JUDGE = 20  # of each server, before it is said what they cost
 CULPRIT = "only another program of the same user or root writes there: find it"
 
 
@@ -69,6 +73,8 @@ class DataLayer:
         loop = asyncio.get_running_loop()
         self._instance = instance
         self._lane = lane
+        self._report = report
+        self._cost_known = instance.sources.pacing.budget is not None
         self._debug = instance.options.log_level == "debug"
         lanes = instance.memory.lanes
         self._writer = writer = TableWriter(instance.layout.table, instance.memory.table)
@@ -86,7 +92,7 @@ class DataLayer:
         self.scraper = scraper_of(
             instance.sources.scraped[0],
             loop,
-            interval_s=instance.sources.scrape_interval_s,
+            pacing=instance.sources.pacing,
             tls=instance.credentials.scrape_tls[instance.sources.scraped[0].name],
             inflight=instance.memory.lanes.slot_load,
             sink=self.table,
@@ -119,6 +125,22 @@ class DataLayer:
     def publish_counts(self) -> None:
         """Copies the scraper's counts into the lane."""
         self._counts.copy()
+
+    def look(self) -> None:
+        """Reports once what scraping at a fixed interval costs the servers, if it is more than the usual budget."""
+        costs = () if self._cost_known else self.scraper.wheel.costs()
+        if not costs or self.scraper.counters.taken < PAGES_TO_JUDGE * len(costs):
+            return
+        self._cost_known = True
+        cost_s, interval_s = median(costs), self.scraper.pacing.interval_s
+        if cost_s > METRICS_BUDGET * interval_s:
+            self._report(
+                "scraping at a fixed interval takes time of the model servers",
+                page_s=round(cost_s, 4),
+                interval_s=interval_s,
+                share=round(cost_s / interval_s, 3),
+                reason="an interval is set: without one, pages take 1 % of a server's time (metricsBudget)",
+            )
 
     def overwritten(self) -> str:
         """Returns which part of the state segment another program has overwritten; "" if there is none."""
@@ -175,11 +197,11 @@ class DataLayer:
                 source,
                 extractor,
                 wanted=wanted,
-                interval_s=interval_s,
+                pacing=pacing,
                 tls=instance.credentials.scrape_tls[source.name],
                 report=report,
             )
-            for source, extractor, interval_s in instance.sources.further
+            for source, extractor, pacing in instance.sources.further
         ]
 
 
@@ -194,7 +216,7 @@ def read_by(instance: Instance) -> list[object]:
     return [
         [(plugin.name, type(plugin), plugin.params) for pair in used for plugin in pair],
         [(column.name, column.type) for column in instance.layout.table_columns],
-        (sources.scrapes, sources.scrape_interval_s, sources.fresh_for_s, sources.prefix_use),
+        (sources.scrapes, sources.pacing, sources.fresh_for_s, sources.prefix_use),
         # A new object equals no other one: with certificate files, every reload makes a new data layer, which reads them again.
         object() if any(source.files for source in sources.all) else None,
         (type(discovery), discovery.params if discovery is not None else None),
@@ -218,7 +240,7 @@ class ScrapeCounts:
         """Copies all counts. A counter never falls."""
         counters = self._counters
         failed = sum(counters.poll_errors.values())
-        counts = [counters.taken, counters.late, failed, _unusable(counters), self._ejections.total]
+        counts = [counters.taken, counters.late, failed, _unusable(counters), self._ejections.total, counters.foreign]
         for further in self._further:
             counts += (sum(further.poll_errors.values()), _unusable(further))
         for place, before, count in zip(self._places, self._before, counts, strict=True):

@@ -17,7 +17,7 @@ import structlog
 from epp.data import RUNNING, WAITING
 from epp.learning import samples, state
 from epp.learning.doubt import Doubt
-from epp.learning.model import EndpointModel, LatencyModel
+from epp.learning.model import EndpointModel, FirstToken, LatencyModel
 from epp.learning.prompt_time import PromptTime
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.table import TableReader
@@ -28,6 +28,8 @@ from workers.supervisor.background import Background
 
 PUBLISH_S = 0.1
 SAVE_S = 60.0
+SURPRISE = 3.0  # a first token that takes so many times what was predicted is a surprise
+SURPRISE_S = 0.2
 
 log = structlog.get_logger()
 
@@ -35,9 +37,16 @@ log = structlog.get_logger()
 class LatencyKeeper:
     """The keeper of the latency model. `take` learns a frame; `start` begins to publish. Call `save` at the end."""
 
-    def __init__(self, instance: Instance, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        now: Callable[[], float] = time.monotonic,
+        surprised: Callable[[int], None] = lambda slot: None,
+    ) -> None:
+        """`surprised(slot)`: is called when the endpoint of a slot was far slower than predicted."""
         layout, memory = instance.layout, instance.memory
         self._now = now
+        self._surprised = surprised
         self._writer = DocumentWriter(layout.latency, memory.latency)
         self._table = TableReader(layout.table, memory.table)
         self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING)]
@@ -65,7 +74,12 @@ class LatencyKeeper:
     def take(self, data: bytes) -> None:
         """Learns the samples of one frame. Raises CorruptSamples."""
         self._used = True
-        samples.learn(self.model, data, self._prompts.add)
+        samples.learn(self.model, data, self._begun)
+
+    def _begun(self, first: FirstToken) -> None:
+        self._prompts.add(first.tokens)
+        if first.observed > SURPRISE * first.predicted + SURPRISE_S:
+            self._surprised(first.slot)
 
     def prompt_s(self) -> float:
         """Returns the mean seconds that a server works on one prompt; 0: not known."""

@@ -183,7 +183,7 @@ class Supervisor:
         cleanup.callback(lambda: self._of_data.close())
         self.data.start(self._of_data)
         background.every(BEAT_S, self._beat)
-        self.latency = LatencyKeeper(instance)
+        self.latency = LatencyKeeper(instance, surprised=lambda slot: self.data.table.hasten(slot))
         self.latency.start(background)
         self.records = RecordKeeper(instance, self.lane)
         cleanup.callback(self.records.end)
@@ -324,6 +324,7 @@ class Supervisor:
         self.lane.scalars[self.lane.schema.scalar[GENERATION]] = self.instance.number
 
     def _check(self) -> None:
+        self.data.look()
         for look in self._checks:
             look()
 

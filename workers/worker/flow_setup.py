@@ -118,7 +118,7 @@ def grace(instance: Instance, plan: FlowPlan) -> float:
     """Returns the time until the detector sees the effect of an eviction, in seconds."""
     return grace_s(
         counted=type(plan.detector).type_name == COUNTED,
-        interval_s=instance.sources.scrape_interval_s,
+        interval_s=instance.sources.pacing.interval_s,
         scrape_s=SCRAPE_S_MAX,
     )
 

@@ -235,7 +235,7 @@ class Parts:
             NamesView(self._documents),
             instance.memory.lanes,
             columns=(*pipeline.columns, *(key for key in read if isinstance(key, Column))),
-            fresh=Fresh(instance.sources.believed_for_s),
+            fresh=Fresh(instance.sources.believed_for_s, instance.sources.pacing.budget is not None),
             now=time.monotonic,
             failures=Failures(
                 self._faults.producer_failed,

@@ -41,6 +41,7 @@ class MetricsDataSource(DataSource):
     If `interval_s` is None, the flag --refresh-metrics-interval sets the interval. `at_node`: the page is at the address of the endpoint's
     node. `pages`: the kind of the source's pages. `shows_health`: its scrapes may say which endpoints are fresh or down.
     `replaces_default`: the default source is not added beside this one, unless a plugin reads values of the default source.
+    `budget`: the share of a server's time that its pages may take; None: not set.
     """
 
     counts_with: ClassVar = _CERTIFICATES
@@ -60,6 +61,9 @@ class MetricsDataSource(DataSource):
         client_cert_path: A PEM file with the client's certificate.
         client_key_path: A PEM file with the client's key.
         interval: The time between two scrapes. Default: --refresh-metrics-interval.
+        metrics_budget: The share of a server's time that its pages may take. A page costs the time from its request to its last byte at low
+            load. At least one page is read in 2 s, at most one per interval. Default: 0.01, unless an interval is set: then each interval
+            has its page.
         """
 
         scheme: Literal["http", "https"] = "http"
@@ -70,6 +74,7 @@ class MetricsDataSource(DataSource):
         client_cert_path: str = ""
         client_key_path: str = ""
         interval: str | None = None
+        metrics_budget: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
 
     def __init__(self, name: str, params: "MetricsDataSource.Params") -> None:
         super().__init__(name, params)
@@ -89,6 +94,7 @@ class MetricsDataSource(DataSource):
         if seconds > INTERVAL_S_MAX:
             raise ValueError(f"interval: {params.interval} is above the maximum, {INTERVAL_S_MAX:g}s")
         self.interval_s = seconds or None
+        self.budget = params.metrics_budget
 
     @property
     def files(self) -> list[str]:
@@ -177,6 +183,7 @@ class MulticlusterMetricsDataSource(MetricsDataSource):
         client_cert_path: A PEM file with the client's certificate.
         client_key_path: A PEM file with the client's key.
         interval: The time between two scrapes. Default: --refresh-metrics-interval.
+        metrics_budget: The share of a picker's time that its pages may take, as of a metrics-data-source.
         """
 
         scheme: Literal["http", "https"] = "https"

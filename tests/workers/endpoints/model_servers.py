@@ -9,6 +9,7 @@ import uvloop
 from tests.waiting import until
 from tests.workers.endpoints.scraping import Seen, reader
 from workers.endpoints.http_client import Dialer, Dialing
+from workers.endpoints.pace import Pacing
 from workers.endpoints.scrape import Scraper
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -55,7 +56,7 @@ class Servers:
         dialer = Dialer(loop)
         self.scraper = Scraper(
             loop,
-            interval_s=0.05,
+            pacing=Pacing(0.05),
             dialing=Dialing(dialer.dial, dialer.knock),
             inflight=lambda slot: 0,
             sink=self.seen,

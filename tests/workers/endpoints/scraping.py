@@ -6,8 +6,10 @@ from typing import Any
 from epp.data import WAITING
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor, Extracted
 from workers.endpoints.http_client import Dialing
-from workers.endpoints.scrape import Scraper, Target
+from workers.endpoints.pace import Pacing
+from workers.endpoints.scrape import Scraper
 from workers.endpoints.scrape_results import Failure
+from workers.endpoints.target import Target
 
 PAGE = b"vllm:num_requests_waiting 3\n"
 
@@ -100,9 +102,10 @@ class Seen:
         self.last: dict[object, float] = {}
         self.sweeps = 0
 
-    def scraped(self, tag: object, extracted: Extracted, inflight: int, now: float) -> None:
+    def scraped(self, tag: object, extracted: Extracted, inflight: int, now: float) -> float | None:
         self.good.append((tag, extracted, inflight, now))
         self.last[tag] = now
+        return None
 
     def failed(self, tag: object, failure: Failure, now: float) -> None:
         self.bad.append((tag, failure.cause, failure.refused))
@@ -120,12 +123,15 @@ class Bench:
         self.net, self.seen, self.time, self.turns = FakeNet(), Seen(), 100.0, 0
         self.inflight = 0
         self.spent = 0.0
-        self.scraper = Scraper(
+        self.scraper = self.made(self.seen, loop, scrapes=scrapes)
+
+    def made(self, sink: Seen, loop: Any = None, *, scrapes: bool = True, budget: float | None = None) -> Scraper:
+        return Scraper(
             loop,
-            interval_s=interval_s,
+            pacing=Pacing(self.interval_s, budget),
             dialing=Dialing(self.net.connect, self.net.knock),
             inflight=lambda slot: slot * 100 + self.inflight,
-            sink=self.seen,
+            sink=sink,
             scrapes=scrapes,
             now=lambda: self.time,
             spent=lambda: self.spent,

@@ -54,9 +54,21 @@ class FakeLoop:
         self.soon.append(callback)
 
 
+class FakePace:
+    def __init__(self) -> None:
+        self.hastened: list[float] = []
+
+    def hasten(self, now: float) -> None:
+        self.hastened.append(now)
+
+
 class FakeTarget:
     def __init__(self, tag: Any) -> None:
         self.tag, self.seconds, self.under_way = tag, -1.0, False
+        self.pace = FakePace()
+
+    def waits(self, now: float) -> bool:
+        return self.under_way
 
 
 class FakeScraper:

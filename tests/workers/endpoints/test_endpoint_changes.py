@@ -97,6 +97,7 @@ def test_endpoints_that_fail_more_than_the_others_are_logged_with_cause_and_evid
     assert ours.table.failing() == {("b", "404"): 1.0}
     assert ours.table.troubles() == {"default/b 10.0.0.2:8000": fields["why"]}
     assert int(ours.shared.reader.copy().flags[bad]) == EJECTED
+    assert ours.member("b").target.pace.hastened, "its page is asked for at once"
 
 
 def test_an_endpoint_that_fails_a_part_of_its_requests_is_logged_once_and_marked_for_the_workers() -> None:

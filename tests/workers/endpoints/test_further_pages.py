@@ -22,6 +22,7 @@ from workers.endpoints.further_pages import (
     page_address,
     pod_of,
 )
+from workers.endpoints.pace import Pacing
 from workers.endpoints.scrape_results import Failure
 
 WANTED: tuple[Column[Any], ...] = (GPU_UTILIZATION, KV_USAGE, SERVED_MODELS, WAITING)  # numbers: GPU, KV, waiting
@@ -38,7 +39,7 @@ class World:
         self.reports = Reports()
         self.changed: list[object] = []
         self.pages = FurtherPages(
-            loop, source(), DcgmExtractor("e", DcgmExtractor.Params()), wanted=WANTED, interval_s=1.0, tls=None,
+            loop, source(), DcgmExtractor("e", DcgmExtractor.Params()), wanted=WANTED, pacing=Pacing(1.0), tls=None,
             report=self.reports,
         )  # fmt: skip
         self.pages.changed = self.changed.append

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.plugins.extractors.core_metrics import Extracted
 from shm.table import DOWN, State
 from tests.waiting import turns
 from tests.workers.endpoints.tables import Shared, Supervisor, page, seen, spec
@@ -228,3 +229,20 @@ def test_the_duration_of_the_last_scrape_is_known_by_name_after_the_first_scrape
     ours.apply(spec("a"), spec("b"))
     ours.member("a").target.seconds = 0.004
     assert ours.table.scrape_seconds() == {"a": 0.004}
+
+
+def test_a_page_says_how_many_requests_the_server_has() -> None:
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a"))
+    member = ours.member("a")
+    assert ours.table.scraped(member, page(3.0), 0, 100.1) == 3.0
+    assert ours.table.scraped(member, Extracted((3.0, 0.5), 0b10, {}), 0, 100.2) is None, "the queue is not reported"
+
+
+def test_a_page_of_a_surprising_endpoint_is_asked_for_at_once() -> None:
+    ours = Supervisor(Shared())
+    ours.apply(spec("a"), spec("b", "10.0.0.2"))
+    ours.table.hasten(1)
+    ours.table.hasten(3)
+    assert [len(ours.member(name).target.pace.hastened) for name in "ab"] == [0, 1], "no endpoint has slot 3"

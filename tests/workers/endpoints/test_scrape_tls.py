@@ -18,6 +18,7 @@ from tests.waiting import until
 from tests.workers.endpoints.model_servers import run, serving
 from tests.workers.endpoints.scraping import Seen, answer, reader
 from workers.endpoints.further_pages import scraper_of
+from workers.endpoints.pace import Pacing
 from workers.endpoints.source_tls import source_tls
 
 
@@ -41,7 +42,7 @@ def test_https_pages_are_scraped_with_and_without_verification(tmp_path: Any) ->
             source = MetricsDataSource("s", params)
             seen[name] = Seen()
             scraper = scraper_of(
-                source, loop, interval_s=0.05, tls=source_tls(source), inflight=lambda slot: 0, sink=seen[name]
+                source, loop, pacing=Pacing(0.05), tls=source_tls(source), inflight=lambda slot: 0, sink=seen[name]
             )
             scraper.start()
             scraper.add("a", 0, address, reader())

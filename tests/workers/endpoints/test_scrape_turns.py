@@ -9,7 +9,8 @@ import pytest
 
 from epp.plugins.extractors.core_metrics import Extracted
 from tests.workers.endpoints.scraping import Bench, reader
-from workers.endpoints.scrape import DIALS_PER_S_MAX, TOGETHER
+from workers.endpoints.scrape import DIALS_PER_S_MAX
+from workers.endpoints.wheel import TOGETHER
 
 
 def test_a_scrape_reports_the_load_in_flight_when_its_request_was_sent() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from epp.config.load import load
 from tests.workers.instances import options
-from workers.process.sources import Sources
+from workers.process.sources import METRICS_BUDGET, Sources
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,30 @@ def test_endpoints_and_objects_come_from_kubernetes_if_no_other_source_is_given(
         asks_objects,
         has_objects,
     )
+
+
+SOURCE = """
+plugins:
+- {type: metrics-data-source, parameters: {%s}}
+- type: core-metrics-extractor
+dataLayer:
+  sources: [{pluginRef: metrics-data-source, extractors: [{pluginRef: core-metrics-extractor}]}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "budget"),
+    [
+        ({}, "", METRICS_BUDGET),
+        ({"refresh_metrics_interval": "--refresh-metrics-interval"}, "", None),
+        ({}, "interval: 50ms", None),
+        ({}, "metricsBudget: 0.05", 0.05),
+        ({"refresh_metrics_interval": "--refresh-metrics-interval"}, "metricsBudget: 0.05", 0.05),
+        ({}, "interval: 1s, metricsBudget: 0.05", 0.05),
+    ],
+)
+def test_an_interval_that_somebody_has_set_is_fixed_unless_a_budget_is_set_too(
+    tmp_path: Path, given: dict[str, str], parameters: str, budget: float | None
+) -> None:
+    sources = Sources(options(tmp_path, given=given), load(SOURCE % parameters, "test"))
+    assert sources.pacing.budget == budget

@@ -44,6 +44,7 @@ class Site:
         layout = SimpleNamespace(table=table, documents=documents, latency=latency, starts=starts)
         self.instance: Any = SimpleNamespace(layout=layout, memory=memory, options=SimpleNamespace(state_dir=folder))
         self.frames: list[bytes] = []
+        self.surprises: list[int] = []
         self.table = TableWriter(table, memory.table)
         self._documents = DocumentWriter(documents, memory.documents)
         self.worker = SharedLearning(
@@ -51,7 +52,7 @@ class Site:
         )
 
     def keeper(self) -> LatencyKeeper:
-        return LatencyKeeper(self.instance, now=lambda: 50.0)
+        return LatencyKeeper(self.instance, now=lambda: 50.0, surprised=self.surprises.append)
 
     def endpoints(self, *names: str, first: int = 0) -> None:
         """Publishes endpoints in the slots from `first` on, with the generation 1."""
@@ -172,6 +173,15 @@ def test_batch_limits_come_from_scrapes_and_each_scrape_counts_once() -> None:
         keeper.look()
         assert keeper.model.endpoints[handle.slot].full == scrape
     assert keeper.model.limit(handle.slot) == 6.0
+
+
+def test_a_first_token_far_later_than_predicted_is_a_surprise() -> None:
+    site = Site()
+    keeper = site.keeper()
+    for slot, observed in ((1, 0.1), (2, 0.45), (3, 0.55)):
+        first = FirstToken(40.0, slot, 1, 100.0, 0.0, 0.0, 1.0, 0.1, observed)
+        keeper.take(samples.frame([samples.first_token(first)]))
+    assert site.surprises == [3]
 
 
 def test_prompt_starts_are_shared_and_samples_are_sent_in_batches() -> None:

@@ -29,6 +29,7 @@ HOT_WAITING: Final = 8
 RESTARTS_MIN: Final = 2
 WORKERS_MIN: Final = 2  # no more than needed to survive the loss of one, even with one CPU
 FREE_SHARE_MIN: Final = 0.1
+FOREIGN_SHARE: Final = 0.2  # of the metrics pages
 FREE_BYTES_MIN: Final = 16 << 20
 BEYOND_MIN: Final = 3  # answers
 DAY_S: Final = 86_400
@@ -197,6 +198,15 @@ def _supervisor(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Fi
             "Metrics pages are slower than the scrape interval",
             f"{late} scrapes skipped and {taken} taken in the last minutes",
             "time the metrics pages with curl; raise --refresh-metrics-interval if they cannot be faster",
+        )
+    if (foreign := recent.get("scrapes_foreign_total", 0)) and foreign > FOREIGN_SHARE * taken:
+        yield Finding(
+            "other-senders",
+            WARNING,
+            "Servers have more requests than this picker has sent",
+            f"{foreign} of {taken} metrics pages in the last minutes",
+            "send all requests of the pool through the picker, and give its replicas a store (--replica-store): between two pages it knows "
+            "only what it has sent. Batches of prompts in one request count as several",
         )
 
 

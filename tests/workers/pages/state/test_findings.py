@@ -71,6 +71,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "replicas": ({"replica_store_connected": False, "others": {"age_s": 9}}, {}, "9 s ago"),
     "scrapes-late": ({"recent": {"scrapes_total": 100, "scrapes_skipped_total": 40}}, {}, "40 scrapes skipped"),
+    "other-senders": ({"recent": {"scrapes_total": 100, "scrapes_foreign_total": 40}}, {}, "40 of 100 metrics pages"),
     "not-full-duplex": ({"recent": {"streams_not_duplex_total": 7}}, {}, "7 requests"),
     "subset": ({"recent": {"subset_empty_total": 3}}, {}, "3 requests"),
     "protocol": ({"recent": {"violations_total": 2}}, {}, "2 streams"),

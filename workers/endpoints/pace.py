@@ -1,0 +1,79 @@
+"""Decides when the metrics page of a server is asked for next. Pure code: every result depends only on the calls and their `now`.
+
+    cost    the shortest time from a request to the last byte of its page that was seen; it may rise by 1 % per page
+    gap     cost / budget, at least the scrape interval, and at most LONGEST_S
+    rest    a server without requests is asked once in LONGEST_S
+
+A page that is asked for before its gap is over (`hasten`) delays the following ones, so the mean stays within the budget. Without a
+budget, a page is due at every turn, and only its cost is learned.
+"""
+
+from typing import Final, NamedTuple
+
+LONGEST_S: Final = 2.0
+DEARER: Final = 1.01
+
+
+class Pacing(NamedTuple):
+    """How often the pages of a data source may be read: once per interval, and with a budget not more often than that allows.
+
+    `budget`: the share of a server's time that its pages may take, above 0; None: a page is due at every turn.
+    """
+
+    interval_s: float
+    budget: float | None = None
+
+
+class Pace:
+    """The pace of one server's pages. `cost_s`: what a page costs the server; 0: not known. `rests`: whether the server has no requests."""
+
+    __slots__ = ("_asked_at", "_budget", "_due", "_interval_s", "_longest_s", "_paid_until", "cost_s", "rests")
+
+    def __init__(self, pacing: Pacing) -> None:
+        self._interval_s, self._budget = pacing
+        self._longest_s = max(LONGEST_S, pacing.interval_s)
+        self._asked_at = self._due = self._paid_until = 0.0
+        self.cost_s = 0.0
+        self.rests = False
+
+    @property
+    def gap_s(self) -> float:
+        """The time between two pages of a server with requests."""
+        if self._budget is None:
+            return self._interval_s
+        return min(max(self.cost_s / self._budget, self._interval_s), self._longest_s)
+
+    def due(self, now: float) -> bool:
+        """Returns whether a page is due at this turn. Turns come once per interval, so a page is due at the turn nearest to its time."""
+        return self._budget is None or now >= self._due - self._interval_s / 2
+
+    def waits(self, now: float) -> bool:
+        """Returns whether no page was missed, because the next one is due later than the last turn."""
+        return self._budget is not None and now <= self._due + 2 * self._interval_s
+
+    def asked(self, now: float) -> None:
+        """Takes that a page is asked for."""
+        self._asked_at = now
+        self._due = now + self.gap_s
+        self.rests = False
+
+    def read(self, took_s: float) -> None:
+        """Takes that the page was read, and how long that took."""
+        self.cost_s = min(took_s, self.cost_s * DEARER) if self.cost_s else took_s
+        self._paid_until = max(self._paid_until, self._asked_at) + self.gap_s
+        self._due = min(self._paid_until, self._asked_at + self._longest_s)
+
+    def rest(self) -> None:
+        """Takes that the server has no requests, as the page says that was read last."""
+        self.rests = True
+        self._due = self._asked_at + self._longest_s
+
+    def hasten(self, now: float) -> None:
+        """Asks for a page at once, or as soon as the pages that came early are paid for."""
+        self.rests = False
+        self._due = min(self._due, max(now, self._paid_until - self.gap_s))
+
+    def retry(self) -> None:
+        """Makes a page due at the next turn, because the last one failed."""
+        self.rests = False
+        self._due = 0.0
