@@ -3,6 +3,9 @@
     cost    the shortest time from a request to the last byte of its page that was seen; it may rise by 1 % per page
     gap     cost / budget, at least the scrape interval, and at most LONGEST_S
     rest    a server without requests is asked once in LONGEST_S
+    doubt   a server whose requests differ from the account, because others send there, too, does not rest for the next DOUBT_S
+
+The account: from page to page, the requests at a server change by as many as the picker has sent there or seen end.
 
 A page that is asked for before its gap is over (`hasten`) delays the following ones, so the mean stays within the budget. Without a
 budget, a page is due at every turn, and only its cost is learned.
@@ -12,6 +15,10 @@ from typing import Final, NamedTuple
 
 LONGEST_S: Final = 2.0
 DEARER: Final = 1.01
+DOUBT_S: Final = 30.0
+# Each page may show so much more or less: requests that are on their way, or whose end is not seen yet.
+ON_THE_WAY: Final = 0.5
+ON_THE_WAY_SHARE: Final = 0.1  # of those in flight
 
 
 class Pacing(NamedTuple):
@@ -27,12 +34,16 @@ class Pacing(NamedTuple):
 class Pace:
     """The pace of one server's pages. `cost_s`: what a page costs the server; 0: not known. `rests`: whether the server has no requests."""
 
-    __slots__ = ("_asked_at", "_budget", "_due", "_interval_s", "_longest_s", "_paid_until", "cost_s", "rests")
+    __slots__ = (
+        "_asked_at", "_budget", "_doubted_until", "_due", "_interval_s", "_longest_s", "_others", "_paid_until", "cost_s", "rests",
+    )  # fmt: skip
 
     def __init__(self, pacing: Pacing) -> None:
         self._interval_s, self._budget = pacing
         self._longest_s = max(LONGEST_S, pacing.interval_s)
-        self._asked_at = self._due = self._paid_until = 0.0
+        self._asked_at = self._due = self._paid_until = self._doubted_until = 0.0
+        # The least and the most requests of others that the last page can have shown.
+        self._others: tuple[float, float] | None = None
         self.cost_s = 0.0
         self.rests = False
 
@@ -63,10 +74,16 @@ class Pace:
         self._paid_until = max(self._paid_until, self._asked_at) + self.gap_s
         self._due = min(self._paid_until, self._asked_at + self._longest_s)
 
-    def rest(self) -> None:
-        """Takes that the server has no requests, as the page says that was read last."""
-        self.rests = True
-        self._due = self._asked_at + self._longest_s
+    def shows(self, requests: float, asked: int, read: int) -> None:
+        """Takes the requests that the last page shows, and how many were in flight when it was asked for, and when it was read."""
+        most, before = max(asked, read), self._others
+        slack = ON_THE_WAY + ON_THE_WAY_SHARE * most
+        self._others = least, largest = requests - most - slack, requests - min(asked, read) + slack
+        if before is not None and (least > before[1] or largest < before[0]):
+            self._doubted_until = self._asked_at + DOUBT_S
+        if not requests and not asked and self._asked_at >= self._doubted_until:
+            self.rests = True
+            self._due = self._asked_at + self._longest_s
 
     def hasten(self, now: float) -> None:
         """Asks for a page at once, or as soon as the pages that came early are paid for."""

@@ -344,13 +344,10 @@ class Scraper:
             self.counters.unread += len(extracted.problems.keys() - target.problems.keys())
             target.problems = extracted.problems
         requests = self._sink.scraped(target.tag, extracted, target.inflight, now)
-        if requests == 0 and not target.inflight:
-            target.pace.rest()
-        elif (
-            requests is not None
-            and requests > FOREIGN * max(target.inflight, self._inflight(target.slot)) + FOREIGN_MIN
-        ):
-            self.counters.foreign += 1
+        if requests is not None:
+            inflight = self._inflight(target.slot)
+            target.pace.shows(requests, target.inflight, inflight)
+            self.counters.foreign += requests > FOREIGN * max(target.inflight, inflight) + FOREIGN_MIN
 
     def garbled(self, target: Target, connection: Connected, failure: HttpError) -> None:
         """Closes the connection, because the answer is malformed or came without a request. Ends a scrape under way as failed."""

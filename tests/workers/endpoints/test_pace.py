@@ -71,16 +71,57 @@ def test_a_server_at_rest_is_asked_once_in_2_s_although_its_page_is_cheap() -> N
     server = Server(0.001)
     for _ in range(200):
         if server.turn():
-            server.pace.rest()
+            server.pace.shows(0, 0, 0)
     gaps = [after - before for before, after in pairwise(server.asked)]
     assert gaps == pytest.approx([LONGEST_S] * len(gaps))
     assert len(gaps) == 4
 
 
+def pages(server: Server, seconds: float, shown: float) -> int:
+    """Runs for some time in which each page shows so many requests and none is in flight. Returns the number of pages."""
+    first = len(server.asked)
+    for _ in range(round(seconds / TURN_S)):
+        if server.turn():
+            server.pace.shows(shown, 0, 0)
+    return len(server.asked) - first
+
+
+def test_a_server_to_which_others_send_does_not_rest_for_half_a_minute_although_it_has_no_requests() -> None:
+    server = Server(0.001)
+    assert pages(server, 20.0, 0) == 10
+    assert pages(server, 1.0, 3) <= 10, "the rest before ends first"
+    assert pages(server, 10.0, 3) == 100
+    assert pages(server, 29.0, 0) == 290
+    pages(server, 5.0, 0)
+    assert pages(server, 20.0, 0) == 10
+
+
+@pytest.mark.parametrize(
+    ("pages", "differs"),
+    [
+        ([(3, 3, 3), (7, 7, 7), (0, 0, 0)], False),
+        ([(5, 5, 8), (9, 6, 9), (0, 0, 2)], False),
+        ([(0, 0, 0), (2, 0, 0), (0, 0, 0)], True),
+        ([(4, 0, 0), (6, 2, 2), (0, 0, 0)], True),
+        ([(5, 5, 5), (1, 5, 5), (0, 0, 0)], True),
+        ([(40, 40, 40), (37, 40, 40), (0, 0, 0)], False),
+    ],
+)
+def test_the_account_differs_if_more_requests_came_or_went_than_the_picker_knows(
+    pages: list[tuple[int, int, int]], differs: bool
+) -> None:
+    server = Server(0.001)
+    for shown, asked, read in pages:
+        while not server.turn():
+            pass
+        server.pace.shows(shown, asked, read)
+    assert server.pace.rests != differs
+
+
 def test_the_first_request_of_a_server_at_rest_asks_for_a_page_at_the_next_turn() -> None:
     server = Server(0.014)
     server.turn()
-    server.pace.rest()
+    server.pace.shows(0, 0, 0)
     server.run(0.5)
     server.pace.hasten(server.now)
     assert server.turn()
@@ -111,7 +152,7 @@ def test_however_often_pages_are_hastened_the_mean_stays_within_the_budget(seed:
         if rng.random() < 0.3:
             server.pace.hasten(server.now)
         if server.turn() and rng.random() < 0.3:
-            server.pace.rest()
+            server.pace.shows(0, 0, 0)
     spent = len(server.asked) * server.cost_s
     assert spent / (server.now - 100.0) <= 0.0105
     gaps = [after - before for before, after in pairwise(server.asked)]
@@ -137,6 +178,6 @@ def test_an_interval_above_2_s_is_obeyed_with_a_budget() -> None:
     pace = Pace(Pacing(10.0, 0.01))
     pace.asked(100.0)
     pace.read(0.001)
-    pace.rest()
+    pace.shows(0, 0, 0)
     assert not pace.due(104.0)
     assert pace.due(110.0)

@@ -34,12 +34,11 @@ class Paced(Bench):
         self.target: Target
         self.connection: FakeConnection
 
-    def begin(self) -> "Paced":
+    def begin(self) -> None:
         self.target = self.scraper.add("a", 0, ("10.0.0.1", 8000), reader())
         self.turn()
         self.connection = self.net.attempts[0].succeed()
         self.answer()
-        return self
 
     def answer(self) -> None:
         self.time += COST_S
@@ -68,8 +67,9 @@ class Paced(Bench):
 
 @pytest.fixture
 def paced() -> Paced:
-    bench = Paced().begin()
+    bench = Paced()
     bench.inflight = 3
+    bench.begin()
     bench.until_asked()
     return bench
 
@@ -92,6 +92,18 @@ def test_a_server_whose_page_shows_requests_of_others_is_not_at_rest(paced: Pace
     paced.inflight, paced.sink.requests = 0, 2.0
     paced.until_asked()
     assert paced.until_asked() == pytest.approx(1.4, abs=0.03)
+
+
+def test_a_server_that_others_use_is_read_within_the_budget_for_half_a_minute_although_it_has_no_requests(
+    paced: Paced,
+) -> None:
+    paced.sink.requests = 9.0
+    paced.until_asked()
+    paced.inflight, paced.sink.requests = 0, 0.0
+    assert [paced.until_asked() for _ in range(20)] == pytest.approx([1.4] * 20, abs=0.03)
+    for _ in range(4):
+        paced.until_asked()
+    assert paced.until_asked() == pytest.approx(2.0, abs=0.03)
 
 
 def test_a_server_whose_page_shows_no_load_is_never_at_rest(paced: Paced) -> None:
