@@ -69,8 +69,12 @@ class Telemetry:
         doubts: UsageDoubts | None = None,
         agreements: Agreements | None = None,
         access_log: AccessLog | None = None,
+        look: Callable[[], None] | None = None,
     ) -> None:
-        """`comparison`: None if no plugin predicts cached tokens. `doubts`: None in tests. `agreements`: None without shadow profiles."""
+        """`comparison`: None if no plugin predicts cached tokens. `doubts`: None in tests. `agreements`: None without shadow profiles.
+
+        `look` sets `recorder` if a recording has begun that this worker does not know yet, as during a start. None: it is known at once.
+        """
         self.access_log = access_log
         self.recorder: Recorder | None = None  # set while requests are recorded
         self.metrics = metrics
@@ -78,6 +82,7 @@ class Telemetry:
         self.comparison = comparison
         self.doubts = doubts
         self.agreements = agreements
+        self._look = look
         self._lane = lane
         self._now = now
         self._at = Counters(lane)
@@ -103,8 +108,8 @@ class Telemetry:
         request.sent_at = now
         lane.observe(at.scheduler_e2e, now - request.now)
         recorded = 0
-        if self.recorder is not None:
-            recorded = self.recorder.decided(request, decision, received_at, now)
+        if (recorder := self.recorder or self._begun()) is not None:
+            recorded = recorder.decided(request, decision, received_at, now)
         self.recent.add(now, request, decision, used=used)
         if self.agreements is not None:
             self.agreements.count(decision)
@@ -122,8 +127,8 @@ class Telemetry:
         if request is not None:
             if refused.cause is Cause.NO_CANDIDATES and request.subset is not None:
                 self._lane.add(self._at.subset_empty)
-            if self.recorder is not None:
-                self.recorder.refused(request, refused.cause.value, received_at, now)
+            if (recorder := self.recorder or self._begun()) is not None:
+                recorder.refused(request, refused.cause.value, received_at, now)
             if self.access_log is not None:
                 self.access_log.refused(request, refused.cause.value, received_at, now)
             if used is not None:
@@ -131,6 +136,12 @@ class Telemetry:
             if refused.cause in NOT_SCHEDULED:
                 self.metrics.not_scheduled(request.target_model)
         self._lane.observe(self._at.request_processing, now - received_at)
+
+    def _begun(self) -> Recorder | None:
+        """Returns the recorder, if a recording has begun since the worker's last beat."""
+        if self._look is not None:
+            self._look()
+        return self.recorder
 
     def faulted(self, request: Request, problem: Exception, used: Used) -> None:
         """Records why a request failed before its answer, for `epp explain`. The text contains no part of a prompt."""

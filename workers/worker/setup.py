@@ -282,6 +282,7 @@ class Parts:
             doubts=UsageDoubts(self.series(PREDICTION), log.warning, time.monotonic),
             agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
             access_log=AccessLog(share, self._rng) if (share := self.instance.options.access_log) else None,
+            look=self.record,
         )
 
     def _receipt(self, pipeline: Pipeline, request: Request, decision: Decision) -> str:

@@ -16,6 +16,7 @@ from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Envoy, Pair
 from tests.workers.extproc.streams import BODY, USAGE, Broken, Denies, pair
 from workers.telemetry.recorder import Recorder, RecordSender
+from workers.telemetry.request_telemetry import Telemetry
 
 ID = "0a1b2c3d-1111-4222-8333-444455556666"
 SECRET = 7
@@ -102,6 +103,20 @@ def test_a_request_has_a_record_of_its_decision_and_one_of_its_end() -> None:
     assert (ended.number, ended.status, ended.slot, ended.whole) == (decided.number, 200, 1, True)
     assert (ended.first_s, ended.lasted_s, ended.answer_bytes) == (0.25, 0.75, len(USAGE))
     assert (ended.prompt, ended.cached, ended.completion) == (9, 5, 4)
+
+
+@pytest.mark.parametrize("plugins", [(), (Denies("d", NoParams()),)])
+def test_a_request_is_recorded_if_the_recording_began_after_the_last_beat(plugins: Any) -> None:
+    site = pair(*plugins)
+    begun: list[Recording] = []
+    site.app.telemetry = Telemetry(
+        site.lane, site.series.metrics, site.recent, now=lambda: site.time, look=lambda: begun.append(Recording(site))
+    )
+    envoy = site.open()
+    envoy.headers()
+    envoy.body(BODY)
+    (recording,) = begun
+    assert bool(recording.of(Decided).refused) == bool(plugins)
 
 
 def test_prefixes_and_facts_about_headers_are_hashes() -> None:
