@@ -4,6 +4,18 @@ import functools
 from typing import TYPE_CHECKING
 
 from epp.config.defaults import DEFAULT_EXTRACTOR, DEFAULT_SOURCE
+from epp.data import (
+    CACHE_BLOCK_SIZE,
+    CACHE_NUM_BLOCKS,
+    CACHE_RANKS,
+    CACHE_TOKENS,
+    INFLIGHT_REQUESTS,
+    INFLIGHT_TOKENS,
+    KV_USAGE,
+    MAX_LORA,
+    RUNNING,
+    WAITING,
+)
 from epp.plugins.extractors._pages import PageExtractor
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
 from epp.plugins.extractors.metrics_source import MetricsDataSource
@@ -19,6 +31,14 @@ if TYPE_CHECKING:
 
 
 METRICS_BUDGET = 0.01
+# What the picker knows between two pages: what it has sent changes the first ones, and the others stay as they are.
+KNOWN_BETWEEN_PAGES = {
+    column.name
+    for column in (
+        *(WAITING, RUNNING, KV_USAGE, INFLIGHT_REQUESTS, INFLIGHT_TOKENS),
+        *(MAX_LORA, CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, CACHE_TOKENS, CACHE_RANKS),
+    )
+}
 
 
 class Sources:
@@ -32,7 +52,7 @@ class Sources:
         self._config = config
         self.prefix_use: PrefixUse | None = prefix_use(config.pipeline.plugins.values())
         self.kv_events: Settings | None = kv_settings(config.pipeline.plugins.values())
-        self.pacing: Pacing = self._pacing(self.scraped[0])
+        self.pacing: Pacing = self._pacing(*self.scraped)
         self.fresh_for_s: float = fresh_for(self.pacing.interval_s, options.metrics_staleness_threshold_s)
         self.believed_for_s: float = believed_for(self.pacing.interval_s, self.fresh_for_s)
 
@@ -57,7 +77,7 @@ class Sources:
         """The other sources with values that a plugin reads. Each has its extractor, and the pacing of its pages."""
         read = {column.name for column in self._config.pipeline.columns}
         return tuple(
-            (source, extractor, self._pacing(source))
+            (source, extractor, self._pacing(source, extractor))
             for source, extractor in self._pairs
             if source is not self.scraped[0] and any(key.name in read for key in extractor.produces)
         )
@@ -76,10 +96,19 @@ class Sources:
             if isinstance(each.source, MetricsDataSource) and isinstance(extractor, PageExtractor)
         ]
 
-    def _pacing(self, source: MetricsDataSource) -> Pacing:
-        """Returns how often the pages of a source are read. An interval that somebody has set is obeyed, unless a budget is set, too."""
-        interval_given = source.interval_s is not None or "refresh_metrics_interval" in self._options.given
-        budget = source.budget if source.budget is not None or interval_given else METRICS_BUDGET
+    def _pacing(self, source: MetricsDataSource, extractor: PageExtractor) -> Pacing:
+        """Returns how often the pages of a source are read: at an interval that somebody has set, else within a budget.
+
+        A plugin that reads what only pages tell, such as the adapters that a server has loaded, gets each page at the interval, too. A
+        budget that is set counts in any case.
+        """
+        read = {column.name for column in self._config.pipeline.columns} & {key.name for key in extractor.produces}
+        fixed = (
+            source.interval_s is not None
+            or "refresh_metrics_interval" in self._options.given
+            or not read <= KNOWN_BETWEEN_PAGES
+        )
+        budget = source.budget if source.budget is not None or fixed else METRICS_BUDGET
         return Pacing(source.interval_s or self._options.scrape_interval_s, budget)
 
     @property

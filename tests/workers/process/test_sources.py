@@ -56,3 +56,17 @@ def test_an_interval_that_somebody_has_set_is_fixed_unless_a_budget_is_set_too(
 ) -> None:
     sources = Sources(options(tmp_path, given=given), load(SOURCE % parameters, "test"))
     assert sources.pacing.budget == budget
+
+
+@pytest.mark.parametrize(
+    ("scorer", "budget"), [("kv-cache-utilization-scorer", METRICS_BUDGET), ("lora-affinity-scorer", None)]
+)
+def test_pages_come_at_the_interval_if_a_plugin_reads_what_only_they_tell(
+    tmp_path: Path, scorer: str, budget: float | None
+) -> None:
+    text = f"plugins:\n- type: {scorer}\nschedulingProfiles: [{{name: p, plugins: [{{pluginRef: {scorer}}}]}}]"
+    assert Sources(options(tmp_path), load(text, "test")).pacing.budget == budget
+
+
+def test_the_built_in_configuration_reads_pages_within_the_budget(tmp_path: Path) -> None:
+    assert Sources(options(tmp_path), load(None, "test")).pacing.budget == METRICS_BUDGET
