@@ -109,4 +109,5 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "workers.shared.documents": "the same; and it defines msgspec structs",
     "workers.worker.plugin_work": "timers of plugins: inflight-load-producer sets at most one per 10 ms, for all requests together",
     "workers.worker.services:WorkerServices.after": "the same",
+    "workers.worker.setup:Parts.record": "called only until the supervisor records: for some milliseconds of a start",
 }

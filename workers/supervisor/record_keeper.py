@@ -32,7 +32,7 @@ from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.layout import RECORDING
 from workers.shared.recording import asks
-from workers.shared.recording.limits import FRAME_BYTES, RECENT, Frame, Limits
+from workers.shared.recording.limits import FRAME_BYTES, OFF, RECENT, Frame, Limits
 from workers.supervisor.background import Background
 from workers.supervisor.endpoint_records import EndpointRecords
 
@@ -45,7 +45,6 @@ SAMPLED_LOOK_S: Final = 0.5  # a small recording has fewer scraped values, and c
 ASKED_S: Final = 0.5  # how often questions are looked for
 FRAME_S: Final = 1.0
 LATE_S: Final = 2.0
-OFF: Final = "none"  # the value of --record-dir without any recording
 
 log = structlog.get_logger()
 

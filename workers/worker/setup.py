@@ -45,6 +45,7 @@ from workers.shared.decisions import Publisher
 from workers.shared.documents import EndpointsView, NamesView
 from workers.shared.objectives import Priorities
 from workers.shared.query_of_death import DECIDING, PLACES, TRIED, Deciding
+from workers.shared.recording.limits import OFF
 from workers.telemetry.access_log import AccessLog
 from workers.telemetry.cache_prediction import Comparison, match_name
 from workers.telemetry.call_timing import CallTimers, Timing
@@ -282,7 +283,7 @@ class Parts:
             doubts=UsageDoubts(self.series(PREDICTION), log.warning, time.monotonic),
             agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
             access_log=AccessLog(share, self._rng) if (share := self.instance.options.access_log) else None,
-            look=self.record,
+            look=self.record if self.instance.options.record_dir != OFF else None,
         )
 
     def _receipt(self, pipeline: Pipeline, request: Request, decision: Decision) -> str:

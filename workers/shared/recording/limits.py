@@ -2,6 +2,7 @@
 
 from typing import Final, NamedTuple
 
+OFF: Final = "none"  # the value of --record-dir without any recording
 # a frame is written when it has this size: it compresses well, and a reader needs little memory
 FRAME_BYTES: Final = 512 << 10
 
