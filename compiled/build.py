@@ -203,7 +203,7 @@ def build(target: Target | None = None, jobs: int | None = None) -> bool:
         sources, folders = generate(generated)
         admit_subclasses(generated)
         cached = Cached(target, folders, generated)
-        objects = pool.map(cached.compiled, sorted([*sources, ROOT / ENTRY_SOURCE], key=_size, reverse=True))
+        objects = pool.map(cached.compiled, sorted([*sources, ROOT / ENTRY_SOURCE], key=os.path.getsize, reverse=True))
         ready = Path(tempfile.mkdtemp(dir=BUILT, prefix=".unfinished-"))
         for name, files in ((KERNELS, numeric), (LIBRARY, objects)):
             _run([*target.compiler, "-shared", *map(str, files), "-o", str(ready / f"{name}{SUFFIX}")])
@@ -216,10 +216,6 @@ def build(target: Target | None = None, jobs: int | None = None) -> bool:
     (BUILT / REASON).unlink(missing_ok=True)
     _forget_others(folder)
     return True
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size
 
 
 def _forget_others(kept: Path) -> None:

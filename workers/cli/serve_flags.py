@@ -75,7 +75,8 @@ FLAGS = (
             "refresh-metrics-interval",
             DURATION,
             "50ms",
-            "Period of metric scrapes, 50ms to 10m. If it is not set, a scrape may take at most 1 % of a server's time.",
+            "Period of metric scrapes, 50ms to 10m. If it is not set, and no plugin reads what only pages "
+            "tell, scrapes take at most 1 % of a server's time.",
         ),
         flag(
             "metrics-staleness-threshold",

@@ -1,7 +1,7 @@
 """Decides which endpoints are fresh, stale, unknown or down. Pure code: every result depends only on the calls and their `now`."""
 
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from shm.table import State
 
@@ -25,6 +25,15 @@ def believed_for(interval_s: float, fresh_s: float) -> float:
     scrape ends. So readers need this limit only while there is no supervisor.
     """
     return fresh_s + 2 * interval_s + SCRAPE_S_MAX
+
+
+class Fresh(NamedTuple):
+    """How long readers of the table believe the mark FRESH, in seconds. `paced`: each endpoint's pages have a pace of their own, so its
+    values are up to date until a page is missing.
+    """
+
+    for_s: float
+    paced: bool = False
 
 
 class Health:

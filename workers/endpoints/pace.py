@@ -3,7 +3,7 @@
     cost    the shortest time from a request to the last byte of its page that was seen; it may rise by 1 % per page
     gap     cost / budget, at least the scrape interval, and at most LONGEST_S
     rest    a server without requests is asked once in LONGEST_S
-    doubt   a server whose requests differ from the account, because others send there, too, does not rest for the next DOUBT_S
+    doubt   if the requests at a server differ from the account, others send there, too: it does not rest for the next DOUBT_S
 
 The account: from page to page, the requests at a server change by as many as the picker has sent there or seen end.
 
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 LONGEST_S: Final = 2.0
 DEARER: Final = 1.01
 DOUBT_S: Final = 30.0
-# Each page may show so much more or less: requests that are on their way, or whose end is not seen yet.
+# Each page may show so much more or less, because requests are on their way, or the picker has not seen their end yet.
 ON_THE_WAY: Final = 0.5
 ON_THE_WAY_SHARE: Final = 0.1  # of those in flight
 

@@ -59,7 +59,7 @@ FLOOD_PAUSE_S: Final = 1.0
 LARGE_PAGE_BYTES: Final = 1 << 17
 COSTLY_S: Final = 0.02
 COSTLY_PAUSE: Final = 10.0  # the pause is this multiple of the page's CPU time, up to FLOOD_PAUSE_S
-# A server whose page shows so many times the requests in flight, and a few more, has other clients than this picker and its replicas.
+# If a page shows so many times the requests in flight, and a few more, the server has clients besides this picker and its replicas.
 FOREIGN: Final = 1.25
 FOREIGN_MIN: Final = 4
 

@@ -62,13 +62,8 @@ class Target:
         self.refusal: str | None = None  # why the page was refused, while the own address is tried
         self.move(address, server, own)
 
-    @property
-    def under_way(self) -> bool:
-        """Whether a scrape of the endpoint is under way."""
-        return self.began >= 0.0
-
     def waits(self, now: float) -> bool:
-        """Whether no page is missing: one is under way, or the next one is not due yet."""
+        """Returns whether no page is missing: one is under way, or the next one is not due yet."""
         return self.began >= 0.0 or self.pace.waits(now)
 
     def move(self, address: Address, server: str, own: Address | None) -> None:

@@ -28,7 +28,7 @@ class Wheel:
         return [target for bucket in self._buckets for target in bucket]
 
     def costs(self) -> list[float]:
-        """Returns what a page costs each server whose page was read, in seconds."""
+        """Returns what a page costs each server, in seconds, without servers of which no page was read."""
         return [target.pace.cost_s for target in self.targets() if target.pace.cost_s]
 
     def add(self, target: Target) -> None:
@@ -39,7 +39,7 @@ class Wheel:
         target.bucket[target] = None
 
     def turn(self, turns: int) -> list[Target]:
-        """Turns up to tick number `turns`. Returns the endpoints whose turn has come: each once, even if several turns of it have."""
+        """Turns up to tick number `turns`. Returns the endpoints that have their turn then: each once, even if it has missed turns."""
         buckets = self._buckets
         numbers = range(max(self.turns, turns - len(buckets)), turns)
         self.turns = max(turns, self.turns)

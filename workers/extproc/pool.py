@@ -31,6 +31,7 @@ from shm.table import (
     TableCopy,
     TableReader,
 )
+from workers.endpoints.freshness import Fresh
 from workers.extproc.account import STEP_S, Account, Load
 from workers.shared.documents import EndpointsView, NamesView
 
@@ -56,15 +57,6 @@ class Failures(NamedTuple):
 
 
 IGNORED: Final = Failures(_ignore, _ignore, _ignore)  # of a process that decides no requests
-
-
-class Fresh(NamedTuple):
-    """How long values count as fresh, in seconds. `paced`: each endpoint's pages have a pace of their own, so its values are up to date
-    until a page is missing.
-    """
-
-    for_s: float
-    paced: bool = False
 
 
 class SharedPool:
@@ -100,7 +92,8 @@ class SharedPool:
         self._fresh = fresh
         self._honour_subsets = honour_subsets
         wanted = {c.name for c in columns}
-        self._indices = [(name, index) for index, name in enumerate(table.schema.columns) if name in wanted.union(LOAD)]
+        read = wanted.union(LOAD)
+        self._indices = [(name, index) for index, name in enumerate(table.schema.columns) if name in read]
         self._unwanted = [name for name in LOAD if name not in wanted]
         self._account = Account(table.schema.slots)
         self._name_columns = tuple(c.name for c in columns if c.type is frozenset)

@@ -22,7 +22,7 @@ from epp.metrics.flow_control import (
 from shm.documents import DocumentReader
 from shm.flow_lanes import WAITING, WAITING_BYTES, FlowLanes
 from shm.table import TableReader
-from workers.extproc.pool import IGNORED, Fresh, SharedPool
+from workers.extproc.pool import IGNORED, SharedPool
 from workers.flow.eviction import reclaiming
 from workers.flow.probe import EFFECTIVE, PoolProbe
 from workers.process.instance import Instance
@@ -126,7 +126,7 @@ def pool_of(instance: Instance, documents: DocumentReader) -> SharedPool:
         NamesView(documents),
         instance.memory.lanes,
         columns=instance.config.pipeline.columns,
-        fresh=Fresh(instance.sources.believed_for_s, instance.sources.pacing.budget is not None),
+        fresh=instance.sources.believed,
         now=time.monotonic,
         failures=IGNORED,
     )

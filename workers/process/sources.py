@@ -21,7 +21,7 @@ from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from epp.plugins.producers._precise_params import Settings
 from epp.plugins.producers.precise_prefix import kv_settings
-from workers.endpoints.freshness import believed_for, fresh_for
+from workers.endpoints.freshness import Fresh, believed_for, fresh_for
 from workers.endpoints.index_limits import PrefixUse, prefix_use
 from workers.endpoints.pace import Pacing
 
@@ -54,7 +54,10 @@ class Sources:
         self.kv_events: Settings | None = kv_settings(config.pipeline.plugins.values())
         self.pacing: Pacing = self._pacing(*self.scraped)
         self.fresh_for_s: float = fresh_for(self.pacing.interval_s, options.metrics_staleness_threshold_s)
-        self.believed_for_s: float = believed_for(self.pacing.interval_s, self.fresh_for_s)
+        # What readers of the table believe.
+        self.believed = Fresh(
+            believed_for(self.pacing.interval_s, self.fresh_for_s), paced=self.pacing.budget is not None
+        )
 
     @property
     def scrapes(self) -> bool:

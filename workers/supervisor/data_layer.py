@@ -74,7 +74,7 @@ class DataLayer:
         self._instance = instance
         self._lane = lane
         self._report = report
-        self._cost_known = instance.sources.pacing.budget is not None
+        self._cost_known = instance.sources.believed.paced
         self._debug = instance.options.log_level == "debug"
         lanes = instance.memory.lanes
         self._writer = writer = TableWriter(instance.layout.table, instance.memory.table)

@@ -205,7 +205,7 @@ class PagePort:
             TableReader(instance.layout.table, instance.memory.table),
             EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents)),
             name=instance.options.pool_name,
-            fresh_for_s=instance.sources.believed_for_s,
+            fresh_for_s=instance.sources.believed.for_s,
         )
         plugins = instance.config.pipeline.plugins
         candidacy = self._kubernetes.candidacy if self._kubernetes is not None else None

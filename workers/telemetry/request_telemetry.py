@@ -137,22 +137,22 @@ class Telemetry:
                 self.metrics.not_scheduled(request.target_model)
         self._lane.observe(self._at.request_processing, now - received_at)
 
-    def _begun(self) -> Recorder | None:
-        """Returns the recorder, if a recording has begun since the worker's last beat."""
-        if self._look is not None:
-            self._look()
-        return self.recorder
-
     def faulted(self, request: Request, problem: Exception, used: Used) -> None:
         """Records why a request failed before its answer, for `epp explain`. The text contains no part of a prompt."""
         plugin = culprit(problem)
         named = f"plugin '{plugin.name}' raised " if plugin is not None else ""
         now = self._now()
-        if self.recorder is not None:
-            self.recorder.refused(request, Cause.INTERNAL.value, request.now, now)
+        if (recorder := self.recorder or self._begun()) is not None:
+            recorder.refused(request, Cause.INTERNAL.value, request.now, now)
         if self.access_log is not None:
             self.access_log.refused(request, Cause.INTERNAL.value, request.now, now)
         self.recent.add(now, request, None, Refused(Cause.INTERNAL, named + error_text(problem)), used=used)
+
+    def _begun(self) -> Recorder | None:
+        """Returns the recorder, if a recording has begun since the worker's last beat."""
+        if self._look is not None:
+            self._look()
+        return self.recorder
 
     def not_duplex(self) -> None:
         """Records that a gateway does not stream both bodies of a request in full duplex."""

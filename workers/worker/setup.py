@@ -35,7 +35,7 @@ from shm.series import SeriesWriter
 from shm.table import TableReader
 from workers.extproc.app import App, Guards, StreamOptions, Times
 from workers.extproc.pipelines import Pipelines
-from workers.extproc.pool import Failures, Fresh, SharedPool
+from workers.extproc.pool import Failures, SharedPool
 from workers.extproc.shedding import Shedding
 from workers.flow.flow_control import FlowControl
 from workers.process.instance import Instance
@@ -236,7 +236,7 @@ class Parts:
             NamesView(self._documents),
             instance.memory.lanes,
             columns=(*pipeline.columns, *(key for key in read if isinstance(key, Column))),
-            fresh=Fresh(instance.sources.believed_for_s, instance.sources.pacing.budget is not None),
+            fresh=instance.sources.believed,
             now=time.monotonic,
             failures=Failures(
                 self._faults.producer_failed,

@@ -62,8 +62,8 @@ class MetricsDataSource(DataSource):
         client_key_path: A PEM file with the client's key.
         interval: The time between two scrapes. Default: --refresh-metrics-interval.
         metrics_budget: The share of a server's time that its pages may take. A page costs the time from its request to its last byte at low
-            load. At least one page is read in 2 s, at most one per interval. Default: 0.01, unless an interval is set: then each interval
-            has its page.
+            load. At least one page is read in 2 s, at most one per interval. Default: 0.01. But if an interval is
+            set, or a plugin reads what only pages tell, each interval has its page.
         """
 
         scheme: Literal["http", "https"] = "http"

@@ -11,7 +11,7 @@ TURN_S = 0.05
 
 
 class Server:
-    """A server whose page costs `cost_s`, read by a pace whose turns come every 50 ms."""
+    """A server with pages that cost `cost_s`, and the pace at which they are read. Turns come every 50 ms."""
 
     def __init__(self, cost_s: float, budget: float | None = 0.01) -> None:
         self.pace = Pace(Pacing(TURN_S, budget))

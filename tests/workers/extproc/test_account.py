@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 class Servers:
-    """Servers whose pages an account carries on, with the requests that are in flight there now."""
+    """Servers with pages that an account carries on, and with requests in flight."""
 
     def __init__(self, count: int) -> None:
         self.count = count

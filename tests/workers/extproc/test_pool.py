@@ -15,7 +15,8 @@ from shm.table import DOWN, DRAINING, FAILING_AT, Handle, State, TableReader, Ta
 from tests.epp.plugins.calls import made
 from tests.pair import lanes
 from tests.shm.memory import region_for
-from workers.extproc.pool import IGNORED, SUBSET_ENTRIES_MAX, Fresh, SharedPool, subset_mask
+from workers.endpoints.freshness import Fresh
+from workers.extproc.pool import IGNORED, SUBSET_ENTRIES_MAX, SharedPool, subset_mask
 from workers.shared.documents import ENDPOINTS, NAMES, EndpointRecord, EndpointsView, NamesRecord, NamesView, encode
 
 COLUMNS: tuple[Column[Any], ...] = (WAITING, KV_USAGE, ACTIVE_MODELS)
