@@ -28,7 +28,7 @@ BUILT: Final = Path(__file__).parent / "built"
 ABI: Final = importlib.machinery.EXTENSION_SUFFIXES[0].removeprefix(".").removesuffix(".so")
 VARIABLE: Final = "EPP_COMPILED"
 LIBRARY: Final = "epp_request_path__mypyc"  # has the code of all modules
-BUILDER: Final = "6"  # raise it when `compiled.build` changes what it makes from the same source
+BUILDER: Final = "7"  # raise it when `compiled.build` changes what it makes from the same source
 SUFFIX: Final = ".so"
 REASON: Final = "not-built.txt"  # a file in BUILT that says why there is no build
 
