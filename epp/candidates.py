@@ -1,6 +1,6 @@
 """Candidates: an immutable, columnar view of the endpoints that one decision may choose from.
 
-`Snapshot` holds the scraped values of all endpoints. All decisions between two scrapes share it; `workers/extproc/pool.py` builds it
+`Snapshot` holds the scraped values of all endpoints. All decisions between two scrapes share it; `workers/worker/extproc/pool.py` builds it
 from shared memory. `Candidates` is a snapshot, reduced to some rows, together with the load in flight at this moment.
 
 This module alone decides which value a candidate without a fresh value gets (the value is then *settled*):

@@ -15,7 +15,7 @@ beats (monotonic seconds) and sums, which are float64. A lane starts on an even 
 never share a pair of lines.
 
 - Scalars and in-flight numbers are gauges. `take_over` clears them, because what they counted died with the predecessor. All other
-  numbers continue in the successor, so exported counters never decrease. `workers.endpoints.ejection` explains served requests and
+  numbers continue in the successor, so exported counters never decrease. `workers.shared.ejection` explains served requests and
   points of failures.
 - In-flight numbers count only while the parent marks the lane as serving. So the numbers that a dead
   worker left in its lane do not count as load of an endpoint.

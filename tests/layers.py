@@ -38,10 +38,10 @@ LABORATORY = {  # what `loadtest` may import of `workers`
     "workers.shared.recording",
     "workers.process.unit_bytes",  # sizes of shared memory
     # The decision code that replay runs:
-    "workers.endpoints.index_limits",
-    "workers.extproc.shedding",
-    "workers.flow.flow_control",
-    "workers.flow.probe",
+    "workers.shared.index_limits",
+    "workers.worker.extproc.shedding",
+    "workers.worker.flow.flow_control",
+    "workers.worker.flow.probe",
     "workers.shared.bus",
     "workers.worker.services",
 }
@@ -87,23 +87,25 @@ EPP = (  # packages and modules; a module that is not named has the row of its p
     {"config", "testing"},  # start-up, and tests of plugins
 )
 MACHINES, LEAVES, START_UP = 3, 4, 8
-WORKERS = (  # from high to low
+WORKERS = (  # from high to low; a package in a package has a row of its own
     "cli",
     "supervisor",
+    "supervisor.kv_events",
+    "supervisor.kube",
+    "supervisor.pages",
+    "supervisor.endpoints",
     "worker",
-    "kv_events",
-    "kube",
-    "pages",
-    "extproc",
+    "worker.extproc",
+    "worker.flow",
+    "worker.telemetry",
     "process",
-    "endpoints",
-    "flow",
-    "telemetry",
+    "replicas",
     "shared",
     "transport",
     "host",
 )
-WORKERS_ENTRIES_MAX = 16
+WORKERS_ENTRIES_MAX = 11
+ARROWS_MAX = 24  # between the packages of `workers`
 
 FORKERS = (  # modules that run in the parent; it imports the last one in a function, before it forks
     "workers.process.parent",
@@ -255,7 +257,7 @@ def direction_violation(module: str, target: str) -> str | None:
     """Returns a message if a package of `workers` imports a package above it."""
     if not (within(module, ["workers"]) and within(target, ["workers"])):
         return None
-    here, there = (name.split(".")[1] if "." in name else "" for name in (module, target))
+    here, there = room(module), room(target)
     if here in ("", "__main__"):
         return None if there == "cli" else f"{module} imports {target}: it may import workers.cli only; move it there"
     for part in (here, there):
@@ -267,6 +269,12 @@ def direction_violation(module: str, target: str) -> str | None:
             f"move the code that both need into workers.{here} or below, or take it as an argument"
         )
     return None
+
+
+def room(module: str) -> str:
+    """Returns the row of a module of `workers`: its package in a package if WORKERS names that, else its package."""
+    parts = module.split(".")[1:3]
+    return inner if (inner := ".".join(parts)) in WORKERS else parts[0] if parts else ""
 
 
 def random_violations(module: str, source: str) -> Iterator[str]:
@@ -372,8 +380,9 @@ def docstring_violations(package: str, source: str) -> list[str]:
     part = package.rpartition(".")[2]
     if not package.startswith("workers.") or part not in WORKERS:
         return []
-    place = WORKERS.index(part)
-    neighbours = ((*WORKERS, "nothing")[place + 1], WORKERS[place - 1] if place else "__main__")
+    rooms = [name for name in WORKERS if "." not in name]
+    place = rooms.index(part)
+    neighbours = ((*rooms, "nothing")[place + 1], rooms[place - 1] if place else "__main__")
     return [
         f"{package} says '{phrase}' about its neighbours, but by WORKERS in tests/layers.py this begins with {neighbour}: write that"
         for phrase, neighbour in zip(phrases.groups(), neighbours, strict=True)

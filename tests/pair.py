@@ -25,17 +25,17 @@ from shm.lanes import Lane, Lanes, LaneSchema
 from shm.segment import Region
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
-from workers.endpoints.outliers import KINDS, OUTCOMES
-from workers.extproc.answer_counts import AnswerCounts
-from workers.extproc.app import App, Guards, Times
-from workers.extproc.pipelines import Pipelines
-from workers.extproc.stream import PATH, open_stream
 from workers.process.layout import series_schema_of
 from workers.shared.decisions import Recent
+from workers.shared.outliers import KINDS, OUTCOMES
 from workers.shared.query_of_death import PLACES, WORDS, Deciding
-from workers.telemetry.request_metrics import RequestMetrics
-from workers.telemetry.request_telemetry import Telemetry
 from workers.transport.interface import Buffer, Clock, Metadata
+from workers.worker.extproc.answer_counts import AnswerCounts
+from workers.worker.extproc.app import App, Guards, Times
+from workers.worker.extproc.pipelines import Pipelines
+from workers.worker.extproc.stream import PATH, open_stream
+from workers.worker.telemetry.request_metrics import RequestMetrics
+from workers.worker.telemetry.request_telemetry import Telemetry
 
 Response = pb.ProcessingResponse
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.layers import (
+    ARROWS_MAX,
     CLASS_LINES_MAX,
     EPP,
     FORKERS,
@@ -83,7 +84,7 @@ def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
         ("shm.table", "import asyncio", "asyncio, which is banned in shm: return at once"),
         ("shm.table", "import msgspec", "shm.table imports msgspec: shm knows only"),
         (
-            "workers.extproc.stream",
+            "workers.worker.extproc.stream",
             "import loadtest.sim.main",
             "workers may not import loadtest; start it as a process",
         ),
@@ -100,7 +101,11 @@ def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
             "from epp import decide",
             "it sees the picker from outside, and knows only epp.protocol",
         ),
-        ("loadtest.replay.run", "from workers.extproc import stream", "loadtest knows of workers only what LABORATORY"),
+        (
+            "loadtest.replay.run",
+            "from workers.worker.extproc import stream",
+            "loadtest knows of workers only what LABORATORY",
+        ),
     ],
 )
 def test_a_planted_import_is_reported_with_an_alternative(module: str, source: str, message: str) -> None:
@@ -222,7 +227,7 @@ def test_importing_the_modules_that_fork_starts_no_thread_and_imports_no_grpc() 
 def test_nothing_of_replicas_is_imported_without_a_store() -> None:
     script = (
         "import sys, workers.cli.serve, workers.supervisor.main, workers.worker.main\n"
-        "found = [m for m in sys.modules if m.startswith(('workers.endpoints.replicas', 'redis', 'hiredis'))]\n"
+        "found = [m for m in sys.modules if m.startswith(('workers.replicas', 'redis', 'hiredis'))]\n"
         "assert not found, f'imported: {found}'\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=50)
@@ -230,6 +235,17 @@ def test_nothing_of_replicas_is_imported_without_a_store() -> None:
 
 def test_workers_fits_on_one_page() -> None:
     assert entry_violations(ROOT / "workers") == []
+
+
+def test_few_packages_of_workers_import_each_other() -> None:
+    found = {
+        (here, there)
+        for module, source in sources(("workers",)).items()
+        for target in imports(source)
+        if within(target.target, ["workers"]) and "." in module
+        if (here := module.split(".")[1]) != (there := target.target.split(".")[1]) and here != "__main__"
+    }
+    assert len(found) <= ARROWS_MAX, sorted(found)
 
 
 def test_too_many_entries_of_workers_are_reported(tmp_path: Path) -> None:
@@ -253,16 +269,8 @@ def test_a_package_has_a_docstring_with_its_neighbours(package: str) -> None:
     [
         ("epp.plugins.pickers", "pickers", "epp.plugins.pickers has no docstring: say in its __init__.py what it is"),
         ("epp.flow", "The queues of requests.", "write 'May import: ... . Imported by: ...' into its docstring"),
-        (
-            "workers.flow",
-            "Queues of workers.\n\nMay import: host. Imported by: endpoints.",
-            "begins with telemetry: write",
-        ),
-        (
-            "workers.flow",
-            "Queues of workers.\n\nMay import: telemetry. Imported by: cli.",
-            "begins with endpoints: write",
-        ),
+        ("workers.process", "The parent.\n\nMay import: host. Imported by: worker.", "begins with replicas: write"),
+        ("workers.process", "The parent.\n\nMay import: replicas. Imported by: cli.", "begins with worker: write"),
     ],
 )
 def test_a_planted_docstring_is_reported_with_the_missing_part(package: str, docstring: str, message: str) -> None:

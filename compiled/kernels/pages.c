@@ -1,5 +1,5 @@
 /* Reads what scrapes read again and again: the head of an answer, and a value that stands where it stood on the page before. The Python
-   code with the same results is beside the calls: `plain_head` of `workers.endpoints.http_answer`, `recalled` of `epp.protocol.exposition`. */
+   code with the same results is beside the calls: `plain_head` of `workers.supervisor.endpoints.http_answer`, `recalled` of `epp.protocol.exposition`. */
 #include "arrays.h"
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Reads what the replica store sends (`workers.endpoints.replicas` has the protocol and the messages). */
+/* Reads what the replica store sends (`workers.replicas` has the protocol and the messages). */
 #include "arrays.h"
 
 #define HEAD ">3\r\n$7\r\nmessage\r\n$"

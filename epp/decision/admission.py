@@ -1,8 +1,8 @@
 """Admission decides whether a request may be scheduled now, has to wait for its turn, or is refused.
 
 `epp.decision.decide` calls `Admission.enter` before every decision, and awaits `Admission.turn` if the request has to wait. There are three
-implementations: `Open` (every request passes), `workers.extproc.shedding` (refuses sheddable requests while the pool is full) and
-`workers.flow.flow_control`.
+implementations: `Open` (every request passes), `workers.worker.extproc.shedding` (refuses sheddable requests while the pool is full) and
+`workers.worker.flow.flow_control`.
 
     enter ──▶ Ticket ── decided, load counted ──▶ placed ──▶ … answer … ──▶ done
       └ turn ──▶ └───── no decision ─────────────────────────────────────▶ done

@@ -1,4 +1,4 @@
-"""The interfaces that flow control needs: `workers/flow` implements these protocols, and the simulation fakes them.
+"""The interfaces that flow control needs: `workers/worker/flow` implements these protocols, and the simulation fakes them.
 
     Probe     how full the pool is, by the configured detector; read by `epp/flow/gate.py`
     Gate      whether there is room for one more request

@@ -1,6 +1,6 @@
 """Discovery plugins say where the list of endpoints comes from: the path of a file, and whether the picker follows its changes.
 
-`workers/endpoints/endpoints_file.py` reads the file.
+`workers/supervisor/endpoints/endpoints_file.py` reads the file.
 """
 
 from typing import Annotated, ClassVar

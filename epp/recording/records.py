@@ -4,7 +4,8 @@
     batch    an array of records        from one worker, begun by `Batch`; or from the supervisor, without `Batch`
 
 A worker does not create these objects: it encodes tuples of the same fields in the same order, because that costs half as much
-(`workers.telemetry.recorder`). Arrays of numbers are bytes in the byte order of x86 and Arm (little-endian), so a decoder copies nothing.
+(`workers.worker.telemetry.recorder`). Arrays of numbers are bytes in the byte order of x86 and Arm (little-endian), so a decoder copies
+nothing.
 
 A new field comes at the end of its record and has a default, so older files stay readable. Any other change raises VERSION.
 """

@@ -3,7 +3,7 @@
     begin   headers ─▶ Request: path, id, flow, longest wait, subset
     read    body ─▶ parser ─▶ model, prompt, …; model rewrite; priority; RequestHeader plugins
 
-The server and `epp explain` both use it. `workers.extproc.request_phase` gathers and unpacks bodies before.
+The server and `epp explain` both use it. `workers.worker.extproc.request_phase` gathers and unpacks bodies before.
 """
 
 from collections.abc import Callable, Mapping, Sequence

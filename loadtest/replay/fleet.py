@@ -24,8 +24,8 @@ from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader
 from shm.segment import Region
 from workers.cli.offline import OfflineError
-from workers.endpoints.index_limits import PrefixUse
 from workers.shared.bus import AGE_TICKS
+from workers.shared.index_limits import PrefixUse
 
 SCRAPE_S: Final = 0.05
 INDEX_S: Final = 0.009  # from a decision until all workers see its blocks in the index

@@ -32,7 +32,7 @@ from loadtest.replay.servers import Job, Speed
 from loadtest.replay.services import BATCHES_S, ReplayLearning, ReplayServices
 from loadtest.replay.waiting import LOOK_S, Pause, Queue, Waited, admission_of
 from workers.cli.offline import OfflineError, worker_services
-from workers.endpoints.index_limits import PrefixUse, prefix_use
+from workers.shared.index_limits import PrefixUse, prefix_use
 
 REFUSED, FAILED = -1, -2  # in `Run.target`: no endpoint was chosen; its server died
 BAD_GATEWAY: Final = 503

@@ -23,9 +23,9 @@ from epp.request.flows import FlowKey, Item
 from loadtest.replay.fleet import Fleet
 from shm.flow_lanes import DISPATCHED
 from workers.cli.offline import OfflineError
-from workers.extproc.shedding import Shedding
-from workers.flow.flow_control import LOOK_S, FlowTicket, QueuedRequest
-from workers.flow.probe import PoolProbe
+from workers.worker.extproc.shedding import Shedding
+from workers.worker.flow.flow_control import LOOK_S, FlowTicket, QueuedRequest
+from workers.worker.flow.probe import PoolProbe
 
 __all__ = ["LOOK_S", "Pause", "Queue", "Waited", "admission_of"]
 

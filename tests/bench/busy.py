@@ -35,11 +35,11 @@ from tests.epp.plugins.parser_bodies import frame as grpc_frame
 from tests.fakes import FakeServices
 from tests.pair import Pair
 from tests.workers.transport.helpers import block, frame, framed, word
-from workers.extproc.stream import PATH, open_stream
 from workers.shared.bus import BusWriter
 from workers.transport.frames import PREFACE
 from workers.transport.http2 import Connection
 from workers.transport.limits import Limits
+from workers.worker.extproc.stream import PATH, open_stream
 
 MIB = 1 << 20
 SIZES = (64 << 10, 256 << 10, MIB, 4 * MIB, 32 * MIB)

@@ -17,7 +17,7 @@ from loadtest.sim.kv_pool import CPU, GPU, KvPool, block_hashes, token_count
 from shm.held_reader import HeldReader, Owners
 from shm.held_writer import HeldWriter, schemas
 from shm.segment import Region
-from workers.kv_events.holdings import Holder, Holdings
+from workers.supervisor.kv_events.holdings import Holder, Holdings
 
 BLOCK = 16
 BYTES = 4 * BLOCK

@@ -14,7 +14,7 @@ from loadtest.sim.engine import Engine, EngineSettings
 from loadtest.sim.exposition import MetricsPage
 from tests.bench.cases import Case
 from tests.bench.prefix_cases import chat
-from workers.endpoints.http_answer import ServerAnswer
+from workers.supervisor.endpoints.http_answer import ServerAnswer
 
 PAGE_BYTES = 32_000
 PAGE_US = 50.0

@@ -19,9 +19,9 @@ from shm.series import FIRST_BLOCK
 from tests.pair import Series
 from workers.shared.recording.files import RecordFiles
 from workers.shared.recording.limits import FRAME_BYTES, Frame, Limits
-from workers.telemetry.recorder import Recorder, RecordSender
-from workers.telemetry.request_metrics import Cell, Exchange
 from workers.transport.interface import Clock
+from workers.worker.telemetry.recorder import Recorder, RecordSender
+from workers.worker.telemetry.request_metrics import Cell, Exchange
 
 SECRET = 7
 FRAME_S = 1.0

@@ -1,6 +1,6 @@
 """Ejection in the routing benchmark: the picker's rules and counts, in virtual time.
 
-Workers count what `workers.extproc.response_phase` counts, and the supervisor's sweep runs every SWEEP_S.
+Workers count what `workers.worker.extproc.response_phase` counts, and the supervisor's sweep runs every SWEEP_S.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from shm.answers import AnswersReader, AnswersSchema, AnswersWriter
 from shm.segment import Region
 from shm.table import EJECTED, FAILING_AT, FAILING_MASK, LANE_MASK, TRIAL_LANE_AT, TRIAL_NUMBER_AT
 from tests.bench.routing_servers import SERVERS
-from workers.endpoints.ejection import CONNECTION_POINTS, Ejections
-from workers.endpoints.outliers import EMPTY, KINDS, OUTCOMES, Outliers
-from workers.extproc.answer_counts import NOT_COUNTED, AnswerCounts, outcome_of
+from workers.shared.ejection import CONNECTION_POINTS, Ejections
+from workers.shared.outliers import EMPTY, KINDS, OUTCOMES, Outliers
+from workers.worker.extproc.answer_counts import NOT_COUNTED, AnswerCounts, outcome_of
 
 SWEEP_S = 0.005
 OK = 200

@@ -14,7 +14,7 @@ from shm.held_reader import HeldReader, Owners
 from shm.held_writer import HeldWriter, schemas
 from shm.segment import Region
 from tests.bench.routing_traffic import BLOCK_TOKENS
-from workers.kv_events.holdings import Holder, Holdings
+from workers.supervisor.kv_events.holdings import Holder, Holdings
 
 EVENTS_S = 0.010  # from a step of an engine to the index
 BLOCKS = 1 << 20

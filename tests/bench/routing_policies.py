@@ -42,8 +42,8 @@ from tests.bench.routing_learning import SharedLearning
 from tests.bench.routing_servers import SERVERS
 from tests.bench.routing_traffic import BLOCK_TOKENS
 from tests.fakes import FakeServices, endpoints
-from workers.extproc.account import STEP_S, Account, Load
-from workers.extproc.pool import REBUILD_MAX_S
+from workers.worker.extproc.account import STEP_S, Account, Load
+from workers.worker.extproc.pool import REBUILD_MAX_S
 
 LEARN_S = 0.003
 INDEX_ENTRIES = 1 << 19

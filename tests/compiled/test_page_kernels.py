@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compiled import kernels
 from compiled.kernels import reference
-from workers.endpoints.http_answer import HEAD_BYTES_MAX, HttpError, ServerAnswer
+from workers.supervisor.endpoints.http_answer import HEAD_BYTES_MAX, HttpError, ServerAnswer
 
 native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
 

@@ -28,9 +28,9 @@ from tests.bench.routing_zoo import FIELD_TEXT
 from tests.epp.plugins import parser_bodies
 from tests.workers.flow_world import World
 from tests.workers.instances import made
-from workers.extproc.stream import PATH
 from workers.host.options import TracingOptions
 from workers.transport.native import Server
+from workers.worker.extproc.stream import PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = tuple(f"{ROOT / package}/" for package in ("epp", "shm", "workers"))

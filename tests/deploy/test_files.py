@@ -15,7 +15,7 @@ from release.image import oci, root
 from release.source import Source
 from tests.deploy import generate
 from tests.deploy.renderers import CHART, ROOT
-from workers.kube.object_files import Folder
+from workers.supervisor.kube.object_files import Folder
 
 EXAMPLES = ROOT / "deploy" / "examples"
 

@@ -16,7 +16,7 @@ from tests.deploy.objects import EXAMPLE, NAMES, Json, granted, one, picker, pod
 from tests.deploy.renderers import CHART, NAMESPACE, POOL, ours
 from workers.cli.manifests.command import check
 from workers.cli.manifests.layers import Layer, checked
-from workers.kube.lease import lease_name
+from workers.supervisor.kube.lease import lease_name
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from tests.e2e.conftest import FAST
 from tests.e2e.precise_world import SimWorld
 from tests.e2e.replica_site import ReplicaSite, know_each_other, store_in
 from tests.redis_server import needs_redis
-from tests.workers.kube.fake import PODS, POOLS, FakeApi, pod, pool
+from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, pod, pool
 
 PD = Path(__file__).resolve().parents[2] / "deploy/config/pd.yaml"
 SHIPPED_PATH = "/etc/epp/endpoints.yaml"

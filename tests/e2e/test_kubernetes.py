@@ -21,8 +21,8 @@ from aiohttp import web
 from loadtest.demo.children import command_name, descendants, python
 from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, Picker, ask, completion, eventually, run
-from tests.workers.kube.fake import PODS, POOLS, FakeApi, pod, pool
-from workers.kube.errors import ApiError, Unreachable
+from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, pod, pool
+from workers.supervisor.kube.errors import ApiError, Unreachable
 
 SERVERS = ("127.0.9.1", "127.0.9.2")
 

@@ -14,8 +14,8 @@ import grpc
 from loadtest.demo.children import command_name, descendants
 from tests.e2e.cluster import Cluster, Picker
 from tests.workers.authority import CLIENT, Authority, Volume, write
-from workers.extproc.health import CHECK, NOT_SERVING, SERVING
-from workers.extproc.stream import PATH
+from workers.worker.extproc.health import CHECK, NOT_SERVING, SERVING
+from workers.worker.extproc.stream import PATH
 
 EVERY_S = 0.1
 SETTLED_S = 20.0

@@ -20,7 +20,7 @@ from tests.e2e.precise_world import CONFIG
 from tests.e2e.replica_site import store_in
 from tests.e2e.test_kubernetes import HttpApi, following, kubernetes, status
 from tests.redis_server import needs_redis
-from tests.workers.kube.fake import PODS, POOLS, pod, pool
+from tests.workers.supervisor.kube.fake import PODS, POOLS, pod, pool
 
 __all__ = ["kubernetes"]  # a fixture
 

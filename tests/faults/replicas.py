@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tests.faults.replica_world import CHANNEL, PASSWORD, Held, Traffic, World
-from workers.endpoints.replicas.wire import FORM
+from workers.replicas.wire import FORM
 
 PAUSE_S, SHORT_PAUSE_S = 10.0, 1.5  # of a stopped replica and a silent store
 SILENT_S = 3.0  # by then, replicas have noticed a silent store
@@ -132,7 +132,7 @@ def stolen_name(world: World, pause_s: float) -> None:
 
 
 def lying() -> list[bytes]:
-    """Messages that no replica sends: the array of `workers.endpoints.replicas.wire` with wrong values."""
+    """Messages that no replica sends: the array of `workers.replicas.wire` with wrong values."""
     encode = msgspec.msgpack.encode
     rows = b"\xff" * 20 * 50
     good = [FORM, "liar", 1, 1, 1, True, 7, b"", None]

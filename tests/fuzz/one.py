@@ -125,8 +125,8 @@ def loaded(name: str, *, instrumented: bool) -> Target:
         include=[
             "epp",
             "workers.transport",
-            "workers.extproc",
-            "workers.endpoints.http_answer",
+            "workers.worker.extproc",
+            "workers.supervisor.endpoints.http_answer",
             "workers.shared.bus",
         ]
     ):

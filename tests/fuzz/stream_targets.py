@@ -17,8 +17,8 @@ from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.fuzz.target import Target
 from tests.pair import FakeStream, Pair
-from workers.extproc.app import App
-from workers.extproc.stream import PATH, open_stream
+from workers.worker.extproc.app import App
+from workers.worker.extproc.stream import PATH, open_stream
 
 MESSAGE_OPS = 12  # of 16; the others: half-close, loss, an answer for a waiting decision, nothing
 ENDPOINTS = tuple(f"10.0.0.{n}:8000" for n in range(1, 4))
@@ -261,6 +261,6 @@ EXT_PROC = Target(
         b"\x10\x01", b"\x18\x01", b"\x0a\x80\x00", b"\x1a\xff\xff\xff\xff\x0f", b"\x0b", b"\x0c", b":path", b"x-request-id", b"\x1a\x03200",
         b"content-encoding", b"text/event-stream", b'"usage"', b"envoy.lb.subset_hint",
     ),
-    modules=("epp.protocol.codec", "epp.protocol.stream", "workers.extproc", "epp.protocol.usage"),
+    modules=("epp.protocol.codec", "epp.protocol.stream", "workers.worker.extproc", "epp.protocol.usage"),
     allowance=2 << 20,
 )  # fmt: skip

@@ -43,8 +43,8 @@ from shm.segment import Region
 from tests.epp.plugins.parser_bodies import field
 from tests.epp.plugins.parser_bodies import frame as grpc_frame
 from tests.fuzz.target import Target, borders
-from workers.endpoints.http_answer import HttpError, ServerAnswer
 from workers.shared.bus import BusReader
+from workers.supervisor.endpoints.http_answer import HttpError, ServerAnswer
 
 # Answers of model servers, scanned for usage.
 
@@ -338,7 +338,7 @@ ANSWERS = Target(
         b"+5",
         b"Connection: close",
     ),
-    modules=("workers.endpoints.http_answer",),
+    modules=("workers.supervisor.endpoints.http_answer",),
 )
 
 

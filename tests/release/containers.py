@@ -55,7 +55,7 @@ for top in ("epp", "shm", "workers"):
     for module in pkgutil.walk_packages(importlib.import_module(top).__path__, f"{top}."):
         if not module.name.startswith(("workers.__main__", "loadtest.demo", "workers.cli.top")):  # need extras that the image has not
             importlib.import_module(module.name)
-from workers.telemetry import tracing_export
+from workers.worker.telemetry import tracing_export
 import hiredis, numpy.linalg, numpy.random, opentelemetry.exporter.otlp.proto.grpc.trace_exporter, redis.asyncio, uvloop, zstandard
 import cel
 assert cel.evaluate("1 + 1") == 2

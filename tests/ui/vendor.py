@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[2] / "workers/pages/ui/static/vendor"
+FOLDER = Path(__file__).parents[2] / "workers/supervisor/pages/ui/static/vendor"
 LIST = FOLDER / "packages.json"
 RENAMED = (b'from"preact"', b'from"./preact.mjs"')
 

@@ -23,10 +23,10 @@ import psutil
 
 from shm import observe
 from tests.e2e.cluster import LOOPBACK, Cluster, Picker
-from workers.pages.state.history import SAMPLES, History
-from workers.pages.state.recent import Recent
-from workers.pages.state.sampler import Sampler
-from workers.pages.state.source import Source
+from workers.supervisor.pages.state.history import SAMPLES, History
+from workers.supervisor.pages.state.recent import Recent
+from workers.supervisor.pages.state.sampler import Sampler
+from workers.supervisor.pages.state.source import Source
 
 VIEWERS: Final = 5
 CPU_SHARE_MAX: Final = 0.01  # per viewer

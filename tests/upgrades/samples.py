@@ -24,9 +24,9 @@ from shm.layout import Plan
 from shm.segment import Segment
 from shm.table import State, TableSchema, TableWriter
 from tests.deploy.renderers import CHART
-from tests.workers.endpoints.replicas.messages import message
-from tests.workers.endpoints.test_index_state import Life as PrefixLife
-from tests.workers.kv_events.test_held_state import Life as HeldLife
+from tests.workers.replicas.messages import message
+from tests.workers.supervisor.endpoints.test_index_state import Life as PrefixLife
+from tests.workers.supervisor.kv_events.test_held_state import Life as HeldLife
 from tests.workers.supervisor.test_latency_keeper import Site, observe
 from workers.cli.manifests.helm import program
 from workers.shared.recording import framing

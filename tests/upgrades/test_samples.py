@@ -12,14 +12,14 @@ from shm.observe import LayoutError, parts
 from shm.segment import SHM_DIRECTORY, Segment
 from shm.table import TableReader
 from tests.upgrades import samples
-from tests.workers.endpoints.replicas.messages import loads_of
-from tests.workers.endpoints.test_index_state import NAMES as PREFIX_NAMES
-from tests.workers.kv_events.test_held_state import NAMES as HELD_NAMES
-from workers.endpoints.latency_state import LatencyState
-from workers.endpoints.replicas.reading import decode
-from workers.endpoints.replicas.wire import NotUsable
+from tests.workers.replicas.messages import loads_of
+from tests.workers.supervisor.endpoints.test_index_state import NAMES as PREFIX_NAMES
+from tests.workers.supervisor.kv_events.test_held_state import NAMES as HELD_NAMES
+from workers.replicas.reading import decode
+from workers.replicas.wire import NotUsable
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
+from workers.supervisor.endpoints.latency_state import LatencyState
 
 EACH = pytest.mark.parametrize("version", samples.versions())
 SEGMENT = "/epp-earlier-version"

@@ -19,13 +19,13 @@ from shm.table import Handle, State, TableWriter
 from tests.pair import Envoy, FakeStream
 from tests.reports import Reports
 from tests.workers.instances import made
-from workers.extproc.stream import PATH, open_stream
-from workers.flow.flow_control import FlowControl
 from workers.process.instance import Instance
 from workers.shared.bus import BusWriter
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 from workers.shared.objectives import static_bands
 from workers.supervisor.objects_watch import ObjectsWatch
+from workers.worker.extproc.stream import PATH, open_stream
+from workers.worker.flow.flow_control import FlowControl
 from workers.worker.main import Worker
 
 ONE_AT_A_TIME = "{type: concurrency-detector, parameters: {maxConcurrency: 1}}"

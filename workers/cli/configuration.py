@@ -23,15 +23,15 @@ from epp.plugins.discovery import FileDiscovery
 from workers.cli.flags import BOOL, BadConfiguration, flag
 from workers.cli.output import echo, echo_text
 from workers.cli.serve_flags import EXPERIMENTAL, PLUGIN_PATH
-from workers.endpoints.discovery import parse_flag
-from workers.endpoints.endpoints_file import File
 from workers.host.options import Options
 from workers.host.printable import printable
 from workers.host.yaml_files import DiscoveryError
-from workers.kube.api import CLIENT, kubeconfig_files, ready_to_connect
-from workers.kube.object_files import Folder
 from workers.process.loading import CONFIG_BYTES_MAX, Given, UnreadablePlugins, load_given, read_plugins, use_plugins
 from workers.process.sources import Sources
+from workers.supervisor.endpoints.discovery import parse_flag
+from workers.supervisor.endpoints.endpoints_file import File
+from workers.supervisor.kube.api import CLIENT, kubeconfig_files, ready_to_connect
+from workers.supervisor.kube.object_files import Folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -286,7 +286,9 @@ def check_kubernetes(options: Options, config: EffectiveConfig) -> None:
     """
     if not Sources(options, config).in_kubernetes:
         return
-    from workers.kube.credentials import check_credentials  # pickers outside of Kubernetes need nothing of it
+    from workers.supervisor.kube.credentials import (
+        check_credentials,
+    )  # pickers outside of Kubernetes need nothing of it
 
     try:
         check_credentials(kubeconfig_files(os.environ))

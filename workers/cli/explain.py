@@ -31,12 +31,12 @@ from workers.cli.flags import PORT, BadConfiguration, Whole, WithArguments, flag
 from workers.cli.metrics_port import Port, at, found, unusable
 from workers.cli.output import echo, echo_lines, echo_text
 from workers.host.yaml_files import DiscoveryError
-from workers.kube.object_files import Folder
-from workers.kube.object_kinds import Found, merge
-from workers.pages.decisions import decoded, encoded
-from workers.pages.receipts import Opened
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
+from workers.supervisor.kube.object_files import Folder
+from workers.supervisor.kube.object_kinds import Found, merge
+from workers.supervisor.pages.decisions import decoded, encoded
+from workers.supervisor.pages.receipts import Opened
 
 
 @click.command("explain", cls=WithArguments)

@@ -22,9 +22,9 @@ from epp.recording.records import Record
 from epp.recording.trace import Trace, Traced
 from workers.cli.explain_trace import why_then
 from workers.cli.metrics_port import Port, unusable
-from workers.pages.decisions import Recorded
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
+from workers.supervisor.pages.decisions import Recorded
 
 AGO: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}

@@ -18,8 +18,8 @@ from epp.recording.keys import id_hash
 from epp.recording.records import Decided, Member, Record, Run, Scoring, floats, ints
 from epp.recording.trace import Trace, Traced
 from workers.cli.offline import FilePool, Known, OfflineRequest, decided_on
-from workers.endpoints.discovery import Entry
 from workers.shared.recording import Unreadable
+from workers.supervisor.endpoints.discovery import Entry
 
 PATH = "/v1/completions"
 STATES = ("unknown", "fresh", "stale")

@@ -19,7 +19,7 @@ from workers.cli.output import echo
 from workers.host.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from workers.kv_events.sockets import ReplayRequest, Subscription
+    from workers.supervisor.kv_events.sockets import ReplayRequest, Subscription
 
 CONNECT_S = 3.0
 HANDSHAKE_S = 3.0
@@ -99,7 +99,7 @@ def _read(host: str, port: int, replay_port: int, wanted: Wanted, timeout_s: flo
     try:
         import zmq
 
-        from workers.kv_events.sockets import ReplayRequest, Subscription, tcp
+        from workers.supervisor.kv_events.sockets import ReplayRequest, Subscription, tcp
     except ModuleNotFoundError as error:
         raise missing("doctor", error.name or "zmq", "kv-events") from error
     _reach(host, port, "the event port", "compare it with the port of the server's kv-events-config")

@@ -43,10 +43,10 @@ from shm.lanes import Lane, Lanes
 from shm.prefills import local_prefills
 from shm.segment import Region
 from shm.series import SeriesWriter
-from workers.endpoints.discovery import Entry, parse_file
 from workers.host.yaml_files import DiscoveryError, read_file
-from workers.kube.object_kinds import Objects
 from workers.process.layout import families, lane_schema_of, series_schema_of
+from workers.supervisor.endpoints.discovery import Entry, parse_file
+from workers.supervisor.kube.object_kinds import Objects
 from workers.worker.held import NoHeldBlocks
 from workers.worker.services import WorkerServices
 

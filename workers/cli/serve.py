@@ -80,14 +80,14 @@ def import_parts(instance: Instance) -> None:
     import numpy.ma  # noqa: F401  # np.unique imports it when it is first called
 
     if instance.sources.in_kubernetes:
-        from workers.kube import review, session  # noqa: F401
         from workers.supervisor import kubernetes  # noqa: F401
+        from workers.supervisor.kube import review, session  # noqa: F401
     if instance.options.replica_store:
         from workers.supervisor import replication  # noqa: F401
 
 
 def run_kv_events(instance: Instance) -> int:
     """Runs the kv-events process. Imports ZeroMQ here, in the child, because the parent does not need it."""
-    from workers.kv_events import main
+    from workers.supervisor.kv_events import main
 
     return main.run(in_force(instance))

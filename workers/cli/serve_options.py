@@ -19,12 +19,12 @@ from workers.cli import trust
 from workers.cli.flags import BadConfiguration, Flag, given, misspelt, with_variables
 from workers.cli.output import echo
 from workers.cli.serve_flags import FLAGS, REPLACED, TLS_VERSIONS, UNSUPPORTED, VERBOSE
-from workers.endpoints.freshness import FRESH_S_MIN
 from workers.host.cpus import available, default_workers
 from workers.host.options import PASSWORD_VARIABLE, SCRAPE_INTERVAL_MIN_S, Options, TracingOptions
-from workers.kube.pool import PORTS_MAX
-from workers.kube.selector import parse
-from workers.telemetry.tracing_settings import settings
+from workers.shared.freshness import FRESH_S_MIN
+from workers.supervisor.kube.pool import PORTS_MAX
+from workers.supervisor.kube.selector import parse
+from workers.worker.telemetry.tracing_settings import settings
 
 ENVELOPE_BYTES = 1 << 20  # room in a message besides the body
 RECORD_BYTES_MIN = 256 << 20  # four files
@@ -287,7 +287,7 @@ def _replicas(values: Mapping[str, Any], environ: Mapping[str, str], errors: lis
         if unused:
             warnings.append(f"{' and '.join(unused)}: no effect without --replica-store")
         return
-    from workers.endpoints.replicas.address import parse_address  # pickers without a store need nothing of it
+    from workers.replicas.address import parse_address  # pickers without a store need nothing of it
 
     try:
         address = parse_address(url)

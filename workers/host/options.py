@@ -24,7 +24,7 @@ SECRET_OPTIONS = frozenset({"replica_store"})  # values that may have a password
 
 
 class TracingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of the standard OTEL_* variables (`workers.telemetry.tracing_settings`)."""
+    """The settings of the standard OTEL_* variables (`workers.worker.telemetry.tracing_settings`)."""
 
     exporter: str
     ratio: float = 0.1

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from epp.plugins.extractors.metrics_source import MetricsDataSource
-from workers.endpoints.prefix_secret import SECRET_BYTES, kept_secret
-from workers.endpoints.source_tls import source_tls
 from workers.process import Unusable
+from workers.process.prefix_secret import SECRET_BYTES, kept_secret
+from workers.process.source_tls import source_tls
 
 if TYPE_CHECKING:
     from workers.host.options import Options
@@ -66,8 +66,8 @@ def prefix_seed(options: "Options") -> int:
     given = _given_secret(options) if options.prefix_secret_file else b""
     if not options.replica_store:
         return _seed(given or _own_secret(options))
-    from workers.endpoints.replicas.address import secret_of
     from workers.process.first_contact import agreed_secret  # only replicas that share need it
+    from workers.replicas.address import secret_of
 
     seed = _seed(given or _own_secret(options))
     # Also called without an offer, because it checks the store.

@@ -1,4 +1,4 @@
-"""Checks the replica store at the start, and asks it for the common secret, in a child process (`workers.endpoints.replicas.contact`)."""
+"""Checks the replica store at the start, and asks it for the common secret, in a child process (`workers.replicas.contact`)."""
 
 import os
 import select
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from workers.endpoints.replicas.address import Answer
 from workers.process import StartError, Unusable, fork
+from workers.replicas.address import Answer
 
 if TYPE_CHECKING:
     from workers.host.options import Options
@@ -45,7 +45,7 @@ def agreed_secret(options: "Options", offered: bytes) -> bytes:
 
 
 def _asked(options: "Options", offered: bytes) -> Answer:
-    from workers.endpoints.replicas.contact import contact  # before the fork, because the child's time is limited
+    from workers.replicas.contact import contact  # before the fork, because the child's time is limited
 
     reader, writer = os.pipe2(os.O_CLOEXEC)
 

@@ -52,11 +52,11 @@ from shm.remote_lane import RemoteSchema
 from shm.segment import footprint
 from shm.series import SeriesSchema
 from shm.table import COLUMNS_MAX, TableSchema
-from workers.endpoints.outliers import KINDS, OUTCOMES
 from workers.process import StartError
 from workers.process.kv_memory import KvLayout
 from workers.process.sources import Sources
 from workers.shared import decisions, profiles, query_of_death, reload_status
+from workers.shared.outliers import KINDS, OUTCOMES
 
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
@@ -76,7 +76,7 @@ SPARE_BLOCKS: Final = 256  # label sets for which a spare table has room
 SPARE_LABELS: Final = 8
 UNUSED: Final = Group("unused", (), counters=(Metric("unused_total", "counter", "Of a spare table without an owner."),))
 # Gauges of the supervisor. LOADED: 1 after the first endpoints are known. LEADS_UNTIL: the end of its lease in milliseconds on the
-# clock of `workers.kube.lease`; 0: it does not lead
+# clock of `workers.supervisor.kube.lease`; 0: it does not lead
 LOADED: Final = "loaded"
 LEADS_UNTIL: Final = "leads_until_ms"
 # Gauge of a worker: whether it stays or leaves, as a number of `workers.host.memory.Leaving`
@@ -368,7 +368,7 @@ def latency_schema_of(endpoints: int) -> DocumentSchema:
 
 
 def answers_schema_of(endpoints: int, workers: int) -> AnswersSchema:
-    """Returns the schema of what workers count of requests and failed answers (`workers.endpoints.outliers`)."""
+    """Returns the schema of what workers count of requests and failed answers (`workers.shared.outliers`)."""
     return AnswersSchema(endpoints, workers, KINDS, len(OUTCOMES))
 
 

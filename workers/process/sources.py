@@ -21,9 +21,9 @@ from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from epp.plugins.producers._precise_params import Settings
 from epp.plugins.producers.precise_prefix import kv_settings
-from workers.endpoints.freshness import Fresh, believed_for, fresh_for
-from workers.endpoints.index_limits import PrefixUse, prefix_use
-from workers.endpoints.pace import Pacing
+from workers.shared.freshness import Fresh, believed_for, fresh_for
+from workers.shared.index_limits import PrefixUse, prefix_use
+from workers.shared.scrape_pace import Pacing
 
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
@@ -42,7 +42,7 @@ KNOWN_BETWEEN_PAGES = {
 
 
 class Sources:
-    """Says where the picker reads its data, how often it scrapes, and how long values are fresh (`workers.endpoints.freshness`).
+    """Says where the picker reads its data, how often it scrapes, and how long values are fresh (`workers.shared.freshness`).
 
     `pacing`: how often the pages that fill the endpoint table are read.
     """

@@ -2,7 +2,7 @@
 
     begin ─▶ all workers use it ─▶ counted, watched ─▶ promoted, rolled back by hand, or taken back because it is worse
 
-The workers count (`workers.telemetry.tryout_figures`). The parent reads the sums of all workers, and gives them to the
+The workers count (`workers.worker.telemetry.tryout_figures`). The parent reads the sums of all workers, and gives them to the
 sequential test (`epp.decision.tryout`), which says when the candidate is worse.
 """
 

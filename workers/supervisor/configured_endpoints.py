@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from epp.plugins.discovery import FileDiscovery
-from workers.endpoints.churn import Churn
-from workers.endpoints.discovery import Discovery, Entry, parse_flag
-from workers.endpoints.endpoints import EndpointTable
-from workers.endpoints.endpoints_file import File, follow
 from workers.process.instance import Instance
 from workers.supervisor.background import Background
+from workers.supervisor.endpoints.churn import Churn
+from workers.supervisor.endpoints.discovery import Discovery, Entry, parse_flag
+from workers.supervisor.endpoints.endpoints import EndpointTable
+from workers.supervisor.endpoints.endpoints_file import File, follow
 
 
 async def follow_configured(

@@ -20,14 +20,6 @@ from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lane
 from shm.prefix_writer import IndexWriter
 from shm.table import TableReader, TableWriter
-from workers.endpoints.ejection import Ejections
-from workers.endpoints.endpoint_log import EndpointLog, Snapshots
-from workers.endpoints.endpoints import EndpointTable, Indexed, Reading
-from workers.endpoints.further_pages import FurtherPages, page_address, scraper_of
-from workers.endpoints.index_limits import IndexLimits
-from workers.endpoints.outliers import Outliers
-from workers.endpoints.scrape import Scraper
-from workers.endpoints.scrape_results import ScrapeCounters
 from workers.process.instance import Instance
 from workers.process.sources import METRICS_BUDGET
 from workers.shared.documents import (
@@ -38,6 +30,14 @@ from workers.shared.documents import (
     NamesView,
     decode_endpoints,
 )
+from workers.shared.ejection import Ejections
+from workers.shared.index_limits import IndexLimits
+from workers.shared.outliers import Outliers
+from workers.supervisor.endpoints.endpoint_log import EndpointLog, Snapshots
+from workers.supervisor.endpoints.endpoints import EndpointTable, Indexed, Reading
+from workers.supervisor.endpoints.further_pages import FurtherPages, page_address, scraper_of
+from workers.supervisor.endpoints.scrape import Scraper
+from workers.supervisor.endpoints.scrape_results import ScrapeCounters
 
 SCRAPE_COUNTERS = (
     "scrapes_total",

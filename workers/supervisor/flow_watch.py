@@ -74,7 +74,7 @@ def blind_watch(instance: Instance, report: Callable[..., None]) -> BlindWatch |
 
     def unseen() -> Unseen:
         if not counter:
-            from workers.pages.flow import pool_of
+            from workers.supervisor.pages.flow import pool_of
 
             pool = pool_of(instance, DocumentReader(instance.layout.documents, instance.memory.documents))
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 
 from shm.index_tiers import TieredWriter
 from shm.prefix_writer import IndexWriter
-from workers.endpoints.index_state import IndexState
 from workers.process.instance import Instance
 from workers.shared.bus import AGE_TICKS, RHYTHM, BusReader, IndexWriting
 from workers.shared.documents import Identity
 from workers.supervisor.background import Background
+from workers.supervisor.endpoints.index_state import IndexState
 
 SWEEP_S = 0.1
 SWEEP_BUCKETS = 16384

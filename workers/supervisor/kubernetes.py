@@ -25,20 +25,20 @@ import structlog
 from epp.config.written import STANDBY_GATE
 from shm.documents import DocumentReader
 from shm.lanes import Lane
-from workers.endpoints.endpoints import EndpointTable
-from workers.kube.api import Api
-from workers.kube.discovery import KubernetesDiscovery, wanted
-from workers.kube.election import NEVER, Election
-from workers.kube.events import Events
-from workers.kube.lease import Candidacy
-from workers.kube.object_kinds import PoolName
-from workers.kube.object_watch import KubeObjects
-from workers.kube.pool import protocol_mismatch
-from workers.kube.reflect import Outage
 from workers.process.instance import Instance
 from workers.process.layout import LEADS_UNTIL
 from workers.shared import reload_status
 from workers.supervisor.background import Background
+from workers.supervisor.endpoints.endpoints import EndpointTable
+from workers.supervisor.kube.api import Api
+from workers.supervisor.kube.discovery import KubernetesDiscovery, wanted
+from workers.supervisor.kube.election import NEVER, Election
+from workers.supervisor.kube.events import Events
+from workers.supervisor.kube.lease import Candidacy
+from workers.supervisor.kube.object_kinds import PoolName
+from workers.supervisor.kube.object_watch import KubeObjects
+from workers.supervisor.kube.pool import protocol_mismatch
+from workers.supervisor.kube.reflect import Outage
 from workers.supervisor.objects_watch import ObjectsWatch
 from workers.supervisor.predecessor import Predecessor
 from workers.supervisor.readiness import Readiness

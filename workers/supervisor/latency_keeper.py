@@ -21,10 +21,10 @@ from epp.learning.model import EndpointModel, FirstToken, LatencyModel
 from epp.learning.prompt_time import PromptTime
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.table import TableReader
-from workers.endpoints.latency_state import LatencyState
 from workers.process.instance import Instance
 from workers.shared.documents import EndpointsView, Identity
 from workers.supervisor.background import Background
+from workers.supervisor.endpoints.latency_state import LatencyState
 
 PUBLISH_S = 0.1
 SAVE_S = 60.0

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Mapping
 
 from shm.observe import Life, Seen
-from workers.pages.page import Page
-from workers.pages.state.frames import Frames
-from workers.pages.state.history import STEP_S, History
-from workers.pages.state.page import StatePages
-from workers.pages.state.parts import Parts
-from workers.pages.state.recent import Recent
-from workers.pages.state.sampler import Sampler
-from workers.pages.state.source import Source
 from workers.process.instance import Instance
 from workers.supervisor.background import Background
+from workers.supervisor.pages.page import Page
+from workers.supervisor.pages.state.frames import Frames
+from workers.supervisor.pages.state.history import STEP_S, History
+from workers.supervisor.pages.state.page import StatePages
+from workers.supervisor.pages.state.parts import Parts
+from workers.supervisor.pages.state.recent import Recent
+from workers.supervisor.pages.state.sampler import Sampler
+from workers.supervisor.pages.state.source import Source
 
 COUNTED_BUCKETS = 1 << 14  # of the prefix index, per frame: 1 ms
 

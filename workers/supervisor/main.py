@@ -38,7 +38,6 @@ import uvloop
 
 from epp.metrics.lanes import FILE_CHANGES, OVERWRITTEN
 from shm.lanes import SUPERVISOR_LANE, Lane
-from workers.extproc.health import Health
 from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.host.log import error_text
@@ -65,9 +64,10 @@ from workers.supervisor.watches import WATCH_EVERY_S, watches
 from workers.transport.limits import Limits
 from workers.transport.native import Server
 from workers.worker.adoption import Loading, Unusable
+from workers.worker.extproc.health import Health
 
 if TYPE_CHECKING:
-    from workers.endpoints.replicas.exchange import Exchange
+    from workers.replicas.exchange import Exchange
     from workers.supervisor.kubernetes import Kubernetes
 
 BEAT_S = 0.1
@@ -88,8 +88,8 @@ def run(instance: Instance) -> int:
 
 def import_own() -> None:
     """Imports what only the supervisor needs, after the fork, so that no other process has it; and before its loop, which it would stop."""
-    from workers.pages import flow, kv_events, latency, metrics, processes, replicas  # noqa: F401
     from workers.shared.recording import files  # noqa: F401
+    from workers.supervisor.pages import flow, kv_events, latency, metrics, processes, replicas  # noqa: F401
 
 
 class Supervisor:

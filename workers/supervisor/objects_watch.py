@@ -19,11 +19,11 @@ from epp.request.model_rewrite import Rules, compiled
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.flow_lanes import BANDS_MAX, FlowLanes
 from workers.host.directory import LOOK_EVERY_S, changes
-from workers.kube.object_files import ANY_POOL, Folder
-from workers.kube.object_kinds import OBJECTIVE, REWRITE, Found, Once, PoolName, merge
 from workers.process.instance import Instance
 from workers.shared.documents import OBJECTIVES, REWRITES
 from workers.shared.objectives import BandPlaces, ObjectivesRecord, decode, encode, static_bands
+from workers.supervisor.kube.object_files import ANY_POOL, Folder
+from workers.supervisor.kube.object_kinds import OBJECTIVE, REWRITE, Found, Once, PoolName, merge
 from workers.worker import rewrites
 
 RETRY_S: Final = 1.0  # how often to try again while a band waits for a free place

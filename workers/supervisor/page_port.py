@@ -1,6 +1,6 @@
 """The metrics port: /metrics, /healthz, /readyz, the live state, /debug/decisions and profiles of workers over HTTP.
 
-`workers.pages.access` decides who gets which page.
+`workers.supervisor.pages.access` decides who gets which page.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ from shm.documents import DocumentReader
 from shm.lanes import Lane
 from shm.observe import SECRET
 from shm.table import TableReader
-from workers.endpoints.endpoints import EndpointTable
-from workers.pages.access import Access
-from workers.pages.admin import AdminServer
-from workers.pages.decisions import DecisionsPage, Recorded, RecordedPage
-from workers.pages.page import Page, PageAnswer, Request
-from workers.pages.profile import COLLAPSED, PPROF, ProfilePage
-from workers.pages.receipts import ReceiptPage
-from workers.pages.ui.files import file_pages
-from workers.pages.ui.what_if import WhatIfPage
 from workers.process.instance import Instance
 from workers.shared import profiles, reload_status
 from workers.shared.decisions import Asking
 from workers.shared.documents import EndpointsView
+from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.live import Live
+from workers.supervisor.pages.access import Access
+from workers.supervisor.pages.admin import AdminServer
+from workers.supervisor.pages.decisions import DecisionsPage, Recorded, RecordedPage
+from workers.supervisor.pages.page import Page, PageAnswer, Request
+from workers.supervisor.pages.profile import COLLAPSED, PPROF, ProfilePage
+from workers.supervisor.pages.receipts import ReceiptPage
+from workers.supervisor.pages.ui.files import file_pages
+from workers.supervisor.pages.ui.what_if import WhatIfPage
 from workers.supervisor.readiness import Readiness
 
 if TYPE_CHECKING:
-    from workers.endpoints.replicas.exchange import Exchange
-    from workers.pages.metrics import IndexFigures, MetricsPage, Readings
+    from workers.replicas.exchange import Exchange
     from workers.supervisor.kubernetes import Kubernetes
+    from workers.supervisor.pages.metrics import IndexFigures, MetricsPage, Readings
 
 METRICS_PORT_ABUSE = "metrics_port_abuse_total"
 
@@ -121,7 +121,7 @@ class PagePort:
         options, kubernetes = self._instance.options, self._kubernetes
         review = None
         if kubernetes is not None and options.metrics_endpoint_auth is not False:
-            from workers.kube.review import Reviewer  # imported before the fork, only if a picker needs it
+            from workers.supervisor.kube.review import Reviewer  # imported before the fork, only if a picker needs it
 
             reviewer = Reviewer(lambda: kubernetes.api, self._report)
             cleanup.callback(reviewer.close)
@@ -191,13 +191,13 @@ class PagePort:
     @functools.cached_property
     def _metrics(self) -> "MetricsPage":
         """The metrics page, created by the first scrape."""
-        from workers.pages.flow import figures_of
-        from workers.pages.kv_events import kv_figures_of
-        from workers.pages.latency import LatencyFigures
-        from workers.pages.metrics import Content, MetricsPage, Sections
-        from workers.pages.pool_figures import PoolFigures
-        from workers.pages.processes import ProcessFigures
-        from workers.pages.replicas import ReplicaFigures
+        from workers.supervisor.pages.flow import figures_of
+        from workers.supervisor.pages.kv_events import kv_figures_of
+        from workers.supervisor.pages.latency import LatencyFigures
+        from workers.supervisor.pages.metrics import Content, MetricsPage, Sections
+        from workers.supervisor.pages.pool_figures import PoolFigures
+        from workers.supervisor.pages.processes import ProcessFigures
+        from workers.supervisor.pages.replicas import ReplicaFigures
 
         instance = self._instance
         certificates = instance.credentials.metrics
@@ -240,7 +240,7 @@ class PagePort:
         )
 
     def _readings(self) -> "Readings":
-        from workers.pages.metrics import Readings
+        from workers.supervisor.pages.metrics import Readings
 
         sources = self._instance.sources
         types = [(source.type_name, extractor.type_name) for source, extractor, _ in sources.further]
@@ -250,7 +250,7 @@ class PagePort:
         )
 
     def _index_figures(self) -> "IndexFigures":
-        from workers.pages.metrics import IndexFigures
+        from workers.supervisor.pages.metrics import IndexFigures
 
         index, writer = self._shown.keeper, self._shown.keeper.writer
         return IndexFigures(

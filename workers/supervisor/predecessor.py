@@ -12,7 +12,7 @@ class Predecessor(NamedTuple):
 
     existed: bool
     knew_endpoints: bool
-    leads_until_ms: int  # milliseconds on the clock of `workers.kube.lease`; 0 if it did not lead
+    leads_until_ms: int  # milliseconds on the clock of `workers.supervisor.kube.lease`; 0 if it did not lead
 
 
 def take_over(lanes: Lanes) -> Predecessor:

@@ -27,7 +27,6 @@ from epp.recording.keys import Keyed
 from epp.recording.records import Lost, Opened, Record
 from shm.lanes import Lane
 from workers.host.build import version
-from workers.pages.decisions import Recorded
 from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.layout import RECORDING
@@ -35,6 +34,7 @@ from workers.shared.recording import asks
 from workers.shared.recording.limits import FRAME_BYTES, OFF, RECENT, Frame, Limits
 from workers.supervisor.background import Background
 from workers.supervisor.endpoint_records import EndpointRecords
+from workers.supervisor.pages.decisions import Recorded
 
 if TYPE_CHECKING:
     from workers.host.options import Options

@@ -1,4 +1,4 @@
-"""Reports how each change of the configuration ended, as an event on the pool (`workers.kube.events`)."""
+"""Reports how each change of the configuration ended, as an event on the pool (`workers.supervisor.kube.events`)."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -13,7 +13,7 @@ TAKEN_BACK: Final = "error[rolled-back]"
 
 
 class Teller(Protocol):
-    """Takes an event (`workers.kube.events.Events`)."""
+    """Takes an event (`workers.supervisor.kube.events.Events`)."""
 
     def tell(self, reason: str, message: str, *, warning: bool) -> None: ...
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 from shm.documents import DocumentReader
 from shm.prefix_writer import IndexWriter
-from workers.endpoints.replicas.address import parse_address, secret_of
-from workers.endpoints.replicas.exchange import Exchange, Parts
-from workers.endpoints.replicas.places import OwnLoad, Places
-from workers.endpoints.replicas.store import Link, Names, password_of
-from workers.endpoints.replicas.taught import Taught
-from workers.endpoints.replicas.waiting import Waiting
-from workers.endpoints.replicas.wire import secret_key
 from workers.process.instance import Instance
+from workers.replicas.address import parse_address, secret_of
+from workers.replicas.exchange import Exchange, Parts
+from workers.replicas.places import OwnLoad, Places
+from workers.replicas.store import Link, Names, password_of
+from workers.replicas.taught import Taught
+from workers.replicas.waiting import Waiting
+from workers.replicas.wire import secret_key
 from workers.shared.bus import AGE_TICKS
 from workers.shared.documents import EndpointsView
 from workers.shared.objectives import ObjectivesView, static_bands

@@ -10,7 +10,7 @@ from workers.process.instance import Instance
 from workers.shared.documents import EndpointsView
 from workers.supervisor.flow_watch import blind_watch
 from workers.supervisor.index_keeper import IndexKeeper
-from workers.telemetry.cache_prediction import LOOK_S, PredictionWatch, match_name
+from workers.worker.telemetry.cache_prediction import LOOK_S, PredictionWatch, match_name
 
 WATCH_EVERY_S = LOOK_S
 

@@ -22,17 +22,17 @@ import structlog
 
 from epp.metrics.series import TRYOUT, TRYOUT_SHADOWS
 from shm.lanes import Lane
-from workers.extproc.app import App
-from workers.extproc.stream import ExtProcStream, open_stream
-from workers.extproc.tried_stream import Tryout, open_tried
 from workers.host.log import error_text
 from workers.process.instance import Instance
 from workers.process.layout import CANDIDATE, GENERATION
 from workers.process.loading import candidate as load_candidate
 from workers.process.loading import in_force
-from workers.telemetry.tryout_figures import TryoutFigures
 from workers.transport.interface import Metadata, Stream
+from workers.worker.extproc.app import App
+from workers.worker.extproc.stream import ExtProcStream, open_stream
+from workers.worker.extproc.tried_stream import Tryout, open_tried
 from workers.worker.setup import Parts
+from workers.worker.telemetry.tryout_figures import TryoutFigures
 
 SWITCH_S: Final = 0.0005  # the interval while a thread loads; the interpreter's default is 5 ms
 FREE_AFTER_S: Final = 1.0  # time from the last change until the memory of ended configurations is freed

@@ -5,7 +5,7 @@ seconds. Other streams would wait, and the parent would take the worker for a hu
 the other parts.
 
 A stream has one waiting part at most, so the limit of streams bounds the parts. Their bodies count as held
-(`workers.extproc.request_phase`).
+(`workers.worker.extproc.request_phase`).
 """
 
 from collections import deque

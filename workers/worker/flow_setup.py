@@ -16,16 +16,16 @@ from epp.metrics.label_caps import LabelCaps
 from shm.flow_lanes import FlowLanes
 from shm.lanes import Lane, Lanes
 from shm.series import SeriesWriter
-from workers.endpoints.freshness import SCRAPE_S_MAX
-from workers.extproc.pool import SharedPool
-from workers.flow.eviction import Evictions, RevocationMetrics
-from workers.flow.flow_control import FlowControl, GatePoolState
-from workers.flow.metrics import FlowMetrics
-from workers.flow.peers import LanePeers
-from workers.flow.probe import PoolProbe
 from workers.process.instance import Instance
 from workers.process.layout import CYCLES
+from workers.shared.freshness import SCRAPE_S_MAX
 from workers.shared.objectives import ObjectivesView
+from workers.worker.extproc.pool import SharedPool
+from workers.worker.flow.eviction import Evictions, RevocationMetrics
+from workers.worker.flow.flow_control import FlowControl, GatePoolState
+from workers.worker.flow.metrics import FlowMetrics
+from workers.worker.flow.peers import LanePeers
+from workers.worker.flow.probe import PoolProbe
 
 COUNTED = "concurrency-detector"  # the type of detector that uses no metrics of servers
 

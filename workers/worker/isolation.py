@@ -14,8 +14,8 @@ from epp.metrics.series import ISOLATION
 from epp.plugin import Plugin
 from epp.points.isolation import PAUSE_S, Faults, culprit, dispensable
 from shm.series import SeriesWriter
-from workers.extproc.pipelines import Pipelines
 from workers.host.log import error_text
+from workers.worker.extproc.pipelines import Pipelines
 
 FAULTS, TIMES = range(len(ISOLATION.counters))
 

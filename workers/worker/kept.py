@@ -23,20 +23,20 @@ from shm.lanes import Lane
 from shm.prefills import Prefills
 from shm.prompt_starts import PromptStarts
 from shm.series import SeriesWriter
-from workers.extproc.answer_counts import AnswerCounts
-from workers.flow.flow_control import FlowControl
 from workers.process.instance import Instance
 from workers.shared.bus import BusWriter
 from workers.shared.decisions import Publisher, Recent
 from workers.shared.objectives import ObjectivesView, static_bands
 from workers.shared.profiles import Answering
-from workers.telemetry.recorder import RecordSender
-from workers.telemetry.request_metrics import RequestMetrics
-from workers.telemetry.tracing_export import Exporter
 from workers.transport.interface import Clock
+from workers.worker.extproc.answer_counts import AnswerCounts
+from workers.worker.flow.flow_control import FlowControl
 from workers.worker.learning import SharedLearning
 from workers.worker.profiler import Profiler
 from workers.worker.rewrites import RewritesView
+from workers.worker.telemetry.recorder import RecordSender
+from workers.worker.telemetry.request_metrics import RequestMetrics
+from workers.worker.telemetry.tracing_export import Exporter
 
 log = structlog.get_logger()
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import structlog
 
 from shm.lanes import Lane, Lanes
-from workers.flow.flow_control import FlowControl
 from workers.host.memory import LOOK_S, Bursts, Leaving, Usage, Watch, cgroup_limit, share, trim
 from workers.process.instance import Instance
 from workers.process.layout import LEAVING
 from workers.worker.drain import Drain
+from workers.worker.flow.flow_control import FlowControl
 from workers.worker.serving import Serving
 
 FRESH_BEAT_S = 0.5  # the beat of a worker that accepts connections is younger

@@ -20,23 +20,23 @@ import uvloop
 
 from epp.metrics.series import ABUSE
 from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
-from workers.extproc.app import App
-from workers.extproc.health import beside
-from workers.extproc.peer_faults import SLOW_BODY
 from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL, LOADED
 from workers.process.loading import in_force
 from workers.shared.bus import BusWriter
-from workers.telemetry.stream_metrics import StreamMetrics
 from workers.transport.interface import Application, Clock
 from workers.worker.adoption import Adoption
 from workers.worker.body_timeout import BodyTimeout
+from workers.worker.extproc.app import App
+from workers.worker.extproc.health import beside
+from workers.worker.extproc.peer_faults import SLOW_BODY
 from workers.worker.faults import Faults
 from workers.worker.leaving import Exit
 from workers.worker.serving import Serving
 from workers.worker.setup import Parts
+from workers.worker.telemetry.stream_metrics import StreamMetrics
 
 BEAT_S = 0.1
 GC_YOUNGEST = 20_000  # high, because reference counts free a stream's objects, and cycles are rare

@@ -9,8 +9,6 @@ import structlog
 
 from shm.lanes import Lane
 from shm.series import SeriesWriter
-from workers.extproc.peer_faults import PeerFaults
-from workers.extproc.stream import ExtProcStream
 from workers.host.memory import Leaving, cgroup_limit, share
 from workers.process.instance import Instance
 from workers.transport import native
@@ -18,6 +16,8 @@ from workers.transport.accept import Accepting
 from workers.transport.interface import Application, Clock, Handler, Server
 from workers.transport.limits import BUDGET_MAX, Budget, Limits
 from workers.worker.body_timeout import BodyRelief
+from workers.worker.extproc.peer_faults import PeerFaults
+from workers.worker.extproc.stream import ExtProcStream
 
 # The part of a worker's memory for messages that peers do not finish and answers that they do not read.
 PEERS_SHARE = 0.25

@@ -33,11 +33,6 @@ from shm.lanes import SUPERVISOR_LANE, Lane
 from shm.prefix_reader import IndexReader
 from shm.series import SeriesWriter
 from shm.table import TableReader
-from workers.extproc.app import App, Guards, StreamOptions, Times
-from workers.extproc.pipelines import Pipelines
-from workers.extproc.pool import Failures, SharedPool
-from workers.extproc.shedding import Shedding
-from workers.flow.flow_control import FlowControl
 from workers.process.instance import Instance
 from workers.process.layout import RECORDING
 from workers.shared.bus import BusWriter
@@ -46,18 +41,14 @@ from workers.shared.documents import EndpointsView, NamesView
 from workers.shared.objectives import Priorities
 from workers.shared.query_of_death import DECIDING, PLACES, TRIED, Deciding
 from workers.shared.recording.limits import OFF
-from workers.telemetry.access_log import AccessLog
-from workers.telemetry.cache_prediction import Comparison, match_name
-from workers.telemetry.call_timing import CallTimers, Timing
-from workers.telemetry.recorder import Recorder
-from workers.telemetry.request_telemetry import Telemetry
-from workers.telemetry.shadow_agreement import Agreements
-from workers.telemetry.tracing import Tracer
-from workers.telemetry.tracing_export import Exporter, open_exporter
-from workers.telemetry.usage_doubts import UsageDoubts
 from workers.transport.interface import Clock
 from workers.worker.body_turns import BodyTurns
+from workers.worker.extproc.app import App, Guards, StreamOptions, Times
+from workers.worker.extproc.pipelines import Pipelines
+from workers.worker.extproc.pool import Failures, SharedPool
+from workers.worker.extproc.shedding import Shedding
 from workers.worker.faults import Faults
+from workers.worker.flow.flow_control import FlowControl
 from workers.worker.flow_setup import flow_control
 from workers.worker.held import NoHeldBlocks, SharedHeldBlocks
 from workers.worker.isolation import Isolation
@@ -65,6 +56,15 @@ from workers.worker.kept import Kept
 from workers.worker.plugin_handles import SharedPrefixIndex
 from workers.worker.rewrites import RewritesView
 from workers.worker.services import WorkerServices
+from workers.worker.telemetry.access_log import AccessLog
+from workers.worker.telemetry.cache_prediction import Comparison, match_name
+from workers.worker.telemetry.call_timing import CallTimers, Timing
+from workers.worker.telemetry.recorder import Recorder
+from workers.worker.telemetry.request_telemetry import Telemetry
+from workers.worker.telemetry.shadow_agreement import Agreements
+from workers.worker.telemetry.tracing import Tracer
+from workers.worker.telemetry.tracing_export import Exporter, open_exporter
+from workers.worker.telemetry.usage_doubts import UsageDoubts
 
 log = structlog.get_logger()
 

@@ -23,13 +23,13 @@ from epp.points.isolation import culprit
 from epp.protocol import codec
 from epp.request import Request
 from shm.lanes import Lane
-from workers.extproc.pipelines import Lease
 from workers.host.log import error_text
 from workers.host.memory import Usage as Memory
 from workers.process.instance import Instance
 from workers.process.resources import packet_pipe
 from workers.shared.bus import BusWriter
 from workers.transport.interface import Clock
+from workers.worker.extproc.pipelines import Lease
 from workers.worker.faults import Faults
 from workers.worker.setup import Parts
 

@@ -19,7 +19,7 @@ from tests.epp.plugins.parser_bodies import field, frame, packed
 from tests.epp.protocol.test_usage import ANTHROPIC_SSE, SGLANG_SSE, VLLM_GRPC_STREAM
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair, bodies, set_headers
-from tests.workers.extproc.streams import Remembers, refusal
+from tests.workers.worker.extproc.streams import Remembers, refusal
 
 MESSAGES = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}).encode()
 COUNT = "/v1/messages/count_tokens"

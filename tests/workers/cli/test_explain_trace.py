@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from epp.data import KV_USAGE, WAITING
 from epp.decision.explain import explain
 from epp.recording.records import VERSION, Member, Opened, Scraped, batch, frame
-from tests.workers.telemetry.test_recorder import ID, Recording, answered, with_prefixes
+from tests.workers.worker.telemetry.test_recorder import ID, Recording, answered, with_prefixes
 from workers.cli.explain import command
 from workers.shared.recording.files import RecordFiles
 from workers.shared.recording.limits import Frame, Limits

@@ -16,15 +16,15 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from epp.decision.explain import Cached, Candidate, Explanation, Filtered, Profiled, Scored
-from tests.workers.pages.state.looks import endpoint, look, of
+from tests.workers.supervisor.pages.state.looks import endpoint, look, of
 from workers.cli import main
 from workers.cli.doctor import command as doctor
 from workers.cli.doctor.running import Running
 from workers.cli.top.view import screen
 from workers.host.printable import printable, printable_lines
-from workers.pages.decisions import encoded
-from workers.pages.receipts import Opened
 from workers.shared.doctor_report import Finding
+from workers.supervisor.pages.decisions import encoded
+from workers.supervisor.pages.receipts import Opened
 
 FORGED = "error  forged"
 # Escape sequences of 7 and of 8 bits, line ends of all kinds, an overriding direction, a hidden character, a lone surrogate, a tag

@@ -28,11 +28,11 @@ UNUSED = (
     "importlib.metadata",
     "email",
     "zipfile",
-    "workers.kube.discovery",
-    "workers.kube.review",
-    "workers.endpoints.replicas.exchange",
-    "workers.kv_events.main",
-    "workers.pages.metrics",
+    "workers.supervisor.kube.discovery",
+    "workers.supervisor.kube.review",
+    "workers.replicas.exchange",
+    "workers.supervisor.kv_events.main",
+    "workers.supervisor.pages.metrics",
 )
 
 

@@ -18,12 +18,12 @@ from tests.waiting import turns
 from tests.workers.authority import CLIENT, Authority, Pair, Volume, write, write_pair
 from tests.workers.instances import options
 from tests.workers.transport.test_tls import handshake
-from workers.extproc.health import CHECK, SERVING, Health
 from workers.process import certificates as module
 from workers.process.certificates import DAY_S, RETRY_POLLS, Certificates, of_ext_proc, of_metrics
 from workers.transport.interface import Application, Handler, Stream
 from workers.transport.native import Server
 from workers.transport.tls import Settings
+from workers.worker.extproc.health import CHECK, SERVING, Health
 
 ROTATIONS = 200
 Logged = list[tuple[str, str, dict[str, Any]]]

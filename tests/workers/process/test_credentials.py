@@ -7,9 +7,9 @@ import pytest
 
 from tests.redis_server import RedisServer, needs_redis
 from tests.workers.instances import options
-from workers.endpoints.replicas.address import secret_of
 from workers.process import StartError, Unusable, fork
 from workers.process.credentials import certificates, prefix_seed
+from workers.replicas.address import secret_of
 
 
 def test_a_secret_gives_the_same_seed_every_time_and_no_secret_a_new_one(tmp_path: Path) -> None:

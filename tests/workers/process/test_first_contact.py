@@ -8,10 +8,10 @@ from structlog.testing import capture_logs
 
 from tests.redis_server import RedisServer, needs_redis
 from tests.waiting import wait_until
-from workers.endpoints.replicas import contact
 from workers.host.options import Options
 from workers.process import StartError, Unusable, first_contact, fork
 from workers.process.first_contact import agreed_secret
+from workers.replicas import contact
 
 OFFERED = b"a" * 16
 WAIT_S = 30.0

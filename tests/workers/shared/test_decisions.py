@@ -14,10 +14,10 @@ from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from tests.pair import Pair
 from tests.waiting import turns
-from tests.workers.extproc.streams import BODY, pair
-from workers.pages.decisions import DecisionsPage, decoded
-from workers.pages.page import Pause, Request
+from tests.workers.worker.extproc.streams import BODY, pair
 from workers.shared.decisions import KEPT, SCALARS, Asking, Publisher, Recent, by_request, schema
+from workers.supervisor.pages.decisions import DecisionsPage, decoded
+from workers.supervisor.pages.page import Pause, Request
 
 
 class Site:

@@ -12,7 +12,7 @@ from epp.decision.decision import Decision
 from epp.plugin import NoParams, PreRequest
 from epp.request import Request
 from tests.pair import Pair
-from tests.workers.extproc.streams import BODY, Broken, Waits, pair, refusal
+from tests.workers.worker.extproc.streams import BODY, Broken, Waits, pair, refusal
 from workers.host.exit_codes import ExitCode
 from workers.shared.query_of_death import (
     HARMLESS,

@@ -10,10 +10,10 @@ import grpc
 import uvloop
 
 from tests.waiting import until
-from workers.extproc.health import CHECK
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
 from workers.supervisor.main import Supervisor
+from workers.worker.extproc.health import CHECK
 
 PAGE = b"""\
 # TYPE vllm:num_requests_waiting gauge

@@ -13,9 +13,9 @@ from shm.lanes import Lanes, LaneSchema
 from shm.prompt_starts import PromptStarts, StartsSchema
 from shm.segment import Region
 from shm.table import State, TableSchema, TableWriter
-from workers.endpoints.latency_state import FILE
 from workers.process.layout import latency_schema_of
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
+from workers.supervisor.endpoints.latency_state import FILE
 from workers.supervisor.latency_keeper import LatencyKeeper
 from workers.worker.learning import SharedLearning
 

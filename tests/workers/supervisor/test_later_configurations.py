@@ -15,16 +15,16 @@ from shm.prefix_reader import IndexReader
 from tests.waiting import until
 from tests.workers.instances import made
 from tests.workers.supervisor.supervising import file_config, killed, page, run, supervised
-from workers.endpoints import index_state
-from workers.endpoints.ejection import Ejections
-from workers.endpoints.endpoints import EndpointTable
-from workers.endpoints.index_limits import IndexLimits
-from workers.endpoints.scrape import Scraper
 from workers.process.generations import Bundle, Offer
 from workers.process.instance import Instance
+from workers.shared.ejection import Ejections
+from workers.shared.index_limits import IndexLimits
 from workers.supervisor import config_watch, main
 from workers.supervisor.config_watch import ConfigWatch
 from workers.supervisor.data_layer import DataLayer
+from workers.supervisor.endpoints import index_state
+from workers.supervisor.endpoints.endpoints import EndpointTable
+from workers.supervisor.endpoints.scrape import Scraper
 from workers.supervisor.kubernetes import Kubernetes
 from workers.supervisor.main import Supervisor
 

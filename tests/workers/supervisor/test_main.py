@@ -25,12 +25,12 @@ from tests.workers.supervisor.supervising import (
     serve_worker,
     supervised,
 )
-from workers.endpoints import discovery, endpoint_log
-from workers.endpoints.names import Names
-from workers.extproc.health import NOT_SERVING, SERVING
 from workers.host.exit_codes import ExitCode
 from workers.host.yaml_files import DiscoveryError
+from workers.supervisor.endpoints import discovery, endpoint_log
+from workers.supervisor.endpoints.names import Names
 from workers.supervisor.main import Supervisor
+from workers.worker.extproc.health import NOT_SERVING, SERVING
 
 
 def test_endpoints_are_scraped_into_the_table_and_shown_on_the_page(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from shm.segment import Region
 from tests.reports import Reports
 from tests.shm.memory import region_for
 from tests.workers.shared.test_objectives import objective
-from workers.kube.object_kinds import OBJECTIVE, REWRITE, Found, ModelRewrite, Objective, PoolName
 from workers.shared.documents import OBJECTIVES, REWRITES
 from workers.shared.objectives import decode
+from workers.supervisor.kube.object_kinds import OBJECTIVE, REWRITE, Found, ModelRewrite, Objective, PoolName
 from workers.supervisor.objects_watch import ObjectsWatch
 from workers.worker import rewrites
 

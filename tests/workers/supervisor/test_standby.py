@@ -10,15 +10,15 @@ import pytest
 
 from tests.waiting import until
 from tests.workers.instances import made
-from tests.workers.kube.fake import FakeApi
-from tests.workers.kube.test_lease import ApiServer
+from tests.workers.supervisor.kube.fake import FakeApi
+from tests.workers.supervisor.kube.test_lease import ApiServer
 from tests.workers.supervisor.supervising import check, killed, page, run, serve_worker, supervised
-from workers.extproc.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING
 from workers.host.options import POOL_GROUP
-from workers.kube.api import EMPTY, Api, Resource
-from workers.kube.pool import PLURAL, VERSION
 from workers.process.instance import Instance
+from workers.supervisor.kube.api import EMPTY, Api, Resource
+from workers.supervisor.kube.pool import PLURAL, VERSION
 from workers.supervisor.main import Supervisor
+from workers.worker.extproc.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING
 
 POOLS, PODS = Resource(POOL_GROUP, VERSION, PLURAL, "ns"), Resource("", "v1", "pods", "ns")
 KUBERNETES = {"endpoints": "", "pool_given": True, "pool_name": "pool", "pool_namespace": "ns"}

@@ -25,12 +25,12 @@ from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from epp.protocol.proto import ext_proc_pb2 as pb
 from tests.examples import examples
 from tests.pair import Pair
-from tests.workers.extproc.streams import BODY, USAGE, pair
 from tests.workers.transport.sites import WAIT, Site
-from workers.extproc.app import App
-from workers.extproc.stream import PATH, open_stream
+from tests.workers.worker.extproc.streams import BODY, USAGE, pair
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.transport.limits import Limits
+from workers.worker.extproc.app import App
+from workers.worker.extproc.stream import PATH, open_stream
 
 BODY_MAX = 200_000
 MESSAGE_MAX = 300_000

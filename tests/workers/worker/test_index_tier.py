@@ -12,7 +12,7 @@ from shm.prefix_index import IndexSchema
 from shm.prefix_reader import IndexReader
 from shm.segment import Region
 from tests.fakes import FakeServices, candidates, request
-from workers.endpoints.index_limits import IndexLimits, prefix_use
+from workers.shared.index_limits import IndexLimits, prefix_use
 from workers.worker.plugin_handles import IndexTier
 
 PROMPT_BLOCKS = 16

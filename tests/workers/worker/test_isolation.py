@@ -27,7 +27,7 @@ from shm.segment import Region
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
 from tests.pair import Pair, bodies
-from tests.workers.extproc.streams import BODY, USAGE, pair
+from tests.workers.worker.extproc.streams import BODY, USAGE, pair
 from workers.cli import explain_view
 from workers.process.layout import series_schema_of
 from workers.worker.isolation import Isolation

@@ -20,10 +20,10 @@ from shm.prefills import local_prefills
 from shm.series import SeriesWriter
 from tests.pair import lanes
 from tests.workers.instances import made
-from workers.pages.series import SeriesText
 from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.layout import families
+from workers.supervisor.pages.series import SeriesText
 from workers.worker.held import NoHeldBlocks
 from workers.worker.plugin_handles import GAUGE_MAX, SeriesCount, SeriesGauge
 from workers.worker.services import WARN_EVERY_S, Warnings, WorkerServices, work_failed

@@ -17,8 +17,6 @@ from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from tests.examples import examples
-from workers.pages.page import PageAnswer, Pause, Request
-from workers.pages.profile import BINARY, COLLAPSED, LEFT_OUT, NANOSECONDS, PPROF, ProfilePage, collapsed, pprof
 from workers.shared.profiles import (
     DOCUMENT_BYTES,
     GRACE_S,
@@ -33,6 +31,17 @@ from workers.shared.profiles import (
     packed,
     schema,
     unpacked,
+)
+from workers.supervisor.pages.page import PageAnswer, Pause, Request
+from workers.supervisor.pages.profile import (
+    BINARY,
+    COLLAPSED,
+    LEFT_OUT,
+    NANOSECONDS,
+    PPROF,
+    ProfilePage,
+    collapsed,
+    pprof,
 )
 from workers.worker.profiler import DEPTH_MAX, STACKS_MAX, Profiler, Sampler
 

@@ -8,7 +8,7 @@ from epp.prefix.match import prefix_match
 from epp.request import Request
 from tests.fakes import FakeServices, candidates, request
 from tests.workers.worker.test_index_tier import Index
-from workers.endpoints.index_limits import IndexLimits, prefix_use
+from workers.shared.index_limits import IndexLimits, prefix_use
 
 BLOCK_BYTES = 256
 CACHE_BLOCKS = 500  # of the index: 32,000 tokens

@@ -11,11 +11,11 @@ import pytest
 from epp.config.load import load
 from tests.workers.flow_world import Shard, config
 from tests.workers.instances import made
-from workers.extproc.app import App
-from workers.extproc.pool import SharedPool
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.worker import setup
+from workers.worker.extproc.app import App
+from workers.worker.extproc.pool import SharedPool
 from workers.worker.setup import Parts
 
 FLOW = config()

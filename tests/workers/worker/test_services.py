@@ -10,7 +10,7 @@ from epp.points.instrument import Point
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from tests.waiting import turns
-from workers.telemetry.call_timing import CallTimers
+from workers.worker.telemetry.call_timing import CallTimers
 
 BOUNDS = (0.1, 1.0)
 

@@ -9,11 +9,11 @@ import msgspec
 
 from workers.cli.doctor.running import Running
 from workers.host.options import POOL_GROUP
-from workers.kube.api import Api
-from workers.kube.errors import Access, ApiError, Unreachable
-from workers.kube.lease import lease_name
-from workers.kube.object_kinds import GROUPS
 from workers.shared.doctor_report import ERROR, WARNING, Finding
+from workers.supervisor.kube.api import Api
+from workers.supervisor.kube.errors import Access, ApiError, Unreachable
+from workers.supervisor.kube.lease import lease_name
+from workers.supervisor.kube.object_kinds import GROUPS
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 TRUE: Final = "true"

@@ -11,8 +11,8 @@ from epp.quantities import parse_duration
 from shm.observe import Seen
 from shm.segment import SegmentError
 from workers.cli import metrics_port, which
-from workers.pages.state.frames import VERSION
 from workers.shared.doctor_report import DOCTOR, ERROR, Finding
+from workers.supervisor.pages.state.frames import VERSION
 
 STATE: Final = "/debug/state"
 DEFAULT: Final = "default"

@@ -1,4 +1,4 @@
-"""Shows a running picker live, as a table or JSON. The figures are those of the page `/debug/state`: `workers/pages/state/` computes both.
+"""Shows a running picker live, as a table or JSON. `workers.supervisor.pages.state` computes the figures, and those of `/debug/state`.
 
     command   takes looks at intervals and prints their figures
     view      formats figures as text for a terminal

@@ -14,9 +14,9 @@ from workers.cli import missing, which
 from workers.cli.flags import DURATION, PORT, flag
 from workers.cli.output import echo, echo_text
 from workers.cli.top.terminal import Terminal
-from workers.pages.state.figures import Figures, Instance, figures, life
-from workers.pages.state.look import Look
-from workers.pages.state.source import Source
+from workers.supervisor.pages.state.figures import Figures, Instance, figures, life
+from workers.supervisor.pages.state.look import Look
+from workers.supervisor.pages.state.source import Source
 
 INTERVAL_MIN_S = 0.1
 INTERVAL_MAX_S = 3600.0

@@ -15,8 +15,8 @@ from rich.text import Text
 from epp.data import KV_USAGE, RUNNING, WAITING
 from shm.remote_lane import FRESH_S
 from workers.host.printable import printable
-from workers.pages.state.figures import BandFigures, EndpointFigures, Figures, Supervisor, Worker
-from workers.pages.state.tried import TriedSide, TryoutFigures
+from workers.supervisor.pages.state.figures import BandFigures, EndpointFigures, Figures, Supervisor, Worker
+from workers.supervisor.pages.state.tried import TriedSide, TryoutFigures
 
 UNKNOWN = "–"
 GAP = 2

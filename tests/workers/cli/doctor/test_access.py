@@ -8,7 +8,7 @@ from tests.deploy.cases import CASES
 from tests.deploy.renderers import NAMESPACE, POOL, ours
 from workers.cli.doctor.access import needed, uses_kubernetes, verdict
 from workers.cli.doctor.running import Running
-from workers.kube.errors import Access
+from workers.supervisor.kube.errors import Access
 
 
 def picker(**flags: str) -> Running:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from workers.cli.doctor.running import Running, running
-from workers.pages.state.frames import VERSION
 from workers.shared.doctor_report import DOCTOR, PICKER
+from workers.supervisor.pages.state.frames import VERSION
 
 FOUND = {"rule": "full", "severity": "warning", "title": "The pool is full", "evidence": "1.2", "fix": "add servers"}
 

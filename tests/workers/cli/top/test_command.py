@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from shm import observe
 from tests.workers.instances import made
 from workers import cli
-from workers.pages.state import source
 from workers.process.instance import Instance
+from workers.supervisor.pages.state import source
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from shm.table import DOWN, State
-from tests.workers.pages.state.looks import INSTANCE, endpoint, lane, look, of
+from tests.workers.supervisor.pages.state.looks import INSTANCE, endpoint, lane, look, of
 from workers.cli.top.view import screen
-from workers.pages.state.figures import Figures, figures
-from workers.pages.state.look import BandLook, CachedLook, Others, StreamLook
+from workers.supervisor.pages.state.figures import Figures, figures
+from workers.supervisor.pages.state.look import BandLook, CachedLook, Others, StreamLook
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -1,0 +1,77 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiled import kernels
+from compiled.kernels.lanes_reference import load_rows
+from tests.workers.replicas.live import SLOTS, Replica
+from tests.workers.replicas.messages import loads_of
+from workers.replicas.places import OwnLoad
+from workers.replicas.wire import REQUESTS_MAX, TOKENS_MAX
+
+ADDRESSES = [f"10.0.0.{number}:8000" for number in range(1, 6)]
+
+
+def test_beyond_the_rows_of_a_message_the_most_loaded_endpoints_are_named() -> None:
+    replica = Replica("unix:///none", "a", {address: slot for slot, address in enumerate(ADDRESSES)})
+    known = replica.exchange.parts.places
+    known.refresh()
+    own = OwnLoad(replica.lanes, known, rows_max=2)
+    keys = {
+        address: key for key, slot in known.slots.items() for address in ADDRESSES if replica.slots[address] == slot
+    }
+    for requests, address in enumerate(ADDRESSES):
+        replica.serve(address, requests)
+    for whole in (True, False):
+        named = {key: requests for key, (requests, _) in loads_of(own.rows(whole=whole))}
+        assert named == ({keys[ADDRESSES[4]]: 4, keys[ADDRESSES[3]]: 3} if whole else {})
+    assert own.left_out == 2
+    for address in ADDRESSES:
+        replica.serve(address, 9)
+    assert len(loads_of(own.rows(whole=False))) == 2
+    for address in ADDRESSES[1:]:
+        replica.serve(address, 0)
+    assert len(loads_of(own.rows(whole=True))) == 1
+    assert own.left_out == 0
+
+
+COUNTS = st.integers(-3, 1 << 42)
+
+
+@given(
+    st.lists(st.lists(st.tuples(COUNTS, COUNTS), min_size=3, max_size=3), min_size=1, max_size=4),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_rows_name_exactly_the_endpoints_whose_load_changed_with_and_without_the_kernel(
+    steps: list[list[tuple[int, int]]], whole: list[bool]
+) -> None:
+    slots = {ADDRESSES[0]: 1, ADDRESSES[1]: 4, ADDRESSES[2]: SLOTS - 1}
+    replica = Replica("unix:///none", "a", slots)
+    known = replica.exchange.parts.places
+    known.refresh()
+    one, other = OwnLoad(replica.lanes, known), OwnLoad(replica.lanes, known)
+    other.rows(whole=False)
+    seen = dict.fromkeys(known.slots, (0, 0))
+    for loads, all_of_them in zip(steps, whole, strict=False):
+        for address, load in zip(slots, loads, strict=True):
+            replica.serve(address, *load)
+        told = one.rows(whole=all_of_them)
+        workers, serving = replica.lanes.of_workers()
+        assert told == load_rows(
+            workers, serving, other._words, known.key_array, other._said, all_of_them, REQUESTS_MAX, TOKENS_MAX
+        )
+        assert all(seen[key] != load for key, load in loads_of(told)) or all_of_them
+        seen |= dict(loads_of(told))
+        requests, tokens = replica.own.inflight, replica.own.tokens
+        for key, slot in known.slots.items():
+            assert seen[key] == (np.clip(requests[slot], 0, 1 << 20), np.clip(tokens[slot], 0, 1 << 40))
+
+
+def test_the_kernel_reads_nothing_outside_the_lanes() -> None:
+    if not kernels.NATIVE:
+        return
+    lanes, serving, keys = np.zeros((2, 8), np.int64), np.ones(2, np.int64), np.ones(1, np.uint64)
+    said = np.zeros((1, 2), np.int64)
+    for places in ([[0, 8]], [[-1, 0]], [[0, 1], [2, 3]]):
+        with np.testing.assert_raises(ValueError):
+            kernels.load_rows(lanes, serving, np.array(places), keys, said, False, 9, 9)

@@ -1,0 +1,127 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.workers.replicas.messages import blocks, loads_of, message, rows_of
+from workers.replicas.others import Others
+from workers.replicas.reading import decode, sender
+from workers.replicas.wire import (
+    EPOCH_MAX,
+    FORM,
+    MESSAGE_BYTES_MAX,
+    REQUESTS_MAX,
+    ROWS_MAX,
+    RUNS_MAX,
+    TOKENS_MAX,
+    Blocks,
+    Message,
+    NotUsable,
+    encode,
+    endpoint_key,
+    secret_key,
+)
+
+NUMBERS = st.integers(0, (1 << 63) - 1)
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(NotUsable) as refused:
+        decode(data)
+    return refused.value.why
+
+
+@given(
+    st.from_regex("[A-Za-z0-9._-]{1,50}", fullmatch=True), st.integers(0, EPOCH_MAX), NUMBERS, st.booleans(),
+    st.dictionaries(NUMBERS, st.tuples(st.integers(0, REQUESTS_MAX), st.integers(0, TOKENS_MAX)), max_size=20),
+    st.none() | st.lists(st.tuples(NUMBERS, st.lists(NUMBERS, max_size=8)), max_size=5), st.booleans(),
+)  # fmt: skip
+def test_a_message_survives_the_wire(
+    name: str,
+    epoch: int,
+    sequence: int,
+    whole: bool,
+    loads: dict[int, tuple[int, int]],
+    runs: list[tuple[int, list[int]]] | None,
+    taken_back: bool,
+) -> None:
+    updates = None if runs is None else blocks(*runs)
+    either = (None, updates) if taken_back else (updates, None)
+    sent = Message(FORM, name, epoch, 3, sequence, whole, 5, rows_of(loads), None, *either)
+    read = decode(encode(sent))
+    assert read == sent
+    assert dict(loads_of(read.loads)) == loads
+
+
+@given(st.from_regex("[A-Za-z0-9._-]{1,300}", fullmatch=True))
+def test_the_sender_is_known_without_reading_the_message(name: str) -> None:
+    assert sender(message(name)) == name
+
+
+@given(st.binary(max_size=20) | st.binary(max_size=10).map(lambda rest: b"\x9b\x01" + rest))
+def test_the_sender_of_any_bytes_is_a_text_of_bounded_length(data: bytes) -> None:
+    assert len(sender(data)) <= 301
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_message_or_are_refused(data: bytes) -> None:
+    with contextlib.suppress(NotUsable):
+        decode(data)
+
+
+@given(st.data())
+def test_a_changed_message_is_a_message_or_is_refused(data: st.DataObject) -> None:
+    sent = bytearray(message(loads={1: (2, 3), 4: (5, 6)}))
+    for _ in range(data.draw(st.integers(1, 5))):
+        sent[data.draw(st.integers(0, len(sent) - 1))] = data.draw(st.integers(0, 255))
+    seen = Others("a", (1, 1), 8)
+    seen.receive(bytes(sent), 0.0)
+    loads = seen.totals.values()
+    assert all(0 <= requests <= REQUESTS_MAX and 0 <= tokens <= TOKENS_MAX for requests, tokens in loads)
+
+
+def test_a_message_of_another_version_is_told_from_a_malformed_one() -> None:
+    assert refusal(encode((FORM + 1, {"anything": 1}))) == "form"
+    assert refusal(encode(Message(FORM + 1, "a", 1, 1, 1))) == "form"
+    assert refusal(b"\x00\x01") == "malformed"
+    assert refusal(b"") == "malformed"
+
+
+def test_sizes_are_bounded() -> None:
+    assert refusal(b"x" * (MESSAGE_BYTES_MAX + 1)) == "long"
+    assert refusal(encode(Message(FORM, "a" * 301, 1, 1, 1))) == "malformed"
+    assert refusal(encode(Message(FORM, "a\n", 1, 1, 1))) == "malformed"
+    assert refusal(encode(Message(FORM, "a", 1, 1, 1, loads=b"x" * 21))) == "malformed"
+    assert refusal(encode(Message(FORM, "a", 1, 1, 1, loads=b"x" * 20 * (ROWS_MAX + 1)))) == "malformed"
+    assert refusal(encode(Message(FORM, "a", 1, 1, 1, learned=blocks(*[(1, [1])] * (RUNS_MAX + 1))))) == "malformed"
+    assert refusal(encode(Message(FORM, "a", -1, 1, 1))) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Blocks(bytes(8), b"\1\0", b"1234567"),
+        Blocks(bytes(8), b"\2\0", bytes(8)),
+        Blocks(bytes(8), b"\1", bytes(8)),
+        Blocks(bytes(8), b"", b""),
+        Blocks(bytes(7), b"\1\0", bytes(8)),
+        Blocks(b"", b"", bytes(8)),
+        Blocks(bytes(16), b"\1\0", bytes(8)),
+    ],
+)
+def test_blocks_whose_parts_do_not_fit_each_other_are_refused(wrong: Blocks) -> None:
+    for part in ({"learned": wrong}, {"taken_back": wrong}):
+        assert refusal(encode(Message(FORM, "a", 1, 1, 1, **part))) == "malformed"
+
+
+def test_numbers_out_of_range_are_lowered_to_their_limits() -> None:
+    seen = Others("a", (1, 1), 8)
+    seen.receive(encode(Message(FORM, "b", 1, 1, 1, loads=b"\xff" * 20)), 0.0)
+    assert seen.totals == {(1 << 64) - 1: (REQUESTS_MAX, TOKENS_MAX)}
+
+
+def test_endpoints_and_secrets_are_named_by_hashes() -> None:
+    assert endpoint_key("a") != endpoint_key("b")
+    assert secret_key(1) != secret_key(2)
+    assert 0 < secret_key(3) < 1 << 63

@@ -1,0 +1,93 @@
+"""A pool and its pods in a fake cluster, with discovery that runs in virtual time."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+
+from tests.reports import Reports
+from tests.waiting import elapse, in_virtual_time
+from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, Object, pod
+from workers.supervisor.endpoints.discovery import EndpointSpec
+from workers.supervisor.kube.discovery import KubernetesDiscovery, Wanted
+from workers.supervisor.kube.pool import InferencePool, protocol_mismatch
+from workers.supervisor.kube.reflect import Outage
+
+BY_NAME = Wanted("space", "pool")
+NO_WORK: Callable[[], float] = float  # a clock of CPU time that stands still
+APPLIED_S = 0.25  # an event must reach the table within this time
+Scenario = Callable[["World"], Awaitable[None]]
+
+
+class World:
+    """Discovery with the fake server, and the endpoints and states that it has published."""
+
+    def __init__(self, api: FakeApi, wanted: Wanted, *, successor: bool) -> None:
+        self.api = api
+        self.reports = Reports()
+        self.states: list[str] = []
+        self.applied: list[set[tuple[str, str, int, str]]] = []
+        self.discovery = KubernetesDiscovery(
+            api,
+            wanted,
+            apply=self._apply,
+            state_changed=self.states.append,
+            mismatch=self._mismatch,
+            report=self.reports,
+            outage=Outage(self.reports),
+            successor=successor,
+            cpu=NO_WORK,
+        )
+
+    def _apply(self, specs: Collection[EndpointSpec]) -> None:
+        self.applied.append({(spec.name, spec.host, spec.port, spec.uid) for spec in specs})
+
+    def _mismatch(self, found: InferencePool) -> str:
+        return protocol_mismatch(found, [("grpc", ("h2c", "http") if found.app_protocol == "http" else ("http",))])
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name, *_ in self.applied[-1]} if self.applied else set()
+
+    @property
+    def missing(self) -> str:
+        return self.discovery.missing()
+
+
+@contextlib.asynccontextmanager
+async def running(api: FakeApi, wanted: Wanted, *, successor: bool) -> AsyncIterator[World]:
+    world = World(api, wanted, successor=successor)
+    task = asyncio.create_task(world.discovery.run())
+    try:
+        await elapse(0.5)
+        yield world
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def scenario(main: Scenario, api: FakeApi | None = None, pods_of: Wanted = BY_NAME, *, successor: bool = False) -> None:
+    async def run() -> None:
+        async with running(api or cluster(), pods_of, successor=successor) as world:
+            await main(world)
+
+    in_virtual_time(run)
+
+
+def cluster(*pools: Object, pods: int = 3) -> FakeApi:
+    api = FakeApi()
+    api.install(POOLS)
+    api.install(PODS)
+    for found in pools:
+        api.put(POOLS, "pool", found)
+    for n in range(pods):
+        api.put(PODS, f"p{n}", pod(f"10.0.0.{n}"))
+    return api
+
+
+def two_pods() -> FakeApi:
+    api = cluster(pods=0)
+    for n in range(2):
+        api.put(PODS, f"p{n}", pod(f"10.0.0.{n + 1}"))
+    return api

@@ -1,0 +1,90 @@
+"""The connection of an event stream: when it counts as lost."""
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from loadtest.sim.kv_publisher import KvPublisher
+from workers.supervisor.kv_events import sockets
+from workers.supervisor.kv_events.sockets import FRAME_BYTES_MAX, LOST, OPENED, Subscription
+
+HOST = "tcp://127.0.0.1"
+LONG = bytes(FRAME_BYTES_MAX + 1)
+SILENT_MS = 1500  # longer than ZeroMQ would wait for an answer to a ping
+
+
+@pytest.fixture
+def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(0)
+
+
+def opened(subscription: Subscription) -> bool:
+    subscription.monitor.poll(5_000)
+    return list(subscription.changes()) == [OPENED]
+
+
+def test_a_full_socket_keeps_its_connection(
+    context: "zmq.Context[zmq.Socket[bytes]]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "RECEIVED_MAX", 1)
+    publisher = KvPublisher(context, f"{HOST}:*")
+    address = publisher.address
+    subscription = Subscription(context, address, "kv@")
+    assert opened(subscription)
+    while not subscription.socket.poll(20):  # until the publisher knows of the subscription
+        publisher.publish_bytes(b"first")
+    for _ in range(2_000):
+        publisher.publish_bytes(bytes(10_000))
+    assert subscription.monitor.poll(SILENT_MS) == 0  # no change
+    received = 0
+    while subscription.socket.poll(200):
+        received += sum(1 for _ in subscription.messages())
+    assert received > 100
+    assert list(subscription.changes()) == []
+    subscription.close()
+    publisher.close()
+
+
+def test_a_closed_publisher_is_noticed(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    publisher = KvPublisher(context, f"{HOST}:*")
+    subscription = Subscription(context, publisher.address, "kv@")
+    assert opened(subscription)
+    publisher.close()
+    assert subscription.monitor.poll(5_000)
+    assert LOST in list(subscription.changes())
+    subscription.close()
+
+
+def changed(subscription: Subscription) -> list[bool]:
+    """The next changes of the connection, and those that follow at once."""
+    changes: list[bool] = []
+    while not changes or subscription.monitor.poll(200):
+        assert subscription.monitor.poll(5_000)
+        changes += subscription.changes()
+    return changes
+
+
+def test_zeromq_gives_up_after_a_message_above_the_limit(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    publisher = KvPublisher(context, f"{HOST}:*")
+    subscription = Subscription(context, publisher.address, "kv@")
+    assert opened(subscription)
+    while not subscription.socket.poll(20):  # until the publisher knows of the subscription
+        publisher.publish_bytes(b"first")
+    publisher.publish_bytes(LONG)
+    assert changed(subscription) == [LOST]
+    assert subscription.given_up
+    subscription.close()
+    publisher.close()
+
+
+def test_a_connection_that_ends_otherwise_is_not_given_up(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    publisher = KvPublisher(context, f"{HOST}:*")
+    subscription = Subscription(context, publisher.address, "kv@")
+    assert opened(subscription)
+    publisher.close()
+    assert LOST in changed(subscription)
+    assert not subscription.given_up
+    subscription.close()

@@ -1,0 +1,88 @@
+"""What the metrics page shows of the picker's processes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.workers.instances import made
+from tests.workers.supervisor.pages.test_metrics import World
+from workers.host.proc import ProcessUse
+from workers.process.instance import Instance
+from workers.process.layout import CERTIFICATE_UNTIL
+from workers.process.roll import Cause
+from workers.supervisor.pages.metrics import Sections
+from workers.supervisor.pages.processes import ProcessFigures
+
+UNTIL = 1_800_000_000
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[Instance]:
+    with made(tmp_path) as instance:
+        yield instance
+
+
+def world(instance: Instance, uses: dict[int, ProcessUse]) -> World:
+    figures = ProcessFigures(
+        instance.memory.lanes, instance.roll, metrics_certificate=lambda: UNTIL + 7.0, use=uses.get
+    )
+    return World(instance, sections=Sections(processes=figures))
+
+
+def test_each_process_shows_its_memory_and_its_cpu_time(instance: Instance) -> None:
+    instance.roll.started(0, 50)
+    instance.roll.started(2, 52)
+    parent = instance.roll.parent_pid
+    page = world(instance, {parent: ProcessUse(10, 0.5), 50: ProcessUse(20, 1.5), 52: ProcessUse(30, 2.5)})
+    for process, memory, cpu in (("parent", 10, 0.5), ("supervisor", 20, 1.5), ("worker 1", 30, 2.5)):
+        assert page.value("process_resident_memory_bytes", process=process) == memory
+        assert page.value("process_cpu_seconds_total", process=process) == cpu
+    assert page.value("process_cpu_seconds_total", process="worker 0") is None
+
+
+def test_cpu_time_does_not_fall_while_a_child_ends_and_its_successor_adds_to_it(instance: Instance) -> None:
+    instance.roll.started(1, 50)
+    uses = {50: ProcessUse(20, 1.5)}
+    page = world(instance, uses)
+    assert page.value("process_cpu_seconds_total", process="worker 0") == 1.5
+    del uses[50]  # it was reaped, and the parent has not noted that yet
+    assert page.value("process_cpu_seconds_total", process="worker 0") == 1.5
+    assert page.value("process_resident_memory_bytes", process="worker 0") is None
+    instance.roll.ended(1, Cause.SIGNAL, 1.75)
+    assert page.value("process_cpu_seconds_total", process="worker 0") == 1.75
+    instance.roll.started(1, 51)
+    uses[51] = ProcessUse(20, 0.25)
+    assert page.value("process_cpu_seconds_total", process="worker 0") == 2.0
+
+
+def test_ends_are_counted_by_process_and_cause(instance: Instance) -> None:
+    instance.roll.started(1, 50)
+    instance.roll.ended(1, Cause.MEMORY, 0.0)
+    instance.roll.ended(0, Cause.HUNG, 0.0)
+    page = world(instance, {})
+    assert page.value("process_exits_total", process="worker 0", cause="memory") == 1
+    assert page.value("process_exits_total", process="worker 0", cause="hung") == 0
+    assert page.value("process_exits_total", process="supervisor", cause="hung") == 1
+    assert page.value("process_exits_total", process="worker 1", cause="hung") is None
+
+
+def test_the_starts_of_the_supervisor_are_counted(instance: Instance) -> None:
+    page = world(instance, {})
+    for _ in range(2):
+        instance.memory.lanes.lane(0).take_over()
+    assert page.value("supervisor_starts_total") == 2
+
+
+def test_the_earliest_end_of_the_certificates_of_serving_workers_is_shown(instance: Instance) -> None:
+    lanes = instance.memory.lanes
+    page = world(instance, {})
+    place = lanes.schema.scalar[CERTIFICATE_UNTIL]
+    assert page.value("certificate_expiry_timestamp_seconds", port="ext_proc") is None
+    for seat, until in ((1, UNTIL + 60), (2, UNTIL)):
+        lanes.lane(seat).scalars[place] = until
+    lanes.set_serving(1, True)
+    assert page.value("certificate_expiry_timestamp_seconds", port="ext_proc") == UNTIL + 60
+    lanes.set_serving(2, True)
+    assert page.value("certificate_expiry_timestamp_seconds", port="ext_proc") == UNTIL
+    assert page.value("certificate_expiry_timestamp_seconds", port="metrics") == UNTIL + 7

@@ -1,0 +1,230 @@
+"""What one worker sees of the others in the lanes, and what it publishes for them."""
+
+import os
+from collections.abc import Iterator
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.flow.ports import Elsewhere, Front, Held, Wanted
+from epp.request.flows import FlowKey
+from shm.flow_lanes import FlowLanes, FlowSchema
+from shm.lanes import Lanes
+from shm.remote_lane import RemoteLane, RemoteSchema
+from tests.examples import examples
+from tests.shm.memory import region_for
+from tests.shm.test_flow_lanes import lanes_of
+from workers.worker.flow.peers import FRESH_S, LanePeers
+
+WORKERS = 3
+PLACES = {0: 0, 5: 1, -1: 2}
+
+
+class Shards:
+    """The views of all workers on one set of lanes."""
+
+    def __init__(self) -> None:
+        self.now = 10.0
+        self.lanes: Lanes = lanes_of(WORKERS)
+        schema = FlowSchema(4, WORKERS)
+        self.flow = FlowLanes(schema, region_for(schema), self.lanes)
+        self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(WORKERS)]
+        self.peers = [self.view(worker) for worker in range(WORKERS)]
+        for worker in range(WORKERS):
+            self.lanes.lane(worker + 1).beat(self.now)
+
+    def view(self, worker: int) -> LanePeers:
+        return LanePeers(self.flow, self.lanes, worker, PLACES, wakeups=self.wakeups, now=lambda: self.now)
+
+
+@pytest.fixture
+def shards() -> Iterator[Shards]:
+    made = Shards()
+    yield made
+    for descriptor in made.wakeups:
+        os.close(descriptor)
+
+
+def test_a_shard_sees_the_others_and_not_itself(shards: Shards) -> None:
+    one, two, three = shards.peers
+    one.publish(5, 2, 20, 1.0)
+    three.publish(5, 1, 10, 2.0)
+    assert two.waiting() == 3
+    assert one.waiting() == 1
+    assert two.totals() == (3, 30)
+    assert two.band(5) == (3, 30)
+    assert one.band(5) == (1, 10)
+    assert list(one.shards()) == [1, 2]
+    assert two.held(0, 5) == Held(2, 20, 1.0)
+    assert two.band(77) == (0, 0)
+
+
+def test_a_shard_that_does_not_serve_is_not_seen(shards: Shards) -> None:
+    one, two, _ = shards.peers
+    two.publish(0, 4, 40, 1.0)
+    two.front(0, 1.0)
+    shards.lanes.set_serving(2, False)
+    assert one.waiting() == 0
+    assert list(one.shards()) == [2]
+    assert list(one.fronts()) == []
+
+
+def test_the_ledger_of_a_band_is_what_the_other_serving_shards_show(shards: Shards) -> None:
+    one, two, three = (peers.ledger(5) for peers in shards.peers)
+    mark = one.mark(FlowKey("a", 5))
+    assert mark == three.mark(FlowKey("a", 5)) != one.mark(FlowKey("b", 5))
+    assert (one.position(mark), one.time(), one.end(), one.backlogged(), one.alone()) == (-inf, 0.0, 0.0, 0, True)
+    two.move(mark, 7.0)
+    three.move(mark, 5.0)
+    two.show(3.0, 8.0, 2)
+    three.show(4.0, 6.0, 1)
+    assert (one.position(mark), one.time(), one.end(), one.backlogged()) == (7.0, 4.0, 8.0, 2)
+    assert (two.position(mark), two.time(), two.end(), two.backlogged()) == (5.0, 4.0, 6.0, 1)
+    shards.lanes.set_serving(2, False)
+    assert (one.position(mark), one.end()) == (5.0, 6.0)
+    shards.lanes.set_serving(2, True)
+    assert one.position(mark) == 7.0
+
+
+def test_each_band_has_a_separate_ledger_and_one_without_a_place_has_none(shards: Shards) -> None:
+    one, two, _ = shards.peers
+    a, b, nowhere = two.ledger(0), two.ledger(5), two.ledger(77)
+    for position, ledger in enumerate((a, b, nowhere), 1):
+        ledger.move(ledger.mark(FlowKey("a", 0)), float(position))
+        ledger.show(float(position), float(position), position)
+    for position, priority in enumerate((0, 5), 1):
+        ledger = one.ledger(priority)
+        assert ledger.position(ledger.mark(FlowKey("a", priority))) == ledger.time() == ledger.end() == position
+    ledger = one.ledger(77)
+    assert (ledger.time(), ledger.end(), ledger.backlogged(), ledger.alone()) == (0.0, 0.0, 0, True)
+
+
+def test_the_ledger_shows_whether_others_have_served_and_whether_a_request_of_the_band_waits_elsewhere(
+    shards: Shards,
+) -> None:
+    one, two, _ = shards.peers
+    ledger = one.ledger(5)
+    before = ledger.served()
+    one.let_through(1)
+    assert ledger.served() == before
+    two.let_through(1)
+    assert ledger.served() != before
+    one.publish(5, 1, 10, 1.0)
+    two.publish(0, 1, 10, 1.0)
+    assert ledger.alone()
+    two.publish(5, 1, 10, 1.0)
+    assert not ledger.alone()
+
+
+def test_names_that_cannot_be_encoded_have_marks_too(shards: Shards) -> None:
+    assert shards.peers[0].ledger(0).mark(FlowKey("\udcff", 0)) > 0
+
+
+def test_fronts_are_those_of_shards_with_a_fresh_heartbeat(shards: Shards) -> None:
+    one, two, three = shards.peers
+    two.front(5, 3.0)
+    three.front(-1, 2.0)
+    assert list(one.fronts()) == [Front(1, 5, 3.0), Front(2, -1, 2.0)]
+    shards.now += FRESH_S
+    shards.lanes.lane(3).beat(shards.now)
+    assert list(one.fronts()) == [Front(2, -1, 2.0)]
+    three.front(None, 0.0)
+    assert list(one.fronts()) == []
+
+
+def test_all_shards_see_a_demand_until_it_is_answered(shards: Shards) -> None:
+    one, two, three = shards.peers
+    assert list(three.demands()) == []
+    one.demand(2, Wanted(-1, 2, 200))
+    two.demand(2, Wanted(-1, 1, 0))
+    assert one.asked(2, -1) == two.asked(2, -1) == (3, 200)
+    assert list(three.demands()) == [Wanted(-1, 3, 200)]
+    three.answered(Wanted(-1, 3, 200))
+    assert list(three.demands()) == []
+    assert one.asked(2, -1) == (0, 0)
+
+
+def test_a_successor_starts_with_all_demands_on_its_predecessor_answered(shards: Shards) -> None:
+    one, _, _ = shards.peers
+    one.demand(1, Wanted(0, 2, 20))
+    shards.flow.lane(1).take_over()
+    successor = shards.view(1)
+    assert list(successor.demands()) == []
+    one.demand(1, Wanted(5, 1, 1))
+    assert list(successor.demands()) == [Wanted(5, 1, 1)]
+
+
+def test_a_wake_is_one_write_to_that_shards_eventfd(shards: Shards) -> None:
+    shards.peers[0].wake(2)
+    shards.peers[1].wake(2)
+    assert os.eventfd_read(shards.wakeups[2]) == 2
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(shards.wakeups[1])
+
+
+def test_requests_that_were_let_through_are_counted_and_shown(shards: Shards) -> None:
+    one, two, _ = shards.peers
+    one.let_through(1)
+    one.let_through(2)
+    assert two.progress(0) == 2
+    one.pending(0)
+    assert two.progress(0) == 2
+
+
+def test_yields_are_counted_and_shown(shards: Shards) -> None:
+    one, two, _ = shards.peers
+    one.yielded()
+    one.yielded()
+    assert (two.yields(0), two.yields(2), two.progress(0)) == (2, 0, 0)
+
+
+def test_a_band_keeps_its_place_until_another_band_gets_it(shards: Shards) -> None:
+    one, two, _ = shards.peers
+    one.know({0: 0, 5: 1})
+    one.publish(-1, 1, 1, 1.0)
+    assert two.band(-1) == (1, 1)
+    one.publish(-1, 0, 0, 0.0)
+    one.know({0: 0, 9: 2})
+    assert one.band(-1) == (0, 0)
+    one.publish(-1, 3, 3, 1.0)
+    assert shards.flow.band(2).requests == 0
+
+
+@given(st.lists(st.dictionaries(st.integers(-3, 3), st.integers(0, 3), max_size=4), max_size=12))
+@examples(100)
+def test_no_place_ever_belongs_to_two_bands(steps: list) -> None:
+    lanes = lanes_of(1)
+    schema = FlowSchema(4, 1)
+    peers = LanePeers(FlowLanes(schema, region_for(schema), lanes), lanes, 0, {}, wakeups=(), now=lambda: 0.0)
+    for places in steps:
+        distinct = {priority: place for place, priority in {v: k for k, v in places.items()}.items()}
+        peers.know(distinct)
+        assert distinct.items() <= peers._places.items()
+        assert {place: priority for priority, place in peers._places.items()} == peers._priorities
+
+
+def test_what_waits_in_other_replicas_counts_for_limits_while_it_is_fresh(shards: Shards) -> None:
+    schema = RemoteSchema(1, 4)
+    remote = shards.lanes.remote = RemoteLane(schema, region_for(schema))
+    remote.set_band(PLACES[5], 7, 70)
+    remote.set_waiting(7, 70)
+    remote.beat(shards.now, 1)
+    one, two, _ = shards.peers
+    two.publish(5, 1, 10, 1.0)
+    assert (one.totals(), one.band(5)) == ((1, 10), (1, 10))
+    shards.lanes.add_remote(shards.now)
+    assert (one.totals(), one.band(5), one.band(0), one.band(77)) == ((8, 80), (8, 80), (0, 0), (0, 0))
+    assert (list(one.shards()), one.fronts()) == ([1, 2], ())
+    assert (one.waiting(), one.elsewhere()) == (1, None)
+    remote.set_front(PLACES[5], 9)
+    assert (one.waiting(), one.elsewhere()) == (2, Elsewhere(5, 9))
+    remote.set_front(3, 9)
+    assert one.elsewhere() is None, "no band of this replica has that place"
+    remote.set_front(PLACES[5], 9)
+    shards.lanes.add_remote(shards.now + 1.5)
+    assert (one.totals(), one.waiting(), one.elsewhere()) == ((1, 10), 1, None)
+    remote.set_front(None, 9)
+    shards.lanes.add_remote(shards.now)
+    assert (one.waiting(), one.elsewhere()) == (1, None)

@@ -1,4 +1,0 @@
-"""Serves ext_proc streams: each stream's request phase and response phase join the transport with the decision in `epp`.
-
-May import: process and all below it. Imported by: pages and all above it.
-"""

@@ -1,0 +1,165 @@
+"""Copies for a replica that joins: the latency model, and slices of the prefix index, as messages on its own channel.
+
+    slice   | "slice" | form | secret | buckets | first bucket | owners | keys | tick | entries, compressed | ages, compressed | last |
+    model   | "model" | form | slots | keys | state |           what the sender has learned of latencies (`epp.learning.state`)
+
+A copy is sent one slice per tick, so that neither the store nor the event loop is busy for long (`joining` has who sends it). The
+buckets of a hash follow from the hash alone, so a slice fits every index of the same size; with another size it is ignored, and the
+index fills as usual. Owners are named by the keys of their endpoints; entries of endpoints that the joining replica does not know are
+left out. Ages become those of its own clock.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, Protocol
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from epp.learning.state import UnusableModel
+from shm.prefix_index import FAR_MARK, OWNER_WORD_MASK, WAYS
+from shm.prefix_writer import IndexWriter
+from workers.replicas.places import Places
+from workers.replicas.wire import FORM, MESSAGE_BYTES_MAX, Count, NotUsable
+
+SLICE_BUCKETS: Final = 2048
+LOOK_BUCKETS: Final = 8 * SLICE_BUCKETS  # how many buckets without entries are passed over at once
+ENTRY_BYTES, AGE_BYTES = 8, 4
+OWNERS_MAX: Final = 1 << 16
+
+
+class Slice(msgspec.Struct, array_like=True, frozen=True, tag="slice"):
+    """Some buckets of the sender's index. `owners` and `keys` name the endpoints of its entries; `tick` is the sender's clock."""
+
+    form: int
+    secret: Count
+    buckets: Count
+    first: Count
+    owners: Annotated[list[int], Meta(max_length=OWNERS_MAX)]
+    keys: Annotated[list[Count], Meta(max_length=OWNERS_MAX)]
+    tick: Count
+    entries: bytes
+    ages: bytes
+    last: bool = False  # of its copy
+
+
+class Model(msgspec.Struct, array_like=True, frozen=True, tag="model"):
+    """A latency model. `slots` and `keys` name the endpoints of the sender."""
+
+    form: int
+    slots: Annotated[list[int], Meta(max_length=OWNERS_MAX)]
+    keys: Annotated[list[Count], Meta(max_length=OWNERS_MAX)]
+    state: bytes
+
+
+class Learned(Protocol):
+    """What this replica has learned of latencies."""
+
+    def learned(self) -> bytes:
+        """Returns the model as bytes (`epp.learning.state`); b"" if nothing was learned."""
+
+    def adopt(self, data: bytes, slots: Mapping[int, int]) -> bool:
+        """Takes over a model if this replica has learned less. `slots`: slot there -> slot here. Returns whether it did.
+
+        Raises UnusableModel.
+        """
+
+
+_decoder: msgspec.msgpack.Decoder[Slice | Model] = msgspec.msgpack.Decoder(Slice | Model)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def slices(index: IndexWriter, places: Places, secret: int, tick: int) -> Iterator[bytes]:
+    """Yields the slices that have entries, and the last one. Yields nothing but b"" after LOOK_BUCKETS without entries."""
+    buckets, passed = index.schema.buckets, 0
+    for first in range(0, buckets, SLICE_BUCKETS):
+        entries, ages = index.copy(first, SLICE_BUCKETS)
+        words, keys = np.frombuffer(entries, np.uint64), places.keys
+        held = np.unique(words & OWNER_WORD_MASK).tolist() if words.any() else []
+        owners = [owner for owner in held if owner in keys]
+        last = first + SLICE_BUCKETS >= buckets
+        if owners or last:
+            yield _encode(
+                Slice(
+                    FORM, secret, buckets, first, owners, [keys[owner] for owner in owners], tick,
+                    zlib.compress(entries, 1), zlib.compress(ages, 1), last,
+                )
+            )  # fmt: skip
+            passed = 0
+            continue
+        passed += SLICE_BUCKETS
+        if passed >= LOOK_BUCKETS:
+            yield b""
+            passed = 0
+
+
+def model_part(learned: Learned, places: Places) -> Iterator[bytes]:
+    """Yields the message with what this replica has learned of latencies, if there is anything and it fits."""
+    state = learned.learned()
+    if state:
+        part = _encode(Model(FORM, list(places.slots.values()), list(places.slots), state))
+        if len(part) <= MESSAGE_BYTES_MAX:
+            yield part
+
+
+def read(data: bytes) -> Slice | Model:
+    """Reads one part of a copy. Raises NotUsable: "long", "malformed" or "copy" (of another version)."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise NotUsable("long")
+    try:
+        part = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, MemoryError, UnicodeError):
+        raise NotUsable("malformed") from None
+    if part.form != FORM:
+        raise NotUsable("copy")
+    return part
+
+
+def take_over(part: Model, learned: Learned, places: Places) -> bool:
+    """Takes over the model of another replica, unless this one has learned more. Returns whether it did. Raises NotUsable: "malformed"."""
+    if len(part.slots) != len(part.keys):
+        raise NotUsable("malformed")
+    here = places.slots
+    try:
+        return learned.adopt(
+            part.state, {s: here[key] for s, key in zip(part.slots, part.keys, strict=True) if key in here}
+        )
+    except UnusableModel:
+        raise NotUsable("malformed") from None
+
+
+def merge(part: Slice, index: IndexWriter, places: Places, secret: int, tick: int) -> tuple[int, bool]:
+    """Adds the entries of a slice to the index. Returns how many, and whether the slice is the last one of its copy.
+
+    Raises NotUsable: "malformed" or "copy" (it does not fit).
+    """
+    try:
+        buckets = min(SLICE_BUCKETS, index.schema.buckets - part.first)
+        entries = _unpacked(part.entries, buckets * WAYS * ENTRY_BYTES)
+        ages = _unpacked(part.ages, buckets * WAYS * AGE_BYTES)
+    except zlib.error:
+        raise NotUsable("malformed") from None
+    if part.secret != secret or part.buckets != index.schema.buckets:
+        raise NotUsable("copy")
+    if len(part.owners) != len(part.keys) or not all(FAR_MARK < owner < OWNERS_MAX for owner in part.owners):
+        raise NotUsable("malformed")
+    ours = np.zeros(OWNERS_MAX, np.uint64)
+    ours[FAR_MARK] = FAR_MARK
+    for owner, key in zip(part.owners, part.keys, strict=True):
+        ours[owner] = places.owners.get(key, 0)
+    theirs = np.frombuffer(entries, np.uint64).reshape(buckets, WAYS)
+    whose = ours[(theirs & OWNER_WORD_MASK).view(np.int64)]
+    mapped = np.where(whose != 0, (theirs & ~OWNER_WORD_MASK) | whose, np.uint64(0))
+    shifted = np.frombuffer(ages, np.uint32).reshape(buckets, WAYS) + np.uint32((tick - part.tick) & 0xFFFFFFFF)
+    return index.merge(part.first, mapped, shifted), part.last
+
+
+def _unpacked(data: bytes, size: int) -> bytes:
+    """Returns the bytes, which must be `size`. Never makes more of them. Raises zlib.error."""
+    if size <= 0:
+        raise zlib.error("no such bucket")
+    content = zlib.decompressobj().decompress(data, size + 1)
+    if len(content) != size:
+        raise zlib.error("wrong size")
+    return content

@@ -1,0 +1,384 @@
+"""The exchange with other replicas, in the supervisor: it publishes what this replica has, and merges what others publish.
+
+    own lanes ─▶ OwnLoad, Waiting ─┐                              ┌─▶ Others ─▶ remote lane ─▶ workers
+    bus ───────▶ Taught ───────────┴─▶ a message each turn ─▶ store ─┴─▶ Taught ─▶ prefix index ─▶ workers
+
+A turn reads all that has come, and then publishes all that has changed (`pace` says when). A whole message follows each `WHOLE_S`. If
+nothing changes, a message that says only that this replica lives follows each `ALIVE_S`. No request waits for any of this: workers read
+shared memory.
+
+If the store fails, the exchange closes the link, logs one line, and connects again. The delay doubles up to a limit, and is random, so
+that the replicas do not arrive together. Meanwhile what others have in flight fades, and updates of the index wait in a bounded backlog.
+Nothing depends on wall clocks.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from shm.prefix_writer import IndexWriter
+from shm.remote_lane import RemoteLane
+from workers.replicas.joining import Joining
+from workers.replicas.notices import Notices, Report
+from workers.replicas.others import Others
+from workers.replicas.pace import Pace
+from workers.replicas.places import OwnLoad, Places
+from workers.replicas.store import Names, StoreError
+from workers.replicas.taught import Taught
+from workers.replicas.waiting import Waiting
+from workers.replicas.wire import EPOCH_MAX, FORM, ROWS_MAX, Message, encode
+
+WHOLE_S = 1.0
+ALIVE_S = 0.2
+FADE_LOOK_S = 0.1  # between two looks for silent replicas and for endpoints that came or left
+# Longest delay before the first attempt to connect again, and before any. A silent store is used again within 1 s of its return: an
+# attempt that began before fails after ANSWER_S (`store`), and the next one follows after RETRY_MAX_S at the latest.
+RETRY_MIN_S, RETRY_MAX_S = 0.1, 0.4
+REFUSED_MAX_S = 0.8  # the same if the store refuses the replica: somebody must change a setting
+USED_S = 3.2  # a link that lasted so long begins the delays anew
+CONNECT_S = 3.0  # with what Sentinel or a cluster is asked
+KEEP_S = 10.0  # between two looks whether the store still has what replicas need
+SETTLED_S = 1.0  # by then a new replica has heard all others
+UNNUMBERED = (
+    "the replica store does not count replicas: of two with one name, the earlier one may be the one that counts"
+)
+AWAY = "the replica store cannot be used: this replica goes on alone"
+FOREIGN = (
+    "replicas have different secrets of block hashes: they share no prefixes. Restart those that started while the store was away, "
+    "or give all the same --prefix-secret-file"
+)
+
+log = structlog.get_logger()
+
+
+class Link(Protocol):
+    """A connection to the store, as `store.Link`, which says what each method does."""
+
+    names: Names
+
+    @property
+    def settled(self) -> bool: ...
+
+    def listen(self, hear: Callable[[str, bytes], None]) -> None: ...
+
+    def check(self) -> None: ...
+
+    def publish(self, channel: str, data: bytes) -> None: ...
+
+    async def epoch(self, least: int) -> int: ...
+
+    async def remind(self, least: int) -> None: ...
+
+    async def agree(self, offered: bytes) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Exchange:
+    """Exchanges with other replicas until its task is cancelled. The metrics page reads its attributes."""
+
+    def __init__(
+        self,
+        parts: "Parts",
+        *,
+        name: str,
+        most: int,
+        secret: int,
+        kept: bytes,
+        now: Callable[[], float],
+        ticks: Callable[[], int],
+        report: Report,
+    ) -> None:
+        """`most`: how many other replicas count. `secret`: fingerprint of the seed of block hashes. `kept`: the seed as the store keeps it;
+        empty: a file gives it, and the store keeps none. `ticks`: the clock of the index.
+        """
+        self.parts = parts
+        self.others = Others(name, (0, random.getrandbits(62)), most)
+        self.joining = Joining(parts.writer, parts.places, self.others, secret=secret)
+        self.notices = Notices(now, report)
+        self.pace = Pace()
+        self.connected = False  # the store has accepted a whole message of this replica
+        self.connections = self.sent = self.sent_bytes = self.foreign_blocks = 0
+        self.failures: Counter[str] = Counter()  # why the store could not be used -> number
+        self.lag_s = 0.0  # how long this replica's last whole message took to come back
+        self._secret = secret
+        self._kept = kept
+        self._stored_differs = False  # the store has another secret
+        self._now = now
+        self._ticks = ticks
+        self._sequence = 0
+        self._last = b""  # the last message
+        self._silent = False  # another replica with this one's name has started later
+        self._offered = False  # a whole message has gone to the store
+        self._announced = False  # the log says that the store is away
+        self._attempts = 0  # to connect, since the store was last used for a while
+        self._received = False  # something that is not yet in shared memory
+        self._whole_at = self._alive_at = float("-inf")
+        self._keep_at = float("inf")
+        self._new = False  # the store has just given this replica its first number
+        self._echo: tuple[int, float] | None = None  # sequence and time of the whole message that is not back yet
+        parts.remote.clear()
+
+    @property
+    def foreign(self) -> int:
+        """How many other replicas have another secret of block hashes, plus 1 if the store has."""
+        return self._stored_differs + sum(other.secret != self._secret for other in self.others.live.values())
+
+    async def run(self) -> None:
+        """Connects, exchanges, and connects again after each failure."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_regularly())
+            while True:
+                started = self._now()
+                try:
+                    await self._connected()
+                except StoreError as failure:
+                    refused = failure.permanent
+                    self._problem(failure)
+                except Exception as fault:  # the supervisor must not end by what others send
+                    refused = False
+                    log.debug("a fault in the exchange with other replicas", exc_info=True)
+                    self._problem(StoreError("error", f"a fault of the picker: {fault!r}"[:500]))
+                if self.connected and self._now() - started > USED_S:
+                    self._attempts = 0
+                self.connected = self._offered = False
+                self._echo = None
+                await asyncio.sleep(retry_delay(self._attempts, refused=refused))
+                self._attempts += 1
+
+    async def _look_regularly(self) -> None:
+        """Forgets silent replicas and follows endpoints, whatever the store does."""
+        while True:
+            self._fade(self._now())
+            await asyncio.sleep(FADE_LOOK_S)
+
+    async def _connected(self) -> None:
+        """Exchanges over one link until it fails. Raises StoreError."""
+        link = await self._open()
+        try:
+            link.listen(lambda channel, data: self._heard(data, copy=channel != link.names.all))
+            await self._speak(link)
+        finally:
+            link.close()
+
+    async def _open(self) -> Link:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return await self.parts.open_link(self.others.name)
+        except TimeoutError:
+            raise StoreError("slow", "the store did not answer in time") from None
+
+    async def _speak(self, link: Link) -> None:
+        """Publishes everything, and then takes turns until the link fails. Raises StoreError."""
+        if not self.others.life[0]:
+            await self._number(link, above=max(self.parts.remote.epoch, self.others.highest))
+            self._new = True
+        await self._keep(link)
+        self._whole_at = float("-inf")
+        while True:
+            await self.pace.run(lambda: self._turn(link))
+            now = self._now()
+            if self._silent:
+                await self._number(link, above=self.others.life[0])
+                self._silent = False
+            if now >= self._keep_at:
+                if self._new and self.others.highest > self.others.life[0]:  # the store had lost its count
+                    await self._number(link, above=self.others.highest)
+                self._new = False
+                await self._keep(link)
+
+    def _turn(self, link: Link) -> bool:
+        """Reads and publishes what is new. Returns false if the store must be asked something before the next turn. Raises StoreError."""
+        now = self._now()
+        link.check()
+        if self._received:
+            self._apply(now)
+        if link.settled:  # else the store is slow: the next message has more
+            self._publish(link, now)
+        return now < self._keep_at and not (self._silent and not self.others.superseded(now))
+
+    def _publish(self, link: Link, now: float) -> None:
+        """Publishes what is new, if the store has taken the last message. Raises StoreError."""
+        if self._offered and not self.connected:
+            self._accepted()
+        message = self._message(now)
+        if message is not None:
+            link.publish(link.names.all, message)
+            self.pace.published()
+            self._offered = True  # the first message over a link is a whole one
+        if (part := self.joining.next_slice()) is not None:
+            link.publish(link.names.to(part[0]), part[1])
+
+    def _accepted(self) -> None:
+        """Notes that the store has taken a whole message: from now on, others know what this replica has."""
+        self.connected = True
+        self.connections += 1
+        if self.connections == 1:
+            self.joining.begin(self._now())
+        if self._announced:
+            self._announced = False
+            log.info("the replica store is back")
+
+    async def _number(self, link: Link, *, above: int) -> None:
+        """Gets the number of this life of the replica from the store. Of two replicas with one name, the higher number counts."""
+        try:
+            epoch = await link.epoch(min(above + 1, EPOCH_MAX))
+        except StoreError as refused:  # full, read-only, or the key is no number: messages pass all the same
+            if refused.why not in ("full", "read-only", "error"):
+                raise
+            self.failures[refused.why] += 1
+            self.notices.problem(UNNUMBERED, str(refused))
+            epoch = min(above + 1, EPOCH_MAX)
+        self.others.life = (epoch, self.others.life[1])
+        self.parts.remote.epoch = epoch
+        self._whole_at = float("-inf")
+
+    async def _keep(self, link: Link) -> None:
+        """Gives the store what it may have lost: how far numbers were, and the secret of block hashes. Raises StoreError."""
+        self._keep_at = self._now() + (SETTLED_S if self._new else KEEP_S)
+        try:
+            await link.remind(self.others.life[0])
+        except StoreError as refused:  # with another reason, the store has answered
+            if refused.why in ("slow", "unreachable"):
+                raise
+        if not self._kept:
+            return
+        try:
+            self._stored_differs = await link.agree(self._kept) != self._kept
+            if self._stored_differs:
+                self.notices.problem(FOREIGN, "the store has another secret")
+        except StoreError as refused:  # an answer; messages pass all the same
+            if refused.why in ("slow", "unreachable"):
+                raise
+            self.notices.problem(
+                "the store has no secret of block hashes: replicas that start now share no prefixes", str(refused)
+            )
+
+    def _heard(self, data: bytes, *, copy: bool) -> None:
+        """Merges a message. `copy`: it is a slice of another replica's index."""
+        now = self._now()
+        if copy:
+            self.joining.take(data, now, self._ticks())
+        else:
+            self._receive(data, now)
+
+    def _receive(self, data: bytes, now: float) -> None:
+        if data == self._last:  # this replica's own message comes back: nothing in it is new
+            self.others.echo = self._sequence
+            self._returned(now)
+            return
+        known = len(self.others.live)
+        message = self.others.receive(data, now)
+        if message is None:
+            self._returned(now)
+            return
+        if message.secret != self._secret:
+            self.foreign_blocks += message.learned is not None
+            self.notices.problem(FOREIGN, message.name)
+        else:
+            self.parts.taught.learn(message.learned, message.taken_back)
+        self.joining.asked(message, now, self._ticks())
+        if len(self.others.live) != known:
+            self.notices.appeared(message.name, len(self.others.live) + 1)
+        self._received = True
+
+    def _returned(self, now: float) -> None:
+        """Measures how long this replica's own whole message took, if it is back. Another sequence is that of a replay."""
+        if self._echo is not None and self.others.echo == self._echo[0]:
+            self.lag_s = now - self._echo[1]
+            self._echo = None
+
+    def _message(self, now: float) -> bytes | None:
+        """Returns the next message; None if there is nothing to say."""
+        if self.others.superseded(now):
+            self.notices.problem(
+                "another replica with this one's name has started later: this one is silent", self.others.name
+            )
+            self._silent = True
+            return None
+        self._follow_endpoints()
+        self.joining.look(now)
+        whole = now - self._whole_at >= WHOLE_S
+        loads, flow = self.parts.own.rows(whole=whole), self.parts.waiting.bands(whole=whole)
+        learned, taken_back = self.parts.taught.take()
+        if not (whole or loads or learned or taken_back or flow or now - self._alive_at >= ALIVE_S):
+            return None
+        self._sequence += 1
+        self._alive_at = now
+        if whole:
+            self._whole_at = now
+            self._echo = self._sequence, now
+            if left_out := self.parts.own.left_out:
+                why = f"{left_out} endpoints beyond {ROWS_MAX}"
+                self.notices.problem("too many endpoints have load: others do not count the least loaded ones", why)
+        name, (epoch, origin) = self.others.name, self.others.life
+        message = Message(
+            FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, flow, learned, taken_back,
+            self.joining.wants,
+        )  # fmt: skip
+        self._last = data = encode(message)
+        self.sent += 1
+        self.sent_bytes += len(data)
+        return data
+
+    def _fade(self, now: float) -> None:
+        """Forgets silent replicas, and renews the beat of the remote lane, so that it counts."""
+        self._follow_endpoints()
+        for name in self.others.expire(now):
+            self.notices.gone(name, len(self.others.live) + 1)
+        self._apply(now)
+
+    def _follow_endpoints(self) -> None:
+        """Writes the remote lane anew if endpoints came or left, and says everything again: a slot may have another endpoint now."""
+        if not self.parts.places.refresh():
+            return
+        self._whole_at = float("-inf")
+        remote = self.parts.remote
+        remote.clear()
+        for key, slot in self.parts.places.slots.items():
+            if (load := self.others.totals.get(key)) is not None:
+                remote.set(slot, *load)
+
+    def _apply(self, now: float) -> None:
+        """Writes what others have said into the remote lane and the prefix index."""
+        self._received = False
+        self.parts.taught.apply(self._ticks())
+        remote, slots = self.parts.remote, self.parts.places.slots
+        for key, (requests, tokens) in self.others.take():
+            slot = slots.get(key)
+            if slot is not None:
+                remote.set(slot, requests, tokens)
+        if self.others.waiting_changed:
+            self.others.waiting_changed = False
+            self.parts.waiting.show(self.others.flows())
+        remote.beat(now, len(self.others.live))
+
+    def _problem(self, failure: StoreError) -> None:
+        self.failures[failure.why] += 1
+        if self.notices.problem(AWAY, str(failure)):
+            self._announced = True
+
+
+class Parts(NamedTuple):
+    """What an exchange works with. `open_link` connects to the store under the name of a replica, or raises StoreError."""
+
+    open_link: Callable[[str], Awaitable[Link]]
+    remote: RemoteLane
+    places: Places
+    own: OwnLoad
+    taught: Taught
+    writer: IndexWriter
+    waiting: Waiting
+
+
+def retry_delay(attempts: int, *, refused: bool) -> float:
+    """Returns the seconds before the next attempt to connect: random, and twice as long after each one, up to a limit.
+
+    `refused`: whether the store refuses this replica, so that another attempt alone does not help.
+    """
+    longest = min(RETRY_MIN_S * (1 << min(attempts, 16)), REFUSED_MAX_S if refused else RETRY_MAX_S)
+    return longest * (1 + random.random()) / 2

@@ -1,0 +1,189 @@
+"""Merges what other replicas publish: a machine without clock and network. Time and messages are passed in.
+
+A message says what is so *now*, never what has changed by how much. So a lost, late or repeated message leads at worst to an old value
+until the next whole message, at most a second later.
+
+- A message counts if its (epoch, origin, sequence) is above the last one of its name. A higher epoch begins a new life of the replica.
+- A replica that said nothing for `FADE_S` counts no more. Its last numbers stay known for `REMEMBERED_S`, so that messages from before
+  its silence never count.
+- Of two replicas with one name, that with the higher epoch counts. The other one finds out by `superseded`, and becomes silent.
+- At most `most` replicas count, with at most `ROWS_MAX` endpoints each, and as many messages per second as `rates` says.
+"""
+
+from collections import Counter
+
+from compiled.calls import merge_loads
+from workers.replicas.rates import Rate
+from workers.replicas.reading import decode, sender
+from workers.replicas.wire import (
+    EPOCH_FOLLOWED_MAX,
+    REQUESTS_MAX,
+    ROW,
+    ROWS_MAX,
+    TOKENS_MAX,
+    Flow,
+    Message,
+    NotUsable,
+)
+
+FADE_S = 1.0
+REMEMBERED_S = 30.0
+REMEMBERED_MAX = 256  # names of replicas that are gone
+SUPERSEDED_S = 2.0
+
+Life = tuple[int, int]  # epoch, origin
+Load = tuple[int, int]  # requests, tokens
+NONE: Load = (0, 0)
+
+
+class Other:
+    """What one other replica has said. `loads`: by the key of the endpoint, without those that have none.
+
+    `secret`: the fingerprint of its seed of block hashes. `wants`: whether it wants a copy of the prefix index.
+    """
+
+    __slots__ = ("flow", "heard_at", "life", "loads", "rate", "secret", "sequence", "wants")
+
+    def __init__(self, life: Life, now: float, rate: Rate) -> None:
+        self.life = life
+        self.sequence = self.secret = 0
+        self.heard_at = now
+        self.rate = rate
+        self.wants = True
+        self.loads: dict[int, Load] = {}
+        self.flow: Flow | None = None
+
+
+class Others:
+    """All other replicas. `totals`: their loads, by the key of the endpoint. `changed`: the keys whose totals changed since `take`."""
+
+    def __init__(self, name: str, life: Life, most: int) -> None:
+        self.name = name
+        self.life = life
+        self.live: dict[str, Other] = {}
+        self.totals: dict[int, Load] = {}
+        self.refused: Counter[str] = Counter()  # why messages did not count -> number
+        self.messages = self.bytes = self.lost = 0  # of all others, since the start
+        self.echo = 0  # the sequence of the last message of this replica that came back
+        self.highest = 0  # the highest number of a replica's life that was seen, up to EPOCH_FOLLOWED_MAX
+        self.waiting_changed = True  # what waits in other replicas may differ from what `flows` returned last
+        self._changed: set[int] = set()
+        self._most = most
+        self._gone: dict[str, tuple[Life, int, float]] = {}  # name -> last life and sequence, time of the last message
+        self._superseded_until = float("-inf")
+        self._own_rate, self._strangers = Rate(float("-inf")), Rate(float("-inf"))
+
+    def superseded(self, now: float) -> bool:
+        """Whether another replica with this one's name has started later, and is alive."""
+        return now < self._superseded_until
+
+    def receive(self, data: bytes, now: float) -> Message | None:
+        """Merges one message. Returns it if it counts. Counts it in `refused` otherwise, unless it is this replica's own."""
+        try:
+            self._bound(data, now)
+            message = decode(data)
+            if self.highest < message.epoch <= EPOCH_FOLLOWED_MAX:
+                self.highest = message.epoch
+            if message.name == self.name:
+                self._own(message, now)
+                return None
+            other = self._of(message, now)
+        except NotUsable as refused:
+            self.refused[refused.why] += 1
+            return None
+        if other.sequence:
+            self.lost += message.sequence - other.sequence - 1
+        other.sequence, other.heard_at = message.sequence, now
+        other.secret, other.wants = message.secret, message.wants
+        self.messages += 1
+        self.bytes += len(data)
+        self._merge(other, message)
+        if message.flow is not None:
+            other.flow = message.flow
+            self.waiting_changed = True
+        return message
+
+    def expire(self, now: float) -> list[str]:
+        """Forgets the replicas that said nothing for FADE_S. Returns their names."""
+        silent = [name for name, other in self.live.items() if now - other.heard_at > FADE_S]
+        for name in silent:
+            other = self.live.pop(name)
+            self._clear(other)
+            self._gone[name] = (other.life, other.sequence, other.heard_at)
+        for name in [name for name, (_, _, at) in self._gone.items() if now - at > REMEMBERED_S]:
+            del self._gone[name]
+        while len(self._gone) > REMEMBERED_MAX:
+            del self._gone[next(iter(self._gone))]
+        return silent
+
+    def take(self) -> list[tuple[int, Load]]:
+        """Returns the endpoints with a total that changed since the last call, each with its total."""
+        changed, self._changed = self._changed, set()
+        totals = self.totals
+        return [(key, totals.get(key, NONE)) for key in changed]
+
+    def flows(self) -> list[Flow]:
+        """Returns what waits in each other replica that said so."""
+        return [other.flow for other in self.live.values() if other.flow is not None]
+
+    def of(self, key: int) -> dict[str, int]:
+        """Returns how many requests each other replica has in flight at one endpoint: its name -> the number."""
+        return {name: other.loads[key][0] for name, other in self.live.items() if key in other.loads}
+
+    def _own(self, message: Message, now: float) -> None:
+        life = (message.epoch, message.origin)
+        if life == self.life:
+            self.echo = message.sequence
+        elif life > self.life:
+            self._superseded_until = now + SUPERSEDED_S
+        else:
+            raise NotUsable("old")
+
+    def _bound(self, data: bytes, now: float) -> None:
+        """Refuses what one sender says beyond its bound, before it is read. Raises NotUsable: "rate" or "many"."""
+        name = sender(data)
+        other = self.live.get(name)
+        if other is not None:
+            rate = other.rate
+        elif name == self.name:
+            rate = self._own_rate
+        elif name and len(self.live) >= self._most:
+            raise NotUsable("many")
+        else:
+            rate = self._strangers
+        if rate.exceeded(len(data), now):
+            raise NotUsable("rate")
+
+    def _of(self, message: Message, now: float) -> Other:
+        """Returns the sender's state. Raises NotUsable: "old" or "many"."""
+        name, life = message.name, (message.epoch, message.origin)
+        other = self.live.get(name)
+        rate = other.rate if other is not None else Rate(now)
+        if other is not None:
+            if life < other.life or (life == other.life and message.sequence <= other.sequence):
+                raise NotUsable("old")
+            if life == other.life:
+                return other
+            self._clear(other)
+        else:
+            before, sequence, _ = self._gone.get(name, ((-1, -1), 0, 0.0))
+            if life < before or (life == before and message.sequence <= sequence):
+                raise NotUsable("old")
+            if len(self.live) >= self._most:
+                raise NotUsable("many")
+            self._gone.pop(name, None)
+        other = self.live[name] = Other(life, now, rate)
+        return other
+
+    def _merge(self, other: Other, message: Message) -> None:
+        if message.whole:
+            named = {key for key, _, _ in ROW.iter_unpack(message.loads)}
+            self._set_loads(other, b"".join([ROW.pack(key, 0, 0) for key in other.loads if key not in named]))
+        self._set_loads(other, message.loads)
+
+    def _set_loads(self, other: Other, rows: bytes) -> None:
+        merge_loads(other.loads, self.totals, self._changed, rows, REQUESTS_MAX, TOKENS_MAX, ROWS_MAX)
+
+    def _clear(self, other: Other) -> None:
+        self.waiting_changed = True
+        self._set_loads(other, b"".join([ROW.pack(key, 0, 0) for key in other.loads]))

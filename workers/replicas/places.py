@@ -1,0 +1,88 @@
+"""Joins the endpoints of this replica with their names in messages, and finds out what this replica has in flight."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiled.calls import load_rows
+from shm.index_tiers import TIERS, in_tier
+from shm.lanes import Lanes
+from workers.replicas.wire import REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, endpoint_key
+from workers.shared.documents import EndpointsView
+
+Ints = NDArray[np.int64]
+
+ROW_TYPE: Final = np.dtype([("endpoint", "<u8"), ("requests", "<u4"), ("tokens", "<u8")])  # as `wire.ROW`
+
+
+class Places:
+    """The endpoints of this replica by their keys in messages. `refresh` follows the endpoints document."""
+
+    def __init__(self, endpoints: EndpointsView) -> None:
+        self._endpoints = endpoints
+        self._version = -1
+        self.slots: Mapping[int, int] = {}
+        self.owners: dict[int, int] = {}  # key -> owner; each tier of an endpoint has a key of its own
+        self.keys: Mapping[int, int] = {}  # owner -> key
+        self.slot_array: Ints = np.zeros(0, np.int64)
+        self.key_array: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.used = 1  # slots up to the last one of an endpoint
+
+    def refresh(self) -> bool:
+        """Reads the endpoints again if they changed. Returns whether they did."""
+        current = self._endpoints.current()
+        if self._endpoints.version == self._version:
+            return False
+        self._version = self._endpoints.version
+        uids = [identity[-1] for identity in self._endpoints.identities()]
+        names = [f"{uid}@{e.address}" for uid, e in zip(uids, current, strict=True)]
+        keys = [endpoint_key(name) for name in names]
+        self.slots = {key: e.slot for key, e in zip(keys, current, strict=True)}
+        self.owners = {key: e.owner for key, e in zip(keys, current, strict=True)}
+        for tier in range(1, TIERS):
+            named = zip(names, current, strict=True)
+            self.owners |= {endpoint_key(f"{name}#{tier}"): in_tier(e.owner, tier) for name, e in named}
+        self.keys = {owner: key for key, owner in self.owners.items()}
+        self.slot_array = np.array([e.slot for e in current], np.int64)
+        self.key_array = np.array(keys, np.uint64)
+        self.used = max((e.slot for e in current), default=0) + 1
+        return True
+
+
+class OwnLoad:
+    """What the workers of this replica have in flight. `rows` returns what is new since the last call.
+
+    `left_out`: how many endpoints the last whole message did not name, because it has at most `rows_max`.
+    """
+
+    def __init__(self, lanes: Lanes, places: Places, rows_max: int = ROWS_MAX) -> None:
+        self._lanes = lanes
+        self._places = places
+        self._rows_max = rows_max
+        self._keys: NDArray[np.uint64] | None = None
+        self._words: Ints  # of requests and tokens of each endpoint in a lane
+        self._said: Ints  # requests and tokens of each endpoint
+        self.left_out = 0
+
+    def rows(self, *, whole: bool) -> bytes:
+        """Returns the packed rows of all endpoints with load if `whole`, else of those whose load changed since the last call.
+
+        Beyond `rows_max`, returns those with the most requests.
+        """
+        places, schema = self._places, self._lanes.schema
+        if self._keys is not places.key_array:
+            self._keys = places.key_array
+            slots = places.slot_array
+            self._words = np.column_stack((slots + schema.inflight_at, slots + schema.tokens_at))
+            self._said = np.zeros_like(self._words)
+        workers, serving = self._lanes.of_workers()
+        told = load_rows(workers, serving, self._words, self._keys, self._said, whole, REQUESTS_MAX, TOKENS_MAX)
+        left_out = max(len(told) // ROW.size - self._rows_max, 0)
+        if whole:
+            self.left_out = left_out
+        if not left_out:
+            return told
+        rows = np.frombuffer(told, ROW_TYPE)
+        return rows[np.argpartition(rows["requests"], left_out)[left_out:]].tobytes()

@@ -1,0 +1,71 @@
+"""Reads the messages of other replicas. Nothing in them is trusted."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from workers.replicas.wire import FORM, MESSAGE_BYTES_MAX, NAME_MAX, ROW, Blocks, Message, NotUsable, decoder
+
+NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_MAX}}}")  # the rule of --replica-name; it goes into logs
+NAMES_MAX: Final = 64
+_names: Final[set[str]] = set()
+
+
+def decode(data: bytes) -> Message:
+    """Reads a message. Raises NotUsable: "long", "form" (of another version) or "malformed"."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise NotUsable("long")
+    try:
+        message = decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, MemoryError, UnicodeError):
+        raise NotUsable("form" if _other_form(data) else "malformed") from None
+    if message.form != FORM:
+        raise NotUsable("form")
+    if len(message.loads) % ROW.size or not _is_name(message.name):
+        raise NotUsable("malformed")
+    for blocks in (message.learned, message.taken_back):
+        if blocks is not None and not _consistent(blocks):
+            raise NotUsable("malformed")
+    return message
+
+
+def sender(data: bytes) -> str:
+    """Returns the name in a message without reading the rest; "" if there is none at its place. Costs little, whatever the message."""
+    head = data[2] if len(data) > 4 else 0
+    if 0xA0 <= head < 0xC0:  # msgpack: a string of less than 32 bytes
+        begin, size = 3, head - 0xA0
+    elif head == 0xD9:  # of less than 256
+        begin, size = 4, data[3]
+    elif head == 0xDA:  # of less than 65,536
+        begin, size = 5, int.from_bytes(data[3:5])
+    else:
+        return ""
+    return data[begin : begin + min(size, NAME_MAX + 1)].decode(errors="replace")
+
+
+def _other_form(data: bytes) -> bool:
+    """Whether this is the beginning of a message of another version: an array that begins with a number that is not ours."""
+    return len(data) > 1 and (0x90 <= data[0] <= 0x9F) and data[1] < 0x80 and data[1] != FORM
+
+
+def _is_name(name: str) -> bool:
+    """Whether this can be the name of a replica. Remembers some names, because most messages come from a few replicas."""
+    if name in _names:
+        return True
+    if NAME.fullmatch(name) is None:
+        return False
+    if len(_names) >= NAMES_MAX:
+        _names.clear()
+    _names.add(name)
+    return True
+
+
+def _consistent(blocks: Blocks) -> bool:
+    """Whether the three parts fit each other. The number of endpoints is bounded, so their counts are, too, before they are summed."""
+    counts, total = blocks.counts, 0
+    if len(counts) % 2 or len(counts) * 4 != len(blocks.endpoints):
+        return False
+    for at in range(0, len(counts), 2):
+        total += counts[at] | counts[at + 1] << 8
+    return total * 8 == len(blocks.hashes)

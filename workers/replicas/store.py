@@ -1,0 +1,306 @@
+"""Connects to the store: Redis or Valkey, over TCP, TLS or a socket, alone, behind Sentinel, or as a cluster.
+
+A link is one connection to one server (`connection`); the client library finds the server, if Sentinel or a cluster names it. In a
+cluster, all names have one hash tag, so one node has all keys; a message that is published there reaches only the listeners of that node
+in some versions, and all replicas listen there.
+
+    <prefix>:1:all             channel of all messages (`wire`)
+    <prefix>:1:to:<name>       channel of what only one replica needs
+    <prefix>:1:secret          the seed of block hashes, if no file gives it
+    <prefix>:1:epoch           counts the lives of replicas
+
+Channels are the same in all databases of a store. So names have the number of the database behind the 1
+(`<prefix>:1:db2:all`), unless it is 0.
+
+Every failure is a StoreError. Its text never has a password.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from redis.asyncio import RedisCluster
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+
+from workers.host.options import PASSWORD_VARIABLE
+from workers.replicas.address import Address
+from workers.replicas.connection import Connection, Refused, publishing
+from workers.replicas.replies import InvalidReply
+from workers.replicas.wire import EPOCH_MAX
+
+ANSWER_S = 0.5  # how long the store may take for one answer, and to accept a connection
+SILENCE_S = 1.0  # a listener that hears not even its own messages for so long has lost its connection
+PASSWORD_BYTES_MAX = 4096
+VERSION = 1
+SECRET = re.compile(rb"[0-9a-f]{16}")
+NUMBER = re.compile(rb"[0-9]{1,19}")
+CLIENT = re.compile(r"<redis\..*?> - ")  # how the client names itself in its own texts
+REFUSED = (
+    "username-password",
+    "AuthenticationError",
+)  # also within the client's own texts, such as that on several Sentinels
+ANSWERS = {  # first word of an error that the store answers -> label
+    "NOAUTH": "refused", "WRONGPASS": "refused", "NOPERM": "denied", "OOM": "full", "READONLY": "read-only", "MISCONF": "read-only",
+}  # fmt: skip
+
+
+_Sentinel: Any = Sentinel  # its constructor has no types
+
+
+class StoreError(Exception):
+    """Says why the store cannot be used. `why`: unreachable, slow, refused (user or password), denied (ACL), full, read-only, error."""
+
+    def __init__(self, why: str, text: str) -> None:
+        super().__init__(text)
+        self.why = why
+
+    @property
+    def permanent(self) -> bool:
+        """Whether another attempt cannot help before somebody changes a setting."""
+        return self.why in ("refused", "denied", "file")
+
+
+class Names:
+    """The names of channels and keys in the store."""
+
+    def __init__(self, prefix: str, *, cluster: bool, database: int = 0) -> None:
+        beginning = f"{{{prefix}}}" if cluster and "{" not in prefix else prefix
+        self._beginning = f"{beginning}:{VERSION}" + (f":db{database}" if database else "")
+        self.all = f"{self._beginning}:all"
+        self.secret = f"{self._beginning}:secret"
+        self.epoch = f"{self._beginning}:epoch"
+
+    def to(self, name: str) -> str:
+        """The channel of one replica."""
+        return f"{self._beginning}:to:{name}"
+
+
+def password_of(address: Address, file: str) -> str:
+    """Returns the password: of the file, else of the environment, else of the URL. Raises StoreError if the file cannot be read."""
+    if not file:
+        return os.environ.get(PASSWORD_VARIABLE) or address.password
+    return _password_in(file, "--replica-store-password-file")
+
+
+def _sentinel_password(address: Address) -> str:
+    file = address.sentinel_password_file
+    return _password_in(file, "sentinel_password_file of --replica-store") if file else ""
+
+
+def _password_in(file: str, given_by: str) -> str:
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(PASSWORD_BYTES_MAX).decode(errors="replace").strip()
+    except OSError as refused:
+        raise StoreError("file", f"{given_by} {file} cannot be read: {refused.strerror}") from None
+
+
+class Link:
+    """A connection to the store that listens to the channels of a replica. `open` makes it."""
+
+    def __init__(self, address: Address, names: Names, connection: Connection) -> None:
+        self._address = address
+        self.names = names
+        self._connection = connection
+        self._to_all = publishing(names.all)
+        self._in_words = _InWords(address)
+
+    @classmethod
+    async def open(cls, address: Address, names: Names, password: str, name: str) -> "Link":
+        """Connects, and subscribes to two channels: the one for all replicas, and that of the replica `name`. Raises StoreError."""
+        with _InWords(address, password):
+            where = await _server(address, names, password)
+            async with asyncio.timeout(ANSWER_S):
+                connection = await Connection.to(where, _tls_context(address))
+        link = cls(address, names, connection)
+        try:
+            login = ("AUTH", address.user or "default", password) if address.user or password else ()
+            await link.command("HELLO", 3, *login)
+            database = [("SELECT", address.database)] if address.database else []
+            await link._commands(*database, *(("SUBSCRIBE", channel) for channel in (names.all, names.to(name))))
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def listen(self, hear: Callable[[str, bytes], None]) -> None:
+        """Passes each message from now on to `hear`: channel, data. If it raises, the link fails."""
+        self._connection.hear = lambda channel, data: hear(channel.decode(errors="replace"), data)
+
+    def close(self) -> None:
+        """Closes the connection without waiting for answers."""
+        self._connection.close()
+
+    async def command(self, *words: str | int | bytes) -> Any:
+        """Runs one command, and returns its answer. Raises StoreError."""
+        (answer,) = await self._commands(words)
+        return answer
+
+    async def _commands(self, *commands: tuple[str | int | bytes, ...]) -> list[Any]:
+        """Sends commands together, and returns their answers. Raises StoreError."""
+        with self._in_words:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._connection.ask(*commands)
+
+    def publish(self, channel: str, data: bytes) -> None:
+        """Publishes a message, and waits for nothing. Raises StoreError if the link has failed."""
+        with self._in_words:
+            begin = self._to_all if channel == self.names.all else publishing(channel)
+            self._connection.send(b"%b$%d\r\n%b\r\n" % (begin, len(data), data))
+
+    @property
+    def settled(self) -> bool:
+        """Whether the store has answered everything."""
+        return self._connection.settled
+
+    def check(self) -> None:
+        """Reads what the store has sent: messages go to the listener. Raises StoreError if the link has failed, or if the store has not
+        answered or said anything for too long.
+        """
+        with self._in_words:
+            self._connection.check()
+            if self._connection.owed_s() > ANSWER_S or self._connection.silent_s() > SILENCE_S:
+                raise TimeoutError("the store does not answer")
+
+    async def epoch(self, least: int) -> int:
+        """Returns the number of a new life of a replica: above every earlier one, and at least `least`. Raises StoreError."""
+        epoch = await self._counted(1)
+        if epoch < least:  # the store has lost what it knew
+            epoch = await self._counted(least - epoch)
+        return max(epoch, least)
+
+    async def remind(self, least: int) -> None:
+        """Makes sure that later numbers will be above `least`, if the store has lost what it knew. Raises StoreError."""
+        held = await self.command("GET", self.names.epoch)
+        known = int(held) if isinstance(held, bytes) and NUMBER.fullmatch(held) else 0
+        if known < least:
+            await self._counted(least - known)
+
+    async def _counted(self, up: int) -> int:
+        """Counts the epoch up. Raises StoreError; its text names the key if that is why."""
+        wrong = f"{self._address}: {self.names.epoch} in the store is not a number of this picker: delete the key"
+        try:
+            number = await self.command("INCRBY", self.names.epoch, up)
+        except StoreError as refused:
+            raise (StoreError("error", f"{wrong} ({refused})") if refused.why == "error" else refused) from None
+        if not isinstance(number, int) or not 0 <= number <= EPOCH_MAX:
+            raise StoreError("error", wrong)
+        return number
+
+    async def agree(self, offered: bytes) -> bytes:
+        """Returns the secret that the store has: 16 hexadecimal digits. Stores `offered` if it has none. Raises StoreError."""
+        held = await self.command("GET", self.names.secret)
+        if held is None:
+            await self.command("SET", self.names.secret, offered, "NX")
+            held = await self.command("GET", self.names.secret)
+        if not isinstance(held, bytes) or SECRET.fullmatch(held) is None:
+            raise StoreError(
+                "foreign", f"{self.names.secret} in the store is not a secret of this picker: delete the key"
+            )
+        return held
+
+
+async def _server(address: Address, names: Names, password: str) -> tuple[str, int] | str:
+    """Returns host and port of the server to connect to, or the path of a socket."""
+    if address.path:
+        return address.path
+    if address.service:
+        settings = _common(address.sentinel_user, _sentinel_password(address)) | _tls(address)
+        sentinel: Any = _Sentinel(address.hosts, sentinel_kwargs=settings)
+        try:
+            host, port = await sentinel.discover_master(address.service)
+        finally:
+            for client in sentinel.sentinels:
+                await client.aclose()
+        return str(host), int(port)
+    if address.cluster:
+        host, port = address.hosts[0]
+        settings = _common(address.user, password) | _tls(address)
+        cluster: Any = RedisCluster(host=host, port=port, **settings)
+        try:
+            await cluster.initialize()
+            node = cluster.get_node_from_key(names.secret)
+        finally:
+            await cluster.aclose()
+        return str(node.host), int(node.port)
+    return address.hosts[0]
+
+
+def _tls_context(address: Address) -> ssl.SSLContext | None:
+    """Returns the TLS context of the connection; None without TLS. Raises StoreError for a wrong file."""
+    if not address.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=address.ca or None)
+        if address.cert:
+            context.load_cert_chain(address.cert, address.key or address.cert)
+    except OSError as wrong:
+        raise StoreError("file", f"ca, cert or key of --replica-store cannot be used: {wrong}") from None
+    return context
+
+
+def _common(user: str, password: str) -> dict[str, Any]:
+    return {
+        "username": user or None,
+        "password": password or None,
+        "socket_timeout": ANSWER_S,
+        "socket_connect_timeout": ANSWER_S,
+        "protocol": 2,
+        "driver_info": None,
+        "retry": Retry(NoBackoff(), 0),
+    }
+
+
+def _tls(address: Address) -> dict[str, Any]:
+    """The settings of TLS for the client library."""
+    if not address.tls:
+        return {}
+    return {
+        "ssl": True,
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": True,
+        "ssl_ca_certs": address.ca or None,
+        "ssl_certfile": address.cert or None,
+        "ssl_keyfile": address.key or address.cert or None,
+    }
+
+
+class _InWords(contextlib.AbstractContextManager[None]):
+    """Turns the exceptions of the client into a StoreError whose text has no password. The client never shows that of Sentinel."""
+
+    def __init__(self, address: Address, password: str = "") -> None:
+        self._address = address
+        self._secrets = [secret for secret in (password, address.password) if secret]
+
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
+        if isinstance(failure, StoreError) or not isinstance(failure, Exception):
+            return
+        text = CLIENT.sub("", str(failure).splitlines()[0])[:200] if str(failure) else type(failure).__name__
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        raise StoreError(_why(failure), f"{self._address}: {text}") from None
+
+
+def _why(failure: Exception) -> str:
+    """Returns the label of any failure."""
+    text = str(failure)
+    if isinstance(failure, Refused):
+        return ANSWERS.get(text.partition(" ")[0], "error")
+    if isinstance(failure, AuthenticationError) or any(sign in text for sign in REFUSED):
+        return "refused"
+    if isinstance(failure, NoPermissionError):
+        return "denied"
+    if isinstance(failure, ResponseError | InvalidReply):
+        return "error"
+    if isinstance(failure, TimeoutError) or type(failure).__name__ == "TimeoutError":
+        return "slow"
+    if isinstance(failure, RedisError | OSError | EOFError):
+        return "unreachable"
+    return "error"

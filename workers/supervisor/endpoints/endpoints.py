@@ -1,0 +1,447 @@
+"""Writes the results of discovery and scrapes to shared memory. No other module uses the table's writer.
+
+    discovery ─ apply ─▶ claims and releases slots and index owners     endpoints document
+    scraper ─ scraped, failed, sweep ─▶ rows                            names document
+    changes ─▶ EndpointLog
+
+- An endpoint keeps its slot and owner as long as its identity, address and UID stay the same. A new address or UID with an old name is
+  another server: it gets another slot and another owner.
+- All changes of one turn of the event loop become visible at once, by one `publish`.
+- After a restart, the supervisor reads its predecessor's endpoints from the documents and keeps their slots. Once discovery is complete, it
+  releases the slots of those that discovery has not named again.
+- An endpoint that is in the snapshot of the prefix index keeps its owner id from there (`remembered`). Once discovery is complete, the ids
+  that no endpoint has taken are retired.
+- If the table is full, an endpoint waits for a free slot, and a report names it. If the records of all endpoints do not fit into their
+  document, the longest are left out, and a report names them. So the labels of one pod cannot hide other pods from workers.
+- If an endpoint leaves while it has requests in flight, a log line says when the last of them has ended.
+
+What this does not do: find endpoints, or decide when values are stale (`freshness` does).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from epp.data import RUNNING, WAITING, Column
+from epp.plugins.extractors._pages import Extracted
+from shm.documents import DocumentWriter
+from shm.prefix_writer import OwnersExhausted
+from shm.table import DOWN, Handle, State, TableCopy, TableWriter
+from workers.shared.documents import EndpointRecord, Identity, NamesRecord
+from workers.shared.ejection import Ejections, Step
+from workers.shared.freshness import Freshness
+from workers.shared.index_limits import IndexLimits
+from workers.supervisor.endpoints import records
+from workers.supervisor.endpoints.discovery import EndpointSpec, diff
+from workers.supervisor.endpoints.endpoint_log import Change, Condition, EndpointLog, Kind, shown
+from workers.supervisor.endpoints.further_pages import FurtherPages, pod_of
+from workers.supervisor.endpoints.member import Member
+from workers.supervisor.endpoints.scrape import Scraper
+from workers.supervisor.endpoints.scrape_results import Failure, PageReader
+
+NAMES_EVERY_S = 0.05
+RETRY_EVERY_S = 1.0
+DRAINED_EVERY_S = 0.25
+LOGGED = (Step.EJECTED, Step.RETURNED, Step.FAILING)
+LOAD = frozenset((RUNNING.name, WAITING.name))
+FAILURES_TO_LOG = 20  # failed scrapes before the first log line: a server may have no metrics page while it starts
+
+
+class Owners(Protocol):
+    """The part of the prefix index's writer that gives out owner ids."""
+
+    def new_owner(self) -> int: ...
+    def retire(self, owner: int) -> None: ...
+    def owners(self) -> list[int]: ...
+
+
+class Extractions(Protocol):
+    """Creates the page reader of an endpoint from its labels, the wanted columns and the name of its pod."""
+
+    def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]], pod: str = "") -> PageReader: ...
+
+
+class Reading(NamedTuple):
+    """How the endpoints' pages are read.
+
+    `wanted`: the columns to read. `fresh_for_s`: how long values count as fresh. `address(spec)` returns host and port of an endpoint's
+    metrics page. `further`: the data sources beside the first one.
+    """
+
+    extractor: Extractions
+    wanted: Sequence[Column[Any]]
+    fresh_for_s: float
+    address: Callable[[EndpointSpec], tuple[str, int]] = lambda spec: (spec.host, spec.port)
+    further: Sequence[FurtherPages] = ()
+
+
+class Indexed(NamedTuple):
+    """What the prefix index knows of endpoints. `remembered`: the owner ids of the index snapshot."""
+
+    owners: Owners
+    limits: IndexLimits | None = None
+    remembered: Mapping[Identity, int] | None = None
+
+
+class EndpointTable:
+    """Keeps all endpoints, their rows in the table, and the documents about them. Call `start` first, then `apply`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        table: TableWriter,
+        documents: DocumentWriter,
+        index: Indexed,
+        reading: Reading,
+        slot_inflight: Callable[[int], int],
+        report: Callable[..., None],
+        log: EndpointLog,
+        ejections: Ejections | None = None,
+    ) -> None:
+        """`slot_inflight(slot)` returns the number of requests in flight at a slot."""
+        numeric = tuple(column.name for column in reading.wanted if column.type is not frozenset)
+        assert len(numeric) == len(table.schema.columns), (numeric, table.schema.columns)
+        self._loop = loop
+        self._table = table
+        self._documents = records.Published(documents, report)
+        self._owners = index.owners
+        self._slot_inflight = slot_inflight
+        self._reading = reading
+        self._load_at = [index for index, name in enumerate(numeric) if name in LOAD]
+        self._report = report
+        self._log = log
+        self._limits = index.limits
+        self._ejections = ejections or Ejections.of_none(table.schema.slots)
+        self._by_slot: dict[int, Member] = {}
+        self._remembered = dict(index.remembered or {})
+        self._members: dict[tuple[str, str], Member] = {}
+        self._inherited: dict[Identity, tuple[EndpointRecord, State, bool]] = {}
+        self._waiting: dict[tuple[str, str], EndpointSpec] = {}
+        # slot -> an endpoint that left while requests were in flight, and the time at which it left.
+        self._draining: dict[int, tuple[Change, float]] = {}
+        self._freshness: Freshness[Member] = Freshness(reading.fresh_for_s)
+        self._scraper: Scraper
+        self._further = tuple(reading.further)
+        for pages in self._further:
+            pages.changed = self._overlaid
+        self._full = ""
+        self._now = self._retry_at = self._report_at = self._names_at = self._drained_at = 0.0
+        self._names_moved = self._endpoints_moved = self._flush_due = False
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def start(
+        self,
+        scraper: Scraper,
+        *,
+        predecessor: Sequence[EndpointRecord] = (),
+        copy: TableCopy | None = None,
+        now: float,
+    ) -> None:
+        """Takes over the records of a predecessor and a copy of its table. Call it before all other methods."""
+        self._scraper = scraper
+        self._now = now
+        claimed = set(self._table.claimed())
+        for record in predecessor:
+            handle = Handle(record.slot, record.generation)
+            if copy is not None and handle in claimed and record.slot < len(copy.rows):
+                state = State(int(copy.state[record.slot]))
+                down = bool(int(copy.flags[record.slot]) & DOWN)
+                self._inherited[records.identity_of(record)] = record, state, down
+                claimed.discard(handle)
+        for handle in claimed:  # the predecessor claimed these slots, but died before it wrote their records
+            self._table.release(handle)
+        known = {*(record.owner for record, _, _ in self._inherited.values()), *self._remembered.values()}
+        for owner in set(self._owners.owners()) - known:
+            self._owners.retire(owner)
+        self._moved(endpoints=True)
+
+    def inherited(self) -> list[EndpointSpec]:
+        """Returns the endpoints of a predecessor that discovery has not named yet."""
+        return [records.spec_of(record) for record, _, _ in self._inherited.values()]
+
+    def resume(self) -> None:
+        """Uses and scrapes all endpoints of a predecessor until discovery gives a new set."""
+        self.apply(self.inherited(), complete=False)
+
+    def apply(self, specs: Iterable[EndpointSpec], *, complete: bool = True) -> None:
+        """Uses `specs` from now on. `complete`: whether these are all endpoints. If not, the predecessor's other endpoints stay."""
+        changes = diff((member.spec for member in self._members.values()), sorted(specs))
+        for spec in changes.gone:
+            self._leave(self._members[spec.identity])
+        for old, new in changes.changed:
+            member = self._members[old.identity]
+            if (old.host, old.port, old.uid) == (new.host, new.port, new.uid):
+                self._change(member, new)
+            else:
+                self._leave(member)
+                changes.appeared.append(new)
+        self._waiting = {spec.identity: spec for spec in changes.appeared}
+        self._admit()
+        if complete:
+            self._release_unnamed()
+        self._moved(endpoints=True)
+
+    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> float | None:
+        """Writes all values of a good page to the endpoint's row at once. Returns the requests that the page shows, running or waiting."""
+        assert isinstance(tag, Member)
+        self._freshness.good(tag, now)
+        if self._limits is not None:
+            self._limits.scraped(tag.owner, extracted)
+        if tag.condition is not Condition.FRESH:
+            self._became(Condition.FRESH, tag, now)
+        tag.failures = 0
+        if (extracted.problems or tag.problems) and (unread := tag.read(extracted.problems)) is not None:
+            self._log.add(Kind.UNREAD, unread)
+        tag.page = extracted, inflight_at_scrape, now
+        self._store(tag, *tag.page)
+        return _requests(extracted, self._load_at)
+
+    def _overlaid(self, tag: object) -> None:
+        """Writes the row again after the values of a further source have changed. Does nothing before the first source had a good page."""
+        if isinstance(tag, Member) and tag.page is not None:
+            self._store(tag, *tag.page)
+
+    def _store(self, member: Member, extracted: Extracted, inflight_at_scrape: int, at: float) -> None:
+        """Writes the values of a page, overlaid with those of the further sources, and the present state to the row."""
+        for pages in self._further:
+            extracted = pages.overlay(member, extracted)
+        self._table.write(
+            member.handle,
+            state=member.health.state,
+            flags=self._ejections.flags(member.handle.slot) | (DOWN if member.health.down else 0),
+            updated_at=at,
+            inflight_at_scrape=inflight_at_scrape,
+            values=extracted.values,
+            present=extracted.present,
+        )
+        if extracted.names is not member.names:
+            self._names_moved |= extracted.names != member.names
+            member.names = extracted.names
+        if not self._flush_due:
+            self._moved()
+
+    def failed(self, tag: object, failure: Failure, now: float) -> None:
+        """Records a failed scrape. The values in the row stay."""
+        assert isinstance(tag, Member)
+        if self._limits is not None:
+            self._limits.appeared(tag.owner)
+        tag.failures, tag.cause, tag.why = tag.failures + 1, failure.cause, failure.text
+        if self._freshness.failed(tag, refused=failure.refused, serves=failure.serves):
+            self._table.mark(tag.handle, flags=(DOWN if tag.is_down else 0) | self._ejections.flags(tag.handle.slot))
+            self._moved()
+            self._became(Condition.DOWN if tag.is_down else Condition(tag.health.state.name.lower()), tag, now)
+        elif tag.failures == FAILURES_TO_LOG and tag.condition is Condition.UNKNOWN:
+            self._log.add(Kind.UNREADABLE, tag.trouble(now))
+        if self._log.debug:
+            next_try_s = 0.0 if failure.again else self._scraper.next_try_s(tag.target, now)
+            self._log.scrape_failed(
+                *shown(tag.spec), failure.cause, failure.text, failures=tag.failures, next_try_s=next_try_s
+            )
+
+    def sweep(self, now: float) -> None:
+        """Does what depends on time alone: marks stale endpoints, ejects, writes names, gives slots to waiting endpoints, and logs."""
+        self._now = now
+        for member in self._freshness.newly_stale(now, lambda member: member.renewing(now)):
+            self._table.mark(member.handle, state=State.STALE)
+            self._moved()
+            if not member.health.down:
+                self._became(Condition.STALE, member, now)
+        self._eject(now)
+        if self._names_moved and now >= self._names_at:
+            self._names_at = now + NAMES_EVERY_S
+            self._names_moved = False
+            self._documents.names(_names(self._members.values()))
+            self._moved()
+        if self._waiting and now >= self._retry_at:
+            if self._admit():
+                self._moved(endpoints=True)
+            self._retry_at = now + RETRY_EVERY_S
+        if self._draining and now >= self._drained_at:
+            self._drained_at = now + DRAINED_EVERY_S
+            for slot in [slot for slot in self._draining if not self._slot_inflight(slot)]:
+                self._drained(slot)
+        self._log.flush(now, self._members.values())
+
+    def _eject(self, now: float) -> None:
+        """Marks the endpoints that are ejected, on trial, or in use again since the last sweep."""
+        for slot, step in self._ejections.sweep(now, self._by_slot):
+            member = self._by_slot[slot]
+            self._table.mark(member.handle, flags=(DOWN if member.is_down else 0) | self._ejections.flags(slot))
+            self._moved()
+            if step in LOGGED:
+                member.target.pace.hasten(now)
+                cause, why = self._ejections.reason(slot)
+                self._log.add(Kind(step.value), member.change(now)._replace(cause=cause, why=why))
+
+    def hasten(self, slot: int) -> None:
+        """Asks for a page of the endpoint in this slot at once, because what is known of it seems to be wrong."""
+        if (member := self._by_slot.get(slot)) is not None:
+            member.target.pace.hasten(self._now)
+
+    def handles(self) -> list[Handle]:
+        """Returns the handles of all endpoints that have a row."""
+        return [member.handle for member in self._members.values()]
+
+    def owners(self) -> dict[Identity, int]:
+        """Returns the owner id of each endpoint in the prefix index."""
+        return {records.identity_of(member.spec): member.owner for member in self._members.values()}
+
+    def troubles(self) -> dict[str, str]:
+        """Returns id of an endpoint (`namespace/name address`) -> why its requests or its last scrape failed, for those in trouble."""
+        failing = {self._by_slot[slot].id: why for slot, (_, why, _) in self._ejections.failing().items()}
+        return {member.id: failure for member in self._members.values() if (failure := member.failure)} | failing
+
+    def failing(self) -> dict[tuple[str, str], float]:
+        """Returns (endpoint name, cause) -> share of its requests that it fails beyond the others; 1 for an ejected endpoint."""
+        found = self._ejections.failing()
+        return {(self._by_slot[slot].spec.name, cause): share for slot, (cause, _, share) in found.items()}
+
+    def scrape_seconds(self) -> dict[str, float]:
+        """Returns endpoint name -> duration of its last scrape, good or failed, in seconds. Leaves out endpoints without a scrape."""
+        return {m.spec.name: m.target.seconds for m in self._members.values() if m.target.seconds >= 0.0}
+
+    def _admit(self) -> bool:
+        """Gives slots to waiting endpoints. Returns whether at least one got a slot."""
+        before = len(self._members)
+        for spec in list(self._waiting.values()):
+            member = self._adopted(spec) or self._claimed(spec)
+            if member is None:
+                break
+            del self._waiting[spec.identity]
+            self._members[spec.identity] = self._by_slot[member.handle.slot] = member
+            self._ejections.forget(member.handle.slot)
+            member.target = self._scraper.add(member, member.handle.slot, *self._scrape_of(spec))
+            for pages in self._further:
+                pages.add(member, member.handle.slot, spec)
+        if self._waiting and self._now >= self._report_at:
+            self._report_at = self._now + records.REPORT_EVERY_S
+            named = [spec.name for spec in list(self._waiting.values())[: records.REPORTED_MAX]]
+            self._report("endpoints wait for a slot", count=len(self._waiting), endpoints=named, reason=self._full)
+        return len(self._members) > before
+
+    def _adopted(self, spec: EndpointSpec) -> Member | None:
+        if (inherited := self._inherited.pop(records.identity_of(spec), None)) is None:
+            return None
+        record, state, down = inherited
+        member = Member(spec, Handle(record.slot, record.generation), record.owner)
+        scraped = state in (State.FRESH, State.STALE)
+        member.health = self._freshness.adopt(member, scraped=scraped, down=down, now=self._now)
+        member.condition = Condition.DOWN if down else Condition.FRESH if scraped else Condition.UNKNOWN
+        self._log.add(Kind.TAKEN_OVER, Change(*shown(spec), member.condition))
+        return member
+
+    def _claimed(self, spec: EndpointSpec) -> Member | None:
+        slots = self._table.schema.slots
+        self._full = f"all {slots} slots of the table are taken; raise --max-endpoints"
+        if len(self._members) + len(self._inherited) >= slots:
+            return None
+        remembered = self._remembered.get(records.identity_of(spec))
+        try:
+            owner = self._owners.new_owner() if remembered is None else remembered
+        except OwnersExhausted as failure:
+            self._full = str(failure)
+            return None
+        handle = self._table.claim(owner, lambda slot: self._slot_inflight(slot) == 0)
+        if handle is None:
+            if remembered is None:
+                self._owners.retire(owner)
+            self._full = "every free slot still has requests in flight; a slot can be used when they end"
+            return None
+        if remembered is not None:
+            del self._remembered[records.identity_of(spec)]
+        elif self._limits is not None:
+            self._limits.appeared(owner)
+        member = Member(spec, handle, owner)
+        member.health, member.since = self._freshness.add(member), self._now
+        self._drained(handle.slot)
+        self._log.add(Kind.APPEARED, Change(*shown(spec)))
+        return member
+
+    def _change(self, member: Member, spec: EndpointSpec) -> None:
+        """Changes the labels or the metrics page of an endpoint. The server stays the same."""
+        member.spec = spec
+        self._scraper.change(member.target, *self._scrape_of(spec))
+        for pages in self._further:
+            pages.change(member, spec)
+
+    def _leave(self, member: Member) -> None:
+        self._scraper.remove(member.target)
+        for pages in self._further:
+            pages.remove(member)
+        self._freshness.forget(member)
+        self._names_moved |= bool(member.names)
+        del self._members[member.spec.identity], self._by_slot[member.handle.slot]
+        self._ejections.forget(member.handle.slot)
+        self._table.release(member.handle)
+        self._owners.retire(member.owner)
+        if self._limits is not None:
+            self._limits.left(member.owner)
+        change = member.change(self._now, in_flight=self._slot_inflight(member.handle.slot))
+        self._log.add(Kind.LEFT, change)
+        if change.in_flight:
+            self._draining[member.handle.slot] = change, self._now
+
+    def _release_unnamed(self) -> None:
+        """Releases the endpoints that only the predecessor or the snapshot of the index knew. Called once discovery is complete."""
+        for record, _, _ in self._inherited.values():
+            self._table.release(Handle(record.slot, record.generation))
+            self._owners.retire(record.owner)
+            self._log.add(Kind.LEFT, Change(*shown(record)))
+        self._inherited.clear()
+        self._admit()
+        waiting = {records.identity_of(spec) for spec in self._waiting.values()} if self._remembered else ()
+        for identity in [identity for identity in self._remembered if identity not in waiting]:
+            self._owners.retire(self._remembered.pop(identity))
+
+    def _became(self, condition: Condition, member: Member, now: float) -> None:
+        kind = Kind.UP if member.condition is Condition.DOWN else Kind(condition.value)
+        self._log.add(kind, member.trouble(now) if kind is Kind.STALE else member.change(now))
+        member.condition, member.since = condition, now
+
+    def _drained(self, slot: int) -> None:
+        """Logs that no request is in flight any more to the endpoint that has left this slot. Does nothing if no endpoint has."""
+        if (left := self._draining.pop(slot, None)) is not None:
+            change, since = left
+            self._log.add(Kind.DRAINED, Change(change.endpoint, change.address, lasted_s=self._now - since))
+
+    def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], PageReader, str, tuple[str, int]]:
+        reader = self._reading.extractor.extraction(dict(spec.labels), self._reading.wanted, pod_of(spec))
+        return self._reading.address(spec), reader, spec.server, (spec.host, spec.port)
+
+    def _moved(self, *, endpoints: bool = False) -> None:
+        self._endpoints_moved |= endpoints
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._endpoints_moved:
+            self._endpoints_moved = False
+            self._documents.endpoints(_records(self._inherited.values(), self._members.values()), self._now)
+        self._table.publish()
+
+
+def _records(
+    inherited: Iterable[tuple[EndpointRecord, State, bool]], members: Iterable[Member]
+) -> list[EndpointRecord]:
+    """Returns the records of all endpoints, ordered by slot."""
+    found = [
+        *(record for record, _, _ in inherited),
+        *(records.record_of(member.spec, member.handle, member.owner) for member in members),
+    ]
+    return sorted(found, key=lambda record: record.slot)
+
+
+def _requests(extracted: Extracted, load_at: Sequence[int]) -> float | None:
+    """Returns the requests that a page shows, in the columns `load_at`; None if it has none of them."""
+    shown = [extracted.values[at] for at in load_at if extracted.present >> at & 1]
+    return sum(shown) if shown else None
+
+
+def _names(members: Iterable[Member]) -> list[NamesRecord]:
+    """Returns the records of the names that endpoints report, such as those of adapters."""
+    return [records.names_of(member.handle, member.names) for member in members if any(member.names.values())]

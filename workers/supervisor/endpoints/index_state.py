@@ -1,0 +1,247 @@
+"""Keeps the prefix index over restarts of the picker, as a snapshot in a folder (`--state-dir`). Only one picker may use a folder at a
+time.
+
+    prefix-secret   the seed of block hashes, unless --prefix-secret-file gives it; mode 0600 (`prefix_secret`)
+    prefix-index    header | slice of buckets: entries, ages | ... | owners, msgpack | footer
+
+    header          magic | version | block tokens | layout | entries | fingerprint of the secret
+    footer          as in `snapshot_file`, which writes and reads the file
+
+The supervisor writes a snapshot every `EVERY_S` if the index changed, when the picker begins to stop, and when the supervisor ends. It
+writes to a temporary file, slice by slice (the event loop copies a slice, a thread writes it), then syncs and renames the file. So a
+snapshot is always complete, and the loop never waits for the disk. Each slice shows its buckets at the time of the copy. The list of owners
+has only those that belonged to the same endpoint before the first slice was copied and after the last one was.
+
+The supervisor reads the snapshot before it knows any endpoint, and takes all of it or nothing. It refuses a snapshot that is truncated or
+damaged, has another secret, layout or version, or is older than `AGE_MAX_S`, and logs one line. Entries have aged by the wall-clock time
+since the snapshot. `EndpointTable` frees the entries of endpoints that discovery does not find again.
+
+No failure here ends the picker: it starts with an empty index, or runs without snapshots, and logs that once.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from shm.index_capacity import OWNER_IDS
+from shm.prefix_index import FIRST_OWNER, WAYS, IndexSchema
+from shm.prefix_writer import IndexWriter
+from workers.process.prefix_secret import create_private
+from workers.shared.bus import AGE_TICKS
+from workers.shared.documents import Identity
+from workers.supervisor.endpoints.snapshot_file import (
+    FOOTER,
+    RefusedSnapshot,
+    age,
+    append,
+    finish,
+    publish,
+    read,
+    trailer_at,
+)
+
+SNAPSHOT = "prefix-index"
+EVERY_S = 60.0
+LOOK_S = 0.25
+CLOSE_S = 3.0  # a little less than the time that the parent gives the supervisor to end
+SLICE_BUCKETS = 4096
+OWNERS_BYTES_MAX = 64 << 20
+
+VERSION = 2
+MAGIC = b"EPPINDEX"
+HEADER = Struct("=8sIIQQ16s")
+ENTRY_BYTES = 12
+
+log = structlog.get_logger()
+
+
+class Owners(msgspec.Struct, array_like=True, frozen=True):
+    """The trailer of the file, after the slices: the owner ids of the endpoints, and the time of the snapshot."""
+
+    written_at: float  # Unix time in seconds
+    tick: int  # the same time in ticks of the index's clock
+    owners: list[tuple[Identity, int]]
+
+
+class Loaded(NamedTuple):
+    """The owner ids of a loaded snapshot, and its age."""
+
+    owners: dict[Identity, int]
+    age_s: float
+
+
+class IndexState:
+    """Saves and loads the snapshot of one picker. Call `load` first, then `run` as a background task, and `close` at the end."""
+
+    def __init__(
+        self,
+        folder: str,
+        index: IndexWriter,
+        *,
+        seed: int,
+        block_tokens: Callable[[], int],
+        ticks: Callable[[], int],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`seed`: the prefix secret. `block_tokens` returns the present number of tokens in a block, `ticks` the time on the index's
+        clock, `wall` Unix time in seconds.
+        """
+        self._path = Path(folder, SNAPSHOT)
+        self._index = index
+        self._schema: IndexSchema = index.schema
+        self._fingerprint = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=16, person=b"prefix index").digest()
+        self._block_tokens = block_tokens
+        self._ticks = ticks
+        self._wall = wall
+        # The value of `index.changes` at the last snapshot. -1: the index has entries of a predecessor, which may not have saved them.
+        self._saved = -1 if index.size() else index.changes
+        self._failed = False
+        self._writing = asyncio.Lock()
+
+    def load(self) -> dict[Identity, int]:
+        """Fills the index from the snapshot. Returns the owner ids of the endpoints in the snapshot.
+
+        Returns {} if there is no snapshot. If the snapshot cannot be used, returns {} and logs why.
+        """
+        try:
+            loaded = self._load()
+        except FileNotFoundError:
+            return {}
+        except (OSError, RefusedSnapshot) as refused:
+            why = refused.strerror if isinstance(refused, OSError) else str(refused)
+            log.warning("the prefix index starts empty", file=str(self._path), why=why)
+            return {}
+        self._saved = self._index.changes
+        log.info(
+            "prefix index taken over",
+            file=str(self._path),
+            entries=self._index.size(),
+            endpoints=len(loaded.owners),
+            age_s=round(loaded.age_s, 1),
+        )
+        return loaded.owners
+
+    async def run(self, owners: Callable[[], Mapping[Identity, int]], stopping: Callable[[], bool]) -> None:
+        """Saves a snapshot every EVERY_S, and once more when the picker begins to stop. Runs until its task is cancelled."""
+        loop = asyncio.get_running_loop()
+        due, saved_at_stop = loop.time() + EVERY_S, False
+        while True:
+            await asyncio.sleep(LOOK_S)
+            stops = stopping()
+            if loop.time() >= due or (stops and not saved_at_stop):
+                due, saved_at_stop = loop.time() + EVERY_S, stops
+                await self.save(owners)
+
+    async def close(self, owners: Callable[[], Mapping[Identity, int]]) -> None:
+        """Saves the last snapshot. Gives up after CLOSE_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.save(owners)
+
+    async def save(self, owners: Callable[[], Mapping[Identity, int]]) -> None:
+        """Writes a snapshot if the index has changed since the last one. Of several failures in a row, logs only the first."""
+        async with self._writing:
+            changes = self._index.changes
+            if changes == self._saved:
+                return
+            try:
+                await self._write(owners)
+            except OSError as refused:
+                if not self._failed:
+                    log.warning("the prefix index is not saved", file=str(self._path), why=refused.strerror)
+                self._failed = True
+                return
+            if self._failed:
+                log.info("the prefix index is saved again", file=str(self._path))
+            self._failed, self._saved = False, changes
+
+    async def _write(self, owners: Callable[[], Mapping[Identity, int]]) -> None:
+        temporary = self._path.with_name(f"{SNAPSHOT}.tmp")
+        descriptor = await asyncio.to_thread(create_private, temporary)
+        try:
+            first = dict(owners())
+            checksum = await asyncio.to_thread(append, descriptor, [HEADER.pack(*self._header())], 0)
+            for bucket in range(0, self._schema.buckets, SLICE_BUCKETS):
+                part = self._index.copy(bucket, SLICE_BUCKETS)
+                checksum = await asyncio.to_thread(append, descriptor, part, checksum)
+            last = owners()
+            same = [(identity, owner) for identity, owner in first.items() if last.get(identity) == owner]
+            trailer = msgspec.msgpack.encode(Owners(self._wall(), self._ticks(), same))
+            await asyncio.to_thread(finish, descriptor, trailer, checksum)
+            await asyncio.to_thread(publish, descriptor, temporary, self._path)
+        # A cancellation does not close the file, because a thread may still write to it. The end of the process closes it.
+        except OSError:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):  # frees the space on a full disk
+                os.unlink(temporary)
+            raise
+        os.close(descriptor)
+
+    def _header(self) -> tuple[bytes, int, int, int, int, bytes]:
+        schema = self._schema
+        return MAGIC, VERSION, self._block_tokens(), schema.layout_hash, schema.entries, self._fingerprint
+
+    def _load(self) -> Loaded:
+        content = self._read()
+        slices_end = trailer_at(content)
+        if slices_end != HEADER.size + self._schema.entries * ENTRY_BYTES:
+            raise RefusedSnapshot("it is damaged: its parts do not add up")
+        try:
+            trailer = msgspec.msgpack.decode(content[slices_end : -FOOTER.size], type=Owners)
+        except msgspec.DecodeError as failure:
+            raise RefusedSnapshot(f"it is damaged: {failure}") from failure
+        ids = [owner for _, owner in trailer.owners]
+        if len(set(ids)) != len(ids) or not all(FIRST_OWNER <= owner < OWNER_IDS for owner in ids):
+            raise RefusedSnapshot("it is damaged: its owner ids are not valid")
+        age_s = age(trailer.written_at, self._wall())
+        entries, ages = self._arrays(content)
+        self._index.load(entries, ages, ids, self._ticks() - int(max(age_s, 0.0) * AGE_TICKS) - trailer.tick)
+        return Loaded(dict(trailer.owners), age_s)
+
+    def _read(self) -> bytes:
+        """Reads the file. Raises RefusedSnapshot unless it is complete and fits this picker."""
+        most = HEADER.size + self._schema.entries * ENTRY_BYTES + OWNERS_BYTES_MAX + FOOTER.size
+        return read(self._path, HEADER.size, self._check_header, most)
+
+    def _check_header(self, head: bytes) -> None:
+        if not head.startswith(MAGIC):
+            raise RefusedSnapshot("it is not a snapshot of a prefix index")
+        if len(head) < HEADER.size:
+            raise RefusedSnapshot(f"it is truncated: it has {len(head)} bytes")
+        _, version, block_tokens, layout, entries, secret = HEADER.unpack(head)
+        _, our_version, our_block_tokens, our_layout, our_entries, our_secret = self._header()
+        if version != our_version:
+            raise RefusedSnapshot(f"it has version {version}, and this picker reads version {our_version}")
+        if entries != our_entries:
+            raise RefusedSnapshot(f"it has {entries} entries, and this picker's index {our_entries} (--index-entries)")
+        if layout != our_layout:
+            raise RefusedSnapshot("the index had another layout when it was written")
+        if block_tokens != our_block_tokens:
+            raise RefusedSnapshot(
+                f"its blocks have {block_tokens} tokens, and this picker's {our_block_tokens} (blockSizeTokens)"
+            )
+        if secret != our_secret:
+            raise RefusedSnapshot("it was written with another prefix secret")
+
+    def _arrays(self, content: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+        """Returns the entries and the ages of all slices."""
+        entries, ages = [], []
+        at = HEADER.size
+        for bucket in range(0, self._schema.buckets, SLICE_BUCKETS):
+            count = min(SLICE_BUCKETS, self._schema.buckets - bucket) * WAYS
+            entries.append(np.frombuffer(content, np.uint64, count, at))
+            at += count * 8
+            ages.append(np.frombuffer(content, np.uint32, count, at))
+            at += count * 4
+        return np.concatenate(entries), np.concatenate(ages)

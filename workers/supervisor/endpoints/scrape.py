@@ -1,0 +1,378 @@
+"""Scrapes the metrics page of every endpoint, at most once per interval.
+
+One `Scraper` serves all endpoints of one data source, without a task per endpoint or per scrape. A wheel of buckets turns once per
+interval, and each tick starts the scrapes of one bucket. A new endpoint goes into a bucket with few endpoints, or else
+into the emptiest one, and stays there until it is removed. So the scrapes of many endpoints are spread over the interval. A few endpoints
+share one bucket: their answers arrive together, wake up the process once, and change the table once.
+
+    wheel   | bucket 0 | bucket 1 | ... | bucket n-1 |      one bucket per tick, n ticks = interval
+    timer   at the next tick that has work: a bucket with endpoints, connections to open, or the sink's `sweep` every `SWEEP_S`
+    target  idle -> (connecting ->) waiting -> idle         `began` is set except when idle
+    limits  each turn ends the scrapes that take too long: oldest first, up to the first one within its limit, so it is cheap
+
+- At its turn an endpoint is scraped if a page is due (`pace`). With a budget, turns pass without a page. The connection stays open until
+  the next page. If the server has closed it, each turn tries whether the server still accepts one, without asking for a page.
+- If a scrape is still under way when the next one is due, no new one starts, and the turn counts as late.
+- Connections are opened in the order of the requests, at most a fixed number per tick. So a large number of unreachable servers delays only
+  the attempts to reach these servers.
+- A slow, failing or malformed answer affects no other scrape: nothing here waits for a server.
+- If a page is not at its endpoint's own address and is refused there, the scraper tries to connect to the own address. Only if that is
+  refused, too, the endpoint counts as refusing.
+- When an idle connection breaks, the scraper connects to the server again at once, but only once per turn. So it detects a killed server
+  after two attempts, not after two intervals. If it accepts, it may have been restarted: its page is read, if the budget allows that.
+- After an endpoint was removed, nothing is reported about it.
+
+What this does not do: choose endpoints, interpret pages, or write shared memory; `discovery`, the extractor and the sink do that.
+"""
+
+import asyncio
+import errno
+import functools
+import math
+import os
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from epp.plugins.extractors._pages import ExtractError
+from workers.shared.freshness import SCRAPE_S_MAX
+from workers.shared.scrape_pace import Pacing
+from workers.supervisor.endpoints.http_answer import HttpError
+from workers.supervisor.endpoints.http_client import REFUSED, Connected, Dialing
+from workers.supervisor.endpoints.scrape_results import EXTRACT, Failure, PageReader, ScrapeCounters, Sink
+from workers.supervisor.endpoints.target import Address, Target
+from workers.supervisor.endpoints.wheel import Wheel
+
+INTERVAL_S_MIN: Final = 0.05
+SWEEP_S: Final = 0.025  # the most time between two calls of the sink's `sweep`
+LATER_S: Final = 0.001  # added to timers: event loops count in milliseconds, and a timer that fires too early wakes up the process in vain
+# This many connection attempts take a fifth of a core. Without a limit, 5,000 unreachable endpoints would take more than one core.
+DIALS_PER_S_MAX: Final = 6400
+
+# A server that keeps refusing is tried less often, because a connection attempt costs more than a scrape.
+REFUSALS_TO_PAUSE: Final = 20
+PAUSE_S: Final = 0.25
+FLOOD_PAUSE_S: Final = 1.0
+# A page that takes long to parse is scraped less often, so that the other pages get their time.
+# Shorter pages are not measured, because reading the CPU clock twice takes 1.5 us of a scrape's 50.
+LARGE_PAGE_BYTES: Final = 1 << 17
+COSTLY_S: Final = 0.02
+COSTLY_PAUSE: Final = 10.0  # the pause is this multiple of the page's CPU time, up to FLOOD_PAUSE_S
+# If a page shows so many times the requests in flight, and a few more, the server has clients besides this picker and its replicas.
+FOREIGN: Final = 1.25
+FOREIGN_MIN: Final = 4
+
+
+class Scraper:
+    """Scrapes all endpoints of one data source."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        pacing: Pacing,
+        path: str = "/metrics",
+        port: int | None = None,
+        dialing: Dialing,
+        inflight: Callable[[int], int],
+        sink: Sink,
+        scrapes: bool = True,
+        now: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`inflight(slot)` returns the number of requests in flight at a slot. `now` returns the time in seconds.
+
+        `scrapes`: if False, endpoints are added but not scraped. The sink's `sweep` runs all the same.
+
+        `spent` returns the CPU time of the thread in seconds. With wall time, a page that only waited for the CPU would look costly.
+        """
+        self.pacing = pacing._replace(interval_s=max(pacing.interval_s, INTERVAL_S_MIN))
+        self.path = path
+        self.port = port
+        self.counters = ScrapeCounters()
+        self._loop = loop
+        self._connect, self._knock, self._connect_s_max = dialing
+        self._inflight = inflight
+        self._sink = sink
+        self._scrapes = scrapes
+        self._now = now
+        self._spent = spent
+        self.wheel = Wheel(self.pacing.interval_s)
+        self._idle_ticks = max(1, int(SWEEP_S / self.wheel.tick_s))  # the most ticks between two turns of the wheel
+        self._dials_per_tick = math.ceil(DIALS_PER_S_MAX * self.wheel.tick_s)
+        self._to_dial: dict[Target, None] = {}  # targets that wait for a connection, in the order of their requests
+        self._connecting: dict[Target, float] = {}  # target -> when the attempt began; oldest first, as in `_under_way`
+        self._under_way: dict[Target, None] = {}
+        self._started_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self.wheel.targets())
+
+    def next_try_s(self, target: Target, now: float) -> float:
+        """Returns the time until the target's next scrape, in seconds. Includes the pause after failures."""
+        due = self._started_at + self.wheel.next_turn(target) * self.wheel.tick_s
+        pauses = math.ceil(max(target.not_before - due, 0.0) / self.wheel.round_s)
+        return max(due + pauses * self.wheel.round_s - now, 0.0)
+
+    def start(self) -> None:
+        """Starts the wheel."""
+        self._started_at = self._now()
+        self._plan(self._started_at)
+
+    def close(self) -> None:
+        """Stops the wheel and closes all connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for target in self.wheel.targets():
+            self.remove(target)
+
+    def add(
+        self, tag: object, slot: int, address: Address, reader: PageReader, server: str = "", own: Address | None = None
+    ) -> Target:
+        """Adds an endpoint. Its first scrape begins within a few ticks.
+
+        `address`: of its page. `server`: the name in its certificate; "" means the address. `own`: its own address; None: that of the page.
+        """
+        target = Target(self, tag, slot, address, reader, server, own)
+        if not self._scrapes:
+            return target
+        self.wheel.add(target)
+        self._dial_soon(target)
+        return target
+
+    def change(
+        self, target: Target, address: Address, reader: PageReader, server: str = "", own: Address | None = None
+    ) -> None:
+        """Changes the addresses or the page reader of an endpoint."""
+        self._drop(target)
+        target.reader = reader
+        target.move(address, server, own)
+        target.not_before = 0.0
+        target.pace.retry()
+        if self._scrapes:
+            self._dial_soon(target)
+
+    def remove(self, target: Target) -> None:
+        """Removes an endpoint."""
+        target.bucket.pop(target, None)
+        self._drop(target)
+
+    def _drop(self, target: Target) -> None:
+        self._end(target)
+        self._to_dial.pop(target, None)
+        if target.attempt is not None:
+            target.attempt.cancel()
+            target.attempt = None
+        if target.connection is not None:
+            target.connection.close()
+            target.connection = None
+
+    def _tick(self) -> None:
+        now = self._now()
+        try:
+            self.turn(now, int((now - self._started_at) / self.wheel.tick_s))
+        finally:
+            self._plan(now)
+
+    def _plan(self, now: float) -> None:
+        """Sets the timer to the next tick that has work to do."""
+        ticks = self.ticks_to_wait()
+        due = self._started_at + (self.wheel.turns + ticks) * self.wheel.tick_s - now
+        self._timer = self._loop.call_later(max(due, 0.0) + LATER_S, self._tick)
+
+    def ticks_to_wait(self) -> int:
+        """Returns the number of ticks between the last turn and the next one that has work to do."""
+        if self._to_dial:
+            return 1
+        return self.wheel.ticks_to_wait(self._idle_ticks)
+
+    def _dial_soon(self, target: Target) -> None:
+        """Queues the endpoint for a connection at the next tick. If the queue was empty, sets the timer to one tick from now, because the
+        timer may be set to a later tick.
+        """
+        if not self._to_dial and self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(self.wheel.tick_s, self._tick)
+        self._to_dial[target] = None
+
+    def turn(self, now: float, turns: int) -> None:
+        """Does all work that is due before tick number `turns`."""
+        self._give_up(now)
+        for target in self.wheel.turn(turns):
+            self._due(target, now)
+        for target in list(islice(self._to_dial, self._dials_per_tick)):
+            del self._to_dial[target]
+            self._begin(target, now)
+        self._sink.sweep(now)
+
+    def _due(self, target: Target, now: float) -> None:
+        pace = target.pace
+        if pace.rests and self._inflight(target.slot):
+            pace.hasten(now)
+        due = pace.due(now)
+        if target.began >= 0.0:
+            self.counters.late += due
+        elif now >= target.not_before:
+            target.retried = False
+            if target.connection is None:
+                self._to_dial[target] = None
+            elif due:
+                self._begin(target, now)
+
+    def _begin(self, target: Target, now: float) -> None:
+        target.began = now
+        self._under_way[target] = None
+        if not target.pace.due(now):
+            self._try(target, now)
+            return
+        target.pace.asked(now)
+        self.counters.scrapes += 1
+        if target.connection is not None:
+            self._send(target, target.connection)
+        else:
+            self._dial(target, now)
+
+    def _try(self, target: Target, now: float) -> None:
+        """Finds out whether the server accepts connections. Asks for no page."""
+        self._connecting[target] = now
+        target.attempt = self._knock(target.host, target.port, functools.partial(self._tried, target))
+
+    def _tried(self, target: Target, code: int) -> None:
+        if code:
+            self.unreachable(target, OSError(code, os.strerror(code)))
+        else:
+            target.attempt = None
+            self._end(target)
+
+    def _dial(self, target: Target, now: float) -> None:
+        self._connecting[target] = now
+        target.attempt = self._connect(target.host, target.port, target)
+
+    def _send(self, target: Target, connection: Connected) -> None:
+        target.inflight = self._inflight(target.slot)
+        connection.get(target.request)
+
+    def _end(self, target: Target) -> None:
+        target.began, target.refusal = -1.0, None
+        self._under_way.pop(target, None)
+        self._connecting.pop(target, None)
+
+    def _give_up(self, now: float) -> None:
+        hanging = []
+        for target, since in self._connecting.items():
+            if now - since < self._connect_s_max:
+                break
+            text = target.refusal or f"no connection within {self._connect_s_max} s"
+            hanging.append((target, Failure("connect-timeout", text)))
+        for target in self._under_way:
+            if now - target.began < SCRAPE_S_MAX:
+                break
+            hanging.append((target, Failure("timeout", f"no complete page within {SCRAPE_S_MAX} s")))
+        for target, failure in hanging:
+            if target.began >= 0.0:
+                began = target.began
+                self._drop(target)
+                self._fail(target, failure, began, now)
+
+    def _fail(self, target: Target, failure: Failure, began: float, now: float) -> None:
+        self._end(target)
+        target.seconds = now - began
+        target.pace.retry()
+        self.counters.poll_errors[failure.cause] += 1
+        target.refusals = target.refusals + 1 if failure.cause == "refused" else 0
+        if target.refusals >= REFUSALS_TO_PAUSE:
+            target.not_before = now + PAUSE_S
+        elif failure.cause == "too-large":
+            target.not_before = now + FLOOD_PAUSE_S
+        self._sink.failed(target.tag, failure, now)
+
+    def connected(self, target: Target, connection: Connected) -> None:
+        """Sends the request of the scrape, now that its connection is open."""
+        target.attempt = None
+        target.connection = connection
+        self._connecting.pop(target, None)
+        self._send(target, connection)
+
+    def unreachable(self, target: Target, failure: OSError) -> None:
+        """Ends the scrape as failed, because its connection could not be opened."""
+        target.attempt = None
+        if failure.errno in REFUSED or failure.errno == errno.ECONNRESET:
+            self._refused(target, str(failure))
+        else:
+            self._fail(target, Failure("unreachable", str(failure)), target.began, self._now())
+
+    def _refused(self, target: Target, text: str) -> None:
+        """Ends the scrape as failed, because the address of the page refuses. Tries the endpoint's own address first, if it is another."""
+        if target.own is None:
+            self._fail(target, Failure("refused", text, refused=True), target.began, self._now())
+            return
+        target.refusal = f"{target.host}:{target.port}: {text}"
+        self._connecting[target] = self._now()
+        target.attempt = self._knock(*target.own, functools.partial(self._knocked, target))
+
+    def _knocked(self, target: Target, code: int) -> None:
+        target.attempt = None
+        text = f"{target.refusal}; the server itself accepts connections" if code == 0 else str(target.refusal)
+        failure = Failure("refused", text, refused=code in REFUSED, serves=code == 0)
+        self._fail(target, failure, target.began, self._now())
+
+    def answered(self, target: Target, connection: Connected, page: bytes) -> None:
+        """Ends the scrape: parses the complete page and gives its values to the sink."""
+        now = self._now()
+        target.seconds = now - target.began
+        target.pace.read(target.seconds)
+        self._end(target)
+        target.refusals = 0
+        if not connection.usable:
+            target.connection = None
+        large = len(page) > LARGE_PAGE_BYTES
+        before = self._spent() if large else 0.0
+        try:
+            extracted = target.reader.extract(page)
+        except ExtractError as failure:
+            self.counters.extract_errors += 1
+            self._sink.failed(target.tag, Failure(EXTRACT, str(failure)), now)
+            return
+        finally:
+            if large and (took := self._spent() - before) > COSTLY_S:
+                target.not_before = now + min(took * COSTLY_PAUSE, FLOOD_PAUSE_S)
+        self.counters.taken += 1
+        if extracted.problems or target.problems:
+            self.counters.unread += len(extracted.problems.keys() - target.problems.keys())
+            target.problems = extracted.problems
+        requests = self._sink.scraped(target.tag, extracted, target.inflight, now)
+        if requests is not None:
+            inflight = self._inflight(target.slot)
+            target.pace.shows(requests, target.inflight, inflight)
+            self.counters.foreign += requests > FOREIGN * max(target.inflight, inflight) + FOREIGN_MIN
+
+    def garbled(self, target: Target, connection: Connected, failure: HttpError) -> None:
+        """Closes the connection, because the answer is malformed or came without a request. Ends a scrape under way as failed."""
+        target.connection = None
+        connection.close()
+        if target.began >= 0.0:
+            self._fail(target, Failure(failure.cause, str(failure)), target.began, self._now())
+
+    def lost(self, target: Target, connection: Connected, failure: Exception | None) -> None:
+        """Handles a broken connection. If it had been used before, connects again at once, to find out whether the server is gone."""
+        now = self._now()
+        target.connection = None
+        may_retry = connection.answers > 0 and not target.retried
+        target.pace.hasten(now)
+        target.retried = True
+        if target.began >= 0.0:
+            if may_retry and not connection.started:
+                self._dial(target, now)  # the server closed the connection while the request was being sent
+                return
+            inside = "inside" if connection.started else "before"
+            text = f"the connection ended {inside} the answer" + (f": {failure}" if str(failure or "") else "")
+            if isinstance(failure, ConnectionResetError) and connection.answers == 0 and not connection.started:
+                self._refused(target, text)
+                return
+            again = may_retry and now >= target.not_before
+            self._fail(target, Failure("closed", text, again=again), target.began, now)
+        if may_retry and now >= target.not_before:
+            self._begin(target, now)

@@ -1,0 +1,99 @@
+"""Creates events on the InferencePool, so that `kubectl describe inferencepool` says what became of a change of the configuration.
+
+Each event is one POST. An event that cannot be stored is dropped, because the log and the metrics say the same. A picker that may not
+create events says so once in the log, and creates none from then on.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Final, Protocol
+
+import msgspec
+
+from workers.supervisor.kube.api import Resource
+from workers.supervisor.kube.errors import ApiError, Unreachable
+from workers.supervisor.kube.object_kinds import PoolName
+from workers.supervisor.kube.pool import VERSION
+
+COMPONENT: Final = "endpoint-picker"
+MESSAGE_CHARS_MAX: Final = 1000  # the API server takes 1,024 bytes
+WAITING_MAX: Final = 8
+SENT_S: Final = 10.0
+
+
+class EventsApi(Protocol):
+    """The part of `api.Api` that events use."""
+
+    async def request(self, verb: str, path: str, *, body: bytes | None = None, timeout_s: float = ...) -> bytes: ...
+
+
+class Events:
+    """The events of one picker. `tell` queues an event, and `run` sends the queued events."""
+
+    def __init__(
+        self,
+        namespace: str,
+        pool: PoolName,
+        *,
+        reporter: str,
+        uid: Callable[[], str],
+        report: Callable[..., None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`reporter`: the name of this replica. `uid` returns the UID of the pool; "" while it is not known."""
+        self._namespace = namespace
+        self._pool = pool
+        self._reporter = reporter
+        self._uid = uid
+        self._report = report
+        self._wall = wall
+        self._waiting: deque[bytes] = deque(maxlen=WAITING_MAX)  # if more come, the oldest is dropped
+        self._some = asyncio.Event()
+
+    def tell(self, reason: str, message: str, *, warning: bool) -> None:
+        """Queues an event about the pool. `reason`: one word in CamelCase."""
+        at = datetime.fromtimestamp(self._wall(), UTC)
+        moment = at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{self._pool.name}.{int(at.timestamp() * 1e6):x}", "namespace": self._namespace},
+            "involvedObject": {
+                "apiVersion": f"{self._pool.group}/{VERSION}",
+                "kind": "InferencePool",
+                "namespace": self._namespace,
+                "name": self._pool.name,
+                "uid": self._uid(),
+            },
+            "reason": reason,
+            "message": message if len(message) <= MESSAGE_CHARS_MAX else f"{message[: MESSAGE_CHARS_MAX - 1]}…",
+            "type": "Warning" if warning else "Normal",
+            "source": {"component": COMPONENT, "host": self._reporter},
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "count": 1,
+            "reportingComponent": COMPONENT,
+            "reportingInstance": self._reporter,
+        }
+        self._waiting.append(msgspec.json.encode(event))
+        self._some.set()
+
+    async def run(self, server: EventsApi) -> None:
+        """Sends events until it is cancelled, or until the API server says that this picker may send none."""
+        path = Resource("", "v1", "events", self._namespace).path
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            while self._waiting:
+                try:
+                    await server.request("POST", path, body=self._waiting.popleft(), timeout_s=SENT_S)
+                except ApiError as refused:
+                    self._report("event on the pool is not stored", reason=str(refused))
+                    if refused.status == HTTPStatus.FORBIDDEN:
+                        return
+                except Unreachable as away:
+                    self._report("event on the pool is not stored", reason=str(away))

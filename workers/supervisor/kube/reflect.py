@@ -1,0 +1,272 @@
+"""Follows one resource in one namespace: lists it, watches it, and lists it again if the server cannot continue the watch.
+
+    list (in pages) ─▶ Known.listed ─▶ Change        replaces all known objects at once
+    watch           ─▶ Known.event  ─▶ Change        one object was added, changed or deleted; a bookmark only brings a newer version
+
+- After 410 Gone, or after a version that went back (a restored etcd), the resource is listed again. After a broken connection, the
+  watch continues from the last version.
+- A watch without any event for `IDLE_S` is dropped, because a bookmark is due every minute. The server ends each watch within 10 min.
+- A watch whose events take too much of the process's time is read more slowly (`pace`).
+- Between two tries there is a bounded pause with jitter. After its first break, a watch restarts at once and nothing is reported.
+- A resource that the server does not know (its definition is not installed) has no objects, and is tried again every few seconds.
+  If its objects were known, "not found" counts only if the server lists its API groups: a load balancer may also answer "not found".
+- `Known` does no I/O (`workers.supervisor.kube.known`). `Reflector` sends the requests and waits.
+"""
+
+import asyncio
+import contextlib
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Final, Generic, Protocol
+
+import msgspec
+
+from workers.supervisor.kube.api import EMPTY, Resource
+from workers.supervisor.kube.errors import ApiError, Unreachable
+from workers.supervisor.kube.known import Change, Expired, Known, T, Unreadable, decode_page, history_gone
+from workers.supervisor.kube.outage import Outage, is_away
+from workers.supervisor.kube.pace import Pace
+
+__all__ = ["Change", "Outage", "Reflector", "Resource", "WatchApi"]
+
+EVERYTHING: Final[Mapping[str, str]] = {}
+PAGE: Final = 500
+PAGE_MIN: Final = 16  # failures reduce the page size: a page of large objects may be too large or take too long
+PAGES_MAX: Final = 1000
+LIST_S: Final = 30.0
+WATCH_S: Final = (300.0, 600.0)  # the server ends a watch after a random time in this range
+IDLE_S: Final = 85.0
+ABSENT_S: Final = 3.0  # the pause between two tries for a resource that is not installed
+STEADY_S: Final = 1.0  # a watch that lasts longer counts as working
+BACK_OFF_S: Final = 0.2
+BACK_OFF_S_MAX: Final = 5.0
+AT_ONCE_S: Final = 0.05
+RETRY_AFTER_S_MAX: Final = 30.0
+LIST_ANEW_AFTER: Final = 5  # failures in a row
+JITTER: Final = (0.5, 1.0)
+
+
+class WatchApi(Protocol):
+    """The part of `workers.supervisor.kube.api.Api` that a reflector uses."""
+
+    async def request(
+        self,
+        verb: str,
+        path: str,
+        *,
+        query: Mapping[str, str] = EMPTY,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        timeout_s: float = 10.0,
+    ) -> bytes: ...
+
+    def lines(self, path: str, *, query: Mapping[str, str], idle_s: float) -> AsyncGenerator[bytes, None]: ...
+
+
+class _Kind(msgspec.Struct):
+    kind: str = ""
+
+
+_kind = msgspec.json.Decoder(_Kind)
+
+
+class Reflector(Generic[T]):
+    """Follows one resource: lists it and watches it. `run` runs until it is cancelled."""
+
+    def __init__(
+        self,
+        api: WatchApi,
+        resource: Resource,
+        *,
+        selectors: Mapping[str, str] = EVERYTHING,
+        decode: Callable[[bytes], T],
+        changed: Callable[[Change[T]], None],
+        report: Callable[..., None],
+        outage: Outage | None = None,
+        expects: bool = False,
+        rng: random.Random | None = None,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`selectors` select objects, as parameters of a request. `decode` turns JSON into a T; it raises ValueError or MsgspecError.
+
+        `changed` gets every change, after `known` has it. `expects`: whether a predecessor knew objects of this resource. `cpu` measures
+        the work for each event (`pace`).
+        """
+        self.resource = resource
+        self.absent = False  # whether the server does not know this resource
+        self.problem = ""  # why the last try failed; "" after a success
+        self._api = api
+        self._selectors = {key: text for key, text in selectors.items() if text}
+        self._known = Known(resource, decode, report, expects=expects, now=_now)
+        self._changed = changed
+        self._outage = outage if outage is not None else Outage(report)
+        self._rng = rng if rng is not None else random.Random()
+        names = {"resource": str(resource), "namespace": resource.namespace}
+        self._pace = Pace(partial(report, **names), cpu)
+        self._list_next = True
+        self._failures = self._expired = 0
+        self._begun = False
+
+    @property
+    def known(self) -> Mapping[str, T]:
+        """The known objects by name."""
+        return self._known.objects
+
+    def unread(self, name: str) -> str:
+        """Returns why the latest state of the object `name` could not be decoded; "" if it could be, or if there is no such object."""
+        return self._known.unread.get(name, "")
+
+    @property
+    def synced(self) -> bool:
+        """Whether at least one complete list has counted."""
+        return self._known.synced
+
+    async def run(self) -> None:
+        """Follows the resource until it is cancelled."""
+        try:
+            while True:
+                try:
+                    await self._list_and_watch()
+                except ApiError as failure:
+                    is_gone = failure.status == HTTPStatus.GONE
+                    await self._failed(Expired(history_gone(self.resource, failure.message)) if is_gone else failure)
+                except msgspec.MsgspecError as failure:
+                    await self._failed(Unreadable(self._invalid(str(failure))))
+                except (Expired, Unreachable, Unreadable) as failure:
+                    await self._failed(failure)
+        finally:
+            self._outage.forget(self.resource)
+
+    async def _list_and_watch(self) -> None:
+        """Lists the resource if that is due, and watches it until the watch ends."""
+        if self._list_next:
+            self._begun = False
+            if not await self._list():
+                await asyncio.sleep(ABSENT_S * self._rng.uniform(0.8, 1.2))
+                return
+        await self._watch()
+
+    async def _list(self) -> bool:
+        """Lists all pages. Returns False if there is no such resource."""
+        found: dict[str, T] = {}
+        self._known.unread.clear()
+        query = {"limit": str(max(PAGE >> self._failures, PAGE_MIN)), **self._selectors}
+        for _ in range(PAGES_MAX):
+            try:
+                answer = await self._api.request("GET", self.resource.path, query=query, timeout_s=LIST_S)
+            except ApiError as refused:
+                if refused.status != HTTPStatus.NOT_FOUND or not self.resource.group:
+                    raise
+                if self._known.has_objects:
+                    await self._check_groups(refused)
+                self._set_absent()
+                return False
+            # Decode page by page: the bytes of all pages take ten times the memory of the decoded objects.
+            page = decode_page(answer)
+            if not page.metadata.resource_version:
+                raise Unreadable(self._invalid("a list without a version"))
+            self._known.add(page.items or (), found)
+            if not page.metadata.continue_:
+                self.absent = self._list_next = False
+                self.problem = ""
+                self._notify(self._known.listed(found, page.metadata.resource_version, _now()))
+                return True
+            query["continue"] = page.metadata.continue_
+        raise Unreachable(f"the list of {self.resource} has no end after {PAGES_MAX} pages")
+
+    async def _check_groups(self, refused: ApiError) -> None:
+        """Raises Unreachable if the server does not list its API groups. Then the answer "not found" did not come from an API server."""
+        try:
+            if _kind.decode(await self._api.request("GET", "/apis")).kind == "APIGroupList":
+                return
+        except (ApiError, msgspec.MsgspecError):
+            pass  # any other answer means the same
+        raise Unreachable(f"{refused}; this answer is not from the API server: /apis is not found either") from refused
+
+    def _invalid(self, what: str) -> str:
+        resource = self.resource
+        return f"the answer for {resource} in namespace {resource.namespace} is not an API server's: {what}"
+
+    def _set_absent(self) -> None:
+        self.absent = True
+        self._succeeded()
+        self._notify(self._known.listed({}, "", _now()))
+
+    async def _watch(self) -> None:
+        """Watches the resource until either side ends the watch. A watch counts as working only after `STEADY_S`, not after an event."""
+        began, seconds, idle_s = _now(), self._rng.uniform(*WATCH_S), IDLE_S
+        if (until := self._known.empty.until) is not None:
+            seconds = idle_s = max(until - began, BACK_OFF_S)
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._known.version,
+            "timeoutSeconds": str(math.ceil(seconds)),
+            **self._selectors,
+        }
+        steady: asyncio.TimerHandle | None = None
+        self._begun = False
+        try:
+            async with contextlib.aclosing(self._api.lines(self.resource.path, query=query, idle_s=idle_s)) as lines:
+                async for line in lines:
+                    if not line:
+                        self._begun = True
+                        steady = asyncio.get_running_loop().call_later(STEADY_S, self._succeeded)
+                        continue
+                    self._pace.begin()
+                    self._notify(self._known.event(line))
+                    if wait_s := self._pace.wait_s(_now()):
+                        await asyncio.sleep(wait_s)
+                    if until is not None and _now() >= until:
+                        break
+        except Unreachable:
+            if until is None or _now() < until:
+                raise
+        finally:
+            if steady is not None:
+                steady.cancel()
+        if until is not None and _now() >= until:
+            self._list_next = True
+        elif _now() - began < STEADY_S:
+            raise Unreachable(f"a watch of {self.resource} ended as soon as it had begun")
+
+    def _notify(self, change: Change[T] | None) -> None:
+        if change is not None:
+            self._changed(change)
+
+    def _succeeded(self) -> None:
+        self._failures = self._expired = 0
+        self.problem = ""
+        self._outage.found(self.resource, _now())
+
+    async def _failed(self, failure: Exception) -> None:
+        """Waits before the next try. Reports the failure, unless it is the first one in a row and of a kind that is usual for a watch."""
+        if not is_away(failure) or _version_unreachable(failure) or (self._failures + 1) % LIST_ANEW_AFTER == 0:
+            self._list_next = True
+        if isinstance(failure, Expired):
+            self._expired += 1
+        else:
+            self._failures += 1
+        routine = self._expired == 1 if isinstance(failure, Expired) else self._begun and self._failures == 1
+        if routine and not isinstance(failure, ApiError):
+            await asyncio.sleep(AT_ONCE_S * self._rng.random())
+            return
+        self.problem = str(failure)
+        self._outage.lost(self.resource, failure, _now())
+        tries = max(self._failures, self._expired)
+        wait = min(BACK_OFF_S * 2.0 ** min(tries - 1, 10), BACK_OFF_S_MAX) * self._rng.uniform(*JITTER)
+        retry_after_s = failure.retry_after_s if isinstance(failure, ApiError) else 0.0
+        await asyncio.sleep(max(wait, min(retry_after_s, RETRY_AFTER_S_MAX)))
+
+
+def _version_unreachable(failure: Exception) -> bool:
+    """Returns whether the server will never reach the version of this watch, because the server was restored from an older state."""
+    return isinstance(failure, ApiError) and failure.status == HTTPStatus.GATEWAY_TIMEOUT
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

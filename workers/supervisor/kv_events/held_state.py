@@ -1,0 +1,242 @@
+"""Keeps what the endpoints hold over restarts of the picker, in a snapshot in `--state-dir`.
+
+    held-blocks     header | places, u32 | keys, u64 | links, u64 | metas, u64 | streams, msgpack | footer
+
+    header          magic | version | layout | entries of the table of links | fingerprint of the secret
+
+The snapshot has the used entries of the table of links, and how far each stream was read. The index of held blocks is made from the links.
+Both parts are copied between two turns of the loop, so they show the same moment. A thread writes the copy (`snapshot_file`): every EVERY_S
+if something has changed, when the picker begins to stop, and at its end.
+
+A loaded snapshot must be confirmed. An endpoint counts as precise only after its stream has continued: either a replay begins with the last
+message that was applied, or the next live message has the next number. Otherwise its entries are dropped, as after any gap. If an endpoint
+does not come back within KEEP_S, its entries are dropped, too.
+
+A snapshot is refused, with one line in the log, if it is damaged, too old, or made for another secret, size or list of tiers.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from shm.held_writer import HeldWriter
+from shm.index_capacity import OWNER_IDS
+from shm.link_table import Links
+from shm.prefix_index import FIRST_OWNER
+from workers.shared.documents import Identity
+from workers.supervisor.endpoints.snapshot_file import FOOTER, RefusedSnapshot, age, read, trailer_at, write
+
+SNAPSHOT: Final = "held-blocks"
+EVERY_S: Final = 60.0
+CLOSE_S: Final = 3.0  # a little less than the time that the parent gives this process to end
+KEEP_S: Final = 60.0  # counted from the time at which discovery first names endpoints
+STREAMS_BYTES_MAX: Final = 64 << 20
+
+VERSION: Final = 1
+MAGIC: Final = b"EPPHELD\0"
+HEADER: Final = Struct("=8sIQQ16s")
+COLUMNS: Final = (np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8"), np.dtype("<u8"))  # the columns of `Links`
+ENTRY_BYTES: Final = sum(column.itemsize for column in COLUMNS)
+
+log = structlog.get_logger()
+
+
+class Kept(msgspec.Struct, array_like=True, frozen=True):
+    """What a snapshot stores about one endpoint's stream.
+
+    `owners`: the endpoint's owner ids, one per tier, then the id for speculative blocks. `position`, `check`: the last applied message
+    (`shm.stream_marks`).
+    `block_tokens`: tokens per block. `group`: the group of KV caches whose blocks count; None without groups. `remark`: see `Stream`.
+    """
+
+    owners: list[int]
+    position: int
+    check: int
+    block_tokens: int
+    group: int | None
+    remark: str
+
+
+class Trailer(msgspec.Struct, array_like=True, frozen=True):
+    """The part of the file after the links. `written_at`: Unix time in seconds. `adapters`: hash words of the adapters that events have
+    named.
+    """
+
+    written_at: float
+    tiers: list[str]
+    adapters: list[int]
+    streams: list[tuple[Identity, Kept]]
+
+
+class Loaded(NamedTuple):
+    """The content of a snapshot."""
+
+    streams: Mapping[Identity, Kept]
+    adapters: Sequence[int]
+    links: Links
+
+
+class HeldState:
+    """Saves and loads the snapshot of one picker."""
+
+    def __init__(
+        self,
+        folder: str,
+        writer: HeldWriter,
+        tiers: Sequence[str],
+        *,
+        seed: int,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`seed`: the prefix secret. `wall` returns Unix time in seconds.
+
+        `tiers`: the names of the tiers, in the order of the owner ids.
+        """
+        self._path = Path(folder, SNAPSHOT)
+        self._writer = writer
+        self._tiers = list(tiers)
+        self._wall = wall
+        schema = writer.links.schema
+        fingerprint = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=16, person=b"held blocks").digest()
+        self._header = (MAGIC, VERSION, schema.layout_hash, schema.entries, fingerprint)
+        self._saved = -1
+        self._due = 0.0
+        self._stopping = False
+        self._failed = False
+        self._thread: threading.Thread | None = None
+
+    def load(self) -> Loaded | None:
+        """Reads the snapshot. Returns None if there is none. If it cannot be used, returns None and logs why."""
+        try:
+            loaded, age_s = self._load()
+        except FileNotFoundError:
+            return None
+        except (OSError, RefusedSnapshot) as refused:
+            why = refused.strerror if isinstance(refused, OSError) else str(refused)
+            log.warning("kv-events: the index of held blocks starts empty", file=str(self._path), why=why)
+            return None
+        log.info(
+            "kv-events: held blocks taken over; each endpoint's stream has to confirm them",
+            file=str(self._path),
+            blocks=len(loaded.links.places),
+            endpoints=len(loaded.streams),
+            age_s=round(age_s, 1),
+        )
+        return loaded
+
+    def look(self, now: float, stopping: bool, kept: Callable[[], Trailer]) -> None:
+        """Starts to save if it is time. Call it between two turns of the loop.
+
+        `kept` returns the trailer. The `written_at` and `tiers` of that trailer are replaced.
+        """
+        if not self._due:
+            self._due = now + EVERY_S
+        begins_to_stop = stopping and not self._stopping
+        if (now < self._due and not begins_to_stop) or self._writing:
+            return
+        self._stopping = stopping
+        self._due = now + EVERY_S
+        self._save(kept)
+
+    def wait(self, seconds: float = CLOSE_S) -> None:
+        """Waits until the save under way has ended, for `seconds` at most."""
+        if self._thread is not None:
+            self._thread.join(max(0.0, seconds))
+
+    def close(self, kept: Callable[[], Trailer]) -> None:
+        """Saves the last snapshot. Gives up after CLOSE_S."""
+        until = time.monotonic() + CLOSE_S
+        self.wait()
+        if not self._writing:
+            self._save(kept)
+            self.wait(until - time.monotonic())
+
+    @property
+    def _writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _save(self, kept: Callable[[], Trailer]) -> None:
+        """Copies the links and the trailer, and starts a thread that writes them. Does nothing if nothing has changed."""
+        changes = self._writer.changes
+        if changes == self._saved:
+            return
+        trailer = msgspec.structs.replace(kept(), written_at=self._wall(), tiers=self._tiers)
+        links = self._writer.links.copy()
+        self._thread = threading.Thread(target=self._write, args=(links, trailer, changes), daemon=True)
+        self._thread.start()
+
+    def _write(self, links: Links, trailer: Trailer, changes: int) -> None:
+        try:
+            columns = [column.tobytes() for column in links]
+            write(self._path, [HEADER.pack(*self._header), *columns], msgspec.msgpack.encode(trailer))
+        except OSError as refused:
+            if not self._failed:
+                log.warning("kv-events: the held blocks are not saved", file=str(self._path), why=refused.strerror)
+            self._failed = True
+            return
+        if self._failed:
+            log.info("kv-events: the held blocks are saved again", file=str(self._path))
+        self._failed, self._saved = False, changes
+
+    def _load(self) -> tuple[Loaded, float]:
+        entries = self._writer.links.schema.entries
+        most = HEADER.size + entries * ENTRY_BYTES + STREAMS_BYTES_MAX + FOOTER.size
+        content = read(self._path, HEADER.size, self._check_header, most)
+        end = trailer_at(content)
+        count, rest = divmod(end - HEADER.size, ENTRY_BYTES)
+        if end < HEADER.size or rest or count > entries:
+            raise RefusedSnapshot("it is damaged: its parts do not add up")
+        try:
+            trailer = msgspec.msgpack.decode(memoryview(content)[end : -FOOTER.size], type=Trailer)
+        except msgspec.DecodeError as failure:
+            raise RefusedSnapshot(f"it is damaged: {failure}") from failure
+        if trailer.tiers != self._tiers:
+            before, now = (", ".join(tiers) for tiers in (trailer.tiers, self._tiers))
+            raise RefusedSnapshot(f"its tiers are {before}, and this picker's {now} (kvCacheBackendConfigs)")
+        self._check_owners([kept.owners for _, kept in trailer.streams])
+        age_s = age(trailer.written_at, self._wall())
+        links = Links(*_columns(content, count))
+        if count and int(links.places.max()) >= entries:
+            raise RefusedSnapshot("it is damaged: it has entries beyond the end of the table")
+        return Loaded(dict(trailer.streams), trailer.adapters, links), age_s
+
+    def _check_owners(self, owners: Sequence[Sequence[int]]) -> None:
+        ids = [owner for each in owners for owner in each]
+        valid = all(FIRST_OWNER <= owner < OWNER_IDS for owner in ids) and len(set(ids)) == len(ids)
+        if not valid or any(len(each) != len(self._tiers) + 1 for each in owners):
+            raise RefusedSnapshot("it is damaged: its owner ids are not valid")
+
+    def _check_header(self, head: bytes) -> None:
+        if not head.startswith(MAGIC):
+            raise RefusedSnapshot("it is not a snapshot of held blocks")
+        if len(head) < HEADER.size:
+            raise RefusedSnapshot(f"it is truncated: it has {len(head)} bytes")
+        _, version, layout, entries, secret = HEADER.unpack(head)
+        _, our_version, our_layout, our_entries, our_secret = self._header
+        if version != our_version:
+            raise RefusedSnapshot(f"it has version {version}, and this picker reads version {our_version}")
+        if entries != our_entries:
+            raise RefusedSnapshot(
+                f"it has room for {entries} links, and this picker for {our_entries} (--kv-index-blocks)"
+            )
+        if layout != our_layout:
+            raise RefusedSnapshot("the table of links had another layout when it was written")
+        if secret != our_secret:
+            raise RefusedSnapshot("it was written with another prefix secret")
+
+
+def _columns(content: bytes, count: int) -> Iterator[NDArray[Any]]:
+    """Returns the columns of a file with `count` links."""
+    at = HEADER.size
+    for kind in COLUMNS:
+        yield np.frombuffer(content, kind, count, at)
+        at += count * kind.itemsize

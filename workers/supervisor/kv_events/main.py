@@ -1,0 +1,382 @@
+"""The kv-events process: one loop without asyncio, because ZeroMQ waits for its sockets by itself.
+
+    sockets ─▶ Followed ─▶ Stream ─▶ Holder ─▶ index, links         marks, streams document ─▶ workers
+    workers ─▶ bus: blocks that an endpoint will hold soon ─▶ index, for a short time (`speculation`)
+
+In each turn, the loop reads what has arrived, up to a limit per socket, and writes index, marks and document once. So a publisher that
+sends without end delays the others by one turn at most. The process ends after the workers, or when it cannot go on. In the second case the
+parent starts a successor, which continues with the same shared memory.
+"""
+
+import contextlib
+import math
+import resource
+import time
+from collections.abc import Container, Iterable
+
+import structlog
+import zmq
+
+from epp.candidates import Endpoint
+from epp.prefix.kv_events import topic_parts
+from epp.prefix.streams import StreamRecord
+from shm.documents import DocumentReader
+from shm.prefix_writer import OwnersExhausted
+from workers.host.exit_codes import ExitCode
+from workers.host.memory import Usage, cgroup_limit, share
+from workers.process.instance import Instance
+from workers.process.kv_memory import KvCounts
+from workers.process.restart import kv_events_seat
+from workers.shared.documents import EndpointsView, Identity
+from workers.supervisor.kv_events.costs import MEMORY_MAX, Costs
+from workers.supervisor.kv_events.followed import Followed, addresses
+from workers.supervisor.kv_events.held_state import KEEP_S, HeldState, Kept, Trailer
+from workers.supervisor.kv_events.holdings import Holdings
+from workers.supervisor.kv_events.publishing import Publishing
+from workers.supervisor.kv_events.sockets import Subscription, context_for
+from workers.supervisor.kv_events.speculation import Speculation
+
+WAIT_MS = 50
+# The least time between the starts of two turns, so that a turn finds several messages. An empty turn costs 0.3 ms for 100 endpoints.
+BATCH_S = 0.01
+TICK_S = 0.05
+AGE_TICKS = 16  # ticks of the index's clock per second
+SWEEP_SHARE = 1 / 256
+UNKNOWN_PODS_MAX = 64
+AGAIN_S = 5.0  # the time after which endpoints that could not be followed are tried again
+
+log = structlog.get_logger()
+
+
+def run(instance: Instance) -> int:
+    """Runs the process until parent and workers are gone. Returns the exit code."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # ZeroMQ takes several descriptors per endpoint
+    try:
+        follower = Follower(instance)
+    except zmq.ZMQError as refused:
+        bind = instance.sources.kv_events.bind if instance.sources.kv_events else ""
+        instance.reports.failed(kv_events_seat(instance.layout.seats), f"kvEventsConfig.zmqEndpoint {bind}: {refused}")
+        return ExitCode.BOOT_FAILED
+    instance.reports.ready(kv_events_seat(instance.layout.seats))
+    while not follower.over:
+        follower.turn(time.monotonic())
+    follower.close()
+    return follower.exit_code
+
+
+class Follower:
+    """Follows the events of all endpoints. `turn` is one round of its loop."""
+
+    def __init__(self, instance: Instance) -> None:
+        settings, memory = instance.sources.kv_events, instance.memory.kv_events
+        assert settings is not None
+        assert memory is not None
+        self.settings = settings
+        self.over = False
+        self.exit_code = ExitCode.OK
+        self.marks = memory.marks
+        self.context = context_for(instance.options.max_endpoints)
+        writer = memory.writer()
+        self.publishing = Publishing(memory, self.marks)
+        predecessors = self.publishing.predecessors()
+        if self.marks.applying:
+            log.warning(
+                "kv-events: the predecessor ended in the middle of an update; the index of held blocks starts empty"
+            )
+            writer.empty()
+            predecessors = {}
+        self.predecessors = predecessors
+        self.holdings = Holdings(writer, settings.tiers, instance.credentials.prefix_seed)
+        self.holdings.known_words |= self.publishing.adapters
+        self.holdings.progress = lambda: self.marks.beat(time.monotonic())
+        self._retire_unknown()
+        self._words = instance.words
+        self.state = _state(instance, self.holdings)
+        self.restored: dict[Identity, Kept] = {}  # streams of the snapshot whose endpoints have not come back yet
+        self._keep_until = math.inf
+        self._named: dict[tuple[int, int, int], Identity] = {}
+        if self.state is not None and not self.predecessors and not writer.owners() and not writer.links.size:
+            self._restore(self.state, time.monotonic())
+        self.costs = Costs(_memory_limit(instance), Usage().over)
+        self.left = KvCounts()  # the counts of streams that have ended
+        self.evictions_before = writer.evictions
+        self._active: set[Followed] = set()  # the endpoints that have received something in this turn
+        self.followed: dict[tuple[int, int, int], Followed] = {}
+        self.by_pod: dict[str, Followed] = {}
+        self.unknown_pods: set[str] = set()
+        self.unknown_topics = 0
+        self.speculation = Speculation(self.holdings, settings.speculative_s, instance.pipes.kv_bus_readers)
+        self._endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
+        self._seen = -1
+        self._refused: set[tuple[int, int, int]] = set()  # endpoints that could not be followed
+        self._again_at = math.inf  # the time at which the endpoints in `_refused` are tried again
+        self._ended = instance.pipes.family.reader
+        self._poller = zmq.Poller()
+        self._poller.register(self._ended, zmq.POLLIN)
+        self._busy = False
+        self._ticked = 0.0
+        self.bound: Subscription | None = None
+        if settings.bind:
+            self.bound = Subscription(self.context, settings.bind, settings.topic, bind=True)
+            self._poll(self.bound)
+        for descriptor in instance.pipes.kv_bus_readers:
+            self._poller.register(descriptor, zmq.POLLIN)
+
+    def turn(self, now: float) -> None:
+        """Waits for messages, and handles those that have arrived. `now`: monotonic seconds."""
+        self.marks.beat(now)
+        ready = dict(self._poller.poll(0 if self._busy else WAIT_MS))
+        if self._ended in ready:
+            self.over = True
+            return
+        now = time.monotonic()
+        self.follow(now)
+        self.marks.applying = True
+        self._busy = self._receive(now, ready)
+        self.speculation.receive(now)
+        if ticks := now - self._ticked >= TICK_S:
+            self._ticked = now
+            self._tick(now)
+        self.holdings.flush(int(now * AGE_TICKS))
+        for followed in self._active:
+            followed.mark()
+        self.marks.applying = False
+        if ticks or self.holdings.owners_changed:
+            self.holdings.owners_changed = False
+            self.publishing.publish(list(self.followed.values()), self.holdings, self, now)
+        self.holdings.writer.sweep_both(SWEEP_SHARE)
+        if ticks and self.state is not None:
+            self.state.look(now, self._words.stopping, self._trailer)
+        if self.costs.too_much(now):
+            self.over, self.exit_code = True, ExitCode.FAULT
+        if (ready or self._busy) and (left := now + BATCH_S - time.monotonic()) > 0:
+            time.sleep(left)
+
+    def follow(self, now: float) -> None:
+        """Follows the endpoints that the supervisor has published. After AGAIN_S, tries again those that could not be followed."""
+        endpoints = self._endpoints.current()
+        if now >= self._keep_until:
+            self._forget_restored()
+        if self._endpoints.version == self._seen and now < self._again_at:
+            return
+        self._seen = self._endpoints.version
+        wanted = {(e.slot, e.generation, e.owner): e for e in endpoints}
+        named = self._endpoints.identities()
+        self._named = {(e.slot, e.generation, e.owner): name for e, name in zip(endpoints, named, strict=True)}
+        if wanted and self.restored:
+            self._keep_until = min(self._keep_until, now + KEEP_S)
+        for identity in [identity for identity in self.followed if identity not in wanted]:
+            self._leave(self.followed.pop(identity))
+        self._refused &= wanted.keys()
+        self._again_at = math.inf
+        for identity, endpoint in wanted.items():
+            if identity not in self.followed:
+                self._try(identity, endpoint, now)
+        if self._endpoints.version > 0 and self.predecessors:
+            self._retire(self.predecessors.values())
+            self.predecessors = {}
+        self.by_pod = {f.endpoint.address: f for f in self.followed.values()}
+        self.by_pod |= {f.endpoint.name: f for f in self.followed.values()}
+        self.speculation.know({f.endpoint.owner: f.holder for f in self.followed.values()})
+
+    def close(self) -> None:
+        """Saves the last snapshot, and closes all sockets. Leaves the shared memory as it is, for a successor."""
+        if self.state is not None and self.exit_code == ExitCode.OK:
+            self.state.close(self._trailer)
+        self.context.destroy(0)
+
+    def _try(self, identity: tuple[int, int, int], endpoint: Endpoint, now: float) -> None:
+        try:
+            self.followed[identity] = self._begin(endpoint, self._kept(identity))
+        except (zmq.ZMQError, OwnersExhausted, ValueError) as problem:
+            self._again_at = now + AGAIN_S
+            if identity not in self._refused:
+                self._refused.add(identity)
+                log.warning(
+                    "kv-events: cannot follow an endpoint; it is matched approximately. "
+                    "Its event port must be at most 65535, and ulimit -n must allow 8 files per endpoint",
+                    endpoint=endpoint.name,
+                    problem=str(problem),
+                )
+            return
+        self.predecessors.pop(identity, None)
+        self.restored.pop(self._named[identity], None)
+        self._refused.discard(identity)
+
+    def _kept(self, identity: tuple[int, int, int]) -> Kept | None:
+        """Returns what a predecessor or the snapshot tells about an endpoint; None if neither knows it."""
+        record = self.predecessors.get(identity)
+        if record is None:
+            return self.restored.get(self._named[identity])
+        mark, owners = self.marks.read(record.slot), [*(tier.owner for tier in record.tiers), record.speculative]
+        return Kept(owners, mark.position, mark.check, record.block_tokens, record.group, record.remark)
+
+    def _restore(self, state: HeldState, now: float) -> None:
+        """Fills the index from the snapshot, if there is a usable one."""
+        loaded = state.load()
+        if loaded is None:
+            return
+        self.marks.applying = True  # if this process is killed here, its successor must start from empty memory
+        self.holdings.restore([kept.owners for kept in loaded.streams.values()], loaded.links, int(now * AGE_TICKS))
+        self.holdings.known_words |= set(loaded.adapters)
+        self.restored = dict(loaded.streams)
+        self.marks.applying = False
+
+    def _trailer(self) -> Trailer:
+        """Returns what the snapshot stores beside the links."""
+        kept = dict(self.restored)
+        kept |= {self._named[identity]: followed.kept() for identity, followed in self.followed.items()}
+        streams = [(identity, each) for identity, each in kept.items() if each.position]
+        return Trailer(0.0, [], sorted(self.holdings.known_words), streams)
+
+    def _begin(self, endpoint: Endpoint, kept: Kept | None) -> Followed:
+        """Starts to follow an endpoint. Raises ZMQError, OwnersExhausted, and ValueError for a port above 65535."""
+        settings = self.settings
+        subscription, replay = None, ""
+        if self.bound is None:
+            address, replay = addresses(endpoint, settings.port, settings.replay_port)
+            subscription = Subscription(self.context, address, settings.topic)
+        try:
+            followed = Followed(
+                endpoint,
+                self.holdings,
+                self.marks,
+                self.context,
+                subscription=subscription,
+                replay_address=replay,
+                kept=kept,
+            )
+        except OwnersExhausted:
+            if subscription is not None:
+                subscription.close()
+            raise
+        if subscription is not None:
+            self._poll(subscription)
+        log.info(
+            "kv-events: follows an endpoint",
+            endpoint=endpoint.name,
+            address=subscription.address if subscription else "bound",
+        )
+        return followed
+
+    def _subscribe_again(self, followed: Followed, before: Subscription) -> None:
+        """Replaces a subscription that was given up. The next turn tries again if there is no socket left."""
+        with contextlib.suppress(zmq.ZMQError):
+            successor = Subscription(self.context, before.address, self.settings.topic)
+            followed.follow_again(successor)
+            self._stop_polling(before)
+            before.close()
+            self._poll(successor)
+
+    def _leave(self, followed: Followed) -> None:
+        if followed.subscription is not None:
+            self._stop_polling(followed.subscription)
+        self.left = self.left.plus(followed.counts())
+        followed.close()
+        log.info("kv-events: an endpoint has left", endpoint=followed.endpoint.name)
+
+    def _poll(self, subscription: Subscription) -> None:
+        self._poller.register(subscription.socket, zmq.POLLIN)
+        self._poller.register(subscription.monitor, zmq.POLLIN)
+
+    def _stop_polling(self, subscription: Subscription) -> None:
+        self._poller.unregister(subscription.socket)
+        self._poller.unregister(subscription.monitor)
+
+    def _receive(self, now: float, ready: Container[object]) -> bool:
+        busy, self._active = False, set[Followed]()
+        for followed in self.followed.values():
+            if followed.receive(now, ready):
+                busy = True
+                self._active.add(followed)
+                self.marks.beat(time.monotonic())  # a turn is long if many endpoints send at once
+            if self.holdings.crowded:
+                self.holdings.flush(int(now * AGE_TICKS))
+        if self.bound is not None:
+            busy |= self._receive_bound(self.bound, now)
+        return busy
+
+    def _receive_bound(self, bound: Subscription, now: float) -> bool:
+        """Gives each message to the endpoint that its topic names. A lost connection may belong to any endpoint, so it counts for all."""
+        busy = False
+        for opened in bound.changes():
+            if not opened:
+                for followed in self.followed.values():
+                    if followed.stream.is_open:
+                        followed.losses += 1
+                        followed.stream.lost(now)
+                        followed.stream.opened(now)
+        for topic, number, payload in bound.messages():
+            busy = True
+            pod, _ = topic_parts(topic)
+            known = self.by_pod.get(pod)
+            if known is None:
+                self.unknown_topics += 1
+                self._report_unknown(pod)
+                continue
+            if not known.stream.is_open:
+                known.stream.opened(now)
+            known.take(number, payload, now)
+            self._active.add(known)
+        return busy
+
+    def _report_unknown(self, pod: str) -> None:
+        if pod not in self.unknown_pods and len(self.unknown_pods) < UNKNOWN_PODS_MAX:
+            self.unknown_pods.add(pod)
+            log.warning("kv-events: a topic names no endpoint of the pool; its messages are dropped", pod=pod)
+
+    def _tick(self, now: float) -> None:
+        for followed in self.followed.values():
+            followed.stream.tick(now)
+            if (before := followed.given_up(now)) is not None:
+                self._subscribe_again(followed, before)
+            if followed.stream.replays_failed and not followed.replay_failure_told:
+                followed.replay_failure_told = True
+                log.warning(
+                    "kv-events: a replay has no answer or no end; the endpoint is matched approximately, and later from live events",
+                    endpoint=followed.endpoint.name,
+                )
+        self.speculation.expire(now)
+        self.costs.report(list(self.followed.values()), now)
+
+    def _forget_restored(self) -> None:
+        """Drops the blocks of those endpoints of the snapshot that have not come back."""
+        self._keep_until = math.inf
+        if self.restored:
+            log.info("kv-events: endpoints of the snapshot have not come back", count=len(self.restored))
+        for kept in self.restored.values():
+            for owner in kept.owners:
+                self.holdings.writer.retire(owner)
+        self.restored.clear()
+
+    def _retire_unknown(self) -> None:
+        """Retires the owners in the index that no predecessor's record names."""
+        known = {tier.owner for record in self.predecessors.values() for tier in record.tiers}
+        known |= {record.speculative for record in self.predecessors.values()}
+        writer = self.holdings.writer
+        for owner in writer.owners():
+            if owner not in known:
+                writer.retire(owner)
+
+    def _retire(self, records: Iterable[StreamRecord]) -> None:
+        for record in records:
+            for owner in (*(tier.owner for tier in record.tiers), record.speculative):
+                self.holdings.writer.retire(owner)
+
+
+def _state(instance: Instance, holdings: Holdings) -> HeldState | None:
+    """Creates the object that keeps the snapshot in --state-dir; None without that option."""
+    folder = instance.options.state_dir
+    if not folder:
+        return None
+    tiers = [name for name, _ in holdings.tiers]
+    return HeldState(folder, holdings.writer, tiers, seed=instance.credentials.prefix_seed)
+
+
+def _memory_limit(instance: Instance) -> int:
+    """Returns the number of bytes that this process may use, its shared memory included."""
+    options, memory = instance.options, instance.layout.kv_events
+    assert memory is not None
+    own = share(options.worker_memory_limit, cgroup_limit(), options.workers) or MEMORY_MAX
+    return own + sum(part.bytes for part in memory.parts.values())

@@ -1,0 +1,132 @@
+"""Computes the figures of flow control for each metrics page, from lanes, documents and the pool.
+
+All other metrics of flow control are series. The saturation of the pool is computed as in workers: by the same detector, from the same
+shared memory.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from epp.flow.plan import FlowPlan
+from epp.metrics import Metric
+from epp.metrics.flow_control import (
+    FLOW_CAPACITY,
+    FLOW_CAPACITY_ALL,
+    FLOW_OLDEST,
+    FLOW_RECLAIM_PENDING,
+    FLOW_RECLAIM_TARGET,
+    FLOW_SATURATION,
+    FLOW_STALE,
+)
+from shm.documents import DocumentReader
+from shm.flow_lanes import WAITING, WAITING_BYTES, FlowLanes
+from shm.table import TableReader
+from workers.process.instance import Instance
+from workers.shared.documents import EndpointsView, NamesView
+from workers.shared.objectives import ObjectivesView
+from workers.worker.extproc.pool import IGNORED, SharedPool
+from workers.worker.flow.eviction import reclaiming
+from workers.worker.flow.probe import EFFECTIVE, PoolProbe
+
+Labels = tuple[str, ...]
+BY_BAND: Labels = ("priority", "inference_pool")
+OF_POOL: Labels = ("inference_pool",)
+
+
+class Shown(NamedTuple):
+    """One metric with its rows. A row has the values of the labels and the value of the metric."""
+
+    metric: Metric
+    labels: Labels
+    rows: Sequence[tuple[Labels, float]]
+
+
+class FlowFigures:
+    """Computes the figures of flow control over all workers."""
+
+    def __init__(
+        self,
+        plan: FlowPlan,
+        flow: FlowLanes,
+        probe: PoolProbe,
+        places: Callable[[], Mapping[int, int]],
+        *,
+        pool: str,
+        now: Callable[[], float],
+    ) -> None:
+        """`places`: returns priority -> place of its band in the lanes. `pool`: the name of the pool. `now`: a clock in seconds."""
+        self._plan = plan
+        self._flow = flow
+        self._probe = probe
+        self._places = places
+        self._pool = pool
+        self._now = now
+
+    def families(self) -> Iterator[Shown]:
+        """Yields all metrics, in the order of the page."""
+        yield from self._bands()
+        yield from self._totals()
+        yield from self._saturation()
+        pending, target = reclaiming(self._flow, self._now())
+        yield Shown(FLOW_RECLAIM_TARGET, OF_POOL, [((self._pool,), target)])
+        yield Shown(FLOW_RECLAIM_PENDING, OF_POOL, [((self._pool,), pending)])
+
+    def _bands(self) -> Iterator[Shown]:
+        requests, held, oldest = [], [], []
+        now = self._now()
+        for priority, place in sorted(self._places().items(), reverse=True):
+            band, cell = self._plan.band(priority), self._flow.band(place)
+            labels = str(priority), self._pool
+            requests.append((labels, cell.requests / band.max_requests))
+            held.append((labels, cell.bytes / band.max_bytes))
+            oldest.append((labels, max(0.0, now - cell.oldest) if cell.oldest else 0.0))
+        yield Shown(FLOW_CAPACITY["requests"], BY_BAND, requests)
+        yield Shown(FLOW_CAPACITY["bytes"], BY_BAND, held)
+        yield Shown(FLOW_OLDEST, BY_BAND, oldest)
+
+    def _totals(self) -> Iterator[Shown]:
+        plan, flow = self._plan, self._flow
+        for unit, word, limit in (
+            ("requests", WAITING, plan.max_requests),
+            ("bytes", WAITING_BYTES, plan.max_bytes),
+        ):
+            if limit:
+                yield Shown(FLOW_CAPACITY_ALL[unit], OF_POOL, [((self._pool,), flow.total(word) / limit)])
+
+    def _saturation(self) -> Iterator[Shown]:
+        load = self._probe.load()
+        stages = {**load.stages, EFFECTIVE: load.saturation}
+        rows = [((self._pool, stage), value) for stage, value in stages.items()]
+        yield Shown(FLOW_SATURATION, ("inference_pool", "stage"), rows)
+        yield Shown(FLOW_STALE, ("detector",), [((self._plan.detector.name,), self._probe.stale())])
+
+
+def figures_of(instance: Instance) -> FlowFigures | None:
+    """Returns the figures of a running instance; None if flow control is off."""
+    plan, flow = instance.config.flow, instance.memory.flow
+    if plan is None:
+        return None
+    documents = DocumentReader(instance.layout.documents, instance.memory.documents)
+    objectives = ObjectivesView(documents, plan.static())
+
+    def places() -> Mapping[int, int]:
+        objectives.look()
+        return objectives.places
+
+    probe = PoolProbe(pool_of(instance, documents).candidates, plan.detector, flow)
+    return FlowFigures(plan, flow, probe, places, pool=instance.options.pool_name, now=time.monotonic)
+
+
+def pool_of(instance: Instance, documents: DocumentReader) -> SharedPool:
+    """Returns the pool as workers see it, for a process that serves no requests."""
+    return SharedPool(
+        TableReader(instance.layout.table, instance.memory.table),
+        EndpointsView(documents),
+        NamesView(documents),
+        instance.memory.lanes,
+        columns=instance.config.pipeline.columns,
+        fresh=instance.sources.believed,
+        now=time.monotonic,
+        failures=IGNORED,
+    )

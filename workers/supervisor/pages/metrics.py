@@ -1,0 +1,405 @@
+"""Makes the metrics page: formats lanes, series, table and index as exposition text, with the values at the time of the scrape.
+
+Counters and histograms are sums over all lanes. A successor continues with its predecessor's lane, so the sums never fall. The averages
+of the pool keep their last values while no endpoint is fresh, as dashboards of the reference picker expect. Values that differ by worker
+have the label `worker`; seats that never had a worker are left out. Each metric is followed by its older name (its *twin*), unless legacy
+names are off. A twin with fewer labels has sums over the labels that it lacks.
+
+A page is generated while it is sent. Counters, histograms and series are read before its first line, so that the buckets of a
+histogram, its count, its sum and its twin agree. Gauges are read when their lines are generated. `series` formats metrics with labels
+that come from requests.
+"""
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from math import isfinite
+from typing import NamedTuple
+
+from prometheus_client.exposition import choose_encoder
+
+from compiled.finder import choose
+from epp.decision.tryout import WHOLE
+from epp.metrics import PREFIX, Group, Metric, computed
+from epp.metrics.computed import (
+    BUS_CORRUPT,
+    CONFIG_GENERATION,
+    CONFIG_SUCCESSFUL,
+    CONFIG_TIMESTAMP,
+    CONFIG_TRYOUT,
+    CONFIG_TRYOUT_SHARE,
+    EJECTED_ENDPOINTS,
+    ENDPOINT_AGE,
+    ENDPOINT_FAILING,
+    ENDPOINT_QUEUE,
+    ENDPOINT_REQUESTS,
+    ENDPOINT_SCRAPE,
+    ENDPOINT_TOKENS,
+    INDEX_DROPPED,
+    INDEX_EVICTIONS,
+    INDEX_FREED,
+    INDEX_SIZE,
+    INFO,
+    LEADER,
+    POOL_AVERAGES,
+    POOL_DEVIATIONS,
+    READY_ENDPOINTS,
+    SERIES_OVERFLOW,
+    SERIES_USED,
+    WORKER_BEAT_AGE,
+    WORKER_LOOP_LAG,
+    WORKER_SERVING,
+    WORKER_SHARE,
+    WORKER_STARTS,
+)
+from epp.metrics.lanes import (
+    EXTRACT_ERRORS,
+    GRPC_CODES,
+    LOOP_LAG,
+    POLL_ERRORS,
+    STREAM_COUNTERS,
+    STREAM_DURATION,
+    STREAMS_BY_CODE,
+    STREAMS_INFLIGHT,
+    SUPERVISOR_COUNTERS,
+    WORKER_COUNTERS,
+    WORKER_GAUGES,
+)
+from epp.metrics.older_names import TWINS, older_name
+from shm.lanes import Lanes
+from shm.series_reader import SeriesReader
+from workers.host.build import commit, version
+from workers.host.memory import Leaving
+from workers.process.layout import HEADROOM, LEAVING, REPLICAS_NEEDED, UNKNOWN_HEADROOM
+from workers.process.layout import Family as Declared
+from workers.shared.reload_status import ReloadStatus
+from workers.supervisor.pages.families import Family, Row, lines_of
+from workers.supervisor.pages.flow import FlowFigures
+from workers.supervisor.pages.kv_events import KvFigures
+from workers.supervisor.pages.latency import LatencyFigures
+from workers.supervisor.pages.page import PageAnswer, Request
+from workers.supervisor.pages.pool_figures import PoolFigures
+from workers.supervisor.pages.processes import ProcessFigures
+from workers.supervisor.pages.replicas import ReplicaFigures
+from workers.supervisor.pages.series import SeriesText, pieces
+
+COUNTERS = frozenset(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
+INDEXED = "prefix_indexer_hit_ratio"  # plugins that declare this metric use the prefix index
+OPENMETRICS = "application/openmetrics-text"
+END = "# EOF\n"
+LINES_AT_ONCE = 100
+NO_ELECTION: Mapping[str, Callable[[], bool]] = {}
+
+
+class IndexFigures(NamedTuple):
+    """Functions that return the counts of the index writer and of the bus."""
+
+    size: Callable[[], int]
+    evictions: Callable[[], int]
+    dropped: Callable[[], int]
+    corrupt: Callable[[], int]
+    freed: Callable[[], Mapping[str, int]] = dict  # by cause
+
+
+class Sums(NamedTuple):
+    """The sums over all lanes at one moment."""
+
+    counters: Mapping[str, int]
+    histograms: Mapping[str, tuple[list[int], float]]
+
+
+class Content(NamedTuple):
+    """What the page has of lanes and series. `producer_name`: the plugin that counts tokens in flight."""
+
+    families: Sequence[Declared]
+    series: Sequence[tuple[Group, SeriesReader]] = ()
+    producer_name: str = ""
+    stream_metrics: bool = False
+    legacy_names: bool = True
+
+
+class Readings(NamedTuple):
+    """What the data layer tells of its scrapes.
+
+    `types`: the types of each data source and its extractor, the labels of their errors. The first is that of the metrics pages.
+    `seconds`: returns endpoint name -> duration of its last scrape. `failing`: as `EndpointTable.failing`.
+    """
+
+    types: Sequence[tuple[str, str]]
+    seconds: Callable[[], Mapping[str, float]] = dict
+    failing: Callable[[], Mapping[tuple[str, str], float]] = dict
+
+
+class Sections(NamedTuple):
+    """The parts of the page that only some pickers have."""
+
+    flow: FlowFigures | None = None
+    kv_events: KvFigures | None = None
+    latency: LatencyFigures | None = None
+    replicas: ReplicaFigures | None = None
+    processes: ProcessFigures | None = None
+
+
+class MetricsPage:
+    """Makes the page with all metrics.
+
+    `leads`: lease name -> function that says whether this picker leads. `reload`: returns the state of the configuration; None if it
+    cannot be reloaded.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        content: Content,
+        pool: PoolFigures,
+        index: IndexFigures,
+        readings: Readings,
+        sections: Sections,
+        *,
+        now: Callable[[], float],
+        leads: Mapping[str, Callable[[], bool]] = NO_ELECTION,
+        reload: Callable[[], ReloadStatus | None] = lambda: None,
+    ) -> None:
+        self._lanes = lanes
+        self._content = content
+        self._pool = pool
+        self._index = index
+        self._readings = readings
+        self._sections = sections
+        labels = [{"source_type": source, "extractor_type": extractor} for source, extractor in readings.types]
+        self._error_labels = {
+            "datalayer_poll_errors_total": {"source_type": labels[0]["source_type"]},
+            "datalayer_extract_errors_total": labels[0],
+        }
+        self._further_errors = {
+            name.partition("@")[0]: list(zip(names, labels[1:], strict=False))
+            for names in (POLL_ERRORS, EXTRACT_ERRORS)
+            for name in names[:1]
+        }
+        self._now = now
+        self._series_texts = [
+            SeriesText(group, reader, legacy=content.legacy_names) for group, reader in content.series
+        ]
+        self._leads = leads
+        self._reload = reload
+
+    def page(self, request: Request) -> PageAnswer:
+        """Returns the page in the format that the client prefers: Prometheus text or OpenMetrics."""
+        _, content_type = choose_encoder(request.accept)
+        openmetrics = content_type.startswith(OPENMETRICS)
+        return PageAnswer(pieces(self._text(openmetrics=openmetrics)), content_type)
+
+    def _text(self, *, openmetrics: bool) -> Iterator[str]:
+        """Yields the lines in parts, and an empty part wherever the event loop may turn."""
+        sums = Sums(self._lanes.counters(), self._lanes.histograms())
+        totals = []
+        for text in self._series_texts:
+            for total in text.reading():  # noqa: B007 - the last one is the result
+                yield ""
+            assert total is not None
+            totals.append(total)
+        parts = (lines_of(family, openmetrics=openmetrics) for family in self._families_of(sums))
+        for number, part in enumerate(chain.from_iterable(parts)):
+            yield part
+            if number % LINES_AT_ONCE == 0:
+                yield ""
+        for text, total in zip(self._series_texts, totals, strict=True):
+            yield from text.lines(total, openmetrics=openmetrics)
+        if openmetrics:
+            yield END
+
+    def _families_of(self, sums: Sums) -> Iterator[Family]:
+        yield from self._info()
+        yield from self._counters(sums)
+        yield from self._histograms(sums)
+        yield from self._streams(sums)
+        yield from self._workers()
+        yield from self._process_figures()
+        yield from self._pool_gauges()
+        yield from self._scaling()
+        yield from self._endpoints()
+        yield from self._prefix_index()
+        flow, kv_events, latency, replicas, _ = self._sections
+        for metric, labels, rows in flow.families() if flow is not None else ():
+            yield from self._shown(metric, labels, rows)
+        if kv_events is not None:
+            for metric, labels, rows in kv_events.families(self._pool.name, self._pool.endpoints(), self._now()):
+                yield from self._shown(metric, labels, rows)
+        if latency is not None:
+            figures = latency.families(self._pool.name, self._pool.endpoints(), self._now())
+            for metric, labels, learned in figures:
+                yield from self._shown(metric, labels, learned)
+        for metric, labels, rows in replicas.families(self._now()) if replicas is not None else ():
+            yield from self._shown(metric, labels, rows)
+        yield from self._series_tables()
+
+    def _info(self) -> Iterator[Family]:
+        status = self._reload()
+        labels = (*self._build, str(choose()), status.hash if status is not None else "")
+        yield from self._shown(INFO, ("commit", "build_ref", "code", "config_hash"), [(labels, 1)])
+        if status is not None:
+            yield from self._shown(CONFIG_GENERATION, (), [((), status.generation)])
+            yield from self._shown(CONFIG_SUCCESSFUL, (), [((), int(status.successful))])
+            yield from self._shown(CONFIG_TIMESTAMP, (), [((), status.since)])
+            tryout = status.tryout
+            yield from self._shown(CONFIG_TRYOUT, (), [((), tryout.generation if tryout is not None else 0)])
+            share = tryout.share.millionths / WHOLE if tryout is not None else 0.0
+            yield from self._shown(CONFIG_TRYOUT_SHARE, (), [((), share)])
+        if self._leads:
+            rows: list[Row] = [((lease,), leads()) for lease, leads in self._leads.items()]
+            yield from self._shown(LEADER, LEADER.labels, rows)
+
+    @functools.cached_property
+    def _build(self) -> tuple[str, str]:
+        return commit(), os.environ.get("EPP_BUILD_REF", "") or version()
+
+    def _counters(self, sums: Sums) -> Iterator[Family]:
+        for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS):
+            labels = self._error_labels.get(metric.name, {})
+            rows = Counter({tuple(labels.values()): sums.counters[metric.name]})
+            for name, further in self._further_errors.get(metric.name, ()):
+                rows[tuple(further[label] for label in labels)] += sums.counters[name]
+            yield from self._shown(metric, tuple(labels), list(rows.items()))
+
+    def _histograms(self, sums: Sums) -> Iterator[Family]:
+        rows: dict[Metric, list[Row]] = {}
+        labels: dict[Metric, tuple[str, ...]] = {}
+        for family in self._content.families:
+            if family.metric is STREAM_DURATION and not self._content.stream_metrics:
+                continue
+            counts, total = sums.histograms[family.key]
+            labels[family.metric] = tuple(family.labels)
+            row = tuple(family.labels.values()), (list(accumulate(counts)), total)
+            rows.setdefault(family.metric, []).append(row)
+        for metric, metric_rows in rows.items():
+            yield from self._shown(metric, labels[metric], metric_rows)
+
+    def _streams(self, sums: Sums) -> Iterator[Family]:
+        if not self._content.stream_metrics:
+            return
+        lanes = self._lanes
+        open_ = lanes.scalars(STREAMS_INFLIGHT.name)
+        inflight = sum(count for seat, count in enumerate(open_) if lanes.serving(seat))
+        yield from self._shown(STREAMS_INFLIGHT, (), [((), inflight)])
+        ended = sums.counters
+        rows: list[Row] = [((code,), ended[name]) for code, name in zip(GRPC_CODES, STREAM_COUNTERS, strict=True)]
+        yield from self._shown(STREAMS_BY_CODE, ("code",), rows)
+
+    def _workers(self) -> Iterator[Family]:
+        lanes, ages = self._lanes, self._lanes.ages(self._now())
+        starts = lanes.successions()
+        used = [s for s, age in enumerate(ages) if s and (starts[s] or isfinite(age) or lanes.serving(s))]
+        leaving = lanes.scalars(LEAVING)
+        # A worker that was removed on purpose has no gauges: an age that grows for ever would look like a fault.
+        removed = {s for s in used if leaving[s] == Leaving.LEAVES and not lanes.serving(s)}
+        every = range(1, max(used, default=0) + 1)
+        present = [seat for seat in every if seat not in removed]
+        gauges: dict[Metric, Sequence[float]] = {
+            metric._replace(name=_gauge_name(metric.name)): lanes.scalars(metric.name)
+            for metric in WORKER_GAUGES
+            if metric is not LOOP_LAG
+        }
+        gauges[WORKER_LOOP_LAG] = [lag / 1e6 for lag in lanes.scalars(LOOP_LAG.name)]
+        gauges[WORKER_SERVING] = [lanes.serving(seat) for seat in range(len(ages))]
+        gauges[WORKER_BEAT_AGE] = ages
+        gauges[WORKER_SHARE] = _shares(lanes, "connections_total")
+        gauges[WORKER_STARTS] = starts
+        for metric, values in gauges.items():
+            seats = every if metric is WORKER_STARTS else present  # the counter stays after a worker was removed
+            yield from self._shown(metric, ("worker",), [((str(seat - 1),), values[seat]) for seat in seats])
+
+    def _process_figures(self) -> Iterator[Family]:
+        processes = self._sections.processes
+        for metric, labels, rows in processes.families() if processes is not None else ():
+            yield from self._shown(metric, labels, rows)
+
+    def _pool_gauges(self) -> Iterator[Family]:
+        pool = self._pool
+        pool.refresh(self._now())
+        for figure, (mean, deviation) in pool.figures.items():
+            yield from self._shown(POOL_AVERAGES[figure], ("name",), [((pool.name,), mean)])
+            yield from self._shown(POOL_DEVIATIONS[figure], ("name",), [((pool.name,), deviation)])
+        yield from self._shown(READY_ENDPOINTS, ("name",), [((pool.name,), pool.ready)])
+        yield from self._shown(EJECTED_ENDPOINTS, ("name",), [((pool.name,), pool.ejected)])
+
+    def _scaling(self) -> Iterator[Family]:
+        """Yields the scaling signal (`workers.supervisor.scaling`); nothing while it is not known."""
+        pool = (self._pool.name,)
+        needed, headroom = (self._lanes.scalars(name)[0] for name in (REPLICAS_NEEDED, HEADROOM))
+        if needed:
+            yield from self._shown(computed.REPLICAS_NEEDED, ("name",), [(pool, needed)])
+            if headroom != UNKNOWN_HEADROOM:
+                yield from self._shown(computed.POOL_HEADROOM, ("name",), [(pool, headroom / 1000)])
+
+    def _endpoints(self) -> Iterator[Family]:
+        pool = self._pool
+        by_endpoint = ("name", "model_server_endpoint")
+        for metric, found in (
+            (ENDPOINT_QUEUE, pool.queues()),
+            (ENDPOINT_AGE, pool.ages(self._now())),
+            (ENDPOINT_SCRAPE, self._readings.seconds().items()),
+        ):
+            yield from self._shown(metric, by_endpoint, [((pool.name, name), value) for name, value in found])
+        shares: list[Row] = [((pool.name, *which), share) for which, share in self._readings.failing().items()]
+        yield from self._shown(ENDPOINT_FAILING, (*by_endpoint, "cause"), shares)
+        endpoints = pool.endpoints()
+        slots = max((endpoint.slot + 1 for endpoint in endpoints), default=0)
+        labels = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")
+        producer = self._content.producer_name
+        for metric, count in ((ENDPOINT_REQUESTS, self._lanes.inflight), (ENDPOINT_TOKENS, self._lanes.tokens)):
+            counts = count(slots).tolist()
+            rows: list[Row] = [((e.name, e.namespace, producer, "", ""), counts[e.slot]) for e in endpoints]
+            yield from self._shown(metric, labels, rows)
+
+    def _prefix_index(self) -> Iterator[Family]:
+        index, size = self._index, self._index.size()
+        users = [(f.plugin_name, f.plugin_type) for f in self._content.families if f.metric.name == INDEXED]
+        rows: list[Row] = [(user, size) for user in users]
+        # All plugins use the same index, so the twin is not the sum over plugins.
+        yield from self._shown(INDEX_SIZE, ("plugin_name", "plugin_type"), rows, of_twin=[((), size)] if users else [])
+        for metric, count in (
+            (INDEX_EVICTIONS, index.evictions),
+            (INDEX_DROPPED, index.dropped),
+            (BUS_CORRUPT, index.corrupt),
+        ):
+            yield from self._shown(metric, (), [((), count())])
+        freed: list[Row] = [((cause,), count) for cause, count in index.freed().items()]
+        yield from self._shown(INDEX_FREED, INDEX_FREED.labels, freed)
+
+    def _series_tables(self) -> Iterator[Family]:
+        used: list[Row] = []
+        overflowed: list[Row] = []
+        for group, reader in self._content.series:
+            overflowed.append(((group.name,), reader.overflowed()))
+            used += [((group.name, str(worker)), count) for worker, count in enumerate(reader.used()) if count]
+        yield from self._shown(SERIES_USED, ("group", "worker"), used)
+        yield from self._shown(SERIES_OVERFLOW, ("group",), overflowed)
+
+    def _shown(
+        self, metric: Metric, labels: tuple[str, ...], rows: Sequence[Row], *, of_twin: Sequence[Row] | None = None
+    ) -> Iterator[Family]:
+        """Yields a metric and its twin. `of_twin`: the rows of the twin if they are not sums of `rows`."""
+        yield Family(PREFIX + metric.name, metric.kind, metric.help, labels, rows, metric.buckets)
+        twin = TWINS.get(metric.name)
+        if twin is None or not self._content.legacy_names:
+            return
+        if of_twin is None:
+            places = twin.places(labels)
+            of_twin = [(tuple(values[place] for place in places), value) for values, value in rows]
+        yield Family(twin.name, metric.kind, older_name(metric), twin.labels, of_twin, metric.buckets)
+
+
+def _shares(lanes: Lanes, counter: str) -> list[float]:
+    """Returns the share that each lane has in the sum of a counter, ordered by lane."""
+    place = lanes.schema.counter[counter]
+    counts = [lanes.lane(seat).counters[place] for seat in range(lanes.schema.lanes)]
+    return [count / (sum(counts) or 1) for count in counts]
+
+
+def _gauge_name(name: str) -> str:
+    """Returns the name of a gauge on a page. OpenMetrics uses the name `x` for the counter `x_total`, so a gauge `x` becomes `x_open`
+    if there is such a counter.
+    """
+    return f"{name}_open" if f"{name}_total" in COUNTERS else name

@@ -1,0 +1,438 @@
+"""Computes figures from a look at shared memory and the look before it. Does no I/O.
+
+Rates and quantiles describe the time between two looks, so they are unknown (None) after the first look. Counters never fall while an
+instance lives. Quantiles are interpolated linearly between the bounds of their bucket, as dashboards do. A quantile beyond the last
+bound counts as that bound.
+
+`Figures` is also the JSON document of `epp top --json`: its keys never change, but new keys may be added.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Final, TypeVar
+
+import msgspec
+
+from epp.metrics.flow_control import FLOW_QUEUE_DURATION
+from epp.metrics.lanes import REQUEST_PROCESSING
+from epp.metrics.series import TIME_TO_FIRST
+from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
+from epp.request.tokens import no_tokens
+from shm.observe import SILENT_S
+from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, FAILING_MASK, State
+from workers.host.memory import Leaving
+from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
+from workers.supervisor.pages.state.look import (
+    BandLook,
+    CachedLook,
+    Configuration,
+    EndpointLook,
+    FlowLook,
+    LaneLook,
+    Look,
+    Others,
+    OutcomeLook,
+    counts_of,
+)
+
+SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's beat are both older than this
+REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
+ENDED: Final[Mapping[int, str]] = {
+    Leaving.LEAVES: "removed",
+    Leaving.DRAINS: "ended",
+}  # the gauge `leaving` of a worker that has ended as intended -> the worker's state
+ERRORS: Final = ("refusals_total", "faults_total")
+ENDPOINTS_AT_ONCE: Final = 100  # in a step of about 1 ms
+
+T = TypeVar("T")
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """The instance. `uptime_s`: the time since its segments were created. `life`: starting, running, draining or silent."""
+
+    name: str
+    pid: int
+    ports: Mapping[str, int]
+    life: str
+    uptime_s: float
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests over all workers. Errors are requests that the picker refused or failed.
+
+    Shares are shares of the prompt tokens since the start. `cached_share`: what servers reported as cached, in all requests.
+    `predicted_share`, `reported_share`: what the picker predicted and what servers reported as cached, in requests with both figures.
+    `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer.
+    `waited_p50_s`, `waited_p95_s`: quantiles of the time in flow control; None without flow control.
+    """
+
+    per_s: float | None
+    errors_per_s: float | None
+    processing_p50_s: float | None
+    processing_p99_s: float | None
+    in_flight: int
+    tokens_in_flight: int
+    cached_share: float | None
+    predicted_share: float | None
+    reported_share: float | None
+    first_token_p50_s: float | None = None
+    first_token_p95_s: float | None = None
+    waited_p50_s: float | None = None
+    waited_p95_s: float | None = None
+
+
+class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor. `beat_age_s` is None before the first beat. `replicas_needed`, `headroom`: the scaling signal; None: not known."""
+
+    serving: bool
+    beat_age_s: float | None
+    starts: int
+    replicas_needed: int | None = None
+    headroom: float | None = None
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker of one seat. `accepted_share` is its share of all connections since the start; `gauges` has all gauges of its lane."""
+
+    worker: int
+    state: str
+    beat_age_s: float | None
+    starts: int
+    streams: int
+    connections: int
+    accepted_share: float | None
+    loop_lag_s: float | None
+    requests_per_s: float | None
+    in_flight: int
+    gauges: Mapping[str, int]
+
+
+class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One endpoint. `scraped`: the columns that it reports. `traffic_share`: its share of the decisions since the last look.
+
+    `predicted_share` and `reported_share`: as in `Requests`. `predicted_tokens`: predicted as cached, mean of the compared requests; None:
+    none was compared. `not_precise`: why the endpoint's prefix matches are not precise, or those of most requests; "" if they
+    are. `events_age_s`: seconds since the last message of its event stream. `held_blocks`: the number of blocks in its cache, as its events
+    tell. These three are None if the picker follows no event streams. `first_token`: what the latency model has learned of the time to the
+    first token, in words; None if it has learned nothing.
+    """
+
+    name: str
+    namespace: str
+    address: str
+    state: str
+    age_s: float | None
+    scraped: Mapping[str, float]
+    in_flight: int
+    tokens_in_flight: int
+    picks_per_s: float | None
+    traffic_share: float | None
+    index_entries: int
+    predicted_share: float | None
+    reported_share: float | None
+    predicted_tokens: float | None = None
+    not_precise: str | None = None
+    events_age_s: float | None = None
+    held_blocks: int | None = None
+    first_token: str | None = None
+
+
+class PrefixIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefix index. `used`: all entries, also those of retired owners. `estimated`: whether `used` is extrapolated from a sample."""
+
+    entries: int
+    used: int
+    used_share: float
+    estimated: bool
+    owners_live: int
+    owners_retired: int
+    evictions: int
+    dropped: int
+
+
+class BandFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The waiting requests of one band over all workers. `oldest_age_s` is None without waiting requests."""
+
+    priority: int
+    requests: int
+    bytes: int
+    oldest_age_s: float | None
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures of one moment. `interval_s` is the time since the look before, None for the first look.
+
+    `bands` is None without flow control, `others` without a replica store. `left_out` has the plugins that failed too often, with the
+    number of workers that leave them out. `flows`: those with waiting requests, the longest queue first. `outcomes`: how requests have
+    left flow control since the start. `errors`: error code -> failed requests since the start.
+    """
+
+    instance: Instance
+    interval_s: float | None
+    requests: Requests
+    supervisor: Supervisor
+    workers: Sequence[Worker]
+    workers_serving: int
+    endpoints: Sequence[EndpointFigures]
+    index: PrefixIndex
+    bus_drops: int
+    counters: Mapping[str, int]
+    bands: Sequence[BandFigures] | None = None
+    left_out: Mapping[str, int] = {}
+    configuration: Configuration | None = None
+    others: Others | None = None
+    errors: Mapping[str, int] = {}
+    flows: Sequence[FlowLook] = ()
+    outcomes: Sequence[OutcomeLook] = ()
+
+
+def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
+    """Computes all figures. Seats that never had a worker are left out. Endpoints are in the order of their names."""
+    return last(computing(instance, look, before))
+
+
+def last(steps: Iterator[T | None]) -> T:
+    """Runs all steps at once. Returns what the last one yields."""
+    *_, result = steps
+    assert result is not None
+    return result
+
+
+def computing(instance: Instance, look: Look, before: Look | None) -> Iterator[Figures | None]:
+    """Yields None after each short step and the figures at the end, so that a caller can do other work in between."""
+    elapsed = look.at - before.at if before is not None and look.at > before.at else None
+    workers = _workers(look, before, elapsed)
+    index = look.index
+    yield None
+    endpoints: list[EndpointFigures] = []
+    for endpoints in _endpoints(look, before, elapsed):  # noqa: B007 - the last list is complete
+        yield None
+    yield Figures(
+        instance=instance,
+        interval_s=elapsed,
+        requests=_requests(look, before, elapsed),
+        supervisor=_supervisor(look.lanes[0]),
+        workers=workers,
+        workers_serving=sum(worker.state == "serving" for worker in workers),
+        endpoints=sorted(endpoints, key=lambda e: (e.name, e.namespace, e.address)),
+        index=PrefixIndex(
+            entries=index.entries,
+            used=index.used,
+            used_share=index.used / index.entries,
+            estimated=index.estimated,
+            owners_live=index.owners_live,
+            owners_retired=index.owners_retired,
+            evictions=index.evictions,
+            dropped=index.dropped,
+        ),
+        bus_drops=look.counters.get("bus_drops_total", 0),
+        counters=look.counters,
+        bands=_bands(look.bands),
+        left_out=look.left_out,
+        configuration=look.configuration,
+        others=look.others,
+        errors=look.errors,
+        flows=look.flows,
+        outcomes=look.outcomes,
+    )
+
+
+def _bands(bands: Sequence[BandLook] | None) -> list[BandFigures] | None:
+    """Returns the figures of the bands, the most important band first."""
+    if bands is None:
+        return None
+    return [
+        BandFigures(priority=b.priority, requests=b.requests, bytes=b.bytes, oldest_age_s=b.oldest_age_s)
+        for b in sorted(bands, key=lambda b: b.priority, reverse=True)
+    ]
+
+
+def life(look: Look) -> str:
+    """Returns the state of an instance by the most recent beat of its processes: running, draining, starting or silent."""
+    age = min(lane.beat_age_s for lane in look.lanes)
+    if age < SILENT_S:
+        draining = any(lane.gauges.get("leaving") == Leaving.DRAINS for lane in look.lanes[1:])
+        return "draining" if draining else "running"
+    return "starting" if age == math.inf else "silent"
+
+
+def quantile(q: float, bounds: Sequence[float], counts: Sequence[int]) -> float | None:
+    """Returns the quantile `q` of a histogram; None if the histogram is empty.
+
+    `counts`: one count per bucket; the last bucket counts the values above all `bounds`.
+    """
+    rank = q * sum(counts)
+    if not rank:
+        return None
+    lower = 0.0
+    for bound, count, reached in zip(bounds, counts, accumulate(counts), strict=False):
+        if reached >= rank:
+            return lower + (bound - lower) * (rank - (reached - count)) / count
+        lower = bound
+    return lower
+
+
+def _quantile(q: float, name: str, look: Look, before: Look | None) -> float | None:
+    """Returns the quantile of the values that a histogram has counted since the look before."""
+    if before is None or name not in look.histograms or name not in before.histograms:
+        return None
+    pairs = zip(look.histograms[name], before.histograms[name], strict=True)
+    return quantile(q, look.bounds[name], [max(0, now - then) for now, then in pairs])
+
+
+def state(endpoint: EndpointLook, *, supervised: bool) -> str:
+    """Returns the state of an endpoint from the state and the flags of its row.
+
+    `supervised`: whether the supervisor is alive. If it is not, a row with old values is stale.
+    """
+    if endpoint.flags & DRAINING:
+        return "draining"
+    if endpoint.flags & DOWN:
+        return "down"
+    if endpoint.flags & EJECTED:
+        return "ejected" if endpoint.flags == EJECTED else "on trial"
+    if endpoint.state == State.FRESH and not supervised and (endpoint.age_s or 0.0) > SUPERVISOR_SILENT_S:
+        return "stale"
+    if endpoint.state == State.FRESH and endpoint.flags >> FAILING_AT & FAILING_MASK:
+        return "failing"
+    return State(endpoint.state).name.lower()
+
+
+def _requests(look: Look, before: Look | None, elapsed: float | None) -> Requests:
+    then: Mapping[str, int] = before.counters if before is not None else {}
+    prompt, cached = (look.counters.get(f"{kind}prompt_tokens_total", 0) for kind in ("", "cached_"))
+    predicted_share, reported_share = _shares([e.cached for e in look.endpoints])
+    return Requests(
+        per_s=_rate(look.counters, then, REQUESTS, elapsed),
+        errors_per_s=_rate(look.counters, then, ERRORS, elapsed),
+        processing_p50_s=_quantile(0.5, REQUEST_PROCESSING.name, look, before),
+        processing_p99_s=_quantile(0.99, REQUEST_PROCESSING.name, look, before),
+        first_token_p50_s=_quantile(0.5, TIME_TO_FIRST.name, look, before),
+        first_token_p95_s=_quantile(0.95, TIME_TO_FIRST.name, look, before),
+        waited_p50_s=_quantile(0.5, FLOW_QUEUE_DURATION.name, look, before),
+        waited_p95_s=_quantile(0.95, FLOW_QUEUE_DURATION.name, look, before),
+        in_flight=sum(endpoint.inflight_requests for endpoint in look.endpoints),
+        tokens_in_flight=sum(endpoint.inflight_tokens for endpoint in look.endpoints),
+        cached_share=cached / prompt if prompt else None,
+        predicted_share=predicted_share,
+        reported_share=reported_share,
+    )
+
+
+def _shares(looks: Sequence[CachedLook | None]) -> tuple[float | None, float | None]:
+    """Returns the predicted and the reported share of the prompt tokens; None if no prediction was compared."""
+    known = [look for look in looks if look is not None]
+    prompt = sum(look.prompt for look in known)
+    if not prompt:
+        return None, None
+    return sum(look.predicted for look in known) / prompt, sum(look.reported for look in known) / prompt
+
+
+def _supervisor(lane: LaneLook) -> Supervisor:
+    needed, headroom = lane.gauges.get(REPLICAS_NEEDED, 0), lane.gauges.get(HEADROOM, UNKNOWN_HEADROOM)
+    return Supervisor(
+        serving=lane.serving,
+        beat_age_s=_beat_age(lane),
+        starts=lane.starts,
+        replicas_needed=needed or None,
+        headroom=headroom / 1000 if needed and headroom != UNKNOWN_HEADROOM else None,
+    )
+
+
+def _workers(look: Look, before: Look | None, elapsed: float | None) -> list[Worker]:
+    accepted = look.counters.get("connections_total", 0)
+    found = []
+    for seat, lane in enumerate(look.lanes[1:], 1):
+        if not lane.starts and not lane.serving:
+            continue
+        then: Mapping[str, int] = before.lanes[seat].counters if before is not None else {}
+        lag = lane.gauges.get("loop_lag_us")
+        found.append(
+            Worker(
+                worker=seat - 1,
+                state=_worker_state(lane),
+                beat_age_s=None if _worker_state(lane) in ENDED.values() else _beat_age(lane),
+                starts=lane.starts,
+                streams=lane.gauges.get("streams", 0),
+                connections=lane.gauges.get("connections", 0),
+                accepted_share=lane.counters.get("connections_total", 0) / accepted if accepted else None,
+                loop_lag_s=None if lag is None else lag / 1e6,
+                requests_per_s=_rate(lane.counters, then, REQUESTS, elapsed),
+                in_flight=lane.inflight,
+                gauges=lane.gauges,
+            )
+        )
+    return found
+
+
+def _worker_state(lane: LaneLook) -> str:
+    leaving = lane.gauges.get("leaving")
+    if not lane.serving:
+        return ENDED.get(leaving or 0, "not serving")
+    if leaving == Leaving.DRAINS:
+        return "draining"
+    return "leaving" if leaving else "serving"
+
+
+def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterator[list[EndpointFigures]]:
+    """Yields the figures of more and more endpoints: one list, ENDPOINTS_AT_ONCE longer after each step."""
+    earlier = {(e.name, e.namespace, e.address): e.picks for e in before.endpoints} if before is not None else {}
+    new = [_new_picks(e, earlier) for e in look.endpoints]
+    total = sum(picks or 0 for picks in new)
+    tokenless = _without_tokens(look, before, total)
+    supervised = look.lanes[0].beat_age_s <= SUPERVISOR_SILENT_S
+    found: list[EndpointFigures] = []
+    for e, picks in zip(look.endpoints, new, strict=True):
+        predicted, reported = _shares([e.cached])
+        found.append(
+            EndpointFigures(
+                name=e.name,
+                namespace=e.namespace,
+                address=e.address,
+                state=state(e, supervised=supervised),
+                age_s=e.age_s,
+                scraped=e.scraped,
+                in_flight=e.inflight_requests,
+                tokens_in_flight=e.inflight_tokens,
+                picks_per_s=picks / elapsed if elapsed and picks is not None else None,
+                traffic_share=picks / total if elapsed and total and picks is not None else None,
+                index_entries=e.index_entries,
+                predicted_share=predicted,
+                reported_share=reported,
+                predicted_tokens=e.cached.predicted / e.cached.requests if e.cached and e.cached.requests else None,
+                not_precise=e.stream.why or tokenless if e.stream is not None else None,
+                events_age_s=e.stream.age_s if e.stream is not None else None,
+                held_blocks=e.stream.held if e.stream is not None else None,
+                first_token=e.first_token,
+            )
+        )
+        if len(found) % ENDPOINTS_AT_ONCE == 0:
+            yield found
+    yield found
+
+
+def _without_tokens(look: Look, before: Look | None, decided: int) -> str:
+    """Returns why most of the decisions since the look before had no tokens; without such decisions, of those since the start."""
+    then = counts_of(before.counters, WITHOUT_TOKENS) if before is not None and decided else {}
+    new = Counter[str]()
+    for labels, count in counts_of(look.counters, WITHOUT_TOKENS).items():
+        new[labels.partition(" ")[2]] += count - then.get(labels, 0)
+    requests = decided or sum(e.picks or 0 for e in look.endpoints)
+    return no_tokens(new.most_common(1)[0][0]) if 2 * new.total() > requests else ""
+
+
+def _new_picks(endpoint: EndpointLook, earlier: Mapping[tuple[str, str, str], int | None]) -> int | None:
+    then = earlier.get((endpoint.name, endpoint.namespace, endpoint.address))
+    return None if endpoint.picks is None or then is None else max(0, endpoint.picks - then)
+
+
+def _rate(now: Mapping[str, int], then: Mapping[str, int], names: Sequence[str], elapsed: float | None) -> float | None:
+    if elapsed is None:
+        return None
+    return max(0, sum(now.get(name, 0) - then.get(name, 0) for name in names)) / elapsed
+
+
+def _beat_age(lane: LaneLook) -> float | None:
+    return lane.beat_age_s if lane.beat_age_s != math.inf else None

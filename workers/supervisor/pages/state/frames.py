@@ -1,0 +1,206 @@
+"""Makes one frame per second for all viewers: what has changed in the state since the frame before.
+
+    whole    the state: plain values, as in /debug/state
+    patch    a JSON Merge Patch (RFC 7396) that leads from one state to the next
+
+The first viewer that needs a frame makes it, step by step, and others use it, too; without viewers nothing is made. So the state may be
+that of an earlier viewer, also if that one has left a frame half made: its `at` says when it was.
+
+A value that is unknown is missing, because a patch says null for what is gone. Ages are whole seconds, and other numbers have four
+significant digits: so an idle endpoint is in no patch.
+
+The last PATCHES_KEPT patches are kept. A viewer that is further behind has to begin again with the whole state.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, Figures, Instance, computing, life
+from workers.supervisor.pages.state.findings import findings
+from workers.supervisor.pages.state.look import Look
+from workers.supervisor.pages.state.source import Source
+
+VERSION: Final = 1
+FRAME_S: Final = 1.0
+FIRST_S: Final = 0.25  # without a recent look, the first frame is made from two looks this far apart
+STALE_S: Final = 5.0  # an older look is of no use for rates
+PATCHES_KEPT: Final = 5
+WHY_CHARS_MAX: Final = 400
+
+encode = msgspec.json.Encoder().encode
+Values = dict[str, Any]
+
+
+class Named(Protocol):
+    """What an id is made of."""
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+
+
+class State(NamedTuple):
+    """The state of one moment. `number`: of its frame. `values`: all but the endpoints. `endpoints`: by id.
+
+    `at`: when shared memory was read for it, in monotonic seconds.
+    """
+
+    number: int
+    at: float
+    values: Values
+    endpoints: dict[str, Values]
+
+
+class Further(NamedTuple):
+    """What is not in shared memory. `values`: parts of the state. `why`: id of an endpoint -> why its last scrape failed."""
+
+    values: Mapping[str, Any]
+    why: Mapping[str, str]
+
+
+class Frames:
+    """The current state, and the last patches that led to it."""
+
+    def __init__(
+        self,
+        source: Source,
+        further: Callable[[Mapping[str, int]], Further],
+        now: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """`further(counters)`: returns what is not in the source's figures, for the counters of a look.
+
+        `now`: monotonic seconds. `wall`: since the epoch.
+        """
+        self._source = source
+        self._further = further
+        self._now = now
+        self._wall = wall
+        self._before: Look | None = None
+        self._making: Iterator[None] | None = None
+        self._due_at = 0.0
+        self._patches: deque[tuple[int, bytes]] = deque(maxlen=PATCHES_KEPT)
+        self.state: State | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of the current frame; 0 before the first one."""
+        return 0 if self.state is None else self.state.number
+
+    def of(self, at: float) -> State | None:
+        """Returns the current state if it is that of the moment `at`, in monotonic seconds, or of a later one; else None."""
+        return self.state if self.state is not None and self.state.at >= at else None
+
+    def wait_s(self) -> float:
+        """Returns the seconds until the next step can be done; 0: now."""
+        return 0.0 if self._making is not None else max(0.0, self._due_at - self._now())
+
+    def step(self) -> None:
+        """Does one short step towards the next frame. Call it after `wait_s` seconds."""
+        if self._making is None:
+            self._making = self._make()
+        if next(self._making, self) is self:
+            self._making = None
+
+    def slot(self, wanted: str) -> tuple[int, int] | None:
+        """Returns the slot and the generation of the endpoint with this id; None if there is none."""
+        known = self._source.known()
+        return next(((each.slot, each.generation) for each in known if endpoint_id(each) == wanted), None)
+
+    def patch(self, number: int) -> bytes | None:
+        """Returns the patch that led to a frame; None if it is no longer kept."""
+        return next((patch for each, patch in self._patches if each == number), None)
+
+    def _make(self) -> Iterator[None]:
+        now = self._now()
+        look: Look | None = None
+        for look in self._source.looking(now):  # noqa: B007 - the last one is complete
+            yield
+        assert look is not None
+        before, self._before = self._before, look
+        if before is None or now - before.at > STALE_S:
+            self._due_at = now + FIRST_S
+            return
+        seen = self._source.seen
+        up = max(0.0, self._wall() - seen.started_at)
+        instance = Instance(name=seen.name, pid=seen.pid, ports=seen.ports, life=life(look), uptime_s=up)
+        figures: Figures | None = None
+        for figures in computing(instance, look, before):  # noqa: B007 - the last one is complete
+            yield
+        assert figures is not None
+        endpoints: dict[str, Values] = {}
+        for number, each in enumerate(figures.endpoints, 1):
+            endpoints[endpoint_id(each)] = plain(msgspec.to_builtins(each))
+            if number % ENDPOINTS_AT_ONCE == 0:
+                yield
+        values = msgspec.to_builtins(msgspec.structs.replace(figures, endpoints=()))
+        del values["endpoints"], values["interval_s"]
+        yield
+        further = self._further(look.counters)
+        yield
+        for key, why in further.why.items():
+            if key in endpoints:
+                endpoints[key]["why"] = why[:WHY_CHARS_MAX]
+        values = {"version": VERSION, "at": round(self._wall(), 1), **plain(values | dict(further.values))}
+        values["instance"]["uptime_s"] = int(up)
+        values["findings"] = [msgspec.to_builtins(each) for each in findings(values, endpoints)]
+        yield from self._publish(look.at, values, endpoints)
+        self._due_at = max(self._due_at + FRAME_S, self._now() + FRAME_S / 2)
+
+    def _publish(self, at: float, values: Values, endpoints: dict[str, Values]) -> Iterator[None]:
+        before = self.state
+        if before is None:
+            self.state = State(1, at, values, endpoints)
+            self._due_at = self._now()
+            return
+        changed: Values = {}
+        for number, key in enumerate(before.endpoints.keys() | endpoints.keys(), 1):
+            old, new = before.endpoints.get(key), endpoints.get(key)
+            if old != new:
+                changed[key] = new if old is None or new is None else difference(old, new)
+            if number % ENDPOINTS_AT_ONCE == 0:
+                yield
+        patch = difference(before.values, values)
+        if changed:
+            patch["endpoints"] = changed
+        self.state = State(before.number + 1, at, values, endpoints)
+        self._patches.append((self.state.number, encode(patch)))
+
+
+def endpoint_id(endpoint: Named) -> str:
+    """Returns the id of an endpoint in the state: its namespace, name and address."""
+    return f"{endpoint.namespace}/{endpoint.name} {endpoint.address}"
+
+
+def difference(old: Values, new: Values) -> Values:
+    """Returns the merge patch that leads from `old` to `new`. Neither has a value None."""
+    patch: Values = dict.fromkeys(old.keys() - new.keys())
+    for key, value in new.items():
+        then = old.get(key)
+        if then == value:
+            continue
+        patch[key] = difference(then, value) if isinstance(then, dict) and isinstance(value, dict) else value
+    return patch
+
+
+def plain(values: Values) -> Values:
+    """Returns the values without those that are None, with ages in whole seconds and other numbers of four significant digits."""
+    return {key: _plain(key, value) for key, value in values.items() if value is not None}
+
+
+def _plain(key: str, value: Any) -> Any:
+    if isinstance(value, float):
+        if value - value != 0:  # infinite, or not a number
+            return 0
+        return int(value) if key.endswith("age_s") else float(f"{value:.4g}") if abs(value) < 1e4 else round(value)
+    if isinstance(value, dict):
+        return plain(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(key, each) for each in value if each is not None]
+    return value

@@ -1,0 +1,167 @@
+"""Defines a look: one copy of what shared memory holds about a picker, as plain values. `source` takes it, `figures` computes from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from epp.metrics import Metric
+from workers.supervisor.pages.state.tried import TryoutFigures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneLook:
+    """The lane of one process. The age of the beat is infinite before the first beat."""
+
+    serving: bool
+    beat_age_s: float
+    starts: int
+    gauges: Mapping[str, int]
+    counters: Mapping[str, int]
+    inflight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedLook:
+    """Counts prompt tokens of an endpoint, in requests for which both a prediction and the server's report are known.
+
+    `requests`: their number. `prompt`: all tokens. `predicted`: those that the picker predicted as cached. `reported`: those that the
+    server reported as cached.
+    """
+
+    requests: int
+    prompt: int
+    predicted: int
+    reported: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLook:
+    """The event stream of one endpoint. `why`: why the endpoint's prefix matches are not precise; "" if they are.
+
+    `age_s`: seconds since the last message; None before the first one.
+    """
+
+    why: str
+    age_s: float | None
+    held: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointLook:
+    """The row of one endpoint. `picks`: decisions so far; None if the picker does not count them per endpoint.
+
+    `cached`: None if no prediction was compared. `stream`: None if the picker follows no event streams.
+    """
+
+    name: str
+    namespace: str
+    address: str
+    state: int
+    flags: int
+    age_s: float | None
+    scraped: Mapping[str, float]
+    inflight_requests: int
+    inflight_tokens: int
+    index_entries: int
+    picks: int | None
+    cached: CachedLook | None = None
+    stream: StreamLook | None = None
+    first_token: str | None = None  # what the latency model has learned, in words; None if it has learned nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexLook:
+    """The prefix index. `used`: entries in use, extrapolated from a sample if `estimated` is true."""
+
+    entries: int
+    used: int
+    estimated: bool
+    owners_live: int
+    owners_retired: int
+    evictions: int
+    dropped: int
+
+
+class FlowLook(msgspec.Struct, frozen=True, kw_only=True):
+    """The waiting requests of one flow over all workers. `bytes`: of their bodies."""
+
+    fairness_id: str
+    priority: int
+    requests: int
+    bytes: int
+
+
+class OutcomeLook(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests of one priority have left flow control with this outcome since the start."""
+
+    outcome: str
+    priority: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandLook:
+    """The waiting requests of one band of flow control over all workers. `oldest_age_s` is None without waiting requests."""
+
+    priority: int
+    requests: int
+    bytes: int
+    oldest_age_s: float | None
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration in force. `workers`: how many workers use it. `last_reload_failed`: the findings of the last reload if it failed.
+
+    `tryout`: None if no candidate is tried.
+    """
+
+    generation: int
+    hash: str
+    workers: int
+    last_reload_failed: str = ""
+    tryout: TryoutFigures | None = None
+
+
+class Others(msgspec.Struct, frozen=True, kw_only=True):
+    """What other replicas have in flight and in queues. `age_s`: the age of these figures; above a second they do not count."""
+
+    replicas: int
+    requests: int
+    tokens: int
+    waiting: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The values in shared memory at time `at`. Lane 0 is the supervisor's.
+
+    Histograms are counts per bucket; the last bucket counts the values above all bounds.
+    """
+
+    at: float
+    lanes: Sequence[LaneLook]
+    counters: Mapping[str, int]
+    histograms: Mapping[str, Sequence[int]]
+    bounds: Mapping[str, Sequence[float]]
+    endpoints: Sequence[EndpointLook]
+    index: IndexLook
+    bands: Sequence[BandLook] | None = None  # None without flow control
+    others: "Others | None" = None  # other replicas; None without a replica store
+    configuration: Configuration | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)  # error code -> requests that failed with it
+    flows: Sequence[FlowLook] = ()
+    outcomes: Sequence[OutcomeLook] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)  # by plugin: the number of workers that leave it out
+
+
+def counter_name(metric: Metric, value: str) -> str:
+    """Returns the key in `Look.counters` of a metric with one label that has this value."""
+    return f"{metric.name}@{value}"
+
+
+def counts_of(counters: Mapping[str, int], metric: Metric) -> dict[str, int]:
+    """Returns the counts of a metric with one label, by the label's value."""
+    prefix = counter_name(metric, "")
+    return {name.removeprefix(prefix): count for name, count in counters.items() if name.startswith(prefix)}

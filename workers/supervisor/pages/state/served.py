@@ -1,0 +1,90 @@
+"""Reads what workers count about requests by label: times to the first token, errors, waiting flows, and outcomes of flow control."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from heapq import nlargest
+from typing import Final
+
+from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUE_DURATION, FLOW_QUEUES, FLOW_REQUESTS
+from epp.metrics.series import ERROR, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
+from shm.series_reader import SeriesReader
+from workers.supervisor.pages.state.look import FlowLook, OutcomeLook
+
+FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has
+
+
+class Served:
+    """Sums series over all workers. A group that the picker does not have counts nothing."""
+
+    def __init__(self, series: Callable[[str], SeriesReader | None]) -> None:
+        """`series`: returns the reader of the series with this name; None if there are none."""
+        self._requests = series(REQUEST_FIGURES.name)
+        self._errors = series(ERROR.name)
+        self._queues = series(FLOW_QUEUES.name)
+        self._outcomes = series(FLOW_REQUESTS.name)
+        self._waits = series(FLOW_DURATIONS.name)
+        self.bounds: dict[str, Sequence[float]] = {}
+        if self._requests is not None:
+            self.bounds[TIME_TO_FIRST.name] = self._requests.schema.histograms[TTFT_STREAMING][1]
+        if self._waits is not None:
+            self.bounds[FLOW_QUEUE_DURATION.name] = self._waits.schema.histograms[0][1]
+
+    def histograms(self) -> Mapping[str, Sequence[int]]:
+        """Returns histograms over all requests, by name: times to the first token, streamed or not, and times in flow control."""
+        found: dict[str, Sequence[int]] = {}
+        if self._requests is not None:
+            found[TIME_TO_FIRST.name] = _summed(self._requests, TTFT_STREAMING, TTFT_WHOLE)
+        if self._waits is not None:
+            found[FLOW_QUEUE_DURATION.name] = _summed(self._waits, 0)
+        return found
+
+    def errors(self) -> Mapping[str, int]:
+        """Returns error code -> failed requests since the start."""
+        found: Counter[str] = Counter()
+        if self._errors is not None:
+            for labels, values in self._errors.rows().items():
+                found[labels[-1]] += values.counters[0]
+        return found
+
+    def flows(self) -> Sequence[FlowLook]:
+        """Returns the FLOWS_MAX flows with the longest queues, the longest first."""
+        if self._queues is None:
+            return ()
+        waiting: Counter[tuple[str, str]] = Counter()
+        size: Counter[tuple[str, str]] = Counter()
+        for (fairness_id, priority, *_), values in self._queues.rows().items():
+            waiting[fairness_id, priority] += values.gauges[0]
+            size[fairness_id, priority] += values.gauges[1]
+        return [
+            FlowLook(fairness_id=flow[0], priority=_whole(flow[1]), requests=requests, bytes=size[flow])
+            for flow, requests in nlargest(FLOWS_MAX, waiting.items(), key=lambda item: item[1])
+            if requests > 0
+        ]
+
+    def outcomes(self) -> Sequence[OutcomeLook]:
+        """Returns how requests have left flow control since the start, the most important priority first."""
+        if self._outcomes is None:
+            return ()
+        rows = self._outcomes.rows().items()
+        found = [
+            OutcomeLook(outcome=outcome, priority=_whole(priority), requests=values.counters[0])
+            for (outcome, priority, *_), values in rows
+            if values.counters[0]
+        ]
+        return sorted(found, key=lambda each: (-each.priority, each.outcome))
+
+
+def _summed(series: SeriesReader, *places: int) -> Sequence[int]:
+    """Returns the counts per bucket of histograms with the same bounds, summed over all labels. `places`: their positions."""
+    schema, counts = series.schema, series.totals().ints.sum(axis=0)
+    buckets = len(schema.histograms[places[0]][1]) + 1
+    firsts = [schema.histograms_at[place] - schema.values_at + 1 for place in places]
+    return sum(counts[first : first + buckets] for first in firsts).tolist()  # type: ignore[no-any-return]
+
+
+def _whole(priority: str) -> int:
+    """Returns a priority as a number. Label sets that found no room count as `other`; they show as priority 0."""
+    try:
+        return int(priority)
+    except ValueError:
+        return 0

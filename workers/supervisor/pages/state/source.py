@@ -1,0 +1,423 @@
+"""Takes looks at the shared memory of one instance, mapped read-only.
+
+A look copies row by row, so the values of two processes may be from slightly different times. In a large prefix index, a look counts the
+entries of an evenly spread sample of the buckets, so that it takes the same time for every size.
+
+What this does not do: compare looks, or decide what a terminal shows.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from epp.candidates import Endpoint
+from epp.learning.state import UnusableModel, decode
+from epp.learning.words import in_words
+from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
+from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
+from epp.prefix.divergence import Sums
+from shm import observe
+from shm.documents import DocumentReader, DocumentSchema
+from shm.flow_lanes import FlowLanes, FlowSchema
+from shm.lanes import Lanes, LaneSchema
+from shm.layout import Schema
+from shm.observe import Life, Part, Seen
+from shm.prefix_index import (
+    DROPPED,
+    EVICTIONS,
+    FAR_MARK,
+    OWNER_LIVE,
+    OWNER_MASK,
+    OWNER_RETIRED,
+    WAYS,
+    IndexSchema,
+)
+from shm.remote_lane import RemoteLane, RemoteSchema
+from shm.segment import Region, Segment, SegmentError
+from shm.series import SeriesSchema
+from shm.series_reader import SeriesReader
+from shm.stream_marks import Marks, MarksSchema
+from shm.table import TableCopy, TableReader, TableSchema
+from workers.process.layout import GENERATION
+from workers.shared import reload_status
+from workers.shared.documents import EndpointsView
+from workers.shared.objectives import ObjectivesView
+from workers.shared.query_of_death import TRIED
+from workers.supervisor.pages.kv_events import NOT_FOLLOWED, KvFigures, StreamFigures
+from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, last
+from workers.supervisor.pages.state.look import (
+    BandLook,
+    CachedLook,
+    Configuration,
+    EndpointLook,
+    IndexLook,
+    LaneLook,
+    Look,
+    Others,
+    StreamLook,
+    counter_name,
+)
+from workers.supervisor.pages.state.served import Served
+from workers.supervisor.pages.state.tried import tryout_figures
+from workers.worker.telemetry.cache_prediction import sums
+
+GONE_S = 1.0  # if the parent is gone and no process has sent a beat for this time, all processes are dead
+COUNTED_BUCKETS_MAX = 1 << 17  # buckets of the prefix index that one look counts
+DOUBTED_MAX = 16  # endpoints with implausible reports of usage that are told apart
+
+S = TypeVar("S", bound=Schema)
+PickKey = tuple[str, str, str]
+
+
+class Counted(NamedTuple):
+    """The entries in the counted buckets of the prefix index. `factor`: all buckets divided by counted buckets."""
+
+    used: int
+    by_owner: list[int]
+    factor: float
+
+
+class Source:
+    """Reads the shared memory of one instance. Raises SegmentError if it cannot be attached or read.
+
+    `lanes`, `table`, `predictions`, `served`, `flow`: the readers that `sampler` uses, too.
+    """
+
+    def __init__(
+        self,
+        seen: Seen,
+        run_dir: str,
+        segments: Iterable[Segment] | None = None,
+        *,
+        counted_buckets: int = COUNTED_BUCKETS_MAX,
+    ) -> None:
+        """`segments`: those that this process has mapped already; None: maps them by their names.
+
+        `counted_buckets`: how many buckets of the prefix index a look counts at most.
+        """
+        self.seen = seen
+        self._counted_buckets = counted_buckets
+        self._run_dir = run_dir
+        self._had_parent = os.path.exists(f"/proc/{seen.pid}")  # False if the picker runs in another container
+        self._segments: list[Segment] = []  # those that this source has mapped
+        try:
+            if segments is None:
+                self._segments, parts = observe.attach(seen.segments)
+            else:
+                parts = observe.every_part(segments)
+        except SegmentError as refused:
+            if seen.life is not Life.STARTING:
+                raise
+            raise SegmentError(f"instance {seen} is not complete yet ({refused}): try again in a moment") from refused
+        table, rows = self._part(parts, TableSchema)
+        documents, blobs = self._part(parts, DocumentSchema)
+        lanes, words = self._part(parts, LaneSchema)
+        self.table = TableReader(table, rows)
+        reader = DocumentReader(documents, blobs)
+        self._endpoints = EndpointsView(reader)
+        self._objectives = ObjectivesView(reader, ())
+        self.lanes = Lanes(lanes, words)
+        self._index_schema, self._index = self._part(parts, IndexSchema)
+        self._streams = self._streams_of(parts)
+        self._remote = self._remote_of(parts)
+        self.flow = self._flow_of(parts)
+        status = parts.get("reload")
+        self._status = DocumentReader(reload_status.SCHEMA, status.region) if status is not None else None
+        latency = parts.get("latency")
+        self._latency: DocumentReader | None = None
+        if latency is not None and isinstance(latency.schema, DocumentSchema):
+            self._latency = DocumentReader(latency.schema, latency.region)
+        self._attempts = self._series_of(parts, ATTEMPTS.name)
+        self.predictions = self._series_of(parts, PREDICTION.name)
+        self._isolation = self._series_of(parts, ISOLATION.name)
+        self._tokenless = self._series_of(parts, WITHOUT_TOKENS.name)
+        self.served = Served(lambda name: self._series_of(parts, name))
+
+    def close(self) -> None:
+        """Unmaps the segments. Do not take a look afterwards."""
+        for segment in self._segments:
+            segment.close()
+
+    def look(self, now: float) -> Look:
+        """Copies all values. `now`: monotonic time in seconds."""
+        return last(self.looking(now))
+
+    def looking(self, now: float) -> Iterator[Look | None]:
+        """Yields None after each short step and the look at the end, so that a caller can do other work in between."""
+        lanes = self.lanes
+        seats = zip(lanes.ages(now), lanes.successions(), strict=True)
+        counted = self._count_index()
+        yield None
+        endpoints: list[EndpointLook] = []
+        for endpoints in self._endpoint_looks(now, counted):  # noqa: B007 - the last list is complete
+            yield None
+        histograms = {name: counts for name, (counts, _) in lanes.histograms().items()}
+        flows = self.served.flows()
+        yield None
+        yield Look(
+            at=now,
+            lanes=tuple(self._lane(index, age, starts) for index, (age, starts) in enumerate(seats)),
+            counters=self.counters(),
+            histograms={**histograms, **self.served.histograms()},
+            bounds={**dict(lanes.schema.histograms), **self.served.bounds},
+            endpoints=tuple(endpoints),
+            index=self._index_look(counted),
+            bands=self._bands(now),
+            left_out=self._left_out(),
+            configuration=self._configuration(),
+            others=self._others(now),
+            errors=self.served.errors(),
+            flows=flows,
+            outcomes=self.served.outcomes(),
+        )
+
+    def counters(self) -> dict[str, int]:
+        """Returns the counters of the lanes, and of some series a counter per row: `usage_beyond_bounds_total@ENDPOINT` for endpoints with
+        implausible reports of usage, and `requests_without_tokens_total@SERVER REASON`."""
+        counters, series = self.lanes.counters(), self.predictions
+        if self._tokenless is not None:
+            for (*_, server, reason), values in self._tokenless.rows().items():
+                name = counter_name(WITHOUT_TOKENS, f"{server} {reason}")
+                counters[name] = counters.get(name, 0) + values.counters[0]
+        if series is None:
+            return counters
+        labels, ints, _, _ = series.totals()
+        counts = ints[:, series.schema.counter_at[USAGE_BEYOND_BOUNDS.name] - series.schema.values_at]
+        doubted = np.flatnonzero(counts)[:DOUBTED_MAX].tolist()
+        return counters | {counter_name(USAGE_BEYOND_BOUNDS, labels[row][0]): int(counts[row]) for row in doubted}
+
+    def ended(self, now: float) -> str:
+        """Returns why the instance has ended; "" while it lives."""
+        current = observe.instance(self._run_dir, self.seen.name)
+        name = f"{self.seen.name} (pid {self.seen.pid})"
+        if current is None:
+            return f"{name} has stopped" if min(self.lanes.ages(now)) > GONE_S else ""  # its file may have been removed
+        if (current.pid, current.segments) != (self.seen.pid, self.seen.segments):
+            return f"{name} has stopped; another one runs under its name"
+        gone = self._had_parent and not os.path.exists(f"/proc/{self.seen.pid}") and min(self.lanes.ages(now)) > GONE_S
+        if gone or observe.life(self.seen.pid, self.seen.segments, now) is Life.DEAD:
+            return f"{name} has died"
+        return ""
+
+    def _lane(self, index: int, age: float, starts: int) -> LaneLook:
+        lane, schema = self.lanes.lane(index), self.lanes.schema
+        gauges = zip(schema.scalar, lane.scalars.tolist(), strict=True)
+        return LaneLook(
+            serving=self.lanes.serving(index),
+            beat_age_s=age,
+            starts=starts,
+            gauges={name: value for name, value in gauges if name not in TRIED},
+            counters=dict(zip(schema.counter, lane.counters.tolist(), strict=True)),
+            inflight=int(np.asarray(lane.inflight).sum()),
+        )
+
+    def _endpoint_looks(self, now: float, counted: Counted) -> Iterator[list[EndpointLook]]:
+        """Yields the looks at more and more endpoints: one list, up to ENDPOINTS_AT_ONCE longer after each step."""
+        copy, endpoints = self.table.copy(), self.known()
+        rows = len(copy.rows)
+        requests, tokens = self.lanes.inflight(rows).tolist(), self.lanes.tokens(rows).tolist()
+        picks = self._picks()
+        compared = sums(self.predictions) if self.predictions is not None else {}
+        streams = self._streams.streams(now) if self._streams is not None else None
+        latencies = self._latencies(now)
+        found: list[EndpointLook] = []
+        yield found
+        for number, e in enumerate(endpoints, 1):
+            if e.slot >= rows or int(copy.generation[e.slot]) != e.generation:
+                continue
+            updated_at = float(copy.updated_at[e.slot])
+            entries = counted.by_owner[e.owner] if e.owner < len(counted.by_owner) else 0
+            found.append(
+                EndpointLook(
+                    name=e.name,
+                    namespace=e.namespace,
+                    address=e.address,
+                    state=int(copy.state[e.slot]),
+                    flags=int(copy.flags[e.slot]),
+                    age_s=now - updated_at if updated_at else None,
+                    scraped=self._scraped(copy, e.slot),
+                    inflight_requests=requests[e.slot],
+                    inflight_tokens=tokens[e.slot],
+                    index_entries=round(entries * counted.factor),
+                    picks=None if picks is None else picks[(e.name, e.namespace, str(e.port))],
+                    cached=_cached(compared.get((e.name, e.namespace, str(e.port)))),
+                    stream=None if streams is None else _stream(streams.get(e.slot, NOT_FOLLOWED)),
+                    first_token=latencies.get((e.slot, e.generation)),
+                )
+            )
+            if number % ENDPOINTS_AT_ONCE == 0:
+                yield found
+        yield found
+
+    def _latencies(self, now: float) -> Mapping[tuple[int, int], str]:
+        """Returns (slot, generation) -> what the latency model has learned, in words."""
+        found = self._latency.read(0) if self._latency is not None else None
+        if found is None:
+            return {}
+        try:
+            model = decode(found[1])
+        except UnusableModel:
+            return {}
+        known = (each for each in model.endpoints.values() if each.samples)
+        return {(each.slot, each.generation): in_words(model, each.slot, now) for each in known}
+
+    def known(self) -> Sequence[Endpoint]:
+        """Returns the endpoints that discovery knows now."""
+        try:
+            return self._endpoints.current()
+        except msgspec.MsgspecError as failure:
+            raise SegmentError(
+                f"the endpoints of {self.seen.name} cannot be read ({failure}): it runs another version"
+            ) from failure
+
+    def _scraped(self, copy: TableCopy, slot: int) -> Mapping[str, float]:
+        present = int(copy.present[slot])
+        columns = enumerate(self.table.schema.columns)
+        return {name: float(copy.column(index)[slot]) for index, name in columns if present >> index & 1}
+
+    def _picks(self) -> Counter[PickKey] | None:
+        """Returns the number of decisions per endpoint so far; None if the picker has no such series.
+
+        Endpoints for which the series have no room are missing.
+        """
+        if self._attempts is None:
+            return None
+        places = [ATTEMPTS.labels.index(label) for label in ("endpoint_name", "namespace", "port")]
+        counter = list(self._attempts.schema.counter_at).index(SCHEDULER_ATTEMPTS.name)
+        found: Counter[PickKey] = Counter()
+        for labels, values in self._attempts.rows().items():
+            name, namespace, port = (labels[place] for place in places)
+            found[name, namespace, port] += values.counters[counter]
+        return found
+
+    def _configuration(self) -> Configuration | None:
+        """Returns the configuration in force; None if the picker cannot reload."""
+        status = reload_status.read(self._status) if self._status is not None else None
+        if status is None:
+            return None
+        used = self.lanes.scalars(GENERATION)
+        workers = sum(
+            number == status.generation and self.lanes.serving(seat) for seat, number in enumerate(used) if seat
+        )
+        failed = "" if status.successful else status.text
+        return Configuration(
+            generation=status.generation,
+            hash=status.hash,
+            workers=workers,
+            last_reload_failed=failed,
+            tryout=tryout_figures(status.tryout),
+        )
+
+    def _left_out(self) -> Mapping[str, int]:
+        """Returns plugin -> number of workers that leave it out."""
+        if self._isolation is None:
+            return {}
+        rows = self._isolation.rows().items()
+        return {labels[0]: values.gauges[0] for labels, values in rows if values.gauges[0]}
+
+    def _count_index(self) -> Counted:
+        """Counts the entries of the prefix index per owner, in all buckets or in every n-th bucket."""
+        schema, region = self._index_schema, self._index
+        buckets = region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
+        step = -(-schema.buckets // self._counted_buckets)
+        part = buckets[::step]
+        owners = np.bincount((part[part != 0] & np.uint64(OWNER_MASK)).astype(np.intp), minlength=FAR_MARK + 1)
+        return Counted(int(owners.sum()), owners.tolist(), schema.buckets / len(part))
+
+    def _index_look(self, counted: Counted) -> IndexLook:
+        schema, words = self._index_schema, self._index.words
+        states = self._index.array(np.uint8, schema.owners_at, schema.entries_at - schema.owners_at)
+        return IndexLook(
+            entries=schema.entries,
+            used=round(counted.used * counted.factor),
+            estimated=counted.factor > 1,
+            owners_live=int(np.count_nonzero(states == OWNER_LIVE)),
+            owners_retired=int(np.count_nonzero(states == OWNER_RETIRED)),
+            evictions=words[EVICTIONS],
+            dropped=words[DROPPED],
+        )
+
+    def _others(self, now: float) -> Others | None:
+        """Returns what other replicas have; None without a replica store."""
+        lane = self._remote
+        if lane is None:
+            return None
+        return Others(
+            replicas=lane.replicas,
+            requests=int(lane.requests.sum()),
+            tokens=int(lane.tokens.sum()),
+            waiting=lane.waiting()[0],
+            age_s=lane.age(now),
+        )
+
+    def _streams_of(self, parts: Mapping[str, Part]) -> KvFigures | None:
+        """Returns the reader of the event streams' figures; None if the picker follows no streams."""
+        documents, marks = parts.get("kv_documents"), parts.get("kv_marks")
+        if documents is None or marks is None:
+            return None
+        assert isinstance(documents.schema, DocumentSchema)
+        assert isinstance(marks.schema, MarksSchema)
+        return KvFigures(DocumentReader(documents.schema, documents.region), Marks(marks.schema, marks.region))
+
+    def _flow_of(self, parts: Mapping[str, Part]) -> FlowLanes | None:
+        """Returns the lanes of flow control; None if it is off."""
+        for part in parts.values():
+            if isinstance(part.schema, FlowSchema):
+                return FlowLanes(part.schema, part.region, self.lanes)
+        return None
+
+    def _remote_of(self, parts: Mapping[str, Part]) -> RemoteLane | None:
+        """Returns the lane of other replicas; None without a replica store."""
+        part = parts.get("remote")
+        if part is None or not isinstance(part.schema, RemoteSchema):
+            return None
+        return RemoteLane(part.schema, part.region)
+
+    def _bands(self, now: float) -> list[BandLook] | None:
+        flow = self.flow
+        if flow is None:
+            return None
+        self._objectives.look()
+        cells = [(priority, flow.band(place)) for priority, place in self._objectives.places.items()]
+        if not cells:  # flow control is off
+            return None
+        return [
+            BandLook(
+                priority=priority,
+                requests=cell.requests,
+                bytes=cell.bytes,
+                oldest_age_s=max(0.0, now - cell.oldest) if cell.oldest else None,
+            )
+            for priority, cell in cells
+        ]
+
+    def _series_of(self, parts: Mapping[str, Part], name: str) -> SeriesReader | None:
+        """Returns the reader of the series with this name; None if the instance has no such series."""
+        part = parts.get(name)
+        if part is None or not isinstance(part.schema, SeriesSchema):
+            return None
+        lanes = self.lanes
+        # lane 0 is the supervisor's
+        return SeriesReader(part.schema, part.region, serving=lambda index: lanes.serving(index + 1))
+
+    def _part(self, parts: Mapping[str, Part], kind: type[S]) -> tuple[S, Region]:
+        for part in parts.values():
+            if isinstance(part.schema, kind):
+                return part.schema, part.region
+        raise SegmentError(
+            f"instance {self.seen} is not complete: no {kind.__name__} in its segments; try again in a moment"
+        )
+
+
+def _stream(found: StreamFigures) -> StreamLook:
+    return StreamLook(why=found.why, age_s=found.age_s, held=found.held)
+
+
+def _cached(found: Sums | None) -> CachedLook | None:
+    if found is None:
+        return None
+    return CachedLook(requests=found.requests, prompt=found.prompt, predicted=found.predicted, reported=found.reported)

@@ -1,0 +1,1 @@
+"""Measures requests, streams and plugin calls: metrics in shared memory, and traces."""

@@ -1,0 +1,309 @@
+"""Records requests for `epp record` and --record-dir: encodes what was decided and how it ended, and sends it to the supervisor.
+
+    decided, ended ─▶ what waits ── WAITING_MAX together, and at each beat ─▶ one buffer per worker ─▶ bus ─▶ supervisor, which writes files
+
+A record is encoded once, from a tuple in the order of the fields in `epp.recording.records`. Records wait for each other: one after the
+other, they find code and data in the CPU's caches. A worker never waits: if the bus is full, it drops the batch and counts its records.
+While nothing is recorded, a request costs one comparison.
+
+The supervisor shows the number of the file that it writes as a gauge in its lane; it is negative if only a sample of the requests is
+recorded (`epp.recording.sample`). The worker looks at each beat. With another number it begins anew: it describes its endpoints again, so
+that each file can be read alone.
+"""
+
+import os
+from collections.abc import Callable
+from math import nan
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Datum
+from epp.decision.decision import Decision, ProfileRun
+from epp.plugin import Filter, Picker, Scorer
+from epp.prefix.match import PrefixMatch
+from epp.prefix.prediction import compared_match
+from epp.recording.batches import CONTENT_MAX, packets
+from epp.recording.keys import Keyed, id_hash
+from epp.recording.records import ARRAY, ARRAY_HEAD, BATCH, CONFIGURED, DECIDED, ENDED, ROSTER
+from epp.recording.sample import Sample
+from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, Request, client_headers
+from epp.request.intake import REQUEST_ID
+
+if TYPE_CHECKING:
+    from epp.candidates import Candidates, Roster
+    from epp.decision.pipeline import Pipeline, WiredProfile
+    from workers.worker.telemetry.request_metrics import Exchange
+
+BATCH_RECORDS_MAX: Final = 1024
+WAITING_MAX: Final = 64  # records that wait to be encoded; each keeps its request and its decision alive
+SHORT_ARRAY: Final = 16  # a msgpack array of fewer items has a head of one byte; the next kind has three
+INT64: Final = np.dtype(np.int64)
+BATCH_BYTES: Final = 4 * CONTENT_MAX  # larger batches need fewer calls; the last packet of a batch is not full
+MODEL_CHARS_MAX: Final = 256
+STREAM_BITS: Final = 4  # bytes of a stream's random number
+LATER: Final = -1  # the number of a request of which only its end decides whether it is recorded
+
+
+class RecordSender:
+    """Collects the records of one worker, and sends them in batches. `file`: the number of the file to write for; 0: record nothing."""
+
+    def __init__(self, worker: int, offer: Callable[[bytes], bool], lost: Callable[[int], object]) -> None:
+        """`offer` puts a packet into the bus, or returns False if the bus is full. `lost` counts lost records."""
+        self._offer = offer
+        self._lost = lost
+        self._encoder = msgspec.msgpack.Encoder()
+        self.stream = int.from_bytes(os.urandom(STREAM_BITS), "little")
+        self._head = self._encoder.encode((BATCH, self.stream, worker))
+        self._buffer = bytearray()
+        self._records = 0
+        self.file = 0
+        self.roster: Roster | None = None  # the roster that was described last
+        self.rosters = 0
+        self.requests = 0
+        self._waiting: list[Pending | tuple[object, ...]] = []
+        self._made: list[tuple[object, ...]] = []
+        self._begin()
+
+    def use(self, file: int) -> None:
+        """Writes for this file from now on."""
+        if file != self.file:
+            self.flush()
+            self.file, self.roster = file, None
+
+    def wait(self, record: "Pending | tuple[object, ...]") -> None:
+        """Lets a record wait until it is encoded together with others. Hot: runs twice per request."""
+        waiting = self._waiting
+        waiting.append(record)
+        if len(waiting) >= WAITING_MAX:
+            self._encode()
+
+    def add(self, record: tuple[object, ...]) -> None:
+        """Adds a record to those that are encoded together."""
+        self._made.append(record)
+
+    def _encode(self) -> None:
+        """Encodes what waits as one array, and takes it into the buffer without the array's head."""
+        waiting, self._waiting = self._waiting, []
+        for record in waiting:
+            if isinstance(record, Pending):
+                record.by.make(record)
+            else:
+                self._made.append(record)
+        made, self._made = self._made, []
+        if not made:
+            return
+        self._buffer += memoryview(self._encoder.encode(made))[1 if len(made) < SHORT_ARRAY else 3 :]
+        self._records += len(made)
+        if len(self._buffer) > BATCH_BYTES or self._records >= BATCH_RECORDS_MAX:
+            self._send()
+
+    def flush(self) -> None:
+        """Sends all records."""
+        self._encode()
+        self._send()
+
+    def _send(self) -> None:
+        records, buffer = self._records, self._buffer
+        if not records:
+            return
+        buffer[1:ARRAY_HEAD] = (records + 1).to_bytes(ARRAY_HEAD - 1, "big")
+        for packet in packets(buffer, records, self.stream, self.file):
+            if not self._offer(packet):
+                self._lost(records)
+                break
+        self._begin()
+
+    def _begin(self) -> None:
+        self._buffer[:] = ARRAY + bytes(ARRAY_HEAD - 1) + self._head
+        self._records = 0
+
+
+class Pending:
+    """Holds a decision that is not encoded yet. `by`: its recorder. The other fields are those of `Recorder.decided`."""
+
+    __slots__ = ("by", "decision", "now", "number", "received_at", "refused", "request")
+
+    def __init__(
+        self,
+        by: "Recorder",
+        number: int,
+        request: Request,
+        decision: Decision | None,
+        refused: str,
+        received_at: float,
+        now: float,
+    ) -> None:
+        self.by = by
+        self.number = number
+        self.request = request
+        self.decision = decision
+        self.refused = refused
+        self.received_at = received_at
+        self.now = now
+
+
+class Recorder:
+    """Records the requests of one configuration."""
+
+    def __init__(
+        self,
+        sender: RecordSender,
+        keyed: Keyed,
+        *,
+        generation: int,
+        config_hash: str,
+        pipeline: "Pipeline",
+    ) -> None:
+        """`generation`, `config_hash`: the number and the hash of the configuration with this pipeline."""
+        self._sender = sender
+        self._keyed = keyed
+        self._generation = generation
+        recipe = pipeline.recipe
+        self._match: Datum[PrefixMatch] | None = compared_match(recipe.producers, recipe.of(Scorer))
+        self._reads_tokens = INFLIGHT_TOKENS in pipeline.columns
+        self._headers = tuple(sorted({name for plugin in recipe.plugins for name in plugin.reads_headers}))
+        profiles = [_scoring(wired) for wired in recipe.profiles]
+        self._configured = (CONFIGURED, generation, config_hash, profiles, self._headers)
+        self._described_in = 0  # the number of the file for which the configuration was described
+        self.sample: Sample | None = None  # None: all requests are recorded
+
+    def decided(self, request: Request, decision: Decision, received_at: float, now: float) -> int:
+        """Records a request that got an endpoint. Returns its number, from 1; LATER if the sample leaves it out so far."""
+        if self.sample is not None and not self.sample.decided(now):
+            return LATER
+        return self._take(request, decision, "", received_at, now)
+
+    def refused(self, request: Request, cause: str, received_at: float, now: float) -> None:
+        """Records a request that was refused."""
+        if self.sample is None or self.sample.refused(now):
+            self._take(request, None, cause, received_at, now)
+
+    def _take(self, request: Request, decision: Decision | None, refused: str, received_at: float, now: float) -> int:
+        sender = self._sender
+        number = sender.requests = sender.requests + 1
+        sender.wait(Pending(self, number, request, decision, refused, received_at, now))
+        return number
+
+    def make(self, waited: Pending) -> None:
+        """Makes the record of a decision that has waited."""
+        sender, request, decision = self._sender, waited.request, waited.decision
+        considered = request.considered
+        if self._described_in != sender.file:
+            self._described_in = sender.file
+            sender.add(self._configured)
+        rows = inflight = tokens = None
+        if considered is not None:
+            if considered.snapshot.roster is not sender.roster:
+                self._describe(considered)
+            rows = None if considered.rows is None else considered.rows.tobytes()
+            counts = considered[INFLIGHT_REQUESTS]  # int64 in lanes
+            inflight = (counts if counts.dtype is INT64 else counts.astype(np.int64)).tobytes()
+            if self._reads_tokens:
+                tokens = considered[INFLIGHT_TOKENS].tobytes()
+        match: PrefixMatch | None = None if self._match is None else request[self._match]
+        block_tokens, hashes, matched = 0, b"", None
+        prompt_tokens = request.body_bytes // BYTES_PER_TOKEN
+        if match is not None:
+            block_tokens, hashes, prompt_tokens = match.block_tokens, match.hashes.tobytes(), match.tokens
+            if match.blocks is not None:
+                matched = match.blocks.tobytes()
+        headers = request.headers
+        objective = client_headers.objective(headers) if request.wishes else ""
+        flow, model, target = request.fairness_id, request.model, request.target_model
+        sender.add(
+            (
+                DECIDED,
+                waited.number,
+                id_hash(request.id or (decision.headers.get(REQUEST_ID, "") if decision is not None else "")),
+                waited.received_at,
+                waited.now - waited.received_at,
+                self._generation,
+                model[:MODEL_CHARS_MAX],
+                "" if target == model else target[:MODEL_CHARS_MAX],
+                0 if flow == DEFAULT_FLOW else self._keyed(flow),
+                self._keyed(objective) if objective else 0,
+                request.priority,
+                request.ttl_s,
+                request.streaming,
+                request.body_bytes,
+                request.max_tokens,
+                prompt_tokens,
+                block_tokens,
+                hashes,
+                sender.rosters,
+                rows,
+                inflight or b"",
+                tokens,
+                matched,
+                [_run(name, run) for name, run in request.runs.items()],
+                [target.slot for target in decision.targets] if decision is not None else [],
+                waited.refused,
+                [self._keyed(headers.get(name) or "") for name in self._headers],
+            )
+        )
+
+    def ended(self, exchange: "Exchange", request: Request, decision: Decision, status: int, now: float) -> None:
+        """Records how a request that got an endpoint has ended."""
+        number = exchange.recorded
+        notable = self.sample is not None and self.sample.ended(status, exchange.first_s, now)
+        if number == LATER:
+            if not notable:
+                return
+            number = self._take(request, decision, "", exchange.received_at, exchange.decided_at)
+        usage = exchange.usage
+        prompt = cached = completion = None
+        if usage is not None:
+            prompt, cached, completion = usage.prompt, usage.cached, usage.completion
+        first_s = exchange.first_s
+        self._sender.wait(
+            (
+                ENDED,
+                number,
+                status,
+                decision.targets[0].slot,
+                first_s if first_s == first_s else nan,
+                now - exchange.received_at,
+                exchange.streaming,
+                exchange.whole,
+                exchange.size,
+                prompt,
+                cached,
+                completion,
+                exchange.pieces,
+            )
+        )
+
+    def _describe(self, considered: "Candidates") -> None:
+        sender = self._sender
+        sender.roster = roster = considered.snapshot.roster
+        sender.rosters += 1
+        generations = np.array([endpoint.generation for endpoint in roster.endpoints], dtype=np.int64)
+        sender.add((ROSTER, sender.rosters, roster.slots.tobytes(), generations.tobytes()))
+
+
+def _scoring(wired: "WiredProfile") -> tuple[object, ...]:
+    """Returns the fields of `epp.recording.records.Scoring`."""
+    members = wired.members
+    return (
+        wired.name,
+        wired.shadow,
+        next(member.name for member, _ in members if isinstance(member, Picker)),
+        [member.name for member, _ in members if isinstance(member, Filter)],
+        [(member.name, weight, member.static) for member, weight in members if isinstance(member, Scorer)],
+    )
+
+
+def _run(name: str, run: ProfileRun | None) -> tuple[object, ...]:
+    """Returns the fields of `epp.recording.records.Run`."""
+    if run is None:
+        return (name,)
+    rows = run.candidates.rows
+    return (
+        name,
+        None if rows is None else rows.tobytes(),
+        run.totals.tobytes(),
+        [None if scores is None else scores.tobytes() for scores in run.scores],
+        run.picked,
+    )

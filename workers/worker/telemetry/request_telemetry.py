@@ -1,0 +1,203 @@
+"""Records every request: in counters and histograms of the lane, labelled metrics, the last decisions, and comparisons.
+
+The stream reports events (`routed`, `refused`, `answered`, …). Only this module knows where they are counted.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from epp.candidates import Endpoint
+from epp.decision.decision import Decision, Usage
+from epp.errors import Cause, Refused
+from epp.points.isolation import culprit
+from epp.request import Request
+from epp.request.tokens import drop_prompt
+from shm.lanes import Lane
+from workers.host.log import error_text
+from workers.shared.decisions import Recent, Used
+from workers.worker.telemetry.access_log import AccessLog
+from workers.worker.telemetry.cache_prediction import Comparison
+from workers.worker.telemetry.recorder import Recorder
+from workers.worker.telemetry.request_metrics import Exchange, RequestMetrics
+from workers.worker.telemetry.shadow_agreement import Agreements
+from workers.worker.telemetry.usage_doubts import UsageDoubts
+
+FOR_LOAD: Final = frozenset(
+    (Cause.NOT_ADMITTED, Cause.SHED, Cause.QUEUE_AT_CAPACITY, Cause.TTL_EXPIRED, Cause.DISPLACED)
+)
+NOT_SCHEDULED: Final = frozenset((Cause.NO_CANDIDATES, Cause.NO_ENDPOINT_LEFT))
+
+
+class Counters:
+    """Indices of a worker's counters and histograms in its lane."""
+
+    __slots__ = (
+        "cached_tokens", "completion_tokens", "failed_answers", "faults", "load_refusals", "picks", "prompt_tokens", "refusals",
+        "request_processing", "response_processing", "scheduler_e2e", "streams", "streams_not_duplex", "subset_empty", "violations",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane) -> None:
+        counter, histogram = lane.schema.counter, lane.schema.histogram
+        self.streams = counter["streams_total"]
+        self.picks = counter["picks_total"]
+        self.refusals = counter["refusals_total"]
+        self.load_refusals = counter["load_refusals_total"]
+        self.failed_answers = counter["failed_answers_total"]
+        self.faults = counter["faults_total"]
+        self.violations = counter["violations_total"]
+        self.streams_not_duplex = counter["streams_not_duplex_total"]
+        self.subset_empty = counter["subset_empty_total"]
+        self.prompt_tokens = counter["prompt_tokens_total"]
+        self.cached_tokens = counter["cached_prompt_tokens_total"]
+        self.completion_tokens = counter["completion_tokens_total"]
+        self.request_processing = histogram["request_processing_duration_seconds"]
+        self.response_processing = histogram["response_processing_duration_seconds"]
+        self.scheduler_e2e = histogram["scheduler_e2e_duration_seconds"]
+
+
+class Telemetry:
+    """Records the requests of one worker. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        metrics: RequestMetrics,
+        recent: Recent,
+        *,
+        now: Callable[[], float],
+        comparison: Comparison | None = None,
+        doubts: UsageDoubts | None = None,
+        agreements: Agreements | None = None,
+        access_log: AccessLog | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> None:
+        """`comparison`: None if no plugin predicts cached tokens. `doubts`: None in tests. `agreements`: None without shadow profiles.
+
+        `look` sets `recorder` if a recording has begun that this worker does not know yet, as during a start. None: it is known at once.
+        """
+        self.access_log = access_log
+        self.recorder: Recorder | None = None  # set while requests are recorded
+        self.metrics = metrics
+        self.recent = recent
+        self.comparison = comparison
+        self.doubts = doubts
+        self.agreements = agreements
+        self._look = look
+        self._lane = lane
+        self._now = now
+        self._at = Counters(lane)
+
+    def opened(self) -> None:
+        """Records that a stream was opened."""
+        self._lane.add(self._at.streams)
+
+    def routed(
+        self, request: Request | None, decision: Decision, used: Used | None, received_at: float
+    ) -> Exchange | None:
+        """Records that a request got its endpoint from the pipeline in `used`.
+
+        `request`: None for a request that is no inference request. Then the result is None, too.
+        """
+        lane, at = self._lane, self._at
+        now = self._now()
+        lane.add(at.picks)
+        lane.observe(at.request_processing, now - received_at)
+        if request is None or used is None:
+            return None
+        drop_prompt(request)
+        request.sent_at = now
+        lane.observe(at.scheduler_e2e, now - request.now)
+        recorded = 0
+        if (recorder := self.recorder or self._begun()) is not None:
+            recorded = recorder.decided(request, decision, received_at, now)
+        self.recent.add(now, request, decision, used=used)
+        if self.agreements is not None:
+            self.agreements.count(decision)
+        # The last step, because only the caller can end what it counts as running.
+        exchange = self.metrics.routed(request, decision.targets[0], received_at)
+        exchange.recorded, exchange.decided_at = recorded, now
+        return exchange
+
+    def refused(self, request: Request | None, refused: Refused, used: Used | None, received_at: float) -> None:
+        """Records that a request was refused. `used`: None if it had no pipeline yet."""
+        now = self._now()
+        self._lane.add(self._at.refusals)
+        if refused.cause in FOR_LOAD:
+            self._lane.add(self._at.load_refusals)
+        if request is not None:
+            if refused.cause is Cause.NO_CANDIDATES and request.subset is not None:
+                self._lane.add(self._at.subset_empty)
+            if (recorder := self.recorder or self._begun()) is not None:
+                recorder.refused(request, refused.cause.value, received_at, now)
+            if self.access_log is not None:
+                self.access_log.refused(request, refused.cause.value, received_at, now)
+            if used is not None:
+                self.recent.add(now, request, None, refused, used=used)
+            if refused.cause in NOT_SCHEDULED:
+                self.metrics.not_scheduled(request.target_model)
+        self._lane.observe(self._at.request_processing, now - received_at)
+
+    def faulted(self, request: Request, problem: Exception, used: Used) -> None:
+        """Records why a request failed before its answer, for `epp explain`. The text contains no part of a prompt."""
+        plugin = culprit(problem)
+        named = f"plugin '{plugin.name}' raised " if plugin is not None else ""
+        now = self._now()
+        if (recorder := self.recorder or self._begun()) is not None:
+            recorder.refused(request, Cause.INTERNAL.value, request.now, now)
+        if self.access_log is not None:
+            self.access_log.refused(request, Cause.INTERNAL.value, request.now, now)
+        self.recent.add(now, request, None, Refused(Cause.INTERNAL, named + error_text(problem)), used=used)
+
+    def _begun(self) -> Recorder | None:
+        """Returns the recorder, if a recording has begun since the worker's last beat."""
+        if self._look is not None:
+            self._look()
+        return self.recorder
+
+    def not_duplex(self) -> None:
+        """Records that a gateway does not stream both bodies of a request in full duplex."""
+        self._lane.add(self._at.streams_not_duplex)
+
+    def violated(self) -> None:
+        """Records that the gateway broke the protocol."""
+        self._lane.add(self._at.violations)
+
+    def fault(self) -> None:
+        """Records that a plugin or the picker itself has raised an exception."""
+        self._lane.add(self._at.faults)
+
+    def failed(self, request: Request | None, error: str) -> None:
+        """Records that a request failed, in the picker or at the model server. `error`: see `epp.protocol.refusals`."""
+        self.metrics.failed(request, error)
+
+    def doubted(self, server: Endpoint, reported: Usage, within: Usage) -> None:
+        """Records that a model server reported more tokens than its answer can have. `within`: what counts instead."""
+        if self.doubts is not None:
+            self.doubts(server, reported, within)
+
+    def ended(self, exchange: Exchange, request: Request, decision: Decision, status: int) -> None:
+        """Records the outcome of a request that got an endpoint. `status`: of the answer, 0 without one."""
+        if self.recorder is not None and exchange.recorded:
+            self.recorder.ended(exchange, request, decision, status, self._now())
+        if self.access_log is not None:
+            self.access_log.ended(exchange, request, decision, status, self._now())
+
+    def answered(
+        self, request: Request, decision: Decision, usage: Usage | None, seconds: float | None, *, failed: bool
+    ) -> None:
+        """Records that a request is over. `usage`: what the model server has reported. `failed`: whether it has failed the request.
+
+        `seconds`: the time that this process has spent on the answer; None if there was no answer.
+        """
+        if failed:
+            self._lane.add(self._at.failed_answers)
+        if seconds is not None:
+            self._lane.observe(self._at.response_processing, seconds)
+        if usage is None:
+            return
+        lane, at = self._lane, self._at
+        lane.add(at.prompt_tokens, usage.prompt or 0)
+        lane.add(at.cached_tokens, usage.cached or 0)
+        lane.add(at.completion_tokens, usage.completion or 0)
+        if self.comparison is not None:
+            self.comparison.answered(request, decision, usage)
