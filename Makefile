@@ -13,7 +13,7 @@ FIND_PYTHON = for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: compiled install develop demo docs release test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-arm test-clients test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
+.PHONY: compiled install develop demo docs release test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-arm test-clients test-engines test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 # The tests start hundreds of processes: each would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -120,6 +120,12 @@ fuzz: $(READY_DEV) compiled
 # Node's gRPC library in place of Envoy. Downloads Node and npm if they are missing.
 test-clients: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.clients.run $(ARGS)
+
+# Real engines with tiny models: vLLM on the CPU. The first time downloads 3 GB and takes 8 GB on disk. 8 minutes, and 6 more the first time.
+# Where that cannot be, the last line says why.
+test-engines: $(READY_DEV) compiled
+	@$(PYTHON) -m tests.engines.setup; case $$? in 0) $(PYTHON) -m pytest -q -o timeout=900 -o faulthandler_timeout=600 tests/engines $(ARGS);; \
+	3) ;; *) exit 1;; esac
 
 # The page /ui in Debian's chromium, with ten faults and hostile names: keyboard, axe-core, policy. Screenshots in .cache/ui. A minute.
 INSTALL_UI = $(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-ui.txt

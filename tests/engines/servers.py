@@ -1,0 +1,109 @@
+"""Starts real engines with tiny models, and asks them for their pages."""
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from loadtest.demo.ports import free_ports
+from loadtest.demo.stack import LOOPBACK, get
+from tests.e2e.cluster import Cluster, ask
+from tests.engines.setup import FOLDER, MODELS, PYTHON
+
+MODEL: Final = "tiny"
+START_S: Final = 420.0  # a server starts in one to four minutes on two cores
+THREADS: Final = "1"
+NICE: Final = "5"
+ENVIRONMENT: Final = {
+    "HOME": str(FOLDER / "home"),
+    "OMP_NUM_THREADS": THREADS,
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONHASHSEED": "0",
+}
+FLAGS: Final = {
+    "served-model-name": MODEL,
+    "host": LOOPBACK,
+    "max-model-len": "4096",
+    "max-num-seqs": "16",
+    "dtype": "float32",
+}
+SWITCHES: Final = ("enforce-eager", "enable-prefix-caching", "enable-prompt-tokens-details", "enable-scale-out")
+SERIES: Final = r"^{name}(?:\{{(.*)\}})? (\S+)$"
+LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+_numbers = itertools.count()
+
+
+class Sample(NamedTuple):
+    """One line of a page."""
+
+    labels: dict[str, str]
+    value: float
+
+
+class Engine:
+    """A running engine."""
+
+    def __init__(self, port: int, pid: int) -> None:
+        self.port = port
+        self.pid = pid
+
+    def samples(self, name: str) -> list[Sample]:
+        """Returns the series of a metric on the engine's page."""
+        page = self._ask("/metrics", None, "GET").decode()
+        found = re.findall(SERIES.format(name=re.escape(name)), page, re.MULTILINE)
+        return [Sample(dict(LABEL.findall(labels)), float(value)) for labels, value in found]
+
+    def total(self, name: str) -> float:
+        """Returns the sum of a metric's series."""
+        return sum(sample.value for sample in self.samples(name))
+
+    def forget(self) -> None:
+        """Empties the prefix cache. vLLM's KV events tell it with the next step, so this sends a prompt of a few blocks, too."""
+        self._ask("/reset_prefix_cache", b"")
+        self._ask(
+            "/v1/completions", json.dumps({"model": MODEL, "prompt": list(range(5, 305)), "max_tokens": 1}).encode()
+        )
+
+    def _ask(self, path: str, body: bytes | None, method: str = "POST") -> bytes:
+        answer = ask(self.port, path, body, method=method)
+        assert answer.status == 200, (path, answer)
+        return answer.body
+
+
+def vllm(cluster: Cluster, *flags: str, model: str = MODEL, events: Sequence[int] = ()) -> Engine:
+    """Starts a vLLM server and waits until it serves. `events`: the ports of its KV events and of their replay."""
+    (port,) = free_ports(1)
+    argv = [str(PYTHON.with_name("vllm")), "serve", str(MODELS / model), f"--port={port}"]
+    argv += [f"--{name}={value}" for name, value in FLAGS.items()]
+    argv += [f"--{name}" for name in SWITCHES]
+    if events:
+        argv.append("--kv-events-config=" + kv_events(*events, topic=f"kv@{LOOPBACK}:{port}@{MODEL}"))
+    return _started(cluster, "vllm", [*argv, *flags], port, "/health")
+
+
+def kv_events(port: int, replay: int = 0, topic: str = "") -> str:
+    """Returns vLLM's configuration of KV events, as JSON. `replay`: 0: there is no replay socket. `topic`: "": the default one.
+
+    vLLM listens only at an address with a star, and connects to any other.
+    """
+    endpoints = {"endpoint": port} | ({"replay_endpoint": replay} if replay else {})
+    settings = {name: f"tcp://*:{number}" for name, number in endpoints.items()} | ({"topic": topic} if topic else {})
+    return json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", **settings})
+
+
+def _started(cluster: Cluster, kind: str, argv: Sequence[str], port: int, ready: str) -> Engine:
+    """Starts an engine at low priority, without this project in its path."""
+    variables = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
+    name = f"{kind} {next(_numbers)}"
+    child = cluster.children.start(name, ["env", "-u", "PYTHONPATH", *variables, "nice", "-n", NICE, *argv])
+    asyncio.run(cluster.children.ready(child, lambda: get(port, ready) is not None, START_S))
+    return Engine(port, child.pid)
