@@ -35,7 +35,7 @@ class Cause(enum.Enum):
     DISPLACED = "displaced"
     FLOW_CONTROL = "flow-control"
     SHUTTING_DOWN = "shutting-down"
-    DEADLY = "deadly"
+    QUERY_OF_DEATH = "deadly"
     INTERNAL = "internal"
 
 

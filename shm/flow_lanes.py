@@ -2,10 +2,10 @@
 
 A worker writes its own lane; all processes read all lanes.
 
-    lane    | waiting | its bytes | pending | dispatched | front: 0/1 | its priority | its claim | yielded |
+    lane    | waiting | its bytes | pending | dispatched | head: 0/1 | its priority | its claim | yielded |
             | evictable | best victim: priority | sent at | busy until | pending reclaim | reclaim target | 0 ... |
             | band 0: requests | bytes | oldest | answered requests | answered bytes | time | end | backlogged | band 1 ... |
-            | positions: mark | position | mark | position | mark | position | mark | position | next line ... |
+            | positions: hash | position | hash | position | hash | position | hash | position | next line ... |
             | asked of worker 0: total | requests of band 0 | bytes of band 0 | ... | asked of worker 1 ... |
 Each line of the drawing, and each worker's part of the last line, starts on its own cache line. Every cell is one 8-byte word. Moments
 (monotonic seconds, 0 = none), claims, times, ends, positions and reclaims (fractions of the saturation) are float64, the others int64.
@@ -13,16 +13,16 @@ Each line of the drawing, and each worker's part of the last line, starts on its
 - `yielded` counts how often the worker left room to another one. `sent at` is when the best victim got its endpoint, and `busy until`
   when the worker's evictions are over at the latest.
 - A band is a number here. A document maps bands to priorities.
-- `take_over` clears the gauges (waiting requests, pending, front, victim), because what they counted died with the predecessor.
+- `take_over` clears the gauges (waiting requests, pending, head, victim), because what they counted died with the predecessor.
   `dispatched`, `yielded`, and the asked and answered numbers only grow; successors continue them.
 - A worker may ask another worker to displace requests of a band. What the other worker still has to displace is the sum over all lanes of
   what was asked, minus what it has answered. So there are no acknowledgements, and no word has two writers. A successor counts
   everything that was asked of its predecessor as answered. `total` is the sum of requests and bytes over all bands. The asking worker
   stores `total` last, so one word per lane shows whether something new was asked.
 - A position is how far a flow has got in its band; `time` is the band's virtual time and `end` the position of its furthest flow. The
-  three only grow, over successors too, and the largest value of all lanes counts. A mark identifies a flow: it is a hash of the flow's
-  name and the number of its band. The mark selects the flow's line, which has four places; a new flow takes the next place in turn. A
-  flow that lost its place is unknown until it moves again. It never gets the position of another flow, unless two 63-bit marks are
+  three only grow, over successors too, and the largest value of all lanes counts. A flow hash identifies a flow: it is a hash of the flow's
+  name and the number of its band. The flow hash selects the flow's line, which has four places; a new flow takes the next place in turn. A
+  flow that lost its place is unknown until it moves again. It never gets the position of another flow, unless two 63-bit flow hashes are
   equal.
 - The lane of a worker that is not serving counts nothing (`Lanes` has the serving words). So other workers no longer count the queue
   of a killed worker as soon as the parent has reaped that worker.
@@ -52,16 +52,16 @@ WAITING: Final = 0
 WAITING_BYTES: Final = 1
 PENDING: Final = 2
 DISPATCHED: Final = 3
-FRONT, FRONT_PRIORITY, FRONT_CLAIM, YIELDED = range(4, LINE)
+HEAD, HEAD_PRIORITY, HEAD_CLAIM, YIELDED = range(4, LINE)
 EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL, RECLAIM_PENDING, RECLAIM_TARGET = range(LINE, LINE + 6)
 BANDS_AT: Final = 2 * LINE
 REQUESTS, BYTES, OLDEST, ANSWERED_REQUESTS, ANSWERED_BYTES, TIME, END, BACKLOGGED = range(LINE)
-MARK_LINES: Final = 512  # a power of 2
-PLACES: Final = tuple(range(0, LINE, 2))  # possible positions of a mark in its line, in words
-MARK_MAX = (1 << 63) - 1
+HASH_LINES: Final = 512  # a power of 2
+PLACES: Final = tuple(range(0, LINE, 2))  # possible positions of a flow hash in its line, in words
+FLOW_HASH_MAX = (1 << 63) - 1
 Ints = npt.NDArray[np.int64]
 GAUGES: Final = (
-    WAITING, WAITING_BYTES, PENDING, FRONT, FRONT_PRIORITY, FRONT_CLAIM, EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL,
+    WAITING, WAITING_BYTES, PENDING, HEAD, HEAD_PRIORITY, HEAD_CLAIM, EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL,
     RECLAIM_PENDING, RECLAIM_TARGET,
 )  # fmt: skip
 
@@ -73,8 +73,8 @@ class FlowSchema:
         if bands < 1 or workers < 1:
             raise ValueError(f"flow lanes need at least one band and one worker, not {bands}, {workers}")
         self.bands, self.workers = bands, workers
-        self.marks_at = BANDS_AT + bands * LINE
-        self.asked_at = self.marks_at + MARK_LINES * LINE
+        self.hashes_at = BANDS_AT + bands * LINE
+        self.asked_at = self.hashes_at + HASH_LINES * LINE
         self.asked_words = aligned((1 + 2 * bands) * WORD) // WORD
         self.lane_bytes = aligned((self.asked_at + workers * self.asked_words) * WORD, LANE_ALIGNMENT)
         self.lane_words = self.lane_bytes // WORD
@@ -88,9 +88,9 @@ class FlowSchema:
         """Returns where a band's words begin, in words from the start of a lane."""
         return BANDS_AT + band * LINE
 
-    def line_of(self, mark: int) -> int:
-        """Returns where the line of a flow's mark begins, in words from the start of a lane."""
-        return self.marks_at + (mark & (MARK_LINES - 1)) * LINE
+    def line_of(self, flow_hash: int) -> int:
+        """Returns where the line of a flow begins, in words from the start of a lane."""
+        return self.hashes_at + (flow_hash & (HASH_LINES - 1)) * LINE
 
     def asked_of(self, worker: int) -> int:
         """Returns where a lane holds what its writer asked of `worker`, in words from the start of the lane."""
@@ -105,8 +105,8 @@ class Cell(NamedTuple):
     oldest: float
 
 
-class FrontCell(NamedTuple):
-    """Describes a worker's most important waiting request (its front) by priority and claim."""
+class HeadCell(NamedTuple):
+    """Describes a worker's most important waiting request (its head) by priority and claim."""
 
     priority: int
     claim: float
@@ -191,25 +191,25 @@ class FlowLanes:
         """Returns whether no request of the band waits in a serving worker, and no worker still has to displace any of this band."""
         return not self.band(band).requests and all(self.asked(worker, band) == (0, 0) for worker in self.serving())
 
-    def position(self, mark: int, bases: Sequence[int]) -> float:
-        """Returns the largest position that the lanes at `bases` have for the flow with this mark; -inf if no lane knows the flow."""
-        line, words, furthest = self.schema.line_of(mark), self.words, -inf
+    def position(self, flow_hash: int, bases: Sequence[int]) -> float:
+        """Returns the largest position that the lanes at `bases` have for the flow with this flow hash; -inf if no lane knows the flow."""
+        line, words, furthest = self.schema.line_of(flow_hash), self.words, -inf
         for base in bases:
             at = base + line
             for place in PLACES:
-                if words[at + place] == mark:
+                if words[at + place] == flow_hash:
                     position = self.floats[at + place + 1]
-                    if position > furthest and words[at + place] == mark:  # no other flow took the place meanwhile
+                    if position > furthest and words[at + place] == flow_hash:  # no other flow took the place meanwhile
                         furthest = position
                     break
         return furthest
 
-    def front(self, worker: int) -> FrontCell | None:
-        """Returns the front of one worker; None: no request waits in this worker."""
+    def head(self, worker: int) -> HeadCell | None:
+        """Returns the head of one worker; None: no request waits in this worker."""
         base, words = self.base(worker), self.words
-        if not words[base + FRONT]:
+        if not words[base + HEAD]:
             return None
-        return FrontCell(words[base + FRONT_PRIORITY], self.floats[base + FRONT_CLAIM])
+        return HeadCell(words[base + HEAD_PRIORITY], self.floats[base + HEAD_CLAIM])
 
     def victim(self, worker: int) -> VictimCell:
         """Returns what one worker publishes about its possible victims."""
@@ -287,18 +287,18 @@ class FlowLane:
         words[at + BYTES] = size
         self.floats[at + OLDEST] = oldest
 
-    def move(self, mark: int, position: float) -> None:
+    def move(self, flow_hash: int, position: float) -> None:
         """Publishes the position of a flow."""
-        words, line = self.words, self.schema.line_of(mark)
+        words, line = self.words, self.schema.line_of(flow_hash)
         for at in range(line, line + LINE, 2):
-            if words[at] == mark:
+            if words[at] == flow_hash:
                 self.floats[at + 1] = position
                 return
         at = line + PLACES[self._place]
         self._place = (self._place + 1) % len(PLACES)
-        words[at] = 0  # a reader must not combine the old mark with the new position
+        words[at] = 0  # a reader must not combine the old flow hash with the new position
         self.floats[at + 1] = position
-        words[at] = mark
+        words[at] = flow_hash
 
     def show_time(self, band: int, time: float, end: float, backlogged: int) -> None:
         """Publishes a band's virtual time, the position of its furthest flow, and its number of backlogged flows."""
@@ -307,16 +307,16 @@ class FlowLane:
         floats[at + TIME] = time
         words[at + BACKLOGGED] = backlogged
 
-    def front(self, priority: int, claim: float) -> None:
-        """Publishes the front: the priority and claim of the most important waiting request."""
+    def head(self, priority: int, claim: float) -> None:
+        """Publishes the head: the priority and claim of the most important waiting request."""
         words = self.words
-        words[FRONT_PRIORITY] = priority
-        self.floats[FRONT_CLAIM] = claim
-        words[FRONT] = 1
+        words[HEAD_PRIORITY] = priority
+        self.floats[HEAD_CLAIM] = claim
+        words[HEAD] = 1
 
-    def no_front(self) -> None:
+    def no_head(self) -> None:
         """Publishes that no request waits."""
-        self.words[FRONT] = 0
+        self.words[HEAD] = 0
 
     def ask(self, worker: int, band: int, requests: int, size: int) -> None:
         """Asks another worker to displace more requests and bytes of a band."""

@@ -23,7 +23,7 @@ from shm.lanes import Lanes, LaneSchema
 from shm.layout import HEADER_BYTES, MAGIC, WORD
 from shm.observe import Part
 from shm.prefix_index import DROPPED, EVICTIONS, OWNER_LIVE, OWNER_RETIRED, IndexSchema
-from shm.remote_lane import BEAT, RemoteLane, RemoteSchema
+from shm.remote_lane import HEARTBEAT, RemoteLane, RemoteSchema
 from shm.segment import SHM_DIRECTORY, Region, Segment, SegmentError
 from shm.series import SeriesSchema
 from shm.series_reader import SeriesReader
@@ -121,7 +121,7 @@ def _lanes(schema: LaneSchema, region: Region) -> Iterator[str]:
 
 def _remote(schema: RemoteSchema, region: Region) -> Iterator[str]:
     remote = RemoteLane(schema, region)
-    yield f"{remote.replicas} other replicas, beat at {remote.floats[BEAT]:.3f}"
+    yield f"{remote.replicas} other replicas, heartbeat at {remote.floats[HEARTBEAT]:.3f}"
     for slot in np.flatnonzero(remote.requests).tolist():
         yield f"slot {slot}: {remote.requests[slot]} requests and {remote.tokens[slot]} tokens in flight"
 

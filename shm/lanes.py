@@ -1,7 +1,7 @@
 """Lanes: what each process publishes about itself. One process writes a lane, all processes read and sum.
 
     serving   | lane 0 | lane 1 | ... | lane n-1 |            only the parent writes here
-    lane      | beat | successions | scalar 0 | ... |         lane 0 is the supervisor's,
+    lane      | heartbeat | successions | scalar 0 | ... |         lane 0 is the supervisor's,
               | requests in flight, one per slot |            lanes 1..n-1 the workers'
               | tokens in flight, one per slot |
               | requests served, one per slot |
@@ -11,7 +11,7 @@
                                                               values <= bound i, not cumulative
               | room for more histograms ... |
 Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except
-beats (monotonic seconds) and sums, which are float64. A lane starts on an even cache line, so lanes
+heartbeats (monotonic seconds) and sums, which are float64. A lane starts on an even cache line, so lanes
 never share a pair of lines.
 
 - Scalars and in-flight numbers are gauges. `take_over` clears them, because what they counted died with the predecessor. All other
@@ -23,7 +23,7 @@ never share a pair of lines.
   process can use more histograms while others still use the old schema.
 - The words of one lane do not change together: a reader may see a histogram's bucket before its sum.
 
-This module does not react to the numbers. For example, the reader of a beat decides whether the beat is too old.
+This module does not react to the numbers. For example, the reader of a heartbeat decides whether the heartbeat is too old.
 """
 
 import math
@@ -39,7 +39,7 @@ from shm.remote_lane import RemoteLane
 from shm.segment import Region
 
 SUPERVISOR_LANE: Final = 0
-BEAT: Final = 0
+HEARTBEAT: Final = 0
 SUCCESSIONS: Final = 1
 FIRST_SCALAR: Final = 2
 LANE_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
@@ -139,15 +139,15 @@ class Lane:
         """Counts each of `values` in its bucket, `weight` times. Takes 3 us for eight values; 0.05 us per value above about a hundred."""
         self._histograms.observe_all(0, histogram_index, values, weight)
 
-    def beat(self, now: float) -> None:
+    def heartbeat(self, now: float) -> None:
         """Records that this process's event loop turned at `now` (monotonic seconds)."""
-        self.floats[BEAT] = now
+        self.floats[HEARTBEAT] = now
 
     def take_over(self) -> None:
-        """Clears the predecessor's gauges and its beat; continue its counters and histograms."""
+        """Clears the predecessor's gauges and its heartbeat; continue its counters and histograms."""
         for gauges in (self.scalars, self.inflight, self.tokens):
             gauges[:] = memoryview(bytes(gauges.nbytes)).cast("q")
-        self.floats[BEAT] = 0.0
+        self.floats[HEARTBEAT] = 0.0
         self.words[SUCCESSIONS] += 1
 
 
@@ -273,8 +273,8 @@ class Lanes:
         return totals
 
     def ages(self, now: float) -> list[float]:
-        """Returns the seconds from each lane's last beat to `now`; infinite before the first beat."""
-        return [now - beat if beat else math.inf for beat in self._floats[:, BEAT].tolist()]
+        """Returns the seconds from each lane's last heartbeat to `now`; infinite before the first heartbeat."""
+        return [now - heartbeat if heartbeat else math.inf for heartbeat in self._floats[:, HEARTBEAT].tolist()]
 
     def _column(self, word: int) -> list[int]:
         column: list[int] = self._all[:, word].tolist()

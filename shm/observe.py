@@ -4,7 +4,7 @@
     its segments   ─ attach ─▶ parts by name: schema and region, checked against the layouts of this version
 
 Nothing here writes or locks. The pages are mapped read-only. The lock of an instance's file is not tested, because a picker that
-starts at that moment would take the test for a running instance. Beats decide whether an instance is alive: it runs if one of its
+starts at that moment would take the test for a running instance. Heartbeats decide whether an instance is alive: it runs if one of its
 processes has beaten within `SILENT_S`. Its process id alone does not prove this, because another container may use the same id.
 
 This module does not know what columns, counters or documents mean.
@@ -31,7 +31,7 @@ from shm.prompt_starts import StartsSchema
 from shm.remote_lane import RemoteSchema
 from shm.segment import Region, Segment, SegmentError
 from shm.series import SeriesSchema
-from shm.stream_marks import MarksSchema
+from shm.stream_positions import StreamPositionsSchema
 from shm.table import TableSchema
 
 RUN_DIR = "/dev/shm/epp"
@@ -53,10 +53,10 @@ class Life(enum.Enum):
 
     RUNNING = "running"
     FOREIGN = "of another version"
-    STARTING = "starting: no beat yet"
+    STARTING = "starting: no heartbeat yet"
     NAMELESS = "its names in /dev/shm were removed: it serves on, but no command can attach to it until it is restarted"
-    SILENT = f"silent: no beat for {SILENT_S:.0f} s, but a process with its id exists"
-    DEAD = f"dead: no beat for {SILENT_S:.0f} s, and no process has its id; the next start here removes its file"
+    SILENT = f"silent: no heartbeat for {SILENT_S:.0f} s, but a process with its id exists"
+    DEAD = f"dead: no heartbeat for {SILENT_S:.0f} s, and no process has its id; the next start here removes its file"
 
 
 class Seen(NamedTuple):
@@ -105,7 +105,7 @@ SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
     "series": _series_schema,
     "index": lambda part: IndexSchema(part["entries"]),
     "links": lambda part: LinkSchema(part["entries"]),
-    "marks": lambda part: MarksSchema(part["slots"]),
+    "positions": lambda part: StreamPositionsSchema(part["slots"]),
     "flow": lambda part: FlowSchema(part["bands"], part["workers"]),
     "remote": lambda part: RemoteSchema(part["slots"], part["bands"]),
     "starts": lambda part: StartsSchema(part["slots"], part["workers"]),
@@ -218,12 +218,12 @@ def _meant(seen: Seen, name: str, metrics_port: int | None) -> bool:
 
 
 def life(pid: int, segments: Iterable[str], now: float, recorded_s: float = 0.0) -> Life:
-    """Returns the state of an instance: from the youngest beat in its lanes or, if no beat is recent, from its process id.
+    """Returns the state of an instance: from the youngest heartbeat in its lanes or, if no heartbeat is recent, from its process id.
 
     `now`: monotonic seconds. `recorded_s`: the age of its file in seconds. Long after that was written, all its segments have names.
     """
     try:
-        age = _youngest_beat(segments, now)
+        age = _youngest_heartbeat(segments, now)
     except LayoutError:
         return Life.FOREIGN
     if age is not None and age < SILENT_S:
@@ -235,8 +235,8 @@ def life(pid: int, segments: Iterable[str], now: float, recorded_s: float = 0.0)
     return Life.STARTING if age is None or age == math.inf else Life.SILENT
 
 
-def _youngest_beat(names: Iterable[str], now: float) -> float | None:
-    """Returns the age of the youngest beat in seconds; infinite before the first beat, None if there are no lanes."""
+def _youngest_heartbeat(names: Iterable[str], now: float) -> float | None:
+    """Returns the age of the youngest heartbeat in seconds; infinite before the first heartbeat, None if there are no lanes."""
     try:
         segments, attached = attach(name for name in names if name.endswith(f"-{LANES}"))
     except LayoutError:

@@ -1,12 +1,12 @@
 """The remote lane: what other replicas of the picker have in flight and in queues, as sums. The supervisor writes it, workers add it.
 
-    | beat | replicas | epoch | front | progress | waiting requests | waiting bytes | 0 |
+    | heartbeat | replicas | epoch | head | progress | waiting requests | waiting bytes | 0 |
     | band 0: waiting requests | bytes | band 1 ... |
     | requests in flight, one per slot |
     | tokens in flight, one per slot |
-Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except the beat (monotonic seconds), which
-is float64. A beat older than 1 s means that the supervisor has ended or hangs; readers then ignore the lane. The epoch is the number of
-the writer's life among replicas; a successor takes a higher one. The front is the number of the most important band in which something
+Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except the heartbeat (monotonic seconds), which
+is float64. A heartbeat older than 1 s means that the supervisor has ended or hangs; readers then ignore the lane. The epoch is the number
+of the writer's life among replicas; a successor takes a higher one. The head is the number of the most important band in which something
 waits, plus 1; 0: nothing waits. The progress changes when a replica where it waits lets a request through. The first line also has what
 waits in all bands, which workers read for each request. The lane exists only with a replica store.
 """
@@ -20,10 +20,10 @@ from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
 FRESH_S: Final = 1.0
-BEAT: Final = 0
+HEARTBEAT: Final = 0
 REPLICAS: Final = 1
 EPOCH: Final = 2
-FRONT: Final = 3
+HEAD: Final = 3
 PROGRESS: Final = 4
 WAITING: Final = 5
 WAITING_BYTES: Final = 6
@@ -60,12 +60,12 @@ class RemoteLane:
         self.tokens: Ints = region.array(np.int64, schema.tokens_at * WORD, schema.slots)
 
     def fresh(self, now: float) -> bool:
-        """Whether the last beat is recent enough at `now` (monotonic seconds) for the sums to count."""
+        """Whether the last heartbeat is recent enough at `now` (monotonic seconds) for the sums to count."""
         return self.age(now) <= FRESH_S
 
     def age(self, now: float) -> float:
-        """Returns the seconds from the last beat to `now` (monotonic seconds)."""
-        return now - self.floats[BEAT]
+        """Returns the seconds from the last heartbeat to `now` (monotonic seconds)."""
+        return now - self.floats[HEARTBEAT]
 
     @property
     def replicas(self) -> int:
@@ -102,14 +102,14 @@ class RemoteLane:
         self.words[WAITING] = requests
         self.words[WAITING_BYTES] = size
 
-    def set_front(self, band: int | None, progress: int) -> None:
+    def set_head(self, band: int | None, progress: int) -> None:
         """Stores the most important band in which something waits, and the progress there."""
         self.words[PROGRESS] = progress
-        self.words[FRONT] = 0 if band is None else band + 1
+        self.words[HEAD] = 0 if band is None else band + 1
 
-    def front(self) -> tuple[int, int] | None:
-        """Returns the band and the progress that `set_front` stored; None: nothing waits."""
-        band = self.words[FRONT]
+    def head(self) -> tuple[int, int] | None:
+        """Returns the band and the progress that `set_head` stored; None: nothing waits."""
+        band = self.words[HEAD]
         return (band - 1, self.words[PROGRESS]) if band else None
 
     def waiting(self) -> tuple[int, int]:
@@ -121,7 +121,7 @@ class RemoteLane:
         self.requests[:] = 0
         self.tokens[:] = 0
 
-    def beat(self, now: float, replicas: int) -> None:
+    def heartbeat(self, now: float, replicas: int) -> None:
         """Records that the sums are of the moment `now` (monotonic seconds). With `now` 0, readers ignore the sums."""
         self.words[REPLICAS] = replicas
-        self.floats[BEAT] = now
+        self.floats[HEARTBEAT] = now

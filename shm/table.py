@@ -7,11 +7,11 @@
 - `version` is the row's seqlock; `check` is the XOR of all words between the two.
 - `used` is one more than the highest slot in use. Readers copy only the rows of lower slots.
 - `epoch` moves once after a batch of writes. A reader that has seen the current epoch copies nothing.
-- A handle is (slot, generation). The generation grows only when a slot is claimed. So the handle of an
+- A handle is (slot, generation). The generation grows only when a slot is taken. So the handle of an
   endpoint that left cannot touch the row of the endpoint that took its slot.
-- Only a claim or a release changes the generation, the owner, or whether a row is free. A claim stores
+- Only `take` and `release` change the generation, the owner, or whether a row is free. `take` stores
   `state` last and a release stores it first. So if the writer is killed at any store, its successor
-  still knows whether the row is claimed, and by which owner. Only the scraped values are lost.
+  still knows whether the row is taken, and by which owner. Only the scraped values are lost.
 - Scraped values are float64 (counts are exact below 2**53). Bit i of `present` says that column i
   has a value.
 - `updated_at` is in monotonic seconds.
@@ -58,7 +58,7 @@ FAILING_MASK: Final = 0xF
 # Bits of the flags: the lane of the worker that may send one request, in 16 bits, then the number of the trial.
 TRIAL_LANE_AT: Final = 8
 TRIAL_NUMBER_AT: Final = 24
-GENERATION_MAX: Final = (1 << 48) - 1  # of a row that another program has overwritten: later claims must not overflow
+GENERATION_MAX: Final = (1 << 48) - 1  # of a row that another program has overwritten: it must not overflow
 LANE_MASK: Final = 0xFFFF
 NUMBER_MASK: Final = 0xFFFF_FFFF
 
@@ -126,14 +126,14 @@ class TableWriter:
         self._body = memoryview(self._body_bytes).cast("Q")
         self._pack = struct.Struct(f"{_FIXED}{len(schema.columns)}d").pack_into
         self._nothing = (0.0,) * len(schema.columns)
-        # No slot below this one is free. `claim` starts to look here, so that thousands of claims do not each scan the whole table.
+        # No slot below this one is free. `take` starts to look here, so that thousands of calls do not each scan the whole table.
         self._first_free = 0
         self.overwritten = self._repair()
 
-    def claim(self, owner: int, may_reuse: Callable[[int], bool]) -> Handle | None:
-        """Claims the lowest free slot; its state becomes UNKNOWN. Returns None if there is no slot to claim.
+    def take(self, owner: int, may_reuse: Callable[[int], bool]) -> Handle | None:
+        """Takes the lowest free slot; its state becomes UNKNOWN. Returns None if there is no slot to take.
 
-        A slot that another endpoint had before is claimed only if `may_reuse(slot)` returns True.
+        A slot that another endpoint had before is taken only if `may_reuse(slot)` returns True.
         """
         words = self._words
         first_free: int | None = None
@@ -147,9 +147,9 @@ class TableWriter:
                 continue
             self._first_free = slot + 1 if first_free is None else first_free
             if words[USED] <= slot:
-                words[USED] = slot + 1  # before the row: otherwise a kill could hide a claimed slot
+                words[USED] = slot + 1  # before the row: otherwise a kill could hide a taken slot
             self._fill(generation + 1, owner, State.UNKNOWN, 0, 0.0, 0.0, 0, self._nothing)
-            self._store_claim(row)
+            self._store_taken(row)
             return Handle(slot, generation + 1)
         return None
 
@@ -214,14 +214,14 @@ class TableWriter:
         """Increments the epoch, which tells readers that rows have changed."""
         self._words[EPOCH] = (self._words[EPOCH] + 1) & seqlock.VERSION_MASK
 
-    def claimed(self) -> list[Handle]:
+    def taken(self) -> list[Handle]:
         """Returns the handles of all rows that are not free, in slot order."""
         words = self._words
         rows = ((slot, self._row(slot)) for slot in range(words[USED]))
         return [Handle(slot, words[row + GENERATION]) for slot, row in rows if words[row + STATE] != State.FREE]
 
     def owner(self, handle: Handle) -> int | None:
-        """Returns the owner id with which the slot was claimed; None if the handle is stale."""
+        """Returns the owner id with which the slot was taken; None if the handle is stale."""
         row = self._live_row(handle)
         return None if row is None else self._words[row + OWNER]
 
@@ -254,7 +254,7 @@ class TableWriter:
         )
         seal(self._body)
 
-    def _store_claim(self, row: int) -> None:
+    def _store_taken(self, row: int) -> None:
         words, body = self._words, self._body
         odd = seqlock.begin(words, row)
         words[row + GENERATION] = body[GENERATION - 1]
@@ -346,7 +346,7 @@ class TableCopy:
     def present(self) -> Words:
         return self.rows[:, PRESENT]
 
-    def standing(self) -> bytes:
+    def row_states(self) -> bytes:
         """Returns generation, owner, state, flags and `present` of all rows: the words that a scrape rarely changes.
 
         Compare the result with that of another copy; its format has no other use.

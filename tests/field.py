@@ -71,7 +71,7 @@ class Call(NamedTuple):
 
 def call_for(config: EffectiveConfig) -> Call:
     """Returns a request that the configuration's first parser reads."""
-    (first, *_) = config.pipeline.recipe.parsers
+    (first, *_) = config.pipeline.wiring.parsers
     if isinstance(first, VllmGrpc):
         return Call("/vllm.grpc.engine.VllmEngine/Generate", "application/grpc", _frame(field(3, b"hello")))
     if isinstance(first, VertexAi):

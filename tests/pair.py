@@ -126,7 +126,7 @@ class Pair:
         self.deciding = memoryview(bytearray(8)).cast("q")
         self.deadly = memoryview(bytearray(8 * WORDS)).cast("q")
         self.tried = memoryview(bytearray(8 * PLACES)).cast("q")
-        reads = [name for plugin in pipeline.recipe.plugins for name in plugin.reads_headers]
+        reads = [name for plugin in pipeline.wiring.plugins for name in plugin.reads_headers]
         self.faults: list[BaseException] = []
         self.turns: deque[Callable[[], object]] = deque()  # the calls that the loop would make in its next turns
         self.recent = Recent(0, lambda: self.clock.now)

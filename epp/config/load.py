@@ -11,7 +11,7 @@ from epp.config.findings import WHOLE, ConfigError, ConfigErrors, ConfigWarning,
 from epp.config.lint import DEFAULT_SURROUNDINGS, Surroundings, lint
 from epp.config.origins import places
 from epp.config.schema import API_VERSION, KIND
-from epp.decision.pipeline import Pipeline, Recipe, compile_pipeline
+from epp.decision.pipeline import Pipeline, Wiring, compile_pipeline
 
 __all__ = [
     "ConfigError",
@@ -92,7 +92,7 @@ def load(
 def _compiled(assembly: Assembly) -> Pipeline:
     assert assembly.handler is not None
     return compile_pipeline(
-        Recipe(
+        Wiring(
             plugins=tuple(assembly.plugins.values()),
             parsers=tuple(assembly.parsers),
             handler=assembly.handler,

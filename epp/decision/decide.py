@@ -174,7 +174,7 @@ def schedule(pipeline: Pipeline, request: Request, candidates: Candidates, faile
     """Runs the profiles that the handler picks, round by round, until it picks none. Raises Refused."""
     runs: dict[str, ProfileRun | None] = {}
     request.considered, request.runs = candidates, runs
-    handler = pipeline.recipe.handler
+    handler = pipeline.wiring.handler
     for _ in range(PROFILE_ROUNDS_MAX):  # bounded: a handler that never stops must not hang the worker
         try:
             profiles = pipeline.pick_profiles(request, pipeline.profiles, runs)

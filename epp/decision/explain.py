@@ -141,7 +141,7 @@ def explain(
     left_out: Sequence[str] = (),
 ) -> Explanation:
     """Explains how `pipeline` decided `request`, or why it refused the request (`decision` is then None)."""
-    wired = {profile.name: profile for profile in pipeline.recipe.profiles}
+    wired = {profile.name: profile for profile in pipeline.wiring.profiles}
     start = request.considered
     match = prefix_match(pipeline, request)
     shadows = decision.shadows if decision is not None else {}
@@ -172,8 +172,8 @@ def explain(
 
 def prefix_match(pipeline: Pipeline, request: Request) -> PrefixMatch | None:
     """Returns the prefix match that predictions are compared with; None if no plugin matches prefixes."""
-    recipe = pipeline.recipe
-    key = compared_match(recipe.producers, recipe.of(Scorer))
+    wiring = pipeline.wiring
+    key = compared_match(wiring.producers, wiring.of(Scorer))
     return None if key is None else request[key]
 
 
@@ -329,7 +329,7 @@ def _known_by(candidates: Candidates, match: PrefixMatch | None) -> list[str]:
 
 def _latencies(pipeline: Pipeline, request: Request, candidates: Candidates) -> list[str]:
     """Returns for each candidate what the latency model predicted, in words; "" without a model."""
-    produced = [key for producer in pipeline.recipe.producers for key in producer.produces]
+    produced = [key for producer in pipeline.wiring.producers for key in producer.produces]
     keys = [key for key in produced if isinstance(key, Datum) and key.type is LearnedCosts]
     learned: LearnedCosts | None = request[keys[0]] if keys else None
     if learned is None:

@@ -28,7 +28,7 @@ def requested(headers: Mapping[str, str]) -> bool:
 
 def conditional(pipeline: Pipeline) -> Pipeline:
     """Returns the same pipeline with a first PreRequest call that refuses the request unless its prompt is cached at the target."""
-    key = compared_match(pipeline.recipe.producers, pipeline.recipe.of(Scorer))
+    key = compared_match(pipeline.wiring.producers, pipeline.wiring.of(Scorer))
 
     def gate(request: Request, decision: Decision) -> None:
         match = None if key is None else request[key]

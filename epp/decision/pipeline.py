@@ -1,9 +1,9 @@
 """Compiles a configuration into tuples of calls. The result is immutable, and a worker replaces it as a whole.
 
-`compile_pipeline` turns a `Recipe` (wired instances) into a `Pipeline` (calls, in order). To observe calls, pass a `Wrap`: it gets
+`compile_pipeline` turns a `Wiring` (wired instances) into a `Pipeline` (calls, in order). To observe calls, pass a `Wrap`: it gets
 each call of each plugin once, with its extension point, and returns the call to use instead. Without a `Wrap` a request pays nothing.
 
-    Recipe ── compile_pipeline(recipe, wrap) ──▶ Pipeline        worker: pipeline.start(services), then pipeline.wrapped(timer)
+    Wiring ── compile_pipeline(wiring, wrap) ──▶ Pipeline        worker: pipeline.start(services), then pipeline.wrapped(timer)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,7 @@ class WiredProfile:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Wiring:
     """Holds the configured plugin instances and their wiring.
 
     `plugins` are in the order in which they were made, `producers` in the order of calls.
@@ -87,9 +87,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Holds the calls that a worker makes per request. `parses` are the parsers' calls, in the order of `recipe.parsers`."""
+    """Holds the calls that a worker makes per request. `parses` are the parsers' calls, in the order of `wiring.parsers`."""
 
-    recipe: Recipe
+    wiring: Wiring
     parses: tuple[ParseCall, ...]
     request_header: tuple[Callable[[Request], None], ...]
     screeners: tuple[Callable[[Request, Candidates], Mask], ...]
@@ -115,20 +115,20 @@ class Pipeline:
         These are all calls of `response_complete`, except those of plugins whose own call in `pre_request` comes after the failed one
         and therefore did not run.
         """
-        acting = self.recipe.acting(PreRequest)
+        acting = self.wiring.acting(PreRequest)
         not_called = {plugin.name for plugin in acting[len(acting) - (len(self.pre_request) - failed - 1) :]}
-        complete = self.recipe.acting(ResponseComplete)
+        complete = self.wiring.acting(ResponseComplete)
         calls = zip(complete, self.response_complete, strict=True)
         return [call for plugin, call in calls if plugin.name not in not_called]
 
     @property
     def columns(self) -> tuple[Column[Any], ...]:
         """Returns all columns that any plugin declares, in a fixed order."""
-        return self.recipe.columns
+        return self.wiring.columns
 
     def start(self, services: Services) -> None:
         """Starts every plugin in this process."""
-        for instance in self.recipe.plugins:
+        for instance in self.wiring.plugins:
             try:
                 instance.start(services.of(instance))
             except Exception as problem:
@@ -141,7 +141,7 @@ class Pipeline:
 
     def wrapped(self, wrap: Wrap) -> "Pipeline":
         """Returns the same pipeline with `wrap` around every call."""
-        return compile_pipeline(self.recipe, wrap)
+        return compile_pipeline(self.wiring, wrap)
 
     def timed_points(self) -> list[tuple[str, Plugin]]:
         """Returns each (extension point, plugin) whose calls may be timed, without repeats."""
@@ -151,7 +151,7 @@ class Pipeline:
             points.setdefault((point.value, plugin.name), plugin)
             return call
 
-        compile_pipeline(self.recipe, record)
+        compile_pipeline(self.wiring, record)
         return [(point, plugin) for (point, _), plugin in points.items()]
 
 
@@ -189,36 +189,36 @@ def compile_profile(wired: WiredProfile, wrap: Wrap = instrument.bare) -> Profil
     )
 
 
-def compile_pipeline(recipe: Recipe, wrap: Wrap = instrument.bare) -> Pipeline:
-    """Compiles a recipe. Each call goes through `wrap`."""
+def compile_pipeline(wiring: Wiring, wrap: Wrap = instrument.bare) -> Pipeline:
+    """Compiles a wiring. Each call goes through `wrap`."""
     owned = wrap = _Owned(wrap)
-    handler = recipe.handler
+    handler = wiring.handler
     streaming = [
         (p.first_chunk_only, wrap(Point.RESPONSE_STREAMING, p, p.response_streaming))
-        for p in recipe.acting(ResponseStreaming)
+        for p in wiring.acting(ResponseStreaming)
     ]
     return Pipeline(
-        recipe=recipe,
-        parses=tuple(wrap(Point.PARSER, p, p.parse) for p in recipe.parsers),
-        request_header=tuple(wrap(Point.REQUEST_HEADER, p, p.read) for p in recipe.of(RequestHeader)),
-        screeners=tuple(wrap(Point.SCREENER, p, instrument.mask(p, p.screen)) for p in recipe.acting(Screener)),
+        wiring=wiring,
+        parses=tuple(wrap(Point.PARSER, p, p.parse) for p in wiring.parsers),
+        request_header=tuple(wrap(Point.REQUEST_HEADER, p, p.read) for p in wiring.of(RequestHeader)),
+        screeners=tuple(wrap(Point.SCREENER, p, instrument.mask(p, p.screen)) for p in wiring.acting(Screener)),
         pick_profiles=wrap(Point.PROFILE_PICKER, handler, handler.pick),
         result=wrap(Point.PROFILES_RESULT, handler, handler.result),
-        profiles={wired.name: compile_profile(wired, wrap) for wired in recipe.profiles if not wired.shadow},
-        shadows=tuple(compile_profile(wired, wrap) for wired in recipe.profiles if wired.shadow),
-        producers=tuple(wrap(Point.PRODUCER, p, p.produce) for p in recipe.producers),
-        admitters=tuple(wrap(Point.ADMITTER, p, p.admit) for p in recipe.acting(Admitter)),
-        pre_request=tuple(wrap(Point.PRE_REQUEST, p, p.before_send) for p in recipe.acting(PreRequest)),
+        profiles={wired.name: compile_profile(wired, wrap) for wired in wiring.profiles if not wired.shadow},
+        shadows=tuple(compile_profile(wired, wrap) for wired in wiring.profiles if wired.shadow),
+        producers=tuple(wrap(Point.PRODUCER, p, p.produce) for p in wiring.producers),
+        admitters=tuple(wrap(Point.ADMITTER, p, p.admit) for p in wiring.acting(Admitter)),
+        pre_request=tuple(wrap(Point.PRE_REQUEST, p, p.before_send) for p in wiring.acting(PreRequest)),
         response_received=tuple(
-            wrap(Point.RESPONSE_RECEIVED, p, p.response_received) for p in recipe.acting(ResponseReceived)
+            wrap(Point.RESPONSE_RECEIVED, p, p.response_received) for p in wiring.acting(ResponseReceived)
         ),
         response_streaming=tuple(call for _, call in streaming),
         every_chunk=tuple(call for first_only, call in streaming if not first_only),
         response_complete=tuple(
-            wrap(Point.RESPONSE_COMPLETE, p, p.response_complete) for p in recipe.acting(ResponseComplete)
+            wrap(Point.RESPONSE_COMPLETE, p, p.response_complete) for p in wiring.acting(ResponseComplete)
         ),
-        plugins={p.name: p for p in recipe.plugins},
+        plugins={p.name: p for p in wiring.plugins},
         owners=owned.owners,
-        reads_response=bool(recipe.acting(ResponseReceived))
-        or any(p.reads_answer for p in recipe.acting(ResponseComplete)),
+        reads_response=bool(wiring.acting(ResponseReceived))
+        or any(p.reads_answer for p in wiring.acting(ResponseComplete)),
     )

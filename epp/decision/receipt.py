@@ -179,7 +179,7 @@ def receipt_of(
     run = decision.runs.get(decision.primary)
     match = prefix_match(pipeline, request)
     cached = None if match is None else predicted_tokens(match, decision)
-    names = [profile.name for profile in pipeline.recipe.profiles]
+    names = [profile.name for profile in pipeline.wiring.profiles]
     reason, scorer, runner_up, margin = Reason.UNSCORED, 0, Place(), 0.0
     if run is not None:
         reason, scorer, runner_up, margin = _why(pipeline, request, decision.primary, run)
@@ -210,14 +210,14 @@ def _why(pipeline: Pipeline, request: Request, primary: str, run: ProfileRun) ->
     runner_up = _place(run.candidates.endpoint(second))
     if margin <= 0.0:
         return (Reason.PICKER if margin < 0.0 else Reason.TIED), 0, runner_up, margin
-    wired = next(profile for profile in pipeline.recipe.profiles if profile.name == primary)
+    wired = next(profile for profile in pipeline.wiring.profiles if profile.name == primary)
     leads = [weight * float(scores[first] - scores[second]) for _, weight, scores in scores_of(request, wired, run)]
     return Reason.SCORER, leads.index(max(leads)) if leads else 0, runner_up, margin
 
 
 def _first_token_s(pipeline: Pipeline, request: Request, run: ProfileRun) -> float:
     """Returns the predicted time to the first token at the target; NaN without a latency model."""
-    produced = [key for producer in pipeline.recipe.producers for key in producer.produces]
+    produced = [key for producer in pipeline.wiring.producers for key in producer.produces]
     key = next((key for key in produced if isinstance(key, Datum) and key.type is LearnedCosts), None)
     learned: LearnedCosts | None = None if key is None else request[key]
     return math.nan if learned is None else learned.predicted_s(run.row)

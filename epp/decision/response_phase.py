@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, WAITING
-from epp.decision.pipeline import Recipe
+from epp.decision.pipeline import Wiring
 from epp.plugin import Plugin, ResponseComplete, ResponseReceived, ResponseStreaming
 
 FULL: Final = "full"
@@ -34,15 +34,15 @@ def needs(plugins: Iterable[Plugin]) -> list[tuple[str, str]]:
     return needing
 
 
-def parts(recipe: Recipe, phase: str) -> dict[str, str]:
+def parts(wiring: Wiring, phase: str) -> dict[str, str]:
     """Maps each part of a response that is read to the names of the plugins that need it. For the log at start."""
     if phase == NONE:
         return {"phase": NONE}
-    streaming = recipe.acting(ResponseStreaming)
-    complete = recipe.acting(ResponseComplete)
+    streaming = wiring.acting(ResponseStreaming)
+    complete = wiring.acting(ResponseComplete)
     wanted: dict[str, Sequence[Plugin]] = {
-        "usage": [p for p in recipe.parsers if p.reads_usage],
-        "headers": [*recipe.acting(ResponseReceived), *(p for p in complete if p.reads_answer)],
+        "usage": [p for p in wiring.parsers if p.reads_usage],
+        "headers": [*wiring.acting(ResponseReceived), *(p for p in complete if p.reads_answer)],
         "first_chunk": [p for p in streaming if p.first_chunk_only],
         "every_chunk": [p for p in streaming if not p.first_chunk_only],
         "end": complete,

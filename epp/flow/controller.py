@@ -98,7 +98,7 @@ class FlowController:
         self._deadlines = Deadlines(plan)
         self._shard_order = ShardOrder(peers)
         self._pending = 0  # requests that have passed the gate and have no endpoint yet
-        self._front_moved = False
+        self._head_moved = False
         self._closed = False
         self.waiting = 0
         self.waiting_bytes = 0
@@ -162,7 +162,7 @@ class FlowController:
         entry = Entry(item, flow, now)
         self._deadlines.add(entry, item.ttl_s)
         if not len(flow):
-            self._front_moved = True  # this flow may be the next to serve, so the front may change
+            self._head_moved = True  # this flow may be the next to serve, so the head may change
         band.offer(entry, now)
         self.waiting += 1
         self.waiting_bytes += size
@@ -257,12 +257,12 @@ class FlowController:
                 if flow is None:
                     break
                 if peers.waiting() and self._shard_order.ahead(band.priority, band.claim(flow), band.tolerance, now):
-                    self._front_moved = True
-                    self._show_front(now)
+                    self._head_moved = True
+                    self._show_head(now)
                     return
                 self._serve(flow, now)
                 left -= 1
-        self._show_front(now)
+        self._show_head(now)
         if not self.waiting and peers.waiting():
             self._shard_order.invite(now)
 
@@ -275,11 +275,11 @@ class FlowController:
         self._ended(entry, Outcome.DISPATCHED, now)
 
     def _blocked(self, band: Band, now: float) -> None:
-        """Ends a cycle at the first band for which the gate has no room: shows this shard's front and reports the gate's reading."""
+        """Ends a cycle at the first band for which the gate has no room: shows this shard's head and reports the gate's reading."""
         self._shard_order.no_room()
-        self._show_front(now)
+        self._show_head(now)
         reading = self._gate.read()
-        self._deadlines.regime(reading.empty, now)
+        self._deadlines.change(reading.empty, now)
         self._observer.blocked(reading, band.priority)
 
     def settled(self, *, placed: bool) -> None:
@@ -309,7 +309,7 @@ class FlowController:
 
     def sweep(self, now: float) -> float:
         """Ends requests that have waited longer than their TTL. Returns the latest time for the next call."""
-        self._deadlines.regime(self._gate.read().empty, now)
+        self._deadlines.change(self._gate.read().empty, now)
         outcome = Outcome.EVICTED_NO_ENDPOINTS if self._deadlines.empty else Outcome.EVICTED_TTL
         for entry in self._deadlines.expired(now):
             self._evict(entry, outcome, now)
@@ -335,7 +335,7 @@ class FlowController:
         entry.place.band.remove(entry, now)
         self._ended(entry, outcome, now)
         if not self.waiting:
-            self._show_front(now)
+            self._show_head(now)
 
     def _ended(self, entry: Entry, outcome: Outcome, now: float) -> None:
         """Sets the outcome of an entry that has left its queue. Only this method sets an outcome."""
@@ -344,7 +344,7 @@ class FlowController:
         entry.request = None  # frees the memory of the body now; the lists that hold the entry are cleaned later
         self.waiting -= 1
         self.waiting_bytes -= entry.bytes
-        self._front_moved = True
+        self._head_moved = True
         self._deadlines.ended()
         self._show(flow)
         self._registry.release(flow, now)
@@ -360,13 +360,13 @@ class FlowController:
         self._peers.publish(band.priority, band.requests, band.bytes, band.oldest)
         self._observer.queued(flow.key, len(flow), flow.bytes)
 
-    def _show_front(self, now: float) -> None:
-        """Publishes this shard's front: its most important waiting band and that band's claim. Does nothing while there is one shard only.
+    def _show_head(self, now: float) -> None:
+        """Publishes this shard's head: its most important waiting band and that band's claim. Does nothing while there is one shard only.
 
         The claim also changes when other shards dispatch requests of the same flows. A shard that leaves room to another one publishes its
-        front again, so that no two shards wait for each other. In other cases an outdated claim costs at most one needless wake.
+        head again, so that no two shards wait for each other. In other cases an outdated claim costs at most one needless wake.
         """
-        if not self._front_moved:
+        if not self._head_moved:
             return
         for band in self._registry.order:
             if not band.requests:
@@ -374,11 +374,11 @@ class FlowController:
             if not self._peers.shards():
                 return
             if (flow := band.pick(now)) is not None:
-                self._peers.front(band.priority, band.claim(flow))
-                self._front_moved = False
+                self._peers.head(band.priority, band.claim(flow))
+                self._head_moved = False
                 return
-        self._peers.front(None, 0.0)
-        self._front_moved = False
+        self._peers.head(None, 0.0)
+        self._head_moved = False
 
     def _full(self, band: Band) -> Rejected:
         """Returns the exception for a request that meets a limit: the queue is full, or the pool has no endpoints."""
@@ -415,5 +415,5 @@ class FlowController:
                 successor.rate = band.rate
         for band in registry.order:
             self._peers.publish(band.priority, band.requests, band.bytes, band.oldest)
-        self._front_moved = True
+        self._head_moved = True
         self.cycle()

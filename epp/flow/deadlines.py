@@ -1,15 +1,15 @@
 """Deadlines of waiting requests: which time to live (TTL) each request has, and when that TTL ends.
 
-There are two *regimes*. While the pool has endpoints, the request TTL is in force. While the pool is empty, the no-endpoint TTL
-is in force. A TTL runs from the arrival or from the last change of the regime, whichever is later, so that a pool that comes back
+Each request has two TTLs. While the pool has endpoints, the request TTL is in force. While the pool is empty, the no-endpoint TTL
+is in force. A TTL runs from the arrival, or from when it came into force if that was later, so that a pool that comes back
 gives each request a full TTL. The total wait is at most the longer TTL plus `GRACE_S`.
 
 The request TTL is the band's, or else the global one. A global TTL that the configuration gives also bounds the bands'
 (`epp.config.flow_assembly`). A request can ask for a shorter TTL, never for a longer one. A shorter TTL that a request asks for applies in
-both regimes.
+both cases.
 
-Each regime has a heap of (earliest possible end, number, entry). The end of an entry's TTL can only move to a later time. An entry that
-reaches the top before its TTL has ended is pushed again with its present end. So a change of the regime need not touch the entries. A
+Each TTL has a heap of (earliest possible end, number, entry). The end of an entry's TTL can only move to a later time. An entry that
+reaches the top before its TTL has ended is pushed again with its present end. So a change of the TTL need not touch the entries. A
 sweep takes a bounded number of steps.
 """
 
@@ -19,7 +19,7 @@ from math import inf
 from epp.flow.bands import DEAD_MAX, Entry
 from epp.flow.plan import FlowPlan
 
-GRACE_S = 2.0  # added to the longer TTL: the bound holds however often the regime changes
+GRACE_S = 2.0  # added to the longer TTL: the bound holds however often the TTL changes
 STEPS_MAX = 1_000  # per sweep
 
 Heap = list[tuple[float, int, Entry]]
@@ -31,11 +31,11 @@ class Deadlines:
     def __init__(self, plan: FlowPlan) -> None:
         self._global_s = plan.request_ttl_s
         self._empty_s = plan.no_endpoint_ttl_s
-        self._heaps: tuple[Heap, Heap] = ([], [])  # heap of the regime; the index is `empty`
+        self._heaps: tuple[Heap, Heap] = ([], [])  # one per TTL; the index is `empty`
         self._count = 0
         self._alive = 0
         self.empty = False
-        self._since = -inf  # when the present regime began
+        self._since = -inf  # when the present TTL came into force
 
     def use(self, plan: FlowPlan) -> None:
         """Takes the TTLs of later requests from this plan. Requests that already wait keep their TTLs."""
@@ -66,14 +66,14 @@ class Deadlines:
                 heap[:] = [place for place in heap if place[2].waits]
                 heapify(heap)
 
-    def regime(self, empty: bool, now: float) -> None:
-        """Sets the regime that is in force from `now` on. `empty`: whether the pool has no endpoints."""
+    def change(self, empty: bool, now: float) -> None:
+        """Sets which TTL is in force from `now` on. `empty`: whether the pool has no endpoints."""
         if empty != self.empty:
             self.empty = empty
             self._since = now
 
     def end(self, entry: Entry) -> float:
-        """Returns when the entry's TTL ends if the regime stays."""
+        """Returns when the entry's TTL ends if the same TTL stays in force."""
         ttl_s = entry.empty_ttl_s if self.empty else entry.ttl_s
         if ttl_s == inf:
             return inf

@@ -2,10 +2,10 @@
 
     Victims       the requests of one worker that may be revoked, in the order of the policy
     Reclamation   when one worker revokes (stop and wait), and how many requests (saturation above the ceiling / mean share of a request)
-    demanded      the waiting band that justifies a revocation
+    waiting_band  the waiting band that justifies a revocation
 
 A worker revokes only its own requests. The worker that holds the best victim acts; the other workers wake it. Each worker shows a
-`Standing`: its best victim, and until when its revocations are under way. That is enough: workers need no requests and no
+`BestVictim`: its best victim, and until when its revocations are under way. That is enough: workers need no requests and no
 acknowledgements, and a worker that dies does not block the others.
 
 Stop and wait: while an earlier revocation of any worker is under way, no worker revokes. A revocation is under way until its stream has
@@ -94,7 +94,7 @@ class Victims:
         return heap[0][2] if heap else None
 
 
-class Standing(NamedTuple):
+class BestVictim(NamedTuple):
     """Holds what one worker shows to the others. `evictable`: its number of victims; `priority`, `dispatched_at`: of the best one."""
 
     evictable: int = 0
@@ -103,7 +103,7 @@ class Standing(NamedTuple):
     busy_until: float = 0.0  # until when its revocations are under way, unless they are confirmed earlier
 
 
-class Demand(NamedTuple):
+class WaitingBand(NamedTuple):
     """Describes a band that waits although a less important request is in flight: its priority and its saturation ceiling."""
 
     priority: int
@@ -120,7 +120,7 @@ class Step(NamedTuple):
 NOTHING: Final = Step()
 
 
-def demanded(saturation: float, bands: Iterable[tuple[int, float, bool]], victim: int) -> Demand | None:
+def waiting_band(saturation: float, bands: Iterable[tuple[int, float, bool]], victim: int) -> WaitingBand | None:
     """Returns the most important band that waits, has a ceiling at or below the saturation, and is more important than `victim`.
 
     `bands`: (priority, ceiling, whether a request waits), the most important band first. `victim`: the priority of the best victim. A band
@@ -130,13 +130,13 @@ def demanded(saturation: float, bands: Iterable[tuple[int, float, bool]], victim
         if rank(priority) >= rank(victim):
             return None
         if waiting and 0 < ceiling <= saturation:
-            return Demand(priority, ceiling)
+            return WaitingBand(priority, ceiling)
     return None
 
 
-def goes_first(standing: Standing) -> tuple[int, float]:
+def goes_first(best: BestVictim) -> tuple[int, float]:
     """Returns a sort key of a worker's best victim. The smallest is revoked first: the least important, then the newest."""
-    return -rank(standing.priority), -standing.dispatched_at
+    return -rank(best.priority), -best.dispatched_at
 
 
 class Reclamation:
@@ -157,45 +157,45 @@ class Reclamation:
         """Returns the part of the saturation that revocations under way will free."""
         return sum(credit for credit, _ in self._unconfirmed.values()) + sum(credit for credit, _ in self._cooling)
 
-    def standing(self) -> Standing:
+    def best_victim(self) -> BestVictim:
         """Returns what this worker shows to the others."""
         best = self.victims.best()
         until = max((until for _, until in self._cooling), default=0.0)
         for _, issued in self._unconfirmed.values():
             until = max(until, issued + CONFIRM_S)
         if best is None:
-            return Standing(0, 0, 0.0, until)
-        return Standing(len(self.victims), best.flow.priority, best.dispatched_at, until)
+            return BestVictim(0, 0, 0.0, until)
+        return BestVictim(len(self.victims), best.flow.priority, best.dispatched_at, until)
 
     def look(
         self,
         now: float,
         saturation: float,
         bands: Sequence[tuple[int, float, bool]],
-        others: Iterable[tuple[int, Standing]],
+        others: Iterable[tuple[int, BestVictim]],
         in_flight: int,
     ) -> Step:
         """Revokes requests if that is this worker's turn. Call it when requests wait and dispatching has stopped.
 
-        `others`: (seat, standing) of the other serving workers. `in_flight`: how many requests all workers have at all servers.
+        `others`: (seat, best victim) of the other serving workers. `in_flight`: how many requests all workers have at all servers.
         """
         self._expire(now)
         if self._unconfirmed or self._cooling:
             return NOTHING
-        best, wake = self.standing(), -1
-        for seat, standing in others:
-            if standing.busy_until > now:
+        best, wake = self.best_victim(), -1
+        for seat, other in others:
+            if other.busy_until > now:
                 return NOTHING
-            if standing.evictable and (not best.evictable or goes_first(standing) < goes_first(best)):
-                best, wake = standing, seat
+            if other.evictable and (not best.evictable or goes_first(other) < goes_first(best)):
+                best, wake = other, seat
         if not best.evictable:
             return NOTHING
-        demand = demanded(saturation, bands, best.priority)
-        if demand is None:
+        band = waiting_band(saturation, bands, best.priority)
+        if band is None:
             return NOTHING
         if wake >= 0:
             return Step(wake=wake)
-        return Step(self._revoke(now, saturation, demand, in_flight))
+        return Step(self._revoke(now, saturation, band, in_flight))
 
     def ended(self, victim: Victim, now: float) -> None:
         """Notes that the stream of a tracked request has ended for any reason. If the request was revoked, this confirms the revocation."""
@@ -206,18 +206,18 @@ class Reclamation:
             self._cooling.append((credit, now + self.grace_s))
             self._observer.confirmed(now - at)
 
-    def _revoke(self, now: float, saturation: float, demand: Demand, in_flight: int) -> int:
+    def _revoke(self, now: float, saturation: float, band: WaitingBand, in_flight: int) -> int:
         credit = saturation / max(1, in_flight)
         if not 0 < credit < math.inf:
             return 0
-        self.target = saturation - demand.ceiling
+        self.target = saturation - band.ceiling
         # A request is dispatched only while the saturation is strictly below the ceiling. So a saturation equal to the ceiling costs one
         # victim.
         wanted = min(max(1, math.ceil(self.target / credit)), REVOCATIONS_MAX)
         revoked = 0
         while revoked < wanted:
             victim = self.victims.best()
-            if victim is None or rank(victim.flow.priority) <= rank(demand.priority):
+            if victim is None or rank(victim.flow.priority) <= rank(band.priority):
                 break
             self.victims.drop(victim)
             self._unconfirmed[victim] = (credit, now)
@@ -226,7 +226,7 @@ class Reclamation:
             else:
                 del self._unconfirmed[victim]
         if revoked:
-            self._observer.issued(demand.priority, revoked)
+            self._observer.issued(band.priority, revoked)
         return revoked
 
     def _expire(self, now: float) -> None:

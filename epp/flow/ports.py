@@ -80,7 +80,7 @@ class Held(NamedTuple):
     oldest: float = 0.0  # arrival time of the oldest request; 0: nothing waits
 
 
-class Front(NamedTuple):
+class Head(NamedTuple):
     """Names the priority of a shard's most important waiting band, and the band's claim (`Band.claim`)."""
 
     shard: int
@@ -130,8 +130,8 @@ class Peers(Protocol):
         """Returns the numbers of the other serving shards."""
 
     def held(self, shard: int, priority: int) -> Held: ...
-    def fronts(self) -> Sequence[Front]:
-        """Returns the front of each other serving shard that has waiting requests and a fresh heartbeat."""
+    def heads(self) -> Sequence[Head]:
+        """Returns the head of each other serving shard that has waiting requests and a fresh heartbeat."""
 
     def elsewhere(self) -> Elsewhere | None:
         """Returns what waits in other replicas of the picker; None: nothing that this one knows of."""
@@ -156,8 +156,8 @@ class Peers(Protocol):
     def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None:
         """Publishes what waits here in one band. Also updates the totals over all bands."""
 
-    def front(self, priority: int | None, claim: float) -> None:
-        """Publishes this shard's `Front`; None: nothing waits."""
+    def head(self, priority: int | None, claim: float) -> None:
+        """Publishes this shard's `Head`; None: nothing waits."""
 
     def let_through(self, pending: int) -> None:
         """Counts one more request that was let through here. `pending`: requests without an endpoint, including this one."""

@@ -1,6 +1,6 @@
 """Decides which shard goes first when there is room for one request and requests wait in several workers.
 
-Room is global, so without an order the shard that looks first would take it. Before a shard serves a request, it looks at the fronts of
+Room is global, so without an order the shard that looks first would take it. Before a shard serves a request, it looks at the heads of
 the other shards (most important band, claim). Another shard goes first if its band is more important. In the same band, another shard
 goes first if its claim is smaller by more than the band's tolerance. The shard that looks then wakes the other one and leaves the room to
 it. A claim is a time in seconds, or a position in the unit of the band's fairness policy (`Band.claim`).
@@ -14,7 +14,7 @@ and what they do shows later. So they are stuck after `ELSEWHERE_S` without a re
 first for at most `ELSEWHERE_REST_S`: then they get another `ELSEWHERE_S`. Each such rest is twice as long as the one before, up to a limit.
 """
 
-from epp.flow.ports import Elsewhere, Front, Peers
+from epp.flow.ports import Elsewhere, Head, Peers
 from epp.request.flows import rank
 
 PATIENCE_S = 0.010
@@ -54,10 +54,10 @@ class ShardOrder:
     def ahead(self, priority: int, claim: float, tolerance: float, now: float) -> bool:
         """Returns whether another shard goes first. If so, wakes that shard. Another replica cannot be woken."""
         own, clearly = rank(priority), claim - tolerance
-        first = [f for f in self._peers.fronts() if (rank(f.priority), f.claim) < (own, clearly)]
-        for front in sorted(first, key=lambda f: (rank(f.priority), f.claim)):
-            if not self._stuck(front.shard, now):
-                self._wake(front.shard, now)
+        first = [f for f in self._peers.heads() if (rank(f.priority), f.claim) < (own, clearly)]
+        for head in sorted(first, key=lambda f: (rank(f.priority), f.claim)):
+            if not self._stuck(head.shard, now):
+                self._wake(head.shard, now)
                 self._peers.yielded()
                 return True
         if self._elsewhere_ahead(own, now):
@@ -67,9 +67,9 @@ class ShardOrder:
 
     def invite(self, now: float) -> None:
         """Wakes the shard with the best claim. Call it when there is room that this shard does not need."""
-        fronts = self._peers.fronts()
-        if fronts:
-            best: Front = min(fronts, key=lambda f: (rank(f.priority), f.claim))
+        heads = self._peers.heads()
+        if heads:
+            best: Head = min(heads, key=lambda f: (rank(f.priority), f.claim))
             self._look_at(best.shard, now)
             self._wake(best.shard, now)
 

@@ -72,7 +72,7 @@ WORKER_COUNTERS = (
         "Records that are missing in a recording because a pipe, a queue or the disk was full.",
     ),
 )
-LOOP_LAG = Metric("loop_lag_us", "gauge", "Lateness of the worker's event loop at its last beat.")
+LOOP_LAG = Metric("loop_lag_us", "gauge", "Lateness of the worker's event loop at its last heartbeat.")
 WORKER_GAUGES = (
     Metric("streams", "gauge", "Open ext_proc streams."),
     Metric("connections", "gauge", "Open connections."),

@@ -138,17 +138,17 @@ class FairShare(Protocol):
 class Ledger(Protocol):
     """Shares the positions of the flows of one band among all workers. A position is the service that a flow got; it only grows.
 
-    A mark identifies a flow. The methods that read return the highest value that any *other* worker shows. With very many flows, a
+    A flow hash identifies a flow. The methods that read return the highest value that any *other* worker shows. With very many flows, a
     flow's entry may be lost. Its position is then -inf, as for a flow that no other worker knows.
     """
 
     def served(self) -> int:
         """Returns a number that changes when another worker dispatches a request. While it stays, other values need not be read again."""
 
-    def mark(self, flow: FlowKey) -> int:
-        """Returns the mark of a flow, the same in all workers."""
+    def flow_hash(self, flow: FlowKey) -> int:
+        """Returns the hash of a flow, the same in all workers."""
 
-    def position(self, mark: int) -> float:
+    def position(self, flow_hash: int) -> float:
         """Returns the highest position of this flow that another worker shows; -inf: none does."""
 
     def time(self) -> float:
@@ -163,7 +163,7 @@ class Ledger(Protocol):
     def alone(self) -> bool:
         """Returns whether no other worker has a waiting request in this band."""
 
-    def move(self, mark: int, position: float) -> None:
+    def move(self, flow_hash: int, position: float) -> None:
         """Shows this worker's position of a flow to the other workers."""
 
     def show(self, time: float, end: float, backlogged: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from epp.decision.pipeline import Recipe
+from epp.decision.pipeline import Wiring
 from epp.errors import blamed
 from epp.plugin import (
     Admitter,
@@ -49,15 +49,15 @@ def dispensable(plugin: Plugin) -> bool:
     return isinstance(plugin, DISPENSABLE) and not isinstance(plugin, INDISPENSABLE)
 
 
-def without(recipe: Recipe, names: Collection[str]) -> Recipe:
-    """Returns the recipe without the plugins of these names. All of them must be `dispensable`."""
+def without(wiring: Wiring, names: Collection[str]) -> Wiring:
+    """Returns the wiring without the plugins of these names. All of them must be `dispensable`."""
     return replace(
-        recipe,
-        plugins=tuple(p for p in recipe.plugins if p.name not in names),
-        producers=tuple(p for p in recipe.producers if p.name not in names),
+        wiring,
+        plugins=tuple(p for p in wiring.plugins if p.name not in names),
+        producers=tuple(p for p in wiring.producers if p.name not in names),
         profiles=tuple(
             replace(wired, members=tuple((p, weight) for p, weight in wired.members if p.name not in names))
-            for wired in recipe.profiles
+            for wired in wiring.profiles
         ),
     )
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-BEAT_S_MAX: Final = 1.0  # if its last beat is older than this, the reader of the streams does not run
+HEARTBEAT_S_MAX: Final = 1.0  # if its last heartbeat is older than this, the reader of the streams does not run
 WEIGHT_ONE: Final = 1000  # weights of tiers are thousandths
 NO_READER: Final = "the kv-events process does not run"
 NO_STREAM: Final = "its event stream is not followed yet"

@@ -81,7 +81,7 @@ RULES: Mapping[Cause, _Rule] = {
         "flow controller shutting down: {}: flow controller is not running",
         "rejected-shutting-down",
     ),
-    Cause.DEADLY: _Rule(
+    Cause.QUERY_OF_DEATH: _Rule(
         400,
         "BadRequest",
         "two processes of the endpoint picker ended while they read this request: it is refused for {} seconds",

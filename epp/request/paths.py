@@ -29,7 +29,7 @@ class Parsers:
     """Finds the parser for a path among the parsers of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        parsers = [(parser, place) for place, parser in enumerate(pipeline.recipe.parsers)]
+        parsers = [(parser, place) for place, parser in enumerate(pipeline.wiring.parsers)]
         self._suffixes = sorted(
             ((suffix.strip("/"), p) for p in reversed(parsers) for suffix in p[0].paths),
             key=lambda entry: len(entry[0]),

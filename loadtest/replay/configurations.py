@@ -38,7 +38,7 @@ def differs(config: Configuration, recorded: Mapping[int, Configured]) -> list[s
     """Returns a warning for each configuration of the recording with other profiles or weights than the one that stands for it."""
     ours: Weights = {
         profile.name: {scorer.name: weight for scorer, weight in profile.members if isinstance(scorer, Scorer)}
-        for profile in config.load().pipeline.recipe.profiles
+        for profile in config.load().pipeline.wiring.profiles
     }
     warnings = []
     for number, each in sorted(recorded.items()):

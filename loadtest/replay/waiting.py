@@ -16,7 +16,7 @@ from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
 from epp.flow.outcomes import Outcome
 from epp.flow.plan import FlowPlan
-from epp.flow.ports import Elsewhere, Front, Held, Reading, Wanted
+from epp.flow.ports import Elsewhere, Head, Held, Reading, Wanted
 from epp.plugins.fairness.token_weighted import Alone
 from epp.request import Request
 from epp.request.flows import FlowKey, Item
@@ -88,7 +88,7 @@ class _Alone:
     def held(self, shard: int, priority: int) -> Held:
         return Held()
 
-    def fronts(self) -> tuple[Front, ...]:
+    def heads(self) -> tuple[Head, ...]:
         return ()
 
     def elsewhere(self) -> Elsewhere | None:
@@ -110,7 +110,7 @@ class _Alone:
         return ()
 
     def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None: ...
-    def front(self, priority: int | None, claim: float) -> None: ...
+    def head(self, priority: int | None, claim: float) -> None: ...
     def let_through(self, pending: int) -> None:
         self._passed += 1
         self._pending = pending

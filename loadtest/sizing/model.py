@@ -61,7 +61,7 @@ COSTS: Final = {
     "stream": Cost("an open stream", f"{_RUN} --cases short,sse-paced", mib=0.006),
     "body mb": Cost("each MB of bodies in the picker", f"{_RUN} --cases short,long", mib=3),
 }
-SUPERVISOR_IDLE_CORES: Final = 0.02  # without endpoints: beats, timers, the metrics page
+SUPERVISOR_IDLE_CORES: Final = 0.02  # without endpoints: heartbeats, timers, the metrics page
 
 # The share of its time that a worker may be busy. The rest is for bursts, and for the load of a worker that restarts.
 WORKER_SHARE: Final = 0.6

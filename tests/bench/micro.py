@@ -83,7 +83,7 @@ def decisions() -> Iterator[Case]:
 def decision(compiled: Pipeline, endpoints: FakePool) -> Callable[[], None]:
     """Returns a call that goes from the bytes of a body to a decision."""
     body = msgspec.json.encode({"model": "m", "prompt": "hello " * 160, "max_tokens": 9})
-    parser = compiled.recipe.parsers[0]
+    parser = compiled.wiring.parsers[0]
 
     def run() -> None:
         request = Request(id="r", path="/v1/completions", headers={}, now=0.0)

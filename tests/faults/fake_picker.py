@@ -32,14 +32,14 @@ SUSPECT = 0x5EED
 
 
 def supervisor(instance: Instance) -> int:
-    """Beats until parent and workers are gone, like the real supervisor."""
+    """Heartbeats until parent and workers are gone, like the real supervisor."""
     lane = instance.memory.lanes.lane(0)
     lane.take_over()
     instance.reports.ready(0)
     poll = select.poll()
-    poll.register(instance.pipes.family.reader, select.POLLIN)
+    poll.register(instance.pipes.workers_pipe.reader, select.POLLIN)
     while not poll.poll(TURN_S * 1000):
-        lane.beat(time.monotonic())
+        lane.heartbeat(time.monotonic())
     if not instance.words.stopping:  # getppid may change later than the parent's pipes close
         instance.unlink()
     return ExitCode.OK
@@ -65,11 +65,11 @@ def worker(mode: str):
             lane.scalars[lane.schema.scalar[DECIDING]] = SUSPECT
         instance.reports.ready(index + 1)
         poll = select.poll()
-        poll.register(instance.pipes.life.reader, select.POLLIN)
+        poll.register(instance.pipes.parent_pipe.reader, select.POLLIN)
         while not terminated and not poll.poll(TURN_S * 1000):
             while hang:
                 time.sleep(60)
-            lane.beat(time.monotonic())
+            lane.heartbeat(time.monotonic())
             if recycle:
                 instance.reports.leaving(index + 1)
                 time.sleep(0.3)

@@ -3,7 +3,7 @@
 Every value identifies what it belongs to, so a reader can detect a torn, stale or wrong value alone:
 
 - table: the owner is a function of slot and generation, and all values of a row are equal. The writer
-  claims, writes, marks and releases rows continuously.
+  takes, writes, marks and releases rows continuously.
 - documents: all bytes are equal, and length and byte are functions of the version.
 - index: a hash belongs to exactly one owner. The table is far too small for all hashes, so the writer
   overwrites entries continuously. The owners of one popular hash come and go, near and far.
@@ -44,8 +44,8 @@ Reader = Callable[[Region, int], dict[str, int]]
 
 def write_table(region: Region) -> None:
     writer = TableWriter(TABLE, region)
-    # A claim takes unused slots in order, whatever slot is wanted. Claim each slot once, so every owner is correct from the start.
-    handles = {slot: writer.claim(1000 + slot, lambda _: True) for slot in range(TABLE.slots)}
+    # A take takes unused slots in order, whatever slot is wanted. Claim each slot once, so every owner is correct from the start.
+    handles = {slot: writer.take(1000 + slot, lambda _: True) for slot in range(TABLE.slots)}
     for serial in itertools.count(1):
         slot = serial * 7 % TABLE.slots
         handle = handles.pop(slot, None)
@@ -53,12 +53,12 @@ def write_table(region: Region) -> None:
             if handle is not None:
                 writer.release(handle)
             generation = int(writer._words[writer._row(slot) + GENERATION]) + 1
-            claimed = writer.claim(generation * 1000 + slot, lambda free, slot=slot: free == slot)
-            if claimed is None or claimed.slot != slot:
-                if claimed is not None:
-                    writer.release(claimed)
+            taken = writer.take(generation * 1000 + slot, lambda free, slot=slot: free == slot)
+            if taken is None or taken.slot != slot:
+                if taken is not None:
+                    writer.release(taken)
                 continue
-            handle = claimed
+            handle = taken
         handles[slot] = handle
         value = float(serial)
         writer.write(

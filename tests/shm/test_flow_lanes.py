@@ -11,7 +11,7 @@ from shm.flow_lanes import (
     BYTES,
     DISPATCHED,
     END,
-    MARK_LINES,
+    HASH_LINES,
     PENDING,
     PLACES,
     TIME,
@@ -19,7 +19,7 @@ from shm.flow_lanes import (
     WAITING_BYTES,
     FlowLanes,
     FlowSchema,
-    FrontCell,
+    HeadCell,
     VictimCell,
 )
 from shm.lanes import Lanes, LaneSchema
@@ -123,12 +123,12 @@ def test_a_successor_clears_the_queue_and_continues_the_dispatched_count() -> No
     flow = flow_lanes()
     lane = flow.lane(1)
     lane.publish(2, 3, 300, 7.0)
-    lane.front(5, 7.0)
+    lane.head(5, 7.0)
     lane.show_victim(VictimCell(4, -1, 6.0, 8.0))
     lane.words[PENDING], lane.words[DISPATCHED] = 2, 11
     flow.lane(1).take_over()
     assert flow.band(2) == (0, 0, 0.0)
-    assert flow.front(1) is None
+    assert flow.head(1) is None
     assert flow.victim(1) == (0, 0, 0.0, 0.0)
     assert flow.total(WAITING) == flow.total(WAITING_BYTES) == flow.total(PENDING) == 0
     assert flow.total(DISPATCHED) == 11
@@ -146,12 +146,12 @@ def test_the_queue_of_a_killed_worker_stops_counting_when_it_no_longer_serves() 
     assert flow.total(WAITING) == 1
 
 
-def test_a_front_has_the_priority_and_claim_of_the_most_important_band() -> None:
+def test_a_head_has_the_priority_and_claim_of_the_most_important_band() -> None:
     flow = flow_lanes()
-    flow.lane(0).front(-7, 1.5)
-    assert flow.front(0) == FrontCell(-7, 1.5)
-    flow.lane(0).no_front()
-    assert flow.front(0) is None
+    flow.lane(0).head(-7, 1.5)
+    assert flow.head(0) == HeadCell(-7, 1.5)
+    flow.lane(0).no_head()
+    assert flow.head(0) is None
 
 
 def test_a_band_is_empty_when_no_request_waits_and_none_is_to_be_displaced() -> None:
@@ -206,38 +206,40 @@ def test_a_flows_position_is_the_largest_of_all_workers(moves: list[tuple[int, i
     flow = flow_lanes()
     owners = [flow.lane(worker) for worker in range(WORKERS)]
     last: dict[tuple[int, int], float] = {}
-    for worker, mark, position in moves:
-        owners[worker].move(mark * MARK_LINES + mark, position)
-        last[worker, mark] = position
-    for mark in range(1, 6):
-        known = [position for (_, of), position in last.items() if of == mark]
-        assert flow.position(mark * MARK_LINES + mark, everywhere(flow)) == max(known, default=-inf)
+    for worker, flow_hash, position in moves:
+        owners[worker].move(flow_hash * HASH_LINES + flow_hash, position)
+        last[worker, flow_hash] = position
+    for flow_hash in range(1, 6):
+        known = [position for (_, of), position in last.items() if of == flow_hash]
+        assert flow.position(flow_hash * HASH_LINES + flow_hash, everywhere(flow)) == max(known, default=-inf)
 
 
 def test_a_full_line_forgets_its_oldest_flow_and_never_confuses_two_flows() -> None:
     flow = flow_lanes()
-    owner, marks = flow.lane(0), [1 + n * MARK_LINES for n in range(len(PLACES) + 1)]
-    for mark in marks:
-        owner.move(mark, float(mark))
-    assert flow.position(marks[0], everywhere(flow)) == -inf
-    assert [flow.position(mark, everywhere(flow)) for mark in marks[1:]] == [float(mark) for mark in marks[1:]]
+    owner, flow_hashes = flow.lane(0), [1 + n * HASH_LINES for n in range(len(PLACES) + 1)]
+    for flow_hash in flow_hashes:
+        owner.move(flow_hash, float(flow_hash))
+    assert flow.position(flow_hashes[0], everywhere(flow)) == -inf
+    assert [flow.position(flow_hash, everywhere(flow)) for flow_hash in flow_hashes[1:]] == [
+        float(flow_hash) for flow_hash in flow_hashes[1:]
+    ]
     assert flow.position(2, everywhere(flow)) == -inf
     assert flow.asked(1, 0) == (0, 0)
 
 
 def test_a_reader_in_the_middle_of_a_change_of_marks_sees_the_old_flow_or_none() -> None:
     flow = flow_lanes()
-    owner, old = flow.lane(0), [1 + n * MARK_LINES for n in range(len(PLACES))]
-    for mark in old:
-        owner.move(mark, 1.0)
-    new, seen = 1 + 9 * MARK_LINES, []
+    owner, old = flow.lane(0), [1 + n * HASH_LINES for n in range(len(PLACES))]
+    for flow_hash in old:
+        owner.move(flow_hash, 1.0)
+    new, seen = 1 + 9 * HASH_LINES, []
 
     class Watched:
         """The writer's floats. A reader looks right before and right after each write of a position."""
 
         def __setitem__(self, at: int, position: float) -> None:
             for _ in range(2):
-                seen.append([flow.position(mark, everywhere(flow)) for mark in (new, *old)])
+                seen.append([flow.position(flow_hash, everywhere(flow)) for flow_hash in (new, *old)])
                 floats[at] = position
 
     floats = owner.floats

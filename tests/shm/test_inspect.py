@@ -43,7 +43,7 @@ def segment() -> Iterator[Segment]:
 def fill(segment: Segment) -> None:
     table = TableWriter(TABLE, segment.planned(PLAN, "table"))
     table.write(
-        table.claim(7, lambda slot: True),
+        table.take(7, lambda slot: True),
         state=State.FRESH,
         flags=0,
         updated_at=1.5,
@@ -99,7 +99,7 @@ def test_what_waits_and_what_other_replicas_route_is_printed(capsys: pytest.Capt
     assert "worker 0: 7 dispatched, 0 of them without an endpoint yet" in text
     assert "worker 0 band 1: 3 requests, 600 bytes, oldest 2.500, to displace 0 requests, 0 bytes" in text
     assert "band 0" not in text
-    assert "2 other replicas, beat at 0.000" in text
+    assert "2 other replicas, heartbeat at 0.000" in text
     assert "slot 1: 5 requests and 900 tokens in flight" in text
 
 
@@ -173,7 +173,7 @@ def test_all_segments_of_an_instance_are_printed(
     lock.record(segments=names)
     plans = (Plan({"table": TABLE}), Plan({"lanes": LANES}))
     segments = [Segment.create_planned(name, plan) for name, plan in zip(names, plans, strict=True)]
-    Lanes(LANES, segments[1].planned(plans[1], "lanes")).lane(0).beat(time.monotonic())
+    Lanes(LANES, segments[1].planned(plans[1], "lanes")).lane(0).heartbeat(time.monotonic())
     assert inspect.main([*wanted, f"--run-dir={tmp_path}"]) == 0
     for segment in segments:
         segment.unlink()

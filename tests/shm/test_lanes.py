@@ -77,7 +77,7 @@ def test_a_successor_clears_gauges_and_continues_counters() -> None:
     first.inflight[2], first.tokens[3], first.scalars[SCHEMA.scalar["queued"]] = 4, 500, 7
     first.add(SCHEMA.counter["requests"], 3)
     first.observe(SCHEMA.histogram["wait_s"], 0.5)
-    first.beat(10.0)
+    first.heartbeat(10.0)
     second = lanes.lane(1)
     second.take_over()
     assert lanes.inflight(6).tolist() == lanes.tokens(6).tolist() == [0] * 6
@@ -117,9 +117,9 @@ def test_scalars_are_listed_per_lane() -> None:
     assert lanes.scalars("streams") == [0, 0, 0, 12]
 
 
-def test_a_beat_has_an_age_and_no_beat_is_infinitely_old() -> None:
+def test_a_heartbeat_has_an_age_and_no_heartbeat_is_infinitely_old() -> None:
     lanes = serving_lanes()
-    lanes.lane(1).beat(100.0)
+    lanes.lane(1).heartbeat(100.0)
     assert lanes.ages(100.5) == [math.inf, 0.5, math.inf, math.inf]
 
 

@@ -97,7 +97,7 @@ class Copied:
         schema = TableSchema(("waiting",), 2)
         memory = Memory([0] * (schema.bytes // 8))
         writer = TableWriter(schema, memory)
-        handle = writer.claim(7, lambda slot: True)
+        handle = writer.take(7, lambda slot: True)
         writer.publish()
         self.cells = list(memory.cells)
         self.memory = Memory(self.cells)
@@ -121,7 +121,7 @@ def drain(writer: TableWriter, handle: Handle) -> None:
 
 
 def join(writer: TableWriter, handle: Handle) -> None:
-    writer.claim(8, lambda slot: True)
+    writer.take(8, lambda slot: True)
 
 
 def test_a_copy_with_a_new_epoch_has_the_changed_rows(record: Callable) -> None:

@@ -36,7 +36,7 @@ class Machine:
         self._segments: list[Segment] = []
 
     def start(
-        self, name: str, *, port: int, pid: int = NO_PID, beat_age_s: float | None = 0.0, plan: Plan = PLAN
+        self, name: str, *, port: int, pid: int = NO_PID, heartbeat_age_s: float | None = 0.0, plan: Plan = PLAN
     ) -> Segment:
         lock = InstanceLock.acquire(self.run_dir, name)
         self._locks.append(lock)
@@ -45,8 +45,8 @@ class Machine:
         lock.record(segments=[segment_name])
         segment = Segment.create_planned(segment_name, plan)
         self._segments.append(segment)
-        if beat_age_s is not None:
-            Lanes(LANES, segment.part(0, LANES.bytes)).lane(1).beat(time.monotonic() - beat_age_s)
+        if heartbeat_age_s is not None:
+            Lanes(LANES, segment.part(0, LANES.bytes)).lane(1).heartbeat(time.monotonic() - heartbeat_age_s)
         return segment
 
     def end(self) -> None:
@@ -79,7 +79,7 @@ def test_an_instance_is_found_by_its_metrics_port_or_its_name(machine: Machine) 
 
 
 def test_the_only_running_instance_is_found_without_its_name_or_port(machine: Machine) -> None:
-    machine.start("dead", port=9090, beat_age_s=60.0)
+    machine.start("dead", port=9090, heartbeat_age_s=60.0)
     machine.start("a", port=9190)
     assert observe.find(machine.run_dir).name == "a"
     machine.start("b", port=9290)
@@ -131,10 +131,10 @@ def test_two_instances_with_the_same_port_are_an_error(machine: Machine) -> None
 
 
 def test_a_dead_instance_is_reported_as_dead_and_does_not_hide_a_running_one(machine: Machine) -> None:
-    machine.start("a", port=9090, beat_age_s=60.0)
+    machine.start("a", port=9090, heartbeat_age_s=60.0)
     text = machine.refusal()
     assert "instance a" in text
-    assert "dead: no beat for 5 s" in text
+    assert "dead: no heartbeat for 5 s" in text
     machine.start("b", port=9090)
     assert observe.find(machine.run_dir).name == "b"
 
@@ -146,7 +146,7 @@ def test_many_instances_are_not_all_listed(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pid", "beat_age_s", "expected"),
+    ("pid", "heartbeat_age_s", "expected"),
     [
         (NO_PID, 1.0, Life.RUNNING),  # its process id belongs to another container
         (NO_PID, 60.0, Life.DEAD),
@@ -155,10 +155,10 @@ def test_many_instances_are_not_all_listed(machine: Machine) -> None:
         pytest.param(os.getpid(), None, Life.STARTING, id="own-starting"),
     ],
 )
-def test_beats_decide_before_the_process_id_whether_an_instance_lives(
-    machine: Machine, pid: int, beat_age_s: float | None, expected: Life
+def test_heartbeats_decide_before_the_process_id_whether_an_instance_lives(
+    machine: Machine, pid: int, heartbeat_age_s: float | None, expected: Life
 ) -> None:
-    machine.start("a", port=9090, pid=pid, beat_age_s=beat_age_s)
+    machine.start("a", port=9090, pid=pid, heartbeat_age_s=heartbeat_age_s)
     assert observe.instance(machine.run_dir, "a").life is expected  # type: ignore[union-attr]
     assert observe.instance(machine.run_dir, "b") is None
 
@@ -175,7 +175,7 @@ def test_a_running_instance_whose_names_were_removed_is_named_with_what_to_do(ma
 
 
 def test_reading_takes_no_lock(machine: Machine) -> None:
-    machine.start("a", port=9090, beat_age_s=60.0)
+    machine.start("a", port=9090, heartbeat_age_s=60.0)
     assert observe.instances(machine.run_dir)
     with open("/proc/self/fdinfo/" + str(machine._locks[0]._descriptor)) as info:
         locks = [line for line in info if line.startswith("lock:")]
@@ -238,7 +238,7 @@ def test_a_part_of_an_unknown_kind_has_no_schema(name: str) -> None:
 
 def test_an_instance_of_another_version_is_found_and_then_refused_by_name(machine: Machine) -> None:
     other = Plan({"lanes": TableSchema(("a",), 4)})
-    segment = machine.start("a", port=9090, beat_age_s=None, plan=other)
+    segment = machine.start("a", port=9090, heartbeat_age_s=None, plan=other)
     described_as = described(segment.name + "2-lanes", PLAN, json.loads(PLAN.description), layout_hash=1)
     machine._locks[0].record(segments=[described_as])
     found = observe.find(machine.run_dir)

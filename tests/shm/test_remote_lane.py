@@ -21,7 +21,7 @@ def test_load_of_other_replicas_counts_only_while_it_is_fresh() -> None:
     lanes.lane(1).inflight[2] = 1
     lanes.lane(1).tokens[2] = 10
     remote.set(2, 4, 400)
-    remote.beat(100.0, replicas=2)
+    remote.heartbeat(100.0, replicas=2)
     assert lanes.inflight(SLOTS).tolist() == [0, 0, 1, 0, 0], "nobody has looked at the remote lane yet"
     lanes.add_remote(100.0 + FRESH_S)
     assert lanes.added is remote

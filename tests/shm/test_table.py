@@ -61,7 +61,7 @@ def rows(copy: TableCopy) -> list[tuple]:
 
 def test_what_is_written_is_read() -> None:
     writer, reader = pair()
-    handle = writer.claim(77, never)
+    handle = writer.take(77, never)
     assert handle == Handle(0, 1)
     assert rows(reader.copy()) == [(State.UNKNOWN, 1, 77, 0.0)]
     assert put(writer, handle, 2.5)
@@ -74,7 +74,7 @@ def test_what_is_written_is_read() -> None:
 
 def test_a_copy_does_not_change_with_the_table() -> None:
     writer, reader = pair()
-    handle = writer.claim(7, never)
+    handle = writer.take(7, never)
     copy = reader.copy()
     put(writer, handle, 9.0)
     assert rows(copy) == [(State.UNKNOWN, 1, 7, 0.0)]
@@ -82,7 +82,7 @@ def test_a_copy_does_not_change_with_the_table() -> None:
 
 def test_mark_changes_state_and_flags_and_keeps_values() -> None:
     writer, reader = pair()
-    handle = writer.claim(7, never)
+    handle = writer.take(7, never)
     put(writer, handle, 3.0)
     assert writer.mark(handle, state=State.STALE)
     assert writer.mark(handle, flags=DOWN)
@@ -94,7 +94,7 @@ def test_mark_changes_state_and_flags_and_keeps_values() -> None:
 def test_the_epoch_moves_only_when_published() -> None:
     writer, reader = pair()
     before = reader.epoch()
-    put(writer, writer.claim(7, never), 1.0)
+    put(writer, writer.take(7, never), 1.0)
     assert reader.epoch() == before
     writer.publish()
     assert reader.epoch() == before + 1 == reader.copy().epoch
@@ -102,10 +102,10 @@ def test_the_epoch_moves_only_when_published() -> None:
 
 def test_a_stale_handle_touches_nothing() -> None:
     writer, reader = pair()
-    old = writer.claim(7, never)
+    old = writer.take(7, never)
     assert writer.owner(old) == 7
     assert writer.release(old)
-    new = writer.claim(8, always)
+    new = writer.take(8, always)
     assert new == Handle(old.slot, old.generation + 1)
     put(writer, new, 1.0)
     before = reader.copy().rows.tolist()
@@ -118,15 +118,15 @@ def test_a_stale_handle_touches_nothing() -> None:
 
 def test_a_slot_in_use_is_not_reused_and_the_lowest_free_one_is() -> None:
     writer, _ = pair()
-    handles = [writer.claim(owner, never) for owner in (1, 2, 3)]
+    handles = [writer.take(owner, never) for owner in (1, 2, 3)]
     writer.release(handles[0])
     writer.release(handles[1])
-    assert writer.claim(4, lambda slot: slot != 0).slot == 1
-    assert writer.claim(5, always).slot == 0
+    assert writer.take(4, lambda slot: slot != 0).slot == 1
+    assert writer.take(5, always).slot == 0
 
 
 @interpreted_only("counts the calls of a method")
-def test_claiming_all_slots_checks_each_once_and_finds_slots_that_were_freed_or_became_reusable() -> None:
+def test_taking_all_slots_checks_each_once_and_finds_slots_that_were_freed_or_became_reusable() -> None:
     looked: list[int] = []
 
     class Counting(TableWriter):
@@ -137,25 +137,25 @@ def test_claiming_all_slots_checks_each_once_and_finds_slots_that_were_freed_or_
     schema = TableSchema(("waiting",), slots=500)
     writer = Counting(schema, region_for(schema))
     looked.clear()
-    handles = [writer.claim(1, always) for _ in range(500)]
+    handles = [writer.take(1, always) for _ in range(500)]
     assert len(looked) == 500
     for slot in (7, 3, 400):
         handle = handles[slot]
         assert handle is not None
         writer.release(handle)
-    assert [writer.claim(1, lambda slot: slot != 3) for _ in range(3)] == [Handle(7, 2), Handle(400, 2), None]
-    assert writer.claim(1, always) == Handle(3, 2)
+    assert [writer.take(1, lambda slot: slot != 3) for _ in range(3)] == [Handle(7, 2), Handle(400, 2), None]
+    assert writer.take(1, always) == Handle(3, 2)
 
 
-def test_a_full_table_refuses_a_claim() -> None:
+def test_a_full_table_refuses_a_request_for_a_slot() -> None:
     writer, _ = pair()
-    assert all(writer.claim(owner, never) for owner in (1, 2, 3, 4))
-    assert writer.claim(5, always) is None
+    assert all(writer.take(owner, never) for owner in (1, 2, 3, 4))
+    assert writer.take(5, always) is None
 
 
 def test_the_used_part_shrinks_with_the_highest_slot() -> None:
     writer, reader = pair()
-    handles = [writer.claim(owner, never) for owner in (1, 2, 3)]
+    handles = [writer.take(owner, never) for owner in (1, 2, 3)]
     writer.release(handles[1])
     assert len(reader.copy().rows) == 3
     writer.release(handles[2])
@@ -166,7 +166,7 @@ def test_the_used_part_shrinks_with_the_highest_slot() -> None:
 
 def test_only_release_frees_a_row() -> None:
     writer, _ = pair()
-    handle = writer.claim(1, never)
+    handle = writer.take(1, never)
     with pytest.raises(ValueError, match="use release"):
         put(writer, handle, 1.0, State.FREE)
     with pytest.raises(ValueError, match="use release"):
@@ -194,7 +194,7 @@ def test_a_reader_cannot_write() -> None:
 
 def torn_pair() -> tuple[TableWriter, TableReader, Handle]:
     writer, reader = pair()
-    handle = writer.claim(7, never)
+    handle = writer.take(7, never)
     put(writer, handle, 5.0)
     return writer, reader, handle
 
@@ -212,7 +212,7 @@ def test_a_torn_row_is_taken_from_the_previous_copy() -> None:
 
 def test_a_torn_row_without_a_previous_copy_reads_as_free() -> None:
     writer, reader, handle = torn_pair()
-    other = writer.claim(8, never)
+    other = writer.take(8, never)
     put(writer, other, 6.0)
     tear(writer, handle)
     assert rows(reader.copy()) == [(State.FREE, 0, 0, 0.0), (State.FRESH, 1, 8, 6.0)]
@@ -221,22 +221,22 @@ def test_a_torn_row_without_a_previous_copy_reads_as_free() -> None:
 def test_a_row_newer_than_the_previous_copy_reads_as_free_while_torn() -> None:
     writer, reader, _ = torn_pair()
     previous = reader.copy()
-    tear(writer, writer.claim(8, never))
+    tear(writer, writer.take(8, never))
     assert [row[0] for row in rows(reader.copy(previous))] == [State.FRESH, State.FREE]
 
 
 def live_table(actions: int) -> tuple[Memory, TableWriter, list[Handle]]:
     memory = Memory(SCHEMA.bytes)
     writer = TableWriter(SCHEMA, memory)
-    handles = [writer.claim(owner, never) for owner in (11, 12)][:actions]
+    handles = [writer.take(owner, never) for owner in (11, 12)][:actions]
     for handle in handles:
         put(writer, handle, 5.0)
     return memory, writer, handles
 
 
 ACTIONS = {
-    "claim": lambda writer, handles: writer.claim(13, always),
-    "reuse": lambda writer, handles: (writer.release(handles[0]), writer.claim(13, always)),
+    "take": lambda writer, handles: writer.take(13, always),
+    "reuse": lambda writer, handles: (writer.release(handles[0]), writer.take(13, always)),
     "write": lambda writer, handles: put(writer, handles[1], 8.0),
     "mark": lambda writer, handles: writer.mark(handles[1], state=State.STALE, flags=0),
     "release": lambda writer, handles: writer.release(handles[1]),
@@ -268,10 +268,10 @@ def test_a_successor_repairs_what_a_writer_killed_at_any_access_left(action: str
         check_rows(copy)
         assert not any(version & 1 for version in copy.rows[:, 0].tolist())
         live = [slot for slot, row in enumerate(rows(copy)) if row[0] != State.FREE]
-        assert [handle.slot for handle in successor.claimed()] == live
+        assert [handle.slot for handle in successor.taken()] == live
         if action in ("write", "mark", "publish"):
-            assert successor.claimed() == handles
-        for handle in successor.claimed():
+            assert successor.taken() == handles
+        for handle in successor.taken():
             assert put(successor, handle, 8.0)
         check_rows(reader.copy())
         return memory.words.fired
@@ -284,16 +284,16 @@ def test_a_successor_repairs_what_a_writer_killed_at_any_access_left(action: str
     | st.sampled_from((0, 255)).map(lambda b: bytes([b]) * SCHEMA.bytes)
 )
 @examples(100)
-def test_a_writer_that_finds_garbage_frees_it_and_can_claim_every_slot(garbage: bytes) -> None:
+def test_a_writer_that_finds_garbage_frees_it_and_can_take_every_slot(garbage: bytes) -> None:
     region = region_for(SCHEMA)
     region.bytes[:] = garbage
     reader = TableReader(SCHEMA, region)
     assert len(reader.copy().rows) <= SCHEMA.slots  # ends, and reads what is there
     writer = TableWriter(SCHEMA, region)
-    for handle in writer.claimed():  # torn rows with a state that exists: nobody knows them
+    for handle in writer.taken():  # torn rows with a state that exists: nobody knows them
         writer.release(handle)
-    assert writer.claimed() == [] and writer.used == 0
-    handles = [writer.claim(owner, always) for owner in range(SCHEMA.slots)]
+    assert writer.taken() == [] and writer.used == 0
+    handles = [writer.take(owner, always) for owner in range(SCHEMA.slots)]
     assert [handle.slot for handle in handles] == list(range(SCHEMA.slots))
     assert all(put(writer, handle, 4.0) for handle in handles)
     assert [row[3] for row in rows(reader.copy())] == [4.0] * SCHEMA.slots
@@ -303,17 +303,17 @@ def test_a_writer_that_finds_garbage_frees_it_and_can_claim_every_slot(garbage: 
 def test_a_writer_counts_the_rows_that_another_program_has_overwritten_and_keeps_the_others() -> None:
     region = region_for(SCHEMA)
     writer = TableWriter(SCHEMA, region)
-    handles = [writer.claim(owner, never) for owner in (1, 2, 3)]
+    handles = [writer.take(owner, never) for owner in (1, 2, 3)]
     writer._words[writer._row(1) + 6] ^= 1  # a bit of a row that nobody writes
     successor = TableWriter(SCHEMA, region)
     assert successor.overwritten == 1
-    assert successor.claimed() == [handles[0], handles[2]]
+    assert successor.taken() == [handles[0], handles[2]]
 
 
 def test_a_table_is_not_intact_once_a_row_or_the_number_of_rows_was_overwritten() -> None:
     for word, value in ((0, 0), (1, 0), (1, SCHEMA.slots + 1)):
         writer, _ = pair()
-        handles = [writer.claim(owner, never) for owner in (1, 2)]
+        handles = [writer.take(owner, never) for owner in (1, 2)]
         assert writer.intact(handles)
         writer._words[writer._row(1) + 1 if word == 0 else 1] = value
         assert not writer.intact(handles)
@@ -356,9 +356,9 @@ class TableModel(RuleBasedStateMachine):
         self.owners = 0
 
     @rule()
-    def claim(self) -> None:
+    def take(self) -> None:
         self.owners += 1
-        handle = self.writer.claim(self.owners, always)
+        handle = self.writer.take(self.owners, always)
         if len(self.live) == SCHEMA.slots:
             assert handle is None
         else:
@@ -389,7 +389,7 @@ class TableModel(RuleBasedStateMachine):
     def the_table_is_the_model(self) -> None:
         found = {Handle(slot, row[1]): row for slot, row in enumerate(rows(self.reader.copy())) if row[0] != State.FREE}
         assert found == self.live
-        assert self.writer.claimed() == sorted(self.live)
+        assert self.writer.taken() == sorted(self.live)
         assert not any(put(self.writer, handle, 1.0) for handle in self.gone)
 
 
@@ -400,7 +400,7 @@ TestTableModel.settings = examples(30, stateful_step_count=25)
 @given(st.lists(st.floats(width=64), min_size=2, max_size=2), st.integers(0, 2**53))
 def test_any_values_survive_bit_for_bit(values: list[float], present: int) -> None:
     writer, reader = pair()
-    handle = writer.claim(1, never)
+    handle = writer.take(1, never)
     writer.write(
         handle,
         state=State.FRESH,

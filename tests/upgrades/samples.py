@@ -91,7 +91,7 @@ def _write_segment(path: Path) -> None:
     segment = Segment.create_planned(f"/epp-sample-{path.parent.name}", PLAN)
     try:
         table = TableWriter(TABLE, segment.planned(PLAN, "table"))
-        handle = table.claim(7, lambda slot: True)
+        handle = table.take(7, lambda slot: True)
         table.write(
             handle, state=State.FRESH, flags=0, updated_at=1.0, inflight_at_scrape=0.0, values=(4.0,), present=1
         )

@@ -74,7 +74,7 @@ class Shard:
         self.parts = self.worker.set_up(bus)
         self.app = self.parts.app
         instance.memory.lanes.set_serving(index + 1, True)
-        self.worker.lane.beat(time.monotonic())
+        self.worker.lane.heartbeat(time.monotonic())
         loop = asyncio.get_running_loop()
         loop.add_reader(instance.pipes.wakeups[index], self.worker.woken, loop)
 
@@ -177,7 +177,7 @@ class World:
         self.watch.start(successor=False)
 
     def endpoint(self, name: str = "a", **labels: str) -> EndpointRecord:
-        handle = self._table.claim(self._index.new_owner(), lambda slot: True)
+        handle = self._table.take(self._index.new_owner(), lambda slot: True)
         assert handle is not None
         self._write(handle, State.FRESH)
         self._table.publish()
@@ -205,7 +205,7 @@ class World:
 
     def remove_all(self) -> None:
         """Remove all endpoints."""
-        for handle in self._table.claimed():
+        for handle in self._table.taken():
             self._table.release(handle)
         self._records.clear()
         self._documents.write(ENDPOINTS, encode(self._records))

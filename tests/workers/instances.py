@@ -44,7 +44,7 @@ def made(
         instance.unlink()
         for listener in (instance.sockets.ext_proc, instance.sockets.health, instance.sockets.metrics):
             listener.close()
-        pipes = (instance.pipes.life, instance.pipes.family, instance.pipes.reports, *instance.pipes.bus)
+        pipes = (instance.pipes.parent_pipe, instance.pipes.workers_pipe, instance.pipes.reports, *instance.pipes.bus)
         for descriptor in (*(end for pipe in pipes for end in pipe), *instance.pipes.wakeups):
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -29,7 +29,7 @@ from workers.supervisor.pages.decisions import Recorded
 AGO: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 DAY_S: Final = 86_400.0
-# When a request that just ended is written: workers keep records for a beat, and the supervisor a frame for a second.
+# When a request that just ended is written: workers keep records for a heartbeat, and the supervisor a frame for a second.
 WRITTEN_S: Final = 2.5
 
 

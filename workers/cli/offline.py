@@ -105,7 +105,7 @@ async def _decided(
     pipeline = config.pipeline
     services = worker_services(config, pool, WorkerServices)
     pipeline.start(services)
-    if guard.declared(pipeline.recipe.plugins):  # as in workers, which also count the refused accesses
+    if guard.declared(pipeline.wiring.plugins):  # as in workers, which also count the refused accesses
         pipeline = pipeline.wrapped(guard.guard(lambda _point, _plugin, _access: None))
     headers = codec.headers_of({REQUEST_ID: "offline", **offline_request.headers, ":path": offline_request.path})
     rewrite = partial(compiled(objects.rewrites).target, random=random.Random(SEED).random)

@@ -6,7 +6,7 @@
     state_lock    the lock of --state-dir                           no other picker may write there
     memory        segments of shared memory
     sockets       ext_proc, health, metrics
-    pipes         bus, reports, life, family, wakeups
+    pipes         bus, reports, parent_pipe, workers_pipe, wakeups
     words         parent -> children
     generations   the configuration in force and those before it
     reports       children -> parent
@@ -80,7 +80,7 @@ class Instance:
         """Creates everything. Raises StartError, SegmentError or OSError, and then leaves nothing behind."""
         sources, layout = Sources(options, config), Layout(options, config)
         enough_descriptors(layout.workers_max)
-        lock = _claim(options)
+        lock = _locked(options)
         with contextlib.ExitStack() as undo:
             undo.callback(_release, lock)
             if (state_lock := locked(options)) is not None:
@@ -167,7 +167,13 @@ class Instance:
     def not_for_trial(self) -> list[int]:
         """Descriptors that a trial child must not hold: with them, a process that a plugin starts could keep the pipes open."""
         pipes = self.pipes
-        ends = (pipes.life.writer, pipes.family.writer, pipes.reports.reader, *pipes.bus_readers, *pipes.bus_writers)
+        ends = (
+            pipes.parent_pipe.writer,
+            pipes.workers_pipe.writer,
+            pipes.reports.reader,
+            *pipes.bus_readers,
+            *pipes.bus_writers,
+        )
         return [*ends, *self.sockets.not_for_kv_events()]
 
     def unlink(self) -> None:
@@ -185,10 +191,10 @@ class Instance:
         if (held := self.layout.kv_events) is not None:
             mib = round(self.layout.needs()["kv"] / (1 << 20), 1)
             log.info("kv events: index of held blocks", blocks=held.blocks, shared_memory_mib=mib)
-        log.info("response phase", **response_phase.parts(self.config.pipeline.recipe, self.config.response_phase))
+        log.info("response phase", **response_phase.parts(self.config.pipeline.wiring, self.config.response_phase))
 
 
-def _claim(options: "Options") -> InstanceLock:
+def _locked(options: "Options") -> InstanceLock:
     """Removes the files and segments of killed instances, then takes the lock of this instance. Raises SegmentError."""
     for name in sweep(options.run_dir):
         log.warning("removed a file or segment of a killed instance", name=name)

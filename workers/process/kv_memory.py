@@ -1,9 +1,9 @@
-"""Describes the shared memory that the kv-events process writes: index of held blocks, links, marks and documents.
+"""Describes the shared memory that the kv-events process writes: index of held blocks, links, positions and documents.
 
 part           content                                                  read by
 kv_index       which endpoint holds which block, in which tier          workers
 kv_links       engine's hash of a block -> picker's key of it           only a successor of the process
-kv_marks       how far each stream has come, the process's beat         workers, parent, pages
+kv_positions       how far each stream has come, the process's heartbeat         workers, parent, pages
 kv_documents   streams: which endpoints are precise, and why; counts    workers, pages
 """
 
@@ -16,7 +16,7 @@ from shm.documents import DocumentSchema
 from shm.held_writer import HeldWriter, schemas
 from shm.layout import Schema
 from shm.segment import Region
-from shm.stream_marks import Marks, MarksSchema
+from shm.stream_positions import StreamPositions, StreamPositionsSchema
 
 STREAMS, COUNTS = range(2)  # documents
 STREAM_BYTES: Final = 1024  # per endpoint
@@ -64,12 +64,17 @@ class KvLayout:
     def __init__(self, blocks: int, slots: int) -> None:
         self.blocks = blocks
         self.index, self.links = schemas(blocks)
-        self.marks = MarksSchema(slots)
+        self.positions = StreamPositionsSchema(slots)
         self.documents = DocumentSchema((STREAM_BYTES * slots + ADAPTERS_BYTES, COUNTS_BYTES))
 
     @property
     def parts(self) -> Mapping[str, Schema]:
-        return {"kv_index": self.index, "kv_links": self.links, "kv_marks": self.marks, "kv_documents": self.documents}
+        return {
+            "kv_index": self.index,
+            "kv_links": self.links,
+            "kv_positions": self.positions,
+            "kv_documents": self.documents,
+        }
 
 
 class KvMemory:
@@ -79,7 +84,7 @@ class KvMemory:
         self.layout = layout
         self.index = parts["kv_index"]
         self.documents = parts["kv_documents"]
-        self.marks = Marks(layout.marks, parts["kv_marks"])
+        self.positions = StreamPositions(layout.positions, parts["kv_positions"])
         self._links = parts["kv_links"]
 
     def writer(self) -> HeldWriter:

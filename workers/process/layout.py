@@ -7,7 +7,7 @@
               flow lanes | prompt starts | prefills |       remote lane: the supervisor; it exists with a replica store
               answers | remote lane
     index     prefix index                                  the supervisor
-    kv        held blocks | links | marks | documents       the kv-events process, if there is one
+    kv        held blocks | links | positions | documents       the kv-events process, if there is one
 
 The layout follows from options and configuration. This module creates and opens nothing. So `epp size`, `epp manifests` and tests use
 it, too.
@@ -185,7 +185,7 @@ class Layout:
     def __init__(self, options: "Options", config: "EffectiveConfig", before: Names | None = None) -> None:
         """`before`: the names of all configurations before this one; None for the first one."""
         pipeline, flow = config.pipeline, config.flow is not None
-        plugins = pipeline.recipe.plugins
+        plugins = pipeline.wiring.plugins
         self.workers_max = options.workers_max or 2 * options.workers  # `options.workers` of them run at the start
         self.seats = 1 + self.workers_max  # the supervisor's seat, and the seats of workers, empty or not
         shown = families(pipeline, timed=options.plugin_metrics)

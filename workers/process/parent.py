@@ -5,12 +5,12 @@ the next deadline of the policy (`restart`). Signal handlers only count; the mai
 So a child that drained because of a signal to the whole process group gets no successor.
 
     stop           set the word `stopping` (not ready) -> SIGTERM to the workers -> they drain for at most `drain_timeout_s` plus
-                   `GRACE_S` -> the supervisor sees the end of life and family, and ends -> remove names -> exit 0
+                   `GRACE_S` -> the supervisor sees the end of both pipes, and ends -> remove names -> exit 0
     second stop    set the word `hurry`: within `HURRY_S`, workers refuse waiting requests and cut open streams
     halt           like stop, but without draining; exit 1
     truncated      another program truncated a segment: kill the children -> remove names -> exit 1. Any access to such memory ends
                    a process by SIGBUS, so the parent checks the sizes after each wait, before it touches the memory
-    parent killed  workers see the end of `life` and drain; the supervisor ends last and removes the names
+    parent killed  workers see the end of `parent_pipe` and drain; the supervisor ends last and removes the names
     SIGHUP         reload the configuration (`reload`), or obey a command that waits (`asks`)
     SIGTTIN        one worker more, up to `--workers-max`
     SIGTTOU        one worker fewer, down to one; the worker in the highest seat drains
@@ -18,7 +18,7 @@ So a child that drained because of a signal to the whole process group gets no s
 
 The kernel merges signals of one kind that arrive faster than they are handled: a hundred SIGTTIN in a millisecond may count as one.
 
-The parent writes only these shared words: `serving` per worker, `stopping`, `hurry`, the list of deadly requests, the roll of children
+The parent writes only these shared words: `serving` per worker, `stopping`, `hurry`, the list of queries of death, the roll of children
 (`roll`), and the numbers of the configuration in force and of the candidate (`generations`).
 """
 
@@ -117,7 +117,7 @@ class Parent:
         )
         self._pids: dict[int, int] = {}  # pid -> seat
         self._hung: set[int] = set()  # pids of children that got SIGABRT or SIGKILL because they did not answer or end
-        self._suspects = Suspects(instance.words.deadly, instance.memory.lanes.scalars)
+        self._suspects = Suspects(instance.words.queries_of_death, instance.memory.lanes.scalars)
         self._error_texts: dict[int, str] = {}  # pid -> why the child cannot start or ends, by its own report
         self._pending: Counter[int] = Counter()
         self._deadline: float | None = None  # the time by which workers must have ended; None until a signal to stop
@@ -174,7 +174,7 @@ class Parent:
         self._suspects.look(now)
         if self._reloads is not None:
             self._reloads.look(now)
-        for action in self._policy.decide(now, self._beat_ages(now)):
+        for action in self._policy.decide(now, self._heartbeat_ages(now)):
             self._act(action)
 
     def _act(self, action: Action) -> None:
@@ -409,12 +409,12 @@ class Parent:
     def _name(self, seat: int) -> str:
         return seat_name(seat, self._instance.layout.seats)
 
-    def _beat_ages(self, now: float) -> list[float]:
-        """Returns, by seat, the seconds since the last beat of the child; infinite before its first beat."""
+    def _heartbeat_ages(self, now: float) -> list[float]:
+        """Returns, by seat, the seconds since the last heartbeat of the child; infinite before its first heartbeat."""
         ages = self._instance.memory.lanes.ages(now)
         if (held := self._instance.memory.kv_events) is not None:
-            beat = held.marks.last_beat
-            ages.append(now - beat if beat else math.inf)
+            heartbeat = held.positions.last_heartbeat
+            ages.append(now - heartbeat if heartbeat else math.inf)
         return ages
 
     def _signal_workers(self, number: int) -> None:

@@ -3,9 +3,9 @@
     Memory    the segments of `layout`; the instance's file records their names before they are created
     Pipes     bus: one pipe for each worker, worker -> supervisor
               reports: children -> parent
-              life: EOF = the parent has ended | family: EOF = parent and workers have ended
+              parent_pipe: EOF = the parent has ended | workers_pipe: EOF = parent and workers have ended
               wakeups: one eventfd for each worker
-    Words     parent -> children, in memory without a name: stopping, hurry, generation, candidate, deadly requests
+    Words     parent -> children, in memory without a name: stopping, hurry, generation, candidate, queries of death
 
 A pipe shows EOF only when no process holds its writing end. So each child closes the descriptors of other processes, which the
 `not_for_...` methods list.
@@ -39,7 +39,7 @@ from workers.shared import query_of_death
 
 GENERATION_AT = 8  # bytes into the page of the parent's words
 CANDIDATE_AT = 16  # bytes into the page of the parent's words
-DEADLY_AT = 64  # bytes into the page of the parent's words
+QUERIES_OF_DEATH_AT = 64  # bytes into the page of the parent's words
 DESCRIPTORS_PER_WORKER = 3  # both ends of its bus pipe, and its eventfd
 DESCRIPTORS_OTHER = 36  # sockets, segments, other pipes, those of an event loop, and some for the first connections
 PIPE_BYTES = 1 << 20
@@ -149,13 +149,13 @@ class Pipes:
 
     def __init__(self, workers_max: int, *, speculates: bool = False) -> None:
         """`speculates`: whether workers report to the kv-events process."""
-        self.life, self.family, self.reports = packet_pipe(), packet_pipe(), packet_pipe()
+        self.parent_pipe, self.workers_pipe, self.reports = packet_pipe(), packet_pipe(), packet_pipe()
         self.bus = [packet_pipe(PIPE_BYTES) for _ in range(workers_max)]
         self.kv_bus = [packet_pipe(PIPE_BYTES) for _ in range(workers_max if speculates else 0)]
         self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(workers_max)]
 
     def wake_workers(self) -> None:
-        """Lets all workers look at once for what has changed, before their next beat."""
+        """Lets all workers look at once for what has changed, before their next heartbeat."""
         for wakeup in self.wakeups:
             os.eventfd_write(wakeup, 1)
 
@@ -182,21 +182,21 @@ class Pipes:
         """Descriptors that worker `index` must not hold."""
         other_writers = [pipe.writer for pipes in (self.bus, self.kv_bus) for i, pipe in enumerate(pipes) if i != index]
         readers = [*self.bus_readers, *self.kv_bus_readers]
-        return [self.life.writer, self.family.reader, self.reports.reader, *readers, *other_writers]
+        return [self.parent_pipe.writer, self.workers_pipe.reader, self.reports.reader, *readers, *other_writers]
 
     def not_for_supervisor(self) -> list[int]:
         """Descriptors that the supervisor must not hold."""
         kv_bus = [*self.kv_bus_readers, *self._kv_bus_writers]
-        return [self.life.writer, self.family.writer, self.reports.reader, *self.bus_writers, *kv_bus]
+        return [self.parent_pipe.writer, self.workers_pipe.writer, self.reports.reader, *self.bus_writers, *kv_bus]
 
     def not_for_kv_events(self) -> list[int]:
         """Descriptors that the kv-events process must not hold."""
         bus = [*self.bus_readers, *self.bus_writers, *self._kv_bus_writers]
-        return [self.life.writer, self.family.writer, self.reports.reader, *bus, *self.wakeups]
+        return [self.parent_pipe.writer, self.workers_pipe.writer, self.reports.reader, *bus, *self.wakeups]
 
     def release_children(self) -> None:
-        """In the parent, after all workers have ended: closes *life* and *family*, so that the supervisor ends."""
-        for descriptor in (self.life.writer, self.family.writer):
+        """In the parent, after all workers have ended: closes both pipes, so that the supervisor ends."""
+        for descriptor in (self.parent_pipe.writer, self.workers_pipe.writer):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
@@ -207,8 +207,8 @@ class Words:
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self._numbers = memoryview(self._page).cast("q")
-        deadly = memoryview(self._page)[DEADLY_AT:][: WORD * query_of_death.WORDS]
-        self.deadly = deadly.cast("q")  # the list of deadly requests (`workers.shared.query_of_death`)
+        page = memoryview(self._page)[QUERIES_OF_DEATH_AT:][: WORD * query_of_death.WORDS]
+        self.queries_of_death = page.cast("q")  # the list of queries of death (`workers.shared.query_of_death`)
 
     @property
     def stopping(self) -> bool:

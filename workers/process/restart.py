@@ -13,10 +13,10 @@ returns actions. The policy itself starts no process, sends no signal and reads 
 - Back-off: after a child that was ready for `STABLE_S`, the delay is `BACKOFF_FIRST_S`. Each child that was ready for less time doubles
   the delay, up to `BACKOFF_MAX_S`. After an intended end there is no delay.
 - Start and run have separate deadlines. The start ends with the child's ready report. From then on, the child gets SIGABRT when its
-  beat is older than `BEAT_ABORT_S` (it prints its stacks and ends), and SIGKILL at `BEAT_KILL_S`. A child that leaves has `leave_s` to
-  end.
-- If the parent itself did not run (stopped, suspended machine, no CPU), beats look too old. So after a gap between two calls of
-  `decide`, the age of beats counts from the second call.
+  heartbeat is older than `HEARTBEAT_ABORT_S` (it prints its stacks and ends), and SIGKILL at `HEARTBEAT_KILL_S`. A child that leaves has
+  `leave_s` to end.
+- If the parent itself did not run (stopped, suspended machine, no CPU), heartbeats look too old. So after a gap between two calls of
+  `decide`, the age of heartbeats counts from the second call.
 - Halt: this rule is about seats that were wanted at the first start and never had a ready child. Such a seat halts the picker at once if
   its child reports that it cannot start, and after `BOOT_FAILURES_MAX` failures of another kind. Other seats are retried without limit
   while any child is ready.
@@ -33,9 +33,9 @@ BACKOFF_MAX_S = 10.0
 STABLE_S = 2.0
 BOOT_DEADLINE_S = 30.0
 BOOT_FAILURES_MAX = 5
-BEAT_ABORT_S = 3.0
-BEAT_KILL_S = 5.0
-ABORT_TO_KILL_S = BEAT_KILL_S - BEAT_ABORT_S
+HEARTBEAT_ABORT_S = 3.0
+HEARTBEAT_KILL_S = 5.0
+ABORT_TO_KILL_S = HEARTBEAT_KILL_S - HEARTBEAT_ABORT_S
 DECIDE_PERIOD_S = 0.5
 STALL_S = 2 * DECIDE_PERIOD_S
 SUPERVISOR = 0
@@ -173,8 +173,10 @@ class Policy:
         place.failures = 1 if stable else place.failures + 1
         place.retry = now + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(place.failures - 1, 30))
 
-    def decide(self, now: float, beat_ages: Sequence[float]) -> list[Action]:
-        """Returns the actions to take now. `beat_ages[seat]`: seconds since the child's last beat; infinite before the first beat."""
+    def decide(self, now: float, heartbeat_ages: Sequence[float]) -> list[Action]:
+        """Returns the actions to take now. `heartbeat_ages[seat]`: seconds since the child's last heartbeat; infinite before the first
+        heartbeat.
+        """
         if now - self._called > STALL_S:
             self._trusted_since = now
         self._called = now
@@ -185,7 +187,7 @@ class Policy:
             if place.started is None:
                 if place.wanted and now >= place.retry:
                     actions.append(Spawn(number))
-            elif (action := self._judge(number, place, now, beat_ages[number])) is not None:
+            elif (action := self._judge(number, place, now, heartbeat_ages[number])) is not None:
                 actions.append(action)
         return actions
 
@@ -194,7 +196,7 @@ class Policy:
         retries = [place.retry - now for place in self._seats if place.wanted and place.started is None]
         return max(0.0, min([DECIDE_PERIOD_S, *retries]))
 
-    def _judge(self, number: int, place: _Seat, now: float, beat_age: float) -> Action | None:
+    def _judge(self, number: int, place: _Seat, now: float, heartbeat_age: float) -> Action | None:
         assert place.started is not None
         if place.aborted is not None:
             if now - place.aborted >= ABORT_TO_KILL_S:
@@ -206,8 +208,8 @@ class Policy:
                 return None
             reason = f"it was not ready within {BOOT_DEADLINE_S:g} s"
         else:
-            age = min(beat_age, now - place.ready, trusted)
-            if age < BEAT_ABORT_S:
+            age = min(heartbeat_age, now - place.ready, trusted)
+            if age < HEARTBEAT_ABORT_S:
                 return self._judge_leaving(number, place, now)
             reason = f"its event loop has not turned for {age:.1f} s"
         place.aborted = now

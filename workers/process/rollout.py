@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from workers.process.asks import Ask
 
 TRIAL_S: Final = 10.0
-SPREAD_S: Final = 10.0  # long, because a busy machine loads slowly. Beats show earlier which children hang
+SPREAD_S: Final = 10.0  # long, because a busy machine loads slowly. Heartbeats show earlier which children hang
 WATCH_S: Final = 10.0
 CRASHES: Final = 2
 ASKS_MAX: Final = 8

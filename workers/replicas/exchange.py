@@ -326,7 +326,7 @@ class Exchange:
         return data
 
     def _fade(self, now: float) -> None:
-        """Forgets silent replicas, and renews the beat of the remote lane, so that it counts."""
+        """Forgets silent replicas, and renews the heartbeat of the remote lane, so that it counts."""
         self._follow_endpoints()
         for name in self.others.expire(now):
             self.notices.gone(name, len(self.others.live) + 1)
@@ -355,7 +355,7 @@ class Exchange:
         if self.others.waiting_changed:
             self.others.waiting_changed = False
             self.parts.waiting.show(self.others.flows())
-        remote.beat(now, len(self.others.live))
+        remote.heartbeat(now, len(self.others.live))
 
     def _problem(self, failure: StoreError) -> None:
         self.failures[failure.why] += 1

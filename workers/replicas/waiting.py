@@ -65,4 +65,4 @@ class Waiting:
         for place, (requests, size) in sums.items():
             self._remote.set_band(place, requests, size)
         self._remote.set_waiting(sum(requests for requests, _ in sums.values()), sum(size for _, size in sums.values()))
-        self._remote.set_front(None if first is None else places[first], progress & PROGRESS_MASK)
+        self._remote.set_head(None if first is None else places[first], progress & PROGRESS_MASK)

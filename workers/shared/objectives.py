@@ -118,7 +118,7 @@ class ObjectivesView:
     """Reads the objectives document in a worker. Keeps the last version if the current one cannot be read.
 
     A request that names an objective finds what was published before it. `changed` is called whenever `places` have changed, so that flow
-    control learns it, whoever noticed it first: a request or the worker's beat.
+    control learns it, whoever noticed it first: a request or the worker's heartbeat.
     """
 
     def __init__(self, reader: DocumentReader, static: Collection[int]) -> None:

@@ -194,4 +194,4 @@ class Deciding:
                 self._tried[place] += 1
             elif word == -suspect:
                 self._refused()
-                raise Refused(Cause.DEADLY, f"{LISTED_S:.0f}")
+                raise Refused(Cause.QUERY_OF_DEATH, f"{LISTED_S:.0f}")

@@ -149,7 +149,7 @@ class DataLayer:
         return "documents" if self._documents.overwritten() else ""
 
     def _repaired(self, rows: int, documents: Sequence[int], report: Callable[..., None]) -> None:
-        """Counts and reports what another program has overwritten while no supervisor ran. Overwritten endpoints claim slots again."""
+        """Counts and reports what another program has overwritten while no supervisor ran. Overwritten endpoints take slots again."""
         if rows or documents:
             self._lane.add(self._lane.schema.counter[OVERWRITTEN.name])
             report(

@@ -40,7 +40,7 @@ class EndpointRecords:
         self._forget_scrapes()
 
     def _forget_scrapes(self) -> None:
-        self._standing = b""
+        self._row_states = b""
         self._scraped_at = np.zeros(0)
 
     def look(self, now: float) -> list[Record]:
@@ -62,11 +62,11 @@ class EndpointRecords:
 
     def _scrapes(self, now: float) -> list[Record]:
         copy = self._table.copy()
-        used, standing, first = len(copy.rows), copy.standing(), not self._standing
+        used, row_states, first = len(copy.rows), copy.row_states(), not self._row_states
         before = np.zeros(used)
         before[: len(self._scraped_at)] = self._scraped_at[:used]
-        moved = (copy.updated_at != before) | (standing != self._standing)
-        self._scraped_at, self._standing = copy.updated_at.copy(), standing
+        moved = (copy.updated_at != before) | (row_states != self._row_states)
+        self._scraped_at, self._row_states = copy.updated_at.copy(), row_states
         slots = np.flatnonzero(moved & (copy.state != State.FREE))
         if not len(slots):
             return []

@@ -162,7 +162,7 @@ class Kubernetes:
 
     def _parsers(self) -> list[tuple[str, Collection[str]]]:
         """Returns name and protocols of each parser of the present configuration."""
-        return [(parser.name, parser.app_protocols) for parser in self._present().config.pipeline.recipe.parsers]
+        return [(parser.name, parser.app_protocols) for parser in self._present().config.pipeline.wiring.parsers]
 
     def _connected(self) -> Api:
         assert self.api is not None, "`connect` comes first"

@@ -17,10 +17,10 @@ in flight, and probes wait in the listening sockets, which the parent holds.
 
 How it ends:
 
-    SIGTERM, SIGINT      Ignored. The whole process group gets them, but probes need answers until the last worker has drained.
-    end of `life`        The parent is gone: the picker is not ready any more.
-    end of `family`      The parent is gone or has released its children, and no worker is left: the supervisor ends. If the parent
-                         died, the supervisor also removes the names of shared memory.
+    SIGTERM, SIGINT         Ignored. The whole process group gets them, but probes need answers until the last worker has drained.
+    end of `parent_pipe`    The parent is gone: the picker is not ready any more.
+    end of `workers_pipe`   The parent is gone or has released its children, and no worker is left: the supervisor ends. If the parent
+                            died, the supervisor also removes the names of shared memory.
 
 It reports ready to the parent after the first load of endpoints, or as soon as it follows Kubernetes. A bad endpoints file ends the
 picker at its first start. A successor instead keeps the endpoints that its predecessor knew, as it does while the Kubernetes API is
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from workers.replicas.exchange import Exchange
     from workers.supervisor.kubernetes import Kubernetes
 
-BEAT_S = 0.1
+HEARTBEAT_S = 0.1
 INTACT_EVERY_S = 1.0
 HEALTH_MESSAGE_BYTES_MAX = 16 * 1024
 ORPHANED_GRACE_S = 5.0
@@ -168,8 +168,8 @@ class Supervisor:
         loop, instance = asyncio.get_running_loop(), self.instance
         loop.set_exception_handler(_log_fault)
         for descriptor, gone in (
-            (instance.pipes.family.reader, self._family_gone),
-            (instance.pipes.life.reader, self._parent_gone),
+            (instance.pipes.workers_pipe.reader, self._workers_gone),
+            (instance.pipes.parent_pipe.reader, self._parent_gone),
         ):
             loop.add_reader(descriptor, gone)
             cleanup.callback(loop.remove_reader, descriptor)
@@ -182,7 +182,7 @@ class Supervisor:
         self.data = DataLayer(instance, self.lane, self.index.writer, report, remembered=remembered)
         cleanup.callback(lambda: self._of_data.close())
         self.data.start(self._of_data)
-        background.every(BEAT_S, self._beat)
+        background.every(HEARTBEAT_S, self._heartbeat)
         self.latency = LatencyKeeper(instance, surprised=lambda slot: self.data.table.hasten(slot))
         self.latency.start(background)
         self.records = RecordKeeper(instance, self.lane)
@@ -345,20 +345,20 @@ class Supervisor:
         if self.kubernetes is not None:
             await self.kubernetes.leave()
 
-    def _beat(self) -> None:
-        self.lane.beat(time.monotonic())
+    def _heartbeat(self) -> None:
+        self.lane.heartbeat(time.monotonic())
         self.data.publish_counts()
         self._look_for_another()
 
     def _parent_gone(self) -> None:
         """Makes the picker not ready. The supervisor ends shortly after the drain timeout at the latest."""
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self.instance.pipes.life.reader)
+        loop.remove_reader(self.instance.pipes.parent_pipe.reader)
         self.readiness.orphaned = True
         loop.call_later(self.instance.options.drain_timeout_s + ORPHANED_GRACE_S, self.background.end)
 
-    def _family_gone(self) -> None:
-        asyncio.get_running_loop().remove_reader(self.instance.pipes.family.reader)
+    def _workers_gone(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.instance.pipes.workers_pipe.reader)
         self.background.end()
 
 

@@ -27,5 +27,5 @@ def take_over(lanes: Lanes) -> Predecessor:
     loaded, leads_until_ms = scalars[place[LOADED]], scalars[place[LEADS_UNTIL]]
     lane.take_over()
     scalars[place[LOADED]] = loaded
-    lane.beat(time.monotonic())
+    lane.heartbeat(time.monotonic())
     return Predecessor(existed, bool(loaded), leads_until_ms)

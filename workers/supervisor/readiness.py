@@ -11,7 +11,7 @@ from shm.lanes import Lane
 from workers.process.instance import Instance
 from workers.process.layout import LOADED
 
-WORKER_BEAT_MAX_S = 1.0  # a worker with an older heartbeat does not count
+WORKER_HEARTBEAT_MAX_S = 1.0  # a worker with an older heartbeat does not count
 
 
 class Readiness:
@@ -57,6 +57,6 @@ class Readiness:
             return "no endpoints were loaded yet"
         lanes = self._instance.memory.lanes
         ages = lanes.ages(time.monotonic())
-        if any(lanes.serving(seat) and ages[seat] < WORKER_BEAT_MAX_S for seat in range(1, len(ages))):
+        if any(lanes.serving(seat) and ages[seat] < WORKER_HEARTBEAT_MAX_S for seat in range(1, len(ages))):
             return ""
         return "no worker serves"

@@ -6,7 +6,7 @@
 A recording of all requests runs from the start with --record-dir, or for some time when `epp record` asks (`asks`). At all other times a
 small one runs, so that `epp explain` finds what was decided minutes ago: a sample of the requests, in RECENT.bytes. While a recording
 runs, a gauge in the supervisor's lane has the number of the file to write, negative for a sample. A new file gets a new number. Workers
-follow it at their next beat, so the file before stays open for LATE_S. They are woken to begin: a request may wait for their start.
+follow it at their next heartbeat, so the file before stays open for LATE_S. They are woken to begin: a request may wait for their start.
 
 What is lost is counted and holds nothing up: in the metric `recording_lost_records_total`, and as `Lost` in the file.
 """

@@ -22,7 +22,7 @@ def watches(instance: Instance, index: IndexKeeper, report: Callable[..., None])
     tokens with the predictions. With flow control, a third one finds out whether requests wait because metrics are missing.
     """
     checks: list[Callable[[], None]] = [NamesWatch(instance, report).look]
-    if match_name(instance.config.pipeline.recipe):
+    if match_name(instance.config.pipeline.wiring):
         predictions = _prediction_watch(instance, index, report)
         checks.append(lambda: predictions.look(time.monotonic()))
     if (blind := blind_watch(instance, report)) is not None:

@@ -1,7 +1,7 @@
 """Keeps the deadlines of a connection's streams, which clients set with `grpc-timeout`.
 
-One heap of (time, stream number) replaces a timer per stream, because each beat looks only at the top of the heap. Most streams end long
-before their deadline. When the entries of ended streams outnumber the open streams, `add` removes them. So the heap stays small.
+One heap of (time, stream number) replaces a timer per stream, because each heartbeat looks only at the top of the heap. Most streams end
+long before their deadline. When the entries of ended streams outnumber the open streams, `add` removes them. So the heap stays small.
 """
 
 from collections.abc import Iterator, Mapping

@@ -156,7 +156,7 @@ class Connection(Session):
             self._timeouts.give_up_stalled(now)
 
     def expire(self, now: float) -> bool:
-        """Enforces the short time limits. Returns True if the driver must call this again at the next beat for deadlines."""
+        """Enforces the short time limits. Returns True if the driver must call this again at the next heartbeat for deadlines."""
         self.now = now
         return self._timeouts.expire(now)
 

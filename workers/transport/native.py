@@ -31,7 +31,7 @@ from workers.transport.room import Room
 from workers.transport.turn import Turn
 
 TICK: Final = 0.5
-DEADLINE_BEAT: Final = 0.05  # how late a deadline may be noticed; without deadlines, there is no beat
+DEADLINE_HEARTBEAT: Final = 0.05  # how late a deadline may be noticed; without deadlines, there is no heartbeat
 # Bytes in the asyncio transport. Above HIGH, answers wait in their streams until the number falls below LOW.
 WRITE_HIGH: Final = 1048576
 WRITE_LOW: Final = 262144
@@ -148,7 +148,7 @@ class ServerProtocol(asyncio.Protocol):
                 self._transport.abort()
 
     def expire(self, now: float) -> bool:
-        """Enforces the short time limits. Returns True if it must be called again at the next beat."""
+        """Enforces the short time limits. Returns True if it must be called again at the next heartbeat."""
         more = self.connection.expire(now)
         self._flush()
         return more
@@ -328,9 +328,9 @@ class Server:
     # Methods for protocols.
 
     def expect_deadlines(self) -> None:
-        """Starts the beat for deadlines, because a stream or a connection has one. One beat serves all of them."""
+        """Starts the heartbeat for deadlines, because a stream or a connection has one. One heartbeat serves all of them."""
         if self._expiry is None:
-            self._expiry = self.loop.call_later(DEADLINE_BEAT, self._expire)
+            self._expiry = self.loop.call_later(DEADLINE_HEARTBEAT, self._expire)
 
     def _expire(self) -> None:
         self._expiry = None

@@ -1,6 +1,6 @@
 """Enforces the time limits of one connection: for silent peers, unread answers, and deadlines of streams.
 
-`tick` is called about twice a second. `on_deadline` asks the driver to call `expire` at a shorter beat for as long as it returns True.
+`tick` is called about twice a second. `on_deadline` asks the driver to call `expire` at a shorter heartbeat for as long as it returns True.
 """
 
 from collections.abc import Callable

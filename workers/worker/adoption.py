@@ -5,7 +5,7 @@
 - The loop serves on while the thread loads. Meanwhile, the interpreter switches between the two every SWITCH_S.
 - A candidate (`tryout`) is loaded in the same way, and used beside the configuration in force. If it is promoted, the worker has it
   already.
-- An open stream keeps the app of its configuration to its end. At each beat, the worker looks through its open streams. When the last
+- An open stream keeps the app of its configuration to its end. At each heartbeat, the worker looks through its open streams. When the last
   stream of an old configuration has ended, it ends the plugins' work of that configuration.
 - If a step fails, the worker keeps its configuration and reports why. The parent then returns to the old configuration. If it has none,
   the worker tries again after AGAIN_S.
@@ -124,7 +124,7 @@ class Adoption:
         self._show()
 
     def look(self) -> None:
-        """Starts to load if the parent has named another configuration. Ends configurations without streams. Called at each beat and
+        """Starts to load if the parent has named another configuration. Ends configurations without streams. Called at each heartbeat and
         wake-up.
         """
         if self._loading is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from epp.candidates import Endpoint, Roster
 from epp.plugin import Hashes, HeldView, Measure
-from epp.prefix.streams import BEAT_S_MAX, NO_READER, NO_STREAM, WEIGHT_ONE, StreamRecord, StreamsRecord
+from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, WEIGHT_ONE, StreamRecord, StreamsRecord
 from shm.documents import DocumentReader
 from shm.held_reader import HeldReader, Owners
 from workers.process.kv_memory import STREAMS, KvMemory
@@ -27,7 +27,7 @@ class SharedHeldBlocks:
     def __init__(self, memory: KvMemory, expect: Callable[[Hashes, int], None] | None) -> None:
         self._reader = HeldReader(memory.layout.index, memory.index)
         self._documents = DocumentReader(memory.layout.documents, memory.documents)
-        self._marks = memory.marks
+        self._positions = memory.positions
         self._send = expect
         self._version = -1
         self._streams = _NOTHING
@@ -41,7 +41,7 @@ class SharedHeldBlocks:
         if self._documents.version(STREAMS) != self._version or roster is not self._roster or self._views is None:
             self._look(roster)
         assert self._views is not None
-        return self._views[now - self._marks.last_beat > BEAT_S_MAX]
+        return self._views[now - self._positions.last_heartbeat > HEARTBEAT_S_MAX]
 
     def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
         if self._latency is None:

@@ -14,7 +14,7 @@ from workers.worker.drain import Drain
 from workers.worker.flow.flow_control import FlowControl
 from workers.worker.serving import Serving
 
-FRESH_BEAT_S = 0.5  # the beat of a worker that accepts connections is younger
+FRESH_HEARTBEAT_S = 0.5  # the heartbeat of a worker that accepts connections is younger
 
 log = structlog.get_logger()
 
@@ -110,5 +110,5 @@ class Exit:
     def _relieved(self) -> bool:
         """Whether another worker accepts connections."""
         ages = self._lanes.ages(time.monotonic())
-        fresh = any(state != Leaving.LEAVES and ages[i] < FRESH_BEAT_S for i, state in self.leaving().items())
+        fresh = any(state != Leaving.LEAVES and ages[i] < FRESH_HEARTBEAT_S for i, state in self.leaving().items())
         return fresh or self._instance.words.stopping

@@ -38,9 +38,9 @@ from workers.worker.serving import Serving
 from workers.worker.setup import Parts
 from workers.worker.telemetry.stream_metrics import StreamMetrics
 
-BEAT_S = 0.1
+HEARTBEAT_S = 0.1
 GC_YOUNGEST = 20_000  # high, because reference counts free a stream's objects, and cycles are rare
-LAG_BEATS = 10  # the loop's lag is the largest of the last LAG_BEATS beats
+LAG_HEARTBEATS = 10  # the loop's lag is the largest of the last LAG_HEARTBEATS heartbeats
 LAG = "loop_lag_us"
 
 log = structlog.get_logger()
@@ -65,7 +65,7 @@ class Worker:
         self.faults = Faults(self.lane)
         self._clock = Clock()
         self._exit = Exit(instance, self.lane, index + 1)
-        self._lags: deque[float] = deque([0.0], LAG_BEATS)  # how late each of the last beats was, in seconds
+        self._lags: deque[float] = deque([0.0], LAG_HEARTBEATS)  # how late each of the last heartbeats was, in seconds
         self._orphaned = False
         self._adoption: Adoption
         self._serving: Serving
@@ -77,13 +77,13 @@ class Worker:
         stopping = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stopping.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # ignored: the parent decides when the worker ends
-        loop.add_reader(self.instance.pipes.life.reader, self._parent_gone, loop, stopping)
+        loop.add_reader(self.instance.pipes.parent_pipe.reader, self._parent_gone, loop, stopping)
         if self.instance.credentials.ext_proc is not None:
             self.instance.credentials.ext_proc.follow(loop, speaks=self.index == 0, say_until=self._publish_certificate)
         parts = self.set_up(bus)
         serving = self._serving = self._create_serving(parts)
         serving.start(loop, self.application())
-        self._beat(loop, time.monotonic())
+        self._heartbeat(loop, time.monotonic())
         self._exit.watch_memory(loop, stopping)
         self._watch_bodies(loop, BodyTimeout())
         loop.add_reader(self.instance.pipes.wakeups[self.index], self.woken, loop)
@@ -166,8 +166,10 @@ class Worker:
         return beside(opened, ready)
 
     def _parent_gone(self, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
-        """Begins to stop, because the pipe `life` has ended. The kernel closes a dying process's pipes before getppid() shows its death."""
-        loop.remove_reader(self.instance.pipes.life.reader)
+        """Begins to stop, because the pipe `parent_pipe` has ended. The kernel closes a dying process's pipes before getppid() shows its
+        death.
+        """
+        loop.remove_reader(self.instance.pipes.parent_pipe.reader)
         self._orphaned = True
         log.warning(
             "the parent is gone: this worker ends when all streams have ended",
@@ -175,19 +177,19 @@ class Worker:
         )
         stopping.set()
 
-    def _beat(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+    def _heartbeat(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         now = time.monotonic()
-        self.lane.beat(now)
+        self.lane.heartbeat(now)
         self._serving.publish_load()
         self.lanes.add_remote(now)  # flow control uses these lanes under later configurations, too
         for parts in self._adoption.every():
             parts.instance.memory.lanes.add_remote(now)
-            parts.beat(now)
+            parts.heartbeat(now)
         self._adoption.look()
         self._lags.append(now - due)
         if (lag := self.lane.schema.scalar.get(LAG)) is not None:
             self.lane.scalars[lag] = int(max(self._lags) * 1e6)
-        loop.call_later(BEAT_S, self._beat, loop, now + BEAT_S)
+        loop.call_later(HEARTBEAT_S, self._heartbeat, loop, now + HEARTBEAT_S)
 
     def _watch_bodies(self, loop: asyncio.AbstractEventLoop, timeout: BodyTimeout) -> None:
         for origin in timeout.look(self._serving.streams()):

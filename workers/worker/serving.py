@@ -132,7 +132,7 @@ class Serving:
         return budget
 
     def _other_workers(self) -> list[tuple[bool, int, float]]:
-        """Returns for `Gate`, per other worker: whether it accepts connections, its load, and the age of its last beat in seconds."""
+        """Returns for `Gate`, per other worker: whether it accepts connections, its load, and the age of its last heartbeat in seconds."""
         lanes = self._instance.memory.lanes
         ages = lanes.ages(time.monotonic())
         loads = lanes.scalars("accept_load")

@@ -70,7 +70,7 @@ log = structlog.get_logger()
 
 
 class Parts:
-    """The app of a worker for one configuration, and what the worker calls at its beats, at wake-ups and at its end."""
+    """The app of a worker for one configuration, and what the worker calls at its heartbeats, at wake-ups and at its end."""
 
     kept: Kept
     app: App
@@ -160,13 +160,13 @@ class Parts:
     def publisher(self) -> Publisher:
         return self.kept.publisher
 
-    def beat(self, now: float) -> None:
-        """Reads what the supervisor has published since the last beat, and stores the durations that were measured."""
+    def heartbeat(self, now: float) -> None:
+        """Reads what the supervisor has published since the last heartbeat, and stores the durations that were measured."""
         self.record()
         self.kept.records.flush()
         self.kept.sweep(now)
         if self.timing is not None:
-            self.timing.beat()
+            self.timing.heartbeat()
         self.objectives.look()
         if self.kept.rewrites is not None:
             self.kept.rewrites.look()
@@ -190,7 +190,7 @@ class Parts:
     async def retire(self) -> None:
         """Stores metrics and ends the plugins' work. Called when the last stream of this configuration has ended."""
         if self.timing is not None:
-            self.timing.beat()
+            self.timing.heartbeat()
         await self.services.close()
 
     async def close(self) -> None:
@@ -249,7 +249,7 @@ class Parts:
 
     def _pipelines(self, configured: Pipeline) -> Pipelines:
         """Adds guards and timers to the calls of the configured pipeline. Returns it in all its forms."""
-        foreign = guard.declared(configured.recipe.plugins)
+        foreign = guard.declared(configured.wiring.plugins)
         guarded = wrap = guard.guard(guard.counted(self.services), self._faults.remark) if foreign else bare
         pipeline, timing = configured, None
         if self.instance.options.plugin_metrics:
@@ -273,7 +273,7 @@ class Parts:
         )
 
     def _telemetry(self, pipeline: Pipeline) -> Telemetry:
-        match = match_name(pipeline.recipe)
+        match = match_name(pipeline.wiring)
         return Telemetry(
             self._lane,
             self.kept.metrics,
@@ -335,10 +335,10 @@ class Parts:
             body_bytes_max=instance.options.body_bytes_max,
             deciding=Deciding(
                 lane.scalars[at : at + 1],
-                instance.words.deadly,
+                instance.words.queries_of_death,
                 lane.scalars[tried : tried + PLACES],
                 seed=instance.credentials.prefix_seed,
-                headers=sorted({name for plugin in pipelines.whole.recipe.plugins for name in plugin.reads_headers}),
+                headers=sorted({name for plugin in pipelines.whole.wiring.plugins for name in plugin.reads_headers}),
                 refused=refused,
             ),
             on_fault=isolation.fault,

@@ -122,7 +122,7 @@ class Depths:
         """Updates `session` with what other workers have published about this session."""
         if self._ledger is None:
             return
-        position = self._ledger.position(self._ledger.mark(key))
+        position = self._ledger.position(self._ledger.flow_hash(key))
         if position > 0.0:
             second, turns = divmod(int(position), TURNS_END)
             session.last = max(session.last, float(second)) if session.turns else float(second)
@@ -130,7 +130,7 @@ class Depths:
 
     def _tell(self, session: Session, key: FlowKey, now: float) -> None:
         if self._ledger is not None:
-            self._ledger.move(self._ledger.mark(key), float(int(now) * TURNS_END + session.turns))
+            self._ledger.move(self._ledger.flow_hash(key), float(int(now) * TURNS_END + session.turns))
 
     def _rescore(self, row: int, key: FlowKey, session: Session) -> None:
         arrival = self._arrival[row]

@@ -53,12 +53,12 @@ TOLERANCE: Final = 0.1  # positions in different workers may differ by this shar
 class _Account(Balance):
     """Holds the position of one flow of one band. `position`: tokens served, divided by weight."""
 
-    __slots__ = ("flow", "looked", "mark", "number", "position", "weight")
+    __slots__ = ("flow", "flow_hash", "looked", "number", "position", "weight")
 
-    def __init__(self, weight: float, mark: int) -> None:
+    def __init__(self, weight: float, flow_hash: int) -> None:
         super().__init__()
         self.weight = weight
-        self.mark = mark
+        self.flow_hash = flow_hash
         self.position = -math.inf
         self.flow: FlowView | None = None  # None: no request of the flow waits
         self.number = 0  # the number of the flow's entry in the line; 0: it has no entry
@@ -120,10 +120,10 @@ class Alone:
     def served(self) -> int:
         return 0
 
-    def mark(self, flow: FlowKey) -> int:
+    def flow_hash(self, flow: FlowKey) -> int:
         return 0
 
-    def position(self, mark: int) -> float:
+    def position(self, flow_hash: int) -> float:
         return -math.inf
 
     def time(self) -> float:
@@ -138,7 +138,7 @@ class Alone:
     def alone(self) -> bool:
         return True
 
-    def move(self, mark: int, position: float) -> None: ...
+    def move(self, flow_hash: int, position: float) -> None: ...
     def show(self, time: float, end: float, backlogged: int) -> None: ...
 
 
@@ -225,7 +225,7 @@ class Turns:
         if account.looked == self._served:
             return -math.inf
         account.looked = self._served
-        return self._ledger.position(account.mark)
+        return self._ledger.position(account.flow_hash)
 
     def _enter(self, key: FlowKey, account: _Account | None) -> _Account:
         """Adds a flow that becomes non-empty. It continues at its position, or is fresh if this is at or below the floor."""
@@ -262,14 +262,14 @@ class Turns:
         return account
 
     def _account(self, key: FlowKey) -> _Account:
-        return _Account(self._policy.weight(key.fairness_id), self._ledger.mark(key))
+        return _Account(self._policy.weight(key.fairness_id), self._ledger.flow_hash(key))
 
     def _moved(self, account: _Account) -> None:
         """Shows the account's new position to the other workers."""
         position = account.position
         if position > self._end:
             self._end = position
-        self._ledger.move(account.mark, position)
+        self._ledger.move(account.flow_hash, position)
         self._ledger.show(self._time, self._end, self._in_line)
 
     def _first_fresh(self, floor: float) -> _Account | None:

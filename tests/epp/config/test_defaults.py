@@ -30,7 +30,7 @@ def test_one_profile_without_a_handler_gets_the_single_profile_handler_and_shado
         - {name: c, shadow: true, plugins: [{pluginRef: queue-scorer, weight: 3}]}
         """
     config = ok(text)
-    assert config.pipeline.recipe.handler.name == "single-profile-handler"
+    assert config.pipeline.wiring.handler.name == "single-profile-handler"
     assert list(config.pipeline.profiles) == ["a"]
     assert [shadow.name for shadow in config.pipeline.shadows] == ["b", "c"]
     assert [profile.get("shadow") for profile in config.document["schedulingProfiles"]] == [None, True, True]
@@ -75,11 +75,11 @@ def test_filters_run_in_the_order_of_the_profile() -> None:
 
 def test_a_parser_may_be_referenced_by_its_type_without_being_listed() -> None:
     config = ok("requestHandler: {parsers: [{pluginRef: passthrough-parser}]}")
-    assert [parser.name for parser in config.pipeline.recipe.parsers] == ["passthrough-parser"]
+    assert [parser.name for parser in config.pipeline.wiring.parsers] == ["passthrough-parser"]
 
 
 def test_the_default_parsers_are_those_of_the_reference_and_passthrough_comes_last() -> None:
-    parsers = [parser.name for parser in load(None, "c.yaml").pipeline.recipe.parsers]
+    parsers = [parser.name for parser in load(None, "c.yaml").pipeline.wiring.parsers]
     assert parsers[0] == "openai-parser"
     assert parsers[-1] == "passthrough-parser"
 

@@ -20,12 +20,12 @@ def test_a_configuration_of_the_deprecated_version_gets_the_defaults_of_the_refe
     assert [warning.rule for warning in config.warnings] == ["deprecated", "prefix-outweighs-load"]
     assert config.discovery is not None
     assert config.discovery.name == "endpoints"
-    assert pipeline.recipe.handler.name == "single-profile-handler"
+    assert pipeline.wiring.handler.name == "single-profile-handler"
     profile = pipeline.profiles["default"]
     assert sorted(w for _, w in (*profile.scorers, *profile.static_scorers)) == [2.0, 2.0, 3.0]
     assert profile.picker.name == "max-score-picker"
-    assert {"openai-parser", "passthrough-parser"} <= {parser.name for parser in pipeline.recipe.parsers}
-    assert pipeline.recipe.parsers[-1].name == "passthrough-parser"
+    assert {"openai-parser", "passthrough-parser"} <= {parser.name for parser in pipeline.wiring.parsers}
+    assert pipeline.wiring.parsers[-1].name == "passthrough-parser"
     assert isinstance(config.sources[0].source, MetricsDataSource)
     assert config.sources[0].extractors[0].name == "core-metrics-extractor"
     assert pipeline.columns == (CACHE_BLOCK_SIZE, CACHE_TOKENS, KV_USAGE, WAITING)

@@ -36,10 +36,10 @@ def test_deprecated_fields_move_to_their_new_place_with_a_warning() -> None:
         "the field 'saturationDetector' (line 3) is now 'flowControl.saturationDetector'"
     )
     assert "--migrate" in warning.hint
-    assert [parser.name for parser in config.pipeline.recipe.parsers] == ["passthrough-parser"]
+    assert [parser.name for parser in config.pipeline.wiring.parsers] == ["passthrough-parser"]
     assert config.document["flowControl"] == {"saturationDetector": {"pluginRef": "full"}}
     new = "requestHandler: {parsers: [{pluginRef: openai-parser}]}\n"
-    assert [parser.name for parser in ok(dedent(text) + new).pipeline.recipe.parsers] == ["openai-parser"]
+    assert [parser.name for parser in ok(dedent(text) + new).pipeline.wiring.parsers] == ["openai-parser"]
 
 
 def test_peer_discovery_gets_a_warning_and_no_error() -> None:

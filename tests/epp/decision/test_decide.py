@@ -10,7 +10,7 @@ from epp.candidates import Candidates, Scores
 from epp.data import WAITING
 from epp.decision.decide import PROFILE_ROUNDS_MAX, choose
 from epp.decision.decision import Decision
-from epp.decision.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import Pipeline, WiredProfile, Wiring, compile_pipeline
 from epp.errors import Cause, PluginFault, ProducerFailed, Refused, blamed
 from epp.plugin import Admitter, DataProducer, Filter, NoParams, Picker, Plugin, PreRequest, Profile, Scorer
 from epp.plugins.pickers.max_score import MaxScore
@@ -24,7 +24,7 @@ def pipeline(*members: Plugin, extra: Sequence[Plugin] = (), handler: Any = None
     picker = () if any(isinstance(m, Picker) for m in members) else (MaxScore("pick", MaxScore.Params()),)
     in_profile = (*members, *picker)
     compiled = compile_pipeline(
-        Recipe(
+        Wiring(
             plugins=(*in_profile, *extra),
             parsers=(),
             handler=handler or SingleProfile("handler", NoParams()),

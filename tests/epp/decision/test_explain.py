@@ -9,7 +9,7 @@ from epp.candidates import Candidates, Mask, Scores
 from epp.data import KV_USAGE, WAITING
 from epp.decision.decide import choose
 from epp.decision.explain import CANDIDATES_MAX, Explanation, Filtered, explain
-from epp.decision.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import Pipeline, WiredProfile, Wiring, compile_pipeline
 from epp.errors import Cause, Refused
 from epp.plugin import Filter, NoParams, Plugin, Profile, Scorer
 from epp.plugins.pickers.max_score import MaxScore
@@ -49,7 +49,7 @@ def pipeline(*members: tuple[Plugin, float], shadow: tuple[tuple[Plugin, float],
         profiles.append(WiredProfile("other", (*shadow, (picker, 1.0)), shadow=True))
     plugins = {p.name: p for p, _ in (*members, *shadow)}
     compiled = compile_pipeline(
-        Recipe(
+        Wiring(
             (*plugins.values(), picker), (), SingleProfile("h", NoParams()), tuple(profiles), (), (KV_USAGE, WAITING)
         )
     )

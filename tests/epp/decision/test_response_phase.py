@@ -62,9 +62,9 @@ def test_an_invalid_value_is_refused(value: str, hint: str) -> None:
 
 
 def test_the_log_names_the_parts_that_are_on_and_the_plugins_that_need_them() -> None:
-    default = parts(load(None, "c.yaml").pipeline.recipe, FULL)
+    default = parts(load(None, "c.yaml").pipeline.wiring, FULL)
     assert default["phase"] == "full" and default["usage"].startswith("openai-parser")
     assert default["first_chunk"] == "learned-latency-producer, approx-prefix-cache-producer, inflight-load-producer"
     assert default["headers"] == "learned-latency-producer, token-weighted-fairness-policy"
     assert "every_chunk" not in default
-    assert parts(load(WITHOUT_LOAD, "c.yaml").pipeline.recipe, NONE) == {"phase": "none"}
+    assert parts(load(WITHOUT_LOAD, "c.yaml").pipeline.wiring, NONE) == {"phase": "none"}

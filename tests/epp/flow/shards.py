@@ -14,7 +14,7 @@ from epp.flow.bands import Band, Flow
 from epp.flow.controller import FlowController
 from epp.flow.outcomes import Outcome, Undispatched
 from epp.flow.plan import FlowPlan
-from epp.flow.ports import Elsewhere, Front, Held, PoolLoad, Reading, Wanted
+from epp.flow.ports import Elsewhere, Head, Held, PoolLoad, Reading, Wanted
 from epp.flow.registry import ControlPlane
 from epp.plugin import Ledger
 from epp.request.flows import FlowKey, rank
@@ -109,12 +109,12 @@ class Lane:
     serving: bool = True
     fresh: bool = True  # whether its heartbeat is recent
     bands: dict[int, Held] = field(default_factory=dict)
-    front: tuple[int, float] | None = None
+    head: tuple[int, float] | None = None
     progress: int = 0
     yields: int = 0
     pending: int = 0
     answers: dict[int, tuple[int, int]] = field(default_factory=lambda: defaultdict(lambda: (0, 0)))
-    positions: dict[int, float] = field(default_factory=dict)  # by mark
+    positions: dict[int, float] = field(default_factory=dict)  # by flow hash
     times: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # by band: time, end, backlogged
 
 
@@ -130,7 +130,7 @@ class Board:
     def successor(self, shard: int) -> None:
         """A new worker replaces one that died: its gauges are cleared, its counters continue."""
         lane = self.lanes[shard]
-        lane.bands, lane.front, lane.pending = {}, None, 0
+        lane.bands, lane.head, lane.pending = {}, None, 0
         lane.times = {priority: (time, end, 0) for priority, (time, end, _) in lane.times.items()}
         lane.serving = lane.fresh = True
         for target, priority in self.asked:
@@ -178,9 +178,9 @@ class BoardPeers:
     def held(self, shard: int, priority: int) -> Held:
         return self.board.lanes[shard].bands.get(priority, Held())
 
-    def fronts(self) -> Sequence[Front]:
+    def heads(self) -> Sequence[Head]:
         lanes = ((i, self.board.lanes[i]) for i in self.shards())
-        return [Front(i, *lane.front) for i, lane in lanes if lane.front is not None and lane.fresh]
+        return [Head(i, *lane.head) for i, lane in lanes if lane.head is not None and lane.fresh]
 
     def elsewhere(self) -> Elsewhere | None:
         return self.board.elsewhere
@@ -207,8 +207,8 @@ class BoardPeers:
     def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None:
         self.lane.bands[priority] = Held(requests, bytes, oldest)
 
-    def front(self, priority: int | None, claim: float) -> None:
-        self.lane.front = None if priority is None else (priority, claim)
+    def head(self, priority: int | None, claim: float) -> None:
+        self.lane.head = None if priority is None else (priority, claim)
 
     def let_through(self, pending: int) -> None:
         self.lane.progress += 1
@@ -249,11 +249,11 @@ class BoardLedger:
     def served(self) -> int:
         return sum([lane.progress for lane in self._lanes()])
 
-    def mark(self, flow: FlowKey) -> int:
+    def flow_hash(self, flow: FlowKey) -> int:
         return hash((flow.fairness_id, self._priority))
 
-    def position(self, mark: int) -> float:
-        return max([lane.positions.get(mark, -inf) for lane in self._lanes()], default=-inf)
+    def position(self, flow_hash: int) -> float:
+        return max([lane.positions.get(flow_hash, -inf) for lane in self._lanes()], default=-inf)
 
     def time(self) -> float:
         return max((time for time, _, _ in self._shown()), default=0.0)
@@ -267,8 +267,8 @@ class BoardLedger:
     def alone(self) -> bool:
         return not self._peers.band(self._priority)[0]
 
-    def move(self, mark: int, position: float) -> None:
-        self._own.positions[mark] = position
+    def move(self, flow_hash: int, position: float) -> None:
+        self._own.positions[flow_hash] = position
 
     def show(self, time: float, end: float, backlogged: int) -> None:
         self._own.times[self._priority] = (time, end, backlogged)

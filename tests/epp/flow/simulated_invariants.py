@@ -31,9 +31,9 @@ class Invariants(State):
             self.queue_moved = False
             self.check_limits()
         for shard in self.shards:
-            front = self.board.lanes[shard.number].front
-            if front != shard.front:
-                shard.front, shard.front_since = front, self.clock.now
+            head = self.board.lanes[shard.number].head
+            if head != shard.head:
+                shard.head, shard.head_since = head, self.clock.now
         self.check_answers()
         self.check_room()
 
@@ -97,7 +97,7 @@ class Invariants(State):
                 raise Violation(f"a request of {flow.key} waits since {item.arrival - 100}, longer than its TTL")
 
     def check_lane(self, shard: SimShard, requests: int) -> None:
-        """What a shard shows of pending requests and of its front agrees with the requests that wait in it."""
+        """What a shard shows of pending requests and of its head agrees with the requests that wait in it."""
         lane = self.board.lanes[shard.number]
         if self.steps % 16 == 0:
             pending = sum(1 for r in self.requests if r.shard is shard and r.state == "dispatched")
@@ -109,8 +109,8 @@ class Invariants(State):
         settled = (
             max(self.came_at, shard.last_pause) < self.clock.now - 2 * TICK_S and shard.controller._peers.shards()
         )  # a shard without peers shows none
-        if settled and (lane.front is None) != (not requests):
-            raise Violation(f"shard {shard.number} shows the front {lane.front}, and {requests} wait")
+        if settled and (lane.head is None) != (not requests):
+            raise Violation(f"shard {shard.number} shows the head {lane.head}, and {requests} wait")
 
     def demanded(self) -> tuple[int, int]:
         lanes = self.board.lanes
@@ -209,7 +209,7 @@ class Invariants(State):
     def check_claim(self, shard: SimShard, key: FlowKey, own: int, other: SimShard) -> None:
         """An earlier claim of the same band in another shard has not been shown for long."""
         lane, now = self.board.lanes[other.number], self.clock.now
-        if self.faulty or other.busy or lane.front is None or lane.front != other.front or lane.front[0] != own:
+        if self.faulty or other.busy or lane.head is None or lane.head != other.head or lane.head[0] != own:
             return
         saturation = self.pool.load().saturation
         if self.ceiling(own, other, saturation) < self.ceiling(own, shard, saturation):
@@ -218,9 +218,9 @@ class Invariants(State):
         if band is None:
             return  # it left with its last request
         assert isinstance(band, ClaimedBand)
-        claim, other_claim = band.served_claim, lane.front[1]
+        claim, other_claim = band.served_claim, lane.head[1]
         tolerance = self.band_plans[own].fairness.tolerance
-        if other_claim < claim - tolerance and now - other.front_since > OUTRANKED_S:
+        if other_claim < claim - tolerance and now - other.head_since > OUTRANKED_S:
             raise Violation(
                 f"{key} is dispatched at claim {claim}, and {other_claim} of its band waits in shard {other.number}"
             )

@@ -85,13 +85,13 @@ class SharedLedger(BoardLedger):
         super().__init__(peers, priority)
         self.world = peers.world
 
-    def position(self, mark: int) -> float:
+    def position(self, flow_hash: int) -> float:
         self.world.intrude()
-        return super().position(mark)
+        return super().position(flow_hash)
 
-    def move(self, mark: int, position: float) -> None:
+    def move(self, flow_hash: int, position: float) -> None:
         self.world.intrude()
-        super().move(mark, position)
+        super().move(flow_hash, position)
 
 
 class ClaimedBand(Band):
@@ -198,8 +198,8 @@ class SimShard:
         self.gate = gate = PoolGate(
             world.pool, world.plan.usage_limits, "detector", now=world.clock, report=self.policy_failed
         )
-        self.front: tuple[int, float] | None = None
-        self.front_since = world.clock.now
+        self.head: tuple[int, float] | None = None
+        self.head_since = world.clock.now
         self.controller = FlowController(
             world.plan, gate, Peers(world, number), self, now=world.clock, make_future=lambda _item: FakeFuture()
         )

@@ -1,4 +1,4 @@
-"""When TTLs end: in which order, in how many steps, and what a change of the regime does to them."""
+"""When TTLs end: in which order, in how many steps, and what a change of the TTL in force does to them."""
 
 import random
 from math import inf
@@ -45,7 +45,7 @@ def test_each_band_has_its_own_ttl() -> None:
 
 
 @pytest.mark.parametrize(("ttl_s", "empty_ttl_s"), [(inf, 3.0), (3.0, inf)])
-def test_an_endless_ttl_in_one_regime_ends_in_the_other(ttl_s: float, empty_ttl_s: float) -> None:
+def test_an_endless_ttl_in_one_case_ends_in_the_other(ttl_s: float, empty_ttl_s: float) -> None:
     shard = Shard(plan(request_ttl_s=ttl_s, no_endpoint_ttl_s=empty_ttl_s))
     shard.gate.empty = ttl_s != inf
     call = shard.call()

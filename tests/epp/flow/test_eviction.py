@@ -11,15 +11,15 @@ from epp.flow.eviction import (
     CONFIRM_S,
     NOTHING,
     REVOCATIONS_MAX,
-    Demand,
+    BestVictim,
     Reclamation,
     RevocationObserver,
-    Standing,
     Step,
     Victim,
     Victims,
-    demanded,
+    WaitingBand,
     grace_s,
+    waiting_band,
 )
 from epp.request.flows import FlowKey, sheddable
 from tests.examples import examples
@@ -137,12 +137,12 @@ def test_nothing_is_revoked_for_a_band_of_equal_or_lower_importance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bands", "demand"),
+    ("bands", "band"),
     [
-        ([(5, 1.0, True)], Demand(5, 1.0)),
-        ([(5, 1.0, False), (0, 0.9, True)], Demand(0, 0.9)),
-        ([(5, 0.0, True), (0, 0.9, True)], Demand(0, 0.9)),
-        ([(5, 1.5, True), (0, 0.9, True)], Demand(0, 0.9)),
+        ([(5, 1.0, True)], WaitingBand(5, 1.0)),
+        ([(5, 1.0, False), (0, 0.9, True)], WaitingBand(0, 0.9)),
+        ([(5, 0.0, True), (0, 0.9, True)], WaitingBand(0, 0.9)),
+        ([(5, 1.5, True), (0, 0.9, True)], WaitingBand(0, 0.9)),
         ([(5, 1.0, False)], None),
         ([(-1, 1.0, True)], None),
         ([(-5, 1.0, True)], None),
@@ -150,10 +150,10 @@ def test_nothing_is_revoked_for_a_band_of_equal_or_lower_importance() -> None:
     ],
     ids=["waits", "first is empty", "first has ceiling 0", "first is open", "empty", "same", "below", "none"],
 )
-def test_the_demand_is_the_most_important_band_above_the_victim_that_waits_because_of_the_load(
-    bands: Any, demand: Demand | None
+def test_the_band_is_the_most_important_one_above_the_victim_that_waits_because_of_the_load(
+    bands: Any, band: WaitingBand | None
 ) -> None:
-    assert demanded(1.0, bands, -1) == demand
+    assert waiting_band(1.0, bands, -1) == band
 
 
 def test_the_number_of_victims_is_deficit_over_mean_footprint_and_at_most_two() -> None:
@@ -206,7 +206,7 @@ def test_a_stream_that_does_not_end_counts_as_gone_after_ten_seconds() -> None:
 def test_a_worker_with_a_better_victim_is_woken_instead() -> None:
     worker = Worker()
     worker.serve("mine", -1, 5.0)
-    worse, newer, older = Standing(3, -2, 1.0), Standing(1, -1, 6.0), Standing(1, -1, 4.0)
+    worse, newer, older = BestVictim(3, -2, 1.0), BestVictim(1, -1, 6.0), BestVictim(1, -1, 4.0)
     assert worker.look(7.0, others=((1, older), (2, newer), (3, worse))) == Step(wake=3)
     assert worker.look(7.0, others=((1, older), (2, newer))) == Step(wake=2)
     assert worker.revoked == []
@@ -216,7 +216,7 @@ def test_a_worker_with_a_better_victim_is_woken_instead() -> None:
 def test_a_worker_without_victims_wakes_one_that_has_some() -> None:
     worker = Worker()
     assert worker.look(7.0) is NOTHING
-    assert worker.look(7.0, others=((2, Standing(1, -1, 6.0)),)) == Step(wake=2)
+    assert worker.look(7.0, others=((2, BestVictim(1, -1, 6.0)),)) == Step(wake=2)
 
 
 def test_a_revocation_by_another_worker_blocks_until_it_shows() -> None:
@@ -224,13 +224,13 @@ def test_a_revocation_by_another_worker_blocks_until_it_shows() -> None:
     worker.serve("mine", -1, 5.0)
     other.serve("theirs", -2, 5.0)
     assert other.look(6.0).revoked == 1
-    seen = other.reclamation.standing()
-    assert seen == Standing(0, 0, 0.0, 6.0 + CONFIRM_S)
+    seen = other.reclamation.best_victim()
+    assert seen == BestVictim(0, 0, 0.0, 6.0 + CONFIRM_S)
     assert worker.look(7.0, others=((2, seen),)) is NOTHING
     other.now = 8.0
     other.end("theirs")
-    assert worker.look(8.0, others=((2, other.reclamation.standing()),)) is NOTHING
-    assert worker.look(8.0 + GRACE_S, others=((2, other.reclamation.standing()),)).revoked == 1
+    assert worker.look(8.0, others=((2, other.reclamation.best_victim()),)) is NOTHING
+    assert worker.look(8.0 + GRACE_S, others=((2, other.reclamation.best_victim()),)).revoked == 1
 
 
 def test_a_request_that_ends_normally_is_no_victim_and_leaves_nothing_behind() -> None:
@@ -240,7 +240,7 @@ def test_a_request_that_ends_normally_is_no_victim_and_leaves_nothing_behind() -
         worker.end(str(number))
     assert worker.look(20_000.0) is NOTHING
     assert len(worker.victims._heap) < 200
-    assert worker.reclamation.standing() == Standing()
+    assert worker.reclamation.best_victim() == BestVictim()
 
 
 def test_freed_capacity_shows_at_once_if_the_detector_counts_and_else_after_a_scrape() -> None:
@@ -261,7 +261,7 @@ def test_a_meaningless_saturation_revokes_nothing(saturation: float) -> None:
 def test_revocations_are_few_at_once_less_important_than_what_waits_and_never_repeated(
     data: Any,
 ) -> None:
-    """Three workers; each one sees the present standings of the others."""
+    """Three workers; each one sees the best victims of the others."""
     workers = [Worker(slow=data.draw(st.booleans())) for _ in range(3)]
     priorities: dict[str, int] = {}
     now, names, serving = 0.0, 0, {}
@@ -283,7 +283,7 @@ def test_revocations_are_few_at_once_less_important_than_what_waits_and_never_re
                 del serving[name]
         else:
             demand = data.draw(st.integers(-2, 5))
-            others = [(n, other.reclamation.standing()) for n, other in enumerate(workers) if other is not worker]
+            others = [(n, other.reclamation.best_victim()) for n, other in enumerate(workers) if other is not worker]
             before = [len(other.revoked) for other in workers]
             best = min(
                 ((priorities[n], -w.tracked[n].dispatched_at) for n, w in serving.items() if w.tracked[n] and w.tracked[n].here),

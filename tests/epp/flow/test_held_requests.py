@@ -55,11 +55,11 @@ def test_a_request_that_is_held_for_too_long_is_refused() -> None:
     assert call.outcome == "EvictedTTL"
 
 
-def test_a_shard_that_holds_its_requests_back_shows_no_front_and_does_not_stop_others() -> None:
+def test_a_shard_that_holds_its_requests_back_shows_no_head_and_does_not_stop_others() -> None:
     board = Board(2)
     made = plan(template=band(fairness=Held("held", NoParams())))
     holding = Shard(made, board=board, number=0, gate=FakeGate(10))
     other = Shard(plan(template=band()), board=board, number=1, gate=FakeGate(10), clock=holding.clock)
     held, call = holding.call("a"), other.call("b")
     assert outcomes(held, call) == ["", "Dispatched"]
-    assert list(BoardPeers(board, 1).fronts()) == []
+    assert list(BoardPeers(board, 1).heads()) == []

@@ -9,7 +9,7 @@ import numpy as np
 from epp.candidates import Candidates, Roster, Scores, Snapshot
 from epp.decision.decide import choose
 from epp.decision.decision import Decision, ProfileRun
-from epp.decision.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import Pipeline, WiredProfile, Wiring, compile_pipeline
 from epp.plugin import Decider, NoParams, Plugin, Profile, ProfileHandler, Scorer
 from epp.plugins.filters.roles import DecodeFilter, EncodeFilter, PrefillFilter
 from epp.plugins.pickers.max_score import MaxScore
@@ -85,7 +85,7 @@ class Bench:
         handler.resolve(deciders)
         plugins = (handler, picker, self.scorer, *others)
         self.pipeline: Pipeline = compile_pipeline(
-            Recipe(plugins=plugins, parsers=(), handler=handler, profiles=tuple(wired), producers=())
+            Wiring(plugins=plugins, parsers=(), handler=handler, profiles=tuple(wired), producers=())
         )
         self.pipeline.start(self.services)  # type: ignore[arg-type]
 

@@ -272,13 +272,13 @@ def test_the_scorer_reads_the_named_observer_whether_it_is_listed_as_a_source_or
         {sources}
     """
     effective = load(dedent(text), "c.yaml", allow_experimental=True)
-    assert [producer.name for producer in effective.pipeline.recipe.producers] == ["o"]
+    assert [producer.name for producer in effective.pipeline.wiring.producers] == ["o"]
     assert bool(effective.sources) != bool(sources), "with the observer as the source nothing is scraped"
 
 
 def test_without_a_named_observer_the_scorer_gets_one() -> None:
     effective = load("plugins: [{type: latency-observation-scorer-hub}]", "c.yaml", allow_experimental=True)
-    assert OBSERVER in [producer.name for producer in effective.pipeline.recipe.producers]
+    assert OBSERVER in [producer.name for producer in effective.pipeline.wiring.producers]
 
 
 def test_an_observer_takes_no_extractors() -> None:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from epp.decision.decision import Usage
-from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import WiredProfile, Wiring, compile_pipeline
 from epp.plugin import NoParams
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.openai import OpenAI, Passthrough
@@ -30,7 +30,7 @@ PARSERS = (OpenAI, Anthropic, VllmHttp, SglangHttp, VllmGrpc, Passthrough)
 def pair(remembers: Remembers, **more: int) -> Pair:
     picker, parsers = MaxScore("p", MaxScore.Params()), tuple(parser("x", NoParams()) for parser in PARSERS)
     pipeline = compile_pipeline(
-        Recipe(
+        Wiring(
             plugins=(picker, *parsers, remembers),
             parsers=parsers,
             handler=SingleProfile("h", NoParams()),

@@ -7,7 +7,7 @@ import pytest
 
 from epp.candidates import Candidates, Mask, Scores
 from epp.decision.decide import check_picked, run
-from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import WiredProfile, Wiring, compile_pipeline
 from epp.errors import PluginFault, blame
 from epp.plugin import (
     Admitter,
@@ -58,10 +58,10 @@ class WrongPick(Picker):
         return [99]
 
 
-def recipe(*members: Plugin, plugins: tuple[Plugin, ...] = ()) -> Recipe:
+def wiring(*members: Plugin, plugins: tuple[Plugin, ...] = ()) -> Wiring:
     picker = next((m for m in members if isinstance(m, Picker)), MaxScore("p", MaxScore.Params()))
     in_profile = tuple(dict.fromkeys((*members, picker)))
-    return Recipe(
+    return Wiring(
         plugins=(*in_profile, *plugins),
         parsers=(),
         handler=SingleProfile("h", NoParams()),
@@ -81,7 +81,7 @@ def timed(_point: Point, _plugin: Plugin, call: Any) -> Any:
 @pytest.mark.parametrize("cls", [Raises, Misshapen, RaisesMask, WrongPick])
 def test_the_failing_plugin_is_found_for_each_kind_of_fault(cls: type[Plugin], wrap: Any) -> None:
     wrong = cls("wrong", NoParams())
-    profile = compile_pipeline(recipe(wrong), wrap).profiles["default"]
+    profile = compile_pipeline(wiring(wrong), wrap).profiles["default"]
     with pytest.raises(Exception) as raised:
         run(profile, request(), candidates({"waiting_requests": [1, 2]}))
     assert culprit(raised.value) is wrong
@@ -103,7 +103,7 @@ def test_the_innermost_plugin_of_nested_calls_is_the_culprit() -> None:
 
 
 def test_the_error_names_the_picker_that_broke_a_rule() -> None:
-    profile = compile_pipeline(recipe(WrongPick("wrong", NoParams()))).profiles["default"]
+    profile = compile_pipeline(wiring(WrongPick("wrong", NoParams()))).profiles["default"]
     with pytest.raises(PluginFault, match="picker 'wrong'"):
         check_picked(profile, [99], 2)
 
@@ -122,12 +122,12 @@ def test_plugins_that_refuse_or_choose_are_indispensable_and_others_are_not(poin
     assert dispensable(cls("made", NoParams())) is expected
 
 
-def test_a_recipe_without_a_plugin_makes_no_calls_of_it() -> None:
+def test_a_wiring_without_a_plugin_makes_no_calls_of_it() -> None:
     both = type("Both", (DataProducer, Scorer, ResponseComplete), {})("both", NoParams())
     other = Raises("other", NoParams())
-    whole = recipe(both, other, plugins=(both,))
+    whole = wiring(both, other, plugins=(both,))
     pipeline = compile_pipeline(without(whole, {"both"}))
-    assert both not in pipeline.recipe.plugins
+    assert both not in pipeline.wiring.plugins
     assert pipeline.producers == () and pipeline.response_complete == ()
     assert len(pipeline.profiles["default"].scorers) == 1
     assert without(whole, ()) == whole

@@ -59,7 +59,7 @@ def test_an_added_scorer_is_in_candidates_only() -> None:
     assert made.text_with({}) == TEXT
     text = made.text_with({knob.path: 7.0})
     assert "token-load-scorer" in text
-    weights = {member.name: weight for member, weight in load(text, "test").pipeline.recipe.profiles[0].members}
+    weights = {member.name: weight for member, weight in load(text, "test").pipeline.wiring.profiles[0].members}
     assert weights["token-load-scorer"] == 7.0
 
 

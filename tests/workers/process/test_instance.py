@@ -74,16 +74,20 @@ def test_a_worker_closes_the_descriptors_of_other_processes(tmp_path: Path) -> N
         closed = instance.not_for_worker(0)
         assert instance.pipes.bus[0].writer not in closed
         assert instance.pipes.bus[1].writer in closed
-        assert instance.pipes.life.writer in closed and instance.pipes.life.reader not in closed
-        assert instance.pipes.family.writer not in closed
+        assert instance.pipes.parent_pipe.writer in closed and instance.pipes.parent_pipe.reader not in closed
+        assert instance.pipes.workers_pipe.writer not in closed
         assert instance.sockets.ext_proc.fileno() not in closed
 
 
 def test_the_supervisor_does_not_hold_the_writing_ends_of_life_and_family(tmp_path: Path) -> None:
     with made(tmp_path) as instance:
         closed = instance.not_for_supervisor()
-        assert {instance.pipes.life.writer, instance.pipes.family.writer} <= set(closed)
-        assert not {instance.pipes.life.reader, instance.pipes.family.reader, *instance.pipes.bus_readers} & set(closed)
+        assert {instance.pipes.parent_pipe.writer, instance.pipes.workers_pipe.writer} <= set(closed)
+        assert not {
+            instance.pipes.parent_pipe.reader,
+            instance.pipes.workers_pipe.reader,
+            *instance.pipes.bus_readers,
+        } & set(closed)
 
 
 def test_an_instance_that_cannot_be_created_leaves_nothing(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from workers.process.restart import (
     ABORT_TO_KILL_S,
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
-    BEAT_ABORT_S,
     BOOT_DEADLINE_S,
     BOOT_FAILURES_MAX,
     DECIDE_PERIOD_S,
+    HEARTBEAT_ABORT_S,
     STABLE_S,
     Abort,
     Drain,
@@ -33,15 +33,15 @@ class Story:
     def __init__(self, seats: int = 2, workers: int | None = None, leave_s: float = math.inf) -> None:
         self.policy = Policy(seats, workers, leave_s=leave_s)
         self.now = 1000.0
-        self.beats = [-math.inf] * seats
+        self.heartbeats = [-math.inf] * seats
         self.hanging: set[int] = set()
         self.seats = seats
 
     def decide(self) -> list:
         for seat in range(self.seats):
-            if seat not in self.hanging and self.beats[seat] > -math.inf:
-                self.beats[seat] = self.now
-        return self.policy.decide(self.now, [self.now - beat for beat in self.beats])
+            if seat not in self.hanging and self.heartbeats[seat] > -math.inf:
+                self.heartbeats[seat] = self.now
+        return self.policy.decide(self.now, [self.now - heartbeat for heartbeat in self.heartbeats])
 
     def wait(self, seconds: float) -> list:
         """Let time pass as in a healthy parent, with regular decisions. Spawn children as decided; return all actions."""
@@ -56,11 +56,11 @@ class Story:
         return actions
 
     def spawn(self, seat: int) -> None:
-        self.beats[seat] = -math.inf
+        self.heartbeats[seat] = -math.inf
         self.policy.spawned(seat, self.now)
 
     def ready(self, seat: int) -> None:
-        self.beats[seat] = self.now
+        self.heartbeats[seat] = self.now
         self.policy.ready(seat, self.now)
 
     def exited(self, seat: int, code: int, message: str = "") -> None:
@@ -141,21 +141,21 @@ def test_a_hanging_child_is_aborted_then_killed() -> None:
     story = Story().all_ready()
     story.wait(1)
     story.hanging.add(1)
-    assert story.wait(BEAT_ABORT_S - 0.01) == []
+    assert story.wait(HEARTBEAT_ABORT_S - 0.01) == []
     (abort,) = story.wait(DECIDE_PERIOD_S)
     assert isinstance(abort, Abort) and abort.seat == 1
     killed = story.wait(ABORT_TO_KILL_S + DECIDE_PERIOD_S)
     assert killed and all(isinstance(action, Kill) and action.seat == 1 for action in killed)
 
 
-def test_a_ready_child_that_never_beats_is_aborted() -> None:
+def test_a_ready_child_that_never_heartbeats_is_aborted() -> None:
     story = Story().all_ready()
-    story.beats[1] = -math.inf
-    actions = story.wait(BEAT_ABORT_S + DECIDE_PERIOD_S)
+    story.heartbeats[1] = -math.inf
+    actions = story.wait(HEARTBEAT_ABORT_S + DECIDE_PERIOD_S)
     assert [type(action) for action in actions[:1]] == [Abort]
 
 
-def test_the_start_has_its_own_deadline_much_longer_than_that_of_beats() -> None:
+def test_the_start_has_its_own_deadline_much_longer_than_that_of_heartbeats() -> None:
     story = Story()
     for action in story.decide():
         story.spawn(action.seat)
@@ -166,13 +166,13 @@ def test_the_start_has_its_own_deadline_much_longer_than_that_of_beats() -> None
     assert "not ready" in actions[0].reason
 
 
-def test_a_parent_that_was_stopped_ignores_old_beats() -> None:
+def test_a_parent_that_was_stopped_ignores_old_heartbeats() -> None:
     story = Story().all_ready()
     story.wait(1)
     story.hanging.add(1)
     story.now += 60
     assert story.decide() == []
-    assert story.wait(BEAT_ABORT_S - 0.1) == []
+    assert story.wait(HEARTBEAT_ABORT_S - 0.1) == []
     assert [type(action) for action in story.wait(DECIDE_PERIOD_S)] == [Abort]
 
 
@@ -327,7 +327,7 @@ def test_a_child_that_hangs_while_it_leaves_is_aborted() -> None:
     story = Story(4, workers=2).all_ready()
     story.resize(1)
     story.hanging.add(2)
-    assert [type(action) for action in story.wait(BEAT_ABORT_S + DECIDE_PERIOD_S)] == [Abort]
+    assert [type(action) for action in story.wait(HEARTBEAT_ABORT_S + DECIDE_PERIOD_S)] == [Abort]
 
 
 @pytest.mark.parametrize("code", [ExitCode.BOOT_FAILED, -11])

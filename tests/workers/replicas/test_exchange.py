@@ -302,10 +302,10 @@ def test_what_waits_in_a_band_counts_in_the_same_band_of_others(tmp_path: Path) 
             lane.publish(1, 3, 300, 1.0)
             await until(lambda: b.remote.band(2) == (3, 300))
             assert (b.remote.band(1), b.remote.waiting()) == ((0, 0), (3, 300))
-            assert b.remote.front() == (2, 0)
+            assert b.remote.head() == (2, 0)
             lane.publish(1, 0, 0, 0.0)
             await until(lambda: b.remote.waiting() == (0, 0))
-            assert b.remote.front() is None
+            assert b.remote.head() is None
 
     with RedisServer(tmp_path) as server:
         run(test(server))

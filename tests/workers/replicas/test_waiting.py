@@ -7,20 +7,20 @@ from workers.shared.objectives import ObjectivesRecord, encode
 PRIORITIES = (-1, 0, 5)  # at the places 0, 1 and 2
 
 
-def test_the_front_of_other_replicas_is_their_most_important_band_with_the_progress_of_those_that_have_it() -> None:
+def test_the_head_of_other_replicas_is_their_most_important_band_with_the_progress_of_those_that_have_it() -> None:
     replica = Replica("unix:///none", "a", {"10.0.0.1:8000": 0}, priorities=PRIORITIES)
     waiting, remote = replica.exchange.parts.waiting, replica.remote
     waiting.bands(whole=False)
     low, high = Flow([Band(-1, 3, 30)], 100), Flow([Band(-1, 1, 10), Band(5, 2, 20)], 7)
     waiting.show([low, high, Flow([], 1000), Flow([Band(5, 1, 1), Band(77, 9, 9)], 8)])
-    assert remote.front() == (2, 15)
+    assert remote.head() == (2, 15)
     assert (remote.band(0), remote.band(2)) == ((4, 40), (3, 21))
     waiting.show([high, low])
-    assert remote.front() == (2, 7)
+    assert remote.head() == (2, 7)
     waiting.show([low])
-    assert remote.front() == (0, 100)
+    assert remote.head() == (0, 100)
     waiting.show([Flow([Band(5, 0, 0)], 1)])
-    assert remote.front() is None
+    assert remote.head() is None
 
 
 def test_progress_is_said_while_something_waits() -> None:

@@ -1,4 +1,4 @@
-"""Tests of queries of death: suspects after crashes, the list of deadly requests, and its effect on streams."""
+"""Tests of queries of death: suspects after crashes, the list of queries of death, and its effect on streams."""
 
 import random
 from itertools import pairwise

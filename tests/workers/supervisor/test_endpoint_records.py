@@ -65,7 +65,7 @@ def test_an_endpoint_that_joins_between_two_looks_is_described_at_once_and_only_
 
 def test_only_rows_that_have_changed_are_described() -> None:
     site = Site()
-    one, two = (site.table.claim(owner, lambda slot: True) for owner in (1, 2))
+    one, two = (site.table.take(owner, lambda slot: True) for owner in (1, 2))
     assert one is not None and two is not None
     for handle, waiting in ((one, 3.0), (two, 4.0)):
         scrape(site, handle, waiting, 10.0)
@@ -86,7 +86,7 @@ def test_only_rows_that_have_changed_are_described() -> None:
 
 def test_columns_of_a_later_configuration_are_named_again() -> None:
     site = Site()
-    handle = site.table.claim(1, lambda slot: True)
+    handle = site.table.take(1, lambda slot: True)
     assert handle is not None
     scrape(site, handle, 3.0, 10.0)
     site.records.look(10.1)

@@ -154,7 +154,7 @@ def test_before_the_first_sample_nothing_is_published_or_saved(tmp_path: Path) -
 def test_batch_limits_come_from_scrapes_and_each_scrape_counts_once() -> None:
     site = Site()
     keeper = site.keeper()
-    handle = site.table.claim(9, lambda slot: True)
+    handle = site.table.take(9, lambda slot: True)
     assert handle is not None
     observe(keeper, 3, 0.2, 1)
     for scrape in range(1, 30):

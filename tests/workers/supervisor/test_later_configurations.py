@@ -200,9 +200,9 @@ def test_files_to_which_a_later_configuration_refers_are_watched_and_their_appea
 def test_the_parsers_of_a_later_configuration_are_compared_with_the_pool(tmp_path: Path) -> None:
     def configured(*parsers: str) -> Any:
         found = [SimpleNamespace(name=name, app_protocols=("http",)) for name in parsers]
-        recipe = SimpleNamespace(parsers=found)
+        wiring = SimpleNamespace(parsers=found)
         options = SimpleNamespace(ha_enable_leader_election=False)
-        return SimpleNamespace(config=SimpleNamespace(pipeline=SimpleNamespace(recipe=recipe)), options=options)
+        return SimpleNamespace(config=SimpleNamespace(pipeline=SimpleNamespace(wiring=wiring)), options=options)
 
     present = [configured("one")]
     nothing: Any = None

@@ -96,7 +96,7 @@ def test_all_endpoints_and_each_failed_scrape_are_logged_at_debug_only(
     run(scenario)
 
 
-def test_the_picker_is_ready_while_a_serving_worker_beats_and_it_is_not_stopping(tmp_path: Path) -> None:
+def test_the_picker_is_ready_while_a_serving_worker_heartbeats_and_it_is_not_stopping(tmp_path: Path) -> None:
     async def scenario() -> None:
         with made(tmp_path) as instance:
             async with supervised(instance) as supervisor:
@@ -108,7 +108,7 @@ def test_the_picker_is_ready_while_a_serving_worker_beats_and_it_is_not_stopping
                 assert supervisor.readiness.ready()
                 assert (await page(instance, "/readyz"))[0] == 200
                 assert await check(instance, "") == SERVING
-                instance.memory.lanes.lane(1).beat(time.monotonic() - 60)
+                instance.memory.lanes.lane(1).heartbeat(time.monotonic() - 60)
                 assert not supervisor.readiness.ready()
                 serve_worker(instance)
                 instance.words.stop()
@@ -216,10 +216,10 @@ def test_without_the_parent_the_supervisor_is_not_ready_and_ends_after_the_last_
             await until(instance.reports.received, "ready")
             serve_worker(instance)
             assert supervisor.readiness.ready()
-            os.close(instance.pipes.life.writer)
+            os.close(instance.pipes.parent_pipe.writer)
             await until(lambda: not supervisor.readiness.ready(), "not ready")
             assert not serving.done()
-            os.close(instance.pipes.family.writer)
+            os.close(instance.pipes.workers_pipe.writer)
             instance.parent_pid = -1
             assert await serving == ExitCode.OK
             assert not any(Path(f"/dev/shm{segment.name}").exists() for segment in instance.memory.segments.values())

@@ -35,7 +35,7 @@ class Site:
         instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table, documents=documents), memory=memory)
         self.now, self.waiting, self.prompt_s = 100.0, 0, 0.0
         self.table = TableWriter(table, memory.table)
-        self.handles = [self.table.claim(9 + slot, lambda _: True) for slot in range(2)]
+        self.handles = [self.table.take(9 + slot, lambda _: True) for slot in range(2)]
         records = [EndpointRecord("ns", str(slot), str(slot), 80, {}, slot, 1, 9 + slot) for slot in range(2)]
         DocumentWriter(documents, memory.documents).write(ENDPOINTS, encode(records))
         memory.lanes.set_serving(1, True)

@@ -94,13 +94,13 @@ def leading(
 async def beating(instance: Instance) -> AsyncIterator[None]:
     """Keeps the heartbeat of worker 0 fresh."""
 
-    async def beat() -> None:
+    async def heartbeat() -> None:
         while True:
             serve_worker(instance)
             # A worker's heartbeat has an interval.
             await asyncio.sleep(0.1)
 
-    task = asyncio.ensure_future(beat())
+    task = asyncio.ensure_future(heartbeat())
     yield
     task.cancel()
 

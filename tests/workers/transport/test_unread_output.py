@@ -105,13 +105,13 @@ def hoarder() -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("seen", ["at a beat", "with more of it"])
+@pytest.mark.parametrize("seen", ["at a heartbeat", "with more of it"])
 def test_a_connection_that_hoards_answers_is_closed(seen):
     engine = hoarder()
     assert engine.connection.expire(0.4), "the connection must be watched"
     assert not engine.connection.closing
     engine.receive(frame(WINDOW, 0, 1, word(999)))
-    if seen == "at a beat":
+    if seen == "at a heartbeat":
         assert not engine.connection.expire(0.6)
     else:
         engine.connection.now = 0.6

@@ -218,7 +218,7 @@ def test_an_open_stream_calls_response_complete_of_all_plugins_that_ran_before_s
     plugin.failing = True
     for _ in range(FAULTS_MAX):
         world.request()
-    assert plugin not in world.pair.app.pipelines.current.pipeline.recipe.plugins and len(plugin.held) == 1
+    assert plugin not in world.pair.app.pipelines.current.pipeline.wiring.plugins and len(plugin.held) == 1
     envoy.response_headers()
     envoy.response_body(USAGE)
     assert plugin.held == set()

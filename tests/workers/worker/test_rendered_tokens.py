@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from epp.decision.decide import choose
-from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import WiredProfile, Wiring, compile_pipeline
 from epp.learning.local import LocalLearning
 from epp.metrics.catalogue import plugin_groups
 from epp.plugin import NoParams
@@ -59,7 +59,7 @@ class Site:
         params = {"modelName": "base", "vllm": {"url": url, "timeout": "300ms"}}
         producer, picker = Tokens("t", msgspec.convert(params, Tokens.Params)), MaxScore("m", MaxScore.Params())
         self.pipeline = compile_pipeline(
-            Recipe(
+            Wiring(
                 plugins=(producer, picker),
                 parsers=(PARSER,),
                 handler=SingleProfile("h", NoParams()),

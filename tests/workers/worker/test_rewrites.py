@@ -84,7 +84,7 @@ def test_a_version_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(decoded) == 1
 
 
-def test_requests_try_an_unreadable_version_once_and_keep_the_rules_and_beats_try_again(
+def test_requests_try_an_unreadable_version_once_and_keep_the_rules_and_heartbeats_try_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, tries = World(), list[int]()

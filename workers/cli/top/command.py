@@ -46,8 +46,8 @@ def command(metrics_port: int | None, instance: str, run_dir: str, interval: flo
                    in_flight tokens_in_flight cached_share
                    predicted_share reported_share
                    first_token_p50_s first_token_p95_s waited_p50_s waited_p95_s
-      supervisor   serving beat_age_s starts replicas_needed headroom
-      workers[]    worker state beat_age_s starts streams connections accepted_share
+      supervisor   serving heartbeat_age_s starts replicas_needed headroom
+      workers[]    worker state heartbeat_age_s starts streams connections accepted_share
                    loop_lag_s requests_per_s in_flight gauges{}
       workers_serving
       endpoints[]  name namespace address state age_s scraped{} in_flight

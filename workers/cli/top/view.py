@@ -33,7 +33,7 @@ STYLES = {
     "leaving": "magenta",
     "not serving": "red",
 }
-BEAT_LATE_S = 1.0
+HEARTBEAT_LATE_S = 1.0
 
 Row = TypeVar("Row")
 
@@ -57,7 +57,7 @@ class Column(NamedTuple, Generic[Row]):
 WORKERS: Sequence[Column[Worker]] = (
     Column("worker", 6, lambda w: str(w.worker), left=True),
     Column("state", 11, lambda w: _styled(w.state), left=True),
-    Column("beat", 6, lambda w: _late(w.beat_age_s)),
+    Column("heartbeat", 9, lambda w: _late(w.heartbeat_age_s)),
     Column("starts", 6, lambda w: str(w.starts), rank=3),
     Column("streams", 7, lambda w: _count(w.streams)),
     Column("conns", 5, lambda w: _count(w.connections)),
@@ -148,7 +148,7 @@ def header(figures: Figures) -> list[Text]:
     first.append(
         f"{figures.workers_serving} of {wanted} workers serving", "" if figures.workers_serving == wanted else "red"
     )
-    first.append("  supervisor beat ").append(_late(figures.supervisor.beat_age_s))
+    first.append("  supervisor heartbeat ").append(_late(figures.supervisor.heartbeat_age_s))
     second = Text(f"requests {_rate(requests.per_s)}/s  ")
     second.append(f"errors {_rate(requests.errors_per_s)}/s", "red" if requests.errors_per_s else "")
     second.append(
@@ -311,7 +311,7 @@ def _styled(word: str) -> Text:
 
 
 def _late(age_s: float | None) -> Text:
-    return Text(_age(age_s), "red" if age_s is None or age_s > BEAT_LATE_S else "")
+    return Text(_age(age_s), "red" if age_s is None or age_s > HEARTBEAT_LATE_S else "")
 
 
 def _scraped(endpoint: EndpointFigures, column: str) -> str:

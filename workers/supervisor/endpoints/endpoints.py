@@ -1,6 +1,6 @@
 """Writes the results of discovery and scrapes to shared memory. No other module uses the table's writer.
 
-    discovery ─ apply ─▶ claims and releases slots and index owners     endpoints document
+    discovery ─ apply ─▶ takes and releases slots and index owners     endpoints document
     scraper ─ scraped, failed, sweep ─▶ rows                            names document
     changes ─▶ EndpointLog
 
@@ -143,15 +143,15 @@ class EndpointTable:
         """Takes over the records of a predecessor and a copy of its table. Call it before all other methods."""
         self._scraper = scraper
         self._now = now
-        claimed = set(self._table.claimed())
+        taken = set(self._table.taken())
         for record in predecessor:
             handle = Handle(record.slot, record.generation)
-            if copy is not None and handle in claimed and record.slot < len(copy.rows):
+            if copy is not None and handle in taken and record.slot < len(copy.rows):
                 state = State(int(copy.state[record.slot]))
                 down = bool(int(copy.flags[record.slot]) & DOWN)
                 self._inherited[records.identity_of(record)] = record, state, down
-                claimed.discard(handle)
-        for handle in claimed:  # the predecessor claimed these slots, but died before it wrote their records
+                taken.discard(handle)
+        for handle in taken:  # the predecessor took these slots, but died before it wrote their records
             self._table.release(handle)
         known = {*(record.owner for record, _, _ in self._inherited.values()), *self._remembered.values()}
         for owner in set(self._owners.owners()) - known:
@@ -307,7 +307,7 @@ class EndpointTable:
         """Gives slots to waiting endpoints. Returns whether at least one got a slot."""
         before = len(self._members)
         for spec in list(self._waiting.values()):
-            member = self._adopted(spec) or self._claimed(spec)
+            member = self._adopted(spec) or self._taken(spec)
             if member is None:
                 break
             del self._waiting[spec.identity]
@@ -333,7 +333,7 @@ class EndpointTable:
         self._log.add(Kind.TAKEN_OVER, Change(*shown(spec), member.condition))
         return member
 
-    def _claimed(self, spec: EndpointSpec) -> Member | None:
+    def _taken(self, spec: EndpointSpec) -> Member | None:
         slots = self._table.schema.slots
         self._full = f"all {slots} slots of the table are taken; raise --max-endpoints"
         if len(self._members) + len(self._inherited) >= slots:
@@ -344,7 +344,7 @@ class EndpointTable:
         except OwnersExhausted as failure:
             self._full = str(failure)
             return None
-        handle = self._table.claim(owner, lambda slot: self._slot_inflight(slot) == 0)
+        handle = self._table.take(owner, lambda slot: self._slot_inflight(slot) == 0)
         if handle is None:
             if remembered is None:
                 self._owners.retire(owner)

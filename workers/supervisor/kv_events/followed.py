@@ -10,7 +10,7 @@ import zmq
 
 from epp.candidates import Endpoint
 from epp.prefix.streams import StreamRecord
-from shm.stream_marks import Mark, Marks
+from shm.stream_positions import StreamPosition, StreamPositions
 from workers.process.kv_memory import KvCounts
 from workers.supervisor.kv_events.held_state import Kept
 from workers.supervisor.kv_events.holdings import Holder, Holdings
@@ -36,7 +36,7 @@ class Followed:
         self,
         endpoint: Endpoint,
         holdings: Holdings,
-        marks: Marks,
+        positions: StreamPositions,
         context: "zmq.Context[zmq.Socket[bytes]]",
         *,
         subscription: Subscription | None,
@@ -59,18 +59,18 @@ class Followed:
         self.why = ""
         self.since = 0.0
         self._holdings = holdings
-        self._marks = marks
+        self._positions = positions
         self._context = context
         self._replay_address = replay_address
         if kept is not None:
-            mark = marks.read(endpoint.slot)
-            self.heard, self._messages_before = mark.heard, mark.messages
+            before = positions.read(endpoint.slot)
+            self.heard, self._messages_before = before.heard, before.messages
             self.holder = Holder(holdings, kept.owners, kept.group)
             self.holder.block_tokens = kept.block_tokens
             self.stream = Stream(
                 self, replays=bool(replay_address), position=kept.position, check=kept.check, remark=kept.remark
             )
-            self.mark()
+            self.publish()
         else:
             self.holder = Holder(holdings)
             self.stream = Stream(self, replays=bool(replay_address))
@@ -161,13 +161,13 @@ class Followed:
         self.subscription = successor
         self.too_long += 1
 
-    def mark(self) -> None:
+    def publish(self) -> None:
         """Publishes how far the endpoint's stream was read."""
         stream = self.stream
         held = self.holder.held
-        self._marks.write(
+        self._positions.write(
             self.endpoint.slot,
-            Mark(
+            StreamPosition(
                 stream.position, stream.check, self.heard, self._messages_before + self.messages, held, stream.dropped
             ),
         )

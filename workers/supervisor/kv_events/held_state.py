@@ -54,7 +54,7 @@ class Kept(msgspec.Struct, array_like=True, frozen=True):
     """What a snapshot stores about one endpoint's stream.
 
     `owners`: the endpoint's owner ids, one per tier, then the id for speculative blocks. `position`, `check`: the last applied message
-    (`shm.stream_marks`).
+    (`shm.stream_positions`).
     `block_tokens`: tokens per block. `group`: the group of KV caches whose blocks count; None without groups. `remark`: see `Stream`.
     """
 

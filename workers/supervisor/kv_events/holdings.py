@@ -58,7 +58,7 @@ class Holdings:
         self.tier_of: Mapping[str, int] = {name: place for place, (name, _) in enumerate(self.tiers[:-1])}
         self.secret = secret
         self.counts = Counts()
-        self.progress: Callable[[], None] = _no_progress  # called during long work, so that the beat goes on
+        self.progress: Callable[[], None] = _no_progress  # called during long work, so that the heartbeat goes on
         self.known_words: set[int] = set()
         self.owners_changed = False  # workers must learn new owner ids at once; the caller sets this back to False
         self._roots: dict[tuple[str, int], int] = {}

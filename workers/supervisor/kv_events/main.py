@@ -1,9 +1,9 @@
 """The kv-events process: one loop without asyncio, because ZeroMQ waits for its sockets by itself.
 
-    sockets ─▶ Followed ─▶ Stream ─▶ Holder ─▶ index, links         marks, streams document ─▶ workers
+    sockets ─▶ Followed ─▶ Stream ─▶ Holder ─▶ index, links         positions, streams document ─▶ workers
     workers ─▶ bus: blocks that an endpoint will hold soon ─▶ index, for a short time (`speculation`)
 
-In each turn, the loop reads what has arrived, up to a limit per socket, and writes index, marks and document once. So a publisher that
+In each turn, the loop reads what has arrived, up to a limit per socket, and writes index, positions and document once. So a publisher that
 sends without end delays the others by one turn at most. The process ends after the workers, or when it cannot go on. In the second case the
 parent starts a successor, which continues with the same shared memory.
 """
@@ -75,12 +75,12 @@ class Follower:
         self.settings = settings
         self.over = False
         self.exit_code = ExitCode.OK
-        self.marks = memory.marks
+        self.positions = memory.positions
         self.context = context_for(instance.options.max_endpoints)
         writer = memory.writer()
-        self.publishing = Publishing(memory, self.marks)
+        self.publishing = Publishing(memory, self.positions)
         predecessors = self.publishing.predecessors()
-        if self.marks.applying:
+        if self.positions.applying:
             log.warning(
                 "kv-events: the predecessor ended in the middle of an update; the index of held blocks starts empty"
             )
@@ -89,7 +89,7 @@ class Follower:
         self.predecessors = predecessors
         self.holdings = Holdings(writer, settings.tiers, instance.credentials.prefix_seed)
         self.holdings.known_words |= self.publishing.adapters
-        self.holdings.progress = lambda: self.marks.beat(time.monotonic())
+        self.holdings.progress = lambda: self.positions.heartbeat(time.monotonic())
         self._retire_unknown()
         self._words = instance.words
         self.state = _state(instance, self.holdings)
@@ -111,7 +111,7 @@ class Follower:
         self._seen = -1
         self._refused: set[tuple[int, int, int]] = set()  # endpoints that could not be followed
         self._again_at = math.inf  # the time at which the endpoints in `_refused` are tried again
-        self._ended = instance.pipes.family.reader
+        self._ended = instance.pipes.workers_pipe.reader
         self._poller = zmq.Poller()
         self._poller.register(self._ended, zmq.POLLIN)
         self._busy = False
@@ -125,14 +125,14 @@ class Follower:
 
     def turn(self, now: float) -> None:
         """Waits for messages, and handles those that have arrived. `now`: monotonic seconds."""
-        self.marks.beat(now)
+        self.positions.heartbeat(now)
         ready = dict(self._poller.poll(0 if self._busy else WAIT_MS))
         if self._ended in ready:
             self.over = True
             return
         now = time.monotonic()
         self.follow(now)
-        self.marks.applying = True
+        self.positions.applying = True
         self._busy = self._receive(now, ready)
         self.speculation.receive(now)
         if ticks := now - self._ticked >= TICK_S:
@@ -140,8 +140,8 @@ class Follower:
             self._tick(now)
         self.holdings.flush(int(now * AGE_TICKS))
         for followed in self._active:
-            followed.mark()
-        self.marks.applying = False
+            followed.publish()
+        self.positions.applying = False
         if ticks or self.holdings.owners_changed:
             self.holdings.owners_changed = False
             self.publishing.publish(list(self.followed.values()), self.holdings, self, now)
@@ -209,19 +209,19 @@ class Follower:
         record = self.predecessors.get(identity)
         if record is None:
             return self.restored.get(self._named[identity])
-        mark, owners = self.marks.read(record.slot), [*(tier.owner for tier in record.tiers), record.speculative]
-        return Kept(owners, mark.position, mark.check, record.block_tokens, record.group, record.remark)
+        read, owners = self.positions.read(record.slot), [*(tier.owner for tier in record.tiers), record.speculative]
+        return Kept(owners, read.position, read.check, record.block_tokens, record.group, record.remark)
 
     def _restore(self, state: HeldState, now: float) -> None:
         """Fills the index from the snapshot, if there is a usable one."""
         loaded = state.load()
         if loaded is None:
             return
-        self.marks.applying = True  # if this process is killed here, its successor must start from empty memory
+        self.positions.applying = True  # if this process is killed here, its successor must start from empty memory
         self.holdings.restore([kept.owners for kept in loaded.streams.values()], loaded.links, int(now * AGE_TICKS))
         self.holdings.known_words |= set(loaded.adapters)
         self.restored = dict(loaded.streams)
-        self.marks.applying = False
+        self.positions.applying = False
 
     def _trailer(self) -> Trailer:
         """Returns what the snapshot stores beside the links."""
@@ -241,7 +241,7 @@ class Follower:
             followed = Followed(
                 endpoint,
                 self.holdings,
-                self.marks,
+                self.positions,
                 self.context,
                 subscription=subscription,
                 replay_address=replay,
@@ -290,7 +290,7 @@ class Follower:
             if followed.receive(now, ready):
                 busy = True
                 self._active.add(followed)
-                self.marks.beat(time.monotonic())  # a turn is long if many endpoints send at once
+                self.positions.heartbeat(time.monotonic())  # a turn is long if many endpoints send at once
             if self.holdings.crowded:
                 self.holdings.flush(int(now * AGE_TICKS))
         if self.bound is not None:

@@ -8,7 +8,7 @@ import msgspec
 
 from epp.prefix.streams import StreamRecord, StreamsRecord
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
-from shm.stream_marks import Marks
+from shm.stream_positions import StreamPositions
 from workers.process.kv_memory import COUNTS, STREAMS, KvCounts, KvMemory
 from workers.supervisor.kv_events.followed import Followed
 from workers.supervisor.kv_events.holdings import Holdings
@@ -34,10 +34,10 @@ class Totals(Protocol):
 class Publishing:
     """Writes the documents of streams and of counts. Continues the counts of a predecessor."""
 
-    def __init__(self, memory: KvMemory, marks: Marks) -> None:
+    def __init__(self, memory: KvMemory, positions: StreamPositions) -> None:
         self._writer = DocumentWriter(memory.layout.documents, memory.documents)
         self._reader = DocumentReader(memory.layout.documents, memory.documents)
-        self._marks = marks
+        self._positions = positions
         self._published: StreamsRecord | None = None
         self.adapters: set[int] = set()  # the hash words of adapters that a predecessor has published
         self._counted_at = 0.0

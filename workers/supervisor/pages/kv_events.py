@@ -9,9 +9,9 @@ import msgspec
 from epp.candidates import Endpoint
 from epp.metrics import Metric
 from epp.metrics import kv_events as names
-from epp.prefix.streams import BEAT_S_MAX, NO_READER, NO_STREAM, StreamRecord, StreamsRecord
+from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, StreamRecord, StreamsRecord
 from shm.documents import DocumentReader
-from shm.stream_marks import Marks
+from shm.stream_positions import StreamPositions
 from workers.process.instance import Instance
 from workers.process.kv_memory import COUNTS, STREAMS, KvCounts
 
@@ -61,21 +61,21 @@ Row = tuple[Labels, float]
 class KvFigures:
     """Reads the memory of the kv-events process."""
 
-    def __init__(self, documents: DocumentReader, marks: Marks, *, index_metrics: bool = True) -> None:
+    def __init__(self, documents: DocumentReader, positions: StreamPositions, *, index_metrics: bool = True) -> None:
         self._index_metrics = index_metrics
         self._documents = documents
-        self._marks = marks
+        self._positions = positions
 
     def streams(self, now: float) -> dict[int, StreamFigures]:
         """Returns slot -> stream of the endpoint."""
         left = self._documents.read(STREAMS)
         records: list[StreamRecord] = _streams.decode(left[1]).streams if left is not None and left[1] else []
-        dead = NO_READER if now - self._marks.last_beat > BEAT_S_MAX else ""
+        dead = NO_READER if now - self._positions.last_heartbeat > HEARTBEAT_S_MAX else ""
         found = {}
         for record in records:
-            mark = self._marks.read(record.slot)
-            age_s = now - mark.heard if mark.heard else None
-            found[record.slot] = StreamFigures(dead or record.why, record.remark, age_s, mark.held)
+            read = self._positions.read(record.slot)
+            age_s = now - read.heard if read.heard else None
+            found[record.slot] = StreamFigures(dead or record.why, record.remark, age_s, read.held)
         return found
 
     def families(
@@ -106,4 +106,4 @@ def kv_figures_of(instance: Instance) -> KvFigures | None:
     if memory is None or settings is None:
         return None
     documents = DocumentReader(memory.layout.documents, memory.documents)
-    return KvFigures(documents, memory.marks, index_metrics=settings.index_metrics)
+    return KvFigures(documents, memory.positions, index_metrics=settings.index_metrics)

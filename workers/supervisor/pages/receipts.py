@@ -118,7 +118,7 @@ class ReceiptPage:
 
     def _scorer(self, receipt: Receipt) -> str:
         number, pipeline = self._pipeline()
-        profiles = pipeline.recipe.profiles
+        profiles = pipeline.wiring.profiles
         if number == receipt.configuration and receipt.profile < len(profiles):
             names = [member.name for member, _ in profiles[receipt.profile].members if isinstance(member, Scorer)]
             if receipt.scorer < len(names):

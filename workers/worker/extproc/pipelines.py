@@ -54,7 +54,7 @@ class Pipelines:
     def leave_out(self, names: Collection[str]) -> None:
         """Leaves these plugins out of the pipeline of all later leases. Without names, uses the whole configured pipeline again."""
         if names:
-            self.use(compile_pipeline(without(self.whole.recipe, names), self._wrap), sorted(names))
+            self.use(compile_pipeline(without(self.whole.wiring, names), self._wrap), sorted(names))
         else:
             self.use(self.whole)
 

@@ -166,7 +166,7 @@ class SharedPool:
         copy = self._copy = self._table.copy(self._copy)
         endpoints = self._endpoints.current()
         # Roster and masks change rarely. One comparison of bytes detects a change of the endpoints, their states or their reported columns.
-        key = (self._endpoints.version, copy.standing())
+        key = (self._endpoints.version, copy.row_states())
         if key != self._key:
             self._key = key
             self._rebuild_roster(copy, endpoints)

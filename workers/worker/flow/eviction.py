@@ -14,7 +14,7 @@ A request that the configured filter rejects costs only the call of `track`.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from epp.flow.eviction import NOTHING, Reclamation, RevocationObserver, Standing, Step, Victim, Victims
+from epp.flow.eviction import NOTHING, BestVictim, Reclamation, RevocationObserver, Step, Victim, Victims
 from epp.metrics.flow_control import REVOCATIONS_ISSUED_TOTAL, REVOCATIONS_TOTAL
 from epp.plugin import EvictionFilter, EvictionOrder
 from epp.request import Request
@@ -61,7 +61,7 @@ class Evictions:
         self._worker = worker
         self._now = now
         self._wake = wake
-        self._published = Standing()
+        self._published = BestVictim()
 
     def use(self, accepts: EvictionFilter, order: EvictionOrder, grace_s: float) -> None:
         """Continues with the policies of a later configuration."""
@@ -97,27 +97,27 @@ class Evictions:
         if not self._lanes.total(EVICTABLE):
             return NOTHING
         pool = self._pool
-        standings = self._other_standings()
-        step = self._reclamation.look(self._now(), pool.saturation(), pool.bands(), standings, pool.in_flight())
+        others = self._others()
+        step = self._reclamation.look(self._now(), pool.saturation(), pool.bands(), others, pool.in_flight())
         if step.wake >= 0:
             self._wake(step.wake)
         self._publish()
         return step
 
-    def _other_standings(self) -> Iterable[tuple[int, Standing]]:
+    def _others(self) -> Iterable[tuple[int, BestVictim]]:
         lanes = self._lanes
         for worker in lanes.serving():
             if worker != self._worker:
-                yield worker, Standing(*lanes.victim(worker))
+                yield worker, BestVictim(*lanes.victim(worker))
 
     def _publish(self) -> None:
         reclamation = self._reclamation
-        standing = reclamation.standing()
-        if standing == self._published:
+        best = reclamation.best_victim()
+        if best == self._published:
             return
-        self._published = standing
+        self._published = best
         self._lane.show_reclaim(reclamation.pending, reclamation.target)
-        self._lane.show_victim(VictimCell(*standing))
+        self._lane.show_victim(VictimCell(*best))
 
 
 class RevocationMetrics(RevocationObserver):

@@ -15,13 +15,13 @@ from typing import Final
 import xxhash
 
 from compiled.calls import increase
-from epp.flow.ports import Elsewhere, Front, Held, Wanted
+from epp.flow.ports import Elsewhere, Head, Held, Wanted
 from epp.request.flows import FlowKey
 from shm.flow_lanes import (
     BACKLOGGED,
     DISPATCHED,
     END,
-    MARK_MAX,
+    FLOW_HASH_MAX,
     PENDING,
     REQUESTS,
     TIME,
@@ -31,9 +31,9 @@ from shm.flow_lanes import (
     FlowLanes,
 )
 from shm.lanes import Lanes
-from shm.remote_lane import FRONT as REMOTE_FRONT
+from shm.remote_lane import HEAD as REMOTE_HEAD
 
-FRESH_S: Final = 0.5  # seconds; no shard waits for a worker whose beat is older
+FRESH_S: Final = 0.5  # seconds; no shard waits for a worker whose heartbeat is older
 NOTHING: Final[Sequence[Wanted]] = ()
 
 
@@ -91,7 +91,7 @@ class LanePeers:
 
     def waiting(self) -> int:
         total = self._flow.total(WAITING, self._worker)
-        if (remote := self._lanes.added) is not None and remote.words[REMOTE_FRONT]:
+        if (remote := self._lanes.added) is not None and remote.words[REMOTE_HEAD]:
             total += 1
         return total
 
@@ -125,18 +125,18 @@ class LanePeers:
         place = self._places.get(priority)
         return Held() if place is None else Held(*self._flow.cell(shard, place))
 
-    def fronts(self) -> Sequence[Front]:
-        shown = [(shard, cell) for shard in self.shards() if (cell := self._flow.front(shard)) is not None]
+    def heads(self) -> Sequence[Head]:
+        shown = [(shard, cell) for shard in self.shards() if (cell := self._flow.head(shard)) is not None]
         if not shown:
             return ()
         ages = self._lanes.ages(self._now())
-        return [Front(shard, cell.priority, cell.claim) for shard, cell in shown if ages[shard + 1] < FRESH_S]
+        return [Head(shard, cell.priority, cell.claim) for shard, cell in shown if ages[shard + 1] < FRESH_S]
 
     def elsewhere(self) -> Elsewhere | None:
-        if (remote := self._lanes.added) is None or (front := remote.front()) is None:
+        if (remote := self._lanes.added) is None or (head := remote.head()) is None:
             return None
-        priority = self._priorities.get(front[0])
-        return None if priority is None else Elsewhere(priority, front[1])
+        priority = self._priorities.get(head[0])
+        return None if priority is None else Elsewhere(priority, head[1])
 
     def ledger(self, priority: int) -> "BandLedger":
         return BandLedger(self._look, self._flow, self._worker, self._places, priority)
@@ -170,11 +170,11 @@ class LanePeers:
         if place is not None:
             self._lane.publish(place, requests, bytes, oldest)
 
-    def front(self, priority: int | None, claim: float) -> None:
+    def head(self, priority: int | None, claim: float) -> None:
         if priority is None:
-            self._lane.no_front()
+            self._lane.no_head()
         else:
-            self._lane.front(priority, claim)
+            self._lane.head(priority, claim)
 
     def let_through(self, pending: int) -> None:
         words, base = self._words, self._base
@@ -226,16 +226,16 @@ class BandLedger:
     def served(self) -> int:
         return self._flow.total(DISPATCHED, self._worker)
 
-    def mark(self, flow: FlowKey) -> int:
+    def flow_hash(self, flow: FlowKey) -> int:
         """Returns the hash of the flow and the place of its band.
 
         The place is part of the hash, because only positions of one band are comparable.
         """
         name = f"{self._places.get(self._priority, -1)}/{flow.fairness_id}".encode(errors="replace")
-        return (xxhash.xxh3_64_intdigest(name) & MARK_MAX) or 1
+        return (xxhash.xxh3_64_intdigest(name) & FLOW_HASH_MAX) or 1
 
-    def position(self, mark: int) -> float:
-        return self._flow.position(mark, self._other_bases())
+    def position(self, flow_hash: int) -> float:
+        return self._flow.position(flow_hash, self._other_bases())
 
     def time(self) -> float:
         return self._furthest(TIME)
@@ -271,8 +271,8 @@ class BandLedger:
                 most = count
         return most
 
-    def move(self, mark: int, position: float) -> None:
-        self._lane.move(mark, position)
+    def move(self, flow_hash: int, position: float) -> None:
+        self._lane.move(flow_hash, position)
 
     def show(self, time: float, end: float, backlogged: int) -> None:
         place = self._places.get(self._priority)

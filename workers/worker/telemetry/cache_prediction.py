@@ -15,7 +15,7 @@ from compiled.calls import increase
 from epp.candidates import Endpoint
 from epp.data import CACHE_TOKENS, KV_USAGE
 from epp.decision.decision import Decision, Usage
-from epp.decision.pipeline import Recipe
+from epp.decision.pipeline import Wiring
 from epp.metrics.series import PREDICTION
 from epp.plugin import Scorer
 from epp.prefix.divergence import APART, Key, Sums, Watch
@@ -45,9 +45,9 @@ MISSED: Final = 7
 WATCHED: Final = (CHECKED, PROMPT_SUM, PREDICTED_SUM, REPORTED_SUM, MISSED)
 
 
-def match_name(recipe: Recipe) -> str:
+def match_name(wiring: Wiring) -> str:
     """Returns the name in `Request.data` of the prefix match that is compared; "" if there is none."""
-    match = compared_match(recipe.producers, recipe.of(Scorer))
+    match = compared_match(wiring.producers, wiring.of(Scorer))
     return "" if match is None else match.name
 
 

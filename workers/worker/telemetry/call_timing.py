@@ -1,6 +1,7 @@
 """Measures how long the calls of plugins take.
 
-`CallTimers` wraps calls and keeps their durations until the worker's next beat. `Timing` chooses which requests are timed, per beat:
+`CallTimers` wraps calls and keeps their durations until the worker's next heartbeat. `Timing` chooses which requests are timed, per
+heartbeat:
 
     the first EXACT requests                     timed, with weight 1
     then every SHARE-th request                  timed, with weight SHARE
@@ -23,7 +24,7 @@ from shm.lanes import Lane
 
 SHARE: Final = 8
 BLOCKING_S: Final = 0.05  # a call that uses the CPU for longer keeps all other requests of the worker waiting
-EXACT: Final = 8  # the first requests after each beat of the worker: all are timed and count once each
+EXACT: Final = 8  # the first requests after each heartbeat of the worker: all are timed and count once each
 
 Call = Callable[..., Any]
 
@@ -97,8 +98,8 @@ _TIMED: Final = {
 class CallTimers:
     """Counts every call of every plugin by its duration. It is a `Wrap`.
 
-    It keeps durations until `store`, which the worker's beat calls. To time a call costs 0.17 us, and to store it with many others 0.05 us.
-    To store each duration alone would cost 0.27 us.
+    It keeps durations until `store`, which the worker's heartbeat calls. To time a call costs 0.17 us, and to store it with many others
+    0.05 us. To store each duration alone would cost 0.27 us.
     """
 
     def __init__(
@@ -121,12 +122,12 @@ class CallTimers:
         # Histogram -> its plugin and extension point. Producers are missing, because they may wait.
         self._owners: dict[int, tuple[Plugin, str]] = {}
         self._kept: dict[int, dict[int, list[float]]] = {}  # weight -> histogram -> durations
-        self._once = self.standing_for(1)
+        self._once = self.counting(1)
 
     def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C:
         return self._once(point, plugin, call)
 
-    def standing_for(self, calls: int) -> Wrap:
+    def counting(self, calls: int) -> Wrap:
         """Returns a `Wrap` that counts each call as `calls` calls."""
         kept = self._kept[calls] = {index: [] for index in self._timers.values()}
 
@@ -190,7 +191,7 @@ class Timing:
     def __init__(self, timers: CallTimers, guarded: Wrap, pipeline: Pipeline) -> None:
         """`pipeline`: its calls have both wrappers already: `guarded`, and `timers` with weight 1."""
         self._timers = timers
-        self._sampled = within(guarded, timers.standing_for(SHARE))
+        self._sampled = within(guarded, timers.counting(SHARE))
         self._untimed = guarded
         self._exact = EXACT
         self._left = 0  # the number of requests for which the last sample still stands
@@ -211,7 +212,7 @@ class Timing:
         self._left = SHARE - 1
         return self._forms[1]
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Stores the durations. Times the next EXACT requests with weight 1."""
         self._exact = EXACT
         self._timers.store()

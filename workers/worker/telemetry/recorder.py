@@ -1,14 +1,14 @@
 """Records requests for `epp record` and --record-dir: encodes what was decided and how it ended, and sends it to the supervisor.
 
-    decided, ended ─▶ what waits ── WAITING_MAX together, and at each beat ─▶ one buffer per worker ─▶ bus ─▶ supervisor, which writes files
+    decided, ended ─▶ what waits ── WAITING_MAX together, or each heartbeat ─▶ one buffer per worker ─▶ bus ─▶ supervisor, which writes
 
 A record is encoded once, from a tuple in the order of the fields in `epp.recording.records`. Records wait for each other: one after the
 other, they find code and data in the CPU's caches. A worker never waits: if the bus is full, it drops the batch and counts its records.
 While nothing is recorded, a request costs one comparison.
 
 The supervisor shows the number of the file that it writes as a gauge in its lane; it is negative if only a sample of the requests is
-recorded (`epp.recording.sample`). The worker looks at each beat. With another number it begins anew: it describes its endpoints again, so
-that each file can be read alone.
+recorded (`epp.recording.sample`). The worker looks at each heartbeat. With another number it begins anew: it describes its endpoints again,
+so that each file can be read alone.
 """
 
 import os
@@ -160,11 +160,11 @@ class Recorder:
         self._sender = sender
         self._keyed = keyed
         self._generation = generation
-        recipe = pipeline.recipe
-        self._match: Datum[PrefixMatch] | None = compared_match(recipe.producers, recipe.of(Scorer))
+        wiring = pipeline.wiring
+        self._match: Datum[PrefixMatch] | None = compared_match(wiring.producers, wiring.of(Scorer))
         self._reads_tokens = INFLIGHT_TOKENS in pipeline.columns
-        self._headers = tuple(sorted({name for plugin in recipe.plugins for name in plugin.reads_headers}))
-        profiles = [_scoring(wired) for wired in recipe.profiles]
+        self._headers = tuple(sorted({name for plugin in wiring.plugins for name in plugin.reads_headers}))
+        profiles = [_scoring(wired) for wired in wiring.profiles]
         self._configured = (CONFIGURED, generation, config_hash, profiles, self._headers)
         self._described_in = 0  # the number of the file for which the configuration was described
         self.sample: Sample | None = None  # None: all requests are recorded

@@ -149,7 +149,7 @@ class Telemetry:
         self.recent.add(now, request, None, Refused(Cause.INTERNAL, named + error_text(problem)), used=used)
 
     def _begun(self) -> Recorder | None:
-        """Returns the recorder, if a recording has begun since the worker's last beat."""
+        """Returns the recorder, if a recording has begun since the worker's last heartbeat."""
         if self._look is not None:
             self._look()
         return self.recorder

@@ -122,7 +122,7 @@ class Tracer:
     def use(self, pipeline: Pipeline) -> None:
         """Uses `pipeline` from now on: traced requests get a form of it with traced calls."""
         self.pipeline = traced(pipeline, self._timers)
-        self.statics = {wired.name: static_scorers(wired) for wired in pipeline.recipe.profiles}
+        self.statics = {wired.name: static_scorers(wired) for wired in pipeline.wiring.profiles}
 
     def begin(self, headers: codec.Headers, gateway: GatewayContext | None = None) -> "Trace | None":
         """Begins the trace of a request with these headers. Returns None if the request is not sampled.

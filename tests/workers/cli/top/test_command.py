@@ -22,7 +22,7 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
     with made(tmp_path) as instance:
         for seat in (0, 1):
             instance.memory.lanes.lane(seat).take_over()
-            instance.memory.lanes.lane(seat).beat(time.monotonic())
+            instance.memory.lanes.lane(seat).heartbeat(time.monotonic())
             instance.memory.lanes.set_serving(seat, True)
         yield instance
 
@@ -93,7 +93,7 @@ def test_the_view_ends_with_the_picker_and_exit_code_0(instance: Instance, monke
     found = observe.instance(instance.options.run_dir, instance.options.instance)
     answers = iter([found, found, None])  # found, there at the first look, gone at the second
     monkeypatch.setattr(observe, "instance", lambda *_: next(answers))
-    monkeypatch.setattr(source, "GONE_S", -1.0)  # its last beat is long ago
+    monkeypatch.setattr(source, "GONE_S", -1.0)  # its last heartbeat is long ago
     next(answers)
     result = top(instance.options.run_dir, f"--instance={instance.options.instance}", "--json")
     assert result.exit_code == 0

@@ -206,7 +206,7 @@ def test_an_endpoint_that_left_with_requests_in_flight_is_logged_again_when_they
     assert logged(ours, 105.0) == []
 
 
-def test_a_slot_that_is_claimed_again_counts_as_drained() -> None:
+def test_a_slot_that_is_taken_again_counts_as_drained() -> None:
     shared = Shared(slots=1)
     ours = Supervisor(shared)
     ours.apply(spec("a"))

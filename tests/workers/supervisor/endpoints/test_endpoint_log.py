@@ -185,7 +185,7 @@ class Pool:
         document_schema = DocumentSchema((1 << 18, 1 << 14))
         memory = Region(memoryview(bytearray(document_schema.bytes)))
         self.documents = DocumentWriter(document_schema, memory)
-        self.handles = [self.table.claim(n + 1, lambda slot: True) for n in range(endpoints)]
+        self.handles = [self.table.take(n + 1, lambda slot: True) for n in range(endpoints)]
         records = [
             EndpointRecord(
                 "default", f"vllm-llama-7d9f8b6c5-{n:05}-rank-0", f"10.0.{n >> 8}.{n & 255}", 8000, {}, *handle, n + 1
@@ -304,7 +304,7 @@ def test_a_row_is_left_out_if_its_new_endpoint_is_not_in_the_document_yet() -> N
     handle = pool.handles[0]
     assert handle is not None
     pool.table.release(handle)
-    pool.table.claim(9, lambda slot: True)
+    pool.table.take(9, lambda slot: True)
     pool.snapshots.start()
     (record,) = pool.snapshot()
     assert list(record["unknown"]) == ["default/vllm-llama-7d9f8b6c5-00001-rank-0"]

@@ -31,7 +31,7 @@ def test_a_successor_keeps_slots_generations_and_owners() -> None:
     assert shared.owners.live == {owner for _, _, owner in after.values()}
 
 
-def test_a_successor_frees_slots_that_a_killed_predecessor_claimed_without_a_record() -> None:
+def test_a_successor_frees_slots_that_a_killed_predecessor_taken_without_a_record() -> None:
     shared = Shared()
     first = Supervisor(shared)
     first.apply(spec("a"))

@@ -46,7 +46,7 @@ def test_only_the_most_frequent_block_sizes_are_precise() -> None:
     memory = KvMemory(layout, parts)
     sizes = [16, 16, 32, 32, 64, 64, 128, 128, 1]
     followed = [Sized(slot, size) for slot, size in enumerate(sizes)]
-    Publishing(memory, memory.marks).publish(followed, World().holdings, Before(), 1.0)
+    Publishing(memory, memory.positions).publish(followed, World().holdings, Before(), 1.0)
     _, document = DocumentReader(layout.documents, memory.documents).read(STREAMS)
     found = msgspec.msgpack.decode(document, type=StreamsRecord).streams
     assert [record.precise for record in found] == [True] * 2 * SIZES_MAX + [False]

@@ -70,7 +70,7 @@ class World:
         )
 
     def endpoint(self, name: str, *, kv: float, waiting: float, at: float = NOW, state: State = State.FRESH) -> None:
-        handle = self.table.claim(1, lambda slot: True)
+        handle = self.table.take(1, lambda slot: True)
         assert handle is not None
         scraped = {"kv_cache_usage": kv, "waiting_requests": waiting}
         columns = self.instance.layout.table.columns
@@ -197,8 +197,8 @@ def test_queue_sizes_are_shown_for_fresh_and_stale_endpoints_but_not_for_unknown
 def test_an_endpoint_is_left_out_if_another_one_has_its_slot_now(world: World) -> None:
     world.endpoint("a", kv=0.5, waiting=4)
     record = world.records[0]
-    world.table.release(world.table.claimed()[0])
-    again = world.table.claim(2, lambda slot: True)
+    world.table.release(world.table.taken()[0])
+    again = world.table.take(2, lambda slot: True)
     assert again is not None and again.slot == record.slot
     values = [0.1] * len(world.instance.layout.table.columns)
     world.table.write(again, state=State.FRESH, flags=0, updated_at=NOW, inflight_at_scrape=0, values=values, present=3)
@@ -208,7 +208,7 @@ def test_an_endpoint_is_left_out_if_another_one_has_its_slot_now(world: World) -
 def test_metrics_of_workers_have_the_label_worker(world: World) -> None:
     lane = world.instance.memory.lanes.lane(2)
     lane.scalars[lane.schema.scalar["streams"]] = 17
-    lane.beat(NOW - 0.25)
+    lane.heartbeat(NOW - 0.25)
     world.instance.memory.lanes.set_serving(2, True)
     assert [world.value("streams_open", worker="1"), world.value("streams_open", worker="0")] == [17, 0]
     assert [world.value("worker_serving", worker="1"), world.value("worker_serving", worker="0")] == [1, 0]
@@ -297,7 +297,7 @@ def test_running_requests_count_on_serving_workers_only_but_totals_on_all(world:
 def test_a_worker_that_was_removed_on_purpose_has_no_gauges(world: World) -> None:
     lanes = world.instance.memory.lanes
     lanes.lane(2).take_over()
-    lanes.lane(2).beat(1.0)
+    lanes.lane(2).heartbeat(1.0)
     at = lanes.schema.scalar["leaving"]
     assert world.value("worker_serving", worker="1") == 0
     lanes.lane(2).scalars[at] = 2
@@ -409,7 +409,7 @@ def test_values_of_two_endpoints_with_the_same_name_are_summed(world: World) -> 
 def test_workers_show_their_loop_lag_and_their_share_of_connections(world: World) -> None:
     for seat, connections in ((1, 30), (2, 10)):
         lane = world.instance.memory.lanes.lane(seat)
-        lane.beat(NOW)
+        lane.heartbeat(NOW)
         lane.add(lane.schema.counter["connections_total"], connections)
         lane.scalars[lane.schema.scalar["loop_lag_us"]] = 1500 * seat
     assert [world.value("worker_accepted_share", worker=w) for w in "01"] == [0.75, 0.25]

@@ -103,9 +103,9 @@ def test_requests_of_a_burst_wait_for_their_turns() -> None:
         loop = asyncio.get_running_loop()
         begun = 0
 
-        def beat() -> None:
+        def heartbeat() -> None:
             seen.append(begun)
-            loop.call_soon(beat)
+            loop.call_soon(heartbeat)
 
         def count(answer: Callable[[Request], PageAnswer]) -> Callable[[Request], PageAnswer]:
             def counted(request: Request) -> PageAnswer:
@@ -116,7 +116,7 @@ def test_requests_of_a_burst_wait_for_their_turns() -> None:
             return counted
 
         admin.answer = count(admin.answer)  # type: ignore[method-assign]
-        beat()
+        heartbeat()
         pairs = [await asyncio.open_connection(*address) for _ in range(8)]
         for _, writer in pairs:
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 10)

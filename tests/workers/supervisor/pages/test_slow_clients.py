@@ -58,11 +58,11 @@ def test_other_callbacks_run_between_any_two_pieces() -> None:
             readers.append(loop.create_task(drain(reader)))
             writers.append(writer)
 
-        def beat() -> None:
+        def heartbeat() -> None:
             seen.append(endless.made)
-            loop.call_soon(beat)
+            loop.call_soon(heartbeat)
 
-        beat()
+        heartbeat()
         await until(lambda: endless.made >= 100)
         admin.close()
         for reader, writer in zip(readers, writers, strict=True):

@@ -7,7 +7,7 @@ from typing import Any
 from epp.candidates import Candidates
 from epp.data import WAITING
 from epp.decision.decision import Decision, Response, Usage
-from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import WiredProfile, Wiring, compile_pipeline
 from epp.errors import Cause, Refused
 from epp.plugin import DataProducer, NoParams, Parser, Plugin, ResponseComplete
 from epp.plugins.parsers.openai import OpenAI, Passthrough
@@ -71,7 +71,7 @@ def pair(
     picker, scorer = MaxScore("p", MaxScore.Params()), QueueDepth("q", NoParams())
     parsers = (OpenAI("o", NoParams()), *parsers, Passthrough("x", NoParams()))
     pipeline = compile_pipeline(
-        Recipe(
+        Wiring(
             plugins=(picker, scorer, *parsers, *others),
             parsers=parsers,
             handler=SingleProfile("h", NoParams()),

@@ -10,7 +10,7 @@ import pytest
 from epp.candidates import Candidates, Mask, Scores
 from epp.data import Datum
 from epp.decision.decision import Decision, ProfileRun, Response
-from epp.decision.pipeline import Pipeline, Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import Pipeline, WiredProfile, Wiring, compile_pipeline
 from epp.errors import Cause, Refused
 from epp.plugin import (
     Admitter,
@@ -121,7 +121,7 @@ def made(plugin: Everything, *others: Plugin, shadow: bool = False) -> Pipeline:
     members = ((plugin, 1.0),)
     profiles = (WiredProfile("a", members), WiredProfile("b", members))
     pipeline = compile_pipeline(
-        Recipe(
+        Wiring(
             plugins=(plugin, *others),
             parsers=(OpenAI("o", NoParams()),),
             handler=plugin,
@@ -320,10 +320,10 @@ def test_a_shadow_profile_runs_after_the_decision_and_changes_nothing() -> None:
 def test_a_plugin_of_shadow_profiles_alone_only_chooses_there() -> None:
     real, other = Everything(), Everything()
     other.name = "other"
-    recipe = made(real).recipe
+    wiring = made(real).wiring
     shadow = WiredProfile("shadow", ((other, 1.0),), shadow=True)
     pipeline = compile_pipeline(
-        Recipe((*recipe.plugins, other), recipe.parsers, recipe.handler, (*recipe.profiles, shadow), recipe.producers)
+        Wiring((*wiring.plugins, other), wiring.parsers, wiring.handler, (*wiring.profiles, shadow), wiring.producers)
     )
     p = pair(pipeline)
     envoy = p.open()
@@ -344,10 +344,10 @@ class Fails(Scorer):
 def test_a_shadow_profile_that_fails_does_not_disturb_the_request() -> None:
     plugin = Everything()
     pool = FakePool(candidates({"waiting_requests": [0, 0, 0]}))
-    recipe = made(plugin).recipe
+    wiring = made(plugin).wiring
     shadow = WiredProfile("shadow", ((Fails("f", NoParams()), 1.0), (plugin, 1.0)), shadow=True)
     pipeline = compile_pipeline(
-        Recipe(recipe.plugins, recipe.parsers, recipe.handler, (*recipe.profiles, shadow), recipe.producers)
+        Wiring(wiring.plugins, wiring.parsers, wiring.handler, (*wiring.profiles, shadow), wiring.producers)
     )
     envoy = Pair(pipeline, pool).open()
     envoy.headers()

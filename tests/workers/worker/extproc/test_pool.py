@@ -36,7 +36,7 @@ class World:
         self.documents = DocumentWriter(documents, document_region)
         self.lanes = lanes(slots=8, workers=2)
         self.time = 1000.0
-        self.handles = [self.claim() for _ in range(count)]
+        self.handles = [self.take() for _ in range(count)]
         self.hosts = [f"10.0.0.{i + 1}" for i in range(count)]
         self.write_document()
         reader = DocumentReader(documents, document_region)
@@ -56,8 +56,8 @@ class World:
         self.writer.mark(self.handles[index], flags=flags)
         self.writer.publish()
 
-    def claim(self) -> Handle:
-        handle = self.writer.claim(1, lambda slot: True)
+    def take(self) -> Handle:
+        handle = self.writer.take(1, lambda slot: True)
         assert handle is not None
         return handle
 
@@ -223,7 +223,7 @@ def test_load_in_flight_of_other_replicas_counts_while_it_is_fresh() -> None:
     for i in range(3):
         w.scrape(i, 1, 0, inflight=1)
     remote.set(w.handles[1].slot, 4, 400)
-    remote.beat(w.time, 1)
+    remote.heartbeat(w.time, 1)
     w.time += 0.01
     before = w.pool.candidates(None)
     assert before[WAITING].tolist() == [1, 1, 1]
@@ -241,7 +241,7 @@ def test_load_in_flight_of_other_replicas_counts_while_it_is_fresh() -> None:
 def test_an_endpoint_is_no_candidate_after_another_one_took_over_its_row() -> None:
     w = World()
     w.writer.release(w.handles[0])
-    w.claim()
+    w.take()
     w.writer.publish()
     w.time += 0.1
     assert w.names() == ["pod-1", "pod-2"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from epp.candidates import Candidates, Roster, Snapshot
-from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import WiredProfile, Wiring, compile_pipeline
 from epp.plugin import NoParams, Plugin, ResponseStreaming
 from epp.plugins.deciders.simple import Always
 from epp.plugins.filters.roles import DecodeFilter, EncodeFilter, PrefillFilter
@@ -41,7 +41,7 @@ def pair(*others: Plugin, roles: tuple[str, ...] = ROLES) -> Pair:
     handler.resolve({"prefill": always, "encode": always})
     profiles = {"decode": DecodeFilter, "prefill": PrefillFilter, "encode": EncodeFilter}
     pipeline = compile_pipeline(
-        Recipe(
+        Wiring(
             plugins=(handler, picker, parser, *others),
             parsers=(parser,),
             handler=handler,

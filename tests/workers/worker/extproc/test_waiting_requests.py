@@ -7,7 +7,7 @@ import pytest
 from epp.candidates import Candidates
 from epp.data import Datum
 from epp.decision.decision import Decision, Response
-from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import WiredProfile, Wiring, compile_pipeline
 from epp.plugin import DataProducer, NoParams, Plugin, ResponseComplete, ResponseStreaming, Services, Waiting
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore
@@ -72,7 +72,7 @@ class Site:
         self.pool = FakePool(candidates({"waiting_requests": [0, 0]}))
         picker = MaxScore("m", MaxScore.Params())
         pipeline = compile_pipeline(
-            Recipe(
+            Wiring(
                 plugins=(*plugins, picker),
                 parsers=(OpenAI("o", NoParams()),),
                 handler=SingleProfile("h", NoParams()),

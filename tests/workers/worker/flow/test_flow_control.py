@@ -235,7 +235,7 @@ def test_an_unknown_objective_is_ignored_and_counted(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_request_finds_what_was_published_before_it_without_a_beat_between(tmp_path: Path) -> None:
+def test_a_request_finds_what_was_published_before_it_without_a_heartbeat_between(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path, objectives={}) as w:
             (shard,) = w.shards
@@ -263,7 +263,7 @@ def test_a_band_comes_and_goes_with_its_objectives_and_loses_no_request(tmp_path
             (w.folder / "low.yaml").unlink()
             (w.folder / "high.yaml").write_text(objective("high", 7))
             w.watch.look()
-            high = shard.ask("high", "high")  # before the worker's next beat
+            high = shard.ask("high", "high")  # before the worker's next heartbeat
             assert low.waits
             look = order(held, low, high)
             await until(lambda: len(look()) == 3)

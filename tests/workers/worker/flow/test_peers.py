@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.flow.ports import Elsewhere, Front, Held, Wanted
+from epp.flow.ports import Elsewhere, Head, Held, Wanted
 from epp.request.flows import FlowKey
 from shm.flow_lanes import FlowLanes, FlowSchema
 from shm.lanes import Lanes
@@ -33,7 +33,7 @@ class Shards:
         self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(WORKERS)]
         self.peers = [self.view(worker) for worker in range(WORKERS)]
         for worker in range(WORKERS):
-            self.lanes.lane(worker + 1).beat(self.now)
+            self.lanes.lane(worker + 1).heartbeat(self.now)
 
     def view(self, worker: int) -> LanePeers:
         return LanePeers(self.flow, self.lanes, worker, PLACES, wakeups=self.wakeups, now=lambda: self.now)
@@ -64,39 +64,39 @@ def test_a_shard_sees_the_others_and_not_itself(shards: Shards) -> None:
 def test_a_shard_that_does_not_serve_is_not_seen(shards: Shards) -> None:
     one, two, _ = shards.peers
     two.publish(0, 4, 40, 1.0)
-    two.front(0, 1.0)
+    two.head(0, 1.0)
     shards.lanes.set_serving(2, False)
     assert one.waiting() == 0
     assert list(one.shards()) == [2]
-    assert list(one.fronts()) == []
+    assert list(one.heads()) == []
 
 
 def test_the_ledger_of_a_band_is_what_the_other_serving_shards_show(shards: Shards) -> None:
     one, two, three = (peers.ledger(5) for peers in shards.peers)
-    mark = one.mark(FlowKey("a", 5))
-    assert mark == three.mark(FlowKey("a", 5)) != one.mark(FlowKey("b", 5))
-    assert (one.position(mark), one.time(), one.end(), one.backlogged(), one.alone()) == (-inf, 0.0, 0.0, 0, True)
-    two.move(mark, 7.0)
-    three.move(mark, 5.0)
+    flow_hash = one.flow_hash(FlowKey("a", 5))
+    assert flow_hash == three.flow_hash(FlowKey("a", 5)) != one.flow_hash(FlowKey("b", 5))
+    assert (one.position(flow_hash), one.time(), one.end(), one.backlogged(), one.alone()) == (-inf, 0.0, 0.0, 0, True)
+    two.move(flow_hash, 7.0)
+    three.move(flow_hash, 5.0)
     two.show(3.0, 8.0, 2)
     three.show(4.0, 6.0, 1)
-    assert (one.position(mark), one.time(), one.end(), one.backlogged()) == (7.0, 4.0, 8.0, 2)
-    assert (two.position(mark), two.time(), two.end(), two.backlogged()) == (5.0, 4.0, 6.0, 1)
+    assert (one.position(flow_hash), one.time(), one.end(), one.backlogged()) == (7.0, 4.0, 8.0, 2)
+    assert (two.position(flow_hash), two.time(), two.end(), two.backlogged()) == (5.0, 4.0, 6.0, 1)
     shards.lanes.set_serving(2, False)
-    assert (one.position(mark), one.end()) == (5.0, 6.0)
+    assert (one.position(flow_hash), one.end()) == (5.0, 6.0)
     shards.lanes.set_serving(2, True)
-    assert one.position(mark) == 7.0
+    assert one.position(flow_hash) == 7.0
 
 
 def test_each_band_has_a_separate_ledger_and_one_without_a_place_has_none(shards: Shards) -> None:
     one, two, _ = shards.peers
     a, b, nowhere = two.ledger(0), two.ledger(5), two.ledger(77)
     for position, ledger in enumerate((a, b, nowhere), 1):
-        ledger.move(ledger.mark(FlowKey("a", 0)), float(position))
+        ledger.move(ledger.flow_hash(FlowKey("a", 0)), float(position))
         ledger.show(float(position), float(position), position)
     for position, priority in enumerate((0, 5), 1):
         ledger = one.ledger(priority)
-        assert ledger.position(ledger.mark(FlowKey("a", priority))) == ledger.time() == ledger.end() == position
+        assert ledger.position(ledger.flow_hash(FlowKey("a", priority))) == ledger.time() == ledger.end() == position
     ledger = one.ledger(77)
     assert (ledger.time(), ledger.end(), ledger.backlogged(), ledger.alone()) == (0.0, 0.0, 0, True)
 
@@ -119,19 +119,19 @@ def test_the_ledger_shows_whether_others_have_served_and_whether_a_request_of_th
 
 
 def test_names_that_cannot_be_encoded_have_marks_too(shards: Shards) -> None:
-    assert shards.peers[0].ledger(0).mark(FlowKey("\udcff", 0)) > 0
+    assert shards.peers[0].ledger(0).flow_hash(FlowKey("\udcff", 0)) > 0
 
 
-def test_fronts_are_those_of_shards_with_a_fresh_heartbeat(shards: Shards) -> None:
+def test_heads_are_those_of_shards_with_a_fresh_heartbeat(shards: Shards) -> None:
     one, two, three = shards.peers
-    two.front(5, 3.0)
-    three.front(-1, 2.0)
-    assert list(one.fronts()) == [Front(1, 5, 3.0), Front(2, -1, 2.0)]
+    two.head(5, 3.0)
+    three.head(-1, 2.0)
+    assert list(one.heads()) == [Head(1, 5, 3.0), Head(2, -1, 2.0)]
     shards.now += FRESH_S
-    shards.lanes.lane(3).beat(shards.now)
-    assert list(one.fronts()) == [Front(2, -1, 2.0)]
-    three.front(None, 0.0)
-    assert list(one.fronts()) == []
+    shards.lanes.lane(3).heartbeat(shards.now)
+    assert list(one.heads()) == [Head(2, -1, 2.0)]
+    three.head(None, 0.0)
+    assert list(one.heads()) == []
 
 
 def test_all_shards_see_a_demand_until_it_is_answered(shards: Shards) -> None:
@@ -210,21 +210,21 @@ def test_what_waits_in_other_replicas_counts_for_limits_while_it_is_fresh(shards
     remote = shards.lanes.remote = RemoteLane(schema, region_for(schema))
     remote.set_band(PLACES[5], 7, 70)
     remote.set_waiting(7, 70)
-    remote.beat(shards.now, 1)
+    remote.heartbeat(shards.now, 1)
     one, two, _ = shards.peers
     two.publish(5, 1, 10, 1.0)
     assert (one.totals(), one.band(5)) == ((1, 10), (1, 10))
     shards.lanes.add_remote(shards.now)
     assert (one.totals(), one.band(5), one.band(0), one.band(77)) == ((8, 80), (8, 80), (0, 0), (0, 0))
-    assert (list(one.shards()), one.fronts()) == ([1, 2], ())
+    assert (list(one.shards()), one.heads()) == ([1, 2], ())
     assert (one.waiting(), one.elsewhere()) == (1, None)
-    remote.set_front(PLACES[5], 9)
+    remote.set_head(PLACES[5], 9)
     assert (one.waiting(), one.elsewhere()) == (2, Elsewhere(5, 9))
-    remote.set_front(3, 9)
+    remote.set_head(3, 9)
     assert one.elsewhere() is None, "no band of this replica has that place"
-    remote.set_front(PLACES[5], 9)
+    remote.set_head(PLACES[5], 9)
     shards.lanes.add_remote(shards.now + 1.5)
     assert (one.totals(), one.waiting(), one.elsewhere()) == ((1, 10), 1, None)
-    remote.set_front(None, 9)
+    remote.set_head(None, 9)
     shards.lanes.add_remote(shards.now)
     assert (one.waiting(), one.elsewhere()) == (1, None)

@@ -166,7 +166,7 @@ def test_once_a_server_has_reported_cached_tokens_a_missing_figure_is_zero() -> 
 
 def compared(p: Pair) -> Worker:
     """Lets the worker of the pair compare."""
-    worker = Worker(match_name(p.app.pipelines.current.pipeline.recipe))
+    worker = Worker(match_name(p.app.pipelines.current.pipeline.wiring))
     p.app.telemetry.comparison = worker.comparison
     return worker
 
@@ -265,7 +265,7 @@ def test_without_a_prefix_producer_there_is_nothing_to_explain() -> None:
 
 @pytest.mark.parametrize(("config", "name"), [(CONFIG, "prefix_match/approx-prefix-cache-producer"), (NO_PREFIX, "")])
 def test_predictions_are_compared_only_if_a_producer_matches_prefixes(config: str, name: str) -> None:
-    assert match_name(load(config, "test").pipeline.recipe) == name
+    assert match_name(load(config, "test").pipeline.wiring) == name
 
 
 class Supervised:
@@ -277,7 +277,7 @@ class Supervised:
         self.warnings = Reports()
         self.evictions = 0
         self._table = TableWriter(instance.layout.table, instance.memory.table)
-        handle = self._table.claim(1, lambda _: True)
+        handle = self._table.take(1, lambda _: True)
         assert handle is not None
         self._handle = handle
         record = EndpointRecord("default", "pod-1", "10.0.0.2", 8000, {}, *handle, 1)

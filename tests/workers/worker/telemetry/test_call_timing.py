@@ -1,4 +1,4 @@
-"""Which requests have timed plugin calls: the first ones of a beat, then one in eight, which counts for eight."""
+"""Which requests have timed plugin calls: the first ones of a heartbeat, then one in eight, which counts for eight."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class World:
         self.lanes = Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
         places = {(point, plugin.name): index for index, (point, plugin) in enumerate(points)}
         self.calls = CallTimers(self.lanes.lane(0), places, lambda: 0.0, cpu=lambda: 0.0)
-        self.asked = f"{Point.PROFILE_PICKER.value}@{plain.recipe.handler.name}"
+        self.asked = f"{Point.PROFILE_PICKER.value}@{plain.wiring.handler.name}"
         self.guarded: Counter[Point] = Counter()
         self.timing = Timing(self.calls, self._guard, plain.wrapped(within(self._guard, self.calls)))
 
@@ -49,10 +49,10 @@ class World:
 
 def test_with_few_requests_every_call_is_timed_and_counts_once() -> None:
     world = World()
-    for beat in range(1, 4):
+    for heartbeat in range(1, 4):
         world.requests(EXACT)
-        assert world.counted() == beat * EXACT
-        world.timing.beat()
+        assert world.counted() == heartbeat * EXACT
+        world.timing.heartbeat()
 
 
 def test_with_many_requests_one_in_eight_is_timed_and_counts_for_the_next_ones() -> None:
@@ -66,11 +66,11 @@ def test_with_many_requests_one_in_eight_is_timed_and_counts_for_the_next_ones()
 
 
 @pytest.mark.parametrize("extra", range(1, SHARE + 1))
-def test_a_sample_counts_for_requests_of_the_next_beat_too_so_counts_are_at_most_seven_ahead(extra: int) -> None:
+def test_a_sample_counts_for_requests_of_the_next_heartbeat_too_so_counts_are_at_most_seven_ahead(extra: int) -> None:
     world = World()
     world.requests(EXACT + extra)
     assert world.counted() == EXACT + SHARE
-    world.timing.beat()
+    world.timing.heartbeat()
     world.requests(SHARE - extra)
     assert world.counted() == EXACT + SHARE
     world.requests(1)
@@ -82,7 +82,7 @@ def test_a_new_pipeline_is_used_in_all_its_forms_from_the_next_request_on() -> N
     other = compiled(FakeServices()).wrapped(world.calls)
     world.timing.use(other)
     forms = world.requests(EXACT + SHARE)
-    assert {form.recipe for form in forms} == {other.recipe} and forms[0] is other
+    assert {form.wiring for form in forms} == {other.wiring} and forms[0] is other
 
 
 def test_every_form_keeps_the_other_wrapper_of_the_calls() -> None:

@@ -106,7 +106,7 @@ def test_a_request_has_a_record_of_its_decision_and_one_of_its_end() -> None:
 
 
 @pytest.mark.parametrize("plugins", [(), (Denies("d", NoParams()),), (Broken("b", NoParams()),)])
-def test_a_request_is_recorded_if_the_recording_began_after_the_last_beat(plugins: Any) -> None:
+def test_a_request_is_recorded_if_the_recording_began_after_the_last_heartbeat(plugins: Any) -> None:
     site = pair(*plugins)
     begun: list[Recording] = []
     site.app.telemetry = Telemetry(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from epp.decision.decision import Decision, ProfileRun
-from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import WiredProfile, Wiring, compile_pipeline
 from epp.metrics.series import SHADOWS
 from epp.plugin import Filter, NoParams, Plugin, Scorer
 from epp.plugins.parsers.openai import OpenAI
@@ -103,7 +103,7 @@ def test_a_stream_counts_once_per_decision_and_a_failed_run_is_not_counted() -> 
         WiredProfile(name, (*((m, 1.0) for m in given), (picker, 1.0)), shadow=True) for name, given in members.items()
     ]
     plugins: tuple[Plugin, ...] = (parser, handler, picker, one, two, none, breaks)
-    pipeline = compile_pipeline(Recipe(plugins, (parser,), handler, tuple(profiles), ()))
+    pipeline = compile_pipeline(Wiring(plugins, (parser,), handler, tuple(profiles), ()))
     pair, counts = Pair(pipeline, FakePool(candidates({"waiting_requests": [0, 0, 0]}))), Counts()
     pair.app.telemetry.agreements = counts.agreements
     for _ in range(3):

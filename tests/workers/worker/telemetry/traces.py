@@ -13,7 +13,7 @@ import numpy as np
 from epp.candidates import Candidates, Mask, Scores
 from epp.data import KV_USAGE, WAITING
 from epp.decision.decision import Decision, ProfileRun
-from epp.decision.pipeline import Recipe, WiredProfile, compile_pipeline
+from epp.decision.pipeline import WiredProfile, Wiring, compile_pipeline
 from epp.errors import Cause, Refused
 from epp.plugin import DataProducer, Filter, NoParams, Plugin, Profile, ProfileHandler, Scorer
 from epp.plugins.parsers.openai import OpenAI, Passthrough
@@ -130,7 +130,7 @@ class Site:
         handler = handler or SingleProfile("h", NoParams())
         members = [(*given, picker) for given in profiles or ((QueueDepth("queue", NoParams()),),)]
         names = ("default", "second")[: len(members)]
-        recipe = Recipe(
+        wiring = Wiring(
             plugins=(handler, *parsers, *producers, *{p.name: p for given in members for p in given}.values()),
             parsers=parsers,
             handler=handler,
@@ -142,7 +142,7 @@ class Site:
             columns=(WAITING, KV_USAGE),
         )
         self.timers = Counts()
-        pipeline = compile_pipeline(recipe, self.timers)
+        pipeline = compile_pipeline(wiring, self.timers)
         pipeline.start(FakeServices())
         columns = {"waiting_requests": [2.0, 0.0, 1.0], KV_USAGE.name: [0.5, 0.25, 0.0]}
         self.pair = Pair(pipeline, FakePool(candidates({n: v[:count] for n, v in columns.items()}, count=count)))

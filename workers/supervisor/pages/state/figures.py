@@ -37,7 +37,9 @@ from workers.supervisor.pages.state.look import (
     counts_of,
 )
 
-SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's beat are both older than this
+SUPERVISOR_SILENT_S: Final = (
+    1.0  # a row is not fresh if its values and the supervisor's heartbeat are both older than this
+)
 REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
 ENDED: Final[Mapping[int, str]] = {
     Leaving.LEAVES: "removed",
@@ -84,10 +86,12 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor. `beat_age_s` is None before the first beat. `replicas_needed`, `headroom`: the scaling signal; None: not known."""
+    """The supervisor. `heartbeat_age_s` is None before the first heartbeat. `replicas_needed`, `headroom`: the scaling signal; None: not
+    known.
+    """
 
     serving: bool
-    beat_age_s: float | None
+    heartbeat_age_s: float | None
     starts: int
     replicas_needed: int | None = None
     headroom: float | None = None
@@ -98,7 +102,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: int
     state: str
-    beat_age_s: float | None
+    heartbeat_age_s: float | None
     starts: int
     streams: int
     connections: int
@@ -250,8 +254,8 @@ def _bands(bands: Sequence[BandLook] | None) -> list[BandFigures] | None:
 
 
 def life(look: Look) -> str:
-    """Returns the state of an instance by the most recent beat of its processes: running, draining, starting or silent."""
-    age = min(lane.beat_age_s for lane in look.lanes)
+    """Returns the state of an instance by the most recent heartbeat of its processes: running, draining, starting or silent."""
+    age = min(lane.heartbeat_age_s for lane in look.lanes)
     if age < SILENT_S:
         draining = any(lane.gauges.get("leaving") == Leaving.DRAINS for lane in look.lanes[1:])
         return "draining" if draining else "running"
@@ -334,7 +338,7 @@ def _supervisor(lane: LaneLook) -> Supervisor:
     needed, headroom = lane.gauges.get(REPLICAS_NEEDED, 0), lane.gauges.get(HEADROOM, UNKNOWN_HEADROOM)
     return Supervisor(
         serving=lane.serving,
-        beat_age_s=_beat_age(lane),
+        heartbeat_age_s=_heartbeat_age(lane),
         starts=lane.starts,
         replicas_needed=needed or None,
         headroom=headroom / 1000 if needed and headroom != UNKNOWN_HEADROOM else None,
@@ -353,7 +357,7 @@ def _workers(look: Look, before: Look | None, elapsed: float | None) -> list[Wor
             Worker(
                 worker=seat - 1,
                 state=_worker_state(lane),
-                beat_age_s=None if _worker_state(lane) in ENDED.values() else _beat_age(lane),
+                heartbeat_age_s=None if _worker_state(lane) in ENDED.values() else _heartbeat_age(lane),
                 starts=lane.starts,
                 streams=lane.gauges.get("streams", 0),
                 connections=lane.gauges.get("connections", 0),
@@ -382,7 +386,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
     new = [_new_picks(e, earlier) for e in look.endpoints]
     total = sum(picks or 0 for picks in new)
     tokenless = _without_tokens(look, before, total)
-    supervised = look.lanes[0].beat_age_s <= SUPERVISOR_SILENT_S
+    supervised = look.lanes[0].heartbeat_age_s <= SUPERVISOR_SILENT_S
     found: list[EndpointFigures] = []
     for e, picks in zip(look.endpoints, new, strict=True):
         predicted, reported = _shares([e.cached])
@@ -434,5 +438,5 @@ def _rate(now: Mapping[str, int], then: Mapping[str, int], names: Sequence[str],
     return max(0, sum(now.get(name, 0) - then.get(name, 0) for name in names)) / elapsed
 
 
-def _beat_age(lane: LaneLook) -> float | None:
-    return lane.beat_age_s if lane.beat_age_s != math.inf else None
+def _heartbeat_age(lane: LaneLook) -> float | None:
+    return lane.heartbeat_age_s if lane.heartbeat_age_s != math.inf else None

@@ -11,10 +11,10 @@ from workers.supervisor.pages.state.tried import TryoutFigures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneLook:
-    """The lane of one process. The age of the beat is infinite before the first beat."""
+    """The lane of one process. The age of the heartbeat is infinite before the first heartbeat."""
 
     serving: bool
-    beat_age_s: float
+    heartbeat_age_s: float
     starts: int
     gauges: Mapping[str, int]
     counters: Mapping[str, int]

@@ -40,7 +40,7 @@ from shm.remote_lane import RemoteLane, RemoteSchema
 from shm.segment import Region, Segment, SegmentError
 from shm.series import SeriesSchema
 from shm.series_reader import SeriesReader
-from shm.stream_marks import Marks, MarksSchema
+from shm.stream_positions import StreamPositions, StreamPositionsSchema
 from shm.table import TableCopy, TableReader, TableSchema
 from workers.process.layout import GENERATION
 from workers.shared import reload_status
@@ -65,7 +65,7 @@ from workers.supervisor.pages.state.served import Served
 from workers.supervisor.pages.state.tried import tryout_figures
 from workers.worker.telemetry.cache_prediction import sums
 
-GONE_S = 1.0  # if the parent is gone and no process has sent a beat for this time, all processes are dead
+GONE_S = 1.0  # if the parent is gone and no process has sent a heartbeat for this time, all processes are dead
 COUNTED_BUCKETS_MAX = 1 << 17  # buckets of the prefix index that one look counts
 DOUBTED_MAX = 16  # endpoints with implausible reports of usage that are told apart
 
@@ -208,7 +208,7 @@ class Source:
         gauges = zip(schema.scalar, lane.scalars.tolist(), strict=True)
         return LaneLook(
             serving=self.lanes.serving(index),
-            beat_age_s=age,
+            heartbeat_age_s=age,
             starts=starts,
             gauges={name: value for name, value in gauges if name not in TRIED},
             counters=dict(zip(schema.counter, lane.counters.tolist(), strict=True)),
@@ -356,12 +356,14 @@ class Source:
 
     def _streams_of(self, parts: Mapping[str, Part]) -> KvFigures | None:
         """Returns the reader of the event streams' figures; None if the picker follows no streams."""
-        documents, marks = parts.get("kv_documents"), parts.get("kv_marks")
-        if documents is None or marks is None:
+        documents, positions = parts.get("kv_documents"), parts.get("kv_positions")
+        if documents is None or positions is None:
             return None
         assert isinstance(documents.schema, DocumentSchema)
-        assert isinstance(marks.schema, MarksSchema)
-        return KvFigures(DocumentReader(documents.schema, documents.region), Marks(marks.schema, marks.region))
+        assert isinstance(positions.schema, StreamPositionsSchema)
+        return KvFigures(
+            DocumentReader(documents.schema, documents.region), StreamPositions(positions.schema, positions.region)
+        )
 
     def _flow_of(self, parts: Mapping[str, Part]) -> FlowLanes | None:
         """Returns the lanes of flow control; None if it is off."""

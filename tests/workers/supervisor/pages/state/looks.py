@@ -15,7 +15,7 @@ def lane(**changes: Any) -> LaneLook:
     """The lane of a serving process."""
     values: dict[str, Any] = {
         "serving": True,
-        "beat_age_s": 0.05,
+        "heartbeat_age_s": 0.05,
         "starts": 1,
         "gauges": {"streams": 3, "connections": 2},
         "counters": {},

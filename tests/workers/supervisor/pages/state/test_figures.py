@@ -61,7 +61,7 @@ def test_a_quantile_is_in_the_bucket_with_its_rank(counts: list[int], q: float) 
 
 
 def test_seats_that_never_had_a_worker_are_left_out() -> None:
-    lanes = (lane(), lane(), lane(serving=False, starts=3), lane(serving=False, starts=0, beat_age_s=math.inf))
+    lanes = (lane(), lane(), lane(serving=False, starts=3), lane(serving=False, starts=0, heartbeat_age_s=math.inf))
     found = of(look(lanes=lanes))
     assert [worker.state for worker in found.workers] == ["serving", "not serving"]
     assert found.workers_serving == 1
@@ -76,7 +76,11 @@ def test_the_state_of_a_worker_that_leaves_is_leaving() -> None:
 def test_workers_that_ended_on_purpose_are_removed_or_ended_and_have_no_age() -> None:
     removed, ended = ({"serving": False, "gauges": {"leaving": state}} for state in (2, 3))
     found = of(look(lanes=(lane(), lane(), lane(**removed), lane(**ended))))
-    assert [(w.state, w.beat_age_s) for w in found.workers] == [("serving", 0.05), ("removed", None), ("ended", None)]
+    assert [(w.state, w.heartbeat_age_s) for w in found.workers] == [
+        ("serving", 0.05),
+        ("removed", None),
+        ("ended", None),
+    ]
 
 
 def test_a_picker_that_stops_is_draining() -> None:
@@ -112,7 +116,7 @@ def test_the_shown_state_is_the_strongest_reason_against_requests(state: State, 
 
 
 def test_without_a_supervisor_rows_with_old_values_are_stale() -> None:
-    lanes = (lane(beat_age_s=30.0), lane(), lane())
+    lanes = (lane(heartbeat_age_s=30.0), lane(), lane())
     endpoints = [endpoint("a", age_s=30.0), endpoint("b", age_s=0.5), endpoint("c", state=State.UNKNOWN, age_s=None)]
     assert [e.state for e in of(look(lanes=lanes, endpoints=endpoints)).endpoints] == ["stale", "fresh", "unknown"]
 
@@ -161,17 +165,17 @@ def test_predicted_and_reported_are_shares_of_the_compared_prompt_tokens() -> No
     assert of(look(endpoints=[endpoint("c")])).requests.predicted_share is None
 
 
-def test_figures_can_be_encoded_as_json_before_the_first_beat() -> None:
-    lanes = (lane(beat_age_s=math.inf), lane(beat_age_s=math.inf))
+def test_figures_can_be_encoded_as_json_before_the_first_heartbeat() -> None:
+    lanes = (lane(heartbeat_age_s=math.inf), lane(heartbeat_age_s=math.inf))
     document = json.loads(msgspec.json.encode(of(look(lanes=lanes, endpoints=[endpoint("a", age_s=None)]))))
-    assert document["supervisor"]["beat_age_s"] is None
+    assert document["supervisor"]["heartbeat_age_s"] is None
     assert document["index"]["used_share"] == 0.25
     assert document["endpoints"][0]["scraped"]["kv_cache_usage"] == 0.25
 
 
 @pytest.mark.parametrize(("age_s", "expected"), [(0.1, "running"), (60.0, "silent"), (math.inf, "starting")])
-def test_the_most_recent_beat_decides_the_state_of_an_instance(age_s: float, expected: str) -> None:
-    assert life(look(lanes=(lane(beat_age_s=math.inf), lane(beat_age_s=age_s)))) == expected
+def test_the_most_recent_heartbeat_decides_the_state_of_an_instance(age_s: float, expected: str) -> None:
+    assert life(look(lanes=(lane(heartbeat_age_s=math.inf), lane(heartbeat_age_s=age_s)))) == expected
 
 
 def refused(requests: int) -> dict[str, int]:

@@ -44,13 +44,13 @@ class World:
         self._records: list[EndpointRecord] = []
         instance.memory.lanes.lane(1).take_over()
         instance.memory.lanes.set_serving(1, True)
-        instance.memory.lanes.lane(1).beat(time.monotonic())
+        instance.memory.lanes.lane(1).heartbeat(time.monotonic())
         self.seen = observe.find(self.run_dir, name=instance.options.instance)
         self.source = Source(self.seen, self.run_dir)
 
     def endpoint(self, name: str, host: str = "10.0.0.1", **scraped: float) -> EndpointRecord:
         owner = self.index.new_owner()
-        handle = self._table.claim(owner, lambda slot: True)
+        handle = self._table.take(owner, lambda slot: True)
         assert handle is not None
         columns = self.instance.layout.table.columns
         present = sum(1 << columns.index(column) for column in scraped)
@@ -124,10 +124,10 @@ def test_an_ipv6_address_is_in_brackets(world: World) -> None:
 def test_an_endpoint_is_left_out_if_another_one_has_its_slot_now(world: World) -> None:
     record = world.endpoint("a")
     writer = TableWriter(world.instance.layout.table, world.instance.memory.table)
-    (handle,) = writer.claimed()
+    (handle,) = writer.taken()
     assert handle == (record.slot, record.generation)
     writer.release(handle)
-    writer.claim(9, lambda slot: True)
+    writer.take(9, lambda slot: True)
     assert world.source.look(NOW).endpoints == ()
 
 
@@ -193,7 +193,7 @@ def test_the_end_of_an_instance_is_detected(world: World) -> None:
     now = time.monotonic()
     assert world.source.ended(now) == ""
     world.instance.unlink()
-    assert world.source.ended(now) == "", "its processes still beat: another program may have removed its file"
+    assert world.source.ended(now) == "", "its processes still heartbeat: another program may have removed its file"
     assert world.source.ended(now + 2 * GONE_S) == f"{world.seen.name} (pid {world.seen.pid}) has stopped"
 
 

@@ -14,7 +14,7 @@ export const Findings = ({ findings, more }) => html`
 const WORKERS = [
   { title: "Worker", left: true, cell: (w) => w.worker },
   { title: "State", left: true, cell: (w) => html`<${Chip} state=${w.state} />` },
-  { title: "Beat", cell: (w) => age(w.beat_age_s), note: "time since its event loop turned last" },
+  { title: "Heartbeat", cell: (w) => age(w.heartbeat_age_s), note: "time since its event loop turned last" },
   { title: "Late", cell: (w) => time(w.loop_lag_s), note: "how late its event loop is" },
   { title: "Starts", cell: (w) => w.starts },
   { title: "Streams", cell: (w) => count(w.streams) },

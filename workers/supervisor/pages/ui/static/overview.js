@@ -71,7 +71,7 @@ export function Overview({ state, theme }) {
       <${Card} title="Endpoints" value=${`${fresh} of ${endpoints.length}`} bad=${fresh < endpoints.length} note="fresh" />
       <${Card} title="Waiting at servers" value=${count(sum(state, "waiting_requests"))} note=${`${count(sum(state, "running_requests"))} running`} />
       ${state.bands && html`<${Card} title="Waiting here" value=${count(waiting(state))} note="in flow control" />`}
-      <${Card} title="Workers" value=${`${state.workers_serving} of ${wanted}`} bad=${state.workers_serving < wanted} note=${`supervisor: beat ${age(state.supervisor.beat_age_s)} ago`} />
+      <${Card} title="Workers" value=${`${state.workers_serving} of ${wanted}`} bad=${state.workers_serving < wanted} note=${`supervisor: heartbeat ${age(state.supervisor.heartbeat_age_s)} ago`} />
       ${state.supervisor.replicas_needed !== undefined && html`<${Card} title="Servers needed" value=${count(state.supervisor.replicas_needed)} note=${state.supervisor.headroom === undefined ? "by the scaling signal" : `headroom ${share(state.supervisor.headroom)}`} />`}
       ${state.others && html`<${Card} title="Other replicas" value=${count(state.others.replicas)} bad=${state.others.age_s > 1} note=${`${count(state.others.requests)} requests in flight`} />`}
     <//>

@@ -1,6 +1,6 @@
-"""Stream marks: how far the kv-events process has read each model server's stream of KV events. One row per slot, and a beat.
+"""Stream positions: how far the kv-events process has read each model server's stream of KV events. One row per slot, and a heartbeat.
 
-    control  | beat (float64, monotonic seconds) | applying | 0 ... |             one cache line
+    control  | heartbeat (float64, monotonic seconds) | applying | 0 ... |             one cache line
     row      | position | check | heard (float64, monotonic seconds) | messages | held | dropped | 0 | 0 |   one cache line per slot
 
 - `position` is one more than the number of the last message that was applied; 0: none. `check` is the CRC of that message's payload. A
@@ -17,24 +17,24 @@ import numpy.typing as npt
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
-BEAT, APPLYING = range(2)
+HEARTBEAT, APPLYING = range(2)
 POSITION, CHECK, HEARD, MESSAGES, HELD, DROPPED = range(6)
 ROW_WORDS = CACHE_LINE // WORD
 
 
-class MarksSchema:
-    """Lays out the marks: one row for each of `slots` slots of the endpoint table."""
+class StreamPositionsSchema:
+    """Lays out the positions: one row for each of `slots` slots of the endpoint table."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.bytes = aligned(CACHE_LINE * (1 + slots))
-        self.layout_hash = layout_hash("stream marks 1", slots)
+        self.layout_hash = layout_hash("stream positions 1", slots)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "marks", "slots": self.slots}
+        return {"kind": "positions", "slots": self.slots}
 
 
-class Mark(NamedTuple):
+class StreamPosition(NamedTuple):
     """Holds one row. `heard`: when the last message came, in monotonic seconds; 0: never. `held`: blocks in all tiers.
 
     `messages`: how many live messages came. `dropped`: how many were dropped because too many waited for the end of a replay.
@@ -48,21 +48,21 @@ class Mark(NamedTuple):
     dropped: int
 
 
-class Marks:
-    """Reads and writes the rows. Only the kv-events process may call `write`, `forget`, `beat` and set `applying`."""
+class StreamPositions:
+    """Reads and writes the rows. Only the kv-events process may call `write`, `forget`, `heartbeat` and set `applying`."""
 
-    def __init__(self, schema: MarksSchema, region: Region) -> None:
+    def __init__(self, schema: StreamPositionsSchema, region: Region) -> None:
         self.schema = schema
         self._words = region.words
         self._floats: npt.NDArray[np.float64] = region.array(np.float64, 0, schema.bytes // WORD)
 
     @property
-    def last_beat(self) -> float:
-        """When the kv-events process last beat, in monotonic seconds; 0: never."""
-        return float(self._floats[BEAT])
+    def last_heartbeat(self) -> float:
+        """When the kv-events process last heartbeat, in monotonic seconds; 0: never."""
+        return float(self._floats[HEARTBEAT])
 
-    def beat(self, now: float) -> None:
-        self._floats[BEAT] = now
+    def heartbeat(self, now: float) -> None:
+        self._floats[HEARTBEAT] = now
 
     @property
     def applying(self) -> bool:
@@ -72,11 +72,11 @@ class Marks:
     def applying(self, value: bool) -> None:
         self._words[APPLYING] = int(value)
 
-    def read(self, slot: int) -> Mark:
+    def read(self, slot: int) -> StreamPosition:
         """Returns the row of a slot."""
         at = (1 + slot) * ROW_WORDS
         words = self._words
-        return Mark(
+        return StreamPosition(
             words[at + POSITION],
             words[at + CHECK],
             float(self._floats[at + HEARD]),
@@ -85,10 +85,10 @@ class Marks:
             words[at + DROPPED],
         )
 
-    def write(self, slot: int, mark: Mark) -> None:
+    def write(self, slot: int, position: StreamPosition) -> None:
         """Replaces the row of a slot."""
         at = (1 + slot) * ROW_WORDS
         words = self._words
-        words[at + POSITION], words[at + CHECK] = mark.position, mark.check
-        self._floats[at + HEARD] = mark.heard
-        words[at + MESSAGES], words[at + HELD], words[at + DROPPED] = mark.messages, mark.held, mark.dropped
+        words[at + POSITION], words[at + CHECK] = position.position, position.check
+        self._floats[at + HEARD] = position.heard
+        words[at + MESSAGES], words[at + HELD], words[at + DROPPED] = position.messages, position.held, position.dropped
