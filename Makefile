@@ -121,7 +121,7 @@ fuzz: $(READY_DEV) compiled
 test-clients: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.clients.run $(ARGS)
 
-# Real engines with tiny models: vLLM on the CPU. The first time downloads 3 GB and takes 8 GB on disk. 8 minutes, and 6 more the first time.
+# Real engines with tiny models: vLLM on the CPU and llama.cpp. The first time downloads 3 GB and takes 8 GB on disk. 8 minutes, and 6 more the first time.
 # Where that cannot be, the last line says why.
 test-engines: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.engines.setup; case $$? in 0) $(PYTHON) -m pytest -q -o timeout=900 -o faulthandler_timeout=600 tests/engines $(ARGS);; \

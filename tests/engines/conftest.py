@@ -11,6 +11,7 @@ import pytest
 from loadtest.demo.ports import free_row
 from loadtest.demo.stack import LOOPBACK, get
 from tests.e2e.cluster import Cluster, Picker, eventually
+from tests.e2e.test_doctor import findings
 from tests.engines.servers import MODEL, Engine, vllm
 
 HERE = Path(__file__).parent
@@ -21,7 +22,7 @@ PRECISE = """
 - type: precise-prefix-cache-producer
   parameters:
     indexerConfig: {{kvBlockIndexConfig: {{enableMetrics: true}}}}
-    kvEventsConfig: {{podDiscoveryConfig: {{socketPort: {events}, replaySocketPort: {replay}}}}}
+    kvEventsConfig: {{podDiscoveryConfig: {{socketPort: {events}{replay}}}}}
 - {{type: prefix-cache-scorer, parameters: {{prefixMatchInfoProducerName: precise-prefix-cache-producer}}}}
 - {{type: queue-scorer}}
 """
@@ -37,7 +38,8 @@ plugins:
 - {{type: file-discovery, parameters: {{path: {endpoints}}}}}
 {plugins}
 schedulingProfiles:
-- {{name: default, plugins: [{{pluginRef: prefix-cache-scorer, weight: 2}}, {{pluginRef: queue-scorer}}]}}
+- name: default
+  plugins: [{{pluginRef: prefix-cache-scorer, weight: 2}}, {{pluginRef: queue-scorer}}{scorers}]
 dataLayer: {{discovery: {{endpoints: {{pluginRef: file-discovery}}}}}}
 """
 
@@ -49,16 +51,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 class Pool(NamedTuple):
-    """Engines of one kind. `events`: the port of the first one's KV events; each next one has the next port, and then come replays."""
+    """Engines of one kind. `events`, `replay`: the ports of the first one; each next one has the next ports. `replay`: 0: it has none."""
 
     engines: list[Engine]
     events: int
+    replay: int = 0
 
 
 class Site:
-    """A picker and a gateway in front of a pool, whose prefix caches are empty at first."""
+    """A picker and a gateway in front of a pool, whose prefix caches are empty at first. `scorers`: further ones."""
 
-    def __init__(self, cluster: Cluster, pool: Pool, plugins: str, *flags: str) -> None:
+    def __init__(self, cluster: Cluster, pool: Pool, plugins: str, *flags: str, scorers: Sequence[str] = ()) -> None:
         self.cluster = cluster
         self.pool = pool
         for engine in pool.engines:
@@ -74,9 +77,11 @@ class Site:
             host=LOOPBACK,
             port=pool.engines[0].port,
             events=pool.events,
-            replay=pool.events + len(pool.engines),
+            replay=f", replaySocketPort: {pool.replay}" if pool.replay else "",
         )
-        config = CONFIG.format(endpoints=endpoints, plugins=filled.strip())
+        filled += "".join(f"- {{type: {scorer}}}\n" for scorer in scorers)
+        more = "".join(f", {{pluginRef: {scorer}}}" for scorer in scorers)
+        config = CONFIG.format(endpoints=endpoints, plugins=filled.strip(), scorers=more)
         self.picker: Picker = cluster.picker(endpoints, *flags, workers=2, config_text=config)
         self.gateway = cluster.envoy(self.picker, edge=True)
 
@@ -90,19 +95,29 @@ class Site:
         """Returns whether neither the picker nor an engine counts a request."""
         names = ("in_flight", "tokens_in_flight")
         counted = [each[name] for each in self.endpoints() for name in names]
-        running = [engine.total("vllm:num_requests_running") for engine in self.pool.engines]
+        running = [engine.total(engine.RUNNING) for engine in self.pool.engines]
         return not any(counted) and not any(running) and not self.picker.in_flight()
+
+    def is_precise(self) -> bool:
+        """Returns whether the picker follows the KV events of all engines."""
+        return len(re.findall(FOLLOWED, self.picker.page(), re.MULTILINE)) == len(self.pool.engines)
+
+    def findings(self) -> list[Any]:
+        """Returns what the doctor finds."""
+        (gateway,) = self.cluster.directory.glob("envoy-*.yaml")
+        return findings(self.cluster, self.picker, gateway)
 
     def becomes_quiet(self) -> bool:
         return eventually(self.is_quiet, 30)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pair() -> Iterator[Pool]:
     """Two vLLM servers that publish KV events and replay them."""
     with Cluster() as cluster:
         row = free_row(2 * PAIR)
-        yield Pool([vllm(cluster, events=(row + rank, row + PAIR + rank)) for rank in range(PAIR)], row)
+        engines = [vllm(cluster, events=(row + rank, row + PAIR + rank)) for rank in range(PAIR)]
+        yield Pool(engines, row, row + PAIR)
 
 
 @pytest.fixture
@@ -119,5 +134,5 @@ def approximate(cluster: Cluster, pair: Pool) -> Site:
 @pytest.fixture
 def precise(cluster: Cluster, pair: Pool) -> Site:
     site = Site(cluster, pair, PRECISE)
-    assert eventually(lambda: len(re.findall(FOLLOWED, site.picker.page(), re.MULTILINE)) == PAIR)
+    assert eventually(site.is_precise), site.endpoints()
     return site

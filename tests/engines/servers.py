@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, get
 from tests.e2e.cluster import Cluster, ask
-from tests.engines.setup import FOLDER, MODELS, PYTHON
+from tests.engines.setup import FOLDER, HERE, MODELS, PYTHON
 
 MODEL: Final = "tiny"
 START_S: Final = 420.0  # a server starts in one to four minutes on two cores
@@ -50,7 +50,9 @@ class Sample(NamedTuple):
 
 
 class Engine:
-    """A running engine."""
+    """A running engine. `RUNNING`: its metric of running requests."""
+
+    RUNNING = "vllm:num_requests_running"
 
     def __init__(self, port: int, pid: int) -> None:
         self.port = port
@@ -79,18 +81,36 @@ class Engine:
         return answer.body
 
 
-def vllm(cluster: Cluster, *flags: str, model: str = MODEL, events: Sequence[int] = ()) -> Engine:
+class LlamaCpp(Engine):
+    """A running server of llama.cpp."""
+
+    RUNNING = "llamacpp:requests_processing"
+
+    def forget(self) -> None:
+        """Does nothing: llama.cpp cannot be told to forget, and each test starts a server of its own."""
+
+
+def llama_cpp(cluster: Cluster) -> LlamaCpp:
+    """Starts a llama.cpp server and waits until it serves."""
+    (port,) = free_ports(1)
+    argv = [str(PYTHON), str(HERE / "llama_server.py"), str(MODELS / "tiny.gguf"), str(port)]
+    return LlamaCpp(port, _started(cluster, "llama.cpp", argv, port))
+
+
+def vllm(
+    cluster: Cluster, *flags: str, model: str = MODEL, events: Sequence[int] = (), topic: str = "kv@engine@tiny"
+) -> Engine:
     """Starts a vLLM server and waits until it serves. `events`: the ports of its KV events and of their replay."""
     (port,) = free_ports(1)
     argv = [str(PYTHON.with_name("vllm")), "serve", str(MODELS / model), f"--port={port}"]
     argv += [f"--{name}={value}" for name, value in FLAGS.items()]
     argv += [f"--{name}" for name in SWITCHES]
     if events:
-        argv.append("--kv-events-config=" + kv_events(*events, topic=f"kv@{LOOPBACK}:{port}@{MODEL}"))
-    return _started(cluster, "vllm", [*argv, *flags], port, "/health")
+        argv.append("--kv-events-config=" + kv_events(*events, topic=topic))
+    return Engine(port, _started(cluster, "vllm", [*argv, *flags], port))
 
 
-def kv_events(port: int, replay: int = 0, topic: str = "") -> str:
+def kv_events(port: int, replay: int = 0, *, topic: str) -> str:
     """Returns vLLM's configuration of KV events, as JSON. `replay`: 0: there is no replay socket. `topic`: "": the default one.
 
     vLLM listens only at an address with a star, and connects to any other.
@@ -100,10 +120,10 @@ def kv_events(port: int, replay: int = 0, topic: str = "") -> str:
     return json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", **settings})
 
 
-def _started(cluster: Cluster, kind: str, argv: Sequence[str], port: int, ready: str) -> Engine:
-    """Starts an engine at low priority, without this project in its path."""
+def _started(cluster: Cluster, kind: str, argv: Sequence[str], port: int) -> int:
+    """Starts an engine at low priority, without this project in its path. Returns its pid when it serves."""
     variables = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
     name = f"{kind} {next(_numbers)}"
     child = cluster.children.start(name, ["env", "-u", "PYTHONPATH", *variables, "nice", "-n", NICE, *argv])
-    asyncio.run(cluster.children.ready(child, lambda: get(port, ready) is not None, START_S))
-    return Engine(port, child.pid)
+    asyncio.run(cluster.children.ready(child, lambda: get(port, "/health") is not None, START_S))
+    return child.pid

@@ -8,7 +8,6 @@ import pytest
 
 from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import CHAT, COMPLETIONS, ask, eventually
-from tests.e2e.test_doctor import findings
 from tests.engines.conftest import Site
 from tests.engines.conversations import converse, exact, mean_error, within
 from tests.engines.servers import MODEL, Engine
@@ -125,11 +124,10 @@ def test_precise_predictions_stay_exact_when_the_servers_drop_their_caches(preci
 def test_the_doctor_has_no_finding_on_healthy_servers(kind: str, request: pytest.FixtureRequest) -> None:
     site: Site = request.getfixturevalue(kind)
     converse(site.gateway, site.picker, chats=4, turns=3)
-    (gateway,) = site.cluster.directory.glob("envoy-*.yaml")
     last: list[Any] = []
 
     def silent() -> bool:
-        last[:] = findings(site.cluster, site.picker, gateway)
+        last[:] = site.findings()
         return not last
 
     assert eventually(silent), last
