@@ -22,6 +22,7 @@ from loadtest.demo import envoy_config
 from loadtest.demo.children import Child, ChildFailed, Children, environment, python
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
+from tests.zygote import forked
 
 READY_S = 40.0
 ANSWER_S = 40.0
@@ -92,13 +93,36 @@ class Picker:
         return [line.strip() for line in output.splitlines() if "in flight" in line]
 
 
+class ForkedChild(Child):
+    """A child that is forked, where that is the same as a new process."""
+
+    def __init__(self, name: str, argv: Sequence[str], directory: Path) -> None:
+        self.name = name
+        self.log = directory / f"{name.replace(' ', '-')}.log"
+        with self.log.open("wb") as output:
+            process = forked(argv, output.fileno(), output.fileno())
+        if process is None:
+            super().__init__(name, argv, directory)
+        else:
+            self.process = process
+
+
+class ForkedChildren(Children):
+    """Children that are forked, where that is the same as a new process."""
+
+    def start(self, name: str, argv: Sequence[str]) -> Child:
+        child = ForkedChild(name, argv, self.directory)
+        self.all.append(child)
+        return child
+
+
 class Cluster:
     """Starts and ends all processes of one test."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="epp-e2e-")
         self.directory = Path(self._temporary.name)
-        self.children = Children(self.directory)
+        self.children = ForkedChildren(self.directory)
         self._numbers = iter(range(1000))
 
     def __enter__(self) -> Self:
@@ -271,7 +295,18 @@ def serve(config: Path, grpc: int, health: int, metrics: int, workers: int, run_
 
 def run(argv: Sequence[str], seconds: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
-    return subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=seconds, check=False)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = forked(argv, out.fileno(), err.fileno())
+        if process is None:
+            return subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=seconds, check=False)
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+            process.wait()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(argv, code, out.read(), err.read())
 
 
 def write_endpoints(file: Path, addresses: Iterable[tuple[str, int]]) -> Path:
