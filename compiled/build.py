@@ -211,12 +211,10 @@ def build(target: Target | None = None, jobs: int | None = None) -> bool:
         numeric = pool.map(kernels.compiled, [ROOT / path for path in KERNEL_SOURCES])  # while mypyc runs, on one CPU
         sources, runtime, folders = generate(generated)
         admit_subclasses(generated)
-        cached, others = Cached(target, folders, generated), Cached(target, folders, generated)
+        cached = Cached(target, folders, generated)
+        objects = list(pool.map(cached.compiled, [*runtime, ROOT / ENTRY_SOURCE]))
         cached.precompile(_first_headers(generated))
-        objects = [
-            *pool.map(cached.compiled, sorted(sources, key=os.path.getsize, reverse=True)),
-            *pool.map(others.compiled, [*runtime, ROOT / ENTRY_SOURCE]),
-        ]
+        objects += pool.map(cached.compiled, sorted(sources, key=os.path.getsize, reverse=True))
         ready = Path(tempfile.mkdtemp(dir=BUILT, prefix=".unfinished-"))
         for name, files in ((KERNELS, numeric), (LIBRARY, objects)):
             _run([*target.compiler, "-shared", *map(str, files), "-o", str(ready / f"{name}{SUFFIX}")])

@@ -17,12 +17,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 PR_SET_PDEATHSIG = 1
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
 END_S = 10.0
 POLL_S = 0.05
+Spawn: TypeAlias = Callable[[Sequence[str], int], "subprocess.Popen[bytes]"]
 _libc = ctypes.CDLL(None)
 
 
@@ -30,22 +32,27 @@ class ChildFailed(Exception):
     """Raised if a child ends early or does not get ready. The text has the child's name, the cause, and the last lines of its output."""
 
 
-class Child:
-    """Starts one process, with a file for its output."""
+def new_process(argv: Sequence[str], output: int) -> subprocess.Popen[bytes]:
+    """Starts a process that leads a session and gets SIGTERM when this process ends. `output`: the descriptor of its output."""
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=environment(),
+        preexec_fn=_die_with(os.getpid()),
+    )
 
-    def __init__(self, name: str, argv: Sequence[str], directory: Path) -> None:
+
+class Child:
+    """Starts one process, with a file for its output. `spawn`: starts it, like `new_process`."""
+
+    def __init__(self, name: str, argv: Sequence[str], directory: Path, spawn: Spawn = new_process) -> None:
         self.name = name
         self.log = directory / f"{name.replace(' ', '-')}.log"
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=environment(),
-                preexec_fn=_die_with(os.getpid()),
-            )
+            self.process = spawn(argv, output.fileno())
 
     @property
     def pid(self) -> int:
@@ -81,13 +88,14 @@ class Child:
 class Children:
     """Holds all children in the order of their start, and ends them in the opposite order."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, spawn: Spawn = new_process) -> None:
         self.directory = directory
+        self._spawn = spawn
         self.all: list[Child] = []
 
     def start(self, name: str, argv: Sequence[str]) -> Child:
         """Starts a child. Raises OSError if the command cannot be executed."""
-        child = Child(name, argv, self.directory)
+        child = Child(name, argv, self.directory, self._spawn)
         self.all.append(child)
         return child
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import aiohttp
 
 from loadtest.demo import envoy_config
-from loadtest.demo.children import Child, ChildFailed, Children, environment, python
+from loadtest.demo.children import Child, ChildFailed, Children, environment, new_process, python
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
 from tests.zygote import forked
@@ -93,27 +93,9 @@ class Picker:
         return [line.strip() for line in output.splitlines() if "in flight" in line]
 
 
-class ForkedChild(Child):
-    """A child that is forked, where that is the same as a new process."""
-
-    def __init__(self, name: str, argv: Sequence[str], directory: Path) -> None:
-        self.name = name
-        self.log = directory / f"{name.replace(' ', '-')}.log"
-        with self.log.open("wb") as output:
-            process = forked(argv, output.fileno(), output.fileno())
-        if process is None:
-            super().__init__(name, argv, directory)
-        else:
-            self.process = process
-
-
-class ForkedChildren(Children):
-    """Children that are forked, where that is the same as a new process."""
-
-    def start(self, name: str, argv: Sequence[str]) -> Child:
-        child = ForkedChild(name, argv, self.directory)
-        self.all.append(child)
-        return child
+def started(argv: Sequence[str], output: int) -> "subprocess.Popen[bytes]":
+    """Starts a child: forked, where that is the same as a new process."""
+    return forked(argv, output, output) or new_process(argv, output)
 
 
 class Cluster:
@@ -122,7 +104,7 @@ class Cluster:
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="epp-e2e-")
         self.directory = Path(self._temporary.name)
-        self.children = ForkedChildren(self.directory)
+        self.children = Children(self.directory, started)
         self._numbers = iter(range(1000))
 
     def __enter__(self) -> Self:

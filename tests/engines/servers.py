@@ -3,9 +3,11 @@
 import asyncio
 import itertools
 import json
-import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, get
@@ -36,17 +38,8 @@ FLAGS: Final = {
     "dtype": "float32",
 }
 SWITCHES: Final = ("enforce-eager", "enable-prefix-caching", "enable-prompt-tokens-details", "enable-scale-out")
-SERIES: Final = r"^{name}(?:\{{(.*)\}})? (\S+)$"
-LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 _numbers = itertools.count()
-
-
-class Sample(NamedTuple):
-    """One line of a page."""
-
-    labels: dict[str, str]
-    value: float
 
 
 class Engine:
@@ -61,8 +54,8 @@ class Engine:
     def samples(self, name: str) -> list[Sample]:
         """Returns the series of a metric on the engine's page."""
         page = self._ask("/metrics", None, "GET").decode()
-        found = re.findall(SERIES.format(name=re.escape(name)), page, re.MULTILINE)
-        return [Sample(dict(LABEL.findall(labels)), float(value)) for labels, value in found]
+        series = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
+        return [sample for sample in series if sample.name == name]
 
     def total(self, name: str) -> float:
         """Returns the sum of a metric's series."""
