@@ -42,12 +42,12 @@ from tests.bench.routing_learning import SharedLearning
 from tests.bench.routing_servers import SERVERS
 from tests.bench.routing_traffic import BLOCK_TOKENS
 from tests.fakes import FakeServices, endpoints
+from workers.shared.bus import AGE_TICKS
 from workers.worker.extproc.account import STEP_S, Account, Load
 from workers.worker.extproc.pool import REBUILD_MAX_S
 
 LEARN_S = 0.003
 INDEX_ENTRIES = 1 << 19
-AGE_S = 1.0
 OK = 200
 SECRET = 99  # of the fake services
 GENERATIONS = np.ones(SERVERS, dtype=np.uint64)
@@ -80,7 +80,7 @@ class SharedIndex:
         while self._pending and self._pending[0][0] <= now:
             _, hashes, owner, learned = self._pending.popleft()
             if learned:
-                self._writer.insert(hashes, owner, int(now / AGE_S))
+                self._writer.insert(hashes, owner, int(now * AGE_TICKS))
             else:
                 self._writer.forget(hashes, owner)
 

@@ -9,6 +9,7 @@ Clients do not look at answers (the next prompt contains their text from the sta
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from loadtest.sim.kv_pool import BYTES_PER_TOKEN, block_hashes, token_count
 
@@ -131,6 +132,17 @@ def library(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Sessi
     ]
 
 
+def crowded(
+    tokens: int, count: int, per_second: float, rng: random.Random, seconds: float, rate: float = 1.0
+) -> list[Session]:
+    """Makes questions about `count` texts of so many tokens. Some texts are more popular."""
+    shelf = [words(rng, tokens, tokens) for _ in range(count)]
+    return [
+        single(at, rng.choices(shelf, popular(count))[0] + words(rng, 50, 200), rng.randint(50, 200))
+        for at in arrivals(rng, per_second * rate, seconds)
+    ]
+
+
 def prefixed(rng: random.Random, seconds: float, rate: float, hot_share: float) -> list[Session]:
     """Makes prompts with one of 64 prefixes of 4,000 tokens, and up to 400 more tokens. A share of `hot_share` has the same prefix."""
     prefixes = [words(rng, 4_000, 4_000) for _ in range(64)]
@@ -210,6 +222,9 @@ def single(at: float, prompt: bytes, output: int) -> Session:
     return Session(at, (Turn(prompt, output),))
 
 
+# Texts of so many tokens, how many there are, and requests per second.
+CROWDED = ((1_000, 480, 36.0), (10_000, 96, 9.0))
+CACHES = (1.2, 2.0, 5.0)  # how many times the texts the caches of all servers hold together
 FAILURES = (("404", 404), ("429", 429), ("400", 400), ("nothing", 200))
 WORKLOADS = (
     Workload("chats", chats),
@@ -222,6 +237,16 @@ WORKLOADS = (
     Workload("a server joins", documents, joins=(3, 0.4)),
     Workload("library, evicting", library, kv_blocks=FEW_KV_BLOCKS, usual=False),
     Workload("no hot prefix", even, usual=False),
+    *(
+        Workload(
+            f"caches {times:g}, {tokens // 1000}k",
+            partial(crowded, tokens, count, per_second),
+            kv_blocks=round(times * count * tokens / (SERVERS * BLOCK_TOKENS)),
+            usual=False,
+        )
+        for tokens, count, per_second in CROWDED
+        for times in CACHES
+    ),
     *(
         Workload(f"a server answers {what}", unshared, fails=Failing(3, 0.25, status), usual=False)
         for what, status in FAILURES
