@@ -21,7 +21,8 @@ from epp.request.tokens import TOKENS, PromptTokens
 ROOTS_MAX: Final = 4096
 SALT_CHARS_MAX: Final = 256  # characters of a cache salt; the root hashes of longer salts are not kept
 PROMPTS_MAX: Final = 64  # prompts of one request that are matched
-REFRESH_EVERY: Final = 8
+REFRESH_S: Final = 1.0  # a worker adds blocks that it added, or added again, less than this long ago no second time
+REFRESHED_MAX: Final = 4096  # chains of which a worker remembers when it added them again
 RECENT_MAX: Final = 256
 LONG_BLOCKS: Final = 512  # a chain pushes one more of the remembered chains out for each so many blocks
 COMPARED_MAX: Final = 256  # remembered chains with which the chains of one failed request are compared
@@ -37,16 +38,19 @@ class Sent:
     """Remembers a chain that was sent to an endpoint. `owner`: the endpoint's owner id; 0: the request failed.
 
     `known`: how many leading blocks the endpoint held before, or computes for other requests. `sure`: how many of them it held by the
-    index. `taught`: how many leading blocks the index has of it. `later`: whether the index learns it at the first token. `unproven`: how
-    many blocks count as taught without a first token. `prefill`: what `Prefills.begins` returned; -1: nothing is shown.
+    index. `first`: the first block that the index learns: 0 if it learns the known blocks again. `taught`: how many leading blocks the
+    index has of it. `later`: whether the index learns it at the first token. `unproven`: how many blocks count as taught without a first
+    token. `prefill`: what `Prefills.begins` returned; -1: nothing is shown.
     """
 
-    __slots__ = ("hashes", "known", "later", "owner", "prefill", "sure", "taught", "unproven")
+    __slots__ = ("first", "hashes", "known", "later", "owner", "prefill", "sure", "taught", "unproven")
 
-    def __init__(self, owner: int, hashes: Hashes, known: int) -> None:
+    def __init__(self, owner: int, hashes: Hashes, known: int, sure: int, first: int) -> None:
         self.owner = owner
         self.hashes = hashes
-        self.known = self.sure = self.taught = known
+        self.known = self.taught = known
+        self.sure = sure
+        self.first = first
         self.later = False
         self.unproven = 0
         self.prefill = -1
@@ -93,7 +97,9 @@ class SentPrompts:
         self._secret = secret
         self._hit_ratio = hit_ratio
         self._hit_bytes = hit_bytes
-        self._turn = 0
+        self._refreshed: dict[
+            tuple[int, int], float
+        ] = {}  # (owner, last known block of a chain) -> when it was added again
         self.recent: deque[Sent] = deque(maxlen=RECENT_MAX)
         # owner -> blocks that the index has learned of requests without a first token
         self._unproven: dict[int, int] = {}
@@ -172,19 +178,16 @@ class SentPrompts:
         sent: list[Sent] = []
         request[self._keys.sent] = sent  # from here on, `ended` takes back what the index learns, whatever fails below
         chains = request[self._keys.chains]
-        self._learn(match, primary, chains, sent)
+        sure = request[self._keys.sure]
+        self._learn(match, primary, chains, sure, request.now, sent)
         prefill = decision.run(decision.prefill)
         if prefill is not None and prefill is not primary:
-            self._learn(match, prefill, chains, sent)
+            self._learn(match, prefill, chains, sure, request.now, sent)
         if chains is None:
             self._show(request, match, sent)
 
     def _show(self, request: Request, match: PrefixMatch, sent: Sequence[Sent]) -> None:
         """Shows the prefill of a request with one prompt. If there is a prefill endpoint, it is the last one in `sent`."""
-        sure = request[self._keys.sure]
-        if sure is not None:
-            for each in sent:
-                each.sure = sure.get(each.owner, 0)
         computes = sent[-1]
         tokens = max(0, match.tokens - computes.known * self._block_tokens)
         computes.prefill = self._prefills.begins(computes.hashes, computes.owner, computes.known, tokens, request.now)
@@ -217,7 +220,7 @@ class SentPrompts:
             self._prove(sent)
             if sent.later:
                 sent.later, sent.taught = False, len(sent.hashes)
-                self._index.learn(landmarks(sent.hashes, sent.sure if self._turn else 0), sent.owner)
+                self._index.learn(landmarks(sent.hashes, min(sent.first, sent.sure)), sent.owner)
             elif sent.sure < sent.known:
                 self._index.learn(landmarks(sent.hashes[: sent.known], sent.sure), sent.owner)
 
@@ -261,44 +264,70 @@ class SentPrompts:
                 alike.append(other)
         return chains
 
-    def _learn(self, match: PrefixMatch, run: ProfileRun, chains: Sequence[Chain] | None, sent: list[Sent]) -> None:
+    def _learn(
+        self,
+        match: PrefixMatch,
+        run: ProfileRun,
+        chains: Sequence[Chain] | None,
+        sure: Mapping[int, int] | None,
+        now: float,
+        sent: list[Sent],
+    ) -> None:
         """Adds a request's chains to the index for the endpoint that a profile picked, and remembers them in `sent`.
 
-        Blocks that the endpoint is known to hold are added again only now and then, to keep their entries young.
+        `sure`: owner -> blocks by the index, if prefills under way add to them.
         """
         row, snapshot = run.row, run.candidates.snapshot
         owner = snapshot.endpoints[row].owner
-        self._turn = (self._turn + 1) % REFRESH_EVERY
         if chains is None:
-            held = 0 if match.blocks is None else int(match.blocks.item(row))
-            self._learn_chain(match.hashes, held, owner, match.tokens // self._block_tokens, snapshot, row, sent)
+            known = 0 if match.blocks is None else int(match.blocks.item(row))
+            by_index = known if sure is None else sure.get(owner, 0)
+            chain = Sent(owner, match.hashes, known, by_index, self._first(match.hashes, known, by_index, owner, now))
+            self._learn_chain(chain, match.tokens // self._block_tokens, snapshot, row, sent)
         else:
-            for chain, by in chains:
-                self._learn_chain(chain, by.get(owner, 0), owner, len(chain), snapshot, row, sent)
+            for hashes, by in chains:
+                known = by.get(owner, 0)
+                chain = Sent(owner, hashes, known, known, self._first(hashes, known, known, owner, now))
+                self._learn_chain(chain, len(hashes), snapshot, row, sent)
 
-    def _learn_chain(
-        self, hashes: Hashes, known: int, owner: int, blocks: int, snapshot: Snapshot, row: int, sent: list[Sent]
-    ) -> None:
+    def _learn_chain(self, chain: Sent, blocks: int, snapshot: Snapshot, row: int, sent: list[Sent]) -> None:
         """Adds one chain. `blocks`: the length of its prompt, of which it may have only the beginning."""
-        chain_sent = Sent(owner, hashes, known)
-        sent.append(chain_sent)
-        self.recent.append(chain_sent)
+        hashes, owner = chain.hashes, chain.owner
+        sent.append(chain)
+        self.recent.append(chain)
         if len(hashes) >= LONG_BLOCKS:
             self._forget_for(len(hashes))
-        unproven = len(hashes) - known
+        unproven = len(hashes) - chain.known
         if unproven:
             before = self._unproven.get(owner, 0)
             if before + unproven > UNPROVEN_BLOCKS:
                 room = self._room(snapshot, row)
                 if (before + unproven) * UNPROVEN_SHARE > room:
-                    chain_sent.later = blocks <= room  # a longer prompt is never learned: the server cannot hold it
+                    chain.later = blocks <= room  # a longer prompt is never learned: the server cannot hold it
                     return
             self._unproven[owner] = before + unproven
-            chain_sent.unproven = unproven
-            chain_sent.taught = len(hashes)
-        learned = landmarks(hashes, known if self._turn else 0)
+            chain.unproven = unproven
+            chain.taught = len(hashes)
+        learned = landmarks(hashes, chain.first)
         if len(learned):
             self._index.learn(learned, owner)
+
+    def _first(self, hashes: Hashes, known: int, sure: int, owner: int, now: float) -> int:
+        """Returns from which block on the index learns a chain: from the first one, or from the first that the endpoint does not hold.
+
+        A server drops what was not used for longest. So the index learns again what the server uses, and then drops the same. It learns
+        nothing again of a prompt that waits for a prefill: the first token will show that the server has computed it.
+        """
+        if not known or sure < known:
+            return known
+        key = owner, hashes.item(known - 1)
+        since = self._refreshed.get(key)
+        if since is not None and now - since < REFRESH_S:
+            return known
+        if len(self._refreshed) >= REFRESHED_MAX:
+            self._refreshed.clear()
+        self._refreshed[key] = now
+        return 0
 
     def _room(self, snapshot: Snapshot, row: int) -> int:
         """Returns how many blocks the cache of an endpoint has room for, as the index assumes it."""

@@ -12,7 +12,7 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
 from epp.decision.decision import PREFILL, Decision, ProfileRun, Response
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.producers import _sent_prompts
-from epp.plugins.producers._sent_prompts import COMPARED_MAX, LONG_BLOCKS, PROMPTS_MAX, RECENT_MAX, REFRESH_EVERY
+from epp.plugins.producers._sent_prompts import COMPARED_MAX, LONG_BLOCKS, PROMPTS_MAX, RECENT_MAX, REFRESH_S
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
@@ -96,12 +96,25 @@ def test_learned_blocks_are_taken_back_if_there_is_no_answer() -> None:
 
 def test_only_blocks_that_the_failed_request_added_are_taken_back() -> None:
     world = World()
-    for turn in range(2 * REFRESH_EVERY):  # the result is the same on the turns that refresh
-        letter = chr(ord("c") + turn)
-        world.answered(world.send(prompt("a", "b"), 1), 200)
-        world.answered(world.send(prompt("a", "b", letter, "y"), 1), 500)
-        world.answered(world.send(prompt("a", "b", letter), 2), 500)
+    for turn in range(6):
+        letter, now = chr(ord("c") + turn), turn // 2 * REFRESH_S  # known blocks are learned again at every other turn
+        world.answered(world.send(request(prompt("a", "b"), now=now), 1), 200)
+        world.answered(world.send(request(prompt("a", "b", letter, "y"), now=now), 1), 500)
+        world.answered(world.send(request(prompt("a", "b", letter), now=now), 2), 500)
         assert world.held(prompt("a", "b", letter, "y")) == [0, 2, 0]
+
+
+def test_the_index_learns_again_what_a_server_uses_at_most_once_a_second() -> None:
+    """So it knows which blocks the server keeps."""
+    world = World()
+    world.send(prompt("a", "b"), 1)
+    learned: list[int] = []
+    world.services.learn = lambda hashes, owner: learned.append(len(hashes))  # type: ignore[method-assign]
+    for now in (0.5, 1.0, 1.5, 2.0):
+        world.send(request(prompt("a", "b"), now=now), 1)
+    assert learned == [2, 2]
+    world.send(request(prompt("a", "b", "c"), now=2.0), 1)
+    assert learned == [2, 2, 1]
 
 
 def test_a_long_prompt_is_taken_back_as_a_whole() -> None:
