@@ -139,7 +139,7 @@ def module_names() -> Iterator[tuple[str, Path]]:
 MODULES = dict(module_names())
 
 
-def sources(packages: tuple[str, ...] = (*PICKER, "release")) -> dict[str, str]:
+def sources(packages: tuple[str, ...]) -> dict[str, str]:
     """Returns module -> source text, for all modules of these packages."""
     return {module: path.read_text() for module, path in MODULES.items() if within(module, packages)}
 
@@ -154,16 +154,20 @@ def parsed(source: str) -> ast.Module:
 
 
 @cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(source)))
+
+
+@cache
 def imports(source: str, *, known: frozenset[str] = frozenset(MODULES)) -> tuple[Import, ...]:
     """Finds the imports of a module. `from epp import errors` gives `epp.errors` if that is one of the `known` modules.
 
     A relative import keeps its dots.
     """
-    tree = parsed(source)
-    early = set(run_at_import(tree.body))
+    early = set(run_at_import(parsed(source).body))
     return tuple(
         Import(target, node in early)
-        for node in ast.walk(tree)
+        for node in nodes(source)
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for target in targets(node, known)
     )
@@ -187,6 +191,32 @@ def run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from run_at_import(getattr(node, "orelse", []) + getattr(node, "finalbody", []))
             for handler in getattr(node, "handlers", []):
                 yield from run_at_import(handler.body)
+
+
+def violations(texts: Mapping[str, str]) -> Iterator[str]:
+    """Yields all violations of these modules: what one shows alone, and what they show together."""
+    for module, source in texts.items():
+        yield from import_violations(module, source)
+        yield from size_violations(module, source)
+        if within(module, PICKER):
+            yield from constructor_violations(module, source)
+            if MODULES[module].name == "__init__.py":
+                yield from docstring_violations(module, source)
+    yield from missing_violations(texts)
+    products = {module: source for module, source in texts.items() if not within(module, ["tests"])}
+    yield from cycle_violations(products)
+    yield from fork_violations(products)
+
+
+def missing_violations(texts: Mapping[str, str]) -> list[str]:
+    """Returns a message for each import of a module of this project that does not exist."""
+    known = {*MODULES, "compiled.kernels.native"}  # the latter is made of C
+    return [
+        f"{module} imports {target}, which does not exist: correct its name"
+        for module, source in texts.items()
+        for target, _ in imports(source)
+        if within(target, PACKAGES) and target not in known and not (ROOT / target.replace(".", "/")).is_dir()
+    ]
 
 
 def import_violations(module: str, source: str) -> list[str]:
@@ -284,7 +314,7 @@ def random_violations(module: str, source: str) -> Iterator[str]:
     """
     if module.partition(".")[0] != "epp":
         return
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module == "random":
             names = [alias.name for alias in node.names]
@@ -398,7 +428,7 @@ def size_violations(module: str, source: str) -> list[str]:
     most = TEST_MODULE_LINES_MAX if within(module, ("tests",)) else MODULE_LINES_MAX
     if (lines := len(source.splitlines())) > most:
         messages.append(f"{module} has {lines} lines, and at most {most} are allowed: divide it by concern")
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             kind, most = (
                 ("class", CLASS_LINES_MAX) if isinstance(node, ast.ClassDef) else ("function", FUNCTION_LINES_MAX)
@@ -413,7 +443,7 @@ def size_violations(module: str, source: str) -> list[str]:
 
 def constructor_violations(module: str, source: str) -> Iterator[str]:
     """Yields a message for each constructor that takes too many values."""
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         for method in node.body if isinstance(node, ast.ClassDef) else ():
             if isinstance(method, ast.FunctionDef) and method.name == "__init__":
                 taken = method.args
