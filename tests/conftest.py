@@ -1,4 +1,4 @@
-"""Configures all tests: one thread per library, and generated examples that do not depend on the load of the machine."""
+"""Configures all tests: one thread per library, generated examples that do not depend on the load of the machine, and plain tracebacks."""
 
 import gc
 import os
@@ -7,6 +7,7 @@ from collections.abc import Generator
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: tests that fork need a single thread
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.examples import USUAL, number
@@ -25,6 +26,14 @@ settings.register_profile(
     database=None,
 )
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+# structlog would print all local variables of a traceback in colours: seconds for a frame with a large array.
+structlog.configure(
+    [
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -271,6 +271,7 @@ def test_a_line_begins_with_time_and_level_and_names_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.host.log._own", {"process": "parent"})
+    before = structlog.get_config()
     with (tmp_path / "log").open("wb") as file:
         configure(console=False, descriptor=file.fileno())
         try:
@@ -278,7 +279,7 @@ def test_a_line_begins_with_time_and_level_and_names_its_process(
             name_process("worker 0")
             structlog.get_logger().warning("second", level_of="x")
         finally:
-            structlog.reset_defaults()
+            structlog.configure(**before)
     first, second = (json.loads(line) for line in (tmp_path / "log").read_text().splitlines())
     assert list(first) == ["timestamp", "level", "process", "pid", "event", "n"]
     assert (first["process"], second["process"], second["event"]) == ("parent", "worker 0", "second")
