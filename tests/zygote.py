@@ -7,8 +7,8 @@ A zygote has one thread and no state but its imports. A child gets the session, 
 process, and runs its module as `python -m` does. A test can see the difference in /proc/PID/cmdline and environ. All children of a zygote
 also share one seed of hashes, and the limits and umask that it started with.
 
-A command line is not forked if it begins with another command than this interpreter, if its module is not listed here, or if a variable
-that decides about imports has changed since pytest imported this module.
+A command line is not forked if it begins with another command than this interpreter (`env` may set variables first), if its module is
+not listed here, or if a variable that decides about imports has changed since pytest imported this module.
 """
 
 import atexit
@@ -16,6 +16,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import random
@@ -29,16 +30,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from loadtest.demo.children import PR_SET_PDEATHSIG, environment, python
+from loadtest.demo.children import PR_SET_PDEATHSIG, environment, new_process, python
 
 PYTHON: Final = python()
 COMMANDS: Final = "workers.cli.doctor.command workers.cli.explain workers.cli.top.command workers.cli.tryout"
 IMPORTED: Final = {  # by the first one or two words of a command line
-    "workers serve": "workers.cli.serve workers.cli.trial workers.supervisor.main workers.worker.main",
+    "workers serve": "workers.cli.serve workers.cli.trial workers.supervisor.main workers.supervisor.kube.session workers.worker.main",
     "workers demo": "",  # a new process, like all that it starts
     "workers": COMMANDS,
     "shm.inspect": COMMANDS,
     "loadtest.sim.main": "loadtest.sim.fleet loadtest.sim.server",
+    "tests.faults.fake_picker": "epp.config.load workers.process.parent workers.process.instance",
 }
 DECIDING: Final = ("EPP_COMPILED", "PYTHON", "OPENBLAS_", "COV", "LD_", "MALLOC_", "LC_", "LANG", "TZ")  # prefixes
 POLL_S: Final = 0.005
@@ -52,12 +54,19 @@ def forked(argv: Sequence[str], out: int, err: int) -> "subprocess.Popen[bytes] 
 
     The child reads nothing, leads a session, and gets SIGTERM when this process ends. `out`, `err`: descriptors of its output.
     """
-    words, variables = argv[len(PYTHON) :], environment()
+    given = [*itertools.takewhile(lambda word: "=" in word, argv[1:])] if argv[0] == "env" else []
+    argv = argv[1 + len(given) :] if given else argv
+    words, variables = argv[len(PYTHON) :], {**environment(), **dict(pair.split("=", 1) for pair in given)}
     modules = IMPORTED.get(" ".join(words[:2]), IMPORTED.get(" ".join(words[:1])))
     # Outside pytest are benchmarks, which measure new processes.
     if "PYTEST_VERSION" not in os.environ or [*PYTHON, *words] != [*argv] or not modules:
         return None
     return Forked(_zygote(modules), words, variables, (out, err)) if _deciding(variables) == DECIDED else None
+
+
+def started(argv: Sequence[str], output: int) -> "subprocess.Popen[bytes]":
+    """Starts a child: forked, where that is the same as a new process. `output`: the descriptor of its output."""
+    return forked(argv, output, output) or new_process(argv, output)
 
 
 def _deciding(variables: Mapping[str, str]) -> Mapping[str, str]:

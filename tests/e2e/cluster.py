@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Self
 import aiohttp
 
 from loadtest.demo import envoy_config
-from loadtest.demo.children import Child, ChildFailed, Children, environment, new_process, python
+from loadtest.demo.children import Child, ChildFailed, Children, environment, python
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
-from tests.zygote import forked
+from tests.zygote import forked, started
 
 READY_S = 40.0
 ANSWER_S = 40.0
@@ -91,11 +91,6 @@ class Picker:
         name = next(path.name for path in Path("/dev/shm").glob(f"{self.instance}-*-lanes"))
         output = run(python("shm.inspect", f"/{name}")).stdout
         return [line.strip() for line in output.splitlines() if "in flight" in line]
-
-
-def started(argv: Sequence[str], output: int) -> "subprocess.Popen[bytes]":
-    """Starts a child: forked, where that is the same as a new process."""
-    return forked(argv, output, output) or new_process(argv, output)
 
 
 class Cluster:

@@ -38,9 +38,17 @@ def test_a_process_has_what_a_new_one_has_and_ends_as_it_does(cluster: Cluster) 
         assert child.process.wait(10) == -end
 
 
-@pytest.mark.parametrize("words", [["--version"], ["explain", "--no-such-flag"], ["config", "check", "no-such-file"]])
-def test_a_command_says_what_it_says_in_a_new_process(words: list[str]) -> None:
-    argv = python("workers", *words)
+@pytest.mark.parametrize(
+    "argv",
+    [
+        python("workers", "--version"),
+        python("workers", "explain", "--no-such-flag"),
+        python("workers", "config", "check", "no-such-file"),
+        ["env", "EPP_WORKERS=few", "HOME=/", *python("workers", "serve")],
+    ],
+    ids=lambda argv: argv[-1],
+)
+def test_a_command_says_what_it_says_in_a_new_process(argv: list[str]) -> None:
     new = subprocess.run(argv, env=environment(), capture_output=True, text=True, check=False)
     same = run(argv)
     assert (same.returncode, same.stdout, same.stderr) == (new.returncode, new.stdout, new.stderr)

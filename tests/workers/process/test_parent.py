@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.demo.children import python
 from tests.waiting import wait_until
+from tests.zygote import started
 
 PATIENCE_S = 20.0
 LISTED = "a request has ended two workers: if it is sent again, it gets 400"
@@ -39,18 +39,8 @@ class Picker:
         self.instance = instance or f"test-{uuid.uuid4().hex[:8]}"
         self.log = run_dir / f"{self.instance}-{uuid.uuid4().hex[:4]}.log"
         with self.log.open("wb") as stderr:
-            command = [
-                sys.executable,
-                "-m",
-                "tests.faults.fake_picker",
-                str(run_dir),
-                self.instance,
-                str(workers),
-                mode,
-            ]
-            self.process = subprocess.Popen(
-                [*command, *([str(port)] if port else [])], stderr=stderr, start_new_session=True
-            )
+            arguments = [str(run_dir), self.instance, str(workers), mode, *([str(port)] if port else [])]
+            self.process = started(python("tests.faults.fake_picker", *arguments), stderr.fileno())
 
     def events(self, event: str) -> list[dict[str, Any]]:
         lines = []
