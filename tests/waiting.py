@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 PATIENCE_S: Final = 20.0  # only a failure takes as long
-POLL_S: Final = 0.001
+POLL_S: Final = 0.005
 BEGIN_S: Final = 1000.0  # like a machine's clock, virtual time is not near 0
 T = TypeVar("T")
 
