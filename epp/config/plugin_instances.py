@@ -6,13 +6,12 @@ to one of the wrong kind, is `unresolved`. Later checks skip both, so that one m
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from epp.config import extension, registry
 from epp.config.findings import WHOLE, Findings, Place, nearest, similar
-from epp.config.ignored_parameters import ignored
 from epp.config.parameters import decode
 from epp.config.written import PluginEntry, Ref
 from epp.config.yaml_nodes import Node
@@ -55,6 +54,63 @@ _KIND_WORDS: Mapping[type[Plugin], str] = {
 _FIELD = re.compile(r"([A-Za-z]\w*(?:\[\d+\]|\.\w+)*):")
 
 K = TypeVar("K", bound=Plugin)
+
+
+class Ignored(NamedTuple):
+    """One parameter without effect. `hint` says what would make it count."""
+
+    place: Place
+    why: str
+    hint: str
+
+
+def ignored(plugin: Plugin, parameters: Node | None) -> list[Ignored]:
+    """Returns the parameters that have no effect, of those in the text. `parameters`: what the text gives.
+
+    If the text also gives the parameter that decides, a default value is no mistake: the effective configuration has all values.
+    """
+    found = []
+    for path, (deciding, values) in plugin.counts_with.items():
+        place = place_of(parameters, path)
+        if place is None:
+            continue
+        value, default = _value(plugin.params, path)
+        chosen, _ = _value(plugin.params, deciding)
+        given = place_of(parameters, deciding) is not None
+        if chosen in values or (given and value == default):
+            continue
+        why = f"{path}: has no effect with {deciding} {_shown(chosen)}{'' if given else ', the default'}"
+        needed = " or ".join(_shown(value) for value in values if value != "")
+        hint = f"set {deciding} to {needed}, or remove it" if needed else f"remove it, or {deciding}"
+        found.append(Ignored(place, why, hint))
+    return found
+
+
+def place_of(parameters: Node | None, path: str) -> Place | None:
+    """Returns where the text gives a parameter; None: it does not. `path`: names of the parameter and those around it, joined by `.`."""
+    node, place = parameters, None
+    for step in path.split("."):
+        if node is None or not isinstance(node.value, dict) or step not in node.value:
+            return None
+        node, place = node.value[step], node.keys[step]
+    return place
+
+
+def _value(params: Any, path: str) -> tuple[Any, Any]:
+    """Returns the value of a parameter and its default; (None, None) if a parameter around it is null."""
+    value: Any = params
+    default: Any = None
+    for step in path.split("."):
+        if value is None:
+            return None, None
+        field = next(field for field in msgspec.structs.fields(value) if field.encode_name == step)
+        value = getattr(value, field.name)
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    return value, default
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"'{value}'"
 
 
 class PluginInstances:

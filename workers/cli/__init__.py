@@ -27,7 +27,7 @@ from workers.host.printable import printable
 class Entry(NamedTuple):
     """One command, or a group of commands.
 
-    `module`: where its `command` is; "" for a group. `extra`: the extra of the distribution that it needs. `commands`: those of a group.
+    `module`, `command`: where it is; "" for a group. `extra`: the extra of the distribution that it needs. `commands`: those of a group.
     `usual`: the command of a group that runs without its name.
     """
 
@@ -36,6 +36,7 @@ class Entry(NamedTuple):
     extra: str = ""
     commands: Mapping[str, "Entry"] = {}
     usual: str = ""
+    command: str = "command"
 
 
 _CONFIG: Final[Mapping[str, Entry]] = {
@@ -44,8 +45,10 @@ _CONFIG: Final[Mapping[str, Entry]] = {
     "schema": Entry("Print a JSON Schema of the configuration file, for editors.", "workers.cli.schema"),
     "reload": Entry("Load a running picker's configuration again, without losing a request.", "workers.cli.reload"),
     "try": Entry("Try a configuration in a running picker, beside the one in force.", "workers.cli.tryout"),
-    "promote": Entry("Put the configuration in force that a running picker tries.", "workers.cli.promote"),
-    "rollback": Entry("End a trial, or go back to the configuration before.", "workers.cli.rollback"),
+    "promote": Entry(
+        "Put the configuration in force that a running picker tries.", "workers.cli.reload", command="promote"
+    ),
+    "rollback": Entry("End a trial, or go back to the configuration before.", "workers.cli.reload", command="rollback"),
 }
 _RECORD: Final[Mapping[str, Entry]] = {
     "start": Entry("Record the requests of a running picker, without prompts.", "workers.cli.record"),
@@ -176,7 +179,7 @@ def _loaded(name: str, entry: Entry) -> click.Command:
         if module_name.partition(".")[0] in OWN_PACKAGES:
             raise
         raise missing(name, module_name, entry.extra) from error
-    command: click.Command = module.command
+    command: click.Command = getattr(module, entry.command)
     return command
 
 

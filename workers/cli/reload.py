@@ -1,4 +1,4 @@
-"""`epp config reload`: makes a running picker on this machine load its configuration again, and waits for the result."""
+"""`epp config reload`, `promote` and `rollback`: give a running picker on this machine another configuration, and wait for the result."""
 
 import contextlib
 import os
@@ -86,8 +86,32 @@ def command(metrics_port: int | None, instance: str, run_dir: str, timeout: floa
 
     Exit code 0: all workers use the configuration; 1: no such picker, or no result in time; 78: the configuration was refused.
     """
-    result, workers = changed(metrics_port, instance, run_dir, timeout)
-    echo(in_force(result, workers))
+    echo(in_force(*changed(metrics_port, instance, run_dir, timeout)))
+
+
+@click.command("promote", cls=WithArguments)
+@of_picker
+def promote(metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
+    """End the trial of a candidate (`epp config try`): the candidate is in force from now on. No request is lost.
+
+    Put it into the picker's configuration file, too: the next reload or start reads that.
+
+    Exit code 0: all workers use it; 1: no such picker, or no result in time; 78: no candidate is tried, or it could not be taken over.
+    """
+    echo(in_force(*changed(metrics_port, instance, run_dir, timeout, Ask("promote"))))
+
+
+@click.command("rollback", cls=WithArguments)
+@of_picker
+def rollback(metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
+    """End the trial of a candidate (`epp config try`) without it. If none is tried, go back to the configuration before the one in force.
+
+    The picker keeps the last 5 good configurations, so this can be repeated. No request is lost. Change the picker's configuration file,
+    too: the next reload or start reads that.
+
+    Exit code 0: done; 1: no such picker, or no result in time; 78: there is no configuration before this one.
+    """
+    echo(in_force(*changed(metrics_port, instance, run_dir, timeout, Ask("rollback"))))
 
 
 def in_force(result: ReloadStatus, workers: int) -> str:

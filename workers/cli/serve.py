@@ -14,7 +14,7 @@ from workers.cli.flags import BadConfiguration, Grouped
 from workers.cli.serve_flags import COMMON
 from workers.cli.serve_options import serve_options
 from workers.host import log
-from workers.host.allocator import keep_freed_memory
+from workers.host.memory import keep_freed_memory
 from workers.host.options import Options
 from workers.process import StartError, Unusable, parent
 from workers.process.generations import Bundle

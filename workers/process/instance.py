@@ -19,11 +19,12 @@ This module runs no process.
 """
 
 import contextlib
+import fcntl
 import io
 import os
 import socket
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -42,12 +43,13 @@ from workers.process.resources import Memory, Pipes, Words, enough_descriptors
 from workers.process.roll import Roll
 from workers.process.sockets import Sockets
 from workers.process.sources import Sources
-from workers.process.state_lock import locked
 
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
     from workers.host.options import Options
 
+STATE_LOCK: Final = "lock"  # the name of a file in the folder of --state-dir
+HOLDER_BYTES_MAX: Final = 512
 FEWER = "reduce the need with a lower --workers-max, --max-endpoints, --index-entries or --kv-index-blocks"
 
 log = structlog.get_logger()
@@ -83,7 +85,7 @@ class Instance:
         lock = _locked(options)
         with contextlib.ExitStack() as undo:
             undo.callback(_release, lock)
-            if (state_lock := locked(options)) is not None:
+            if (state_lock := locked_state(options)) is not None:
                 undo.callback(state_lock.close)
             check_room(layout.needs(), FEWER)
             sockets = Sockets.bind(options, received(os.environ))
@@ -208,3 +210,35 @@ def _locked(options: "Options") -> InstanceLock:
 def _release(lock: InstanceLock) -> None:
     with contextlib.suppress(OSError):  # a child may have released the lock already
         lock.release()
+
+
+def locked_state(options: "Options") -> io.FileIO | None:
+    """Locks the folder of --state-dir, so that no two pickers write their snapshots over each other's. Returns None without a folder.
+
+    The lock is held until the file is closed, also by children that inherit it, however they end. The file stays: only the lock counts.
+
+    Also returns None if the folder cannot be locked, and logs that. Raises StartError if another picker uses it.
+    """
+    if not options.state_dir:
+        return None
+    path = os.path.join(options.state_dir, STATE_LOCK)
+    try:
+        os.makedirs(options.state_dir, mode=0o700, exist_ok=True)
+        file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+    except OSError as refused:  # the parts that write there say what this means for them
+        log.warning("--state-dir cannot be locked: no other picker may use it", file=path, why=refused.strerror)
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        file.write(f"{options.instance} on {socket.gethostname()}".encode()[:HOLDER_BYTES_MAX])
+    except BlockingIOError:
+        with file:
+            holder = file.read(HOLDER_BYTES_MAX).decode(errors="replace") or "another picker"
+        raise StartError(
+            f"--state-dir {options.state_dir} is used by {holder} (its lock {path} is held): stop that picker, or give each picker a "
+            "folder of its own"
+        ) from None
+    except OSError as refused:  # a file system without locks, or a full one
+        log.warning("--state-dir may not be locked: no other picker may use it", file=path, why=refused.strerror)
+    return file

@@ -7,8 +7,8 @@ import pytest
 
 from epp.config import registry
 from epp.config.findings import ConfigWarning
-from epp.config.ignored_parameters import _value
 from epp.config.load import ConfigErrors, load
+from epp.config.plugin_instances import _value
 
 RULES = [(name, path) for name, cls in sorted(registry.known().items()) for path in cls.counts_with]
 

@@ -12,7 +12,7 @@ from shm.table import State
 from tests.reports import Reports
 from tests.waiting import until
 from tests.workers.flow_world import world
-from workers.supervisor.flow_watch import AGAIN_S, LONG_S, BlindWatch, Unseen, blind_watch
+from workers.supervisor.watches import AGAIN_S, LONG_S, BlindWatch, Unseen, blind_watch
 
 STEP_S = 5.0
 LOOKS = int(LONG_S / STEP_S) + 1

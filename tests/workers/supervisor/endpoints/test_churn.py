@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from workers.supervisor.endpoints.churn import MANY, REPORT_EVERY_S, WHY, WINDOW_S, Churn
+from workers.supervisor.configured_endpoints import MANY, REPORT_EVERY_S, WHY, WINDOW_S, Churn
 from workers.supervisor.endpoints.endpoints_file import File
 
 

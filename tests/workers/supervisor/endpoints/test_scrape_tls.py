@@ -17,7 +17,7 @@ from epp.plugins.extractors.metrics_source import MetricsDataSource
 from tests.waiting import until
 from tests.workers.supervisor.endpoints.model_servers import run, serving
 from tests.workers.supervisor.endpoints.scraping import Seen, answer, reader
-from workers.process.source_tls import source_tls
+from workers.process.credentials import source_tls
 from workers.shared.scrape_pace import Pacing
 from workers.supervisor.endpoints.further_pages import scraper_of
 

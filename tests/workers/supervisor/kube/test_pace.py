@@ -1,7 +1,7 @@
 """The pace of a watch: within a share of the time, whatever one event takes, and named when it waits long."""
 
 from tests.reports import Reports
-from workers.supervisor.kube.pace import AGAIN_S, BURST_S, QUIET_S, SHARE, SLOWED_S, Pace
+from workers.supervisor.kube.reflect import AGAIN_S, BURST_S, QUIET_S, SHARE, SLOWED_S, Pace
 
 
 class Watch:
