@@ -42,6 +42,7 @@ def made(
         yield instance
     finally:
         instance.unlink()
+        instance.generations.close()
         for listener in (instance.sockets.ext_proc, instance.sockets.health, instance.sockets.metrics):
             listener.close()
         pipes = (instance.pipes.parent_pipe, instance.pipes.workers_pipe, instance.pipes.reports, *instance.pipes.bus)
