@@ -44,13 +44,13 @@ class FakeHeld:
 
     def view(self, roster: Roster, now: float) -> HeldView:
         size = len(roster.endpoints)
-        none = HeldView((), np.zeros(size, dtype=bool), (0,) * size, ("not followed",) * size, frozenset())
-        return self.view_ or none
+        none = np.zeros(size, dtype=bool)
+        return self.view_ or HeldView((), none, none, (0,) * size, ("not followed",) * size, frozenset())
 
     def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
         blocks, weighted = [], []
         for row, size in enumerate(view.block_tokens):
-            held = self.by_row.get(row, {}) if size == block_tokens and view.precise[row] else {}
+            held = self.by_row.get(row, {}) if size == block_tokens and view.followed[row] else {}
             weights = list(itertools.takewhile(bool, (held.get(key, 0) for key in hashes.tolist())))
             blocks.append(len(weights))
             weighted.append(sum(weights))

@@ -60,7 +60,7 @@ ERRORS = Metric(
 PRECISE = Metric(
     "kv_cache_events_precise",
     "gauge",
-    "Whether requests whose tokens are known are matched by what the endpoint says it holds; 0: approximately.",
+    "Whether requests whose tokens are known are matched precisely, by what the endpoint says it holds; 0: approximately.",
 )
 STREAM_AGE = Metric(
     "kv_cache_events_age_seconds", "gauge", "Time since the last message from the endpoint's event socket."

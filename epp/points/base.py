@@ -73,16 +73,18 @@ class Prefills(Protocol):
 
 
 class HeldView(NamedTuple):
-    """Says which endpoints of a roster are precise at this moment, that is, the picker knows what they hold (`epp.prefix.streams`).
+    """Says which endpoints of a roster are followed at this moment, that is, the picker knows what they hold (`epp.prefix.streams`).
 
-    `precise`: bool, shape (endpoints,). `why`: per endpoint, why it is not precise; "" if it is.
-    `block_tokens`: per endpoint, the tokens per block; 0 if unknown. `sizes`: the different `block_tokens` of the precise endpoints, the
-    most frequent first; empty: no endpoint is precise.
+    `followed`: bool, shape (endpoints,). `whole`: the same, without endpoints of which older blocks are unknown. `why`: per endpoint, why
+    matches with it are not precise; "" if they are.
+    `block_tokens`: per endpoint, the tokens per block; 0 if unknown. `sizes`: the different `block_tokens` of the followed endpoints, the
+    most frequent first; empty: no endpoint is followed.
     `adapters`: the LoRA adapters that KV events have named, as words (`epp.prefix.held.adapter_word`).
     """
 
     sizes: Sequence[int]
-    precise: Mask
+    followed: Mask
+    whole: Mask
     block_tokens: Sequence[int]
     why: Sequence[str]
     adapters: frozenset[int]
@@ -92,12 +94,12 @@ class HeldBlocks(Protocol):
     """Knows what the model servers say they hold (`Services.held_blocks`). `hashes`: keys of whole blocks (`epp.prefix.held`), uint64."""
 
     def view(self, roster: Roster, now: float) -> HeldView:
-        """Returns which endpoints are precise. `now`: monotonic seconds."""
+        """Returns which endpoints are followed. `now`: monotonic seconds."""
 
     def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
         """Returns two lists over the endpoints of the roster: how many leading blocks each holds, and the sum of these blocks' weights.
 
-        The tier of a block determines its weight, in thousandths. Both numbers are 0 for an endpoint that is not precise or has another
+        The tier of a block determines its weight, in thousandths. Both numbers are 0 for an endpoint that is not followed or has another
         block size than `block_tokens`.
         """
 

@@ -109,6 +109,11 @@ def sequence_of(frame: bytes) -> int | None:
     return number if len(frame) == SEQUENCE_BYTES and number <= SEQUENCE_MAX else None
 
 
+def is_read(topic: bytes, beginning: bytes) -> bool:
+    """Returns whether messages of a topic are read. Those without a topic are: vLLM gives none unless it is told to."""
+    return not topic or topic.startswith(beginning)
+
+
 def topic_parts(topic: bytes) -> tuple[str, str]:
     """Returns pod and model of a topic `kv@pod@model`; empty if the topic does not name them."""
     prefix, _, rest = topic.decode("utf-8", "replace").partition("@")

@@ -144,16 +144,22 @@ class PrefixMatch:
         scaled = held * prompt // self.tokens if held < self.tokens else prompt
         return whole(scaled, prompt, self._servers.sizes.item(row))
 
-    def take_from(self, other: "PrefixMatch", kept: Mask) -> None:
-        """Replaces what is known of the endpoints that are not `kept` by another match of the same request, cut into blocks of this one."""
+    def add(self, other: "PrefixMatch", whole: Mask) -> None:
+        """Takes the longer match for endpoints that are not `whole`: this one, or another one of the same request, cut into blocks of this
+        one.
+        """
         blocks = other.blocks
         if blocks is None:
             return
         mine = np.zeros(len(blocks)) if self.blocks is None else self.blocks
-        self.blocks = np.where(kept, mine, np.minimum(blocks * other.block_tokens // self.block_tokens, self.total))
-        self.cached, self.counted = _chosen(kept, self.cached, other.cached), _chosen(kept, self.counted, other.counted)
+        theirs = np.minimum(blocks * other.block_tokens // self.block_tokens, self.total)
+        self.blocks = np.where(whole, mine, np.maximum(mine, theirs))
+        self.cached, self.counted = (
+            _longer(whole, self.cached, other.cached),
+            _longer(whole, self.counted, other.counted),
+        )
         if self._held is not None:
-            self._held = np.where(kept, self._held, blocks * other.block_tokens)
+            self._held = np.where(whole, self._held, np.maximum(self._held, blocks * other.block_tokens))
 
     def with_reasons(self, why: Sequence[str]) -> "PrefixMatch":
         """Returns the same match with `why`: per endpoint, why the match is not precise."""
@@ -165,10 +171,11 @@ class PrefixMatch:
         return same
 
 
-def _chosen(kept: Mask, mine: Floats | None, others: Floats | None) -> Floats | None:
+def _longer(whole: Mask, mine: Floats | None, others: Floats | None) -> Floats | None:
     if others is None:
         return mine
-    return np.where(kept, 0.0 if mine is None else mine, others)
+    known = np.zeros(len(others)) if mine is None else mine
+    return np.where(whole, known, np.maximum(known, others))
 
 
 def joined(matches: Sequence[PrefixMatch]) -> PrefixMatch:

@@ -1,7 +1,7 @@
 """Defines what is known of the event streams of the endpoints: typed data between the reader of the streams, workers and plugins.
 
-An endpoint is *precise* while the picker knows what it holds: its stream is open and has no gap. Otherwise a text says why not, and
-plugins use the approximate match for it.
+An endpoint is *followed* while the picker knows what it holds: its stream is open and has no gap. Otherwise a text says why not, and
+plugins use the approximate match for it. Matches with a followed endpoint are *precise* unless a remark says why they may be wrong.
 """
 
 from typing import Final
@@ -12,6 +12,18 @@ HEARTBEAT_S_MAX: Final = 1.0  # if its last heartbeat is older than this, the re
 WEIGHT_ONE: Final = 1000  # weights of tiers are thousandths
 NO_READER: Final = "the kv-events process does not run"
 NO_STREAM: Final = "its event stream is not followed yet"
+NOT_CONNECTED: Final = "no connection to its event socket"
+LOST: Final = "the connection to its event socket is lost"
+NO_EVENTS: Final = "no events received yet"
+OTHER_TOPIC: Final = "its topic does not begin with topicFilter"
+NAMELESS: Final = "its events give LoRA adapters by number, without their names"
+REPLAYING: Final = "missed events are being replayed"
+UNSURE: Final = "connected again; its next event will show whether some were missed"
+COOLING: Final = "events were missed"
+NO_ANSWER: Final = "its replay socket does not answer"
+UNPROVEN: Final = "its connection was lost for a while, and its numbers go on"
+PARTIAL: Final = "events before its stream was followed are unknown"
+PARTLY_REUSED: Final = "its model has layers without full attention, so it may reuse fewer blocks than it holds"
 
 
 class Tier(msgspec.Struct, array_like=True, frozen=True):
@@ -26,12 +38,17 @@ class Tier(msgspec.Struct, array_like=True, frozen=True):
     weight: int
 
 
+def of_ranks(ranks: float) -> str:
+    """Returns why a server with this many data-parallel ranks is matched approximately; "" for one rank and for NaN."""
+    return f"{int(ranks)} data-parallel ranks share the address, each with a cache of its own" if ranks > 1.0 else ""
+
+
 class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     """Describes the event stream of one endpoint.
 
     `slot`, `generation`, `endpoint` (its owner id in the approximate index): these three identify the endpoint. `address`: `host:port`.
-    `precise`: whether the endpoint is precise; `why`: why it is not. `since`: when `precise` changed last, in monotonic seconds. `remark`:
-    what else a user should know.
+    `followed`: whether the endpoint is followed; `why`: why it is not. `since`: when `followed` changed last, in monotonic seconds.
+    `remark`: why matches with it may be wrong although it is followed; "" if nothing speaks against them.
     `block_tokens`: tokens per block; 0 until an event says it. `tiers`: the tiers that the endpoint may use, in order. `speculative`: the
     owner id of blocks that it will hold soon. `links`: its owner id in the table of links. `group`: the group of KV caches whose blocks
     count; None: the engine has no groups.
@@ -40,7 +57,7 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     slot: int
     generation: int
     endpoint: int
-    precise: bool
+    followed: bool
     why: str
     remark: str
     block_tokens: int

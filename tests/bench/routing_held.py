@@ -44,9 +44,9 @@ class SharedHeld:
         self._holder_of = dict(zip(endpoints, self._holders, strict=True))
         self._now = 0.0
         self._expected: deque[tuple[float, int, Hashes]] = deque()
-        all_precise = np.ones(servers, dtype=bool)
+        all_followed = np.ones(servers, dtype=bool)
         self._view = HeldView(
-            (BLOCK_TOKENS,), all_precise, (BLOCK_TOKENS,) * servers, ("",) * servers, frozenset[int]()
+            (BLOCK_TOKENS,), all_followed, all_followed, (BLOCK_TOKENS,) * servers, ("",) * servers, frozenset[int]()
         )
 
     def changed(self, server: int, now: float) -> Callable[[Job, Sequence[Change]], None]:

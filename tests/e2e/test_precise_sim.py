@@ -4,6 +4,7 @@ import json
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
+from epp.prefix.streams import PARTIAL
 from loadtest.demo.children import python
 from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import Cluster, eventually, run
@@ -58,7 +59,8 @@ def test_faults_of_a_publisher_cost_precision_for_a_while_and_no_request(cluster
         for server in range(2):
             world.fault(server, "none")
     assert {world.chat(f"again {text(seed)}").status for seed in range(6)} == {200}
-    assert eventually(world.all_precise)
+    # Nobody can say what the messages had that the jump left out.
+    assert eventually(lambda: {endpoint["not_precise"] for endpoint in world.top()} == {PARTIAL})
     counter = world.picker.counter
     assert eventually(lambda: counter("kv_cache_events_gaps_total") > 0)
     assert eventually(lambda: counter("kv_cache_events_malformed_total") > 0)

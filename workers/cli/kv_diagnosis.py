@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from epp.prefix.kv_events import Event, MalformedBatch, Removed, Stored, decode, topic_parts
+from epp.prefix.kv_events import Event, MalformedBatch, Removed, Stored, decode, is_read, topic_parts
 from workers.host.printable import printable
 
 SHOWN_CHARS_MAX: Final = 128
@@ -38,8 +38,8 @@ class Heard:
     def enough(self) -> bool:
         return max(self.events, self.other_topics.total()) >= self.wanted.events
 
-    def take(self, topic: bytes | None, number: int, payload: bytes) -> list[str]:
-        """Takes one message, and returns a line about each of its events. `topic`: None if the message is from a replay.
+    def take(self, topic: bytes, number: int, payload: bytes) -> list[str]:
+        """Takes one message, and returns a line about each of its events. `topic`: empty in replays of older engines.
 
         `number`: the message's own number; -1 if it does not have the frames of an event message.
         """
@@ -47,11 +47,10 @@ class Heard:
         if number < 0:
             self.malformed["a message has not the three frames topic, number and payload"] += 1
             return []
-        if topic is not None:
-            ours = topic.startswith(self.wanted.topic.encode())
-            self._count(self.topics if ours else self.other_topics, shown(topic.decode("utf-8", "replace")))
-            if not ours:
-                return []
+        ours = is_read(topic, self.wanted.topic.encode())
+        self._count(self.topics if ours else self.other_topics, shown(topic.decode("utf-8", "replace")))
+        if not ours:
+            return []
         try:
             batch = decode(payload)
         except MalformedBatch as problem:

@@ -106,7 +106,7 @@ def _read(host: str, port: int, replay_port: int, wanted: Wanted, timeout_s: flo
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     heard = Heard(wanted)
     try:
-        with closing(Subscription(context, tcp(host, port), "")) as subscription:
+        with closing(Subscription(context, tcp(host, port))) as subscription:
             _shake_hands(subscription, host, port)
             echo(f"connected to {subscription.address}")
             kept = 0
@@ -166,10 +166,10 @@ def _replay(request: "ReplayRequest", heard: Heard, where: str) -> int:
                 span = f", numbers {first} to {last}" if kept else ""
                 echo(f"replay from {where}: {kept} messages{span}")
                 return kept
-            number, payload = answer
+            topic, number, payload = answer
             deadline = time.monotonic() + REPLAY_S
             first, last, kept = (number if first < 0 else first), number, kept + 1
-            enough, lines = heard.enough, heard.take(None, number, payload)
+            enough, lines = heard.enough, heard.take(topic, number, payload)
             if not enough:
                 _show(lines)
         if time.monotonic() > deadline:

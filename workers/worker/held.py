@@ -9,7 +9,7 @@ import numpy as np
 
 from epp.candidates import Endpoint, Roster
 from epp.plugin import Hashes, HeldView, Measure
-from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, WEIGHT_ONE, StreamRecord, StreamsRecord
+from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, PARTIAL, WEIGHT_ONE, StreamRecord, StreamsRecord
 from shm.documents import DocumentReader
 from shm.held_reader import HeldReader, Owners
 from workers.process.kv_memory import STREAMS, KvMemory
@@ -67,7 +67,7 @@ class SharedHeldBlocks:
         self._roster = roster
         by_identity = {record.identity: record for record in self._streams.streams}
         records = [by_identity.get(_identity(endpoint)) for endpoint in roster.endpoints]
-        usable = [record is not None and record.precise for record in records]
+        usable = [record is not None and record.followed for record in records]
         sizes = Counter(record.block_tokens for record, use in zip(records, usable, strict=True) if record and use)
         self._owners = {size: Owners(len(records)) for size in sizes}
         self._sizes = {}
@@ -75,18 +75,19 @@ class SharedHeldBlocks:
             if record is not None and use:
                 self._sizes[record.endpoint] = record.block_tokens
                 self._add(self._owners[record.block_tokens], row, record)
-        size = len(records)
+        whole = [bool(record and use and record.remark != PARTIAL) for record, use in zip(records, usable, strict=True)]
         adapters = frozenset(self._streams.adapters)
         blocks = tuple(record.block_tokens if record is not None else 0 for record in records)
         self._views = (
             HeldView(
                 tuple(s for s, _ in sizes.most_common()),
                 np.array(usable, dtype=bool),
+                np.array(whole, dtype=bool),
                 blocks,
                 _reasons(records),
                 adapters,
             ),
-            HeldView((), np.zeros(size, dtype=bool), blocks, (NO_READER,) * size, adapters),
+            _unread(blocks, adapters),
         )
 
     def _add(self, owners: Owners, row: int, record: StreamRecord) -> None:
@@ -100,8 +101,7 @@ class NoHeldBlocks:
     """Implements `epp.plugin.HeldBlocks` for a picker without a kv-events process: no endpoint holds anything."""
 
     def view(self, roster: Roster, now: float) -> HeldView:
-        size = len(roster.endpoints)
-        return HeldView((), np.zeros(size, dtype=bool), (0,) * size, (NO_READER,) * size, frozenset())
+        return _unread((0,) * len(roster.endpoints), frozenset())
 
     def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
         size = len(view.why)
@@ -114,9 +114,14 @@ class NoHeldBlocks:
         """Does nothing."""
 
 
+def _unread(block_tokens: tuple[int, ...], adapters: frozenset[int]) -> HeldView:
+    none = np.zeros(len(block_tokens), dtype=bool)
+    return HeldView((), none, none, block_tokens, (NO_READER,) * len(block_tokens), adapters)
+
+
 def _identity(endpoint: Endpoint) -> tuple[int, int, int]:
     return endpoint.slot, endpoint.generation, endpoint.owner
 
 
 def _reasons(records: list[StreamRecord | None]) -> tuple[str, ...]:
-    return tuple(NO_STREAM if record is None else record.why for record in records)
+    return tuple(NO_STREAM if record is None else record.why or record.remark for record in records)

@@ -1,10 +1,12 @@
 """Precise prefix affinity: routes by what the model servers say they hold, and by the approximate match where they do not say it.
 
 The model servers publish their KV events. The kv-events process follows them and keeps an index of the blocks that each endpoint holds.
-`produce` looks up the prompt's tokens in that index, for the endpoints whose event stream has no gap (the precise ones). Other endpoints
-get the match of the approximate producer. So a lost stream costs precision but no affinity. A server with several data-parallel ranks
-behind one address is not precise either: each rank has a cache of its own, and a request may reach any of them. If there are no tokens,
-because no token producer has emitted any, all endpoints get the approximate match, with the reason that the token producer gives.
+`produce` looks up the prompt's tokens in that index, for the endpoints whose event stream has no gap (the followed ones). Other endpoints
+get the match of the approximate producer, and those whose older blocks are unknown the longer one of both matches. So a lost stream costs
+precision but no affinity. A server with several data-parallel ranks
+behind one address gets the approximate match, too: each rank has a cache of its own, and a request may reach any of them. If there are no
+tokens, because no token producer has emitted any, or if the request's model may be an adapter that no event has named, all endpoints get
+the approximate match, with the reason.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +43,7 @@ from epp.prefix.blocks import Hashes
 from epp.prefix.deciding import ScoresOwnMatches
 from epp.prefix.held import BASE_MODEL, adapter_word, held_links, held_root, index_keys, request_extras
 from epp.prefix.match import APPROXIMATE, PrefixMatch, joined, prefix_match
-from epp.prefix.streams import WEIGHT_ONE
+from epp.prefix.streams import WEIGHT_ONE, of_ranks
 from epp.request import Request
 from epp.request.tokens import NO_TOKENS, TOKENS, PromptTokens, no_tokens
 
@@ -51,6 +53,7 @@ TOKENS_MAX = 2 << 20  # tokens of one prompt that are looked up: no server cache
 BLOCKS_MAX = 1 << 15
 ROOTS_MAX = 4096
 BLOCK_TOKENS = 16  # the block size that an empty match states
+UNNAMED = "no event has named its model as an adapter, and it is not modelName"
 NO_KEYS: Hashes = np.empty(0, dtype=np.uint64)
 
 # These metrics are counted only with `enableMetrics`.
@@ -93,6 +96,7 @@ class _Precise(DataProducer, PreRequest):
         self.produces = (self._match,)
         self.keeps = (self._keys,)
         self._counts = self.settings.index_metrics
+        self._base_model = ""  # the name of the base model; "": not known
         self._lookups: Count
         self._hits: tuple[Count, Count]
         self._speculates = self.settings.speculative_s > 0
@@ -103,6 +107,10 @@ class _Precise(DataProducer, PreRequest):
         self._viewed: tuple[HeldView, Floats, HeldView] | None = None
         self._held: HeldBlocks
         self._secret: int
+
+    def meet(self, plugins: Sequence[Plugin]) -> None:
+        tokenizers = (other for other in plugins if TOKENS in other.produces)
+        self._base_model = next((getattr(other.params, "model_name", "") for other in tokenizers), "")
 
     def start(self, services: Services) -> None:
         self._held = services.held_blocks
@@ -121,9 +129,13 @@ class _Precise(DataProducer, PreRequest):
             if tokenized is not None and not without
             else []
         )
-        why = view.why if prompts else [of_endpoint or no_tokens(without) for of_endpoint in view.why]
-        if view.sizes and prompts:
-            match = self._matched(request, candidates, view, prompts, approximate)
+        adapter = self._adapter(request.target_model, view)
+        lacks = no_tokens(without) if not prompts else UNNAMED if adapter is None else ""
+        why = view.why
+        if lacks:
+            why = [lacks if followed else why for followed, why in zip(view.followed.tolist(), view.why, strict=True)]
+        if view.sizes and adapter is not None and not lacks:
+            match = self._matched(request, candidates, view, prompts, adapter, approximate)
         elif approximate is not None:
             match = approximate.with_reasons(why)
         else:
@@ -144,12 +156,10 @@ class _Precise(DataProducer, PreRequest):
         candidates: Candidates,
         view: HeldView,
         prompts: Sequence[PromptTokens],
+        adapter: str,
         approximate: PrefixMatch | None,
     ) -> PrefixMatch:
-        """Returns a match in blocks of one size: precise for precise endpoints, approximate for the others."""
-        adapter = request.target_model
-        if adapter_word(adapter, self._secret) not in view.adapters:
-            adapter = BASE_MODEL
+        """Returns a match in blocks of one size: by the events of followed endpoints, approximate for the others."""
         servers = self._blocks(view, server_blocks(candidates.snapshot))
         chains: dict[int, list[Hashes]] = {size: [] for size in view.sizes}
         matches = [self._match_of(prompt, request.cache_salt, adapter, view, servers, chains) for prompt in prompts]
@@ -157,10 +167,18 @@ class _Precise(DataProducer, PreRequest):
             size: each[0] if len(each) == 1 else np.concatenate(each) for size, each in chains.items()
         }
         match = matches[0] if len(matches) == 1 else joined(matches)
-        if approximate is not None and not view.precise.all():
-            match.take_from(approximate, view.precise)
+        if approximate is not None and not view.whole.all():
+            match.add(approximate, view.whole)
         match.why = view.why
         return match
+
+    def _adapter(self, model: str, view: HeldView) -> str | None:
+        """Returns the adapter that a request's model is; BASE_MODEL: none. None: not known, because in a pool with adapters an unknown name
+        may be that of an adapter that no server has used yet, or a second name of the base model.
+        """
+        if adapter_word(model, self._secret) in view.adapters:
+            return model
+        return BASE_MODEL if not view.adapters or self._base_model in ("", model) else None
 
     def _match_of(
         self,
@@ -181,8 +199,8 @@ class _Precise(DataProducer, PreRequest):
             thousandths += np.array(weighted) * size
             if self._counts:
                 self._count(blocks)
-        if not view.precise.all():
-            held, thousandths = held * view.precise, thousandths * view.precise
+        if not view.followed.all():
+            held, thousandths = held * view.followed, thousandths * view.followed
         unit, tokens = view.sizes[0], _length(prompt)
         found = held // unit if held.any() else None
         return PrefixMatch(
@@ -229,17 +247,16 @@ class _Precise(DataProducer, PreRequest):
 
 
 def _of_one_cache(view: HeldView, ranks: Floats) -> HeldView:
-    """Returns the view in which only servers with one cache are precise. `ranks`: how many caches each has; NaN: not known."""
-    several = view.precise & (ranks > 1.0)
+    """Returns the view in which only servers with one cache are followed. `ranks`: how many caches each has; NaN: not known."""
+    several = view.followed & (ranks > 1.0)
     if not several.any():
         return view
-    precise = view.precise & ~several
-    sizes = {size for size, kept in zip(view.block_tokens, precise.tolist(), strict=True) if kept}
-    why = [
-        f"{int(count)} data-parallel ranks share the address, each with a cache of its own" if of_several else reason
-        for reason, of_several, count in zip(view.why, several.tolist(), ranks.tolist(), strict=True)
-    ]
-    return view._replace(sizes=tuple(size for size in view.sizes if size in sizes), precise=precise, why=why)
+    followed, whole = view.followed & ~several, view.whole & ~several
+    sizes = {size for size, kept in zip(view.block_tokens, followed.tolist(), strict=True) if kept}
+    why = [of_ranks(count) or reason for reason, count in zip(view.why, ranks.tolist(), strict=True)]
+    return view._replace(
+        sizes=tuple(size for size in view.sizes if size in sizes), followed=followed, whole=whole, why=why
+    )
 
 
 def _length(prompt: PromptTokens) -> int:
@@ -270,6 +287,7 @@ class PreciseScorer(_Precise, ScoresOwnMatches, Scorer):
         return next((other.name for other in plugins if isinstance(other, PrecisePrefix)), self.name)
 
     def meet(self, plugins: Sequence[Plugin]) -> None:
+        super().meet(plugins)
         producers = [other for other in plugins if isinstance(other, PrecisePrefix)]
         if producers:
             self._only_scores = True

@@ -9,7 +9,8 @@ import pytest
 from epp.config.load import load
 from epp.plugin import HeldView
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
-from epp.plugins.producers.precise_prefix import BLOCKS_MAX, PrecisePrefix, PreciseScorer, kv_settings
+from epp.plugins.producers.precise_prefix import BLOCKS_MAX, UNNAMED, PrecisePrefix, PreciseScorer, kv_settings
+from epp.plugins.producers.tokenizer import Tokens
 from epp.plugins.scorers.prefix_cache import PrefixCache
 from epp.prefix.deciding import deciding_producer
 from epp.prefix.held import adapter_word, held_links, held_root, index_keys
@@ -32,10 +33,10 @@ def keys(size: int, adapter: str = "", count: int | None = None) -> list[int]:
 
 
 def view(*sizes: int, adapters: frozenset[int] = frozenset()) -> HeldView:
-    """Endpoints with these block sizes; 0: not precise."""
+    """Endpoints with these block sizes; 0: not followed."""
     found = sorted({size for size in sizes if size}, key=lambda size: -sizes.count(size))
-    precise = np.array([size > 0 for size in sizes])
-    return HeldView(tuple(found), precise, sizes, tuple("" if size else "cut" for size in sizes), adapters)
+    followed = np.array([size > 0 for size in sizes])
+    return HeldView(tuple(found), followed, followed, sizes, tuple("" if size else "cut" for size in sizes), adapters)
 
 
 class World:
@@ -173,6 +174,33 @@ def test_an_adapter_that_events_have_named_is_another_prompt_than_the_base_model
     world.hold(0, keys(16, "sql"))
     assert world.match(model="base").blocks is None
     assert world.match(model="sql").blocks.tolist() == [10]
+
+
+def test_where_older_blocks_are_unknown_the_longer_match_counts() -> None:
+    world = World(16, 16, 16)
+    world.held.view_ = world.held.view_._replace(whole=np.array([False, False, True]), why=("partial", "partial", ""))
+    world.hold(0, keys(16, count=3))
+    world.hold(1, keys(16, count=6))
+    match = world.match([1, 1, 1])
+    assert match.blocks.tolist() == [4, 6, 0]
+    assert match.cached.tolist() == [64, 96, 0]
+
+
+def test_a_model_that_may_be_an_adapter_without_events_is_matched_approximately_and_says_why() -> None:
+    """A second name of the base model would be one, too."""
+    world = World(16, 0, adapters=frozenset({adapter_word("sql", SECRET)}))
+    world.producer.meet([Tokens("token-producer", msgspec.convert({"modelName": "base"}, Tokens.Params))])
+    world.hold(0, keys(16))
+    assert world.match([0, 1]).blocks.tolist() == [10, 4]
+    match = world.match([2, 1], model="poems")
+    assert (match.blocks.tolist(), list(match.why)) == ([2, 1], [UNNAMED, "cut"])
+
+
+def test_without_adapters_every_name_is_one_of_the_base_model() -> None:
+    world = World(16)
+    world.producer.meet([Tokens("token-producer", msgspec.convert({"modelName": "base"}, Tokens.Params))])
+    world.hold(0, keys(16))
+    assert world.match(model="poems").blocks.tolist() == [10]
 
 
 @pytest.mark.parametrize("bad", [

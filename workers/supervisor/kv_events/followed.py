@@ -9,13 +9,14 @@ from typing import Final
 import zmq
 
 from epp.candidates import Endpoint
-from epp.prefix.streams import StreamRecord
+from epp.prefix.kv_events import is_read
+from epp.prefix.streams import NAMELESS, NO_EVENTS, OTHER_TOPIC, PARTLY_REUSED, StreamRecord
 from shm.stream_positions import StreamPosition, StreamPositions
 from workers.process.kv_memory import KvCounts
 from workers.supervisor.kv_events.held_state import Kept
 from workers.supervisor.kv_events.holdings import Holder, Holdings
 from workers.supervisor.kv_events.sockets import OPENED, ReplayRequest, Subscription, tcp
-from workers.supervisor.kv_events.stream import NAMELESS, NO_EVENTS, Stream
+from workers.supervisor.kv_events.stream import Stream
 
 AGAIN_S: Final = 1.0  # the time after which a connection that ZeroMQ has given up is replaced
 RANK: Final = re.compile(r"-rank-(\d{1,4})$")
@@ -40,10 +41,13 @@ class Followed:
         context: "zmq.Context[zmq.Socket[bytes]]",
         *,
         subscription: Subscription | None,
+        topic: str,
         replay_address: str,
         kept: Kept | None,
     ) -> None:
-        """`kept`: what a predecessor or a snapshot tells about the same endpoint; None if nothing is known."""
+        """`topic`: the beginning of the topics that count. `kept`: what a predecessor or a snapshot tells about the same endpoint; None if
+        nothing is known.
+        """
         self.endpoint = endpoint
         self.subscription = subscription
         self.replay: ReplayRequest | None = None
@@ -54,14 +58,18 @@ class Followed:
         self.too_long = 0  # messages above the limit, each of which has ended the connection
         self._lost_at = 0.0
         self.replay_failure_told = False
+        self.left_out = 0  # messages of topics that the picker does not read
+        self.other_topic = ""  # the topic of its messages if the picker reads none of them
         self.heard = 0.0
-        self.precise = False
+        self.followed = False
         self.why = ""
         self.since = 0.0
         self._holdings = holdings
         self._positions = positions
         self._context = context
         self._replay_address = replay_address
+        self._topic = topic.encode()
+        self._reads = False  # whether a message on this connection counted
         if kept is not None:
             before = positions.read(endpoint.slot)
             self.heard, self._messages_before = before.heard, before.messages
@@ -122,15 +130,19 @@ class Followed:
             for change in subscription.changes():
                 busy = True
                 if change is OPENED:
+                    self._reads, self.other_topic = False, ""
                     self.stream.opened(now)
                 else:
                     self.losses += 1
                     self._lost_at = now
                     self.stream.lost(now)
         if subscription is not None and subscription.socket in ready:
-            for _, number, payload in subscription.messages():
+            for topic, number, payload in subscription.messages():
                 busy = True
-                self.take(number, payload, now)
+                if is_read(topic, self._topic):
+                    self.take(number, payload, now)
+                else:
+                    self._leave_out(topic)
         while (replay := self.replay) is not None:
             answered, again = self._read_replay(replay, now)
             busy |= answered
@@ -142,10 +154,18 @@ class Followed:
         """Takes a live message. `number`: -1 for a message with other frames than those of an event message."""
         self.messages += 1
         self.heard = now
+        self._reads, self.other_topic = True, ""
         if number < 0:
             self.frames_malformed += 1
         else:
             self.stream.message(number, payload, now)
+
+    def _leave_out(self, topic: bytes) -> None:
+        """Counts a message of a topic that the picker does not read."""
+        self.messages += 1
+        self.left_out += 1
+        if not self._reads:
+            self.other_topic = topic.decode("utf-8", "replace")
 
     def given_up(self, now: float) -> Subscription | None:
         """Returns the subscription if ZeroMQ has given up its connection: it needs a successor. Else None."""
@@ -175,7 +195,12 @@ class Followed:
     def kept(self) -> Kept:
         """Returns what a snapshot stores about the endpoint."""
         stream, holder = self.stream, self.holder
-        return Kept(holder.owners, stream.position, stream.check, holder.block_tokens, holder.group, stream.remark)
+        return Kept(holder.owners, stream.position, stream.check, holder.block_tokens, holder.group, self.remark)
+
+    @property
+    def remark(self) -> str:
+        """Why matches of the endpoint's blocks may be wrong; "" if nothing speaks against them."""
+        return self.stream.remark or (PARTLY_REUSED if self.holder.partly_reused else "")
 
     def counts(self) -> KvCounts:
         """Returns what this process has counted of the endpoint's stream."""
@@ -187,21 +212,21 @@ class Followed:
             gaps=stream.gaps,
             restarts=stream.restarts,
             replays_failed=stream.replays_failed,
-            dropped=stream.dropped,
+            dropped=stream.dropped + self.left_out,
             errors=self.subscription.errors if self.subscription is not None else 0,
         )
 
     def record(self, now: float) -> StreamRecord:
         """Returns the endpoint's record for the streams document."""
-        why = self.stream.why(now) or (
-            NAMELESS if self.holder.nameless else "" if self.holder.block_tokens else NO_EVENTS
-        )
-        if bool(why) is self.precise:
-            self.precise, self.since = not why, now
+        why = OTHER_TOPIC if self.other_topic else self.stream.why(now)
+        if not why:
+            why = NAMELESS if self.holder.nameless else "" if self.holder.block_tokens else NO_EVENTS
+        if bool(why) is self.followed:
+            self.followed, self.since = not why, now
         address = self.subscription.address if self.subscription is not None else ""
         endpoint, holder = self.endpoint, self.holder
         return StreamRecord(
-            endpoint.slot, endpoint.generation, endpoint.owner, not why, why, self.stream.remark, holder.block_tokens,
+            endpoint.slot, endpoint.generation, endpoint.owner, not why, why, self.remark, holder.block_tokens,
             holder.tiers, holder.speculative, address, self.since, holder.group,
         )  # fmt: skip
 
@@ -222,8 +247,12 @@ class Followed:
             if answer is None:
                 self.stop_asking()
                 self.stream.replay_ended(now)
+            elif is_read(answer[0], self._topic):
+                self.stream.replayed(*answer[1:], now)
             else:
-                self.stream.replayed(*answer, now)
+                self._leave_out(answer[0])
+                self.stop_asking()
+                self.stream.replay_ended(now)
             if self.replay is not replay:
                 return True, self.replay is not None
         return answered, False

@@ -170,6 +170,11 @@ class Holder:
         return bool(self._nameless)
 
     @property
+    def partly_reused(self) -> bool:
+        """Whether the engine has groups of another kind than full attention, such as a window. They have to agree on what it reuses."""
+        return any(kind and kind not in FULL_ATTENTION for kind in self._groups.values())
+
+    @property
     def held(self) -> int:
         """The number of blocks that the endpoint holds, over all tiers."""
         return sum(map(self._holdings.writer.held, self.owners[:-1]))

@@ -18,7 +18,7 @@ import structlog
 import zmq
 
 from epp.candidates import Endpoint
-from epp.prefix.kv_events import topic_parts
+from epp.prefix.kv_events import is_read, topic_parts
 from epp.prefix.streams import StreamRecord
 from shm.documents import DocumentReader
 from shm.prefix_writer import OwnersExhausted
@@ -42,7 +42,7 @@ BATCH_S = 0.01
 TICK_S = 0.05
 AGE_TICKS = 16  # ticks of the index's clock per second
 SWEEP_SHARE = 1 / 256
-UNKNOWN_PODS_MAX = 64
+REPORTED_TOPICS_MAX = 64
 AGAIN_S = 5.0  # the time after which endpoints that could not be followed are tried again
 
 log = structlog.get_logger()
@@ -104,7 +104,7 @@ class Follower:
         self._active: set[Followed] = set()  # the endpoints that have received something in this turn
         self.followed: dict[tuple[int, int, int], Followed] = {}
         self.by_pod: dict[str, Followed] = {}
-        self.unknown_pods: set[str] = set()
+        self.reported_topics: set[str] = set()
         self.unknown_topics = 0
         self.speculation = Speculation(self.holdings, settings.speculative_s, instance.pipes.kv_bus_readers)
         self._endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
@@ -118,7 +118,7 @@ class Follower:
         self._ticked = 0.0
         self.bound: Subscription | None = None
         if settings.bind:
-            self.bound = Subscription(self.context, settings.bind, settings.topic, bind=True)
+            self.bound = Subscription(self.context, settings.bind, bind=True)
             self._poll(self.bound)
         for descriptor in instance.pipes.kv_bus_readers:
             self._poller.register(descriptor, zmq.POLLIN)
@@ -236,7 +236,7 @@ class Follower:
         subscription, replay = None, ""
         if self.bound is None:
             address, replay = addresses(endpoint, settings.port, settings.replay_port)
-            subscription = Subscription(self.context, address, settings.topic)
+            subscription = Subscription(self.context, address)
         try:
             followed = Followed(
                 endpoint,
@@ -244,6 +244,7 @@ class Follower:
                 self.positions,
                 self.context,
                 subscription=subscription,
+                topic=settings.topic,
                 replay_address=replay,
                 kept=kept,
             )
@@ -263,7 +264,7 @@ class Follower:
     def _subscribe_again(self, followed: Followed, before: Subscription) -> None:
         """Replaces a subscription that was given up. The next turn tries again if there is no socket left."""
         with contextlib.suppress(zmq.ZMQError):
-            successor = Subscription(self.context, before.address, self.settings.topic)
+            successor = Subscription(self.context, before.address)
             followed.follow_again(successor)
             self._stop_polling(before)
             before.close()
@@ -310,10 +311,10 @@ class Follower:
         for topic, number, payload in bound.messages():
             busy = True
             pod, _ = topic_parts(topic)
-            known = self.by_pod.get(pod)
+            known = self.by_pod.get(pod) if is_read(topic, self.settings.topic.encode()) else None
             if known is None:
                 self.unknown_topics += 1
-                self._report_unknown(pod)
+                self._report_unknown(topic.decode("utf-8", "replace"))
                 continue
             if not known.stream.is_open:
                 known.stream.opened(now)
@@ -321,14 +322,19 @@ class Follower:
             self._active.add(known)
         return busy
 
-    def _report_unknown(self, pod: str) -> None:
-        if pod not in self.unknown_pods and len(self.unknown_pods) < UNKNOWN_PODS_MAX:
-            self.unknown_pods.add(pod)
-            log.warning("kv-events: a topic names no endpoint of the pool; its messages are dropped", pod=pod)
+    def _report_unknown(self, topic: str) -> None:
+        if topic not in self.reported_topics and len(self.reported_topics) < REPORTED_TOPICS_MAX:
+            self.reported_topics.add(topic)
+            log.warning(
+                "kv-events: a topic names no endpoint of the pool, or does not begin with topicFilter; its messages are dropped",
+                topic=topic,
+            )
 
     def _tick(self, now: float) -> None:
         for followed in self.followed.values():
             followed.stream.tick(now)
+            if followed.other_topic:
+                self._report_unknown(followed.other_topic)
             if (before := followed.given_up(now)) is not None:
                 self._subscribe_again(followed, before)
             if followed.stream.replays_failed and not followed.replay_failure_told:

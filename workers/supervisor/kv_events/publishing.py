@@ -6,13 +6,12 @@ from typing import Final, Protocol
 
 import msgspec
 
-from epp.prefix.streams import StreamRecord, StreamsRecord
+from epp.prefix.streams import NOT_CONNECTED, StreamRecord, StreamsRecord
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.stream_positions import StreamPositions
 from workers.process.kv_memory import COUNTS, STREAMS, KvCounts, KvMemory
 from workers.supervisor.kv_events.followed import Followed
 from workers.supervisor.kv_events.holdings import Holdings
-from workers.supervisor.kv_events.stream import NOT_CONNECTED
 
 COUNTS_EVERY_S: Final = 0.5
 SIZES_MAX: Final = 4
@@ -51,7 +50,7 @@ class Publishing:
             return {}
         found = _streams.decode(left[1])
         self.adapters = set(found.adapters)
-        unsure = [msgspec.structs.replace(record, precise=False, why=NOT_CONNECTED) for record in found.streams]
+        unsure = [msgspec.structs.replace(record, followed=False, why=NOT_CONNECTED) for record in found.streams]
         self._writer.write(STREAMS, _encode(StreamsRecord(unsure, found.adapters)))
         return {record.identity: record for record in found.streams}
 
@@ -73,16 +72,16 @@ class Publishing:
 
 
 def _few_sizes(records: list[StreamRecord]) -> list[StreamRecord]:
-    """Marks records with rare block sizes as not precise. The SIZES_MAX most frequent sizes stay. Each size costs every request a chain of
+    """Marks records with rare block sizes as not followed. The SIZES_MAX most frequent sizes stay. Each size costs every request a chain of
     keys.
     """
-    frequent = Counter(record.block_tokens for record in records if record.precise).most_common()
+    frequent = Counter(record.block_tokens for record in records if record.followed).most_common()
     if len(frequent) <= SIZES_MAX:
         return records
     rare = {size for size, _ in frequent[SIZES_MAX:]}
     return [
-        msgspec.structs.replace(record, precise=False, why=RARE_SIZE)
-        if record.precise and record.block_tokens in rare
+        msgspec.structs.replace(record, followed=False, why=RARE_SIZE)
+        if record.followed and record.block_tokens in rare
         else record
         for record in records
     ]

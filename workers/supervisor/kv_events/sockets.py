@@ -49,21 +49,19 @@ def context_for(endpoints: int) -> "zmq.Context[zmq.Socket[bytes]]":
 
 
 class Subscription:
-    """A SUB socket that is connected to one publisher, or bound for many publishers.
+    """A SUB socket that is connected to one publisher, or bound for many publishers. Receives the messages of all topics.
 
     `given_up`: whether the connection is lost and ZeroMQ has not said that it will connect again. It may still say it a moment later.
     """
 
-    def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, topic: str, *, bind: bool = False
-    ) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, *, bind: bool = False) -> None:
         """Raises zmq.ZMQError if the address cannot be used, or if the process may open no more sockets."""
         self.address = address
         self.errors = 0  # failed handshakes: peers that do not speak ZeroMQ
         self.given_up = False
         self.socket: zmq.Socket[bytes] = context.socket(zmq.SUB)
         try:
-            self._configure(topic)
+            self._configure()
             self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(_EVENTS)
         except zmq.ZMQError:
             self.socket.close(0)
@@ -74,14 +72,14 @@ class Subscription:
             self.close()
             raise
 
-    def _configure(self, topic: str) -> None:
+    def _configure(self) -> None:
         for option, value in (
             (zmq.LINGER, 0), (zmq.RCVHWM, RECEIVED_MAX), (zmq.MAXMSGSIZE, FRAME_BYTES_MAX), (zmq.IPV6, 1),
             (zmq.RECONNECT_IVL, RECONNECT_MS), (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS),
             (zmq.HEARTBEAT_IVL, PING_MS), (zmq.HEARTBEAT_TIMEOUT, 0), (zmq.TCP_MAXRT, UNACKNOWLEDGED_MS),
         ):  # fmt: skip
             self.socket.setsockopt(option, value)
-        self.socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        self.socket.setsockopt(zmq.SUBSCRIBE, b"")
 
     def changes(self) -> Iterator[bool]:
         """Yields OPENED and LOST for changes of the connection, in their order."""
@@ -133,10 +131,8 @@ class ReplayRequest:
             raise
         self.socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")], zmq.NOBLOCK)
 
-    def answers(self) -> Iterator[tuple[int, bytes] | None]:
-        """Yields number and payload of each repeated message, and None at the end. Newer engines also send the topic, as the frame before
-        the number.
-        """
+    def answers(self) -> Iterator[tuple[bytes, int, bytes] | None]:
+        """Yields topic, number and payload of each repeated message, and None at the end. Older engines send no topic: it is empty."""
         for frames in received(self.socket):
             if len(frames) < 2:
                 continue
@@ -145,7 +141,7 @@ class ReplayRequest:
                 yield None
                 return
             if (number := sequence_of(sequence)) is not None:
-                yield number, payload
+                yield frames[-3] if len(frames) > 2 else b"", number, payload
 
     def close(self) -> None:
         """Closes the socket."""

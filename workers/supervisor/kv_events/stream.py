@@ -19,6 +19,18 @@ from collections import deque
 from typing import Final, Protocol
 from zlib import crc32
 
+from epp.prefix.streams import (
+    COOLING,
+    LOST,
+    NO_ANSWER,
+    NO_EVENTS,
+    NOT_CONNECTED,
+    PARTIAL,
+    REPLAYING,
+    UNPROVEN,
+    UNSURE,
+)
+
 COOL_DOWN_S: Final = 30.0
 # A connection that is lost for longer makes the endpoint approximate. With the delay of the loop, this takes less than a second.
 LOST_S: Final = 0.8
@@ -30,17 +42,6 @@ RESTARTS_MAX: Final = 8  # after this many gaps and restarts within COOL_DOWN_S,
 BACKLOG_MESSAGES_MAX: Final = 10_000
 BACKLOG_BYTES_MAX: Final = 64 << 20
 FIRST_NUMBER_MAX: Final = 1
-
-NOT_CONNECTED: Final = "no connection to its event socket"
-LOST: Final = "the connection to its event socket is lost"
-NO_EVENTS: Final = "no events received yet"
-NAMELESS: Final = "its events give LoRA adapters by number, without their names"
-REPLAYING: Final = "missed events are being replayed"
-UNSURE: Final = "connected again; its next event will show whether some were missed"
-COOLING: Final = "events were missed"
-NO_ANSWER: Final = "its replay socket does not answer"
-UNPROVEN: Final = "its connection was lost for a while, and its numbers go on"
-PARTIAL: Final = "events before its stream was followed are unknown"
 
 
 class Sink(Protocol):
@@ -87,6 +88,7 @@ class Stream:
         self._lost_at: float | None = None
         self._believed = False
         self._unsure = False
+        self._has_sent_nothing = False  # whether a replay has said so on this connection
         self._believe_at: float | None = None
         self._why = NOT_CONNECTED
         self._rest_until = 0.0  # the time until which no replay is asked for
@@ -126,7 +128,7 @@ class Stream:
     def lost(self, now: float) -> None:
         """Handles a lost connection. Ends a replay under way."""
         if self.is_open:
-            self.is_open, self._lost_at = False, now
+            self.is_open, self._lost_at, self._has_sent_nothing = False, now, False
             if self._replay is not None:
                 self._stop_replay()
                 # The next replay repeats these messages, unless they are of a publisher that is gone.
@@ -204,6 +206,7 @@ class Stream:
             self._clear()  # the publisher has dropped the missing messages
             self.position, self.remark = self._backlog[0][0], PARTIAL
         self._believed, self._believe_at, self._unsure = True, None, False
+        self._has_sent_nothing = not self.position
         self._take_backlog(now)
 
     def tick(self, now: float) -> None:
@@ -217,7 +220,8 @@ class Stream:
 
     def _begin(self, number: int, payload: bytes, now: float) -> None:
         """Takes the first message of a stream that was not followed before."""
-        self.remark = PARTIAL if number else ""
+        self.remark = PARTIAL if number > (FIRST_NUMBER_MAX if self._has_sent_nothing else 0) else ""
+        self._has_sent_nothing = False
         if number > FIRST_NUMBER_MAX:
             self._believe_later(now, COOLING)
         else:

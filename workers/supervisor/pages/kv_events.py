@@ -9,7 +9,7 @@ import msgspec
 from epp.candidates import Endpoint
 from epp.metrics import Metric
 from epp.metrics import kv_events as names
-from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, StreamRecord, StreamsRecord
+from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, StreamRecord, StreamsRecord, of_ranks
 from shm.documents import DocumentReader
 from shm.stream_positions import StreamPositions
 from workers.process.instance import Instance
@@ -48,12 +48,11 @@ class StreamFigures(NamedTuple):
     """
 
     why: str
-    remark: str
     age_s: float | None
     held: int
 
 
-NOT_FOLLOWED: Final = StreamFigures(NO_STREAM, "", None, 0)
+NOT_FOLLOWED: Final = StreamFigures(NO_STREAM, None, 0)
 Labels = tuple[str, ...]
 Row = tuple[Labels, float]
 
@@ -75,28 +74,43 @@ class KvFigures:
         for record in records:
             read = self._positions.read(record.slot)
             age_s = now - read.heard if read.heard else None
-            found[record.slot] = StreamFigures(dead or record.why, record.remark, age_s, read.held)
+            found[record.slot] = StreamFigures(dead or record.why or record.remark, age_s, read.held)
         return found
 
-    def families(
-        self, pool: str, endpoints: Sequence[Endpoint], now: float
-    ) -> Iterator[tuple[Metric, Labels, list[Row]]]:
-        """Yields all metrics with their labels and rows. Leaves out those of the index unless the configuration enables them."""
+    def replays_failed(self) -> int:
+        """Returns how many replays had no answer or no end."""
+        return self._totals().replays_failed
+
+    def _totals(self) -> KvCounts:
         left = self._documents.read(COUNTS)
-        counts = _counts.decode(left[1]) if left is not None and left[1] else KvCounts()
+        return _counts.decode(left[1]) if left is not None and left[1] else KvCounts()
+
+    def families(
+        self, pool: str, endpoints: Sequence[tuple[Endpoint, float]], now: float
+    ) -> Iterator[tuple[Metric, Labels, list[Row]]]:
+        """Yields all metrics with their labels and rows. Leaves out those of the index unless the configuration enables them.
+
+        `endpoints`: each with its data-parallel ranks; NaN: not known.
+        """
+        counts = self._totals()
         for metric, field in (*TOTALS.items(), *(INDEX_TOTALS.items() if self._index_metrics else ())):
             yield metric, (), [((), float(getattr(counts, field)))]
         yield names.CAPACITY, (), [((), 1.0)]
         if self._index_metrics:
             yield names.EVICTIONS, (), [((), float(counts.removed + counts.evictions))]
         streams = self.streams(now)
-        found = [(endpoint.name, streams.get(endpoint.slot, NOT_FOLLOWED)) for endpoint in endpoints]
+        found = [(endpoint.name, streams.get(endpoint.slot, NOT_FOLLOWED)) for endpoint, _ in endpoints]
+        whys = [stream.why or of_ranks(ranks) for (_, stream), (_, ranks) in zip(found, endpoints, strict=True)]
         labels = ("name", "pod_identifier")
-        yield names.PRECISE, labels, [((pool, name), float(not stream.why)) for name, stream in found]
+        yield (
+            names.PRECISE,
+            labels,
+            [((pool, name), float(not why)) for (name, _), why in zip(found, whys, strict=True)],
+        )
         ages = [(name, stream.age_s) for name, stream in found]
         yield names.STREAM_AGE, labels, [((pool, name), age) for name, age in ages if age is not None]
         yield names.HELD, labels, [((pool, name), float(stream.held)) for name, stream in found]
-        reasons = Counter(stream.why for _, stream in found if stream.why)
+        reasons = Counter(filter(None, whys))
         yield names.NOT_PRECISE, names.NOT_PRECISE.labels, [((why,), float(n)) for why, n in sorted(reasons.items())]
 
 

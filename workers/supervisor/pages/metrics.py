@@ -225,7 +225,7 @@ class MetricsPage:
         for metric, labels, rows in flow.families() if flow is not None else ():
             yield from self._shown(metric, labels, rows)
         if kv_events is not None:
-            for metric, labels, rows in kv_events.families(self._pool.name, self._pool.endpoints(), self._now()):
+            for metric, labels, rows in kv_events.families(self._pool.name, self._pool.ranks(), self._now()):
                 yield from self._shown(metric, labels, rows)
         if latency is not None:
             figures = latency.families(self._pool.name, self._pool.endpoints(), self._now())

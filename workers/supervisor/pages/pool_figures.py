@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epp.candidates import Endpoint
-from epp.data import KV_USAGE, RUNNING, WAITING
+from epp.data import CACHE_RANKS, KV_USAGE, RUNNING, WAITING
 from epp.metrics.computed import POOL_FIGURES
 from shm.table import EJECTED, State, TableCopy, TableReader
 from workers.shared.documents import EndpointsView
@@ -51,6 +51,12 @@ class PoolFigures:
         copy, endpoints = self._current()
         values = self._values(copy, [endpoint.slot for endpoint in endpoints], WAITING.name).tolist()
         return [(endpoint.name, value) for endpoint, value in zip(endpoints, values, strict=True) if value == value]
+
+    def ranks(self) -> list[tuple[Endpoint, float]]:
+        """Returns each endpoint with the number of its data-parallel ranks; NaN: not known."""
+        copy, endpoints = self._current()
+        values = self._values(copy, [endpoint.slot for endpoint in endpoints], CACHE_RANKS.name).tolist()
+        return list(zip(endpoints, values, strict=True))
 
     def ages(self, now: float) -> list[tuple[str, float]]:
         """Returns (endpoint name, seconds since its last good scrape), without endpoints that were never scraped."""

@@ -32,7 +32,7 @@ def test_a_full_socket_keeps_its_connection(
     monkeypatch.setattr(sockets, "RECEIVED_MAX", 1)
     publisher = KvPublisher(context, f"{HOST}:*")
     address = publisher.address
-    subscription = Subscription(context, address, "kv@")
+    subscription = Subscription(context, address)
     assert opened(subscription)
     while not subscription.socket.poll(20):  # until the publisher knows of the subscription
         publisher.publish_bytes(b"first")
@@ -50,7 +50,7 @@ def test_a_full_socket_keeps_its_connection(
 
 def test_a_closed_publisher_is_noticed(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
     publisher = KvPublisher(context, f"{HOST}:*")
-    subscription = Subscription(context, publisher.address, "kv@")
+    subscription = Subscription(context, publisher.address)
     assert opened(subscription)
     publisher.close()
     assert subscription.monitor.poll(5_000)
@@ -69,7 +69,7 @@ def changed(subscription: Subscription) -> list[bool]:
 
 def test_zeromq_gives_up_after_a_message_above_the_limit(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
     publisher = KvPublisher(context, f"{HOST}:*")
-    subscription = Subscription(context, publisher.address, "kv@")
+    subscription = Subscription(context, publisher.address)
     assert opened(subscription)
     while not subscription.socket.poll(20):  # until the publisher knows of the subscription
         publisher.publish_bytes(b"first")
@@ -82,7 +82,7 @@ def test_zeromq_gives_up_after_a_message_above_the_limit(context: "zmq.Context[z
 
 def test_a_connection_that_ends_otherwise_is_not_given_up(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
     publisher = KvPublisher(context, f"{HOST}:*")
-    subscription = Subscription(context, publisher.address, "kv@")
+    subscription = Subscription(context, publisher.address)
     assert opened(subscription)
     publisher.close()
     assert LOST in changed(subscription)

@@ -11,6 +11,7 @@ import zmq
 from structlog.testing import capture_logs
 
 from epp.prefix.held import adapter_word
+from epp.prefix.streams import OTHER_TOPIC, PARTLY_REUSED
 from loadtest.demo.ports import free_ports
 from loadtest.sim.kv_publisher import KvPublisher
 from shm.documents import DocumentWriter
@@ -137,6 +138,53 @@ def test_the_model_that_a_topic_names_has_no_effect(tmp_path: Path) -> None:
         publisher.close()
         follower.close()
     context.term()
+
+
+@pytest.mark.parametrize(("topic", "why"), [("", ""), ("kv@a@m", ""), ("events", OTHER_TOPIC)])
+def test_messages_count_without_a_topic_and_with_one_that_the_filter_lets_through(
+    tmp_path: Path, topic: str, why: str
+) -> None:
+    """vLLM sends messages without a topic unless it is told to use one."""
+    (port,) = free_ports(1)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with made(tmp_path / "run", CONFIG.replace("9}", f"{port}}}"), kv_index_blocks=4096) as instance:
+        DocumentWriter(instance.layout.documents, instance.memory.documents).write(ENDPOINTS, encode([server(0)]))
+        publisher = KvPublisher(context, f"tcp://127.0.0.1:{port}", topic=topic)
+        with contextlib.closing(Follower(instance)) as follower, capture_logs() as logs:
+
+            def read() -> bool:
+                publisher.next = 0
+                publisher.publish_bytes(MESSAGE)
+                follower.turn(time.monotonic())
+                followed = next(iter(follower.followed.values()))
+                return followed.messages > 0 and followed.record(time.monotonic()).why == why
+
+            assert eventually(read)
+            assert held(follower) == {"server-0": 0 if why else 10}
+            (followed,) = follower.followed.values()
+            assert (followed.counts().dropped == followed.messages) == bool(why)
+            assert eventually(
+                lambda: follower.turn(time.monotonic()) or bool(why) == ("'topic': 'events'" in str(logs))
+            )
+        publisher.close()
+    context.term()
+
+
+def test_a_model_with_a_window_of_attention_has_a_remark(tmp_path: Path) -> None:
+    with life(tmp_path, [server(0)], 1.0) as follower:
+        (followed,) = follower.followed.values()
+        followed.stream.opened(1.0)
+        groups = [
+            stored(range(1, 11), None, TOKENS, BLOCK, None, "GPU", None, None, group, kind)
+            for group, kind in enumerate(("full_attention", "sliding_window"))
+        ]
+        followed.take(0, msgspec.msgpack.encode([1.0, groups[:1]]), 1.0)
+        assert (followed.record(1.0).why, followed.record(1.0).remark) == ("", "")
+        followed.take(1, msgspec.msgpack.encode([1.0, groups[1:]]), 1.0)
+        assert (followed.record(1.0).why, followed.record(1.0).remark) == ("", PARTLY_REUSED)
+    with life(tmp_path, [server(0)], 5.0) as successor:
+        (followed,) = successor.followed.values()
+        assert followed.record(5.0).remark == PARTLY_REUSED
 
 
 def test_a_successor_of_the_process_knows_the_adapters_that_events_have_named(tmp_path: Path) -> None:

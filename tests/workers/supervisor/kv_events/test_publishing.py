@@ -49,5 +49,5 @@ def test_only_the_most_frequent_block_sizes_are_precise() -> None:
     Publishing(memory, memory.positions).publish(followed, World().holdings, Before(), 1.0)
     _, document = DocumentReader(layout.documents, memory.documents).read(STREAMS)
     found = msgspec.msgpack.decode(document, type=StreamsRecord).streams
-    assert [record.precise for record in found] == [True] * 2 * SIZES_MAX + [False]
+    assert [record.followed for record in found] == [True] * 2 * SIZES_MAX + [False]
     assert found[-1].why == RARE_SIZE

@@ -11,7 +11,7 @@ NOWHERE = "tcp://127.0.0.1:1"
 
 def test_there_are_sockets_for_a_subscription_and_a_replay_of_every_endpoint() -> None:
     context = context_for(ENDPOINTS)
-    opened = [Subscription(context, NOWHERE, "kv@") for _ in range(ENDPOINTS)]
+    opened = [Subscription(context, NOWHERE) for _ in range(ENDPOINTS)]
     opened += [ReplayRequest(context, NOWHERE, 0) for _ in range(ENDPOINTS)]
     for each in opened:
         each.close()
@@ -23,7 +23,7 @@ def test_an_address_that_cannot_be_used_leaves_no_socket_open(address: str) -> N
     context = context_for(1)
     for _ in range(50):
         with pytest.raises(zmq.ZMQError):
-            Subscription(context, address, "kv@")
+            Subscription(context, address)
         with pytest.raises(zmq.ZMQError):
             ReplayRequest(context, address, 0)
     context.term()
@@ -34,7 +34,7 @@ def test_beyond_the_limit_of_sockets_a_subscription_fails_and_leaves_none_open()
     opened = []
     with pytest.raises(zmq.ZMQError):
         for _ in range(100):
-            opened.append(Subscription(context, NOWHERE, "kv@"))
+            opened.append(Subscription(context, NOWHERE))
     for each in opened:
         each.close()
     context.term()

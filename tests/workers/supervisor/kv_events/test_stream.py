@@ -6,22 +6,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from epp.prefix.streams import LOST, NO_ANSWER, NO_EVENTS, NOT_CONNECTED, PARTIAL, REPLAYING, UNSURE
 from tests.examples import examples
 from workers.supervisor.kv_events.stream import (
     BACKLOG_MESSAGES_MAX,
     COOL_DOWN_S,
-    LOST,
     LOST_S,
-    NO_ANSWER,
-    NO_EVENTS,
-    NOT_CONNECTED,
-    PARTIAL,
     REPLAY_IDLE_S,
     REPLAY_MAX_S,
     REPLAY_MESSAGES_MAX,
-    REPLAYING,
     RESTARTS_MAX,
-    UNSURE,
     Stream,
 )
 

@@ -15,10 +15,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from epp.data import CACHE_RANKS
 from epp.metrics.flow_control import FLOW_QUEUE_DURATION
 from epp.metrics.lanes import REQUEST_PROCESSING
 from epp.metrics.series import TIME_TO_FIRST
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
+from epp.prefix.streams import of_ranks
 from epp.request.tokens import no_tokens
 from shm.observe import SILENT_S
 from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, FAILING_MASK, State
@@ -406,7 +408,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
                 predicted_share=predicted,
                 reported_share=reported,
                 predicted_tokens=e.cached.predicted / e.cached.requests if e.cached and e.cached.requests else None,
-                not_precise=e.stream.why or tokenless if e.stream is not None else None,
+                not_precise=_not_precise(e) or tokenless if e.stream is not None else None,
                 events_age_s=e.stream.age_s if e.stream is not None else None,
                 held_blocks=e.stream.held if e.stream is not None else None,
                 first_token=e.first_token,
@@ -415,6 +417,12 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
         if len(found) % ENDPOINTS_AT_ONCE == 0:
             yield found
     yield found
+
+
+def _not_precise(endpoint: EndpointLook) -> str:
+    """Returns why an endpoint whose events are read is not matched precisely even where there are tokens; "" if it is."""
+    why = endpoint.stream.why if endpoint.stream is not None else ""
+    return why or of_ranks(endpoint.scraped.get(CACHE_RANKS.name, 1.0))
 
 
 def _without_tokens(look: Look, before: Look | None, decided: int) -> str:

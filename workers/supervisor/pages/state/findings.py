@@ -4,26 +4,19 @@ A rule is a function from the state to findings. Their order is the order of the
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from epp.metrics.series import USAGE_BEYOND_BOUNDS
 from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
-from epp.plugins.producers.tokenizer import OF_REQUESTS, WITHOUT_TOKENS
 from workers.shared.doctor_report import ERROR, WARNING, Finding
+from workers.supervisor.pages.state.finding_texts import NAME_CHARS_MAX, NAMED_MAX, Values, cause, names, singular, some
 from workers.supervisor.pages.state.look import counts_of
-
-Values = Mapping[str, Any]
+from workers.supervisor.pages.state.prefix_findings import block_sizes, caching_off, kv_events, without_tokens
 
 SHOWN_AS: Final = {"on trial": "ejected"}  # it still gets no requests but one
-NAMED_MAX: Final = 5
-NAME_CHARS_MAX: Final = 64
 LAG_S: Final = 0.2
-APART: Final = 0.25  # of the prompt: predicted and reported shares further apart deserve a look
 GIVEN_UP_MIN: Final = 10
 GIVEN_UP_SHARE: Final = 0.1
-# Predictions of fewer blocks of a server than this prove nothing: they may be of a block that it did not fill.
-BLOCKS_BEYOND: Final = 2
-UNKNOWN_BLOCK_TOKENS: Final = 1024  # at least the block of a server that does not report its size
 HOT_SHARE: Final = 0.5
 HOT_WAITING: Final = 8
 RESTARTS_MIN: Final = 2
@@ -82,8 +75,8 @@ def _unusable(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Find
             yield Finding(
                 f"endpoints-{state}",
                 severity,
-                f"{_some(len(which), 'endpoint')} {what if len(which) > 1 else _singular(what)}",
-                f"{state}: {_names(which)}{_why(which)}",
+                f"{some(len(which), 'endpoint')} {what if len(which) > 1 else singular(what)}",
+                f"{state}: {names(which)}{cause(which)}",
                 fix.replace("ADDRESS", which[0]["address"]),
             )
 
@@ -98,47 +91,11 @@ def _unread_pages(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[
             yield Finding(
                 rule,
                 severity,
-                f"{_some(len(which), 'metrics page')} {what}",
-                f"{_names(which)}{_why(which)}",
+                f"{some(len(which), 'metrics page')} {what}",
+                f"{names(which)}{cause(which)}",
                 "set the label llm-d.ai/engine-type of the pod to its engine, or name its metrics in engineConfigs, and leave those empty "
                 f"that it does not have (docs/data-sources.md): `curl -s http://{which[0]['address']}/metrics`",
             )
-
-
-def _block_sizes(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
-    by_size: dict[float, list[Values]] = {}
-    for each in endpoints.values():
-        if (size := each["scraped"].get("cache_block_size")) is not None:
-            by_size.setdefault(size, []).append(each)
-    if len(by_size) > 1:
-        (usual, most), *others = sorted(by_size.items(), key=lambda item: (-len(item[1]), item[0]))
-        shown = "; ".join(f"{size:g} tokens: {_names(which)}" for size, which in others)
-        yield Finding(
-            "block-sizes",
-            WARNING,
-            "Endpoints have KV caches with different block sizes",
-            f"{_some(len(most), 'endpoint')} with {usual:g} tokens; {shown}",
-            "start all servers of the pool with the same --block-size",
-        )
-
-
-def _caching_off(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
-    which = [
-        each
-        for each in endpoints.values()
-        if each.get("predicted_share", 0.0) - each.get("reported_share", 0.0) > APART
-        and not each.get("reported_share")
-        and each.get("predicted_tokens", 0.0)
-        > BLOCKS_BEYOND * each["scraped"].get("cache_block_size", UNKNOWN_BLOCK_TOKENS)
-    ]
-    if which:
-        yield Finding(
-            "prefix-caching",
-            WARNING,
-            f"{_some(len(which), 'endpoint')} without prefix caching",
-            f"hits of more than {BLOCKS_BEYOND} blocks were predicted, and none reported: {_names(which)}",
-            "start the engine with prefix caching, and let it report cached tokens (vLLM: --enable-prompt-tokens-details)",
-        )
 
 
 def _implausible(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
@@ -149,24 +106,10 @@ def _implausible(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[F
         yield Finding(
             "usage",
             WARNING,
-            f"{_some(len(counted), 'endpoint')} with more reported tokens than the answers can have",
+            f"{some(len(counted), 'endpoint')} with more reported tokens than the answers can have",
             f"{', '.join(shown)} in the last minutes; tokens beyond what is possible are not charged",
             "compare `usage` in an answer with its text: the server counts wrongly, or does not send all that it generates",
         )
-
-
-def _without_tokens(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
-    for labels, count in counts_of(values.get("recent", {}), WITHOUT_TOKENS).items():
-        server, _, reason = labels.partition(" ")
-        if server:
-            what, _, fix = reason.partition(": ")
-            yield Finding(
-                "tokens",
-                WARNING if what.startswith(OF_REQUESTS) else ERROR,
-                f"{server} gives no tokens, so prefixes are matched approximately",
-                f"{what}: {_some(count, 'time')} in the last minutes",
-                fix,
-            )
 
 
 def _workers(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
@@ -413,33 +356,12 @@ RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], 
     _lost,
     _full,
     _unread_pages,
-    _without_tokens,
-    _block_sizes,
-    _caching_off,
+    without_tokens,
+    kv_events,
+    block_sizes,
+    caching_off,
     _implausible,
     _host,
     _warnings,
     _doctor,
 )
-
-
-def _names(which: list[Values]) -> str:
-    shown = ", ".join(f"{each['name'][:NAME_CHARS_MAX]} ({each['address']})" for each in which[:NAMED_MAX])
-    return shown + (f" and {len(which) - NAMED_MAX} more" if len(which) > NAMED_MAX else "")
-
-
-def _why(which: list[Values]) -> str:
-    """Returns the cause of the first endpoint that has one."""
-    why = next((each["why"] for each in which if each.get("why")), "")
-    return f": {why}" if why else ""
-
-
-def _some(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _singular(verb: str) -> str:
-    """Returns a verb phrase for one endpoint: `refuse connections` -> `refuses connections`."""
-    first, _, rest = verb.partition(" ")
-    first = {"have": "has"}.get(first, f"{first}s")
-    return f"{first} {rest}".replace("their", "its")

@@ -17,6 +17,7 @@ import numpy as np
 from epp.candidates import Endpoint
 from epp.learning.state import UnusableModel, decode
 from epp.learning.words import in_words
+from epp.metrics.kv_events import REPLAYS_FAILED
 from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from epp.prefix.divergence import Sums
@@ -177,8 +178,11 @@ class Source:
 
     def counters(self) -> dict[str, int]:
         """Returns the counters of the lanes, and of some series a counter per row: `usage_beyond_bounds_total@ENDPOINT` for endpoints with
-        implausible reports of usage, and `requests_without_tokens_total@SERVER REASON`."""
+        implausible reports of usage, and `requests_without_tokens_total@SERVER REASON`. Also returns the failed replays of KV events.
+        """
         counters, series = self.lanes.counters(), self.predictions
+        if self._streams is not None:
+            counters[REPLAYS_FAILED.name] = self._streams.replays_failed()
         if self._tokenless is not None:
             for (*_, server, reason), values in self._tokenless.rows().items():
                 name = counter_name(WITHOUT_TOKENS, f"{server} {reason}")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.metrics.lanes import REQUEST_PROCESSING
+from epp.prefix.streams import of_ranks
 from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, State, trial
 from tests.workers.supervisor.pages.state.looks import BOUNDS, endpoint, lane, look, of
 from workers.supervisor.pages.state.figures import life, quantile
@@ -202,3 +203,9 @@ def test_no_endpoint_is_precise_while_most_requests_have_no_tokens(
     before = look(at=100.0, counters=then, endpoints=picked(0))
     found = of(look(at=102.0, counters=now, endpoints=picked(picks)), before)
     assert [each.not_precise for each in found.endpoints] == [why, "no connection", None]
+
+
+def test_an_endpoint_with_several_ranks_is_not_precise() -> None:
+    known = StreamLook(why="", age_s=1.0, held=5)
+    found = of(look(at=100.0, endpoints=[endpoint("a", stream=known, scraped={"cache_ranks": 2.0})]), None)
+    assert [each.not_precise for each in found.endpoints] == [of_ranks(2.0)]

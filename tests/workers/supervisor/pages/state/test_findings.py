@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
+from epp.prefix.streams import NO_EVENTS, NOT_CONNECTED, OTHER_TOPIC, PARTLY_REUSED
 from workers.supervisor.pages.state.findings import findings
 
 
@@ -83,6 +84,8 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "403 from /render: 5 times",
     ),
+    "kv-events": ({}, {"not_precise": OTHER_TOPIC}, f"10.0.0.1:80): {OTHER_TOPIC}"),
+    "kv-replay": ({"recent": {"kv_cache_events_replays_failed_total": 2}}, {}, "2 replays without an answer"),
     "cpu-limit": ({"host": {"workers": 8, "cpus": 3}}, {}, "8 workers, 3 CPUs"),
     "shared-memory": ({"shared_memory": {"bytes": 64 << 20, "free_bytes": 3 << 20}}, {}, "3 MiB of 64 MiB"),
     "certificate": ({"certificates": {"metrics": 100_000 + 86_400}}, {}, "1.0 days left"),
@@ -124,6 +127,15 @@ def test_a_server_that_renders_nothing_is_an_error_a_refused_body_is_not_and_an_
 
 def test_one_implausible_report_is_no_finding() -> None:
     assert findings(values(recent={"usage_beyond_bounds_total@a": 1}), {"a": endpoint()}) == []
+
+
+@pytest.mark.parametrize(
+    ("why", "reported", "found"),
+    [(NO_EVENTS, 0.0, 0), (NO_EVENTS, 0.4, 1), (NOT_CONNECTED, 0.0, 1), (PARTLY_REUSED, 0.4, 0)],
+)
+def test_kv_events_are_missing_where_a_server_must_have_sent_some(why: str, reported: float, found: int) -> None:
+    each = endpoint(not_precise=why, reported_share=reported)
+    assert [finding.rule for finding in findings(values(), {"a": each})] == ["kv-events"] * found
 
 
 @pytest.mark.parametrize(("tokens", "block"), [(30.0, 16), (250.0, 128), (2000.0, None), (None, 16)])
