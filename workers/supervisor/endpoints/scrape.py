@@ -59,6 +59,8 @@ FLOOD_PAUSE_S: Final = 1.0
 LARGE_PAGE_BYTES: Final = 1 << 17
 COSTLY_S: Final = 0.02
 COSTLY_PAUSE: Final = 10.0  # the pause is this multiple of the page's CPU time, up to FLOOD_PAUSE_S
+# A server that got its first request for a while is asked for a page after this time, because the page would delay the first token.
+FIRST_TOKEN_S: Final = 0.2
 # If a page shows so many times the requests in flight, and a few more, the server has clients besides this picker and its replicas.
 FOREIGN: Final = 1.25
 FOREIGN_MIN: Final = 4
@@ -211,10 +213,11 @@ class Scraper:
     def _due(self, target: Target, now: float) -> None:
         pace = target.pace
         if pace.rests and self._inflight(target.slot):
-            pace.hasten(now)
+            pace.hasten(now + FIRST_TOKEN_S)
         due = pace.due(now)
         if target.began >= 0.0:
-            self.counters.late += due
+            # A page that takes long is one that a budget pays for: the next one comes later, and none is missed.
+            self.counters.late += due and self.pacing.budget is None
         elif now >= target.not_before:
             target.retried = False
             if target.connection is None:

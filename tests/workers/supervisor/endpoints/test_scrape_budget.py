@@ -6,6 +6,7 @@ import pytest
 
 from epp.plugins.extractors.core_metrics import Extracted
 from tests.workers.supervisor.endpoints.scraping import PAGE, Bench, FakeConnection, FakeKnock, Seen, reader
+from workers.supervisor.endpoints.scrape import FIRST_TOKEN_S
 from workers.supervisor.endpoints.target import Target
 
 COST_S = 0.014
@@ -79,13 +80,22 @@ def test_a_page_of_14_ms_is_read_every_1_4_s(paced: Paced) -> None:
     assert paced.scraper.counters.late == 0
 
 
-def test_a_server_without_requests_is_read_every_2_s_and_at_once_when_it_gets_one(paced: Paced) -> None:
+def test_a_page_that_takes_long_makes_the_next_ones_rarer_and_none_late() -> None:
+    bench = Paced()
+    bench.begin()
+    bench.turn()
+    for _ in range(100):
+        bench.turn()
+    assert bench.scraper.counters.late == 0
+
+
+def test_a_server_without_requests_is_read_every_2_s_and_soon_after_it_gets_one(paced: Paced) -> None:
     paced.inflight, paced.sink.requests = 0, 0.0
     paced.until_asked()
     assert [paced.until_asked() for _ in range(3)] == pytest.approx([2.0] * 3, abs=0.03)
     paced.quiet_for(0.5)
     paced.inflight = 1
-    assert paced.until_asked() == pytest.approx(0.56, abs=0.03)
+    assert paced.until_asked() == pytest.approx(0.56 + FIRST_TOKEN_S, abs=0.03)
 
 
 def test_a_server_whose_page_shows_requests_of_others_is_not_at_rest(paced: Paced) -> None:
