@@ -217,4 +217,4 @@ lock: $(READY_DEV)
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --constraint requirements-dev.txt --output-file requirements-ui.txt requirements-ui.in
 
 clean:
-	rm -rf $(VENV) .cache build compiled/built dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache build compiled/built dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
