@@ -170,7 +170,7 @@ def load_config(options: Options, given: Given | None = None) -> EffectiveConfig
     given = given or read_given(options)
     try:
         with without_threads():
-            use_plugins(options, given)
+            use_plugins(options.plugin_path, given)
         with without_threads():
             config = load_given(options, given)
     except ConfigErrors as errors:
@@ -266,17 +266,17 @@ def check_discovery(options: Options, config: EffectiveConfig) -> None:
             "dataLayer.discovery.endpoints, or, in Kubernetes, --pool-name or --endpoint-selector"
         )
     if not places or options.endpoint_selector:
-        check_names(options)
+        check_names(options.pool_namespace, options.pool_name if options.pool_given else None)
 
 
-def check_names(options: Options) -> None:
+def check_names(namespace: str, pool: str | None) -> None:
     """Checks the form of names. For an invalid name, Kubernetes would only answer that there is no such object."""
-    if not NAMESPACE.fullmatch(options.pool_namespace):
+    if not NAMESPACE.fullmatch(namespace):
         why = "a namespace has 1 to 63 lower-case letters, digits and '-', but no '-' first or last"
-        raise BadConfiguration(f"error[bad-name]: --pool-namespace '{options.pool_namespace[:NAME_MAX]}': {why}")
-    if options.pool_given and not (NAME.fullmatch(options.pool_name) and len(options.pool_name) <= NAME_MAX):
+        raise BadConfiguration(f"error[bad-name]: --pool-namespace '{namespace[:NAME_MAX]}': {why}")
+    if pool is not None and not (NAME.fullmatch(pool) and len(pool) <= NAME_MAX):
         why = f"a pool's name has 1 to {NAME_MAX} lower-case letters, digits, '-' and '.', a letter or digit first and last"
-        raise BadConfiguration(f"error[bad-name]: --pool-name '{options.pool_name[:NAME_MAX]}': {why}")
+        raise BadConfiguration(f"error[bad-name]: --pool-name '{pool[:NAME_MAX]}': {why}")
 
 
 def check_kubernetes(options: Options, config: EffectiveConfig) -> None:

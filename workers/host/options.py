@@ -5,6 +5,7 @@ imports no other module of `workers`.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +22,15 @@ OTHER_FLAGS = {  # options whose flags have other names
     "metrics_staleness_threshold_s": "metrics_staleness_threshold",
 }
 SECRET_OPTIONS = frozenset({"replica_store"})  # values that may have a password
+
+
+class ReplicaStore(NamedTuple):
+    """Where replicas meet, as the options say. The URL may have a password: never log it."""
+
+    url: str
+    password_file: str = ""
+    prefix: str = ""
+    required: bool = True
 
 
 class TracingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,3 +116,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     access_log: float = 0.0  # the share of the requests that get a line in the log
     log_format: str = "auto"
     tracing: TracingOptions | None = None  # None: no traces
+
+    @property
+    def store(self) -> ReplicaStore:
+        file, required = self.replica_store_password_file, self.replica_store_required
+        return ReplicaStore(self.replica_store, file, self.replica_store_prefix, required)

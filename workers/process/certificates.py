@@ -227,13 +227,13 @@ def of_ext_proc(options: "Options") -> Certificates | None:
     return Certificates(settings, reload=options.enable_cert_reload)
 
 
-def of_metrics(options: "Options") -> Certificates | None:
+def of_metrics(directory: str, client_ca: str) -> Certificates | None:
     """The certificate of the metrics port; None without TLS. Raises TlsError."""
-    if not options.metrics_cert_dir:
+    if not directory:
         return None
     settings = Settings(
-        directory=Path(options.metrics_cert_dir),
-        client_ca=Path(options.metrics_client_ca_file) if options.metrics_client_ca_file else None,
+        directory=Path(directory),
+        client_ca=Path(client_ca) if client_ca else None,
         protocol="http/1.1",
         directory_flag="--metrics-cert-dir",
         client_ca_flag="--metrics-client-ca-file",

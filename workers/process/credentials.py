@@ -94,34 +94,30 @@ def prefix_seed(options: "Options") -> int:
 
     Raises StartError.
     """
-    given = _given_secret(options) if options.prefix_secret_file else b""
+    given = _given_secret(options.prefix_secret_file) if options.prefix_secret_file else b""
     if not options.replica_store:
-        return _seed(given or _own_secret(options))
+        return _seed(given or _own_secret(options.state_dir))
     from workers.process.first_contact import agreed_secret  # only replicas that share need it
     from workers.replicas.address import secret_of
 
-    seed = _seed(given or _own_secret(options))
+    seed = _seed(given or _own_secret(options.state_dir))
     # Also called without an offer, because it checks the store.
-    agreed = agreed_secret(options, b"" if given else secret_of(seed))
+    agreed = agreed_secret(options.store, b"" if given else secret_of(seed))
     return int(agreed, 16) if agreed else seed
 
 
-def _own_secret(options: "Options") -> bytes:
-    return kept_secret(options.state_dir) if options.state_dir else os.urandom(SECRET_BYTES).hex().encode()
+def _own_secret(state_dir: str) -> bytes:
+    return kept_secret(state_dir) if state_dir else os.urandom(SECRET_BYTES).hex().encode()
 
 
-def _given_secret(options: "Options") -> bytes:
+def _given_secret(path: str) -> bytes:
     try:
-        with open(options.prefix_secret_file, "rb") as file:
+        with open(path, "rb") as file:
             secret = file.read().strip()
     except OSError as refused:
-        raise Unusable(
-            f"--prefix-secret-file {options.prefix_secret_file} cannot be read: {refused.strerror}"
-        ) from refused
+        raise Unusable(f"--prefix-secret-file {path} cannot be read: {refused.strerror}") from refused
     if len(secret) < 16:
-        raise Unusable(
-            f"--prefix-secret-file {options.prefix_secret_file} has {len(secret)} bytes: give a secret of at least 16"
-        )
+        raise Unusable(f"--prefix-secret-file {path} has {len(secret)} bytes: give a secret of at least 16")
     return secret
 
 
@@ -137,6 +133,6 @@ def certificates(options: "Options") -> tuple["Certificates | None", "Certificat
     from workers.transport.tls import TlsError
 
     try:
-        return of_ext_proc(options), of_metrics(options)
+        return of_ext_proc(options), of_metrics(options.metrics_cert_dir, options.metrics_client_ca_file)
     except TlsError as refused:
         raise Unusable(str(refused)) from refused

@@ -13,7 +13,7 @@ from workers.process import StartError, Unusable, fork
 from workers.replicas.address import Answer
 
 if TYPE_CHECKING:
-    from workers.host.options import Options
+    from workers.host.options import ReplicaStore
 
 WAIT_S = 10.0
 ANSWER_BYTES_MAX = 1 << 16
@@ -25,18 +25,18 @@ OWN_SECRET = (
 log = structlog.get_logger()
 
 
-def agreed_secret(options: "Options", offered: bytes) -> bytes:
+def agreed_secret(store: "ReplicaStore", offered: bytes) -> bytes:
     """Checks the store, and returns the secret of block hashes that all replicas share. Empty if `offered` is, or if the store fails.
 
     `offered`: the secret to store if the store has none; empty: none is needed. If the store cannot be used, raises StartError, or Unusable
     if another start would not help. With --replica-store-required=false, logs a warning instead. Then the replica keeps its own secret
     until it ends, because its workers hash with it from the start.
     """
-    answer = _asked(options, offered)
+    answer = _asked(store, offered)
     if not answer.why:
         return answer.secret
     text = f"--replica-store cannot be used: {answer.text}"
-    if not options.replica_store_required:
+    if not store.required:
         later = OWN_SECRET if offered else "once the store can be used, this replica shares everything"
         log.warning("the replica store cannot be used: this replica starts alone", why=answer.text, later=later)
         return b""
@@ -44,7 +44,7 @@ def agreed_secret(options: "Options", offered: bytes) -> bytes:
     raise wrong(f"{text}; repair it, or start alone with --replica-store-required=false")
 
 
-def _asked(options: "Options", offered: bytes) -> Answer:
+def _asked(store: "ReplicaStore", offered: bytes) -> Answer:
     from workers.replicas.contact import contact  # before the fork, because the child's time is limited
 
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -53,7 +53,7 @@ def _asked(options: "Options", offered: bytes) -> Answer:
         os.write(writer, msgspec.msgpack.encode(found))
 
     def child() -> int:
-        send(contact(options, offered))
+        send(contact(store, offered))
         return 0
 
     def failed(text: str) -> None:

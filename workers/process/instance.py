@@ -82,10 +82,10 @@ class Instance:
         """Creates everything. Raises StartError, SegmentError or OSError, and then leaves nothing behind."""
         sources, layout = Sources(options, config), Layout(options, config)
         enough_descriptors(layout.workers_max)
-        lock = _locked(options)
+        lock = _locked(options.run_dir, options.instance)
         with contextlib.ExitStack() as undo:
             undo.callback(_release, lock)
-            if (state_lock := locked_state(options)) is not None:
+            if (state_lock := locked_state(options.state_dir, options.instance)) is not None:
                 undo.callback(state_lock.close)
             check_room(layout.needs(), FEWER)
             sockets = Sockets.bind(options, received(os.environ))
@@ -196,11 +196,11 @@ class Instance:
         log.info("response phase", **response_phase.parts(self.config.pipeline.wiring, self.config.response_phase))
 
 
-def _locked(options: "Options") -> InstanceLock:
+def _locked(run_dir: str, instance: str) -> InstanceLock:
     """Removes the files and segments of killed instances, then takes the lock of this instance. Raises SegmentError."""
-    for name in sweep(options.run_dir):
+    for name in sweep(run_dir):
         log.warning("removed a file or segment of a killed instance", name=name)
-    lock = InstanceLock.acquire(options.run_dir, options.instance)
+    lock = InstanceLock.acquire(run_dir, instance)
     lock.record(pid=os.getpid())
     # Whoever can read the file may see private pages of the metrics port.
     lock.record(**{SECRET: os.urandom(16).hex()})
@@ -212,18 +212,18 @@ def _release(lock: InstanceLock) -> None:
         lock.release()
 
 
-def locked_state(options: "Options") -> io.FileIO | None:
+def locked_state(folder: str, instance: str) -> io.FileIO | None:
     """Locks the folder of --state-dir, so that no two pickers write their snapshots over each other's. Returns None without a folder.
 
     The lock is held until the file is closed, also by children that inherit it, however they end. The file stays: only the lock counts.
 
     Also returns None if the folder cannot be locked, and logs that. Raises StartError if another picker uses it.
     """
-    if not options.state_dir:
+    if not folder:
         return None
-    path = os.path.join(options.state_dir, STATE_LOCK)
+    path = os.path.join(folder, STATE_LOCK)
     try:
-        os.makedirs(options.state_dir, mode=0o700, exist_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
     except OSError as refused:  # the parts that write there say what this means for them
         log.warning("--state-dir cannot be locked: no other picker may use it", file=path, why=refused.strerror)
@@ -231,12 +231,12 @@ def locked_state(options: "Options") -> io.FileIO | None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.truncate(0)
-        file.write(f"{options.instance} on {socket.gethostname()}".encode()[:HOLDER_BYTES_MAX])
+        file.write(f"{instance} on {socket.gethostname()}".encode()[:HOLDER_BYTES_MAX])
     except BlockingIOError:
         with file:
             holder = file.read(HOLDER_BYTES_MAX).decode(errors="replace") or "another picker"
         raise StartError(
-            f"--state-dir {options.state_dir} is used by {holder} (its lock {path} is held): stop that picker, or give each picker a "
+            f"--state-dir {folder} is used by {holder} (its lock {path} is held): stop that picker, or give each picker a "
             "folder of its own"
         ) from None
     except OSError as refused:  # a file system without locks, or a full one

@@ -64,9 +64,9 @@ def surroundings_of(options: "Options") -> Surroundings:
     )
 
 
-def use_plugins(options: "Options", given: Given) -> None:
+def use_plugins(folder: str, given: Given) -> None:
     """Registers the plugin files of a configuration instead of those of the last one. Raises PluginImportError."""
-    registry.replace_sources(options.plugin_path, given.plugins)
+    registry.replace_sources(folder, given.plugins)
 
 
 def load_given(options: "Options", given: Given) -> EffectiveConfig:
@@ -89,7 +89,7 @@ def candidate(instance: Instance) -> Instance:
 
 def _under(instance: Instance, bundle: Bundle) -> Instance:
     given = Given(bundle.text, bundle.source, bundle.plugins)
-    use_plugins(instance.options, given)
+    use_plugins(instance.options.plugin_path, given)
     return instance.under(load_given(instance.options, given), bundle)
 
 

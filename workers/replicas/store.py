@@ -29,8 +29,8 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from workers.host.options import PASSWORD_VARIABLE
-from workers.replicas.address import Address
+from workers.host.options import PASSWORD_VARIABLE, ReplicaStore
+from workers.replicas.address import Address, parse_address
 from workers.replicas.connection import Connection, Refused, publishing
 from workers.replicas.replies import InvalidReply
 from workers.replicas.wire import EPOCH_MAX
@@ -100,6 +100,13 @@ def _password_in(file: str, given_by: str) -> str:
             return opened.read(PASSWORD_BYTES_MAX).decode(errors="replace").strip()
     except OSError as refused:
         raise StoreError("file", f"{given_by} {file} cannot be read: {refused.strerror}") from None
+
+
+async def opened(store: ReplicaStore, name: str) -> "Link":
+    """Connects with the store of the options, as the replica `name`. Raises StoreError."""
+    address = parse_address(store.url)
+    names = Names(store.prefix, cluster=address.cluster, database=address.database)
+    return await Link.open(address, names, password_of(address, store.password_file), name)
 
 
 class Link:

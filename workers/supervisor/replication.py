@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from shm.documents import DocumentReader
 from shm.prefix_writer import IndexWriter
 from workers.process.instance import Instance
-from workers.replicas.address import parse_address, secret_of
+from workers.replicas.address import secret_of
 from workers.replicas.exchange import Exchange, Parts
 from workers.replicas.places import OwnLoad, Places
-from workers.replicas.store import Link, Names, password_of
+from workers.replicas.store import opened
 from workers.replicas.taught import Taught
 from workers.replicas.waiting import Waiting
 from workers.replicas.wire import secret_key
@@ -22,17 +23,19 @@ def exchange_of(instance: Instance, index: IndexWriter, report: Callable[..., No
     """Returns the exchange of this replica, which the caller runs. The instance must have a replica store."""
     options, lanes = instance.options, instance.memory.lanes
     assert lanes.remote is not None
-    address = parse_address(options.replica_store)
-    names = Names(options.replica_store_prefix, cluster=address.cluster, database=address.database)
-
-    async def open_link(name: str) -> Link:
-        return await Link.open(address, names, password_of(address, options.replica_store_password_file), name)
-
     documents = DocumentReader(instance.layout.documents, instance.memory.documents)
     waiting = Waiting(instance.memory.flow, ObjectivesView(documents, static_bands(instance.config.flow)), lanes.remote)
     places = Places(EndpointsView(documents))
     return Exchange(
-        Parts(open_link, lanes.remote, places, OwnLoad(lanes, places), Taught(index, places), index, waiting),
+        Parts(
+            partial(opened, options.store),
+            lanes.remote,
+            places,
+            OwnLoad(lanes, places),
+            Taught(index, places),
+            index,
+            waiting,
+        ),
         name=options.replica_name or instance.identity,
         most=options.replicas_max,
         secret=secret_key(instance.credentials.prefix_seed),

@@ -268,13 +268,13 @@ def test_flags_select_the_certificate_of_each_port(tmp_path: Path) -> None:
         cert_path=str(write_pair(tmp_path / "grpc", pair)),
         metrics_cert_dir=str(write_pair(tmp_path / "metrics", other)),
     )
-    ext_proc, metrics = of_ext_proc(given), of_metrics(given)
+    ext_proc, metrics = of_ext_proc(given), of_metrics(given.metrics_cert_dir, given.metrics_client_ca_file)
     assert ext_proc is not None
     assert metrics is not None
     assert [handshake(c.context).selected_alpn_protocol() for c in (ext_proc, metrics)] == ["h2", "http/1.1"]
     assert [shown(c) for c in (ext_proc, metrics)] == [pair.der, other.der]
     assert of_ext_proc(options(tmp_path)) is None
-    assert of_metrics(options(tmp_path)) is None
+    assert of_metrics("", "") is None
 
 
 # Over loopback.

@@ -9,7 +9,7 @@ import trustme
 from loadtest.demo.ports import free_ports
 from tests.redis_server import RedisServer, needs_redis, program
 from tests.waiting import wait_until
-from workers.host.options import Options
+from workers.host.options import Options, ReplicaStore
 from workers.process import StartError, Unusable, fork
 from workers.process.first_contact import agreed_secret
 
@@ -24,8 +24,8 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork, "threads", lambda: 1)  # the test runner has more
 
 
-def options(url: str) -> Options:
-    return Options(replica_store=url, replica_store_prefix="p")
+def store(url: str) -> ReplicaStore:
+    return Options(replica_store=url, replica_store_prefix="p").store
 
 
 def test_a_store_with_tls_must_have_a_certificate_of_the_ca_for_its_host(tmp_path: Path) -> None:
@@ -40,13 +40,13 @@ def test_a_store_with_tls_must_have_a_certificate_of_the_ca_for_its_host(tmp_pat
     tls = (f"tls-port {port}", f"tls-cert-file {cert}", f"tls-key-file {key}", f"tls-ca-cert-file {roots}")
     with RedisServer(tmp_path, *tls):  # it also asks for the client's certificate
         url = f"rediss://127.0.0.1:{port}?ca={roots}&cert={cert}&key={key}"
-        assert agreed_secret(options(url), OFFERED) == OFFERED
+        assert agreed_secret(store(url), OFFERED) == OFFERED
         with pytest.raises(StartError, match="certificate verify failed"):
-            agreed_secret(options(url.replace("ca.pem", "other.pem")), OFFERED)
+            agreed_secret(store(url.replace("ca.pem", "other.pem")), OFFERED)
         with pytest.raises(StartError, match="cannot be used"):
-            agreed_secret(options(f"rediss://127.0.0.1:{port}?ca={roots}"), OFFERED)
+            agreed_secret(store(f"rediss://127.0.0.1:{port}?ca={roots}"), OFFERED)
         with pytest.raises(StartError, match="cannot be used"):
-            agreed_secret(options(url.replace("127.0.0.1", "localhost")), OFFERED)
+            agreed_secret(store(url.replace("127.0.0.1", "localhost")), OFFERED)
 
 
 def test_a_cluster_is_used_by_the_node_that_has_the_keys(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_cluster_is_used_by_the_node_that_has_the_keys(tmp_path: Path) -> None
         server.command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
         wait_until(lambda: b"cluster_state:ok" in server.command("CLUSTER", "INFO"))
         url = f"redis://127.0.0.1:{server.port}?cluster=true"
-        assert agreed_secret(options(url), OFFERED) == OFFERED
+        assert agreed_secret(store(url), OFFERED) == OFFERED
         assert OFFERED in server.command("GET", "{p}:1:secret")
 
 
@@ -78,22 +78,22 @@ def test_sentinel_names_the_server_to_a_user_of_its_own(tmp_path: Path) -> None:
 
             def agrees() -> bool:
                 try:
-                    return agreed_secret(options(url), OFFERED) == OFFERED
+                    return agreed_secret(store(url), OFFERED) == OFFERED
                 except StartError:
                     return False
 
             wait_until(agrees)
             with pytest.raises(StartError, match="No master found for 'another'"):
-                agreed_secret(options(url.replace("mymaster", "another")), OFFERED)
+                agreed_secret(store(url.replace("mymaster", "another")), OFFERED)
             password.write_text("wrong-one")
             with pytest.raises(Unusable, match="AuthenticationError") as refused:
-                agreed_secret(options(url), OFFERED)
+                agreed_secret(store(url), OFFERED)
             assert "wrong-one" not in str(refused.value)
             with pytest.raises(Unusable, match="AuthenticationError"):
-                agreed_secret(options(url.partition("?")[0]), OFFERED)
+                agreed_secret(store(url.partition("?")[0]), OFFERED)
             password.unlink()
             with pytest.raises(Unusable, match="sentinel-password cannot be read: No such file"):
-                agreed_secret(options(url), OFFERED)
+                agreed_secret(store(url), OFFERED)
         finally:
             sentinel.kill()
             sentinel.wait()
