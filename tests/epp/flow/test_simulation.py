@@ -20,7 +20,7 @@ from tests.epp.flow import simulation
 from tests.epp.flow.simulation import Result, simulate, simulate_block
 from tests.modes import interpreted_only
 
-BLOCK = 100  # `.ci/run` simulates 300 worlds
+BLOCK = 100  # `.ci/run` simulates as many after these
 BLOCKS = 4
 RARE = {"a stalled shard is waited for": 200}  # the worlds before this one don't show the bug
 

@@ -15,7 +15,7 @@ from workers.shared.recording.framing import MARK
 
 @pytest.fixture
 def recording(tmp_path: Path) -> str:
-    return write(tmp_path / "rec", 100)
+    return write(tmp_path / "rec", 60)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def recording(requests: list[Asked]) -> Recording:
 @pytest.mark.parametrize("form", ["steps", "serial", "slots"])
 def test_finds_the_form_and_the_speed_of_a_server(form: Form) -> None:
     truth = replace(SPEED, form=form, growth=SPEED.growth if form == "steps" else 0.0)
-    (found,) = fitted(recording(served(truth, 300)), lambda _: None)
+    (found,) = fitted(recording(served(truth, 150)), lambda _: None)
     assert found.form == form
     assert found.prefill_s == pytest.approx(truth.prefill_s, rel=0.05)
     assert found.decode_s == pytest.approx(truth.decode_s, rel=0.1)
@@ -57,7 +57,7 @@ def test_finds_the_form_and_the_speed_of_a_server(form: Form) -> None:
 
 def test_finds_the_speed_of_a_server_also_from_answers_that_are_not_streamed() -> None:
     truth = replace(SPEED, form="slots", growth=0.0)
-    whole = [replace(each, streaming=False, first_s=each.lasted_s) for each in served(truth, 400)]
+    whole = [replace(each, streaming=False, first_s=each.lasted_s) for each in served(truth, 200)]
     (found,) = fitted(recording(whole), lambda _: None)
     assert found.prefill_s == pytest.approx(truth.prefill_s, rel=0.25)
     assert found.decode_s == pytest.approx(truth.decode_s, rel=0.1)
