@@ -30,11 +30,17 @@ DROPPED = Metric(
     "counter",
     "Messages and index updates that were ignored, by cause. Messages: lost, old, many (more replicas than --replicas-max), rate (more per "
     "second than a replica sends), form (another version), malformed, long, copy (of an index that does not fit), copies (too many wanted "
-    "one). Updates of the prefix index: backlog (too many waited), secret (another secret).",
+    "one), page (metrics pages with other values than this replica reads). Updates of the prefix index: backlog (too many waited), secret "
+    "(another secret).",
     labels=("cause",),
 )
 COPIED = Metric(
     "replica_copied_entries_total", "counter", "Entries of the prefix index that came from another replica's copy."
+)
+PAGES = Metric(
+    "replica_pages_total",
+    "counter",
+    "Metrics pages that another replica has read, and this one has used instead of reading them.",
 )
 FOREIGN = Metric(
     "replicas_with_another_secret",

@@ -68,9 +68,9 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def servers(count: int) -> Iterator[list[Server]]:
+def servers(count: int, kind: Callable[..., Server] = Server) -> Iterator[list[Server]]:
     with ExitStack() as stack:
-        started = [stack.enter_context(Server((LOOPBACK, 0), Echo)) for _ in range(count)]
+        started = [stack.enter_context(kind((LOOPBACK, 0), Echo)) for _ in range(count)]
         for server in started:
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
             stack.callback(server.shutdown)

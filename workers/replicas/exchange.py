@@ -1,7 +1,8 @@
 """The exchange with other replicas, in the supervisor: it publishes what this replica has, and merges what others publish.
 
     own lanes ─▶ OwnLoad, Waiting ─┐                              ┌─▶ Others ─▶ remote lane ─▶ workers
-    bus ───────▶ Taught ───────────┴─▶ a message each turn ─▶ store ─┴─▶ Taught ─▶ prefix index ─▶ workers
+    bus ───────▶ Taught ───────────┼─▶ a message each turn ─▶ store ─┼─▶ Taught ─▶ prefix index ─▶ workers
+    scraper ───▶ Pages ────────────┘                              └─▶ Pages ──▶ endpoint table ─▶ workers
 
 A turn reads all that has come, and then publishes all that has changed (`pace` says when). A whole message follows each `WHOLE_S`. If
 nothing changes, a message that says only that this replica lives follows each `ALIVE_S`. No request waits for any of this: workers read
@@ -26,6 +27,7 @@ from workers.replicas.joining import Joining
 from workers.replicas.notices import Notices, Report
 from workers.replicas.others import Others
 from workers.replicas.pace import Pace
+from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
 from workers.replicas.store import Names, StoreError
 from workers.replicas.taught import Taught
@@ -281,6 +283,7 @@ class Exchange:
             self.notices.problem(FOREIGN, message.name)
         else:
             self.parts.taught.learn(message.learned, message.taken_back)
+        self.parts.pages.hear(message.pages, now)
         self.joining.asked(message, now, self._ticks())
         if len(self.others.live) != known:
             self.notices.appeared(message.name, len(self.others.live) + 1)
@@ -305,7 +308,8 @@ class Exchange:
         whole = now - self._whole_at >= WHOLE_S
         loads, flow = self.parts.own.rows(whole=whole), self.parts.waiting.bands(whole=whole)
         learned, taken_back = self.parts.taught.take()
-        if not (whole or loads or learned or taken_back or flow or now - self._alive_at >= ALIVE_S):
+        pages = self.parts.pages.take(now)
+        if not (whole or loads or learned or taken_back or flow or pages or now - self._alive_at >= ALIVE_S):
             return None
         self._sequence += 1
         self._alive_at = now
@@ -318,7 +322,7 @@ class Exchange:
         name, (epoch, origin) = self.others.name, self.others.life
         message = Message(
             FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, flow, learned, taken_back,
-            self.joining.wants,
+            self.joining.wants, pages,
         )  # fmt: skip
         self._last = data = encode(message)
         self.sent += 1
@@ -344,7 +348,7 @@ class Exchange:
                 remote.set(slot, *load)
 
     def _apply(self, now: float) -> None:
-        """Writes what others have said into the remote lane and the prefix index."""
+        """Writes what others have said into the remote lane, the prefix index and the endpoint table."""
         self._received = False
         self.parts.taught.apply(self._ticks())
         remote, slots = self.parts.remote, self.parts.places.slots
@@ -355,6 +359,7 @@ class Exchange:
         if self.others.waiting_changed:
             self.others.waiting_changed = False
             self.parts.waiting.show(self.others.flows())
+        self.parts.pages.apply()  # after the loads: from its page on, an endpoint's load is an account of these
         remote.heartbeat(now, len(self.others.live))
 
     def _problem(self, failure: StoreError) -> None:
@@ -373,6 +378,7 @@ class Parts(NamedTuple):
     taught: Taught
     writer: IndexWriter
     waiting: Waiting
+    pages: Pages
 
 
 def retry_delay(attempts: int, *, refused: bool) -> float:

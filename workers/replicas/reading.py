@@ -1,11 +1,25 @@
 """Reads the messages of other replicas. Nothing in them is trusted."""
 
+import math
 import re
 from typing import Final
 
 import msgspec
 
-from workers.replicas.wire import FORM, MESSAGE_BYTES_MAX, NAME_MAX, ROW, Blocks, Message, NotUsable, decoder
+from workers.replicas.wire import (
+    AGE_US_MAX,
+    FORM,
+    MESSAGE_BYTES_MAX,
+    NAME_MAX,
+    PAGES_MAX,
+    ROW,
+    Blocks,
+    Message,
+    NotUsable,
+    PageRows,
+    decoder,
+    page_row,
+)
 
 NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_MAX}}}")  # the rule of --replica-name; it goes into logs
 NAMES_MAX: Final = 64
@@ -27,6 +41,8 @@ def decode(data: bytes) -> Message:
     for blocks in (message.learned, message.taken_back):
         if blocks is not None and not _consistent(blocks):
             raise NotUsable("malformed")
+    if message.pages is not None and not _plausible(message.pages):
+        raise NotUsable("malformed")
     return message
 
 
@@ -69,3 +85,14 @@ def _consistent(blocks: Blocks) -> bool:
     for at in range(0, len(counts), 2):
         total += counts[at] | counts[at + 1] << 8
     return total * 8 == len(blocks.hashes)
+
+
+def _plausible(pages: PageRows) -> bool:
+    """Whether a server can have had such pages: recent, with numbers that the extractor of a page may return; and few enough."""
+    row, width = page_row(pages.width), pages.width
+    if len(pages.rows) % row.size or len(pages.rows) > PAGES_MAX * row.size:
+        return False
+    return all(
+        age <= AGE_US_MAX and not present >> width and all(0.0 <= value < math.inf for value in values)
+        for _, age, _, present, *values in row.iter_unpack(pages.rows)
+    )

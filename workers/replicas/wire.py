@@ -1,19 +1,26 @@
 """The messages between replicas: what they contain, their bytes, and their limits.
 
-    message   | form | name | epoch | origin | sequence | whole | secret | loads | flow | learned | taken back | wants |  msgpack, an array
+    message   | form | name | epoch | origin | sequence | whole | secret | loads | flow | learned | taken back | wants | pages |
+                                                                     msgpack, an array
     loads     | endpoint u64 | requests u32 | tokens u64 | ...       the values of now, so a repeated row changes nothing
     flow      | (priority, requests, bytes) ... | progress |         what waits in each band
     learned, taken back | endpoint u64 ... | number of hashes u16 ... | hash u64 ... |      one endpoint and number per run of hashes;
                                                                      what the sender's workers have taught its prefix index
+    pages     | columns | width | rows |                             metrics pages that the sender has read
+    row       | endpoint u64 | age in us u32 | requests u32 | present u64 | value f64 ... |    as many values as the width says
 
 - An endpoint is named by a hash of `uid@host:port`: slots differ between replicas, and another pod may take over an address.
   All numbers are little-endian.
 - A message is *whole* if it has the loads of all endpoints that have any. Any other message has the rows that changed.
 - `epoch` is the number that the store gave to the sender's connection; `origin` is random and decides between equal epochs.
 - `secret` is a fingerprint of the seed of block hashes. Blocks under another seed mean nothing.
+- `columns` is a fingerprint of what is read from a page. Values of other columns mean nothing.
+- The `requests` of a page are those of all replicas in flight at the endpoint when its page was asked for.
+- Versions before 0.3 have no `pages`. A reader ignores parts that it does not know at the end, and an absent part has its default.
 - Nothing here is trusted: `reading` bounds each size, and each number is brought into its range.
 """
 
+import functools
 import hashlib
 import struct
 from typing import Annotated, Final
@@ -33,6 +40,10 @@ HASH_MASK: Final = (1 << 63) - 1
 # endpoint, requests, tokens; mostly few rows, for which this is faster than an array
 ROW: Final = struct.Struct("<QIQ")
 
+PAGES_MAX: Final = 128  # in one message; a supervisor cannot scrape faster
+WIDTH_MAX: Final = 64  # values of a page
+PAGE_BYTES_MAX: Final = 24 + 8 * WIDTH_MAX
+AGE_US_MAX: Final = 2_000_000  # of a page: another one follows after 2 s
 EPOCH_MAX: Final = (1 << 62) - 1
 EPOCH_FOLLOWED_MAX: Final = 1 << 40  # no store counts so far; a higher number is a lie, and no replica goes above it
 
@@ -71,6 +82,14 @@ class Blocks(msgspec.Struct, array_like=True, frozen=True):
     hashes: bytes
 
 
+class PageRows(msgspec.Struct, array_like=True, frozen=True):
+    """What metrics pages have shown: a row of `page_row` per page."""
+
+    columns: Count
+    width: Annotated[int, Meta(ge=1, le=WIDTH_MAX)]
+    rows: Annotated[bytes, Meta(max_length=PAGES_MAX * PAGE_BYTES_MAX)]
+
+
 class Message(msgspec.Struct, array_like=True, frozen=True):
     """What one replica tells the others. `flow` is None if its flow control has nothing new."""
 
@@ -86,15 +105,27 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     learned: Blocks | None = None
     taken_back: Blocks | None = None  # comes after `learned`
     wants: bool = False  # a copy of the prefix index
+    pages: PageRows | None = None
 
 
 decoder = msgspec.msgpack.Decoder(Message)
 encode = msgspec.msgpack.Encoder().encode
 
 
+@functools.cache
+def page_row(width: int) -> struct.Struct:
+    """Returns the form of a page's row: endpoint, age, requests, present, and `width` values."""
+    return struct.Struct(f"<QIIQ{width}d")
+
+
 def endpoint_key(name: str) -> int:
     """Returns the number that names an endpoint in messages. `name`: `uid@host:port`; outside Kubernetes the uid is empty."""
     return xxhash.xxh3_64_intdigest(name.encode(errors="replace")) & HASH_MASK
+
+
+def columns_key(read: str) -> int:
+    """Returns a fingerprint of what is read from pages."""
+    return xxhash.xxh3_64_intdigest(read.encode(errors="replace")) & HASH_MASK
 
 
 def secret_key(seed: int) -> int:

@@ -4,11 +4,13 @@
     gap     cost / budget, at least the scrape interval, and at most LONGEST_S
     rest    a server without requests is asked once in LONGEST_S
     doubt   if the requests at a server differ from the account, others send there, too: it does not rest for the next DOUBT_S
+    spare   if another replica of the picker has read the page, the next one is due later here than there, and at each replica at another
+            time: so the same replica reads the next page, and another one does if that page does not come
 
 The account: from page to page, the requests at a server change by as many as the picker has sent there or seen end.
 
-A page that is asked for before its gap is over (`hasten`) delays the following ones, so the mean stays within the budget. Without a
-budget, a page is due at every turn, and only its cost is learned.
+A page that is asked for before its gap is over (`hasten`) delays the following ones, so the mean stays within the budget. After a page of
+another replica, the gap begins anew. Without a budget, a page is due at every turn, and only its cost is learned.
 """
 
 from typing import Final, NamedTuple
@@ -19,6 +21,8 @@ DOUBT_S: Final = 30.0
 # Each page may show so much more or less, because requests are on their way, or the picker has not seen their end yet.
 ON_THE_WAY: Final = 0.5
 ON_THE_WAY_SHARE: Final = 0.1  # of those in flight
+SPARE_INTERVALS: Final = 2  # replicas take their turns at different times, and a page takes time until all have it
+SPARE_SHARE: Final = 0.125  # of the gap, for pages that take long; and at most as much again, by chance
 
 
 class Pacing(NamedTuple):
@@ -32,10 +36,14 @@ class Pacing(NamedTuple):
 
 
 class Pace:
-    """The pace of one server's pages. `cost_s`: what a page costs the server; 0: not known. `rests`: whether the server has no requests."""
+    """The pace of one server's pages. `cost_s`: what a page costs the server; 0: not known. `rests`: whether the server has no requests.
+
+    `spare_s`: how much later a page is due because another replica has read the last one; 0: this one has.
+    """
 
     __slots__ = (
         "_asked_at", "_budget", "_doubted_until", "_due", "_interval_s", "_longest_s", "_others", "_paid_until", "cost_s", "rests",
+        "spare_s",
     )  # fmt: skip
 
     def __init__(self, pacing: Pacing) -> None:
@@ -44,7 +52,7 @@ class Pace:
         self._asked_at = self._due = self._paid_until = self._doubted_until = 0.0
         # The least and the most requests of others that the last page can have shown.
         self._others: tuple[float, float] | None = None
-        self.cost_s = 0.0
+        self.cost_s = self.spare_s = 0.0
         self.rests = False
 
     @property
@@ -66,13 +74,21 @@ class Pace:
         """Takes that a page is asked for."""
         self._asked_at = now
         self._due = now + self.gap_s
-        self.rests = False
+        self.rests, self.spare_s = False, 0.0
 
     def read(self, took_s: float) -> None:
         """Takes that the page was read, and how long that took."""
         self.cost_s = min(took_s, self.cost_s * DEARER) if self.cost_s else took_s
         self._paid_until = max(self._paid_until, self._asked_at) + self.gap_s
         self._due = min(self._paid_until, self._asked_at + self._longest_s)
+
+    def told(self, at: float, chance: float) -> None:
+        """Takes that another replica has read the page at `at`. `chance`: a random number from 0 to 1."""
+        self._asked_at = max(self._asked_at, at)
+        self.rests = False
+        self.spare_s = SPARE_INTERVALS * self._interval_s + SPARE_SHARE * (1 + chance) * self.gap_s
+        self._paid_until = max(self._paid_until, self._asked_at + self.gap_s)
+        self._due = min(self._paid_until, self._asked_at + self._longest_s) + self.spare_s
 
     def shows(self, requests: float, asked: int, read: int) -> None:
         """Takes the requests that the last page shows, and how many were in flight when it was asked for, and when it was read."""
@@ -83,12 +99,12 @@ class Pace:
             self._doubted_until = self._asked_at + DOUBT_S
         if not requests and not asked and self._asked_at >= self._doubted_until:
             self.rests = True
-            self._due = self._asked_at + self._longest_s
+            self._due = self._asked_at + self._longest_s + self.spare_s
 
-    def hasten(self, now: float) -> None:
-        """Asks for a page at once, or as soon as the pages that came early are paid for."""
+    def hasten(self, at: float) -> None:
+        """Asks for a page at `at`, or as soon as the pages that came early are paid for."""
         self.rests = False
-        self._due = min(self._due, max(now, self._paid_until - self.gap_s))
+        self._due = min(self._due, max(at, self._paid_until - self.gap_s))
 
     def retry(self) -> None:
         """Makes a page due at the next turn, because the last one failed."""

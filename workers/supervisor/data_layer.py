@@ -37,7 +37,7 @@ from workers.supervisor.endpoints.endpoint_log import EndpointLog, Snapshots
 from workers.supervisor.endpoints.endpoints import EndpointTable, Indexed, Reading
 from workers.supervisor.endpoints.further_pages import FurtherPages, page_address, scraper_of
 from workers.supervisor.endpoints.scrape import Scraper
-from workers.supervisor.endpoints.scrape_results import ScrapeCounters
+from workers.supervisor.endpoints.scrape_results import ScrapeCounters, Sink
 
 SCRAPE_COUNTERS = (
     "scrapes_total",
@@ -68,8 +68,11 @@ class DataLayer:
         report: Callable[..., None],
         *,
         remembered: Mapping[Identity, int] | None,
+        sink_of: Callable[[EndpointTable], Sink],
     ) -> None:
-        """`lane`: the supervisor's. `remembered`: endpoint -> owner id for the endpoints in the index snapshot; None without a snapshot."""
+        """`lane`: the supervisor's. `remembered`: endpoint -> owner id for the endpoints in the index snapshot; None without a snapshot.
+        `sink_of`: takes the table, and returns what gets the results of the first data source, and passes them on to the table.
+        """
         loop = asyncio.get_running_loop()
         self._instance = instance
         self._lane = lane
@@ -95,7 +98,7 @@ class DataLayer:
             pacing=instance.sources.pacing,
             tls=instance.credentials.scrape_tls[instance.sources.scraped[0].name],
             inflight=instance.memory.lanes.slot_load,
-            sink=self.table,
+            sink=sink_of(self.table),
             scrapes=instance.sources.scrapes,
         )
         further = [source.scraper for source in self.further]

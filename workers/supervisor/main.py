@@ -51,6 +51,8 @@ from workers.supervisor.background import Background
 from workers.supervisor.config_watch import ConfigWatch
 from workers.supervisor.configured_endpoints import follow_configured
 from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError, read_by
+from workers.supervisor.endpoints.endpoints import EndpointTable
+from workers.supervisor.endpoints.scrape_results import Sink
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.latency_keeper import LatencyKeeper
 from workers.supervisor.live import Live
@@ -129,6 +131,14 @@ class Supervisor:
         self.index.taught, self.index.rhythm = exchange.parts.taught, exchange.pace.rhythm()
         return exchange
 
+    def _sink_of(self, table: EndpointTable) -> Sink:
+        """Returns what gets the pages of endpoints: the table, or before it what shares them with other replicas."""
+        if self.exchange is None:
+            return table
+        from workers.supervisor.replication import sink_of
+
+        return sink_of(self.instance, table, self.exchange.parts.pages)
+
     def _kubernetes(self) -> "Kubernetes":
         from workers.supervisor.kubernetes import Kubernetes  # imported before the fork, only if it is used
 
@@ -179,7 +189,9 @@ class Supervisor:
         instance, background = self.instance, self.background
         cleanup.callback(background.close)
         remembered = None if self.predecessor.existed else self.index.load()
-        self.data = DataLayer(instance, self.lane, self.index.writer, report, remembered=remembered)
+        self.data = DataLayer(
+            instance, self.lane, self.index.writer, report, remembered=remembered, sink_of=self._sink_of
+        )
         cleanup.callback(lambda: self._of_data.close())
         self.data.start(self._of_data)
         background.every(HEARTBEAT_S, self._heartbeat)
@@ -293,7 +305,9 @@ class Supervisor:
             self.data.publish_counts()
             self._of_data.close()
             self._of_data = contextlib.ExitStack()
-            self.data = DataLayer(instance, self.lane, self.index.writer, report, remembered=None)
+            self.data = DataLayer(
+                instance, self.lane, self.index.writer, report, remembered=None, sink_of=self._sink_of
+            )
             self.data.start(self._of_data)
             for task in self._following:
                 task.cancel()

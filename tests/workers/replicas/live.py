@@ -16,6 +16,7 @@ from shm.remote_lane import RemoteLane, RemoteSchema
 from tests.shm.memory import region_for
 from workers.replicas.address import parse_address, secret_of
 from workers.replicas.exchange import Exchange, Parts
+from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
 from workers.replicas.store import Link, Names, password_of
 from workers.replicas.taught import Taught
@@ -70,9 +71,17 @@ class Replica:
         objectives = ObjectivesView(DocumentReader(documents, region), priorities)
         waiting = Waiting(self.flow, objectives, self.remote)
         self.taught = Taught(self.index, places)
+        self.pages = Pages(places)
         self.exchange = Exchange(
             Parts(
-                open_link, self.remote, places, OwnLoad(self.lanes, places, rows_max), self.taught, self.index, waiting
+                open_link,
+                self.remote,
+                places,
+                OwnLoad(self.lanes, places, rows_max),
+                self.taught,
+                self.index,
+                waiting,
+                self.pages,
             ),
             name=name,
             most=8,

@@ -12,6 +12,7 @@ from tests.workers.replicas.fake_link import FakeLink, links
 from tests.workers.replicas.live import Replica, running
 from tests.workers.replicas.messages import message
 from workers.replicas.exchange import REFUSED_MAX_S, RETRY_MAX_S, RETRY_MIN_S, retry_delay
+from workers.replicas.pages import Page
 from workers.replicas.reading import decode
 from workers.replicas.store import ANSWER_S
 
@@ -128,6 +129,30 @@ def test_the_lag_is_that_of_the_last_whole_message_and_a_replay_does_not_count()
                 link.says(message("a", sequence, epoch=own.epoch, origin=own.origin))
             await until(lambda: a.exchange.others.echo == own.sequence + 1)
             assert a.exchange.lag_s == 0.0
+
+    asyncio.run(test())
+
+
+def test_a_page_that_one_replica_has_read_is_in_its_next_message_and_is_used_by_another_one() -> None:
+    async def test() -> None:
+        here, there = FakeLink(), FakeLink()
+        a, b = over(here), over(there, name="b")
+        b.slots[X] = 3
+        b.know(X)
+        used: list[tuple[int, int, Page]] = []
+        for replica in (a, b):
+            replica.pages.share(7, 2, lambda *page: used.append(page) is None)
+        async with running(a, b):
+            await until(lambda: a.exchange.connected and b.exchange.connected)
+            begun = time.monotonic()
+            a.pages.read(a.owners[X], Page(begun, 4, (1.0, 0.5), 3))
+            await until(lambda: any(decode(data).pages for _, data in here.published))
+            there.says(next(data for _, data in here.published if decode(data).pages))
+            await until(lambda: used)
+        ((slot, owner, page),) = used
+        assert (slot, owner, page.inflight, page.values, page.present) == (3, b.owners[X], 4, (1.0, 0.5), 3)
+        assert begun <= page.at <= time.monotonic()
+        assert b.pages.used == 1
 
     asyncio.run(test())
 

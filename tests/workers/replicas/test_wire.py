@@ -1,5 +1,8 @@
 import contextlib
+import math
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,9 +11,11 @@ from tests.workers.replicas.messages import blocks, loads_of, message, rows_of
 from workers.replicas.others import Others
 from workers.replicas.reading import decode, sender
 from workers.replicas.wire import (
+    AGE_US_MAX,
     EPOCH_MAX,
     FORM,
     MESSAGE_BYTES_MAX,
+    PAGES_MAX,
     REQUESTS_MAX,
     ROWS_MAX,
     RUNS_MAX,
@@ -18,8 +23,10 @@ from workers.replicas.wire import (
     Blocks,
     Message,
     NotUsable,
+    PageRows,
     encode,
     endpoint_key,
+    page_row,
     secret_key,
 )
 
@@ -113,6 +120,65 @@ def test_sizes_are_bounded() -> None:
 def test_blocks_whose_parts_do_not_fit_each_other_are_refused(wrong: Blocks) -> None:
     for part in ({"learned": wrong}, {"taken_back": wrong}):
         assert refusal(encode(Message(FORM, "a", 1, 1, 1, **part))) == "malformed"
+
+
+def pages(age: int = 5, present: int = 3, values: tuple[float, float] = (1.0, 0.5), **other: Any) -> bytes:
+    rows = page_row(2).pack(1, age, 4, present, *values)
+    told = {"columns": 7, "width": 2, "rows": rows} | other
+    return encode(Message(FORM, "a", 1, 1, 1, loads=rows_of({1: (2, 3)}), pages=PageRows(**told)))
+
+
+def test_a_page_survives_the_wire() -> None:
+    told = decode(pages()).pages
+    assert told is not None
+    assert list(page_row(told.width).iter_unpack(told.rows)) == [(1, 5, 4, 3, 1.0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pages(values=(math.nan, 0.5)),
+        pages(values=(1.0, math.inf)),
+        pages(values=(-0.1, 0.5)),
+        pages(present=4),
+        pages(age=AGE_US_MAX + 1),
+        pages(width=3),
+        pages(width=0),
+        pages(width=65),
+        pages(rows=b"x"),
+        pages(rows=bytes((PAGES_MAX + 1) * 40)),
+        pages(columns=-1),
+    ],
+)
+def test_a_message_with_a_page_that_no_server_has_is_malformed_and_changes_nothing(wrong: bytes) -> None:
+    assert refusal(wrong) == "malformed"
+    seen = Others("b", (1, 1), 8)
+    assert seen.receive(wrong, 0.0) is None
+    assert (seen.totals, seen.refused) == ({}, {"malformed": 1})
+
+
+class Earlier(msgspec.Struct, array_like=True, frozen=True):
+    """A message of the version before pages were shared."""
+
+    form: int
+    name: str
+    epoch: int
+    origin: int
+    sequence: int
+    whole: bool = False
+    secret: int = 0
+    loads: bytes = b""
+    flow: None = None
+    learned: None = None
+    taken_back: None = None
+    wants: bool = False
+
+
+def test_a_version_without_shared_pages_and_this_one_read_the_messages_of_each_other() -> None:
+    here = msgspec.msgpack.decode(pages(), type=Earlier)
+    assert loads_of(here.loads) == [(1, (2, 3))]
+    there = decode(encode(Earlier(FORM, "a", 1, 1, 1, loads=rows_of({1: (2, 3)}), wants=True)))
+    assert (loads_of(there.loads), there.wants, there.pages) == ([(1, (2, 3))], True, None)
 
 
 def test_numbers_out_of_range_are_lowered_to_their_limits() -> None:

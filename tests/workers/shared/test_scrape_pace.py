@@ -181,3 +181,54 @@ def test_an_interval_above_2_s_is_obeyed_with_a_budget() -> None:
     pace.shows(0, 0, 0)
     assert not pace.due(104.0)
     assert pace.due(110.0)
+
+
+def test_a_replica_that_is_told_of_each_page_reads_none_itself() -> None:
+    reader, told = Server(0.014), Server(0.014)
+    told.run(5.0)
+    reader.now = told.now
+    before = len(told.asked)
+    for _ in range(round(60.0 / TURN_S)):
+        if reader.turn():
+            told.pace.told(reader.now + 0.04, random.random())
+        told.turn()
+    assert len(told.asked) == before
+
+
+@pytest.mark.parametrize(("cost_s", "gap_s"), [(0.001, 0.1), (0.014, 1.4), (0.5, 2.0)])
+def test_a_replica_reads_itself_soon_after_the_pages_of_another_one_stop(cost_s: float, gap_s: float) -> None:
+    server = Server(cost_s)
+    server.run(5.0)
+    for chance in (0.0, 1.0):
+        server.now += gap_s
+        server.pace.told(server.now, chance)
+        told_at = server.now
+        while not server.turn():
+            pass
+        assert gap_s < server.now - told_at <= 1.25 * gap_s + 3 * TURN_S
+        assert server.run(10 * gap_s)[1:] == pytest.approx([gap_s] * 8)
+
+
+@pytest.mark.parametrize("cost_s", [0.001, 0.014, 0.5])
+def test_a_page_is_asked_for_at_once_however_many_pages_other_replicas_have_read(cost_s: float) -> None:
+    server = Server(cost_s)
+    server.run(10.0)
+    for _ in range(100):
+        server.now += 0.5
+        server.pace.told(server.now, random.random())
+    server.pace.hasten(server.now)
+    assert server.turn()
+    server.pace.hasten(server.now)
+    assert server.turn() == (cost_s == 0.001), "the own one before has to be paid for"
+
+
+def test_a_server_rests_by_the_page_of_another_replica_too() -> None:
+    server = Server(0.001)
+    server.run(1.0)
+    told_at = server.now
+    server.pace.told(told_at, 0.0)
+    server.pace.shows(0, 0, 0)
+    assert server.pace.rests
+    while not server.turn():
+        pass
+    assert server.now - told_at > LONGEST_S

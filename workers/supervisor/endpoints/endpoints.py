@@ -113,7 +113,7 @@ class EndpointTable:
         self._log = log
         self._limits = index.limits
         self._ejections = ejections or Ejections.of_none(table.schema.slots)
-        self._by_slot: dict[int, Member] = {}
+        self.by_slot: dict[int, Member] = {}
         self._remembered = dict(index.remembered or {})
         self._members: dict[tuple[str, str], Member] = {}
         self._inherited: dict[Identity, tuple[EndpointRecord, State, bool]] = {}
@@ -267,8 +267,8 @@ class EndpointTable:
 
     def _eject(self, now: float) -> None:
         """Marks the endpoints that are ejected, on trial, or in use again since the last sweep."""
-        for slot, step in self._ejections.sweep(now, self._by_slot):
-            member = self._by_slot[slot]
+        for slot, step in self._ejections.sweep(now, self.by_slot):
+            member = self.by_slot[slot]
             self._table.mark(member.handle, flags=(DOWN if member.is_down else 0) | self._ejections.flags(slot))
             self._moved()
             if step in LOGGED:
@@ -278,7 +278,7 @@ class EndpointTable:
 
     def hasten(self, slot: int) -> None:
         """Asks for a page of the endpoint in this slot at once, because what is known of it seems to be wrong."""
-        if (member := self._by_slot.get(slot)) is not None:
+        if (member := self.by_slot.get(slot)) is not None:
             member.target.pace.hasten(self._now)
 
     def handles(self) -> list[Handle]:
@@ -291,13 +291,13 @@ class EndpointTable:
 
     def troubles(self) -> dict[str, str]:
         """Returns id of an endpoint (`namespace/name address`) -> why its requests or its last scrape failed, for those in trouble."""
-        failing = {self._by_slot[slot].id: why for slot, (_, why, _) in self._ejections.failing().items()}
+        failing = {self.by_slot[slot].id: why for slot, (_, why, _) in self._ejections.failing().items()}
         return {member.id: failure for member in self._members.values() if (failure := member.failure)} | failing
 
     def failing(self) -> dict[tuple[str, str], float]:
         """Returns (endpoint name, cause) -> share of its requests that it fails beyond the others; 1 for an ejected endpoint."""
         found = self._ejections.failing()
-        return {(self._by_slot[slot].spec.name, cause): share for slot, (cause, _, share) in found.items()}
+        return {(self.by_slot[slot].spec.name, cause): share for slot, (cause, _, share) in found.items()}
 
     def scrape_seconds(self) -> dict[str, float]:
         """Returns endpoint name -> duration of its last scrape, good or failed, in seconds. Leaves out endpoints without a scrape."""
@@ -311,7 +311,7 @@ class EndpointTable:
             if member is None:
                 break
             del self._waiting[spec.identity]
-            self._members[spec.identity] = self._by_slot[member.handle.slot] = member
+            self._members[spec.identity] = self.by_slot[member.handle.slot] = member
             self._ejections.forget(member.handle.slot)
             member.target = self._scraper.add(member, member.handle.slot, *self._scrape_of(spec))
             for pages in self._further:
@@ -373,7 +373,7 @@ class EndpointTable:
             pages.remove(member)
         self._freshness.forget(member)
         self._names_moved |= bool(member.names)
-        del self._members[member.spec.identity], self._by_slot[member.handle.slot]
+        del self._members[member.spec.identity], self.by_slot[member.handle.slot]
         self._ejections.forget(member.handle.slot)
         self._table.release(member.handle)
         self._owners.retire(member.owner)

@@ -11,7 +11,8 @@ share one bucket: their answers arrive together, wake up the process once, and c
     limits  each turn ends the scrapes that take too long: oldest first, up to the first one within its limit, so it is cheap
 
 - At its turn an endpoint is scraped if a page is due (`pace`). With a budget, turns pass without a page. The connection stays open until
-  the next page. If the server has closed it, each turn tries whether the server still accepts one, without asking for a page.
+  the next page. If the server has closed it, the next turn opens another one, without asking for a page. Where servers keep no connection
+  after an answer, each turn tries whether the server still accepts one.
 - If a scrape is still under way when the next one is due, no new one starts, and the turn counts as late.
 - Connections are opened in the order of the requests, at most a fixed number per tick. So a large number of unreachable servers delays only
   the attempts to reach these servers.
@@ -19,7 +20,8 @@ share one bucket: their answers arrive together, wake up the process once, and c
 - If a page is not at its endpoint's own address and is refused there, the scraper tries to connect to the own address. Only if that is
   refused, too, the endpoint counts as refusing.
 - When an idle connection breaks, the scraper connects to the server again at once, but only once per turn. So it detects a killed server
-  after two attempts, not after two intervals. If it accepts, it may have been restarted: its page is read, if the budget allows that.
+  after two attempts, not after two intervals. If it accepts, it may have been restarted: its page is read, if the budget allows that. The
+  page is not read if another replica reads this server's pages: servers close connections that are idle, and the other one's is not.
 - After an endpoint was removed, nothing is reported about it.
 
 What this does not do: choose endpoints, interpret pages, or write shared memory; `discovery`, the extractor and the sink do that.
@@ -213,7 +215,7 @@ class Scraper:
     def _due(self, target: Target, now: float) -> None:
         pace = target.pace
         if pace.rests and self._inflight(target.slot):
-            pace.hasten(now + FIRST_TOKEN_S)
+            pace.hasten(now + FIRST_TOKEN_S + pace.spare_s)
         due = pace.due(now)
         if target.began >= 0.0:
             # A page that takes long is one that a budget pays for: the next one comes later, and none is missed.
@@ -228,15 +230,17 @@ class Scraper:
     def _begin(self, target: Target, now: float) -> None:
         target.began = now
         self._under_way[target] = None
-        if not target.pace.due(now):
+        target.asks = target.pace.due(now)
+        if target.asks:
+            target.pace.asked(now)
+            self.counters.scrapes += 1
+        elif not target.keeps:
             self._try(target, now)
             return
-        target.pace.asked(now)
-        self.counters.scrapes += 1
-        if target.connection is not None:
-            self._send(target, target.connection)
-        else:
+        if target.connection is None:
             self._dial(target, now)
+        else:
+            self._send(target, target.connection)
 
     def _try(self, target: Target, now: float) -> None:
         """Finds out whether the server accepts connections. Asks for no page."""
@@ -293,11 +297,14 @@ class Scraper:
         self._sink.failed(target.tag, failure, now)
 
     def connected(self, target: Target, connection: Connected) -> None:
-        """Sends the request of the scrape, now that its connection is open."""
+        """Sends the request of the scrape if a page is due, now that the connection is open."""
         target.attempt = None
         target.connection = connection
         self._connecting.pop(target, None)
-        self._send(target, connection)
+        if target.asks:
+            self._send(target, connection)
+        else:
+            self._end(target)
 
     def unreachable(self, target: Target, failure: OSError) -> None:
         """Ends the scrape as failed, because its connection could not be opened."""
@@ -329,7 +336,8 @@ class Scraper:
         target.pace.read(target.seconds)
         self._end(target)
         target.refusals = 0
-        if not connection.usable:
+        target.keeps = connection.usable
+        if not target.keeps:
             target.connection = None
         large = len(page) > LARGE_PAGE_BYTES
         before = self._spent() if large else 0.0
@@ -360,11 +368,12 @@ class Scraper:
             self._fail(target, Failure(failure.cause, str(failure)), target.began, self._now())
 
     def lost(self, target: Target, connection: Connected, failure: Exception | None) -> None:
-        """Handles a broken connection. If it had been used before, connects again at once, to find out whether the server is gone."""
+        """Handles a broken connection. If no first answer was expected, connects again at once, to find out whether the server is gone."""
         now = self._now()
         target.connection = None
-        may_retry = connection.answers > 0 and not target.retried
-        target.pace.hasten(now)
+        may_retry = (connection.answers > 0 or target.began < 0.0) and not target.retried
+        if not target.pace.spare_s:
+            target.pace.hasten(now)
         target.retried = True
         if target.began >= 0.0:
             if may_retry and not connection.started:

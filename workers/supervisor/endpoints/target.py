@@ -30,8 +30,8 @@ class Target:
     """The scrape state of one endpoint. It is also the `Caller` of the endpoint's connection."""
 
     __slots__ = (
-        "_scraper", "attempt", "began", "bucket", "connection", "host", "inflight", "not_before", "own", "pace", "port", "problems",
-        "reader", "refusal", "refusals", "request", "retried", "seconds", "server", "slot", "tag",
+        "_scraper", "asks", "attempt", "began", "bucket", "connection", "host", "inflight", "keeps", "not_before", "own", "pace", "port",
+        "problems", "reader", "refusal", "refusals", "request", "retried", "seconds", "server", "slot", "tag",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +53,8 @@ class Target:
         self.connection: Connected | None = None
         self.attempt: Attempt | None = None
         self.began = -1.0
+        self.asks = False  # whether what began asks for a page; else it only opens the connection
+        self.keeps = False  # whether the server keeps connections after an answer
         self.inflight = 0
         self.not_before = 0.0
         self.refusals = 0

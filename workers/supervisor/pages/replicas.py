@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Labels = tuple[str, ...]
 Row = tuple[Labels, float]
-CAUSES = ("lost", "old", "many", "rate", "form", "malformed", "long", "copy", "copies", "backlog", "secret")
+CAUSES = ("lost", "old", "many", "rate", "form", "malformed", "long", "copy", "copies", "page", "backlog", "secret")
 
 
 class ReplicaFigures:
@@ -42,9 +42,11 @@ class ReplicaFigures:
             yield metric, metric.labels, [(("sent",), float(sent)), (("received",), float(received))]
         dropped = others.refused | {
             "lost": others.lost,
+            "page": exchange.parts.pages.foreign,
             "backlog": exchange.parts.taught.dropped,
             "secret": exchange.foreign_blocks,
         }
         yield names.DROPPED, names.DROPPED.labels, [((cause,), float(dropped.get(cause, 0))) for cause in CAUSES]
         yield names.COPIED, (), [((), float(exchange.joining.entries))]
+        yield names.PAGES, (), [((), float(exchange.parts.pages.used))]
         yield names.FOREIGN, (), [((), float(exchange.foreign))]

@@ -59,6 +59,11 @@ class Paced(Bench):
 
     asked_at = 100.0
 
+    def close_after_answer(self) -> None:
+        """Lets the server close its connection after the next page."""
+        self.connection.usable = False
+        self.until_asked()
+
     def quiet_for(self, seconds: float) -> None:
         """Turns for some time in which no page is asked for."""
         for _ in range(round(seconds / 0.005)):
@@ -147,17 +152,19 @@ def test_a_server_that_has_closed_an_idle_connection_is_read_at_once_as_it_may_b
     assert paced.net.requested == [paced.connection]
 
 
-def test_a_server_that_closes_its_connections_is_tried_at_each_turn_and_read_within_the_budget(paced: Paced) -> None:
+def test_a_server_that_closes_connections_after_a_page_is_tried_at_each_turn_and_read_within_the_budget(
+    paced: Paced,
+) -> None:
+    paced.close_after_answer()
     pages = tries = 0
     for _ in range(round(20.0 / 0.005)):
-        if paced.connection.usable:
-            paced.connection.lose()
         for attempt in list(paced.net.attempts):
             if isinstance(attempt, FakeKnock):
                 tries += 1
                 attempt.answer(0)
             else:
                 paced.connection = attempt.succeed()
+                paced.connection.usable = False
                 paced.answer()
                 pages += 1
         paced.turn()
@@ -166,8 +173,39 @@ def test_a_server_that_closes_its_connections_is_tried_at_each_turn_and_read_wit
     assert not paced.seen.bad
 
 
+def test_a_server_that_closes_idle_connections_gets_new_ones_and_is_read_within_the_budget(paced: Paced) -> None:
+    pages = opened = 0
+    for turns in range(round(20.0 / 0.005)):
+        if paced.connection.usable and turns % 20 == 0:
+            paced.connection.lose()
+        paced.turn()
+        for attempt in list(paced.net.attempts):
+            paced.connection = attempt.succeed()
+            opened += 1
+        if paced.net.requested:
+            paced.answer()
+            pages += 1
+    assert pages <= 20 / 1.4 + 2
+    assert 180 < opened < 220
+    assert not paced.seen.bad
+
+
+def test_a_killed_server_is_refused_twice_within_one_interval_although_its_connection_was_never_used(
+    paced: Paced,
+) -> None:
+    paced.target.pace.told(paced.time, 0.0)
+    paced.connection.lose()
+    paced.connection = paced.net.attempts[0].succeed()
+    paced.quiet_for(0.1)
+    paced.connection.lose()
+    paced.net.attempts[0].fail()
+    paced.turn(INTERVAL_TICKS)
+    paced.net.attempts[0].fail()
+    assert paced.seen.bad == [("a", "refused", True)] * 2
+
+
 def test_a_server_without_kept_connections_is_known_to_be_dead_after_two_turns(paced: Paced) -> None:
-    paced.target.connection = None
+    paced.close_after_answer()
     paced.turn(INTERVAL_TICKS)
     (attempt,) = paced.net.attempts
     assert isinstance(attempt, FakeKnock)
@@ -179,7 +217,7 @@ def test_a_server_without_kept_connections_is_known_to_be_dead_after_two_turns(p
 
 
 def test_a_try_without_an_answer_fails_as_a_connection_does(paced: Paced) -> None:
-    paced.target.connection = None
+    paced.close_after_answer()
     paced.turn(INTERVAL_TICKS)
     assert isinstance(paced.net.attempts[0], FakeKnock)
     paced.turn(50)

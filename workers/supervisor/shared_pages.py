@@ -1,0 +1,59 @@
+"""Shares the pages of the first data source with other replicas: one of them reads a page, all use it.
+
+    Scraper ─ pages ─▶ SharedPages ─▶ EndpointTable
+                        │       ▲
+                        ▼       │
+                    Pages ─ other replicas
+
+There is no election. A replica that another one has told of a page reads the next one a little later than that one will (`scrape_pace`).
+So the same replica goes on reading, and another one takes over when its pages do not come.
+
+A replica uses pages of others only for an endpoint that it has read itself, and that it has no trouble with: it finds out itself whether an
+endpoint is ready, unreachable or down. It also reads a page itself when other values are missing there than on its own last page, so it
+knows why.
+"""
+
+import random
+from collections.abc import Callable
+
+from epp.plugins.extractors._pages import Extracted
+from workers.replicas.pages import Page, Pages
+from workers.supervisor.endpoints.endpoint_log import Condition
+from workers.supervisor.endpoints.endpoints import EndpointTable
+from workers.supervisor.endpoints.member import Member
+from workers.supervisor.endpoints.scrape_results import Failure
+
+
+class SharedPages:
+    """The sink of a scraper, between it and the table."""
+
+    def __init__(self, table: EndpointTable, pages: Pages, inflight: Callable[[int], int]) -> None:
+        """`inflight(slot)` returns the requests in flight at a slot, of all replicas."""
+        self._table = table
+        self._pages = pages
+        self._inflight = inflight
+
+    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> float | None:
+        assert isinstance(tag, Member)
+        self._pages.read(tag.owner, Page(now, inflight_at_scrape, extracted.values, extracted.present))
+        return self._table.scraped(tag, extracted, inflight_at_scrape, now)
+
+    def failed(self, tag: object, failure: Failure, now: float) -> None:
+        self._table.failed(tag, failure, now)
+
+    def sweep(self, now: float) -> None:
+        self._table.sweep(now)
+
+    def told(self, slot: int, owner: int, page: Page) -> bool:
+        """Writes the values of a page that another replica has read to the row. Returns whether they count."""
+        member = self._table.by_slot.get(slot)
+        if member is None or member.owner != owner or member.page is None:
+            return False
+        own, _, at = member.page
+        if page.at <= at or page.present != own.present or member.failures or member.condition is not Condition.FRESH:
+            return False
+        member.target.pace.told(page.at, random.random())
+        requests = self._table.scraped(member, own._replace(values=page.values), page.inflight, page.at)
+        if requests is not None:
+            member.target.pace.shows(requests, page.inflight, self._inflight(slot))
+        return True
