@@ -4,11 +4,11 @@ import random
 from dataclasses import dataclass
 
 from tests.bench.routing_fleet import SCRAPE_S, Call, Fleet
-from tests.bench.routing_servers import SERVERS, Kind
-from tests.bench.routing_traffic import Workload
+from tests.bench.routing_servers import PREFILL_S, SERVERS, Kind
+from tests.bench.routing_traffic import Workload, paced
 from tests.bench.routing_zoo import Policies
 
-WARM_UP = 0.25  # the share of the time that fills the caches and does not count
+WARM_UP = 0.25  # the share of the time that fills the caches and does not count, unless a run is about that time
 ASTRAY_AFTER_S = 3.0
 TTFT_MAX_S = 1.0
 TOKEN_MAX_S = 0.100
@@ -22,7 +22,8 @@ class Outcome:
     TOKEN_MAX_S per further token on average; `cached`, of prompt tokens that servers had cached; `duplicates`, of requests of which a
     server computed most although another one held it (`Fleet.is_duplicate`). `load`: requests in flight of the busiest server divided
     by the mean of all servers. `astray`: the share of the requests that went to the server that answers errors (`Workload.fails`), from
-    ASTRAY_AFTER_S after it began to.
+    ASTRAY_AFTER_S after it began to. `work`: the share of the time of all slots that requests took; without slots, the share of the time
+    that computing their prompts takes at the usual speed.
     """
 
     requests: float
@@ -34,12 +35,12 @@ class Outcome:
     duplicates: float
     load: float
     astray: float = 0.0
+    work: float = 0.0
 
 
-def outcome(calls: list[Call], workload: Workload, seconds: float) -> Outcome:
+def outcome(calls: list[Call], kind: Kind, workload: Workload, seconds: float, warm_up: float = WARM_UP) -> Outcome:
     """Computes the figures of all requests that arrived after the warm-up. Failed ones count in `requests` and `errors` only."""
-    warm_up_s = WARM_UP * seconds
-    counted = [call for call in calls if call.at >= warm_up_s]
+    counted = [call for call in calls if call.at >= warm_up * seconds]
     answered = [call for call in counted if not call.failed]
     waits = sorted(call.first_at - call.at for call in answered)
     busy = [0.0] * SERVERS
@@ -55,7 +56,16 @@ def outcome(calls: list[Call], workload: Workload, seconds: float) -> Outcome:
         duplicates=sum(call.duplicate for call in answered) / len(answered),
         load=max(busy) / (sum(busy) / SERVERS),
         astray=astray(calls, workload, seconds),
+        work=work(answered, kind) / ((1 - warm_up) * seconds),
     )
+
+
+def work(calls: list[Call], kind: Kind) -> float:
+    """Returns how many seconds of work the requests are for each server, on average."""
+    if kind.slots:
+        return sum(call.job.ended_at - call.job.admitted_at for call in calls) * kind.pace / (SERVERS * kind.slots)
+    uncached = sum(call.turn.tokens - call.job.cached_tokens for call in calls)
+    return uncached * PREFILL_S * kind.pace / SERVERS
 
 
 def astray(calls: list[Call], workload: Workload, seconds: float) -> float:
@@ -81,10 +91,12 @@ def measure(
     seconds: float,
     scrape_s: float = SCRAPE_S,
     page_s: float = 0.0,
+    warm_up: float = WARM_UP,
 ) -> dict[str, Outcome]:
-    """Runs the same traffic under each policy. Returns policy -> figures."""
+    """Runs the same traffic under each policy. Returns policy -> figures. `seconds`: at a pace of 1."""
     rate = kind.rate.get(workload.name, kind.usual_rate)
-    sessions = workload.make(random.Random(f"{seed}/{workload.name}"), seconds, rate)
+    sessions = paced(workload.make(random.Random(f"{seed}/{workload.name}"), seconds, rate), kind.pace)
+    seconds *= kind.pace
     outcomes = {}
     for name, make in policies.items():
         fleet = Fleet(
@@ -97,5 +109,5 @@ def measure(
             scrape_s=scrape_s,
             page_s=page_s,
         )
-        outcomes[name] = outcome(fleet.run(), workload, seconds)
+        outcomes[name] = outcome(fleet.run(), kind, workload, seconds, warm_up)
     return outcomes

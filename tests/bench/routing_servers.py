@@ -1,6 +1,7 @@
 """The server models of the routing benchmark: eight servers of one kind. No policy but the oracles is told which kind it is.
 
-Shares of time are of the run, from 0 to 1.
+Shares of time are of the run, from 0 to 1. `PACES` are further kinds, each with a pace of its own: from 0.02 to 1 ms a token, with 4, 8 or
+32 slots or with shared prefill. Everything in them takes longer by the same factor.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ class Kind:
     """A kind of servers. `make(kv_blocks, changed)`: returns the servers; `changed` gets the changes of their pools, if they tell them.
 
     `rate`: how much of the requests per second of a workload these servers get. `slowed`: server -> (share of time, factor from then on).
+    `pace`: how many times longer everything takes, also the time between requests. `slots`: of a server; 0: it has none.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Kind:
     rate: Mapping[str, float] = field(default_factory=dict)
     usual_rate: float = 1.0
     slowed: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    pace: float = 1.0
+    slots: int = 0
 
 
 def shared(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
@@ -78,7 +82,7 @@ SLOT_RATES = {  # about three quarters of the slots are taken
 }
 KINDS = (
     Kind("shared", shared),
-    Kind("slots", slots, rate=SLOT_RATES),
+    Kind("slots", slots, rate=SLOT_RATES, slots=SlotSettings().slots),
     Kind("chunked", chunked),
     Kind(
         "mixed",
@@ -87,3 +91,22 @@ KINDS = (
         slowed={**dict.fromkeys(SLOW_FROM_THE_START, (0.0, SLOWER)), SLOW_LATER: (0.5, SLOWER)},
     ),
 )
+PACES_MS = (0.02, 0.1, 0.3, 1.0)  # per token
+SLOTS = (4, 8, 32)
+
+
+def _paced(ms: float, slots: int) -> Kind:
+    """Returns the kind of servers with this pace. `slots`: 0: prefill is shared."""
+    pace = ms / 1000.0 / PREFILL_S
+
+    def make(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
+        if not slots:
+            return [SlowedServer(SlowedServer(server, pace)) for server in shared(kv_blocks, changed)]
+        settings = SlotSettings(slots, kv_blocks, BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S)
+        return _all(lambda _: SlowedServer(SlotServer(settings), pace))
+
+    rates = {name: rate * slots / 8 for name, rate in SLOT_RATES.items()} if slots else {}
+    return Kind(f"{ms:g} ms, {slots or 'no'} slots", make, rate=rates, pace=pace, slots=slots)
+
+
+PACES = tuple(_paced(ms, slots) for ms in PACES_MS for slots in (0, *SLOTS))

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import geometric_mean
 
 from tests.bench.routing_run import Outcome
 
 NEAR_MEAN, NEAR_P95 = 1.05, 1.2  # of the oracle's
 NOISE = 0.05
+COLD_MEAN, COLD_NOISE = 1.10, 0.03
 BASELINES = ("field's weights", "round-robin")
 
 
@@ -15,7 +17,7 @@ BASELINES = ("field's weights", "round-robin")
 class Row:
     """One policy on one traffic: means over the runs. `mean`, `p95`: TTFT divided by the oracle's; `*_range`: half of their range.
 
-    `astray`: as in `Outcome`.
+    `astray`, `work`: as in `Outcome`.
     """
 
     mean: float
@@ -27,6 +29,7 @@ class Row:
     duplicates: float
     errors: float
     astray: float = 0.0
+    work: float = 0.0
 
 
 Table = dict[str, Row]
@@ -52,16 +55,18 @@ def _row(outcomes: Sequence[Outcome], oracle: Sequence[Outcome]) -> Row:
         duplicates=sum(outcome.duplicates for outcome in outcomes) / count,
         errors=sum(outcome.errors for outcome in outcomes) / count,
         astray=sum(outcome.astray for outcome in outcomes) / count,
+        work=sum(outcome.work for outcome in outcomes) / count,
     )
 
 
 def text(title: str, table: Table) -> str:
     """Renders a table."""
-    lines = [f"{title:30} mean            p95            TTFT ms cached %  dup % errors astray %"]
+    lines = [f"{title:30} mean            p95            TTFT ms cached %  dup % errors astray % work %"]
     for name, row in table.items():
         lines.append(
             f"  {name:24} {row.mean:7.2f} ±{row.mean_range:5.2f} {row.p95:7.2f} ±{row.p95_range:5.2f} "
-            f"{1000 * row.ttft_s:8.0f} {100 * row.cached:8.1f} {100 * row.duplicates:6.1f} {row.errors:6.1f} {100 * row.astray:8.1f}"
+            f"{1000 * row.ttft_s:8.0f} {100 * row.cached:8.1f} {100 * row.duplicates:6.1f} {row.errors:6.1f} "
+            f"{100 * row.astray:8.1f} {100 * row.work:6.0f}"
         )
     return "\n".join(lines)
 
@@ -83,8 +88,12 @@ class Digest:
 
 def digest(tables: Mapping[str, Mapping[str, Table]]) -> dict[str, Digest]:
     """Sums up each policy over all models and traffic."""
-    cells = {f"{kind}, {traffic}": table for kind, panel in tables.items() for traffic, table in panel.items()}
+    cells = _cells(tables)
     return {name: _digest(name, cells) for name in next(iter(cells.values()))}
+
+
+def _cells(tables: Mapping[str, Mapping[str, Table]]) -> dict[str, Table]:
+    return {f"{kind}, {traffic}": table for kind, panel in tables.items() for traffic, table in panel.items()}
 
 
 def _digest(name: str, cells: Mapping[str, Table]) -> Digest:
@@ -92,8 +101,7 @@ def _digest(name: str, cells: Mapping[str, Table]) -> Digest:
     where = max(rows, key=lambda cell: rows[cell].mean)
     behind = 0
     for table in cells.values():
-        baselines = [table[other].mean for other in BASELINES if other in table]
-        behind += bool(baselines) and table[name].mean > (1 + NOISE) * min(baselines)
+        behind += table[name].mean > (1 + NOISE) * _baseline(table)
     return Digest(
         mean=geometric_mean(row.mean for row in rows.values()),
         p95=geometric_mean(row.p95 for row in rows.values()),
@@ -102,6 +110,29 @@ def _digest(name: str, cells: Mapping[str, Table]) -> Digest:
         near=sum(row.mean <= NEAR_MEAN and row.p95 <= NEAR_P95 for row in rows.values()),
         behind=behind,
     )
+
+
+def _baseline(table: Table) -> float:
+    """Returns the mean of the better one of BASELINES; infinite if none ran."""
+    return min((table[name].mean for name in BASELINES if name in table), default=inf)
+
+
+def cold_text(tables: Mapping[str, Mapping[str, Table]], policy: str) -> str:
+    """Renders what a policy costs before it has learned: the digest of its cells, and those that miss a goal."""
+    cells = _cells(tables)
+    missed = {
+        name: table
+        for name, table in cells.items()
+        if table[policy].mean > min(COLD_MEAN, (1 + COLD_NOISE) * _baseline(table))
+    }
+    lines = [
+        f"{policy}, cold: {geometric_mean(table[policy].mean for table in cells.values()):.2f} times the oracle's mean; "
+        f"{len(missed)} of {len(cells)} cells are above {COLD_MEAN:.2f}, or {COLD_NOISE:.0%} above the better simple policy:"
+    ]
+    lines += [
+        f"  {name:30} {table[policy].mean:5.2f}, simple {_baseline(table):5.2f}" for name, table in missed.items()
+    ]
+    return "\n".join(lines)
 
 
 def digest_text(tables: Mapping[str, Mapping[str, Table]]) -> str:

@@ -47,6 +47,14 @@ class Session:
     turns: Sequence[Turn]
 
 
+def paced(sessions: list[Session], pace: float) -> list[Session]:
+    """Returns the sessions with `pace` times the time between requests."""
+    for session in sessions:
+        for turn in session.turns:
+            turn.think_s *= pace
+    return [Session(pace * session.at, session.turns) for session in sessions]
+
+
 @dataclass(frozen=True, slots=True)
 class Failing:
     """A server that answers every request at once, after a share of the time, with this status. The status 200 has an empty body."""

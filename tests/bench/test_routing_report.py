@@ -71,6 +71,7 @@ def test_figures_are_divided_by_those_of_the_oracle_in_the_same_run() -> None:
         "25.0",
         "2.5",
         "20.0",
+        "0",
     ]
 
 

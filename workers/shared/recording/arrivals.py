@@ -1,5 +1,6 @@
 """Reads the arrivals of any trace: of a recording, or of a public format (`epp.recording.imports`)."""
 
+import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,10 +23,11 @@ def arrivals(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:
         if is_recording(path):
             yield from _recorded(path, report)
             return
-        with open(path, encoding="utf-8", errors="replace", newline="") as lines:
+        opened = gzip.open if path.endswith(".gz") else open
+        with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as lines:
             yield from imported(lines)
-    except OSError as refused:
-        raise Unreadable(f"{path}: {refused.strerror}") from refused
+    except (OSError, EOFError) as refused:
+        raise Unreadable(f"{path}: {getattr(refused, 'strerror', None) or refused}") from refused
     except BadTrace as wrong:
         raise Unreadable(f"{path}: {wrong}") from wrong
 
