@@ -15,9 +15,10 @@ The features of an endpoint for one request:
 - running: requests in the batch.
 
 The coefficients belong to the pool (`epp.learning.least_squares`), so a new endpoint is predicted from the first request on. The speed
-belongs to the endpoint (`epp.learning.speed`), and the speeds of all endpoints have the geometric mean 1. A slow endpoint that gets no
-requests is trusted again with time, because nothing else would show that it has recovered. An endpoint that has spent more time on the
-prompts before this one than they take is slower than was learned: its speed counts as that which explains the time.
+belongs to the endpoint (`epp.learning.speed`), and the speeds of all endpoints have the geometric mean 1. An endpoint that gets no
+requests becomes faster with those that get some. A slow endpoint that gets no requests is trusted again with time, because nothing else
+would show that it has recovered. An endpoint that has spent more time on the prompts before this one than they take is slower than was
+learned: its speed counts as that which explains the time.
 
 The cost of a request is what it takes itself, and what later requests take longer:
 
@@ -47,7 +48,7 @@ from numpy.typing import NDArray
 
 from compiled import calls
 from epp.learning.least_squares import LeastSquares
-from epp.learning.speed import Speed
+from epp.learning.speed import LOG_MAX, Speed
 from epp.metrics import buckets
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -108,13 +109,14 @@ class FirstToken(NamedTuple):
 class EndpointModel:
     """Holds what is known of one endpoint: (slot, generation).
 
-    `speed`, `token_speed`: how many times slower it is than the pool's mean, before both are centred. `learned_at`: the time of the last
-    first token. `error`: the mean relative error of its last predictions. `batch`: the largest batch; `full`: scrapes with waiting requests
-    at that size. `errors`: observations by relative error, one more than `ERROR_BOUNDS`; `error_sum`: the sum of these errors.
+    `speed`, `token_speed`: how many times slower it is than the pool's mean, before both are centred. `learned_at`: the time of the
+    last first token. `drift_at`: the pool's drift then. `error`: the mean relative error of its last predictions. `batch`: the largest
+    batch; `full`: scrapes with waiting requests at that size. `errors`: observations by relative error, one more than `ERROR_BOUNDS`;
+    `error_sum`: the sum of these errors.
     """
 
     __slots__ = (
-        "batch", "error", "error_sum", "errors", "full", "generation", "learned_at", "slot", "speed", "token_speed",
+        "batch", "drift_at", "error", "error_sum", "errors", "full", "generation", "learned_at", "slot", "speed", "token_speed",
     )  # fmt: skip
 
     def __init__(self, slot: int, generation: int) -> None:
@@ -123,6 +125,7 @@ class EndpointModel:
         self.speed = Speed()
         self.token_speed = Speed()
         self.learned_at = 0.0
+        self.drift_at = 0.0
         self.error = ERROR_FIRST
         self.batch = 0.0
         self.full = 0
@@ -153,12 +156,13 @@ class LatencyModel:
 
     `endpoints`: by slot. `error`, `mean_error`: mean relative errors of the last predictions of this model, and of the pool's mean time
     `mean_s`. `place_s`: how long an answer lasts after its first token. `usual_limit`: the median of the batch limits that are
-    known; 0: none is. `usual_log`: the median of the logarithms of speeds. `changes`: grows with each change.
+    known; 0: none is. `usual_log`: the median of the logarithms of speeds. `drift`: by how much the logarithms of the speeds of those
+    endpoints that answer have moved in the mean. `changes`: grows with each change.
     """
 
     __slots__ = (
-        "_counted", "_table", "changes", "endpoints", "error", "first", "mean_error", "mean_s", "per_token", "place_s", "speed_sum",
-        "token_speed_sum", "trusted", "usual_limit", "usual_log",
+        "_answered", "_counted", "_moved", "_table", "changes", "drift", "endpoints", "error", "first", "mean_error", "mean_s", "per_token",
+        "place_s", "speed_sum", "token_speed_sum", "trusted", "usual_limit", "usual_log",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -173,7 +177,10 @@ class LatencyModel:
         self.place_s = PLACE_FIRST_S
         self.usual_limit = 0.0
         self.usual_log = 0.0
+        self.drift = 0.0
         self._counted = 0
+        self._moved = 0.0  # since `_counted` began, with the slots in `_answered`
+        self._answered: set[int] = set()
         self._table: Table | None = None
         self.trusted = True
         self.changes = 0
@@ -300,8 +307,11 @@ class LatencyModel:
             self.count_speeds()
         doubted = log_speed + self.speed_sum / len(self.endpoints) - endpoint.speed.log
         endpoint.speed.log += doubted
-        self.speed_sum += doubted + endpoint.speed.learn(surprise)
-        endpoint.learned_at = at
+        moved = endpoint.speed.learn(surprise)
+        self.speed_sum += doubted + moved
+        self._moved += moved
+        self._answered.add(slot)
+        endpoint.learned_at, endpoint.drift_at = at, self.drift
         self.changes += 1
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
@@ -343,9 +353,15 @@ class LatencyModel:
         self.usual_limit = known[len(known) // 2] if known else 0.0
 
     def count_speeds(self) -> None:
-        """Updates `usual_log`."""
+        """Updates `usual_log` and `drift`."""
         self._counted = 0
-        known = sorted(each.speed.log for each in self.endpoints.values())
+        if self._answered:
+            self.drift += self._moved / len(self._answered)
+            for slot in self._answered & self.endpoints.keys():
+                self.endpoints[slot].drift_at = self.drift
+            self._moved = 0.0
+            self._answered.clear()
+        known = sorted(map(self.log_of, self.endpoints.values()))
         self.usual_log = known[(len(known) - 1) // 2] - self.speed_sum / len(known) if known else 0.0
 
     def forget(self, slot: int) -> None:
@@ -360,7 +376,7 @@ class LatencyModel:
     def adopt(self, known: EndpointModel, slot: int, generation: int, now: float) -> None:
         """Takes over what was known of an endpoint in an earlier run, in which it had another slot and another clock was in use."""
         self.forget(slot)
-        known.slot, known.generation, known.learned_at = slot, generation, now
+        known.slot, known.generation, known.learned_at, known.drift_at = slot, generation, now, self.drift
         self.endpoints[slot] = known
         self.speed_sum += known.speed.log
         self.token_speed_sum += known.token_speed.log
@@ -374,6 +390,7 @@ class LatencyModel:
             return known
         self.forget(slot)
         known = self.endpoints[slot] = EndpointModel(slot, generation)
+        known.drift_at = self.drift
         # It begins with the pool's mean, so that it does not move the others.
         others = len(self.endpoints) - 1
         if others:
@@ -382,9 +399,15 @@ class LatencyModel:
             self.token_speed_sum += known.token_speed.log
         return known
 
+    def log_of(self, known: EndpointModel) -> float:
+        """Returns the logarithm of an endpoint's speed. An endpoint without answers becomes faster with those that answer: all may have
+        been slow together when it answered last, for example while they started, and nothing else would show that it is not any more.
+        """
+        return max(-LOG_MAX, known.speed.log + min(0.0, self.drift - known.drift_at))
+
     def _log_speed(self, known: EndpointModel, now: float) -> float:
         """Returns the logarithm of an endpoint's speed, relative to the pool's mean."""
-        log = known.speed.log - self.speed_sum / len(self.endpoints)
+        log = self.log_of(known) - self.speed_sum / len(self.endpoints)
         silent = now - known.learned_at
         return log * 0.5 ** (silent / DOUBT_S) if log > 0.0 and silent > 1.0 else log
 

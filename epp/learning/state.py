@@ -32,7 +32,7 @@ class SpeedState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EndpointState(msgspec.Struct, array_like=True, frozen=True):
-    """One `EndpointModel`; `fields` has the numbers of FIELDS in that order."""
+    """One `EndpointModel`; `fields` has the numbers of FIELDS in that order, and by how much it became faster with the others."""
 
     slot: int
     generation: int
@@ -72,7 +72,7 @@ def encode(model: LatencyModel) -> bytes:
             _speed(known.speed),
             _speed(known.token_speed),
             known.full,
-            [getattr(known, name) for name in FIELDS],
+            [*(getattr(known, name) for name in FIELDS), max(0.0, known.drift_at - model.drift)],
             known.errors,
         )
         for known in model.endpoints.values()
@@ -106,7 +106,8 @@ def decode(data: bytes) -> LatencyModel:
         _restore_speed(known.speed, each.speed)
         _restore_speed(known.token_speed, each.token_speed)
         known.full = each.full
-        _set(known, FIELDS, each.fields)
+        behind = each.fields[len(FIELDS) :] or [0.0]  # 0.2.0 has none
+        _set(known, (*FIELDS, "drift_at"), [*each.fields[: len(FIELDS)], *behind])
         known.errors = list(each.errors)
         model.speed_sum += known.speed.log
         model.token_speed_sum += known.token_speed.log

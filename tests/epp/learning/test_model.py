@@ -19,6 +19,7 @@ from epp.learning.model import (
     FirstToken,
     LatencyModel,
 )
+from epp.learning.state import decode, encode
 
 SERVERS = 4
 Server = Callable[[float, float, float], float]  # uncached tokens, tokens ahead, load -> seconds
@@ -84,6 +85,30 @@ def test_loses_half_of_the_error_within_200_requests_after_an_endpoint_became_th
         pool.observe(2)
     assert median(pool.observe(2) for _ in range(51)) <= before / 2
     assert median(pool.observe(0) for _ in range(51)) <= 0.3, "the others are still predicted well"
+
+
+def test_an_endpoint_without_requests_becomes_faster_with_the_others() -> None:
+    """Servers that have just started are slow, and the first to become fast gets all requests from then on."""
+    pool = Pool(shared_prefill, [5.0, 5.0])
+    for _ in range(20):
+        pool.observe()
+    pool.speeds = [1.0, 1.0]
+    for _ in range(300):
+        pool.observe(0)
+    asked, silent = (pool.model.speed(slot, pool._now) for slot in (0, 1))
+    assert silent == pytest.approx(asked, rel=0.3)
+    copy = decode(encode(pool.model))
+    assert copy.speed(1, pool._now) == pytest.approx(silent, rel=0.05)
+
+
+def test_a_slow_endpoint_without_requests_stays_slow_for_a_while_if_the_others_stay_as_they_are() -> None:
+    pool = Pool(shared_prefill, [1.0, 1.0, 3.0])
+    for _ in range(600):
+        pool.observe()
+    before = pool.model.speed(2, pool._now)
+    for _ in range(400):
+        pool.observe(pool._rng.randrange(2))
+    assert pool.model.speed(2, pool._now) > 0.8 * before
 
 
 def test_a_slow_endpoint_without_requests_is_trusted_again_with_time() -> None:
