@@ -97,9 +97,8 @@ class SentPrompts:
         self._secret = secret
         self._hit_ratio = hit_ratio
         self._hit_bytes = hit_bytes
-        self._refreshed: dict[
-            tuple[int, int], float
-        ] = {}  # (owner, last known block of a chain) -> when it was added again
+        # (owner, last known block of a chain) -> when it was added again
+        self._refreshed: dict[tuple[int, int], float] = {}
         self.recent: deque[Sent] = deque(maxlen=RECENT_MAX)
         # owner -> blocks that the index has learned of requests without a first token
         self._unproven: dict[int, int] = {}

@@ -24,7 +24,7 @@ from epp.prefix.kv_events import PAYLOAD_BYTES_MAX, REPLAY_END, SEQUENCE_BYTES, 
 
 RECEIVED_MAX: Final = 256  # limit for messages that wait in a subscription
 REPLAYED_MAX: Final = 20_000  # limit for messages that wait in a replay: twice what engines keep
-RECONNECT_MS, RECONNECT_MAX_MS = 100, 5000
+RECONNECT_MS, RECONNECT_MAX_MS = 100, 1000
 PING_MS, UNACKNOWLEDGED_MS = 250, 600
 MESSAGES_PER_TURN: Final = 256
 TURN_S: Final = 0.02  # limit for reading one socket in one turn; the last message may take longer
