@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from loadtest.demo.children import python
 from loadtest.demo.ports import free_row
 from loadtest.demo.stack import LOOPBACK, get
-from tests.e2e.cluster import Cluster, Picker, eventually
+from tests.e2e.cluster import Cluster, Picker, eventually, run
 from tests.e2e.test_doctor import findings
 from tests.engines.servers import MODEL, Engine, vllm
 
@@ -59,7 +60,10 @@ class Pool(NamedTuple):
 
 
 class Site:
-    """A picker and a gateway in front of a pool, whose prefix caches are empty at first. `scorers`: further ones."""
+    """A picker and a gateway in front of a pool, whose prefix caches are empty at first.
+
+    `plugins`: the producers and scorers; "": those of the default configuration. `scorers`: further ones.
+    """
 
     def __init__(self, cluster: Cluster, pool: Pool, plugins: str, *flags: str, scorers: Sequence[str] = ()) -> None:
         self.cluster = cluster
@@ -81,7 +85,7 @@ class Site:
         )
         filled += "".join(f"- {{type: {scorer}}}\n" for scorer in scorers)
         more = "".join(f", {{pluginRef: {scorer}}}" for scorer in scorers)
-        config = CONFIG.format(endpoints=endpoints, plugins=filled.strip(), scorers=more)
+        config = CONFIG.format(endpoints=endpoints, plugins=filled.strip(), scorers=more) if plugins else ""
         self.picker: Picker = cluster.picker(endpoints, *flags, workers=2, config_text=config)
         self.gateway = cluster.envoy(self.picker, edge=True)
 
@@ -104,8 +108,14 @@ class Site:
 
     def findings(self) -> list[Any]:
         """Returns what the doctor finds."""
-        (gateway,) = self.cluster.directory.glob("envoy-*.yaml")
+        *_, gateway = sorted(self.cluster.directory.glob("envoy-*.yaml"), key=lambda file: file.stat().st_mtime_ns)
         return findings(self.cluster, self.picker, gateway)
+
+    def explained(self) -> str:
+        """Returns what the picker says of its last decision, as JSON."""
+        return run(
+            python("workers", "explain", f"--url=http://{LOOPBACK}:{self.picker.metrics}", "--last", "--json")
+        ).stdout
 
     def becomes_quiet(self) -> bool:
         return eventually(self.is_quiet, 30)

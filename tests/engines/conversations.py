@@ -19,10 +19,11 @@ TURN_WORDS: Final = (5, 60)
 
 
 class Turn(NamedTuple):
-    """The tokens of one request that were predicted and reported as cached."""
+    """The tokens of one request that were predicted and reported as cached. `known_by`: `precise`, or why they were predicted otherwise."""
 
     predicted: int
     reported: int
+    known_by: str = ""
 
     @property
     def error(self) -> int:
@@ -59,7 +60,10 @@ def _turn(gateway: int, picker: Picker, messages: Sequence[dict[str, str]], more
     said = answer.json()
     decision = decided(picker, number)
     details = said["usage"]["prompt_tokens_details"] or {}
-    turn = Turn(decision["cached"]["predicted"], details.get("cached_tokens") or 0)
+    (profile,) = decision["profiles"]
+    turn = Turn(
+        decision["cached"]["predicted"], details.get("cached_tokens") or 0, profile["candidates"][0]["prefix_cache"]
+    )
     return turn, said["choices"][0]["message"]["content"] or ""
 
 

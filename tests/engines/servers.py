@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from loadtest.demo.children import Child
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, get
 from tests.e2e.cluster import Cluster, ask
@@ -47,9 +48,15 @@ class Engine:
 
     RUNNING = "vllm:num_requests_running"
 
-    def __init__(self, port: int, pid: int) -> None:
+    def __init__(self, port: int, child: Child) -> None:
         self.port = port
-        self.pid = pid
+        self.child = child
+
+    def kill(self, cluster: Cluster) -> None:
+        """Kills the engine with its processes."""
+        self.child.kill_group()
+        self.child.process.wait()
+        cluster.children.all.remove(self.child)
 
     def samples(self, name: str) -> list[Sample]:
         """Returns the series of a metric on the engine's page."""
@@ -91,10 +98,15 @@ def llama_cpp(cluster: Cluster) -> LlamaCpp:
 
 
 def vllm(
-    cluster: Cluster, *flags: str, model: str = MODEL, events: Sequence[int] = (), topic: str = "kv@engine@tiny"
+    cluster: Cluster,
+    *flags: str,
+    model: str = MODEL,
+    port: int = 0,
+    events: Sequence[int] = (),
+    topic: str = "kv@engine@tiny",
 ) -> Engine:
-    """Starts a vLLM server and waits until it serves. `events`: the ports of its KV events and of their replay."""
-    (port,) = free_ports(1)
+    """Starts a vLLM server and waits until it serves. `port`: 0: a free one. `events`: the ports of its KV events and of their replay."""
+    port = port or free_ports(1)[0]
     argv = [str(PYTHON.with_name("vllm")), "serve", str(MODELS / model), f"--port={port}"]
     argv += [f"--{name}={value}" for name, value in FLAGS.items()]
     argv += [f"--{name}" for name in SWITCHES]
@@ -113,10 +125,10 @@ def kv_events(port: int, replay: int = 0, *, topic: str) -> str:
     return json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", **settings})
 
 
-def _started(cluster: Cluster, kind: str, argv: Sequence[str], port: int) -> int:
-    """Starts an engine at low priority, without this project in its path. Returns its pid when it serves."""
+def _started(cluster: Cluster, kind: str, argv: Sequence[str], port: int) -> Child:
+    """Starts an engine at low priority, without this project in its path. Returns it when it serves."""
     variables = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
     name = f"{kind} {next(_numbers)}"
     child = cluster.children.start(name, ["env", "-u", "PYTHONPATH", *variables, "nice", "-n", NICE, *argv])
     asyncio.run(cluster.children.ready(child, lambda: get(port, "/health") is not None, START_S))
-    return child.pid
+    return child

@@ -1,21 +1,40 @@
 """Two real vLLM servers behind a picker and an Envoy: what the picker reads of them, predicts of them and says of them."""
 
+import contextlib
 import json
+import re
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from epp.metrics.learning import RECENT, SECONDS
+from epp.plugins.producers.tokenizer import PIXEL
 from loadtest.demo.stack import LOOPBACK
-from tests.e2e.cluster import CHAT, COMPLETIONS, ask, eventually
-from tests.engines.conftest import Site
+from tests.e2e.cluster import CHAT, COMPLETIONS, Cluster, ask, eventually
+from tests.engines.conftest import Pool, Site
 from tests.engines.conversations import converse, exact, mean_error, within
 from tests.engines.servers import MODEL, Engine
 
+# What differs between two answers to one request: names, times, and how much of the prompt was cached.
+OF_ITS_OWN = re.compile(
+    r'"(?:id|item_id|request_id)": ?"[^"]*"|"(?:created|created_at|completed_at)": ?[\d.]+'
+    r'|"[a-z_]*(?:cache|input)[a-z_]*": ?(?:\d+|null|{[^}]*})'
+)
+SAID = re.compile(r'"(?:content|delta|text)": ?"((?:[^"\\]|\\.)*)"')
+USAGE_APART = 0.02
+REQUESTS = 300
 BLOCK = 128  # vLLM's default on a CPU
 HELLO = [{"role": "user", "content": "Tell me about endpoint pickers. " * 20}]
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+CHOICE = {"type": "function", "function": {"name": "weather"}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+IMAGE = {"type": "image_url", "image_url": {"url": PIXEL}}
+DRAWN = {"temperature": 1, "seed": 1}
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"messages": HELLO}),
     "streamed chat": (CHAT, {"messages": HELLO, "stream": True}),
@@ -23,7 +42,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         CHAT,
         {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     ),
-    "chat with two answers": (CHAT, {"messages": HELLO, "n": 2}),
+    "chat with two answers": (CHAT, {"messages": HELLO, "n": 2, **DRAWN}),
     "chat with log probabilities": (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 2}),
     "chat in parts": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}),
     "completion": (COMPLETIONS, {"prompt": "hello there " * 40}),
@@ -35,6 +54,15 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "streamed response": (RESPONSES, {"input": "hello", "max_output_tokens": 4, "stream": True}),
     "message": (MESSAGES, {"messages": HELLO}),
     "streamed message": (MESSAGES, {"messages": HELLO, "stream": True}),
+    "streamed chat with two answers": (CHAT, {"messages": HELLO, "n": 2, "stream": True, **DRAWN}),
+    "several chats": (f"{CHAT}/batch", {"messages": [HELLO, HELLO]}),
+    "generation": (
+        "/inference/v1/generate",
+        {"token_ids": list(range(300, 450)), "sampling_params": {"max_tokens": 4}},
+    ),
+    "tokens of a text": ("/tokenize", {"prompt": "hello"}),
+    "models": ("/v1/models", {}),
+    "health": ("/health", {}),
 }
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "unknown model": (CHAT, {"messages": HELLO, "model": "nobody"}),
@@ -42,10 +70,30 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "negative max_tokens": (CHAT, {"messages": HELLO, "max_tokens": -3}),
     "messages of a wrong type": (CHAT, {"messages": "hello"}),
     "embeddings of a model that has none": ("/v1/embeddings", {"input": "hello"}),
+    "ranks of a model that has none": ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    "chat that calls a tool": (CHAT, {"messages": HELLO, "max_tokens": 60, "tools": [TOOL], "tool_choice": CHOICE}),
+    "tool of the model's choice": (CHAT, {"messages": HELLO, "tools": [TOOL], "tool_choice": "auto", "stream": True}),
+    "image for a model without eyes": (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}),
+    "schema of a wrong type": (CHAT, {"messages": HELLO, "response_format": SCHEMA}),
 }
 
 
-def test_each_column_is_read_as_the_page_has_it(approximate: Site) -> None:
+@contextlib.contextmanager
+def streams(site: Site, number: int) -> Iterator[list[socket.socket]]:
+    """Clients of long streamed answers, which run at the engines. The clients go away at the end."""
+    fields = {"model": MODEL, "messages": HELLO, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    body = json.dumps(fields).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection((LOOPBACK, site.gateway), timeout=60)) for _ in range(number)
+        ]
+        for client in clients:
+            client.sendall(head.encode() + body)
+        yield clients
+
+
+def test_each_column_is_read_as_the_page_has_it_idle_and_under_load(approximate: Site) -> None:
     def is_read(engine: Engine, scraped: dict[str, float]) -> bool:
         (cache,) = engine.samples("vllm:cache_config_info")
         page = {
@@ -58,7 +106,8 @@ def test_each_column_is_read_as_the_page_has_it(approximate: Site) -> None:
             "cache_ranks": 1.0,
         }
         assert scraped.keys() >= {"waiting_requests", "running_requests", "kv_cache_usage", "cache_block_size"}
-        return scraped.items() <= page.items()
+        apart = abs(scraped["kv_cache_usage"] - page.pop("kv_cache_usage"))  # it grows with each token
+        return apart < USAGE_APART and {**page, "kv_cache_usage": scraped["kv_cache_usage"]}.items() >= scraped.items()
 
     def all_read() -> bool:
         known = [each["scraped"] for each in approximate.endpoints()]
@@ -66,12 +115,27 @@ def test_each_column_is_read_as_the_page_has_it(approximate: Site) -> None:
 
     assert eventually(lambda: [each["state"] for each in approximate.endpoints()] == ["fresh", "fresh"])
     assert eventually(all_read), [each["scraped"] for each in approximate.endpoints()]
+    with streams(approximate, 6):
+        running = sum(engine.total(engine.RUNNING) for engine in approximate.pool.engines)
+        assert eventually(lambda: sum(each["scraped"]["running_requests"] for each in approximate.endpoints()) == 6), (
+            running
+        )
+        assert eventually(all_read), [each["scraped"] for each in approximate.endpoints()]
+    assert approximate.becomes_quiet(), approximate.endpoints()
 
 
 def test_answers_and_refusals_are_the_same_as_without_a_picker(precise: Site) -> None:
-    def seen(port: int, path: str, fields: dict[str, Any]) -> tuple[int, str]:
-        answer = ask(port, path, json.dumps({"model": MODEL, "max_tokens": 4, **fields}).encode())
-        return answer.status, answer.headers["content-type"]
+    def seen(port: int, path: str, fields: dict[str, Any]) -> tuple[int, str, str]:
+        body = json.dumps({"model": MODEL, "max_tokens": 4, "temperature": 0, **fields}).encode()
+        answer = ask(port, path, body) if fields else ask(port, path, None, method="GET")
+        kind, text = answer.headers.get("content-type", ""), answer.body.decode()
+        # One event may have several tokens, and events of several answers come in any order.
+        said = (
+            "".join(sorted("".join(SAID.findall(text))))
+            if kind.startswith("text/event-stream")
+            else OF_ITS_OWN.sub("", text)
+        )
+        return answer.status, kind, said
 
     direct = precise.pool.engines[0].port
     for name, (path, fields) in {**CALLS, **REFUSED}.items():
@@ -81,22 +145,13 @@ def test_answers_and_refusals_are_the_same_as_without_a_picker(precise: Site) ->
 
 
 def test_no_load_is_left_by_clients_that_go_away(precise: Site) -> None:
-    body = json.dumps(
-        {"model": MODEL, "messages": HELLO, "max_tokens": 3000, "ignore_eos": True, "stream": True}
-    ).encode()
-
     def running() -> float:
-        return sum(engine.total("vllm:num_requests_running") for engine in precise.pool.engines)
+        return sum(engine.total(engine.RUNNING) for engine in precise.pool.engines)
 
-    clients = [socket.create_connection((LOOPBACK, precise.gateway), timeout=60) for _ in range(6)]
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    for client in clients:
-        client.sendall(head.encode() + body)
-    for client in clients[:3]:
-        assert client.recv(100).startswith(b"HTTP/1.1 200")
-    assert eventually(lambda: running() >= len(clients) / 2)
-    for client in clients:
-        client.close()
+    with streams(precise, 6) as clients:
+        for client in clients[:3]:
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        assert eventually(lambda: running() >= len(clients) / 2)
     assert precise.becomes_quiet(), precise.endpoints()
 
 
@@ -115,7 +170,7 @@ def test_precise_predictions_stay_exact_when_the_servers_drop_their_caches(preci
     converse(precise.gateway, precise.picker, chats=4, turns=2)
     for engine in precise.pool.engines:
         engine.forget()
-    turns = converse(precise.gateway, precise.picker, chats=4, turns=2)
+    turns = converse(precise.gateway, precise.picker, chats=14, turns=4)
     assert turns[0].reported == 0
     assert exact(turns) >= 0.98, [turn for turn in turns if turn.error]
 
@@ -131,3 +186,28 @@ def test_the_doctor_has_no_finding_on_healthy_servers(kind: str, request: pytest
         return not last
 
     assert eventually(silent), last
+
+
+def learned(site: Site, name: str, **labels: str) -> float:
+    """Returns the sum of some series of the learned latency model."""
+    series = (sample for family in text_string_to_metric_families(site.picker.page()) for sample in family.samples)
+    named = (sample for sample in series if sample.name == f"llm_d_epp_{name}")
+    return sum(sample.value for sample in named if labels.items() <= sample.labels.items())
+
+
+def test_two_equal_servers_are_learned_alike_and_share_a_burst(cluster: Cluster, pair: Pool) -> None:
+    site = Site(cluster, pair, "")
+
+    for number in range(REQUESTS):
+        text = f"{number} " + "Tell me about endpoint pickers. " * (number % 40)
+        fields = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8, "stream": True}
+        assert ask(site.gateway, CHAT, json.dumps(fields).encode()).status == 200
+    assert learned(site, RECENT.name, predicted_by="model") < learned(site, RECENT.name, predicted_by="mean")
+    names = [f"engine-rank-{rank}" for rank in range(len(pair.engines))]
+    costs = [learned(site, SECONDS.name, model_server_endpoint=name, term="per_uncached_token") for name in names]
+    assert 0 < max(costs) <= 1.3 * min(costs), costs
+    assert site.becomes_quiet()
+    with streams(site, 40):
+        assert eventually(lambda: sum(each["in_flight"] for each in site.endpoints()) == 40)
+        assert min(each["in_flight"] for each in site.endpoints()) >= 14, site.endpoints()
+    assert site.becomes_quiet()
