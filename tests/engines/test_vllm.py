@@ -58,7 +58,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "several chats": (f"{CHAT}/batch", {"messages": [HELLO, HELLO]}),
     "generation": (
         "/inference/v1/generate",
-        {"token_ids": list(range(300, 450)), "sampling_params": {"max_tokens": 4}},
+        {"token_ids": list(range(300, 450)), "sampling_params": {"max_tokens": 4, "temperature": 0}},
     ),
     "tokens of a text": ("/tokenize", {"prompt": "hello"}),
     "models": ("/v1/models", {}),
@@ -138,9 +138,12 @@ def test_answers_and_refusals_are_the_same_as_without_a_picker(precise: Site) ->
         return answer.status, kind, said
 
     direct = precise.pool.engines[0].port
-    for name, (path, fields) in {**CALLS, **REFUSED}.items():
+    for name, (path, fields) in CALLS.items():
         assert seen(precise.gateway, path, fields) == (expected := seen(direct, path, fields)), name
-        assert (expected[0] == 200) == (name in CALLS), (name, expected)
+        assert expected[0] == 200, (name, expected)
+    for name, (path, fields) in REFUSED.items():  # the picker refuses some of them itself, in its own words
+        assert seen(precise.gateway, path, fields)[:2] == (expected := seen(direct, path, fields))[:2], name
+        assert expected[0] != 200, (name, expected)
     assert precise.becomes_quiet(), precise.endpoints()
 
 
