@@ -154,10 +154,8 @@ class PrefixMatch:
         mine = np.zeros(len(blocks)) if self.blocks is None else self.blocks
         theirs = np.minimum(blocks * other.block_tokens // self.block_tokens, self.total)
         self.blocks = np.where(whole, mine, np.maximum(mine, theirs))
-        self.cached, self.counted = (
-            _longer(whole, self.cached, other.cached),
-            _longer(whole, self.counted, other.counted),
-        )
+        self.cached = _longer(whole, self.cached, other.cached)
+        self.counted = _longer(whole, self.counted, other.counted)
         if self._held is not None:
             self._held = np.where(whole, self._held, np.maximum(self._held, blocks * other.block_tokens))
 

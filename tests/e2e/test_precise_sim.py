@@ -59,7 +59,7 @@ def test_faults_of_a_publisher_cost_precision_for_a_while_and_no_request(cluster
         for server in range(2):
             world.fault(server, "none")
     assert {world.chat(f"again {text(seed)}").status for seed in range(6)} == {200}
-    # Nobody can say what the messages had that the jump left out.
+    # What the messages had that the jump left out stays unknown.
     assert eventually(lambda: {endpoint["not_precise"] for endpoint in world.top()} == {PARTIAL})
     counter = world.picker.counter
     assert eventually(lambda: counter("kv_cache_events_gaps_total") > 0)

@@ -18,7 +18,7 @@ REPLICAS = 3
 
 
 class Expensive(Server):
-    """A model server whose page takes its only process so long as that of a real one."""
+    """A model server with a page that takes its only process as long as that of a real one."""
 
     waiting = 2
     pages = 0

@@ -60,7 +60,7 @@ class Pool(NamedTuple):
 
 
 class Site:
-    """A picker and a gateway in front of a pool, whose prefix caches are empty at first.
+    """A picker and a gateway in front of a pool. The prefix caches of its engines are empty at first.
 
     `plugins`: the producers and scorers; "": those of the default configuration. `scorers`: further ones.
     """

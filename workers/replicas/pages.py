@@ -30,6 +30,10 @@ class Page(NamedTuple):
 Use = Callable[[int, int, Page], bool]
 
 
+def _use_none(_slot: int, _owner: int, _page: Page) -> bool:
+    return False
+
+
 class Pages:
     """Pages on their way. `used`: how many pages of others this replica has used; `foreign`: how many it could not read."""
 
@@ -41,7 +45,7 @@ class Pages:
         self._heard: dict[int, Page] = {}  # key of an endpoint -> what others have read since the last `apply`
         self.used = self.foreign = 0
 
-    def share(self, columns: int, width: int, use: Use) -> None:
+    def share(self, columns: int, width: int, use: Use = _use_none) -> None:
         """Shares pages from now on, unless they have no values or too many. `columns`: a fingerprint of the `width` values of each.
 
         `use(slot, owner, page)` takes a page of another replica, and returns whether it uses the page.
@@ -89,7 +93,3 @@ class Pages:
         for key, page in heard.items():
             slot = self._places.slots.get(key)
             self.used += slot is not None and self._use(slot, self._places.owners[key], page)
-
-
-def _use_none(_slot: int, _owner: int, _page: Page) -> bool:
-    return False

@@ -57,7 +57,7 @@ def sink_of(instance: Instance, table: EndpointTable, pages: Pages) -> Sink:
     """
     columns = instance.layout.table_columns
     if instance.sources.pacing.budget is None or any(column.type is frozenset for column in columns):
-        pages.share(0, 0, lambda _slot, _owner, _page: False)
+        pages.share(0, 0)
         return table
     shared = SharedPages(table, pages, instance.memory.lanes.slot_load)
     source, extractor = instance.sources.scraped

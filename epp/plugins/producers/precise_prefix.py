@@ -3,10 +3,9 @@
 The model servers publish their KV events. The kv-events process follows them and keeps an index of the blocks that each endpoint holds.
 `produce` looks up the prompt's tokens in that index, for the endpoints whose event stream has no gap (the followed ones). Other endpoints
 get the match of the approximate producer, and those whose older blocks are unknown the longer one of both matches. So a lost stream costs
-precision but no affinity. A server with several data-parallel ranks
-behind one address gets the approximate match, too: each rank has a cache of its own, and a request may reach any of them. If there are no
-tokens, because no token producer has emitted any, or if the request's model may be an adapter that no event has named, all endpoints get
-the approximate match, with the reason.
+precision but no affinity. A server with several data-parallel ranks behind one address gets the approximate match, too: each rank has a
+cache of its own, and a request may reach any of them. If there are no tokens, because no token producer has emitted any, or if the
+request's model may be an adapter that no event has named, all endpoints get the approximate match, with the reason.
 """
 
 from collections.abc import Iterable, Sequence
@@ -129,12 +128,12 @@ class _Precise(DataProducer, PreRequest):
             if tokenized is not None and not without
             else []
         )
-        adapter = self._adapter(request.target_model, view)
-        lacks = no_tokens(without) if not prompts else UNNAMED if adapter is None else ""
+        adapter = self._adapter(request.target_model, view) if prompts else None
         why = view.why
-        if lacks:
+        if adapter is None:
+            lacks = UNNAMED if prompts else no_tokens(without)
             why = [lacks if followed else why for followed, why in zip(view.followed.tolist(), view.why, strict=True)]
-        if view.sizes and adapter is not None and not lacks:
+        if view.sizes and adapter is not None:
             match = self._matched(request, candidates, view, prompts, adapter, approximate)
         elif approximate is not None:
             match = approximate.with_reasons(why)

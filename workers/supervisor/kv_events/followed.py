@@ -9,7 +9,7 @@ from typing import Final
 import zmq
 
 from epp.candidates import Endpoint
-from epp.prefix.kv_events import is_read
+from epp.prefix.kv_events import NAME_CHARS_MAX, is_read
 from epp.prefix.streams import NAMELESS, NO_EVENTS, OTHER_TOPIC, PARTLY_REUSED, StreamRecord
 from shm.stream_positions import StreamPosition, StreamPositions
 from workers.process.kv_memory import KvCounts
@@ -59,7 +59,7 @@ class Followed:
         self._lost_at = 0.0
         self.replay_failure_told = False
         self.left_out = 0  # messages of topics that the picker does not read
-        self.other_topic = ""  # the topic of its messages if the picker reads none of them
+        self.other_topic = b""  # the topic of its messages if the picker reads none of them, cut off
         self.heard = 0.0
         self.followed = False
         self.why = ""
@@ -130,7 +130,7 @@ class Followed:
             for change in subscription.changes():
                 busy = True
                 if change is OPENED:
-                    self._reads, self.other_topic = False, ""
+                    self._reads, self.other_topic = False, b""
                     self.stream.opened(now)
                 else:
                     self.losses += 1
@@ -154,7 +154,7 @@ class Followed:
         """Takes a live message. `number`: -1 for a message with other frames than those of an event message."""
         self.messages += 1
         self.heard = now
-        self._reads, self.other_topic = True, ""
+        self._reads, self.other_topic = True, b""
         if number < 0:
             self.frames_malformed += 1
         else:
@@ -165,7 +165,7 @@ class Followed:
         self.messages += 1
         self.left_out += 1
         if not self._reads:
-            self.other_topic = topic.decode("utf-8", "replace")
+            self.other_topic = topic[:NAME_CHARS_MAX]
 
     def given_up(self, now: float) -> Subscription | None:
         """Returns the subscription if ZeroMQ has given up its connection: it needs a successor. Else None."""

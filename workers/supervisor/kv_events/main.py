@@ -18,7 +18,7 @@ import structlog
 import zmq
 
 from epp.candidates import Endpoint
-from epp.prefix.kv_events import is_read, topic_parts
+from epp.prefix.kv_events import NAME_CHARS_MAX, is_read, topic_parts
 from epp.prefix.streams import StreamRecord
 from shm.documents import DocumentReader
 from shm.prefix_writer import OwnersExhausted
@@ -104,7 +104,7 @@ class Follower:
         self._active: set[Followed] = set()  # the endpoints that have received something in this turn
         self.followed: dict[tuple[int, int, int], Followed] = {}
         self.by_pod: dict[str, Followed] = {}
-        self.reported_topics: set[str] = set()
+        self.reported_topics: set[bytes] = set()
         self.unknown_topics = 0
         self.speculation = Speculation(self.holdings, settings.speculative_s, instance.pipes.kv_bus_readers)
         self._endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
@@ -308,13 +308,14 @@ class Follower:
                         followed.losses += 1
                         followed.stream.lost(now)
                         followed.stream.opened(now)
+        beginning = self.settings.topic.encode()
         for topic, number, payload in bound.messages():
             busy = True
             pod, _ = topic_parts(topic)
-            known = self.by_pod.get(pod) if is_read(topic, self.settings.topic.encode()) else None
+            known = self.by_pod.get(pod) if is_read(topic, beginning) else None
             if known is None:
                 self.unknown_topics += 1
-                self._report_unknown(topic.decode("utf-8", "replace"))
+                self._report_unknown(topic[:NAME_CHARS_MAX])
                 continue
             if not known.stream.is_open:
                 known.stream.opened(now)
@@ -322,12 +323,12 @@ class Follower:
             self._active.add(known)
         return busy
 
-    def _report_unknown(self, topic: str) -> None:
+    def _report_unknown(self, topic: bytes) -> None:
         if topic not in self.reported_topics and len(self.reported_topics) < REPORTED_TOPICS_MAX:
             self.reported_topics.add(topic)
             log.warning(
                 "kv-events: a topic names no endpoint of the pool, or does not begin with topicFilter; its messages are dropped",
-                topic=topic,
+                topic=topic.decode("utf-8", "replace"),
             )
 
     def _tick(self, now: float) -> None:

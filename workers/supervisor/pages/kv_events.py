@@ -100,17 +100,13 @@ class KvFigures:
             yield names.EVICTIONS, (), [((), float(counts.removed + counts.evictions))]
         streams = self.streams(now)
         found = [(endpoint.name, streams.get(endpoint.slot, NOT_FOLLOWED)) for endpoint, _ in endpoints]
-        whys = [stream.why or of_ranks(ranks) for (_, stream), (_, ranks) in zip(found, endpoints, strict=True)]
+        whys = [(e.name, streams.get(e.slot, NOT_FOLLOWED).why or of_ranks(ranks)) for e, ranks in endpoints]
         labels = ("name", "pod_identifier")
-        yield (
-            names.PRECISE,
-            labels,
-            [((pool, name), float(not why)) for (name, _), why in zip(found, whys, strict=True)],
-        )
+        yield names.PRECISE, labels, [((pool, name), float(not why)) for name, why in whys]
         ages = [(name, stream.age_s) for name, stream in found]
         yield names.STREAM_AGE, labels, [((pool, name), age) for name, age in ages if age is not None]
         yield names.HELD, labels, [((pool, name), float(stream.held)) for name, stream in found]
-        reasons = Counter(filter(None, whys))
+        reasons = Counter(why for _, why in whys if why)
         yield names.NOT_PRECISE, names.NOT_PRECISE.labels, [((why,), float(n)) for why, n in sorted(reasons.items())]
 
 

@@ -408,7 +408,9 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
                 predicted_share=predicted,
                 reported_share=reported,
                 predicted_tokens=e.cached.predicted / e.cached.requests if e.cached and e.cached.requests else None,
-                not_precise=_not_precise(e) or tokenless if e.stream is not None else None,
+                not_precise=None
+                if e.stream is None
+                else e.stream.why or of_ranks(e.scraped.get(CACHE_RANKS.name, 1.0)) or tokenless,
                 events_age_s=e.stream.age_s if e.stream is not None else None,
                 held_blocks=e.stream.held if e.stream is not None else None,
                 first_token=e.first_token,
@@ -417,12 +419,6 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
         if len(found) % ENDPOINTS_AT_ONCE == 0:
             yield found
     yield found
-
-
-def _not_precise(endpoint: EndpointLook) -> str:
-    """Returns why an endpoint whose events are read is not matched precisely even where there are tokens; "" if it is."""
-    why = endpoint.stream.why if endpoint.stream is not None else ""
-    return why or of_ranks(endpoint.scraped.get(CACHE_RANKS.name, 1.0))
 
 
 def _without_tokens(look: Look, before: Look | None, decided: int) -> str:
