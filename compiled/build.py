@@ -106,18 +106,9 @@ def generate(target: Path) -> tuple[list[Path], list[Path], list[str]]:
     settings = target / "mypy.ini"
     settings.write_text(MYPY_SETTINGS)
     options = CompilerOptions(
-        multi_file=True,
-        include_runtime_files=False,
-        target_dir=str(target),
-        group_name=LIBRARY.removesuffix("__mypyc"),
+        multi_file=True, include_runtime_files=False, target_dir=str(target), group_name=LIBRARY.removesuffix("__mypyc")
     )
-    arguments = [
-        f"--config-file={settings}",
-        f"--python-executable={sys.executable}",
-        "--no-incremental",
-        "--no-sqlite-cache",
-        *PATHS,
-    ]
+    arguments = [f"--config-file={settings}", f"--python-executable={sys.executable}", "--no-incremental", "--no-sqlite-cache", *PATHS]
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):

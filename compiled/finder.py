@@ -132,18 +132,14 @@ def decided(wanted: str | None, built: Path = BUILT, root: Path = ROOT) -> tuple
     """
     folder = built / key(root)
     if wanted not in (None, "", "0", "1"):
-        raise NotCompiled(
-            f"{VARIABLE}={wanted}: write 0 (interpreted), 1 (compiled, or refuse to start), or leave it out"
-        )
+        raise NotCompiled(f"{VARIABLE}={wanted}: write 0 (interpreted), 1 (compiled, or refuse to start), or leave it out")
     if wanted == "0":
         return Mode(False, f"{VARIABLE}=0"), folder
     if (folder / f"{LIBRARY}{SUFFIX}").exists():
         return Mode(True, ""), folder
     reason = _missing(built)
     if wanted == "1":
-        raise NotCompiled(
-            f"{VARIABLE}=1, but the request path is not compiled ({reason}): run python -m compiled.build"
-        )
+        raise NotCompiled(f"{VARIABLE}=1, but the request path is not compiled ({reason}): run python -m compiled.build")
     return Mode(False, reason), folder
 
 

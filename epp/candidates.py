@@ -172,9 +172,7 @@ class Snapshot:
         self.ejected = ejected
         self.failing = failing
         # The more a scrape has faded, the more of the requests in flight count as sent since that scrape.
-        self.inflight_at_scrape = (
-            inflight_at_scrape if self.all_fresh else inflight_at_scrape * np.where(fresh, 1.0, self._faded())
-        )
+        self.inflight_at_scrape = inflight_at_scrape if self.all_fresh else inflight_at_scrape * np.where(fresh, 1.0, self._faded())
         self.cache: dict[str, Floats] = {}
         self.totals: dict[str, Scores] = {}  # profile name -> weighted sum of its static scorers, for all endpoints
         self._sent_before: Floats | None = None

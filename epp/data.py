@@ -43,9 +43,7 @@ class Column(Key[T]):
 
     __slots__ = ("absent", "worst")
 
-    def __init__(
-        self, name: str, type: type[T], worst: Literal["high", "low"] = "high", absent: float | None = None
-    ) -> None:
+    def __init__(self, name: str, type: type[T], worst: Literal["high", "low"] = "high", absent: float | None = None) -> None:
         super().__init__(name, type)
         self.worst = worst
         self.absent = absent

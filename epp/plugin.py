@@ -242,9 +242,7 @@ class ProfileHandler(Plugin):
         """
         return ()
 
-    def pick(
-        self, request: Request, profiles: Mapping[str, "Profile"], runs: Mapping[str, ProfileRun | None]
-    ) -> Sequence["Profile"]:
+    def pick(self, request: Request, profiles: Mapping[str, "Profile"], runs: Mapping[str, ProfileRun | None]) -> Sequence["Profile"]:
         """Returns the profiles to run in this round, in order; an empty sequence ends the rounds.
 
         `profiles`: all profiles by name. `runs`: profile name -> its run in an earlier round, or None if its filters left no candidate.

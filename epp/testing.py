@@ -71,13 +71,10 @@ def snapshot(
         fresh=mask(fresh, True),
         known=mask(known, True),
         down=mask(down, False),
-        inflight_at_scrape=np.array(
-            inflight_at_scrape if inflight_at_scrape is not None else [0.0] * size, dtype=np.float64
-        ),
+        inflight_at_scrape=np.array(inflight_at_scrape if inflight_at_scrape is not None else [0.0] * size, dtype=np.float64),
         names=names,
         age=Age(
-            None if ages is None else np.array(ages, dtype=np.float64),
-            None if weights is None else np.array(weights, dtype=np.float64),
+            None if ages is None else np.array(ages, dtype=np.float64), None if weights is None else np.array(weights, dtype=np.float64)
         ),
     )
 
@@ -98,13 +95,7 @@ def candidates(
 
 def request(prompt: bytes = b"", **fields: object) -> Request:
     """Makes a parsed completion request. `fields`: attributes of the request."""
-    parsed = Request(
-        id="r",
-        path="/v1/completions",
-        headers={},
-        now=0.0,
-        model=str(fields.pop("model", "m")),
-    )
+    parsed = Request(id="r", path="/v1/completions", headers={}, now=0.0, model=str(fields.pop("model", "m")))
     parsed.prompt = Prompt(lambda: prompt)
     for name, value in fields.items():
         setattr(parsed, name, value)
@@ -320,9 +311,7 @@ class FakeServices(Services):
         self.works.append(begun)
         return begun
 
-    def http(
-        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"", *, timeout_s: float
-    ) -> FakeCall:
+    def http(self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"", *, timeout_s: float) -> FakeCall:
         call = FakeCall(method, url, headers or {}, body, timeout_s)
         self.asked.append(call)
         if self.server is not None:

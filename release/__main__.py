@@ -132,10 +132,7 @@ def main() -> int:
     line.add_argument("--into", type=Path, default=ROOT / "dist", help="the folder for the files (dist)")
     line.set_defaults(machines=ALL)
     only = line.add_mutually_exclusive_group()
-    words = {
-        NATIVE: f"only for {platform.machine()} and this Python, without the image",
-        PURE: "no compiled wheel and no image",
-    }
+    words = {NATIVE: f"only for {platform.machine()} and this Python, without the image", PURE: "no compiled wheel and no image"}
     for machines, text in words.items():
         only.add_argument(f"--{machines}", dest="machines", action="store_const", const=machines, help=text)
     line.add_argument("--reproduce", action="store_true", help="make everything twice, and compare the bytes")
@@ -158,10 +155,7 @@ def main() -> int:
     except subprocess.CalledProcessError as failed:
         said = failed.stderr or failed.stdout or b""
         said = said.decode(errors="replace") if isinstance(said, bytes) else said
-        print(
-            f"Error: {' '.join(map(str, failed.cmd[:4]))} … failed; the end of its output:\n{said[-SHOWN_CHARS:]}",
-            file=sys.stderr,
-        )
+        print(f"Error: {' '.join(map(str, failed.cmd[:4]))} … failed; the end of its output:\n{said[-SHOWN_CHARS:]}", file=sys.stderr)
         return 1
     print(f"{into}: {len(list(into.iterdir()))} files")
     return INCOMPLETE if release.skipped else 0

@@ -8,10 +8,7 @@ from packaging.markers import Marker
 
 from release.source import ROOT
 
-ENTRY = re.compile(
-    r"^(?P<name>[a-z0-9-]+)(\[[a-z,]+\])?==(?P<version>\S+)(?: ; (?P<marker>[^\\]+?))?(?: \\)?\n(?:    .*\n)*",
-    re.MULTILINE,
-)
+ENTRY = re.compile(r"^(?P<name>[a-z0-9-]+)(\[[a-z,]+\])?==(?P<version>\S+)(?: ; (?P<marker>[^\\]+?))?(?: \\)?\n(?:    .*\n)*", re.MULTILINE)
 
 
 class Pin(NamedTuple):

@@ -88,11 +88,4 @@ def _package(root: Path, package: Debian) -> _Json:
 
 def _component(name: str, version: str, identity: str, licences: Iterable[str]) -> _Json:
     named = [{"license": {"name": each}} for each in licences if each]
-    return {
-        "type": "library",
-        "name": name,
-        "version": version,
-        "purl": identity,
-        "bom-ref": identity,
-        "licenses": named,
-    }
+    return {"type": "library", "name": name, "version": version, "purl": identity, "bom-ref": identity, "licenses": named}

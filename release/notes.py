@@ -53,23 +53,14 @@ def tested(tree: Path) -> list[tuple[str, str]]:
         text = (tree / file).read_text()
         if version := pattern.search(text):
             found.append((title, version[1]))
-    return [
-        ("CPython", "3.11 (all tests), and the image's"),
-        ("the image", f"CPython {PYTHON}, Debian {SUITE}"),
-        *found,
-    ]
+    return [("CPython", "3.11 (all tests), and the image's"), ("the image", f"CPython {PYTHON}, Debian {SUITE}"), *found]
 
 
 def text(source: Source, made: Sequence[Path], facts: Sequence[str], skipped: Sequence[str]) -> str:
     """Returns the release notes. `made`: the files of the release; `facts`: sentences about them; `skipped`: why parts were not made."""
     lines = [f"# Endpoint Picker {source.version}", "", f"Commit {source.commit}.", ""]
     lines += [changes((source.tree / "CHANGELOG.md").read_text(), source.version), "", "## Tested with", ""]
-    lines += [
-        "| what | version |",
-        "|---|---|",
-        *(f"| {name} | {version} |" for name, version in tested(source.tree)),
-        "",
-    ]
+    lines += ["| what | version |", "|---|---|", *(f"| {name} | {version} |" for name, version in tested(source.tree)), ""]
     lines += ["## Files", "", "`sha256sum --check SHA256SUMS` verifies them.", "", "| file | KB |", "|---|---|"]
     lines += [f"| {file.name} | {-(-file.stat().st_size // 1000):,} |" for file in made]
     if facts:

@@ -86,9 +86,7 @@ def interpreter(version: str) -> Interpreter:
     """Returns a Python of this version for this machine, with mypyc. Downloads it if necessary. Raises Missing."""
     unpacked = _unpacked(version, platform.machine())
     made = Interpreter(CACHE / f"build-{version}" / "bin" / "python", unpacked)
-    wanted = "".join(
-        pin.text for pin in pins("image") if pin.applies(version)
-    )  # mypyc also reads the types of dependencies
+    wanted = "".join(pin.text for pin in pins("image") if pin.applies(version))  # mypyc also reads the types of dependencies
     done = made.python.parent.parent / "requirements.txt"
     if done.exists() and done.read_text() == wanted:
         return made

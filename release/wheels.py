@@ -31,18 +31,7 @@ _TAG = re.compile(r"^(Root-Is-Purelib|Tag): .*\n", re.MULTILINE)
 
 def distributions(source: Source, into: Path) -> tuple[Path, Path]:
     """Makes the sdist and the pure wheel. Returns their paths. Raises CalledProcessError."""
-    command = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "--target",
-        "sdist",
-        "--target",
-        "wheel",
-        "--directory",
-        str(into),
-    ]
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--target", "wheel", "--directory", str(into)]
     environment = {**source.environment, "EPP_COMPILED": "0"}
     subprocess.run(command, cwd=source.tree, env=environment, check=True, capture_output=True)
     stem = f"{NAME.replace('-', '_')}-{source.version}"
@@ -85,9 +74,7 @@ def platform_tag(libraries: Sequence[Path], machine: str) -> str:
 
 def _readelf(*arguments: str) -> str:
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
-    return subprocess.run(
-        ["readelf", "--wide", *arguments], env=environment, check=True, capture_output=True, text=True
-    ).stdout
+    return subprocess.run(["readelf", "--wide", *arguments], env=environment, check=True, capture_output=True, text=True).stdout
 
 
 def _rewrite(pure: Path, wheel: Path, files: Mapping[str, bytes], tag: str) -> None:

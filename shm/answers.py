@@ -32,9 +32,7 @@ class AnswersSchema:
 
     def __init__(self, slots: int, workers: int, kinds: int, outcomes: int) -> None:
         if min(slots, workers, kinds, outcomes) < 1:
-            raise ValueError(
-                f"answers need at least a slot, a worker, a kind and an outcome, not {slots}, {workers}, {kinds}, {outcomes}"
-            )
+            raise ValueError(f"answers need at least a slot, a worker, a kind and an outcome, not {slots}, {workers}, {kinds}, {outcomes}")
         self.slots, self.workers, self.kinds, self.outcomes = slots, workers, kinds, outcomes
         self.counts_at = aligned((1 + kinds) * WORD, CACHE_LINE) // WORD
         self.outcomes_at = self.counts_at + 2 * kinds * slots
@@ -43,13 +41,7 @@ class AnswersSchema:
         self.layout_hash = layout_hash("answers 1", slots, workers, kinds, outcomes)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "answers",
-            "slots": self.slots,
-            "workers": self.workers,
-            "kinds": self.kinds,
-            "outcomes": self.outcomes,
-        }
+        return {"kind": "answers", "slots": self.slots, "workers": self.workers, "kinds": self.kinds, "outcomes": self.outcomes}
 
 
 class AnswersWriter:

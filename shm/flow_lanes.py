@@ -215,10 +215,7 @@ class FlowLanes:
         """Returns what one worker publishes about its possible victims."""
         base, words, floats = self.base(worker), self.words, self.floats
         return VictimCell(
-            words[base + EVICTABLE],
-            words[base + VICTIM_PRIORITY],
-            floats[base + VICTIM_SENT_AT],
-            floats[base + VICTIM_BUSY_UNTIL],
+            words[base + EVICTABLE], words[base + VICTIM_PRIORITY], floats[base + VICTIM_SENT_AT], floats[base + VICTIM_BUSY_UNTIL]
         )
 
     def reclaim(self, worker: int) -> tuple[float, float]:

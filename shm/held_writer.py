@@ -21,9 +21,7 @@ LINKS_LOAD = 0.78
 
 def schemas(blocks: int) -> tuple[IndexSchema, LinkSchema]:
     """Returns the layouts of an index and its links for a number of blocks. A block counts once per endpoint and tier that holds it."""
-    return IndexSchema(max(int(blocks / INDEX_LOAD), FAR_BUCKETS * WAYS)), LinkSchema(
-        aligned(int(blocks / LINKS_LOAD) + 1, WAYS)
-    )
+    return IndexSchema(max(int(blocks / INDEX_LOAD), FAR_BUCKETS * WAYS)), LinkSchema(aligned(int(blocks / LINKS_LOAD) + 1, WAYS))
 
 
 class HeldWriter(IndexWriter):

@@ -163,9 +163,7 @@ class Capacity:
         """Frees listed entries that were last inserted or refreshed before the age `before`. Returns how many."""
         excess = int(self._held[owner] - self._kept[owner])
         listed.sort(excess)
-        freed, listed.first = kernels.free_oldest(
-            self._entries, self._ages, self._held, listed.places, listed.first, before, owner, excess
-        )
+        freed, listed.first = kernels.free_oldest(self._entries, self._ages, self._held, listed.places, listed.first, before, owner, excess)
         return freed
 
     def _list(self, owner: int, age: int) -> None:

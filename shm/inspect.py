@@ -79,9 +79,7 @@ def _table(schema: TableSchema, region: Region) -> Iterator[str]:
     yield f"epoch {copy.epoch}, {len(copy.rows)} of {schema.slots} slots read"
     for slot in range(len(copy.rows)):
         values = " ".join(
-            f"{name}={copy.column(index)[slot]:g}"
-            for index, name in enumerate(schema.columns)
-            if int(copy.present[slot]) >> index & 1
+            f"{name}={copy.column(index)[slot]:g}" for index, name in enumerate(schema.columns) if int(copy.present[slot]) >> index & 1
         )
         yield (
             f"slot {slot} generation {copy.generation[slot]} owner {copy.owner[slot]} "
@@ -134,10 +132,7 @@ def _series(schema: SeriesSchema, region: Region, lanes: Part | None) -> Iterato
         named = " ".join(f"{name}={label!r}" for name, label in zip(schema.labels, labels, strict=True))
         gauges = [f"{name}={value}" for name, value in zip(schema.gauge_at, values.gauges, strict=True)]
         counters = [f"{name}={value}" for name, value in zip(schema.counter_at, values.counters, strict=True)]
-        sums = [
-            f"{name}={counts} sum {total:g}"
-            for (name, _), (counts, total) in zip(schema.histograms, values.histograms, strict=True)
-        ]
+        sums = [f"{name}={counts} sum {total:g}" for (name, _), (counts, total) in zip(schema.histograms, values.histograms, strict=True)]
         yield f"{named}: {', '.join((*gauges, *counters, *sums))}"
     if len(rows) > SERIES_SHOWN:
         yield f"… and {len(rows) - SERIES_SHOWN} more"

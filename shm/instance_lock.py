@@ -48,8 +48,7 @@ class InstanceLock:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, SEGMENT_MODE)
             except OSError as refused:
                 raise SegmentError(
-                    f"instance {instance}: {path} cannot be written ({refused.strerror}): "
-                    f"choose a run directory that this user may write"
+                    f"instance {instance}: {path} cannot be written ({refused.strerror}): choose a run directory that this user may write"
                 ) from refused
             if not _take(descriptor):
                 os.close(descriptor)
@@ -63,9 +62,7 @@ class InstanceLock:
                 os.ftruncate(descriptor, 0)
                 return cls(path, descriptor)
             os.close(descriptor)  # a sweep removed the file between open and lock
-        raise SegmentError(
-            f"instance {instance}: another process removed {path} {ACQUIRE_TRIES_MAX} times in a row; retry later"
-        )
+        raise SegmentError(f"instance {instance}: another process removed {path} {ACQUIRE_TRIES_MAX} times in a row; retry later")
 
     @property
     def written_at(self) -> float:

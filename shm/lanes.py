@@ -123,9 +123,7 @@ class Lane:
         self.served = self.words[schema.served_at : schema.served_at + schema.slots]
         self.failed = self.words[schema.failed_at : schema.failed_at + schema.slots]
         self.counters = self.words[schema.counters_at :][: len(schema.counter)]
-        self._histograms = Histograms(
-            region, schema.lane_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms]
-        )
+        self._histograms = Histograms(region, schema.lane_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms])
 
     def add(self, counter_index: int, n: int = 1) -> None:
         """Adds `n` to a counter."""
@@ -222,9 +220,7 @@ class Lanes:
 
     def outcomes(self, slots_used: int) -> tuple[Ints, Ints]:
         """Returns the requests served and points of failures per slot, over all workers, serving or not."""
-        return self._over_workers(self.schema.served_at, slots_used), self._over_workers(
-            self.schema.failed_at, slots_used
-        )
+        return self._over_workers(self.schema.served_at, slots_used), self._over_workers(self.schema.failed_at, slots_used)
 
     def _over_workers(self, at: int, slots_used: int) -> Ints:
         return lane_sums(self._workers, self._each, at, slots_used, None)
@@ -246,9 +242,7 @@ class Lanes:
 
         Only the supervisor may use it: it writes the remote lane itself.
         """
-        return self.slot_inflight(slot) + (
-            0 if self.remote is None else self.remote.words[self.remote.requests_at + slot]
-        )
+        return self.slot_inflight(slot) + (0 if self.remote is None else self.remote.words[self.remote.requests_at + slot])
 
     def scalars(self, name: str) -> list[int]:
         """Returns the value of one gauge in every lane, serving or not."""

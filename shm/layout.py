@@ -74,8 +74,7 @@ class Plan:
         self.bytes = end
         self.layout_hash = layout_hash(*((n, s.layout_hash) for n, s in parts.items()))
         self._described = {
-            name: {"at": self.offsets[name], "size": self.sizes[name], **schema.describe()}
-            for name, schema in parts.items()
+            name: {"at": self.offsets[name], "size": self.sizes[name], **schema.describe()} for name, schema in parts.items()
         }
 
     @property

@@ -169,9 +169,7 @@ def instance(run_dir: str, name: str) -> Seen | None:
     return next((each for each in instances(run_dir) if each.name == name), None)
 
 
-def find(
-    run_dir: str, *, metrics_port: int | None = None, name: str = "", ask: Callable[[list[Seen]], Seen] | None = None
-) -> Seen:
+def find(run_dir: str, *, metrics_port: int | None = None, name: str = "", ask: Callable[[list[Seen]], Seen] | None = None) -> Seen:
     """Returns the live instance with this name or, if `name` is empty, with this metrics port. Without both: the only live instance.
 
     If several instances match, the first of these states decides: running, of another version, silent, starting. If there are several in
@@ -179,9 +177,7 @@ def find(
     SegmentError if no live instance matches, or more than one.
     """
     known = instances(run_dir)
-    wanted = (
-        f"with the name {name}" if name else "" if metrics_port is None else f"with the metrics port {metrics_port}"
-    )
+    wanted = f"with the name {name}" if name else "" if metrics_port is None else f"with the metrics port {metrics_port}"
     meant = [each for each in known if _meant(each, name, metrics_port)]
     for state in (Life.RUNNING, Life.FOREIGN, Life.SILENT, Life.STARTING, Life.NAMELESS):
         living = [each for each in meant if each.life is state]
@@ -198,17 +194,14 @@ def find(
                 f"several instances{wanted and ' '}{wanted} in {run_dir}: {_listed(living)}; name one, as --instance {living[0].name}"
             )
     if meant:
-        raise SegmentError(
-            f"instance {_listed(meant)} in {run_dir}; start it again, or give --metrics-port or --instance of a running one"
-        )
+        raise SegmentError(f"instance {_listed(meant)} in {run_dir}; start it again, or give --metrics-port or --instance of a running one")
     if not known:
         raise SegmentError(
             f"no instance in {run_dir}: start a picker, or give the --run-dir of a running one; restart one whose file there was removed"
         )
     other = next((each for each in known if each.life is not Life.DEAD), known[0])
     raise SegmentError(
-        f"no instance {wanted} in {run_dir}; found {_listed(known)}; "
-        f"name one with --metrics-port, or as --instance {other.name}"
+        f"no instance {wanted} in {run_dir}; found {_listed(known)}; name one with --metrics-port, or as --instance {other.name}"
     )
 
 
@@ -272,6 +265,4 @@ def _listed(instances: list[Seen]) -> str:
 
 
 def _foreign(segment: Segment, what: str) -> LayoutError:
-    return LayoutError(
-        f"segment {segment.name}: {what}; the picker runs another version: use the tools of that version"
-    )
+    return LayoutError(f"segment {segment.name}: {what}; the picker runs another version: use the tools of that version")

@@ -43,9 +43,7 @@ class OwnersExhausted(Exception):
 class IndexWriter:
     """Inserts and removes entries, and assigns owner ids."""
 
-    def __init__(
-        self, schema: IndexSchema, region: Region, *, near_owners: int = NEAR_OWNERS, spills: bool = False
-    ) -> None:
+    def __init__(self, schema: IndexSchema, region: Region, *, near_owners: int = NEAR_OWNERS, spills: bool = False) -> None:
         """`near_owners`: how many owners of one hash may have entries in its near buckets; entries of further owners go to far buckets.
 
         `spills`: whether full near buckets give entries to far buckets before an entry is overwritten.

@@ -90,19 +90,10 @@ class Segment(Region):
         super().__init__(self._whole[start : start + header[H_SIZE]])
 
     @classmethod
-    def create(
-        cls,
-        name: str,
-        size: int,
-        layout_hash: int,
-        description: bytes = b"",
-        generation: int = 1,
-    ) -> Self:
+    def create(cls, name: str, size: int, layout_hash: int, description: bytes = b"", generation: int = 1) -> Self:
         """Reserves and maps a new segment of `size` payload bytes: zeroed, writable, mode 0600. Raises SegmentError."""
         if size <= 0 or len(description) > DESCRIPTION_BYTES_MAX:
-            raise SegmentError(
-                f"segment {name}: the size must be above 0 and the description at most {DESCRIPTION_BYTES_MAX} bytes"
-            )
+            raise SegmentError(f"segment {name}: the size must be above 0 and the description at most {DESCRIPTION_BYTES_MAX} bytes")
         size = aligned(size)
         start = HEADER_BYTES + aligned(len(description))
         descriptor, mapping = _reserve(name, start + size)
@@ -129,9 +120,7 @@ class Segment(Region):
         except posix_ipc.ExistentialError as gone:
             raise SegmentError(f"segment {name} does not exist: start the instance that creates it first") from gone
         except (posix_ipc.Error, OSError) as refused:
-            raise SegmentError(
-                f"segment {name} cannot be opened ({refused}): run as the user that created it"
-            ) from refused
+            raise SegmentError(f"segment {name} cannot be opened ({refused}): run as the user that created it") from refused
         try:
             header = _checked_header(name, descriptor, layout_hash)
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -202,9 +191,7 @@ def _reserve(name: str, total: int) -> tuple[int, mmap.mmap]:
             f"choose another instance name, or remove {SHM_DIRECTORY}{name} if no instance uses it"
         ) from exists
     except (posix_ipc.Error, OSError) as refused:
-        raise SegmentError(
-            f"segment {name} cannot be created ({refused}): {SHM_DIRECTORY} must be writable"
-        ) from refused
+        raise SegmentError(f"segment {name} cannot be created ({refused}): {SHM_DIRECTORY} must be writable") from refused
     try:
         os.posix_fallocate(descriptor, 0, total)
         return descriptor, mmap.mmap(descriptor, total)
@@ -266,9 +253,7 @@ def _checked_header(name: str, descriptor: int, layout_hash: int | None) -> tupl
         raise SegmentError(f"segment {name} has no header: its creator died early; start the instance again")
     header = list(memoryview(raw).cast("Q"))[: H_CHECK + 1]
     if header[H_MAGIC] != MAGIC:
-        raise SegmentError(
-            f"segment {name} was not created by this program, or is incomplete (wrong magic): start the instance again"
-        )
+        raise SegmentError(f"segment {name} was not created by this program, or is incomplete (wrong magic): start the instance again")
     if header[H_CHECK] != _check(header):
         raise SegmentError(f"segment {name}: the header's checksum is wrong; start the instance again")
     if layout_hash is not None and header[H_LAYOUT] != layout_hash:
@@ -279,8 +264,7 @@ def _checked_header(name: str, descriptor: int, layout_hash: int | None) -> tupl
     actual = os.fstat(descriptor).st_size
     if actual != header[H_PAYLOAD] + header[H_SIZE]:
         raise SegmentError(
-            f"segment {name} has {actual} bytes, its header says {header[H_PAYLOAD] + header[H_SIZE]}: "
-            f"start the instance again"
+            f"segment {name} has {actual} bytes, its header says {header[H_PAYLOAD] + header[H_SIZE]}: start the instance again"
         )
     return tuple(header)
 

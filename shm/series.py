@@ -93,9 +93,7 @@ class SeriesSchema:
         lanes: int,
     ) -> None:
         if not labels or blocks < 1 or lanes < 1:
-            raise ValueError(
-                f"series {name} need at least one label, block and lane, not {labels}, {blocks} blocks, {lanes} lanes"
-            )
+            raise ValueError(f"series {name} need at least one label, block and lane, not {labels}, {blocks} blocks, {lanes} lanes")
         self.name, self.labels, self.histograms = name, labels, histograms
         self.blocks, self.lanes = blocks, lanes
         self.texts_at = SIZES + len(labels)
@@ -159,9 +157,7 @@ class SeriesWriter:
         self.histogram_index = schema.histogram_index
         self.epoch = 0
         self._names: Names = names if names is not None else Unnamed()
-        self._histograms = Histograms(
-            region, schema.lane_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms]
-        )
+        self._histograms = Histograms(region, schema.lane_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms])
         # The words of a block that are the same as long as it counts nothing: all but its labels and gauges.
         shape = (schema.blocks + 1) * schema.block_words
         cells: Ints = region.array(np.int64, FIRST_BLOCK * WORD, shape)

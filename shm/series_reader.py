@@ -136,9 +136,7 @@ class SeriesReader:
         """Returns the values by label tuple. The tuple of `other` is included only if it has counted something."""
         labels, ints, sums, _ = self.totals()
         shown = zip(labels, ints.tolist(), sums.tolist(), strict=True)
-        return {
-            label: self._values(words, total) for label, words, total in shown if label != self._other or any(words)
-        }
+        return {label: self._values(words, total) for label, words, total in shown if label != self._other or any(words)}
 
     def overflowed(self) -> int:
         """Returns how often, over all lanes, a tuple lost labels for want of room."""
@@ -231,11 +229,7 @@ class SeriesReader:
     def _values(self, words: list[int], sums: list[float]) -> Values:
         schema = self.schema
         gauges, counters = len(schema.gauge_at), len(schema.counter_at)
-        return Values(
-            tuple(words[:gauges]),
-            tuple(words[gauges : gauges + counters]),
-            tuple(zip(self._counts(words), sums, strict=True)),
-        )
+        return Values(tuple(words[:gauges]), tuple(words[gauges : gauges + counters]), tuple(zip(self._counts(words), sums, strict=True)))
 
     def _counts(self, words: list[int]) -> Iterator[list[int]]:
         for index in range(len(self.schema.histograms)):

@@ -19,9 +19,7 @@ class Rows:
 
     # `of`: label tuple -> its row, for tuples with a row of their own. The order is that in which they got it.
 
-    def __init__(
-        self, other: Labels, count: int, coarse: Callable[[Labels], Labels], weigh: Callable[[Labels], int], room: int
-    ) -> None:
+    def __init__(self, other: Labels, count: int, coarse: Callable[[Labels], Labels], weigh: Callable[[Labels], int], room: int) -> None:
         self._coarse = coarse
         self._weigh = weigh
         self._count = count

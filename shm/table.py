@@ -154,15 +154,7 @@ class TableWriter:
         return None
 
     def write(
-        self,
-        handle: Handle,
-        *,
-        state: int,
-        flags: int,
-        updated_at: float,
-        inflight_at_scrape: float,
-        values: Sequence[float],
-        present: int,
+        self, handle: Handle, *, state: int, flags: int, updated_at: float, inflight_at_scrape: float, values: Sequence[float], present: int
     ) -> bool:
         """Replaces a row's values. Returns False, without any change, if the handle is stale. Raises ValueError for State.FREE."""
         if state == State.FREE:
@@ -236,22 +228,9 @@ class TableWriter:
         return row
 
     def _fill(
-        self,
-        generation: int,
-        owner: int,
-        state: int,
-        flags: int,
-        updated_at: float,
-        inflight: float,
-        present: int,
-        values: Sequence[float],
+        self, generation: int, owner: int, state: int, flags: int, updated_at: float, inflight: float, present: int, values: Sequence[float]
     ) -> None:
-        self._pack(
-            self._body_bytes,
-            0,
-            *(generation, owner, state, flags, updated_at, inflight, present),
-            *values,
-        )
+        self._pack(self._body_bytes, 0, *(generation, owner, state, flags, updated_at, inflight, present), *values)
         seal(self._body)
 
     def _store_taken(self, row: int) -> None:

@@ -26,13 +26,7 @@ PYTHON: Final = ROOT / "usr" / "bin" / "python3.11"
 EMULATOR: Final = "qemu-aarch64-static"
 TOOLS: Final = {EMULATOR: "qemu-user-static", "mmdebstrap": "mmdebstrap"}  # program -> Debian package
 PACKAGES: Final = "python3-minimal,libpython3-stdlib,libstdc++6"
-MACHINES_OWN: Final = (
-    "dev",
-    "proc",
-    "run",
-    "sys",
-    "tmp",
-)  # paths that the emulator finds in the root lead there, and not to the machine's
+MACHINES_OWN: Final = ("dev", "proc", "run", "sys", "tmp")  # paths that the emulator finds in the root lead there, and not to the machine's
 EMULATED: Final = HERE / "tests" / "emulated"
 LOCK: Final = HERE / "requirements-dev.txt"
 # What the tests of `epp` and `shm` import, and the picker. The lock file names their dependencies and hashes.
@@ -42,24 +36,14 @@ _WANTED = """
     pygments pytest pytest-timeout pytest-xdist pyyaml sortedcontainers structlog trustme typing-extensions uvloop xxhash yarl zstandard
 """
 WANTED: Final = frozenset(_WANTED.split())
-PLATFORMS: Final = (
-    "manylinux_2_34_aarch64",
-    "manylinux_2_28_aarch64",
-    "manylinux_2_17_aarch64",
-    "manylinux2014_aarch64",
-)
+PLATFORMS: Final = ("manylinux_2_34_aarch64", "manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 REGISTER: Final = Path("/proc/sys/fs/binfmt_misc")
 # The kernel starts a program with the emulator if its first bytes are an ELF header of 64 bits for aarch64.
 MAGIC: Final = (
     rb":qemu-aarch64:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
     rb":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:%s:OCF"
 )
-SMOKE: Final = (
-    "tests/shm/test_fence.py",
-    "tests/shm/test_memory_order.py",
-    "tests/shm/test_seqlock.py",
-    "tests/shm/test_layout.py",
-)
+SMOKE: Final = ("tests/shm/test_fence.py", "tests/shm/test_memory_order.py", "tests/shm/test_seqlock.py", "tests/shm/test_layout.py")
 
 
 def say(text: str) -> None:
@@ -75,9 +59,7 @@ def need_tools() -> None:
         raise SystemExit(f"test-arm needs {', '.join(missing)}: as root, apt-get install {' '.join(missing)}")
     say(f"installing {', '.join(missing)}")
     subprocess.run(["apt-get", "update", "-qq"], check=True)
-    subprocess.run(
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], check=True, stdout=subprocess.DEVNULL
-    )
+    subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], check=True, stdout=subprocess.DEVNULL)
 
 
 def register_emulator() -> None:
@@ -101,15 +83,7 @@ def unpack_python() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     unfinished = FOLDER / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
-    command = [
-        "mmdebstrap",
-        "--quiet",
-        "--arch=arm64",
-        "--variant=extract",
-        f"--include={PACKAGES}",
-        "bookworm",
-        str(unfinished),
-    ]
+    command = ["mmdebstrap", "--quiet", "--arch=arm64", "--variant=extract", f"--include={PACKAGES}", "bookworm", str(unfinished)]
     subprocess.run(command, check=True)
     for name in MACHINES_OWN:
         shutil.rmtree(unfinished / name, ignore_errors=True)  # some releases of mmdebstrap make none
@@ -137,16 +111,7 @@ def install_wheels() -> None:
     requirements = FOLDER / "requirements.txt"
     requirements.write_text(wanted)
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--require-hashes",
-    ]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
     command += ["--only-binary=:all:", "--implementation=cp", "--python-version=3.11", *platforms]
     subprocess.run([*command, "--target", str(WHEELS), "--requirement", str(requirements)], check=True)
     stamp.write_text(wanted)
@@ -174,9 +139,7 @@ def run(name: str, arguments: Sequence[str], adapted: bool = False) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="make test-arm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="make test-arm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="a few minutes: hammer, memory order, locks, layouts")
     parser.add_argument("--jobs", type=int, default=2, help="processes that run tests")
     parser.add_argument("tests", nargs="*", default=[], help="arguments of pytest; default: tests/epp tests/shm")
@@ -186,33 +149,14 @@ def main() -> int:
     unpack_python()
     install_wheels()
     tests = [*(options.tests or (SMOKE if options.smoke else ("tests/epp", "tests/shm"))), *further]
-    pytest = [
-        "-m",
-        "pytest",
-        "-q",
-        "-o",
-        f"cache_dir={FOLDER / 'pytest'}",
-        "-o",
-        "timeout=1200",
-        "-o",
-        "faulthandler_timeout=600",
-    ]
+    pytest = ["-m", "pytest", "-q", "-o", f"cache_dir={FOLDER / 'pytest'}", "-o", "timeout=1200", "-o", "faulthandler_timeout=600"]
     passed = [
-        run(
-            "the machine",
-            ["-c", "import platform, shm.fence; print(shm.fence.promise(), 'on', platform.python_version())"],
-        ),
+        run("the machine", ["-c", "import platform, shm.fence; print(shm.fence.promise(), 'on', platform.python_version())"]),
         run("hammer of shared memory", ["-m", "tests.shm.hammer", "--reads", "20000" if options.smoke else "1000000"]),
         run("tests", [*pytest, *(("-n", str(options.jobs), "--dist", "worksteal") if options.jobs else ()), *tests]),
     ]
     if not options.tests and not options.smoke:
-        passed.append(
-            run(
-                "a picker routes a request",
-                ["-m", "tests.field", "deploy/config", "--only", "default.yaml"],
-                adapted=True,
-            )
-        )
+        passed.append(run("a picker routes a request", ["-m", "tests.field", "deploy/config", "--only", "default.yaml"], adapted=True))
     return not all(passed)
 
 

@@ -29,10 +29,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 # structlog would print all local variables of a traceback in colours: seconds for a frame with a large array.
 structlog.configure(
-    [
-        *structlog.get_config()["processors"][:-1],
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
-    ]
+    [*structlog.get_config()["processors"][:-1], structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
 )
 
 

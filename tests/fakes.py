@@ -21,11 +21,7 @@ __all__ = ["FakeCall", "FakePool", "FakeServices", "FakeWaiting", "candidates", 
 
 
 def predictions(
-    first_s: Sequence[float],
-    *,
-    costs: Sequence[float] | None = None,
-    model: LatencyModel | None = None,
-    why_not: str = "",
+    first_s: Sequence[float], *, costs: Sequence[float] | None = None, model: LatencyModel | None = None, why_not: str = ""
 ) -> LearnedCosts:
     """Makes predicted times to the first token, one per endpoint, with these costs in seconds (the same, if None)."""
     outlook = np.zeros((6, len(first_s)))
@@ -90,9 +86,7 @@ class FakePool:
         if subset is None:
             return self.fixed
         allowed = set(subset.entries)
-        return self.fixed.keep(
-            np.array([e.address in allowed or e.host in allowed for e in self.fixed.endpoints], dtype=bool)
-        )
+        return self.fixed.keep(np.array([e.address in allowed or e.host in allowed for e in self.fixed.endpoints], dtype=bool))
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         return self.fixed if candidates.rows is None else candidates

@@ -285,9 +285,7 @@ def simulated(directory: Path) -> Iterator[list[str]]:
     """Starts two simulated servers per role. Yields their addresses."""
     file = directory / "fleet.yaml"
     argv = python("loadtest.sim.main", "--servers", str(len(SERVERS)), "--port", "0", "--endpoints-file", str(file))
-    with subprocess.Popen(
-        [*argv, "--role", ",".join(SERVERS)], stdout=subprocess.PIPE, env=environment(), text=True
-    ) as sim:
+    with subprocess.Popen([*argv, "--role", ",".join(SERVERS)], stdout=subprocess.PIPE, env=environment(), text=True) as sim:
         try:
             assert sim.stdout is not None
             while (line := sim.stdout.readline()) and not line.startswith("ready"):
@@ -352,9 +350,7 @@ def main(arguments: Sequence[str]) -> int:
     for name, why in ({name: str(errors.errors[0]) for name, errors in unexpected.items()} | wrong).items():
         print(f"{name}: {why}")
     tried = len(files) - len(refused)
-    print(
-        f"{tried - len(wrong)} of {tried} accepted files start and route a request ({time.monotonic() - begun:.0f} s)"
-    )
+    print(f"{tried - len(wrong)} of {tried} accepted files start and route a request ({time.monotonic() - begun:.0f} s)")
     print(f"refused: {len(refused)}" + (f", {len(unexpected)} not expected" if expected else ""))
     return int(bool(wrong or unexpected) or not tried)
 

@@ -63,25 +63,11 @@ PARAMETERS = "epp.plugins._parameters"  # of compiled plugins of all kinds
 
 EPP = (  # packages and modules; a module that is not named has the row of its package
     {"errors", "data", "metrics", "quantities", "points.tuning"},  # words
-    {
-        "candidates",
-        "decision.decision",
-        "decision.tryout",
-        "endpoints",
-        "learning",
-        "recording",
-        "request",
-    },  # values
+    {"candidates", "decision.decision", "decision.tryout", "endpoints", "learning", "recording", "request"},  # values
     {"plugin", "points", "decision.profile"},  # extension points
     {"protocol", "flow", "prefix"},  # machines
     {"plugins"},  # leaves
-    {
-        "decision.pipeline",
-        "decision.response_phase",
-        "points.guard",
-        "points.instrument",
-        "points.isolation",
-    },  # compiled form
+    {"decision.pipeline", "decision.response_phase", "points.guard", "points.instrument", "points.isolation"},  # compiled form
     {"decision", "request.intake", "request.paths", "request.renaming"},  # the hot path
     {"decision.explain", "decision.receipt", "decision.what_if"},  # explanations of decisions
     {"config", "testing"},  # start-up, and tests of plugins
@@ -262,10 +248,7 @@ def row_violation(module: str, target: str) -> str | None:
     if there > here:
         return f"{module} imports {target}, which is in a higher row: move the code that both need into a lower row"
     if here == there == MACHINES and folder[0] != other[0]:
-        return (
-            f"{module} imports {target}: epp.{folder[0]} and epp.{other[0]} are siblings; "
-            "hand the value over in a plugin or in `decide`"
-        )
+        return f"{module} imports {target}: epp.{folder[0]} and epp.{other[0]} are siblings; hand the value over in a plugin or in `decide`"
     shared = target.count(".") == 2 or target.rpartition(".")[2].startswith("_")
     if here == there == LEAVES and target != PARAMETERS and (folder != other or not shared):
         return (
@@ -320,11 +303,7 @@ def random_violations(module: str, source: str) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random":
             names = [node.attr]
-        yield from (
-            f"{module} uses random.{name}: it is banned in epp; use `services.rng`"
-            for name in names
-            if name != "Random"
-        )
+        yield from (f"{module} uses random.{name}: it is banned in epp; use `services.rng`" for name in names if name != "Random")
 
 
 def cycle_violations(texts: Mapping[str, str]) -> list[str]:
@@ -430,14 +409,10 @@ def size_violations(module: str, source: str) -> list[str]:
         messages.append(f"{module} has {lines} lines, and at most {most} are allowed: divide it by concern")
     for node in nodes(source):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            kind, most = (
-                ("class", CLASS_LINES_MAX) if isinstance(node, ast.ClassDef) else ("function", FUNCTION_LINES_MAX)
-            )
+            kind, most = ("class", CLASS_LINES_MAX) if isinstance(node, ast.ClassDef) else ("function", FUNCTION_LINES_MAX)
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > most:
-                messages.append(
-                    f"{module}: {kind} {node.name} has {lines} lines, and at most {most} are allowed: divide it"
-                )
+                messages.append(f"{module}: {kind} {node.name} has {lines} lines, and at most {most} are allowed: divide it")
     return messages
 
 

@@ -9,14 +9,7 @@ from typing import Any
 from epp.decision.pipeline import Pipeline
 from epp.metrics import Group
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.lanes import (
-    STREAM_COUNTERS,
-    STREAM_DURATION,
-    STREAMS_INFLIGHT,
-    WORKER_COUNTERS,
-    WORKER_GAUGES,
-    WORKER_HISTOGRAMS,
-)
+from epp.metrics.lanes import STREAM_COUNTERS, STREAM_DURATION, STREAMS_INFLIGHT, WORKER_COUNTERS, WORKER_GAUGES, WORKER_HISTOGRAMS
 from epp.metrics.series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from epp.protocol.proto import ext_proc_pb2 as pb
@@ -188,9 +181,7 @@ class Envoy:
             at += 5 + size
         return responses
 
-    def headers(
-        self, path: str = "/v1/completions", *, last: bool = False, subset: list[str] | None = None, **more: str
-    ) -> list[Response]:
+    def headers(self, path: str = "/v1/completions", *, last: bool = False, subset: list[str] | None = None, **more: str) -> list[Response]:
         request = pb.ProcessingRequest()
         for name, value in {":method": "POST", ":path": path, **more}.items():
             request.request_headers.headers.headers.add(key=name, raw_value=value.encode())
@@ -206,9 +197,7 @@ class Envoy:
     def trailers(self) -> list[Response]:
         return self.say(pb.ProcessingRequest(request_trailers=pb.HttpTrailers()))
 
-    def response_headers(
-        self, status: str = "200", kind: str = "application/json", *, last: bool = False
-    ) -> list[Response]:
+    def response_headers(self, status: str = "200", kind: str = "application/json", *, last: bool = False) -> list[Response]:
         """`status`: "" for headers without one."""
         request = pb.ProcessingRequest()
         for name, value in {":status": status, "content-type": kind}.items():
@@ -232,16 +221,10 @@ def _hint(request: pb.ProcessingRequest, subset: list[str] | None) -> None:
 
 def set_headers(response: Response) -> Mapping[str, str]:
     """Returns the headers that an answer to request headers sets: name -> value."""
-    return {
-        o.header.key: o.header.raw_value.decode() for o in response.request_headers.response.header_mutation.set_headers
-    }
+    return {o.header.key: o.header.raw_value.decode() for o in response.request_headers.response.header_mutation.set_headers}
 
 
 def bodies(responses: list[Response], which: str = "request_body") -> tuple[bytes, list[bool]]:
     """Returns the joined bytes of all body pieces in the answers, and for each piece whether it is the last one of the body."""
-    pieces = [
-        getattr(r, which).response.body_mutation.streamed_response
-        for r in responses
-        if r.WhichOneof("response") == which
-    ]
+    pieces = [getattr(r, which).response.body_mutation.streamed_response for r in responses if r.WhichOneof("response") == which]
     return b"".join(p.body for p in pieces), [p.end_of_stream for p in pieces]

@@ -115,9 +115,7 @@ class RedisServer:
             f"dir {self._directory}\n" + "".join(f"{line}\n" for line in self._settings)
         )
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [self._program, str(configuration)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+            self._process = subprocess.Popen([self._program, str(configuration)], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
     def _answers(self) -> bool:
         """Waits until the server answers a PING, if only with the demand for a password. False: it ended."""

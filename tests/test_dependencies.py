@@ -18,9 +18,7 @@ _ROW = re.compile(r"^\| ([a-z0-9-]+) \|(.*)\|$", re.MULTILINE)
 def rows(title: str) -> dict[str, list[str]]:
     """Returns the table of a section, by package."""
     (section,) = [part for part in PAGE.split("\n## ") if part.startswith(title)]
-    return {
-        name: [cell.strip() for cell in cells.split("|")] for name, cells in _ROW.findall(section) if name != "package"
-    }
+    return {name: [cell.strip() for cell in cells.split("|")] for name, cells in _ROW.findall(section) if name != "package"}
 
 
 def named(requirements: list[str]) -> set[str]:
@@ -36,9 +34,7 @@ def test_every_dependency_is_listed_with_its_reason_and_licence() -> None:
     assert rows("Of extras").keys() == of_extras - own - {"endpoint-picker"}
     installed = {pin.name for pin in pins("image") if pin.name not in BUILDS and pin.applies("3.11")}
     assert rows("What these bring").keys() == installed - own - of_extras
-    assert all(
-        all(cells) for title in ("Of the picker", "Of extras", "What these bring") for cells in rows(title).values()
-    )
+    assert all(all(cells) for title in ("Of the picker", "Of extras", "What these bring") for cells in rows(title).values())
 
 
 def test_every_dependency_had_a_release_within_two_years_before_the_check() -> None:

@@ -48,10 +48,7 @@ def test_endpoints_have_a_role_each_and_the_labels_that_the_configuration_select
     assert labels == {"tier": "gold", "zone": "a", "kind": "decode", "set": "x", "other": "y"}
     field.write_endpoints(tmp_path / "e.yaml", [f"h:{n}" for n in range(6)], labels)
     entries = plain((tmp_path / "e.yaml").read_text())["endpoints"]
-    assert [entry["labels"]["llm-d.ai/role"] for entry in entries] == [
-        *("prefill", "decode", "encode"),
-        *("prefill", "decode", "encode"),
-    ]
+    assert [entry["labels"]["llm-d.ai/role"] for entry in entries] == [*("prefill", "decode", "encode"), *("prefill", "decode", "encode")]
     assert [entry["labels"].get("kind") for entry in entries] == ["prefill", "decode", "encode", None, None, None]
     assert [entry["labels"].get("tier") for entry in entries] == ["gold"] * 3 + [None] * 3
 
@@ -75,8 +72,6 @@ def test_a_folder_is_judged_by_refusals_and_by_requests_that_get_no_endpoint(tmp
     assert tried(str(tmp_path), "--only", "routes", *expected)[0] == 0
 
 
-def test_a_folder_that_does_not_exist_is_skipped_with_a_clear_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_does_not_exist_is_skipped_with_a_clear_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert field.main([str(tmp_path / "none")]) == 0
     assert "skipped: there is no folder" in capsys.readouterr().out

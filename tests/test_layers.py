@@ -46,31 +46,15 @@ def test_every_module_keeps_the_rules() -> None:
     ("module", "source", "message"),
     [
         ("epp.decision.decide", "import time", "epp.decision.decide imports time, which is banned in epp: take `now`"),
-        (
-            "epp.decision.decide",
-            "def f():\n    from os import path",
-            "os, which is banned in epp: take the value as an argument",
-        ),
-        (
-            "epp.decision.decide",
-            "from shm import table",
-            "epp.decision.decide imports shm.table: epp knows only compiled, epp, msgspec",
-        ),
+        ("epp.decision.decide", "def f():\n    from os import path", "os, which is banned in epp: take the value as an argument"),
+        ("epp.decision.decide", "from shm import table", "epp.decision.decide imports shm.table: epp knows only compiled, epp, msgspec"),
         ("epp.decision.decide", "import grpc", "epp.decision.decide imports grpc: epp knows only"),
         ("epp.decision.decide", "import uvloop", "epp.decision.decide imports uvloop: epp knows only"),
         ("epp.decision.decide", "from . import errors", "relative imports are banned; write the full path"),
-        (
-            "epp.decision.decide",
-            "from epp.plugins.scorers import queue_depth",
-            "only epp.config names plugins; take it from",
-        ),
+        ("epp.decision.decide", "from epp.plugins.scorers import queue_depth", "only epp.config names plugins; take it from"),
         ("epp.protocol.stream", "from google.protobuf import message", "google, which is for epp.protocol.codec"),
         ("epp.config.load", "import yaml", "yaml, which is for epp.config.yaml_nodes only: call those"),
-        (
-            "epp.request",
-            "from epp.decision import decide",
-            "epp.request imports epp.decision.decide, which is in a higher row: move",
-        ),
+        ("epp.request", "from epp.decision import decide", "epp.request imports epp.decision.decide, which is in a higher row: move"),
         ("epp.request", "from epp.config import load", "epp.config.load, which is in a higher row"),
         ("epp.unheard_of", "from epp import errors", "epp.unheard_of has no row in EPP in tests/layers.py: give"),
         ("epp.prefix.match", "from epp.protocol import codec", "are siblings; hand the value over in a plugin"),
@@ -80,29 +64,13 @@ def test_every_module_keeps_the_rules() -> None:
         ("epp.plugins.pickers.a", "from random import choice", "random.choice: it is banned in epp; use"),
         ("shm.table", "import asyncio", "asyncio, which is banned in shm: return at once"),
         ("shm.table", "import msgspec", "shm.table imports msgspec: shm knows only"),
-        (
-            "workers.worker.extproc.stream",
-            "import loadtest.sim.main",
-            "workers may not import loadtest; start it as a process",
-        ),
+        ("workers.worker.extproc.stream", "import loadtest.sim.main", "workers may not import loadtest; start it as a process"),
         ("workers.unheard_of.a", "from workers.host import options", "workers.unheard_of is missing in WORKERS"),
-        (
-            "workers.host.log",
-            "from workers.transport import link",
-            "workers.transport is above workers.host; move the code that both need",
-        ),
+        ("workers.host.log", "from workers.transport import link", "workers.transport is above workers.host; move the code that both need"),
         ("workers.__main__", "from workers.process import parent", "it may import workers.cli only; move it there"),
         ("workers", "from workers.host import options", "it may import workers.cli only; move it there"),
-        (
-            "loadtest.load.driver",
-            "from epp import decide",
-            "it sees the picker from outside, and knows only epp.protocol",
-        ),
-        (
-            "loadtest.replay.run",
-            "from workers.worker.extproc import stream",
-            "loadtest knows of workers only what LABORATORY",
-        ),
+        ("loadtest.load.driver", "from epp import decide", "it sees the picker from outside, and knows only epp.protocol"),
+        ("loadtest.replay.run", "from workers.worker.extproc import stream", "loadtest knows of workers only what LABORATORY"),
     ],
 )
 def test_a_planted_import_is_reported_with_an_alternative(module: str, source: str, message: str) -> None:
@@ -114,10 +82,7 @@ def test_a_planted_import_is_reported_with_an_alternative(module: str, source: s
 @pytest.mark.parametrize(("above", "below"), list(itertools.pairwise(WORKERS)))
 def test_a_package_of_workers_may_import_lower_packages_and_no_higher_ones(above: str, below: str) -> None:
     upwards = import_violations(f"workers.{below}.a", f"import workers.{above}.b")
-    assert (
-        f"workers.{above} is above workers.{below}; move the code that both need into workers.{below} or below"
-        in upwards[0]
-    )
+    assert f"workers.{above} is above workers.{below}; move the code that both need into workers.{below} or below" in upwards[0]
     assert import_violations(f"workers.{above}.a", f"import workers.{below}.b") == []
     assert import_violations(f"workers.{above}.a", "from workers.host.options import Options") == []
 
@@ -145,21 +110,11 @@ def test_every_name_in_the_rows_is_a_module() -> None:
     assert [name for name in listed if name not in MODULES] == []
 
 
-@pytest.mark.parametrize(
-    "back", ["import epp.a", "def f():\n    from epp import a", "if TYPE_CHECKING:\n    from epp.a import A"]
-)
+@pytest.mark.parametrize("back", ["import epp.a", "def f():\n    from epp import a", "if TYPE_CHECKING:\n    from epp.a import A"])
 def test_a_planted_cycle_is_reported_as_a_whole(back: str) -> None:
-    texts = {
-        "epp": "",
-        "epp.a": "from epp import b",
-        "epp.b": "from epp.c import C",
-        "epp.c": back,
-        "epp.d": "import epp.a",
-    }
+    texts = {"epp": "", "epp.a": "from epp import b", "epp.b": "from epp.c import C", "epp.c": back, "epp.d": "import epp.a"}
     (message,) = cycle_violations(texts)
-    assert message.startswith(
-        "import cycle epp.a -> epp.b -> epp.c -> epp.a: move the code that they share into a lower module"
-    )
+    assert message.startswith("import cycle epp.a -> epp.b -> epp.c -> epp.a: move the code that they share into a lower module")
 
 
 def test_an_imported_module_of_this_project_that_does_not_exist_is_reported() -> None:
@@ -172,9 +127,7 @@ def test_modules_without_a_cycle_pass() -> None:
     assert cycle_violations({"epp.a": "import epp.b, epp.c", "epp.b": "import epp.c", "epp.c": "import os"}) == []
 
 
-@pytest.mark.parametrize(
-    "source", ["import asyncio", "try:\n    from asyncio import events\nexcept ImportError:\n    x = 1"]
-)
+@pytest.mark.parametrize("source", ["import asyncio", "try:\n    from asyncio import events\nexcept ImportError:\n    x = 1"])
 def test_a_planted_import_before_the_fork_is_reported_with_its_chain(source: str) -> None:
     texts = {
         "workers": "",
@@ -191,8 +144,7 @@ def test_a_planted_import_before_the_fork_is_reported_with_its_chain(source: str
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["def child():\n    import uvloop", "if TYPE_CHECKING:\n    import asyncio", "import structlog, aiohttp_like"],
+    "source", ["def child():\n    import uvloop", "if TYPE_CHECKING:\n    import asyncio", "import structlog, aiohttp_like"]
 )
 def test_imports_in_a_child_or_for_annotations_pass(source: str) -> None:
     assert fork_violations({"workers.process.parent": source}, ["workers.process.parent"]) == []
@@ -264,18 +216,10 @@ def lines(count: int, indent: str = "    ") -> str:
 @pytest.mark.parametrize(
     ("generate", "most", "message"),
     [
-        (
-            lambda n: lines(n, ""),
-            MODULE_LINES_MAX,
-            "epp.a has 451 lines, and at most 450 are allowed: divide it by concern",
-        ),
+        (lambda n: lines(n, ""), MODULE_LINES_MAX, "epp.a has 451 lines, and at most 450 are allowed: divide it by concern"),
         (lambda n: "class A:\n" + lines(n - 1), CLASS_LINES_MAX, "epp.a: class A has 351 lines, and at most 350"),
         (lambda n: "def f():\n" + lines(n - 1), FUNCTION_LINES_MAX, "epp.a: function f has 61 lines, and at most 60"),
-        (
-            lambda n: "async def f():\n" + lines(n - 1),
-            FUNCTION_LINES_MAX,
-            "epp.a: function f has 61 lines, and at most 60",
-        ),
+        (lambda n: "async def f():\n" + lines(n - 1), FUNCTION_LINES_MAX, "epp.a: function f has 61 lines, and at most 60"),
     ],
 )
 def test_a_planted_size_is_reported_with_its_limit(generate: Callable[[int], str], most: int, message: str) -> None:

@@ -101,24 +101,15 @@ def options(name: str) -> set[str]:
 
 
 NAMES = [name for name, _ in commands()]
-OPTIONS = {name: options(name) for name in (*NAMES, *EARLIER)} | {
-    "record": options("record start"),
-    "config": {"--help"},
-}
-OPTIONS["sim"] = {
-    flag for action in sim.parser()._actions for flag in action.option_strings
-}  # its arguments go to loadtest
+OPTIONS = {name: options(name) for name in (*NAMES, *EARLIER)} | {"record": options("record start"), "config": {"--help"}}
+OPTIONS["sim"] = {flag for action in sim.parser()._actions for flag in action.option_strings}  # its arguments go to loadtest
 ANY_OPTION = set.union(*OPTIONS.values(), {"--version"})
 
 
 def variables() -> set[str]:
     """Returns the environment variables of all flags, and those that no flag has."""
     return {COMPILED, PASSWORD_VARIABLE} | {
-        variable
-        for name in NAMES
-        for param in command(name).params
-        if isinstance(param, Flag)
-        for variable in param.variables
+        variable for name in NAMES for param in command(name).params if isinstance(param, Flag) for variable in param.variables
     }
 
 
@@ -134,9 +125,7 @@ def test_there_are_pages() -> None:
 
 @each_page
 def test_a_page_is_short(page: Path) -> None:
-    most = {"README.md": README_LINES_MAX, "CHANGELOG.md": math.inf}.get(
-        page.name, PAGE_LINES_MAX
-    )  # a changelog only grows
+    most = {"README.md": README_LINES_MAX, "CHANGELOG.md": math.inf}.get(page.name, PAGE_LINES_MAX)  # a changelog only grows
     assert len(page.read_text().splitlines()) <= most
 
 

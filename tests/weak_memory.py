@@ -36,9 +36,7 @@ class AnotherPath(Exception):
 class Words:
     """8-byte words. `load` and `store` are called for each access to one of them."""
 
-    def __init__(
-        self, load: Callable[[int], int], store: Callable[[int, int], None], size: int, first: int = 0
-    ) -> None:
+    def __init__(self, load: Callable[[int], int], store: Callable[[int, int], None], size: int, first: int = 0) -> None:
         self.load, self.store, self.size, self.first = load, store, size, first
 
     def __len__(self) -> int:
@@ -136,9 +134,7 @@ def outcomes(cells: Sequence[int], programs: Sequence[Sequence[Access]]) -> set[
 
     `cells`: the memory before. `programs`: the accesses of each process.
     """
-    changing = {
-        a.address for program in programs for a in program if a.value is not None and a.value != cells[a.address]
-    }
+    changing = {a.address for program in programs for a in program if a.value is not None and a.value != cells[a.address]}
     kept = [[a for a in program if a == FENCE or a.address in changing] for program in programs]
     loads = [a.address for program in programs for a in program if a != FENCE and a.value is None]
     found = _explore(cells, [_must_precede(program) for program in kept], sorted(changing))
@@ -149,9 +145,7 @@ def outcomes(cells: Sequence[int], programs: Sequence[Sequence[Access]]) -> set[
     return every
 
 
-def _explore(
-    cells: Sequence[int], programs: list[tuple[list[Access], list[int]]], addresses: list[int]
-) -> set[tuple[int, ...]]:
+def _explore(cells: Sequence[int], programs: list[tuple[list[Access], list[int]]], addresses: list[int]) -> set[tuple[int, ...]]:
     """Visits every state that the programs can reach. Returns the values of their loads."""
     place = {address: i for i, address in enumerate(addresses)}
     loads = sum(access.value is None for accesses, _ in programs for access in accesses)

@@ -84,11 +84,7 @@ class Zygote:
         self._control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             process = subprocess.Popen(
-                [*PYTHON, "tests.zygote", *modules.split()],
-                stdin=its,
-                stdout=subprocess.DEVNULL,
-                env=environment(),
-                start_new_session=True,
+                [*PYTHON, "tests.zygote", *modules.split()], stdin=its, stdout=subprocess.DEVNULL, env=environment(), start_new_session=True
             )
         atexit.register(process.wait)
         atexit.register(self._control.close)
@@ -106,9 +102,7 @@ _zygote = functools.cache(Zygote)
 class Forked(subprocess.Popen[bytes]):
     """A child of a zygote. Its pid, exit code, waits and signals are as those of a child of pytest. It has no pipes."""
 
-    def __init__(
-        self, zygote: Zygote, words: Sequence[str], variables: Mapping[str, str], files: Sequence[int]
-    ) -> None:
+    def __init__(self, zygote: Zygote, words: Sequence[str], variables: Mapping[str, str], files: Sequence[int]) -> None:
         self.args, self._zygote = [*PYTHON, *words], zygote
         self.returncode: int | None = None
         self.pid = zygote.ask((words, variables, os.getcwd()), files)

@@ -54,9 +54,7 @@ def match(entries: Hashes, hashes: Hashes) -> dict[int, int]:
     return {owner: depth for owner, depth in deepest.items() if owner not in (0, FAR_MARK)}
 
 
-def held(
-    entries: Hashes, hashes: Hashes, row_of: Ints, weight_of: NDArray[np.int32], rows: int
-) -> tuple[list[int], list[int]]:
+def held(entries: Hashes, hashes: Hashes, row_of: Ints, weight_of: NDArray[np.int32], rows: int) -> tuple[list[int], list[int]]:
     """Returns two lists with a number per row: how many leading blocks the row holds without a gap, and the sum of their best weights.
 
     `row_of`, `weight_of`: one element per owner id; an owner whose row is outside 0 ... rows - 1 is ignored.
@@ -105,10 +103,7 @@ class _Insert:
             return True
         stale = not known or self._refresh(far[in_far.index(entry)])
         if not known:
-            self._store(
-                next((to for to, word in zip(far, in_far, strict=True) if self._is_empty(word)), self._oldest(far)),
-                entry,
-            )
+            self._store(next((to for to, word in zip(far, in_far, strict=True) if self._is_empty(word)), self._oldest(far)), entry)
         if marks:
             self.ages[marks[-1]] = self.age
         else:
@@ -133,10 +128,7 @@ class _Insert:
     def _store_near(self, near: list[Place], entry: int) -> None:
         """Stores in an empty way of the emptier near bucket. If both are full, makes room (`_spill`), or overwrites the oldest entry."""
         words = self._words(near)
-        empty = [
-            [place for place, word in zip(near[at:], words[at : at + WAYS], strict=False) if self._is_empty(word)]
-            for at in (0, WAYS)
-        ]
+        empty = [[place for place, word in zip(near[at:], words[at : at + WAYS], strict=False) if self._is_empty(word)] for at in (0, WAYS)]
         room = max(empty, key=len)
         place = room[0] if room else self._spill(near, words) if self.spills else None
         self._store(place or self._oldest(near), entry)
@@ -219,17 +211,11 @@ def insert(
     told = None
     if stale is not None:
         runs = [(owner, len(list(run))) for owner, run in groupby(owner for owner, _ in news)]
-        told = (
-            [owner for owner, _ in runs],
-            [size for _, size in runs],
-            np.array([h for _, h in news], np.uint64).tobytes(),
-        )
+        told = ([owner for owner, _ in runs], [size for _, size in runs], np.array([h for _, h in news], np.uint64).tobytes())
     return call.added, call.evicted, call.gone, dropped, call.over, told
 
 
-def forget(
-    entries: Hashes, ages: Ages, held: Ints, hashes: Hashes, owners: int | NDArray[Any], before: int | None
-) -> int:
+def forget(entries: Hashes, ages: Ages, held: Ints, hashes: Hashes, owners: int | NDArray[Any], before: int | None) -> int:
     """Removes the entries that say that owners hold these blocks, and the far marks of those hashes that have no far entries any more.
 
     `owners`: one for all hashes, or one per hash. `before`: None, or an age; entries that were inserted or refreshed after it stay. Returns
@@ -272,14 +258,7 @@ def owned(entries: Hashes, ages: Ages, owners: list[int], newest: int) -> tuple[
 
 
 def free_oldest(
-    entries: Hashes,
-    ages: Ages,
-    held: Ints,
-    places: NDArray[np.uint32],
-    first: int,
-    before: int,
-    owner: int,
-    excess: int,
+    entries: Hashes, ages: Ages, held: Ints, places: NDArray[np.uint32], first: int, before: int, owner: int, excess: int
 ) -> tuple[int, int]:
     """Frees entries of an owner until it holds `excess` blocks fewer. `entries`, `ages`: flat. `places`: where a scan found its entries.
 

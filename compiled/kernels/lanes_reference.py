@@ -28,13 +28,7 @@ def lane_sums(lanes: Ints, serving: Ints, at: int, slots: int, more: Ints | None
 
 
 def lane_loads(
-    lanes: Ints,
-    serving: Ints,
-    requests_at: int,
-    tokens_at: int,
-    slots: int,
-    more_requests: Ints | None,
-    more_tokens: Ints | None,
+    lanes: Ints, serving: Ints, requests_at: int, tokens_at: int, slots: int, more_requests: Ints | None, more_tokens: Ints | None
 ) -> tuple[Ints, Floats]:
     """Returns what `lane_sums` returns for requests and for tokens, the latter as float64."""
     tokens = lane_sums(lanes, serving, tokens_at, slots, more_tokens)
@@ -66,16 +60,7 @@ def observe_each(cells: Ints, plan: Ints, bounds: Floats, base: int, values: tup
 
 
 def show_prefill(
-    rows: Hashes,
-    places: int,
-    marked: Ints,
-    worker: int,
-    place: int,
-    hashes: Hashes,
-    owner: int,
-    known: int,
-    tokens: float,
-    now: float,
+    rows: Hashes, places: int, marked: Ints, worker: int, place: int, hashes: Hashes, owner: int, known: int, tokens: float, now: float
 ) -> bool:
     """Writes a record and then its key. Returns whether there is anything to show. `marked`: the numbers of the marked blocks, from 1."""
     numbers, row = marked.tolist(), rows[worker]
@@ -89,9 +74,7 @@ def show_prefill(
     return True
 
 
-def prefills_under_way(
-    rows: Hashes, places: int, marked: Ints, hashes: Hashes, now: float, old: float, most: int
-) -> list[Prefill]:
+def prefills_under_way(rows: Hashes, places: int, marked: Ints, hashes: Hashes, now: float, old: float, most: int) -> list[Prefill]:
     """Returns prefills that compute leading blocks of a chain, at most `most`: owner, leading blocks in common, since when, and the tokens
     that it computes. Leaves out prefills that began `old` seconds ago or earlier.
     """
@@ -128,9 +111,7 @@ def _shared(record: Hashes, hashes: Hashes, marked: Ints) -> int:
     return int(marked[same - 1]) if same else 0
 
 
-def load_rows(
-    lanes: Ints, serving: Ints, places: Ints, keys: Hashes, said: Ints, whole: bool, requests_max: int, tokens_max: int
-) -> bytes:
+def load_rows(lanes: Ints, serving: Ints, places: Ints, keys: Hashes, said: Ints, whole: bool, requests_max: int, tokens_max: int) -> bytes:
     """Returns the rows of all endpoints with load if `whole`, else of those whose load is not what was `said`. Notes the load in `said`.
 
     `places`, shape (endpoints, 2): the words of requests and tokens in a lane. `keys`: of the endpoints. A row: key, requests, tokens.
@@ -141,9 +122,7 @@ def load_rows(
     return b"".join(ROW.pack(key, *row) for key, row in zip(keys[told].tolist(), load[told].tolist(), strict=True))
 
 
-def merge_loads(
-    loads: Loads, totals: Loads, changed: set[int], rows: bytes, requests_max: int, tokens_max: int, rows_max: int
-) -> None:
+def merge_loads(loads: Loads, totals: Loads, changed: set[int], rows: bytes, requests_max: int, tokens_max: int, rows_max: int) -> None:
     """Takes over the loads that a replica says some endpoints have, lowered to their limits. `loads`: what it said before. `totals`: all.
 
     Ignores endpoints beyond `rows_max`. Adds the keys of endpoints whose load changed to `changed`.

@@ -54,9 +54,7 @@ def first_tokens(
     `held`: blocks of the prompt that it has cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now
     and at the last scrape; `running`, `waiting`: what that scrape found. Raises ValueError if they differ in length.
     """
-    lengths = {
-        len(column) for column in (slots, ahead, inflight, before, running, waiting, slots if held is None else held)
-    }
+    lengths = {len(column) for column in (slots, ahead, inflight, before, running, waiting, slots if held is None else held)}
     if len(lengths) > 1 or len(speeds) != len(limits) or len(parameters) != len(PARAMETERS):
         raise ValueError("first_tokens: the arrays differ in length")
     p = dict(zip(PARAMETERS, parameters.tolist(), strict=True))

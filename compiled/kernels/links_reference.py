@@ -23,9 +23,7 @@ Hashes = NDArray[np.uint64]
 Live = NDArray[np.uint8]
 
 
-def store_links(
-    table: Hashes, live: Live, hashes: Hashes, owner: int, tier: int, links: Hashes
-) -> tuple[Hashes, int, int]:
+def store_links(table: Hashes, live: Live, hashes: Hashes, owner: int, tier: int, links: Hashes) -> tuple[Hashes, int, int]:
     """Counts one more copy of each block in a tier, and stores the blocks' links (one per hash). `table`: keys, links and metas.
 
     Returns the links of the blocks that the tier did not hold before, the number of blocks for which the table has no room, and by how much

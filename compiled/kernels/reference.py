@@ -106,9 +106,7 @@ def mean_pressure(inflight: NDArray[Any], before: Floats, least: Floats, full: f
     if not len(inflight) == len(before) == len(least) > 0:
         raise ValueError("mean_pressure: the arrays differ in length")
     total = 0.0
-    for pressure in np.maximum(
-        (inflight - before) / full, least
-    ).tolist():  # one after the other, as the kernel in C adds them
+    for pressure in np.maximum((inflight - before) / full, least).tolist():  # one after the other, as the kernel in C adds them
         total += pressure
     return total / len(inflight)
 

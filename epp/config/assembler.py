@@ -191,9 +191,7 @@ class Assembler:
         if not self.instances.broken:
             wiring_checks.check_source_count(self.written, assembly, self.instances, self.findings)
         if self.written.discovery is not None:
-            assembly.discovery = self.instances.resolve(
-                self.written.discovery, Discovery, "dataLayer.discovery.endpoints"
-            )
+            assembly.discovery = self.instances.resolve(self.written.discovery, Discovery, "dataLayer.discovery.endpoints")
         if (ref := self.written.syncer) is not None:
             what = "dataLayer.crossReplica.syncerPluginRef"
             if (syncer := self.instances.resolve(ref, Syncer, what)) is not None:
@@ -255,11 +253,7 @@ class Assembler:
         single = (assembly.handler, assembly.discovery, assembly.saturation)
         scraped = (plugin for each in assembly.sources for plugin in (each.source, *each.extractors))
         plugins = (*filter(None, single), *assembly.parsers, *plugins_of(assembly.flow), *scraped)
-        unbound = {
-            name
-            for name, each in self.instances.plugins.items()
-            if isinstance(each, Extractor) and not each.reads_pages
-        }
+        unbound = {name for name, each in self.instances.plugins.items() if isinstance(each, Extractor) and not each.reads_pages}
         return {plugin.name for plugin in plugins} | self.in_profiles | self.in_parameters | unbound
 
     def wire_data(self) -> None:
@@ -288,11 +282,7 @@ class Assembler:
                 continue
             if type_name == INFLIGHT_LOAD and self.lacks_token_counts():
                 self.instances.add(type_name)
-            elif (
-                wanted
-                and (producer := self.instances.add(type_name, experimental=True))
-                and not set(producer.produces) & set(wanted)
-            ):
+            elif wanted and (producer := self.instances.add(type_name, experimental=True)) and not set(producer.produces) & set(wanted):
                 del plugins[type_name]
 
     def lacks_token_counts(self) -> bool:

@@ -104,9 +104,7 @@ def _metrics(plugins: Sequence[Plugin]) -> Iterable[Breach]:
             other, declared = first.setdefault(metric.name, (plugin, metric))
             if declared != metric:
                 why = f"{described(plugin)} and {described(other)} declare the metric '{metric.name}' differently"
-                yield Breach(
-                    plugin.name, "metric-clash", why, "use another name, or the same kind, help, buckets and labels"
-                )
+                yield Breach(plugin.name, "metric-clash", why, "use another name, or the same kind, help, buckets and labels")
 
 
 def unread(plugins: Sequence[Plugin]) -> list[Plugin]:
@@ -192,18 +190,11 @@ def _reading(reader: Plugin, key: Key[Any], produced: Mapping[str, tuple[Plugin,
         what = "no extractor" if column else "no data producer"
         hint = nearest(key.name, produced) if produced else ""
         return [
-            Breach(
-                reader.name,
-                "no-producer",
-                f"{described(reader)} reads '{key.name}', which {what} of this configuration produces",
-                hint,
-            )
+            Breach(reader.name, "no-producer", f"{described(reader)} reads '{key.name}', which {what} of this configuration produces", hint)
         ]
     difference = _difference(key, written)
     if difference:
-        message = (
-            f"{described(reader)} reads '{key.name}' as {difference[0]}, but {writer} produces it as {difference[1]}"
-        )
+        message = f"{described(reader)} reads '{key.name}' as {difference[0]}, but {writer} produces it as {difference[1]}"
         return [Breach(reader.name, "type-clash", message)]
     return []
 
@@ -231,9 +222,7 @@ def _columns(plugins: Iterable[Plugin]) -> tuple[Column[Any], ...]:
     return tuple(columns[name] for name in sorted(columns))
 
 
-def _in_order(
-    producers: list[DataProducer], data: Mapping[str, tuple[Plugin, Key[Any]]]
-) -> tuple[tuple[DataProducer, ...], list[Breach]]:
+def _in_order(producers: list[DataProducer], data: Mapping[str, tuple[Plugin, Key[Any]]]) -> tuple[tuple[DataProducer, ...], list[Breach]]:
     """Orders producers so that each runs after the producers whose data it reads. Returns a breach if there is a cycle."""
     ordered: list[DataProducer] = []
     left = list(producers)

@@ -101,9 +101,7 @@ class _Editor:
         lines = _block(added, column) if added else ""
         front = [name for name in ("apiVersion", "kind") if name in added]
         if front and column == 0:
-            self._edits.append(
-                (node.start_mark.index, node.start_mark.index, _block({n: new[n] for n in front}, 0) + "\n")
-            )
+            self._edits.append((node.start_mark.index, node.start_mark.index, _block({n: new[n] for n in front}, 0) + "\n"))
             rest = {name: child for name, child in added.items() if name not in front}
             lines = _block(rest, 0) if rest else ""
         for key, child in gone:

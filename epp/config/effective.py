@@ -60,8 +60,7 @@ def as_document(written: WrittenConfig, assembly: Assembly) -> dict[str, Any]:
     data_layer: dict[str, Any] = {
         "injectDefaults": written.inject_defaults,
         "sources": [
-            {"pluginRef": scraped.source.name, "extractors": [_ref(e.name) for e in scraped.extractors]}
-            for scraped in assembly.sources
+            {"pluginRef": scraped.source.name, "extractors": [_ref(e.name) for e in scraped.extractors]} for scraped in assembly.sources
         ],
     }
     if assembly.discovery is not None:
@@ -77,10 +76,7 @@ def as_document(written: WrittenConfig, assembly: Assembly) -> dict[str, Any]:
             for wired in assembly.profiles
         ],
         "dataLayer": data_layer,
-        "requestHandler": {
-            "parsers": [_ref(parser.name) for parser in assembly.parsers],
-            "responsePhase": written.response_phase,
-        },
+        "requestHandler": {"parsers": [_ref(parser.name) for parser in assembly.parsers], "responsePhase": written.response_phase},
     }
     section = {} if assembly.flow is None else _flow_section(assembly.flow)
     # otherwise the detector is the default, which the file does not list

@@ -34,10 +34,7 @@ SPLIT: Final[Mapping[str, str]] = {
 PREFIX_SCORER: Final = "prefix-cache-scorer"
 PREFIX_PRODUCER: Final = "approx-prefix-cache-producer"
 BLOCK_TOKENS: Final = "blockSizeTokens"
-IN_CHARACTERS: Final = (
-    "blockSize",
-    "hashBlockSize",
-)  # the same in characters: that of versions 1.1 to 1.4, and of 0.5 and 1.0
+IN_CHARACTERS: Final = ("blockSize", "hashBlockSize")  # the same in characters: that of versions 1.1 to 1.4, and of 0.5 and 1.0
 CHARACTERS_PER_TOKEN: Final = 4  # as GIE counts them
 CACHE: Final = (
     "autoTune", BLOCK_TOKENS, *IN_CHARACTERS, "lruCapacityPerServer", "maxPrefixBlocksToMatch", "maxPrefixTokensToMatch",
@@ -88,9 +85,7 @@ def move_cache_parameters(plugins: list[Any], remarks: list[str]) -> None:
             producer = {"type": PREFIX_PRODUCER} | ({"name": target} if target != PREFIX_PRODUCER else {})
             plugins.append(producer)
         if producer.get("type") != PREFIX_PRODUCER:
-            remarks.append(
-                f"not migrated: the cache parameters of '{name_of(entry)}' stay: '{target}' has none of them"
-            )
+            remarks.append(f"not migrated: the cache parameters of '{name_of(entry)}' stay: '{target}' has none of them")
             continue
         _give(producer, _cache_of(given, name_of(entry), remarks), name_of(entry), remarks)
         kept = {name: value for name, value in given.items() if name not in CACHE}
@@ -103,9 +98,7 @@ def move_cache_parameters(plugins: list[Any], remarks: list[str]) -> None:
 def _cache_of(given: Mappings, owner: str, remarks: list[str]) -> Mappings:
     """Returns the parameters of the producer that mean what the scorer's did. 0 meant the default."""
     settings: Mappings = {
-        name: value
-        for name, value in given.items()
-        if name in CACHE and name not in IN_CHARACTERS and (value or name == "autoTune")
+        name: value for name, value in given.items() if name in CACHE and name not in IN_CHARACTERS and (value or name == "autoTune")
     }
     characters = next((given[name] for name in IN_CHARACTERS if given.get(name)), None)
     if isinstance(characters, int) and BLOCK_TOKENS not in settings:

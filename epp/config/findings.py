@@ -103,9 +103,7 @@ WARNINGS: Mapping[str, str] = {
     "limit-below-body": "A limit on waiting bytes is below the length that one request body may have.",
 }
 
-NOTES: Mapping[str, str] = {
-    "client-headers": "Clients may set headers that the picker trusts, unless the gateway removes them.",
-}
+NOTES: Mapping[str, str] = {"client-headers": "Clients may set headers that the picker trusts, unless the gateway removes them."}
 
 
 class Place(NamedTuple):
@@ -209,9 +207,7 @@ class Findings:
 
     def _outdated(self) -> ConfigWarning:
         entries = sorted(self.outdated, key=lambda entry: entry.place)
-        told = [
-            f"{entry.what} (line {entry.place.line}) is now {entry.current}" for entry in entries[:DEPRECATED_SHOWN_MAX]
-        ]
+        told = [f"{entry.what} (line {entry.place.line}) is now {entry.current}" for entry in entries[:DEPRECATED_SHOWN_MAX]]
         told += [f"{len(entries) - len(told)} more"] if len(entries) > len(told) else []
         place = entries[0].place
         hint = "epp config check --migrate prints the file in its current form"

@@ -52,9 +52,7 @@ FLOW: Final = "flowControl"
 K = TypeVar("K", bound=Plugin)
 
 
-def plan(
-    written: WrittenConfig, instances: PluginInstances, findings: Findings, detector: SaturationDetector | None
-) -> FlowPlan | None:
+def plan(written: WrittenConfig, instances: PluginInstances, findings: Findings, detector: SaturationDetector | None) -> FlowPlan | None:
     """Builds the plan from the section `flowControl`. Returns None if the gate is off or there is an error."""
     if not written.gates[FLOW_CONTROL_GATE]:
         return None
@@ -126,9 +124,7 @@ class _Planner:
         what = entry.what
         ordering = self.policy(entry.ordering, ORDERING, OrderingPolicy, f"{what}.orderingPolicyRef")
         fairness = self.policy(entry.fairness, FAIRNESS, FairnessPolicy, f"{what}.fairnessPolicyRef")
-        displacement = self.policy(
-            entry.displacement, DISPLACEMENT, DisplacementPolicy, f"{what}.displacementPolicyRef"
-        )
+        displacement = self.policy(entry.displacement, DISPLACEMENT, DisplacementPolicy, f"{what}.displacementPolicyRef")
         if ordering is None or fairness is None or displacement is None:
             return None
         queue = self.queue(entry, {p.name: p.queue_needs for p in (ordering, fairness, displacement)})
@@ -172,9 +168,7 @@ class _Planner:
         for policy, needed in needs.items():
             if lacking := needed & ~queue.capabilities:
                 fits = False
-                why = (
-                    f"{entry.what}: policy '{policy}' needs {words(lacking)}, which queue '{queue.name}' does not have"
-                )
+                why = f"{entry.what}: policy '{policy}' needs {words(lacking)}, which queue '{queue.name}' does not have"
                 hint = "leave out queueRef to get a queue that fits"
                 self.findings.error(entry.queue.place, "queue-mismatch", why, hint)
         return fits

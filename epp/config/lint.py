@@ -264,13 +264,9 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(names)) or "none"
 
 
-def _lint_staleness(
-    listed: Mapping[str, PluginEntry], assembly: Assembly, findings: Findings, surroundings: Surroundings
-) -> None:
+def _lint_staleness(listed: Mapping[str, PluginEntry], assembly: Assembly, findings: Findings, surroundings: Surroundings) -> None:
     """Warns of a staleness threshold below the scrape interval: values would be stale most of the time."""
-    interval = max(
-        (_interval(s.source, surroundings) for s in assembly.sources), default=surroundings.scrape_interval_s
-    )
+    interval = max((_interval(s.source, surroundings) for s in assembly.sources), default=surroundings.scrape_interval_s)
     for name, threshold, place in _thresholds(listed, assembly):
         if 0 < threshold <= interval:
             findings.warning(
@@ -309,10 +305,7 @@ def _seconds(value: Any) -> float:
 def _lint_limits(flow: FlowControlEntry, findings: Findings, surroundings: Surroundings) -> None:
     bounded = any(limit is not None and limit.value > 0 for limit in (flow.bytes_max, flow.requests_max))
     for band in flow.all_bands():
-        for limit, total, field in (
-            (band.bytes_max, flow.bytes_max, "maxBytes"),
-            (band.requests_max, flow.requests_max, "maxRequests"),
-        ):
+        for limit, total, field in ((band.bytes_max, flow.bytes_max, "maxBytes"), (band.requests_max, flow.requests_max, "maxRequests")):
             if limit is not None and total is not None and 0 < total.value < limit.value:
                 why = f"{band.what}.{field} {limit.value:.0f} is above flowControl.{field} {total.value:.0f}"
                 findings.warning(limit.place, "limit-above-total", why, f"lower it, or raise flowControl.{field}")
@@ -323,9 +316,7 @@ def _lint_limits(flow: FlowControlEntry, findings: Findings, surroundings: Surro
             findings.warning(band.ttl.place, "limit-above-total", why, hint)
         if band.displacement is not None and band.displacement.name != DISPLACEMENT and not bounded:
             why = f"{band.what}.displacementPolicyRef has no effect: requests give way at a limit over all bands, and there is none"
-            findings.warning(
-                band.displacement.place, "no-effect", why, "set flowControl.maxRequests or flowControl.maxBytes"
-            )
+            findings.warning(band.displacement.place, "no-effect", why, "set flowControl.maxRequests or flowControl.maxBytes")
     _lint_body_limit(flow.bytes_max, "flowControl.maxBytes", findings, surroundings)
 
 

@@ -13,14 +13,7 @@ from epp.config.origins import places
 from epp.config.schema import API_VERSION, KIND
 from epp.decision.pipeline import Pipeline, Wiring, compile_pipeline
 
-__all__ = [
-    "ConfigError",
-    "ConfigErrors",
-    "ConfigWarning",
-    "EffectiveConfig",
-    "Surroundings",
-    "load",
-]
+__all__ = ["ConfigError", "ConfigErrors", "ConfigWarning", "EffectiveConfig", "Surroundings", "load"]
 
 DEFAULT_NAME = "built-in default configuration"
 # docs/routing.md compares it with other policies.
@@ -47,11 +40,7 @@ flowControl:
 
 
 def load(
-    text: str | None,
-    source: str,
-    *,
-    allow_experimental: bool = False,
-    surroundings: Surroundings = DEFAULT_SURROUNDINGS,
+    text: str | None, source: str, *, allow_experimental: bool = False, surroundings: Surroundings = DEFAULT_SURROUNDINGS
 ) -> EffectiveConfig:
     """Loads a configuration from YAML or JSON text. `source` names it in messages. Raises ConfigErrors.
 

@@ -36,12 +36,7 @@ Step = str | int
 
 
 def decode(
-    cls: type[msgspec.Struct],
-    node: Node | None,
-    owner: str,
-    place: Place,
-    findings: Findings,
-    hints: Mapping[str, str] = NO_HINTS,
+    cls: type[msgspec.Struct], node: Node | None, owner: str, place: Place, findings: Findings, hints: Mapping[str, str] = NO_HINTS
 ) -> msgspec.Struct | None:
     """Returns the parameters as an instance of `cls`; None: there is an error, which was noted. `owner` names the plugin in messages.
 
@@ -112,11 +107,7 @@ class _Attempt:
         known = _fields(self.cls, steps)
         message = f"{_dotted(steps)} of {self.owner}: unknown field '{name}'"
         moved = self.hints.get(name, "") if not steps else ""
-        hint = (
-            f"{moved}; epp config check --migrate moves it"
-            if moved
-            else nearest(name, known) or "it takes no parameters"
-        )
+        hint = f"{moved}; epp config check --migrate moves it" if moved else nearest(name, known) or "it takes no parameters"
         self.findings.error(place, "unknown-field", message, hint)
 
     def _remove(self, parent: Node, step: Step) -> bool:

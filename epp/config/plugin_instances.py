@@ -120,12 +120,7 @@ class PluginInstances:
     """
 
     def __init__(
-        self,
-        entries: Sequence[PluginEntry],
-        findings: Findings,
-        *,
-        allow_experimental: bool,
-        unread: Collection[str] = (),
+        self, entries: Sequence[PluginEntry], findings: Findings, *, allow_experimental: bool, unread: Collection[str] = ()
     ) -> None:
         self.findings = findings
         self.entries = {entry.name: entry for entry in entries}
@@ -143,9 +138,7 @@ class PluginInstances:
         plugins, failed = registry.instances(specs)
         for name, why in failed:
             entry = self.entries[name]
-            self.findings.error(
-                _place_in(entry.parameters, why, entry.place), "bad-parameter", f"plugin '{name}': {why}"
-            )
+            self.findings.error(_place_in(entry.parameters, why, entry.place), "bad-parameter", f"plugin '{name}': {why}")
         for name, plugin in plugins.items():
             entry = self.entries[name]
             for remark in plugin.without_effect:
@@ -258,9 +251,7 @@ class PluginInstances:
         if plugin is None or isinstance(plugin, kind):
             return plugin
         self.unresolved.add(ref.name)
-        self.findings.error(
-            ref.place, "wrong-kind", f"{what}: plugin '{ref.name}' is {kinds_of(plugin)}, not {_KIND_WORDS[kind]}"
-        )
+        self.findings.error(ref.place, "wrong-kind", f"{what}: plugin '{ref.name}' is {kinds_of(plugin)}, not {_KIND_WORDS[kind]}")
         return None
 
     def lookup(self, ref: Ref, what: str) -> Plugin | None:
@@ -273,9 +264,7 @@ class PluginInstances:
             if ref.name in registry.names():
                 hint = f"add '- type: {ref.name}' to plugins"
             self.unresolved.add(ref.name)
-            self.findings.error(
-                ref.place, "unknown-ref", f"{what} references undefined plugin '{ref.name[:128]}'", hint
-            )
+            self.findings.error(ref.place, "unknown-ref", f"{what} references undefined plugin '{ref.name[:128]}'", hint)
         return plugin
 
     def of_kind(self, kind: type[K]) -> list[K]:

@@ -61,15 +61,9 @@ def read(root: Node, findings: Findings) -> WrittenConfig:
     handler = reader.mapping(fields.get("requestHandler"), "requestHandler", _HANDLER)
     written.parsers = reader.refs(handler.get("parsers"), "requestHandler.parsers")
     _response_phase(reader, handler.get("responsePhase"), written)
-    if (priority := handler.get("propagatePriority")) and reader.boolean(
-        priority, "requestHandler.propagatePriority", False
-    ):
-        why = (
-            "requestHandler.propagatePriority is not supported by this version: bodies keep the priority that they have"
-        )
-        findings.error(
-            priority.place, "unsupported", why, "remove it; servers then do not reorder what the picker has ordered"
-        )
+    if (priority := handler.get("propagatePriority")) and reader.boolean(priority, "requestHandler.propagatePriority", False):
+        why = "requestHandler.propagatePriority is not supported by this version: bodies keep the priority that they have"
+        findings.error(priority.place, "unsupported", why, "remove it; servers then do not reorder what the picker has ordered")
     _deprecated(reader, root, fields, written)
     return written
 
@@ -97,9 +91,7 @@ class _Reader:
             return {}
         for name in value:
             if name not in known:
-                self.findings.error(
-                    node.keys[name], "unknown-field", f"{what}: unknown field '{name[:128]}'", nearest(name, known)
-                )
+                self.findings.error(node.keys[name], "unknown-field", f"{what}: unknown field '{name[:128]}'", nearest(name, known))
         return {name: child for name, child in value.items() if name in known and child.value is not None}
 
     def sequence(self, node: Node | None, what: str) -> list[Node]:
@@ -159,9 +151,7 @@ class _Reader:
         value = self._typed(node, what, str, "a duration such as 200ms or 1m30s")
         return self._parsed(node, what, "bad-duration", parse_duration, value)
 
-    def _parsed(
-        self, node: Node | None, what: str, rule: str, parse: Callable[[str], float], text: str | None
-    ) -> Amount | None:
+    def _parsed(self, node: Node | None, what: str, rule: str, parse: Callable[[str], float], text: str | None) -> Amount | None:
         if node is None or text is None:
             return None
         try:
@@ -196,12 +186,7 @@ class _Reader:
         if version and text in API_VERSIONS_DEPRECATED:
             self.findings.deprecated(version.place, f"apiVersion '{text}'", f"'{API_VERSION}'")
         elif version and text and text != API_VERSION:
-            self.findings.error(
-                version.place,
-                "api-version",
-                f"apiVersion '{text[:128]}' is not supported",
-                nearest(text, (API_VERSION,)),
-            )
+            self.findings.error(version.place, "api-version", f"apiVersion '{text[:128]}' is not supported", nearest(text, (API_VERSION,)))
         text = self.text(kind, "kind")
         if kind and text and text != KIND:
             self.findings.error(kind.place, "kind", f"kind '{text[:128]}' is not supported", nearest(text, (KIND,)))
@@ -231,9 +216,7 @@ def _gates(reader: _Reader, node: Node | None, written: WrittenConfig) -> None:
             why = f"feature gate '{name}' no longer exists and has no effect"
             reader.findings.warning(entry.place, "removed-gate", why, "remove it")
         elif name not in GATES:
-            reader.findings.error(
-                entry.place, "feature-gate", f"unknown feature gate '{name[:128]}'", nearest(name, GATES)
-            )
+            reader.findings.error(entry.place, "feature-gate", f"unknown feature gate '{name[:128]}'", nearest(name, GATES))
         else:
             written.gates[name] = value
             written.gate_places[name] = entry.place
@@ -346,9 +329,7 @@ def _flow_control(reader: _Reader, node: Node | None, written: WrittenConfig, at
         ttl=reader.duration(fields.get("defaultRequestTTL"), "flowControl.defaultRequestTTL"),
         ttl_without_endpoint=reader.duration(fields.get("noEndpointRequestTTL"), "flowControl.noEndpointRequestTTL"),
         default_band=_band(reader, fields.get("defaultPriorityBand"), "flowControl.defaultPriorityBand"),
-        negative_band=_band(
-            reader, fields.get("defaultNegativePriorityBand"), "flowControl.defaultNegativePriorityBand"
-        ),
+        negative_band=_band(reader, fields.get("defaultNegativePriorityBand"), "flowControl.defaultNegativePriorityBand"),
         bands=_bands(reader, fields.get("priorityBands")),
         usage_limit=reader.optional_ref(fields.get(usage), f"flowControl.{usage}"),
         eviction=reader.boolean(fields.get("enableEviction"), "flowControl.enableEviction", False),
@@ -365,9 +346,7 @@ def _response_phase(reader: _Reader, node: Node | None, written: WrittenConfig) 
     if node is None or not phase:
         return
     if phase not in PHASES:
-        reader.findings.error(
-            node.place, "response-phase", f"{what}: '{phase[:128]}' is not known", nearest(phase, PHASES)
-        )
+        reader.findings.error(node.place, "response-phase", f"{what}: '{phase[:128]}' is not known", nearest(phase, PHASES))
         return
     written.response_phase, written.response_phase_place = phase, node.place
 

@@ -347,12 +347,8 @@ def _by_path(path: str) -> type[Plugin]:
     module, _, name = path.partition(":")
     try:
         cls = getattr(importlib.import_module(module), name, None)
-    except (
-        Exception
-    ) as error:  # foreign code may raise anything; that is an error of the configuration that names the type
-        raise UnknownType(
-            "plugin-import", f"plugin type '{path}': module {module} cannot be imported: {_error_text(error)}"
-        ) from error
+    except Exception as error:  # foreign code may raise anything; that is an error of the configuration that names the type
+        raise UnknownType("plugin-import", f"plugin type '{path}': module {module} cannot be imported: {_error_text(error)}") from error
     if not (isinstance(cls, type) and issubclass(cls, Plugin) and kinds(cls)):
         raise UnknownType(
             "unknown-type",

@@ -24,13 +24,8 @@ KIND = "EndpointPickerConfig"
 
 Text = Annotated[str, Meta(min_length=1)]
 Quantity = Annotated[str | int | float, Meta(description="A Kubernetes quantity, 0 or more: 1000, 500M, 1Gi.")]
-Duration = Annotated[
-    str, Meta(description="A Go duration, 0 or more: 200ms, 5s, 1m30s.", pattern=r"^\+?(0|([0-9.]+[a-zµμ]+)+)$")
-]
-Weight = Annotated[
-    float,
-    Meta(description="For scorers: the factor for their scores (0 to 1) before all scores are added up. Default: 1."),
-]
+Duration = Annotated[str, Meta(description="A Go duration, 0 or more: 200ms, 5s, 1m30s.", pattern=r"^\+?(0|([0-9.]+[a-zµμ]+)+)$")]
+Weight = Annotated[float, Meta(description="For scorers: the factor for their scores (0 to 1) before all scores are added up. Default: 1.")]
 _SENTENCE = re.compile(r".*?\.(?= [A-Z`])|.*")
 _DEPRECATED = Meta(extra_json_schema={"deprecated": True})
 
@@ -64,13 +59,12 @@ class ProfileEntry(_Form):
     """A scheduling profile: filters (in this order) reduce the candidates, scorers rate them, one picker chooses."""
 
     name: Annotated[Text, Meta(description="The name that the profile handler and metrics use.")]
-    plugins: Annotated[
-        list[ProfileMember] | None, Meta(description="Filters, scorers and a picker. Default picker: max-score-picker.")
-    ] = None
-    shadow: Annotated[
-        bool | None,
-        Meta(description="Run it after the decision, only for explanations and statistics. Default: false."),
-    ] = None
+    plugins: Annotated[list[ProfileMember] | None, Meta(description="Filters, scorers and a picker. Default picker: max-score-picker.")] = (
+        None
+    )
+    shadow: Annotated[bool | None, Meta(description="Run it after the decision, only for explanations and statistics. Default: false.")] = (
+        None
+    )
 
 
 class SourceEntry(_Form):
@@ -101,27 +95,15 @@ class DataLayer(_Form):
 
     inject_defaults: Annotated[
         bool | None,
-        Meta(
-            description="Add metrics-data-source with core-metrics-extractor. Default: true. Without a source, nothing is scraped."
-        ),
+        Meta(description="Add metrics-data-source with core-metrics-extractor. Default: true. Without a source, nothing is scraped."),
     ] = None
-    sources: Annotated[
-        list[SourceEntry] | None, Meta(description="Data sources with their extractors. One of each is supported.")
-    ] = None
-    discovery: Annotated[Discovering | None, Meta(description="The plugins that find endpoints and other pickers.")] = (
-        None
-    )
+    sources: Annotated[list[SourceEntry] | None, Meta(description="Data sources with their extractors. One of each is supported.")] = None
+    discovery: Annotated[Discovering | None, Meta(description="The plugins that find endpoints and other pickers.")] = None
     cross_replica: Annotated[CrossReplica | None, Meta(description="How replicas share state.")] = None
     peer_discovery: Annotated[PluginRef | None, _DEPRECATED, Meta(description="Use discovery.peers.")] = None
-    cross_replica_syncer_plugin_ref: Annotated[
-        str | None, _DEPRECATED, Meta(description="Use crossReplica.syncerPluginRef.")
-    ] = None
-    cross_replica_sync_interval: Annotated[
-        Duration | None, _DEPRECATED, Meta(description="Use crossReplica.syncInterval.")
-    ] = None
-    cross_replica_publish_timeout: Annotated[
-        Duration | None, _DEPRECATED, Meta(description="Use crossReplica.publishTimeout.")
-    ] = None
+    cross_replica_syncer_plugin_ref: Annotated[str | None, _DEPRECATED, Meta(description="Use crossReplica.syncerPluginRef.")] = None
+    cross_replica_sync_interval: Annotated[Duration | None, _DEPRECATED, Meta(description="Use crossReplica.syncInterval.")] = None
+    cross_replica_publish_timeout: Annotated[Duration | None, _DEPRECATED, Meta(description="Use crossReplica.publishTimeout.")] = None
 
 
 class Band(_Form):
@@ -133,22 +115,16 @@ class Band(_Form):
     max_bytes: Annotated[Quantity | None, Meta(description="Bytes that may wait at most. Default: 1G.")] = None
     max_requests: Annotated[Quantity | None, Meta(description="Requests that may wait at most. Default: 5000.")] = None
     fairness_policy_ref: Annotated[str | None, Meta(description="Decides which flow is served next.")] = None
-    ordering_policy_ref: Annotated[str | None, Meta(description="Decides which request of a flow is served next.")] = (
-        None
-    )
+    ordering_policy_ref: Annotated[str | None, Meta(description="Decides which request of a flow is served next.")] = None
     default_request_ttl: Annotated[
         Duration | None,
-        Meta(
-            description="How long a request may wait, at most as long as in flowControl. Default: as there; 0s: no limit of its own."
-        ),
+        Meta(description="How long a request may wait, at most as long as in flowControl. Default: as there; 0s: no limit of its own."),
     ] = msgspec.field(default=None, name="defaultRequestTTL")
     queue_ref: Annotated[
-        str | None,
-        Meta(description="The queue that holds a flow. Default: the first one that can do what the policies need."),
+        str | None, Meta(description="The queue that holds a flow. Default: the first one that can do what the policies need.")
     ] = None
     displacement_policy_ref: Annotated[
-        str | None,
-        Meta(description="Decides which waiting request gives way to a more important one at a limit over all bands."),
+        str | None, Meta(description="Decides which waiting request gives way to a more important one at a limit over all bands.")
     ] = None
 
 
@@ -165,44 +141,30 @@ class FlowControl(_Form):
 
     max_bytes: Annotated[
         Quantity | None,
-        Meta(
-            description="Bytes that may wait in all bands; at this limit, less important requests give way. Default: 0, no limit."
-        ),
+        Meta(description="Bytes that may wait in all bands; at this limit, less important requests give way. Default: 0, no limit."),
     ] = None
     max_requests: Annotated[
         Quantity | None,
-        Meta(
-            description="Requests that may wait in all bands; at this limit, less important ones give way. Default: 0, no limit."
-        ),
+        Meta(description="Requests that may wait in all bands; at this limit, less important ones give way. Default: 0, no limit."),
     ] = None
-    default_request_ttl: Annotated[
-        Duration | None, Meta(description="How long a request may wait. Default: 60s; 0s: no limit.")
-    ] = msgspec.field(default=None, name="defaultRequestTTL")
+    default_request_ttl: Annotated[Duration | None, Meta(description="How long a request may wait. Default: 60s; 0s: no limit.")] = (
+        msgspec.field(default=None, name="defaultRequestTTL")
+    )
     no_endpoint_request_ttl: Annotated[
         Duration | None,
-        Meta(
-            description="How long a request may wait while there is no endpoint. Default: defaultRequestTTL; 0s: no limit."
-        ),
+        Meta(description="How long a request may wait while there is no endpoint. Default: defaultRequestTTL; 0s: no limit."),
     ] = msgspec.field(default=None, name="noEndpointRequestTTL")
-    default_priority_band: Annotated[
-        Band | None, Meta(description="The template for priorities that priorityBands does not list.")
-    ] = None
+    default_priority_band: Annotated[Band | None, Meta(description="The template for priorities that priorityBands does not list.")] = None
     default_negative_priority_band: Annotated[
         Band | None, Meta(description="The template for priorities below 0. Default: defaultPriorityBand.")
     ] = None
     priority_bands: Annotated[list[Band] | None, Meta(description="Bands for single priorities.")] = None
     usage_limit_policy_plugin_ref: Annotated[
-        str | None,
-        Meta(
-            description="The plugin that sets how full the pool may be for each band. Default: static-usage-limit-policy."
-        ),
+        str | None, Meta(description="The plugin that sets how full the pool may be for each band. Default: static-usage-limit-policy.")
     ] = None
-    saturation_detector: Annotated[Detector | None, Meta(description="The plugin that says how full the pool is.")] = (
-        None
-    )
+    saturation_detector: Annotated[Detector | None, Meta(description="The plugin that says how full the pool is.")] = None
     enable_eviction: Annotated[
-        bool | None,
-        Meta(description="End sheddable requests that are being served when more important ones wait."),
+        bool | None, Meta(description="End sheddable requests that are being served when more important ones wait.")
     ] = None
 
 
@@ -210,17 +172,14 @@ class RequestHandler(_Form):
     """How requests are parsed. The parser with the longest matching path is used; one without paths takes the rest."""
 
     parsers: Annotated[
-        list[PluginRef] | None,
-        Meta(description="Parsers in `plugins`. Default: those for the APIs of OpenAI, Anthropic and vLLM."),
+        list[PluginRef] | None, Meta(description="Parsers in `plugins`. Default: those for the APIs of OpenAI, Anthropic and vLLM.")
     ] = None
-    propagate_priority: Annotated[
-        bool | None, Meta(description="Write the priority into the request's body. Only false is supported.")
-    ] = None
+    propagate_priority: Annotated[bool | None, Meta(description="Write the priority into the request's body. Only false is supported.")] = (
+        None
+    )
     response_phase: Annotated[
         Literal["full", "none"] | None,
-        Meta(
-            description="none: the stream ends after the decision, and the picker does not see the server's answer. Default: full."
-        ),
+        Meta(description="none: the stream ends after the decision, and the picker does not see the server's answer. Default: full."),
     ] = None
 
 
@@ -233,22 +192,17 @@ class Configuration(_Form):
     ] = None
     kind: Annotated[Literal["EndpointPickerConfig"] | None, Meta(description="Always EndpointPickerConfig.")] = None
     feature_gates: Annotated[
-        list[Annotated[str, Meta(pattern="^[A-Za-z]+(=.*)?$")]] | None,
-        Meta(description="name, name=true or name=false."),
+        list[Annotated[str, Meta(pattern="^[A-Za-z]+(=.*)?$")]] | None, Meta(description="name, name=true or name=false.")
     ] = None
     plugins: Annotated[list[PluginEntry] | None, Meta(description="All plugins that other sections name.")] = None
     scheduling_profiles: Annotated[
         list[ProfileEntry] | None,
-        Meta(
-            description="How endpoints are chosen. Default: one profile with all filters, scorers and pickers of `plugins`."
-        ),
+        Meta(description="How endpoints are chosen. Default: one profile with all filters, scorers and pickers of `plugins`."),
     ] = None
     data_layer: Annotated[DataLayer | None, Meta(description="Where endpoints and their metrics come from.")] = None
     flow_control: Annotated[FlowControl | None, Meta(description="How requests wait while the pool is full.")] = None
     request_handler: Annotated[RequestHandler | None, Meta(description="How requests are parsed.")] = None
-    saturation_detector: Annotated[
-        Detector | None, _DEPRECATED, Meta(description="Use flowControl.saturationDetector.")
-    ] = None
+    saturation_detector: Annotated[Detector | None, _DEPRECATED, Meta(description="Use flowControl.saturationDetector.")] = None
     parser: Annotated[PluginRef | None, _DEPRECATED, Meta(description="Use requestHandler.parsers.")] = None
 
 
@@ -315,8 +269,7 @@ def _plugin_entry(entry: dict[str, Any], types: Mapping[str, type[Plugin]]) -> d
     }
     entry["properties"]["parameters"] |= {"type": ["object", "null"]}
     entry["allOf"] = [
-        {"if": {"properties": {"type": {"const": name}}, "required": ["type"]}, "then": _then(cls)}
-        for name, cls in sorted(types.items())
+        {"if": {"properties": {"type": {"const": name}}, "required": ["type"]}, "then": _then(cls)} for name, cls in sorted(types.items())
     ]
     return entry
 
@@ -324,9 +277,7 @@ def _plugin_entry(entry: dict[str, Any], types: Mapping[str, type[Plugin]]) -> d
 def _then(cls: type[Plugin]) -> dict[str, Any]:
     parameters = msgspec.json.schema_components([cls.Params], ref_template=f"#/$defs/{cls.type_name}.{{name}}")[0][0]
     required = any(field.required for field in msgspec.structs.fields(cls.Params))
-    then: dict[str, Any] = {
-        "properties": {"parameters": parameters if required else {"anyOf": [parameters, {"type": "null"}]}}
-    }
+    then: dict[str, Any] = {"properties": {"parameters": parameters if required else {"anyOf": [parameters, {"type": "null"}]}}}
     return then | {"required": ["parameters"]} if required else then
 
 

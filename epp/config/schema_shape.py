@@ -26,9 +26,7 @@ _SNAKE = re.compile(r"`[a-z]+(?:_[a-z]+)+`")
 def described(part: Json, struct: type[msgspec.Struct]) -> Json:
     """Returns a struct's schema with the descriptions of its fields from its docstring, and with its own, if it has one."""
     about, texts = field_texts(struct)
-    result = {key: value for key, value in part.items() if key != "description"} | (
-        {"description": about} if about else {}
-    )
+    result = {key: value for key, value in part.items() if key != "description"} | ({"description": about} if about else {})
     encoded = {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
     properties = {name: dict(value) for name, value in part.get("properties", {}).items()}
     for name, text in texts.items():

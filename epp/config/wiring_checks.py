@@ -137,14 +137,10 @@ def check_data_layer_kinds(assembly: Assembly, instances: PluginInstances, findi
     for plugin in filter(None, (*scraped, assembly.discovery)):
         if all(foreign(cls) for cls in type(plugin).__mro__):
             why = f"plugin '{plugin.name}' is {kinds_of(plugin)} that inherits from no built-in class; this version cannot use it"
-            findings.error(
-                instances.place(plugin.name), "unsupported", why, "inherit from a built-in class of this kind"
-            )
+            findings.error(instances.place(plugin.name), "unsupported", why, "inherit from a built-in class of this kind")
 
 
-def check_source_count(
-    written: WrittenConfig, assembly: Assembly, instances: PluginInstances, findings: Findings
-) -> None:
+def check_source_count(written: WrittenConfig, assembly: Assembly, instances: PluginInstances, findings: Findings) -> None:
     """Checks that each data source has one extractor, which can read its pages, and that there are not too many sources."""
     if len(assembly.sources) > SOURCES_MAX:
         why = f"{len(assembly.sources)} data sources are configured; at most {SOURCES_MAX} are scraped"
@@ -192,9 +188,7 @@ def _check_one_extractor(entry: SourceEntry, findings: Findings) -> None:
     findings.error(entry.source.place, "unsupported", why, hint)
 
 
-def check_extractors(
-    extractors: Sequence[tuple[Ref, Extractor]], what: str, assembly: Assembly, findings: Findings
-) -> None:
+def check_extractors(extractors: Sequence[tuple[Ref, Extractor]], what: str, assembly: Assembly, findings: Findings) -> None:
     """Checks the extractors of one source: no two may have the same type, and none may belong to an earlier source as well.
 
     `what`: the source's name in findings. Call it before the source is added to `assembly.sources`.

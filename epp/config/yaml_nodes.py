@@ -110,10 +110,7 @@ def _within_limits(text: str, findings: Findings) -> bool:
             began = event
         elif documents > 1 and isinstance(event, yaml.NodeEvent) and not _is_empty(event):
             findings.error(
-                _place(began),
-                "one-document",
-                "a configuration must be a single YAML document",
-                "remove this '---' and everything after it",
+                _place(began), "one-document", "a configuration must be a single YAML document", "remove this '---' and everything after it"
             )
             return False
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -131,9 +128,7 @@ def _is_empty(event: yaml.NodeEvent) -> bool:
     return isinstance(event, yaml.ScalarEvent) and not event.value and not event.style and event.tag is None
 
 
-_TOO_LARGE = (
-    f"the text has more than {DEPTH_MAX} levels or {NODES_MAX} values; an alias counts as the values that it stands for"
-)
+_TOO_LARGE = f"the text has more than {DEPTH_MAX} levels or {NODES_MAX} values; an alias counts as the values that it stands for"
 
 
 def _place(marked: Any) -> Place:
@@ -182,9 +177,7 @@ class _Converter:
                 merges.append(child)
             elif key.value in value:
                 first = keys[key.value].line
-                self.findings.error(
-                    _place(key), "duplicate-key", f"'{key.value}' is given twice; first in line {first}"
-                )
+                self.findings.error(_place(key), "duplicate-key", f"'{key.value}' is given twice; first in line {first}")
             else:
                 value[key.value] = self.node(child, depth + 1)
                 keys[key.value] = _place(key)
@@ -293,9 +286,7 @@ def dump(document: Any) -> str:
 
 def dump_flow(value: Any) -> str:
     """Writes plain values as YAML in one line."""
-    text: str = yaml.dump(
-        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=True
-    )
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=True)
     return text.removesuffix("\n").removesuffix("...").rstrip("\n")
 
 

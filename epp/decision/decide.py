@@ -185,14 +185,10 @@ def schedule(pipeline: Pipeline, request: Request, candidates: Candidates, faile
             raise
         for profile in profiles:
             runs[profile.name] = run(profile, request, candidates, failed)
-    raise PluginFault(
-        f"profile handler '{handler.name}' still picks profiles after {PROFILE_ROUNDS_MAX} rounds; return none to end them"
-    )
+    raise PluginFault(f"profile handler '{handler.name}' still picks profiles after {PROFILE_ROUNDS_MAX} rounds; return none to end them")
 
 
-def run(
-    profile: Profile, request: Request, candidates: Candidates, failed: ScorerFailed = reraised
-) -> ProfileRun | None:
+def run(profile: Profile, request: Request, candidates: Candidates, failed: ScorerFailed = reraised) -> ProfileRun | None:
     """Runs one profile: filter, score, pick. Returns None if the filters leave no candidate. `failed` gets the exceptions of scorers."""
     request.profile = profile.name
     running: object = None  # the plugin that is being called; an exception is blamed on it
@@ -263,9 +259,7 @@ def static_totals(profile: Profile, request: Request, candidates: Candidates, fa
     return totals
 
 
-def run_shadows(
-    pipeline: Pipeline, request: Request, candidates: Candidates, pool: EndpointPool
-) -> Mapping[str, ProfileRun | None]:
+def run_shadows(pipeline: Pipeline, request: Request, candidates: Candidates, pool: EndpointPool) -> Mapping[str, ProfileRun | None]:
     """Runs the shadow profiles, for explanations and statistics. Their failures do not affect the request."""
     runs: dict[str, ProfileRun | None] = {}
     for profile in pipeline.shadows:

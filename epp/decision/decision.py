@@ -160,11 +160,7 @@ class Usage:
         self.cached = cached
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Usage) and (self.prompt, self.completion, self.cached) == (
-            other.prompt,
-            other.completion,
-            other.cached,
-        )
+        return isinstance(other, Usage) and (self.prompt, self.completion, self.cached) == (other.prompt, other.completion, other.cached)
 
     __hash__ = None  # type: ignore[assignment]
 

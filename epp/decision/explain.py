@@ -146,9 +146,7 @@ def explain(
     match = prefix_match(pipeline, request)
     shadows = decision.shadows if decision is not None else {}
     profiles = [
-        _profiled(pipeline, request, wired[name], start, run, match)
-        for runs in (request.runs, shadows)
-        for name, run in runs.items()
+        _profiled(pipeline, request, wired[name], start, run, match) for runs in (request.runs, shadows) for name, run in runs.items()
     ]
     return Explanation(
         request_id=request.id,
@@ -187,12 +185,7 @@ def _cached(request: Request, decision: Decision, match: PrefixMatch) -> Cached 
 
 
 def _profiled(
-    pipeline: Pipeline,
-    request: Request,
-    wired: WiredProfile,
-    start: Candidates | None,
-    run: ProfileRun | None,
-    match: PrefixMatch | None,
+    pipeline: Pipeline, request: Request, wired: WiredProfile, start: Candidates | None, run: ProfileRun | None, match: PrefixMatch | None
 ) -> Profiled:
     picker = next(member.name for member, _ in wired.members if isinstance(member, Picker))
     considered = len(start) if start is not None else 0
@@ -243,12 +236,7 @@ def _filtered(
 
 
 def _candidates(
-    pipeline: Pipeline,
-    request: Request,
-    wired: WiredProfile,
-    run: ProfileRun,
-    shown: Sequence[int],
-    match: PrefixMatch | None,
+    pipeline: Pipeline, request: Request, wired: WiredProfile, run: ProfileRun, shown: Sequence[int], match: PrefixMatch | None
 ) -> list[Candidate]:
     scorers = scores_of(request, wired, run)
     columns = {**_columns(pipeline, run.candidates), **_of_others(run.candidates)}

@@ -79,8 +79,7 @@ class Wiring:
         A shadow profile must not affect a request or its response.
         """
         real, shadows = (
-            {plugin.name for wired in self.profiles if wired.shadow is shadow for plugin, _ in wired.members}
-            for shadow in (False, True)
+            {plugin.name for wired in self.profiles if wired.shadow is shadow for plugin, _ in wired.members} for shadow in (False, True)
         )
         return [plugin for plugin in self.of(kind) if plugin.name in real or plugin.name not in shadows]
 
@@ -172,11 +171,7 @@ def compile_profile(wired: WiredProfile, wrap: Wrap = instrument.bare) -> Profil
     """Compiles one profile. A plugin that is several of filter, scorer and picker is called as each of them."""
     owned = wrap = _Owned(wrap)
     members = wired.members
-    scorers = [
-        (p.static, wrap(Point.SCORER, p, instrument.scorer(p)), weight)
-        for p, weight in members
-        if isinstance(p, Scorer)
-    ]
+    scorers = [(p.static, wrap(Point.SCORER, p, instrument.scorer(p)), weight) for p, weight in members if isinstance(p, Scorer)]
     (picker,) = (p for p, _ in members if isinstance(p, Picker))
     return Profile(
         wired.name,
@@ -193,10 +188,7 @@ def compile_pipeline(wiring: Wiring, wrap: Wrap = instrument.bare) -> Pipeline:
     """Compiles a wiring. Each call goes through `wrap`."""
     owned = wrap = _Owned(wrap)
     handler = wiring.handler
-    streaming = [
-        (p.first_chunk_only, wrap(Point.RESPONSE_STREAMING, p, p.response_streaming))
-        for p in wiring.acting(ResponseStreaming)
-    ]
+    streaming = [(p.first_chunk_only, wrap(Point.RESPONSE_STREAMING, p, p.response_streaming)) for p in wiring.acting(ResponseStreaming)]
     return Pipeline(
         wiring=wiring,
         parses=tuple(wrap(Point.PARSER, p, p.parse) for p in wiring.parsers),
@@ -209,16 +201,11 @@ def compile_pipeline(wiring: Wiring, wrap: Wrap = instrument.bare) -> Pipeline:
         producers=tuple(wrap(Point.PRODUCER, p, p.produce) for p in wiring.producers),
         admitters=tuple(wrap(Point.ADMITTER, p, p.admit) for p in wiring.acting(Admitter)),
         pre_request=tuple(wrap(Point.PRE_REQUEST, p, p.before_send) for p in wiring.acting(PreRequest)),
-        response_received=tuple(
-            wrap(Point.RESPONSE_RECEIVED, p, p.response_received) for p in wiring.acting(ResponseReceived)
-        ),
+        response_received=tuple(wrap(Point.RESPONSE_RECEIVED, p, p.response_received) for p in wiring.acting(ResponseReceived)),
         response_streaming=tuple(call for _, call in streaming),
         every_chunk=tuple(call for first_only, call in streaming if not first_only),
-        response_complete=tuple(
-            wrap(Point.RESPONSE_COMPLETE, p, p.response_complete) for p in wiring.acting(ResponseComplete)
-        ),
+        response_complete=tuple(wrap(Point.RESPONSE_COMPLETE, p, p.response_complete) for p in wiring.acting(ResponseComplete)),
         plugins={p.name: p for p in wiring.plugins},
         owners=owned.owners,
-        reads_response=bool(wiring.acting(ResponseReceived))
-        or any(p.reads_answer for p in wiring.acting(ResponseComplete)),
+        reads_response=bool(wiring.acting(ResponseReceived)) or any(p.reads_answer for p in wiring.acting(ResponseComplete)),
     )

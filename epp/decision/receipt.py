@@ -138,24 +138,9 @@ class Seal:
                 "this receipt was not made here: it was changed, or is of a picker with another secret "
                 "(a picker without --prefix-secret-file and --state-dir has a new secret after each start)"
             )
-        worker, at, configuration, request, reason, profile, scorer, *places, margin, cached, first_s = LAYOUT.unpack(
-            plain[SALT_BYTES:]
-        )
+        worker, at, configuration, request, reason, profile, scorer, *places, margin, cached, first_s = LAYOUT.unpack(plain[SALT_BYTES:])
         target, runner_up = Place(*places[:2]), Place(*places[2:])
-        return Receipt(
-            at,
-            worker,
-            configuration,
-            request,
-            Reason(reason),
-            profile,
-            scorer,
-            target,
-            runner_up,
-            margin,
-            cached,
-            first_s,
-        )
+        return Receipt(at, worker, configuration, request, Reason(reason), profile, scorer, target, runner_up, margin, cached, first_s)
 
     def _tag(self, plain: bytes) -> bytes:
         return blake2b(plain, key=self._tag_key, digest_size=TAG_BYTES).digest()
@@ -171,9 +156,7 @@ def hash_of(request_id: str) -> int:
     return int.from_bytes(blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=4).digest(), "little")
 
 
-def receipt_of(
-    pipeline: Pipeline, request: Request, decision: Decision, *, at: float, worker: int, configuration: int
-) -> Receipt:
+def receipt_of(pipeline: Pipeline, request: Request, decision: Decision, *, at: float, worker: int, configuration: int) -> Receipt:
     """Returns the receipt of a decision of `pipeline`. Call it any time after the decision."""
     target = _place(decision.targets[0])
     run = decision.runs.get(decision.primary)

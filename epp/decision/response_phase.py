@@ -47,6 +47,4 @@ def parts(wiring: Wiring, phase: str) -> dict[str, str]:
         "every_chunk": [p for p in streaming if not p.first_chunk_only],
         "end": complete,
     }
-    return {"phase": FULL} | {
-        part: ", ".join(dict.fromkeys(p.name for p in plugins)) for part, plugins in wanted.items() if plugins
-    }
+    return {"phase": FULL} | {part: ", ".join(dict.fromkeys(p.name for p in plugins)) for part, plugins in wanted.items() if plugins}

@@ -46,9 +46,7 @@ def what_if(profile: Profiled, weights: Mapping[str, float]) -> WhatIf | None:
         return None
     first = profile.candidates[0]
     used = {scored.scorer: weights.get(scored.scorer, scored.weight) for scored in first.scores}
-    raw: Sequence[Floats] = [
-        np.array([candidate.scores[at].raw for candidate in profile.candidates]) for at in range(len(first.scores))
-    ]
+    raw: Sequence[Floats] = [np.array([candidate.scores[at].raw for candidate in profile.candidates]) for at in range(len(first.scores))]
     totals: Floats = np.zeros(len(profile.candidates))
     for scores, weight in zip(raw, used.values(), strict=True):
         add_scaled(totals, scores, weight)

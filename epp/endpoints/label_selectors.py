@@ -29,9 +29,7 @@ def parsed(text: str) -> Callable[[Mapping[str, str]], bool]:
     while True:
         term = _TERM.match(text, at)
         if term is None or (term.end() < len(text) and text[term.end()] != ","):
-            raise ValueError(
-                f"'{text[at:]}' does not start with a term such as 'a=b', 'a!=b', 'a in (b, c)', 'a' or '!a'"
-            )
+            raise ValueError(f"'{text[at:]}' does not start with a term such as 'a=b', 'a!=b', 'a in (b, c)', 'a' or '!a'")
         rules.append(_rule(term))
         at = term.end() + 1
         if term.end() == len(text):

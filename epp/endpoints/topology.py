@@ -12,12 +12,7 @@ LEVELS: Final = ("host", "rack", "zone", "region")  # tightest first
 APART: Final = len(LEVELS)  # the level of endpoints that share nothing
 EXTRACTOR: Final = "topology-extractor"
 HOST_LABEL: Final = "kubernetes.io/hostname"
-LABELS: Final = (
-    HOST_LABEL,
-    "topology.kubernetes.io/rack",
-    "topology.kubernetes.io/zone",
-    "topology.kubernetes.io/region",
-)
+LABELS: Final = (HOST_LABEL, "topology.kubernetes.io/rack", "topology.kubernetes.io/zone", "topology.kubernetes.io/region")
 
 
 class NamesPlaces:
@@ -70,7 +65,5 @@ class Places:
         self._places = []
         for level, numbers in enumerate(self._numbers):
             values = [self._value(level, endpoint.labels) for endpoint in roster.endpoints]
-            self._places.append(
-                np.array([numbers.setdefault(v, len(numbers) + 1) if v else 0 for v in values], dtype=np.intp)
-            )
+            self._places.append(np.array([numbers.setdefault(v, len(numbers) + 1) if v else 0 for v in values], dtype=np.intp))
         self._roster = roster

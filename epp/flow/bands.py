@@ -31,20 +31,7 @@ DEAD_MAX = 64  # a list that is cleaned lazily may hold one ended entry for each
 class Entry:
     """Holds one waiting request: the fields that policies see (`Queued`), and its state. `outcome` is set exactly once."""
 
-    __slots__ = (
-        "arrival",
-        "bytes",
-        "empty_ttl_s",
-        "flow",
-        "future",
-        "handle",
-        "last_s",
-        "outcome",
-        "place",
-        "request",
-        "ttl_s",
-        "waits",
-    )
+    __slots__ = ("arrival", "bytes", "empty_ttl_s", "flow", "future", "handle", "last_s", "outcome", "place", "request", "ttl_s", "waits")
 
     def __init__(self, item: Item, place: "Flow", arrival: float) -> None:
         self.flow = item.flow
@@ -200,9 +187,7 @@ class Band:
                 known = self.active.get(flow.key) if flow is not None else None
                 if known is not None and known is flow:
                     return known
-                raise LookupError(
-                    f"picked {flow and flow.key}, which is none of the {len(self.active)} flows with waiting requests"
-                )
+                raise LookupError(f"picked {flow and flow.key}, which is none of the {len(self.active)} flows with waiting requests")
             except Exception as problem:  # FAIL-OPEN: first come, first served
                 self._replace_share(problem)
         first = self._first()
@@ -251,9 +236,7 @@ class Band:
                 chosen = self.plan.displacement.victim(self)
                 if isinstance(chosen, Entry) and chosen.waits and chosen.place.band is self:
                     return chosen
-                raise LookupError(
-                    f"displacement policy '{self.plan.displacement.name}' chose an item that does not wait in the band"
-                )
+                raise LookupError(f"displacement policy '{self.plan.displacement.name}' chose an item that does not wait in the band")
             except Exception as problem:  # FAIL-OPEN: displace the newest
                 self._displacement_breaker.failed(problem, now)
         return next(entry for entry in reversed(self._arrivals) if entry.waits)

@@ -59,8 +59,7 @@ from epp.request.flows import Item
 
 CYCLE_MAX: Final = 256  # requests dispatched by one cycle: about 4 ms; the next wake continues
 EVICTED: Final = {
-    each.outcome: each
-    for each in (EvictedTTL, EvictedNoEndpoints, EvictedContextCancelled, EvictedDisplaced, EvictedShutDown)
+    each.outcome: each for each in (EvictedTTL, EvictedNoEndpoints, EvictedContextCancelled, EvictedDisplaced, EvictedShutDown)
 }
 U = TypeVar("U", bound=Undispatched)
 Demands = Sequence[tuple[int, Wanted]]

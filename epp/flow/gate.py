@@ -28,18 +28,14 @@ KEPT_S: Final = 0.001
 KEPT_FAR_S: Final = 0.010
 FAR: Final = 0.5  # a saturation below this share of the lowest ceiling is far below it
 DIGITS: Final = 9  # saturations are sums of fractions; rounding makes an exactly full pool compare as full
-ROUNDED: Final = (
-    1e-9  # rounding to DIGITS moves a number by less than this, so it is left out (1 us) where it cannot matter
-)
+ROUNDED: Final = 1e-9  # rounding to DIGITS moves a number by less than this, so it is left out (1 us) where it cannot matter
 UNKNOWN: Final = PoolLoad(saturation=0.0, step=1e-12)  # a tiny step: 0 would mean "unknown", one request at a time
 
 
 class PoolGate:
     """Implements `epp.flow.ports.Gate` with a probe of the pool."""
 
-    def __init__(
-        self, probe: Probe, limits: UsageLimitPolicy, detector: str, *, now: Callable[[], float], report: Report
-    ) -> None:
+    def __init__(self, probe: Probe, limits: UsageLimitPolicy, detector: str, *, now: Callable[[], float], report: Report) -> None:
         self._probe = probe
         self._limits = limits
         self._detector = detector  # the name of the detector, for reports

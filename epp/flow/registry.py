@@ -52,13 +52,7 @@ class ControlPlane(Protocol):
 class Registry:
     """Holds the bands and flows of one worker. `order` lists all bands, including leaving ones, the most important first."""
 
-    def __init__(
-        self,
-        plan: FlowPlan,
-        report: Report,
-        reordered: Callable[[Sequence[int]], None],
-        ledger: Callable[[int], Ledger],
-    ) -> None:
+    def __init__(self, plan: FlowPlan, report: Report, reordered: Callable[[Sequence[int]], None], ledger: Callable[[int], Ledger]) -> None:
         self._plan = plan
         self._report = report
         self._ledger = ledger  # makes the ledger of the band with this priority

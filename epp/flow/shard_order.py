@@ -44,9 +44,7 @@ class ShardOrder:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._watched: dict[int, _Watched] = {}
-        self._elsewhere: Elsewhere | None = (
-            None  # what waited in other replicas when this shard left room to them first
-        )
+        self._elsewhere: Elsewhere | None = None  # what waited in other replicas when this shard left room to them first
         self._elsewhere_since = 0.0
         self._elsewhere_rest_s = ELSEWHERE_REST_S
         self._elsewhere_stuck = False

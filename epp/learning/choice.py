@@ -15,9 +15,7 @@ NEAR_S: Final = 0.005  # or by less than this many seconds
 LOAD_PART: Final = 0.001  # how much the load of equal candidates may take from their scores
 
 
-def careful_costs(
-    prompt: float, outlook: Floats, waiting: tuple[Floats, Floats, Floats], running: Floats, kv_usage: Floats
-) -> Floats:
+def careful_costs(prompt: float, outlook: Floats, waiting: tuple[Floats, Floats, Floats], running: Floats, kv_usage: Floats) -> Floats:
     """Returns costs without a model, in tokens: to compute + ahead, and POINT_TOKENS for each point that an endpoint lacks.
 
     A point each: the shortest queue, the fewest running requests, a free KV cache, the prompt cached. `prompt`: all tokens of the prompt.

@@ -27,9 +27,7 @@ class LearnedCosts:
 
     __slots__ = ("candidates", "costs", "model", "outlook", "sent", "why_not")
 
-    def __init__(
-        self, costs: Floats, outlook: Floats, candidates: Candidates, model: LatencyModel, why_not: str
-    ) -> None:
+    def __init__(self, costs: Floats, outlook: Floats, candidates: Candidates, model: LatencyModel, why_not: str) -> None:
         """`costs`: one per candidate."""
         self.outlook = outlook
         self.candidates = candidates

@@ -40,7 +40,5 @@ def cause(model: LatencyModel, running: float, sent: float) -> str:
         return f"the servers run {running:.0f} requests and the picker has sent {sent:.0f}: other clients use them"
     worst = max(model.endpoints.values(), key=lambda each: each.error)
     if len(model.endpoints) > 1 and worst.error > ONE * model.error:
-        return (
-            "one endpoint answers unlike the others: its hardware, its limits or its load differ from minute to minute"
-        )
+        return "one endpoint answers unlike the others: its hardware, its limits or its load differ from minute to minute"
     return "the time to the first token depends on what the picker does not see: look at batch limits, preemptions, and cached prefixes"

@@ -18,9 +18,7 @@ import numpy as np
 
 from compiled import calls
 
-PRIOR_WEIGHT: Final = (
-    0.003  # of the imagined observations; a feature that is half of the prediction has a weight of 0.25 per real one
-)
+PRIOR_WEIGHT: Final = 0.003  # of the imagined observations; a feature that is half of the prediction has a weight of 0.25 per real one
 MEMORY_FIRST: Final = 20.0  # observations that count at the beginning, when predictions are poor
 MEMORY_GROWTH: Final = 0.25  # per observation
 SURPRISE_MAX: Final = 3.0  # y counts as at most so many times its prediction
@@ -64,7 +62,5 @@ class LeastSquares:
         most = SURPRISE_MAX if self.count >= FIRST else SURPRISE_MAX_FIRST
         keep = 1.0 - 1.0 / min(self.memory_max, MEMORY_FIRST + MEMORY_GROWTH * self.count)
         bounded, bound = self._at_most
-        self.theta = calls.fit(
-            self.sums, self._prior, features, observed, floor, keep, most, SHARE_MAX, PRIOR_WEIGHT, bounded, bound
-        )
+        self.theta = calls.fit(self.sums, self._prior, features, observed, floor, keep, most, SHARE_MAX, PRIOR_WEIGHT, bounded, bound)
         self.count += 1.0

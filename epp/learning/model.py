@@ -213,13 +213,9 @@ class LatencyModel:
             return known.batch
         return self.usual_limit if known.batch <= self.usual_limit else 0.0
 
-    def features(
-        self, limit: float, speed: float, tokens: float, ahead: float, elapsed: float, load: float
-    ) -> list[float]:
+    def features(self, limit: float, speed: float, tokens: float, ahead: float, elapsed: float, load: float) -> list[float]:
         """Returns the features for the first token. `tokens`, `ahead`: in tokens. `load`: requests at the endpoint."""
-        return calls.features(
-            self.first.theta[UNCACHED], self.place_s, OVERDUE_S, limit, speed, tokens, ahead, elapsed, load
-        )
+        return calls.features(self.first.theta[UNCACHED], self.place_s, OVERDUE_S, limit, speed, tokens, ahead, elapsed, load)
 
     def outlook(
         self,
@@ -277,9 +273,7 @@ class LatencyModel:
     def per_token_s(self, slot: int, load: float) -> float:
         """Predicts the time per output token after the first one."""
         limit = self.limit(slot)
-        return bounded(
-            self.token_speed(slot) * self.per_token.predict([1.0, min(load, limit) if limit > 0.0 else load])
-        )
+        return bounded(self.token_speed(slot) * self.per_token.predict([1.0, min(load, limit) if limit > 0.0 else load]))
 
     def knows(self, slots: Sequence[int]) -> bool:
         """Returns whether at least half of these endpoints are known."""

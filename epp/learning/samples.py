@@ -64,12 +64,8 @@ def learn(model: LatencyModel, data: bytes, begun: Callable[[FirstToken], object
     if crc32(data[CHECKSUM.size :]) != checksum:
         raise CorruptSamples("the checksum differs")
     if version != VERSION or kind != KIND or count * SAMPLE.size != len(data) - HEADER.size:
-        raise CorruptSamples(
-            f"version {version}, kind {kind}, {count} samples in {len(data)} bytes: not a frame of version {VERSION}"
-        )
-    for what, slot, generation, at, tokens, ahead, elapsed, load, predicted, observed in SAMPLE.iter_unpack(
-        data[HEADER.size :]
-    ):
+        raise CorruptSamples(f"version {version}, kind {kind}, {count} samples in {len(data)} bytes: not a frame of version {VERSION}")
+    for what, slot, generation, at, tokens, ahead, elapsed, load, predicted, observed in SAMPLE.iter_unpack(data[HEADER.size :]):
         if what == FIRST_TOKEN:
             first = FirstToken(at, slot, generation, tokens, ahead, elapsed, load, predicted, observed)
             begun(first)

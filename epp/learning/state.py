@@ -78,9 +78,7 @@ def encode(model: LatencyModel) -> bytes:
         for known in model.endpoints.values()
     ]
     fields = [getattr(model, name) for name in MODEL_FIELDS]
-    return _encoder.encode(
-        ModelState(VERSION, _fit(model.first), _fit(model.per_token), fields, model.trusted, endpoints)
-    )
+    return _encoder.encode(ModelState(VERSION, _fit(model.first), _fit(model.per_token), fields, model.trusted, endpoints))
 
 
 def decode(data: bytes) -> LatencyModel:

@@ -19,9 +19,7 @@ class TtftPercentiles:
 
     __slots__ = ("floor_s", "low_load", "low_s", "recent", "typical_load", "typical_s")
 
-    def __init__(
-        self, *, floor_s: Floats, low_s: Floats, low_load: Floats, typical_s: Floats, typical_load: Floats, recent: Mask
-    ) -> None:
+    def __init__(self, *, floor_s: Floats, low_s: Floats, low_load: Floats, typical_s: Floats, typical_load: Floats, recent: Mask) -> None:
         self.floor_s = floor_s
         self.low_s = low_s
         self.low_load = low_load

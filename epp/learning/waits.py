@@ -44,9 +44,7 @@ def without_waits(outlook: Floats, waits: Sequence[Wait], now: float) -> Floats:
     return done
 
 
-def add_waits(
-    model: LatencyModel, slots: Sequence[int], prompt: float, outlook: Floats, waits: Sequence[Wait], now: float
-) -> None:
+def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook: Floats, waits: Sequence[Wait], now: float) -> None:
     """Adds to an outlook what waiting, or computing twice, takes beyond the predicted times and costs of the candidates, in seconds.
 
     `prompt`: all tokens of the prompt. `slots`, `outlook`: as of `LatencyModel.outlook`.

@@ -3,18 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from epp.metrics import (
-    PLUGIN_LABELS,
-    Group,
-    Metric,
-    computed,
-    flow_control,
-    kv_events,
-    lanes,
-    learning,
-    replicas,
-    series,
-)
+from epp.metrics import PLUGIN_LABELS, Group, Metric, computed, flow_control, kv_events, lanes, learning, replicas, series
 
 MODULES: Final = (lanes, computed, series, flow_control, kv_events, learning, replicas)
 
@@ -49,9 +38,7 @@ def plugin_groups(declared: Iterable[Metric]) -> tuple[Group, ...]:
 
 
 def _plugin_group(metric: Metric) -> Group:
-    group = Group(
-        metric.name, (*PLUGIN_LABELS, *metric.labels), blocks=PLUGIN_BLOCKS, page_bytes=PLUGIN_PAGE_BYTES, ages=True
-    )
+    group = Group(metric.name, (*PLUGIN_LABELS, *metric.labels), blocks=PLUGIN_BLOCKS, page_bytes=PLUGIN_PAGE_BYTES, ages=True)
     if metric.kind == "counter":
         return group._replace(counters=(metric,))
     if metric.over_workers == "mean":

@@ -86,11 +86,7 @@ class GroupNames:
         caps = self._caps
         return tuple(
             [
-                caps.fairness_id(value)
-                if label == FAIRNESS_ID
-                else caps.model(value)
-                if label in MODEL_LABELS
-                else value
+                caps.fairness_id(value) if label == FAIRNESS_ID else caps.model(value) if label in MODEL_LABELS else value
                 for label, value in zip(self._labels, labels, strict=True)
             ]
         )

@@ -9,16 +9,10 @@ REQUEST_PROCESSING = Metric(
     buckets.REQUEST_PROCESSING_S,
 )
 RESPONSE_PROCESSING = Metric(
-    "response_processing_duration_seconds",
-    "histogram",
-    "Time that the picker spends on one response.",
-    buckets.RESPONSE_PROCESSING_S,
+    "response_processing_duration_seconds", "histogram", "Time that the picker spends on one response.", buckets.RESPONSE_PROCESSING_S
 )
 SCHEDULER_E2E = Metric(
-    "scheduler_e2e_duration_seconds",
-    "histogram",
-    "Duration of one decision, data producers included.",
-    buckets.DECISION_S,
+    "scheduler_e2e_duration_seconds", "histogram", "Duration of one decision, data producers included.", buckets.DECISION_S
 )
 PLUGIN_DURATION = Metric(
     "plugin_duration_seconds",
@@ -33,11 +27,7 @@ WORKER_COUNTERS = (
     Metric("picks_total", "counter", "Requests that got an endpoint."),
     Metric("refusals_total", "counter", "Requests answered with an error by the picker."),
     Metric("load_refusals_total", "counter", "Requests refused because the pool had no capacity for them."),
-    Metric(
-        "failed_answers_total",
-        "counter",
-        "Answers of model servers with an error status, or empty where tokens were due.",
-    ),
+    Metric("failed_answers_total", "counter", "Answers of model servers with an error status, or empty where tokens were due."),
     Metric("faults_total", "counter", "Requests that failed because of a fault of the picker or a plugin."),
     Metric("deadly_requests_total", "counter", "Requests refused because the same request had crashed two workers."),
     Metric("violations_total", "counter", "Streams closed because the peer broke the protocol."),
@@ -49,49 +39,27 @@ WORKER_COUNTERS = (
     Metric("cached_prompt_tokens_total", "counter", "Prompt tokens that model servers reported as cached."),
     Metric("completion_tokens_total", "counter", "Completion tokens that model servers reported."),
     Metric("connections_total", "counter", "Connections accepted."),
-    Metric(
-        "handshakes_given_up_total",
-        "counter",
-        "TLS connections that the peer closed before the handshake was complete.",
-    ),
+    Metric("handshakes_given_up_total", "counter", "TLS connections that the peer closed before the handshake was complete."),
     Metric("bus_frames_total", "counter", "Prefix-index frames sent to the index writer."),
-    Metric(
-        "objectives_unknown_total",
-        "counter",
-        "Requests that named an unknown objective; their priority is 0.",
-    ),
-    Metric(
-        "flow_policy_failures_total",
-        "counter",
-        "Failures of flow control's policies; a plain rule replaced the policy.",
-    ),
+    Metric("objectives_unknown_total", "counter", "Requests that named an unknown objective; their priority is 0."),
+    Metric("flow_policy_failures_total", "counter", "Failures of flow control's policies; a plain rule replaced the policy."),
     Metric("bus_drops_total", "counter", "Prefix-index frames dropped because the bus was full."),
     Metric(
-        "recording_lost_records_total",
-        "counter",
-        "Records that are missing in a recording because a pipe, a queue or the disk was full.",
+        "recording_lost_records_total", "counter", "Records that are missing in a recording because a pipe, a queue or the disk was full."
     ),
 )
 LOOP_LAG = Metric("loop_lag_us", "gauge", "Lateness of the worker's event loop at its last heartbeat.")
 WORKER_GAUGES = (
     Metric("streams", "gauge", "Open ext_proc streams."),
     Metric("connections", "gauge", "Open connections."),
-    Metric(
-        "accept_load",
-        "gauge",
-        "The load that workers compare before they accept a connection: streams, at least 8 per connection.",
-    ),
+    Metric("accept_load", "gauge", "The load that workers compare before they accept a connection: streams, at least 8 per connection."),
     LOOP_LAG,
 )
 FILE_CHANGES = Metric(
-    "endpoints_file_changes_total",
-    "counter",
-    "Changes of the endpoints file that were read; the log names a file that changes often.",
+    "endpoints_file_changes_total", "counter", "Changes of the endpoints file that were read; the log names a file that changes often."
 )
 OVERWRITTEN = Metric(
-    "shared_memory_overwritten_total",
-    "counter",
-    "Times that a supervisor found that another program had overwritten its shared memory.",
+    "shared_memory_overwritten_total", "counter", "Times that a supervisor found that another program had overwritten its shared memory."
 )
 SUPERVISOR_COUNTERS = (
     FILE_CHANGES,
@@ -105,9 +73,7 @@ SUPERVISOR_COUNTERS = (
         "Metrics pages that were refused, and values of other pages that could not be read: each cause once while it lasts.",
     ),
     Metric("endpoint_ejections_total", "counter", "Endpoints that were ejected because their requests failed."),
-    Metric(
-        "scrapes_foreign_total", "counter", "Scrapes that showed more requests than the picker has at the endpoint."
-    ),
+    Metric("scrapes_foreign_total", "counter", "Scrapes that showed more requests than the picker has at the endpoint."),
     Metric("recording_records_total", "counter", "Records written to recordings."),
     Metric("recording_bytes_total", "counter", "Bytes written to recordings, compressed."),
     Metric(
@@ -120,8 +86,7 @@ SUPERVISOR_COUNTERS = (
 # labels.
 FURTHER_SOURCES_MAX = 7
 POLL_ERRORS, EXTRACT_ERRORS = (
-    tuple(f"datalayer_{kind}_errors_total@{at}" for at in range(1, FURTHER_SOURCES_MAX + 1))
-    for kind in ("poll", "extract")
+    tuple(f"datalayer_{kind}_errors_total@{at}" for at in range(1, FURTHER_SOURCES_MAX + 1)) for kind in ("poll", "extract")
 )
 
 # With --enable-grpc-stream-metrics, the lanes have one counter per gRPC code, `extproc_streams_<code>`.
@@ -131,10 +96,7 @@ GRPC_CODES = (
     "Unauthenticated",
 )  # fmt: skip
 STREAM_DURATION = Metric(
-    "extproc_stream_duration_seconds",
-    "histogram",
-    "Time from the start to the end of an ext_proc stream.",
-    buckets.STREAM_S,
+    "extproc_stream_duration_seconds", "histogram", "Time from the start to the end of an ext_proc stream.", buckets.STREAM_S
 )
 STREAMS_INFLIGHT = Metric("extproc_streams_inflight", "gauge", "Open ext_proc streams.")
 STREAMS_BY_CODE = Metric("extproc_streams_total", "counter", "Ended ext_proc streams, by gRPC code.")

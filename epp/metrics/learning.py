@@ -17,9 +17,7 @@ SECONDS = Metric(
     labels=(*BY_ENDPOINT, "term"),
 )
 USED = Metric(
-    "learned_latency_model_used",
-    "gauge",
-    "1 while the model predicts better than the pool's mean time, 0 while decisions do without it.",
+    "learned_latency_model_used", "gauge", "1 while the model predicts better than the pool's mean time, 0 while decisions do without it."
 )
 RECENT = Metric(
     "learned_latency_recent_error_ratio",

@@ -44,32 +44,23 @@ TWINS: Final[Mapping[str, Twin]] = {
         ("status", "target_model_name", "pod_name", "namespace", "port"),
         {"pod_name": "endpoint_name"},
     ),
-    "plugin_duration_seconds": Twin(
-        f"{_EXTENSION}plugin_duration_seconds", ("extension_point", "plugin_type", "plugin_name")
-    ),
+    "plugin_duration_seconds": Twin(f"{_EXTENSION}plugin_duration_seconds", ("extension_point", "plugin_type", "plugin_name")),
     "datalayer_poll_errors_total": Twin(f"{_SCHEDULER}datalayer_poll_errors_total", ("source_type",)),
-    "datalayer_extract_errors_total": Twin(
-        f"{_SCHEDULER}datalayer_extract_errors_total", ("source_type", "extractor_type")
-    ),
+    "datalayer_extract_errors_total": Twin(f"{_SCHEDULER}datalayer_extract_errors_total", ("source_type", "extractor_type")),
     "disagg_decision_total": Twin(f"{_SCHEDULER}disagg_decision_total", ("model_name", "decision_type")),
     "pd_decision_total": Twin(f"{_SCHEDULER}pd_decision_total", ("model_name", "decision_type")),
     "prefix_indexer_size": Twin(f"{_EXTENSION}prefix_indexer_size"),
     "prefix_indexer_hit_ratio": Twin(f"{_EXTENSION}prefix_indexer_hit_ratio"),
     "prefix_indexer_hit_bytes": Twin(f"{_EXTENSION}prefix_indexer_hit_bytes"),
     "flow_control_request_queue_duration_seconds": Twin(
-        f"{_EXTENSION}flow_control_request_queue_duration_seconds",
-        ("fairness_id", "priority", "outcome", "inference_pool", *_M),
+        f"{_EXTENSION}flow_control_request_queue_duration_seconds", ("fairness_id", "priority", "outcome", "inference_pool", *_M)
     ),
     "flow_control_request_enqueue_duration_seconds": Twin(
         f"{_EXTENSION}flow_control_request_enqueue_duration_seconds", ("fairness_id", "priority", "outcome")
     ),
     "flow_control_dispatch_cycle_duration_seconds": Twin(f"{_EXTENSION}flow_control_dispatch_cycle_duration_seconds"),
-    "flow_control_queue_size": Twin(
-        f"{_EXTENSION}flow_control_queue_size", ("fairness_id", "priority", "inference_pool", *_M)
-    ),
-    "flow_control_queue_bytes": Twin(
-        f"{_EXTENSION}flow_control_queue_bytes", ("fairness_id", "priority", "inference_pool", *_M)
-    ),
+    "flow_control_queue_size": Twin(f"{_EXTENSION}flow_control_queue_size", ("fairness_id", "priority", "inference_pool", *_M)),
+    "flow_control_queue_bytes": Twin(f"{_EXTENSION}flow_control_queue_bytes", ("fairness_id", "priority", "inference_pool", *_M)),
     "flow_control_pool_saturation": Twin(f"{_EXTENSION}flow_control_pool_saturation", ("inference_pool", "stage")),
     "replicas_needed": Twin("epp_replicas_needed", ("name",)),
     "pool_headroom_ratio": Twin("epp_pool_headroom_ratio", ("name",)),

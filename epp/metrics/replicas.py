@@ -12,19 +12,10 @@ STORE_ERRORS = Metric(
 CONNECTIONS = Metric("replica_store_connections_total", "counter", "Connections to the replica store.")
 REPLICAS = Metric("replicas", "gauge", "Replicas that share what they know, including this one.")
 AGE = Metric("replica_age_seconds", "gauge", "Time since the last message of another replica.", labels=("replica",))
-REQUESTS = Metric(
-    "replica_inflight_requests", "gauge", "Requests in flight that another replica reports.", labels=("replica",)
-)
+REQUESTS = Metric("replica_inflight_requests", "gauge", "Requests in flight that another replica reports.", labels=("replica",))
 LAG = Metric("replica_lag_seconds", "gauge", "Delay of this replica's last complete message through the store.")
-MESSAGES = Metric(
-    "replica_messages_total",
-    "counter",
-    "Messages between replicas, by direction: sent, received.",
-    labels=("direction",),
-)
-BYTES = Metric(
-    "replica_bytes_total", "counter", "Bytes of messages between replicas, by direction.", labels=("direction",)
-)
+MESSAGES = Metric("replica_messages_total", "counter", "Messages between replicas, by direction: sent, received.", labels=("direction",))
+BYTES = Metric("replica_bytes_total", "counter", "Bytes of messages between replicas, by direction.", labels=("direction",))
 DROPPED = Metric(
     "replica_dropped_total",
     "counter",
@@ -34,13 +25,9 @@ DROPPED = Metric(
     "(another secret).",
     labels=("cause",),
 )
-COPIED = Metric(
-    "replica_copied_entries_total", "counter", "Entries of the prefix index that came from another replica's copy."
-)
+COPIED = Metric("replica_copied_entries_total", "counter", "Entries of the prefix index that came from another replica's copy.")
 PAGES = Metric(
-    "replica_pages_total",
-    "counter",
-    "Metrics pages that another replica has read, and this one has used instead of reading them.",
+    "replica_pages_total", "counter", "Metrics pages that another replica has read, and this one has used instead of reading them."
 )
 FOREIGN = Metric(
     "replicas_with_another_secret",

@@ -17,25 +17,14 @@ REQUEST_RUNNING = Metric("request_running", "gauge", "Requests that got an endpo
 REQUEST_ERRORS = Metric("request_error_total", "counter", "Requests that failed, in the picker or at the model server.")
 SCHEDULER_ATTEMPTS = Metric("scheduler_attempts_total", "counter", "Decisions, by outcome and endpoint.")
 TIME_TO_FIRST = Metric(
-    "request_ttft_seconds",
-    "histogram",
-    "Time from the request to the first piece of the response's body.",
-    buckets.FIRST_TOKEN_S,
+    "request_ttft_seconds", "histogram", "Time from the request to the first piece of the response's body.", buckets.FIRST_TOKEN_S
 )
 
 (
     DURATION, REQUEST_BYTES, RESPONSE_BYTES, INPUT_TOKENS, OUTPUT_TOKENS, CACHED_TOKENS, PER_OUTPUT_TOKEN,
     TTFT_STREAMING, TTFT_WHOLE, STREAMING_PER_TOKEN, BETWEEN_CHUNKS,
 ) = range(11)  # fmt: skip
-REQUEST = Group(
-    "request",
-    REQUEST_LABELS,
-    gauges=(REQUEST_RUNNING,),
-    counters=(REQUEST_TOTAL,),
-    blocks=512,
-    page_bytes=500_000,
-    ages=True,
-)
+REQUEST = Group("request", REQUEST_LABELS, gauges=(REQUEST_RUNNING,), counters=(REQUEST_TOTAL,), blocks=512, page_bytes=500_000, ages=True)
 REQUEST_FIGURES = Group(
     "request_figures",
     REQUEST_LABELS,
@@ -45,24 +34,12 @@ REQUEST_FIGURES = Group(
         _histogram("response_size_bytes", "Bytes of the response's body.", buckets.RESPONSE_BYTES),
         _histogram("request_input_tokens", "Prompt tokens, as the model server reports them.", buckets.INPUT_TOKENS),
         _histogram("request_output_tokens", "Output tokens, as the model server reports them.", buckets.OUTPUT_TOKENS),
-        _histogram(
-            "request_cached_tokens",
-            "Cached prompt tokens, as the model server reports them.",
-            buckets.INPUT_TOKENS,
-        ),
+        _histogram("request_cached_tokens", "Cached prompt tokens, as the model server reports them.", buckets.INPUT_TOKENS),
         _histogram("request_ntpot_seconds", "Duration of the request per output token.", buckets.NORMALIZED_TOKEN_S),
         Labelled(TIME_TO_FIRST, "streaming", "true"),
         Labelled(TIME_TO_FIRST, "streaming", "false"),
-        _histogram(
-            "request_streaming_tpot_seconds",
-            "Time per output token after the first, of streamed responses.",
-            buckets.TOKEN_S,
-        ),
-        _histogram(
-            "request_streaming_itl_seconds",
-            "Time between two chunks of a streamed response's body.",
-            buckets.CHUNK_GAP_S,
-        ),
+        _histogram("request_streaming_tpot_seconds", "Time per output token after the first, of streamed responses.", buckets.TOKEN_S),
+        _histogram("request_streaming_itl_seconds", "Time between two chunks of a streamed response's body.", buckets.CHUNK_GAP_S),
     ),
     blocks=128,
     page_bytes=4_200_000,
@@ -88,14 +65,10 @@ PREDICTION_UNREPORTED = Metric(
     "Requests with a prediction, served by a model server that has never reported cached prompt tokens.",
 )
 PREDICTION_MISSED = Metric(
-    "prefix_unreported_hits_total",
-    "counter",
-    "Unreported requests with more than a quarter of the prompt predicted to be cached.",
+    "prefix_unreported_hits_total", "counter", "Unreported requests with more than a quarter of the prompt predicted to be cached."
 )
 PREDICTION_PROMPT_TOKENS = Metric(
-    "prefix_checked_prompt_tokens_total",
-    "counter",
-    "Prompt tokens of checked requests, as the model server reports them.",
+    "prefix_checked_prompt_tokens_total", "counter", "Prompt tokens of checked requests, as the model server reports them."
 )
 PREDICTED_TOKENS = Metric(
     "prefix_predicted_tokens_total",
@@ -103,19 +76,13 @@ PREDICTED_TOKENS = Metric(
     "Prompt tokens of checked requests that the picker predicted to be cached: the predicted share of the reported prompt tokens.",
 )
 REPORTED_TOKENS = Metric(
-    "prefix_reported_tokens_total",
-    "counter",
-    "Cached prompt tokens of checked requests, as the model server reports them.",
+    "prefix_reported_tokens_total", "counter", "Cached prompt tokens of checked requests, as the model server reports them."
 )
 OVERPREDICTED_TOKENS = Metric(
-    "prefix_overpredicted_tokens_total",
-    "counter",
-    "Predicted minus reported cached tokens, over checked requests with more predicted.",
+    "prefix_overpredicted_tokens_total", "counter", "Predicted minus reported cached tokens, over checked requests with more predicted."
 )
 UNDERPREDICTED_TOKENS = Metric(
-    "prefix_underpredicted_tokens_total",
-    "counter",
-    "Reported minus predicted cached tokens, over checked requests with more reported.",
+    "prefix_underpredicted_tokens_total", "counter", "Reported minus predicted cached tokens, over checked requests with more reported."
 )
 USAGE_BEYOND_BOUNDS = Metric(
     "usage_beyond_bounds_total",
@@ -140,29 +107,19 @@ PREDICTION = Group(
     ages=True,
 )
 SHADOW_DECISIONS = Metric(
-    "shadow_decisions_total",
-    "counter",
-    "Decisions of shadow profiles, by whether they agree with the real decision.",
+    "shadow_decisions_total", "counter", "Decisions of shadow profiles, by whether they agree with the real decision."
 )
 SHADOWS = Group("shadows", ("profile", "outcome"), counters=(SHADOW_DECISIONS,), blocks=64)
 PEER_FAULTS = Metric(
-    "abuse_total",
-    "counter",
-    "Connections closed, or streams ended, because a peer of the ext_proc port exceeded a limit, by cause.",
+    "abuse_total", "counter", "Connections closed, or streams ended, because a peer of the ext_proc port exceeded a limit, by cause."
 )
 ABUSE = Group("abuse", ("cause",), counters=(PEER_FAULTS,), blocks=64)
-PLUGIN_LEFT_OUT = Metric(
-    "plugin_left_out", "gauge", "Whether the plugin is left out of the pipeline because it failed repeatedly."
-)
+PLUGIN_LEFT_OUT = Metric("plugin_left_out", "gauge", "Whether the plugin is left out of the pipeline because it failed repeatedly.")
 PLUGIN_FAULTS = Metric("plugin_faults_total", "counter", "Exceptions of the plugin; each cost at most one request.")
 PLUGIN_EXCLUSIONS = Metric("plugin_exclusions_total", "counter", "How often the plugin was left out.")
-ISOLATION = Group(
-    "isolation", PLUGIN_LABELS, gauges=(PLUGIN_LEFT_OUT,), counters=(PLUGIN_FAULTS, PLUGIN_EXCLUSIONS), blocks=256
-)
+ISOLATION = Group("isolation", PLUGIN_LABELS, gauges=(PLUGIN_LEFT_OUT,), counters=(PLUGIN_FAULTS, PLUGIN_EXCLUSIONS), blocks=256)
 MODEL_REWRITE_DECISIONS = Metric(
-    "model_rewrite_decisions_total",
-    "counter",
-    "Requests with a model chosen by a rule, by the InferenceModelRewrite that has the rule.",
+    "model_rewrite_decisions_total", "counter", "Requests with a model chosen by a rule, by the InferenceModelRewrite that has the rule."
 )
 MODEL_REWRITES = Group(
     "model_rewrites",
@@ -177,14 +134,10 @@ TRYOUT_REQUESTS = Metric(
     "Requests that ended while a candidate configuration was tried, by the configuration that decided them.",
 )
 TRYOUT_ERRORS = Metric(
-    "tryout_errors_total",
-    "counter",
-    "Requests of tryout_requests_total that failed, in the picker or at the model server.",
+    "tryout_errors_total", "counter", "Requests of tryout_requests_total that failed, in the picker or at the model server."
 )
 TRYOUT_PROMPT_TOKENS = Metric(
-    "tryout_prompt_tokens_total",
-    "counter",
-    "Prompt tokens that model servers reported for requests of tryout_requests_total.",
+    "tryout_prompt_tokens_total", "counter", "Prompt tokens that model servers reported for requests of tryout_requests_total."
 )
 TRYOUT_CACHED_TOKENS = Metric(
     "tryout_cached_prompt_tokens_total",
@@ -217,16 +170,4 @@ TRYOUT_COMPARED = Metric(
     "Decisions of a candidate configuration that is tried as a shadow, by whether they agree with the real decision.",
 )
 TRYOUT_SHADOWS = Group("tryout_shadows", ("outcome",), counters=(TRYOUT_COMPARED,), blocks=8)
-GROUPS = (
-    REQUEST,
-    REQUEST_FIGURES,
-    ERROR,
-    ATTEMPTS,
-    PREDICTION,
-    SHADOWS,
-    ABUSE,
-    ISOLATION,
-    MODEL_REWRITES,
-    TRYOUT,
-    TRYOUT_SHADOWS,
-)
+GROUPS = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS, PREDICTION, SHADOWS, ABUSE, ISOLATION, MODEL_REWRITES, TRYOUT, TRYOUT_SHADOWS)

@@ -56,9 +56,7 @@ class TokenWeightedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields
     prefix_match_info_producer_name: str = ""
 
 
-INFLIGHT_COUNTS_WITH: Final = dict.fromkeys(
-    ("outputRatio", "maxEstimatedOutputTokens"), ("addEstimatedOutputTokens", (True,))
-)
+INFLIGHT_COUNTS_WITH: Final = dict.fromkeys(("outputRatio", "maxEstimatedOutputTokens"), ("addEstimatedOutputTokens", (True,)))
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percentile = Annotated[int, msgspec.Meta(ge=1, le=99)]
 BLOCK_TOKENS_MAX: Final = 1 << 20  # with larger blocks, no prompt would have a whole block

@@ -44,10 +44,6 @@ class AgentIdentity(RequestHeader):
             agent = headers.get(name)
             if agent:
                 request[AGENT] = agent
-                if (
-                    request.fairness_id == DEFAULT_FLOW
-                    and names_flow(agent)
-                    and first_value(headers, FAIRNESS_ID) is None
-                ):
+                if request.fairness_id == DEFAULT_FLOW and names_flow(agent) and first_value(headers, FAIRNESS_ID) is None:
                     request.fairness_id = agent
                 return

@@ -80,9 +80,7 @@ class RequestAttribute(ResponseComplete):
         self._namespace = attribute.key.namespace or NAMESPACE
         self._key = attribute.key.name
         self._expression = compiled(attribute.expression, "expression", (int, float), "a number")
-        self._condition = (
-            compiled(attribute.condition, "condition", (bool,), "true or false") if attribute.condition else None
-        )
+        self._condition = compiled(attribute.condition, "condition", (bool,), "true or false") if attribute.condition else None
         self._services: Services
 
     def start(self, services: Services) -> None:

@@ -168,11 +168,7 @@ class RolloutScreener(Screener, ResponseReceived):
         self._revisions = Labelled(self._revision_label)
         _check_unique([(s.name, s.header_name.lower()) for s in params.header_selectors])
         self._stamps = [(s.header_name.lower(), s.label_key) for s in params.header_selectors]
-        self._strict = [
-            (s.name, s.header_name.lower(), Labelled(s.label_key))
-            for s in params.header_selectors
-            if s.mode == "strict"
-        ]
+        self._strict = [(s.name, s.header_name.lower(), Labelled(s.label_key)) for s in params.header_selectors if s.mode == "strict"]
         self.reads_headers = [header for _, header, _ in self._strict]
         self._counted: Roster | Snapshot | None = None  # the roster or snapshot for which `_shares` was computed
         self._shares: dict[str, float] = {}
@@ -229,9 +225,7 @@ class RolloutScreener(Screener, ResponseReceived):
             if (revision := endpoint.labels.get(self._revision_label)) and self._in_scope(endpoint.labels)
         }
         for revision in seen | self._seen:
-            self._shown.set(
-                self._shares.get(revision, 0.0), self._mode, revision, weight=1.0 if revision in seen else 0.0
-            )
+            self._shown.set(self._shares.get(revision, 0.0), self._mode, revision, weight=1.0 if revision in seen else 0.0)
         self._seen = seen
 
     def _weighed(self, endpoints: Iterable[Endpoint]) -> dict[str, float]:
@@ -280,7 +274,5 @@ def _check_unique(selectors: Sequence[tuple[str, str]]) -> None:
         seen: set[str] = set()
         for index, selector in enumerate(selectors):
             if selector[at] in seen:
-                raise ValueError(
-                    f"headerSelectors[{index}].{field}: '{selector[at]}' is given twice; give each selector its own"
-                )
+                raise ValueError(f"headerSelectors[{index}].{field}: '{selector[at]}' is given twice; give each selector its own")
             seen.add(selector[at])

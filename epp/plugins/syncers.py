@@ -52,11 +52,7 @@ class RedisSyncer(Syncer):
             raise ValueError("passwordFile: is given beside passwordEnv; name one of them")
         if params.ttl:
             self.deprecated = self.renamed
-        for field, text in (
-            ("stateTTL", params.state_ttl),
-            ("coordinationTTL", params.coordination_ttl),
-            ("ttl", params.ttl),
-        ):
+        for field, text in (("stateTTL", params.state_ttl), ("coordinationTTL", params.coordination_ttl), ("ttl", params.ttl)):
             if text and _seconds(field, text) < TTL_MIN_S:
                 raise ValueError(f"{field}: '{text}' is below 1ms; write for example 2s, or omit it")
 

@@ -222,9 +222,7 @@ class Services(Protocol):
         or the worker is ending.
         """
 
-    def http(
-        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"", *, timeout_s: float
-    ) -> Waiting:
+    def http(self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"", *, timeout_s: float) -> Waiting:
         """Sends one HTTP request. Awaiting the result gives an `HttpAnswer`, whatever its status.
 
         Awaiting raises TimeoutError after `timeout_s`, and OSError if there is no complete response. Redirects are not followed. The

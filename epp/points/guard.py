@@ -71,11 +71,7 @@ def guard(violated: Violated, remark: Remark = lambda _plugin, _text: None) -> W
 
 
 def _guarded(
-    point: Point,
-    instance: Plugin,
-    call: Callable[..., Any],
-    violated: Violated,
-    remark: Remark = lambda _plugin, _text: None,
+    point: Point, instance: Plugin, call: Callable[..., Any], violated: Violated, remark: Remark = lambda _plugin, _text: None
 ) -> Callable[..., Any]:
     writable = frozenset(key.name for key in (*instance.produces, *instance.keeps))
     readable = writable | {key.name for key in (*instance.consumes, *instance.optional)}
@@ -131,9 +127,7 @@ class _Declared(Candidates):
 
     def __getitem__(self, column: Column[Any]) -> Any:
         if column.name not in self._columns:
-            raise PluginFault(
-                f"'{self._reader}' reads the column '{column.name}', which it does not declare: add it to `consumes`"
-            )
+            raise PluginFault(f"'{self._reader}' reads the column '{column.name}', which it does not declare: add it to `consumes`")
         return super().__getitem__(column)
 
     def keep(self, mask: Mask) -> Candidates:
@@ -146,13 +140,7 @@ class Scope(MutableMapping[Name, Any]):
 
     __slots__ = ("_data", "_readable", "_refused", "_writable")
 
-    def __init__(
-        self,
-        data: Data,
-        readable: frozenset[str],
-        writable: frozenset[str],
-        refused: Callable[[str, Access], None],
-    ) -> None:
+    def __init__(self, data: Data, readable: frozenset[str], writable: frozenset[str], refused: Callable[[str, Access], None]) -> None:
         self._data = data
         self._readable = readable
         self._writable = writable

@@ -71,9 +71,7 @@ def scorer(instance: Scorer) -> ScorerCall:
         try:
             scores = np.asarray(result, dtype=np.float64)
         except (TypeError, ValueError) as problem:
-            raise PluginFault(
-                f"scorer '{instance.name}' returned {_kind(result)}; return one score per candidate"
-            ) from problem
+            raise PluginFault(f"scorer '{instance.name}' returned {_kind(result)}; return one score per candidate") from problem
         if scores.shape != (len(candidates),):
             raise PluginFault(
                 f"scorer '{instance.name}' returned shape {scores.shape} for {len(candidates)} candidates; return one score per candidate"
@@ -156,16 +154,12 @@ def _check_headers(instance: Plugin, headers: dict[str, str]) -> None:
     for name in wrong:
         del headers[name]
     if wrong:
-        raise PluginFault(
-            f"'{instance.name}' set the header {wrong[0]!r:.80}; a name must be a token, a value one line of Latin-1 text"
-        )
+        raise PluginFault(f"'{instance.name}' set the header {wrong[0]!r:.80}; a name must be a token, a value one line of Latin-1 text")
 
 
 def _check_metadata(instance: Plugin, _result: object, _decision: Decision, response: Response) -> None:
     """Removes metadata that cannot be sent. Otherwise the last piece of the body, which carries them, would be lost."""
-    wrong = [
-        name for name, values in response.metadata.items() if not (_plain({name: values}) and isinstance(values, dict))
-    ]
+    wrong = [name for name, values in response.metadata.items() if not (_plain({name: values}) and isinstance(values, dict))]
     for name in wrong:
         del response.metadata[name]
     if wrong:

@@ -56,8 +56,7 @@ def without(wiring: Wiring, names: Collection[str]) -> Wiring:
         plugins=tuple(p for p in wiring.plugins if p.name not in names),
         producers=tuple(p for p in wiring.producers if p.name not in names),
         profiles=tuple(
-            replace(wired, members=tuple((p, weight) for p, weight in wired.members if p.name not in names))
-            for wired in wiring.profiles
+            replace(wired, members=tuple((p, weight) for p, weight in wired.members if p.name not in names)) for wired in wiring.profiles
         ),
     )
 

@@ -21,9 +21,7 @@ def plugin(type_name: str, *aliases: str) -> Callable[[P], P]:
     def register(cls: P) -> P:
         for name in (type_name, *aliases):
             if not (isinstance(name, str) and name.isprintable() and name == name.strip() != ""):
-                raise ValueError(
-                    f"plugin type {name!r}: a type's name must be printable text, without spaces around it"
-                )
+                raise ValueError(f"plugin type {name!r}: a type's name must be printable text, without spaces around it")
             other = REGISTERED.get(name, cls)
             own_module = BUILT_IN.get(name, other.__module__)
             if (own_module, other.__qualname__) != (cls.__module__, cls.__qualname__):

@@ -217,9 +217,7 @@ class Watch:
     def _warning(self, cause: Cause, those: Sequence[Subject]) -> Divergence:
         whole = total(subject.whole for subject in those)
         names = sorted({key[0] for subject in those for key in subject.keys})
-        because = cause.value.format(
-            kv=self._fullness(those), ratio=whole.reported / max(1, whole.predicted), evictions=self._evicted()
-        )
+        because = cause.value.format(kv=self._fullness(those), ratio=whole.reported / max(1, whole.predicted), evictions=self._evicted())
         never = cause is Cause.NEVER_REPORTED
         return Divergence(
             minutes=SLICES * SLICE_S / 60,

@@ -45,9 +45,7 @@ def adapter_word(adapter: str, secret: int) -> int:
     return xxh3_64_intdigest(b"adapter:" + adapter.encode("utf-8", "surrogatepass"), secret) or 1
 
 
-def held_links(
-    tokens: NDArray[np.uint32], block_tokens: int, start: int, secret: int, extras: Extras = NO_EXTRAS
-) -> Hashes:
+def held_links(tokens: NDArray[np.uint32], block_tokens: int, start: int, secret: int, extras: Extras = NO_EXTRAS) -> Hashes:
     """Returns the chain over the whole blocks of `tokens`: uint64, shape (len(tokens) // block_tokens,).
 
     `start`: the root, or the hash of the block before. `extras`: block number, from 0 -> its extra keys. Extra keys beyond the last whole

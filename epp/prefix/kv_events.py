@@ -206,11 +206,7 @@ def _stored(fields: Mapping[Any, Any]) -> Stored:
     hashes = _hashes(fields.get("block_hashes"))
     tokens = _tokens(fields.get("token_ids"))
     block_tokens = fields.get("block_size") or 0
-    if (
-        type(block_tokens) is not int
-        or not 0 <= block_tokens <= BLOCK_TOKENS_MAX
-        or (tokens is not None and not block_tokens)
-    ):
+    if type(block_tokens) is not int or not 0 <= block_tokens <= BLOCK_TOKENS_MAX or (tokens is not None and not block_tokens):
         raise _Malformed
     parent = fields.get("parent_block_hash")
     name: Any = fields.get("lora_name")

@@ -32,9 +32,7 @@ KEPT_BYTES_MAX: Final = 512
 _SELECTOR: Final = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s*", re.DOTALL)
 _MATCHER: Final = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(?:"([^"]*)"|([^\s",{}=~]+))\s*(?:,|$)', re.DOTALL)
 _SERIES: Final = re.compile(rb'[ \t]*(?:\{((?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[ \t]*([^\s]++)[ \t]*([^\r\n]*+)')
-_LABEL: Final = re.compile(
-    rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*=[ \t]*"((?:[^"\\]++|\\.)*+)"[ \t]*(?:,|$)', re.DOTALL
-)
+_LABEL: Final = re.compile(rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*=[ \t]*"((?:[^"\\]++|\\.)*+)"[ \t]*(?:,|$)', re.DOTALL)
 _ESCAPE: Final = re.compile(rb'\\([\\"n])')
 _UNESCAPED: Final = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
 _AMBIGUOUS: Final = (b"\n#", b"\n\n", b"\n\r", b"\n ", b"\n\t")  # the family may continue after such a line, or with it
@@ -120,19 +118,7 @@ class Sample(NamedTuple):
 class Finder:
     """Finds the series of one selector on the pages of one server. `text`: between the braces of the series that `find` finds."""
 
-    __slots__ = (
-        "_at",
-        "_before",
-        "_bytes",
-        "_name",
-        "_name_at",
-        "_name_line",
-        "_run",
-        "_single",
-        "_type_line",
-        "selector",
-        "text",
-    )
+    __slots__ = ("_at", "_before", "_bytes", "_name", "_name_at", "_name_line", "_run", "_single", "_type_line", "selector", "text")
 
     def __init__(self, selector: Selector) -> None:
         self.selector = selector

@@ -87,9 +87,7 @@ def body_slices(body: bytes | memoryview, coding: str, limit: int) -> Unpacking 
     if name in ("", "identity"):
         return None
     if name not in ("gzip", "x-gzip"):
-        raise Refused(
-            Cause.INVALID_BODY, f"content-encoding '{name[:40]}' is not supported: send the body plain or as gzip"
-        )
+        raise Refused(Cause.INVALID_BODY, f"content-encoding '{name[:40]}' is not supported: send the body plain or as gzip")
     return _or_refused(body, limit)
 
 

@@ -51,40 +51,26 @@ RULES: Mapping[Cause, _Rule] = {
     Cause.NO_CANDIDATES: _Rule(
         503, "ServiceUnavailable", "failed to find endpoint candidates for serving the request", "rejected-no-endpoints"
     ),
-    Cause.SCREENED_OUT: _Rule(
-        503, "ServiceUnavailable", "screeners eliminated all endpoint candidates", "rejected-no-endpoints"
-    ),
+    Cause.SCREENED_OUT: _Rule(503, "ServiceUnavailable", "screeners eliminated all endpoint candidates", "rejected-no-endpoints"),
     Cause.NOT_ADMITTED: _Rule(429, "ResourceExhausted", "request cannot be admitted: {}", "rejected-saturated"),
     Cause.SHED: _Rule(429, "ResourceExhausted", "system saturated, sheddable request dropped", "rejected-saturated"),
     Cause.UNKNOWN_PROFILE: _Rule(400, "BadRequest", "{}"),
-    Cause.NO_ENDPOINT_LEFT: _Rule(
-        429, "ResourceExhausted", "no endpoints available for the given request", "rejected-saturated"
-    ),
+    Cause.NO_ENDPOINT_LEFT: _Rule(429, "ResourceExhausted", "no endpoints available for the given request", "rejected-saturated"),
     Cause.NOT_CACHED: _Rule(412, "PreconditionFailed", "no decode worker has the requested KV cache"),
     Cause.QUEUE_AT_CAPACITY: _Rule(429, "ResourceExhausted", "{}", "rejected-saturated"),
-    Cause.QUEUE_WITHOUT_ENDPOINTS: _Rule(
-        503, "ServiceUnavailable", "no endpoints available: {}", "rejected-no-endpoints"
-    ),
+    Cause.QUEUE_WITHOUT_ENDPOINTS: _Rule(503, "ServiceUnavailable", "no endpoints available: {}", "rejected-no-endpoints"),
     Cause.TTL_EXPIRED: _Rule(429, "ResourceExhausted", "request timed out in queue: {}", "rejected-ttl-expired"),
     Cause.TTL_EXPIRED_WITHOUT_ENDPOINTS: _Rule(
-        503,
-        "ServiceUnavailable",
-        "request timed out in queue and no endpoints are available: {}",
-        "rejected-no-endpoints",
+        503, "ServiceUnavailable", "request timed out in queue and no endpoints are available: {}", "rejected-no-endpoints"
     ),
     Cause.CONTEXT_CANCELLED: _Rule(503, "ServiceUnavailable", "client disconnected: {}", "rejected-context-cancelled"),
     Cause.DISPLACED: _Rule(429, "ResourceExhausted", "{}", "evicted-priority"),
     Cause.FLOW_CONTROL: _Rule(500, "Internal", "internal flow control error: {}"),
     Cause.SHUTTING_DOWN: _Rule(
-        503,
-        "ServiceUnavailable",
-        "flow controller shutting down: {}: flow controller is not running",
-        "rejected-shutting-down",
+        503, "ServiceUnavailable", "flow controller shutting down: {}: flow controller is not running", "rejected-shutting-down"
     ),
     Cause.QUERY_OF_DEATH: _Rule(
-        400,
-        "BadRequest",
-        "two processes of the endpoint picker ended while they read this request: it is refused for {} seconds",
+        400, "BadRequest", "two processes of the endpoint picker ended while they read this request: it is refused for {} seconds"
     ),
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }

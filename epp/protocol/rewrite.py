@@ -19,10 +19,7 @@ import numpy as np
 
 from epp.errors import Cause, Refused
 
-REMOVED: Final = (
-    "accept-encoding",
-    "content-encoding",
-)  # removed from a rewritten request, so that request and answer are plain
+REMOVED: Final = ("accept-encoding", "content-encoding")  # removed from a rewritten request, so that request and answer are plain
 MODELS_MAX: Final = 2  # members `model` in one body that are accepted
 PAIRS_KEPT: Final = 256  # cached pairs; clients choose the names, so number and length are limited
 KEPT_CHARS_MAX: Final = 1024

@@ -21,9 +21,7 @@ from epp.request import USUAL, Request
 
 TEMPLATE_TOKENS: Final = 1024
 TOKENS_PER_S: Final = 2000  # no engine generates a single sequence faster
-IMPLAUSIBLE: Final = (
-    2  # a server that reports more than this many times the bound is named; less may be rounding or a template
-)
+IMPLAUSIBLE: Final = 2  # a server that reports more than this many times the bound is named; less may be rounding or a template
 
 
 def bounded(usage: Usage, request: Request, answer_bytes: int, seconds: float) -> Usage:

@@ -80,9 +80,7 @@ def _mooncake(lines: Iterator[str]) -> Iterator[Arrival]:
     for fields in _objects(lines):
         blocks = [int(block) for block in fields.get("hash_ids", ())]
         at = float(fields["timestamp"]) / 1000
-        yield Arrival(
-            at, _count(fields["input_length"]), _count(fields["output_length"]), blocks, MOONCAKE_BLOCK_TOKENS
-        )
+        yield Arrival(at, _count(fields["input_length"]), _count(fields["output_length"]), blocks, MOONCAKE_BLOCK_TOKENS)
 
 
 def _azure(lines: Iterator[str]) -> Iterator[Arrival]:
@@ -116,10 +114,7 @@ def _llm_d(lines: Iterator[str]) -> Iterator[Arrival]:
     for fields in _objects(lines):
         info = fields.get("info") or fields
         yield Arrival(
-            float(fields["start_time"]),
-            _count(info["input_tokens"]),
-            _count(info["output_tokens"]),
-            model=str(fields.get("model") or ""),
+            float(fields["start_time"]), _count(info["input_tokens"]), _count(info["output_tokens"]), model=str(fields.get("model") or "")
         )
 
 

@@ -7,9 +7,7 @@ lowers it by a nineteenth of that.
 
 from typing import Final
 
-PER_S: Final = (
-    100.0  # requests of each of the two kinds that a worker records in a second: both take at most 0.1 % of a core
-)
+PER_S: Final = 100.0  # requests of each of the two kinds that a worker records in a second: both take at most 0.1 % of a core
 SLOW_SHARE: Final = 0.05
 STEP: Final = 0.05  # by which share one time moves the percentile
 ERROR: Final = 400

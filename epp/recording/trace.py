@@ -12,20 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from epp.recording.records import (
-    Batch,
-    Configured,
-    Decided,
-    Ended,
-    Lost,
-    Member,
-    Opened,
-    Record,
-    Roster,
-    Scraped,
-    floats,
-    ints,
-)
+from epp.recording.records import Batch, Configured, Decided, Ended, Lost, Member, Opened, Record, Roster, Scraped, floats, ints
 
 WAITING_MAX: Final = 1 << 20  # requests whose outcome is awaited; above it, the oldest one counts as without an outcome
 SCRAPES_MAX: Final = 1 << 20  # scrapes that are kept per endpoint, the latest ones
@@ -93,8 +80,7 @@ class Trace:
             self._add_scraped(record)
         elif isinstance(record, Roster):
             self._rosters[self._stream, record.number] = [
-                self.members.get(key)
-                for key in zip(ints(record.slots).tolist(), ints(record.generations).tolist(), strict=True)
+                self.members.get(key) for key in zip(ints(record.slots).tolist(), ints(record.generations).tolist(), strict=True)
             ]
         elif isinstance(record, Member):
             self._add_member(record)

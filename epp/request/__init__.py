@@ -3,30 +3,6 @@
 May import: epp.endpoints, epp.points, epp.protocol. Imported by: epp.decision, plugins, workers.
 """
 
-from epp.request.request import (
-    BYTES_PER_TOKEN,
-    DEFAULT_FLOW,
-    EMPTY_PROMPT,
-    USUAL,
-    Extent,
-    Feature,
-    Media,
-    Parts,
-    Prompt,
-    Request,
-    Subset,
-)
+from epp.request.request import BYTES_PER_TOKEN, DEFAULT_FLOW, EMPTY_PROMPT, USUAL, Extent, Feature, Media, Parts, Prompt, Request, Subset
 
-__all__ = [
-    "BYTES_PER_TOKEN",
-    "DEFAULT_FLOW",
-    "EMPTY_PROMPT",
-    "USUAL",
-    "Extent",
-    "Feature",
-    "Media",
-    "Parts",
-    "Prompt",
-    "Request",
-    "Subset",
-]
+__all__ = ["BYTES_PER_TOKEN", "DEFAULT_FLOW", "EMPTY_PROMPT", "USUAL", "Extent", "Feature", "Media", "Parts", "Prompt", "Request", "Subset"]

@@ -68,9 +68,7 @@ class Intake:
                 request.ttl_s = client_headers.ttl_s(headers)
         return request
 
-    def _parsed(
-        self, reader: Parser, parse: ParseCall, request: Request, body: bytes | memoryview, *, named: bool
-    ) -> Renamed | None:
+    def _parsed(self, reader: Parser, parse: ParseCall, request: Request, body: bytes | memoryview, *, named: bool) -> Renamed | None:
         """Parses the body. `named`: whether the request may have the header that renames the model. Raises Refused."""
         rewrite = self.rewrites() if self.rewrites is not None else None
         if named or rewrite is not None:
@@ -79,12 +77,7 @@ class Intake:
         return None
 
     def read(
-        self,
-        request: Request,
-        headers: codec.Headers,
-        pipeline: Pipeline,
-        parser: tuple[Parser, int],
-        body: bytes | memoryview,
+        self, request: Request, headers: codec.Headers, pipeline: Pipeline, parser: tuple[Parser, int], body: bytes | memoryview
     ) -> Renamed | None:
         """Reads the body into the request. `parser` is the result of `Parsers.find` for the path.
 

@@ -31,9 +31,7 @@ class Parsers:
     def __init__(self, pipeline: Pipeline) -> None:
         parsers = [(parser, place) for place, parser in enumerate(pipeline.wiring.parsers)]
         self._suffixes = sorted(
-            ((suffix.strip("/"), p) for p in reversed(parsers) for suffix in p[0].paths),
-            key=lambda entry: len(entry[0]),
-            reverse=True,
+            ((suffix.strip("/"), p) for p in reversed(parsers) for suffix in p[0].paths), key=lambda entry: len(entry[0]), reverse=True
         )
         # Length of the longest suffix, and one more for a trailing slash.
         self._reach = 1 + max((len(suffix) for suffix, _ in self._suffixes), default=0)

@@ -63,11 +63,7 @@ class Wanted:
 
 
 @click.command("demo")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(2, 3600),
-    help="Stop after this time: half of it with the picker, half round-robin.",
-)
+@click.option("--seconds", type=click.FloatRange(2, 3600), help="Stop after this time: half of it with the picker, half round-robin.")
 @click.option("--workers", type=Whole(1, 64), default=2, show_default=True, help="Worker processes of the picker.")
 @click.option("--servers", type=Whole(1, 64), default=4, show_default=True, help="Simulated model servers.")
 @click.option("--port", type=Whole(1, 65535), help="Port of the gateway. [default: 8080, or a free one if it is taken]")
@@ -80,13 +76,9 @@ class Wanted:
     help="Folder with objects for the picker, as in `epp serve`. [default: none]",
 )
 @click.option("--config-file", default="", help="Configuration of the picker. [default: the built-in one]")
+@click.option("--record-dir", default="", help="Folder into which the picker records the traffic, for `epp record replay`.")
 @click.option(
-    "--record-dir", default="", help="Folder into which the picker records the traffic, for `epp record replay`."
-)
-@click.option(
-    "--precise",
-    is_flag=True,
-    help=f"Compare precise with approximate matches on caches that evict. [default --seconds: {COMPARED_S:.0f}]",
+    "--precise", is_flag=True, help=f"Compare precise with approximate matches on caches that evict. [default --seconds: {COMPARED_S:.0f}]"
 )
 @click.option(
     "--replicas",
@@ -130,9 +122,7 @@ def command(
     if replicas and importlib.util.find_spec("redis") is None:
         raise click.ClickException("--replicas needs the Python module redis: pip install 'endpoint-picker[replicas]'")
     if precise and config_file:
-        raise click.UsageError(
-            "--precise and --config-file exclude each other: --precise has a configuration of its own"
-        )
+        raise click.UsageError("--precise and --config-file exclude each other: --precise has a configuration of its own")
     plan = Plan(
         workers,
         servers,

@@ -96,10 +96,7 @@ def bootstrap(
         at, servers = round_robin
         listeners.append(_listener("round-robin", at, ROUND_ROBIN_CLUSTER, picked=False))
         clusters.append(_round_robin_cluster(servers))
-    return {
-        "admin": {"address": _socket(admin)},
-        "static_resources": {"listeners": listeners, "clusters": clusters},
-    }
+    return {"admin": {"address": _socket(admin)}, "static_resources": {"listeners": listeners, "clusters": clusters}}
 
 
 def to_yaml(config: Json) -> str:
@@ -149,8 +146,7 @@ def _listener(name: str, at: Address, cluster: str, *, picked: bool, retries: bo
 
 def _removed(names: Sequence[str]) -> Json:
     mutation = _typed(
-        "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
-        mutations=[{"remove": name} for name in names],
+        "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation", mutations=[{"remove": name} for name in names]
     )
     return {"name": "no-control-headers-from-outside", "typed_config": mutation}
 

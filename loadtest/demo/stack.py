@@ -92,9 +92,7 @@ class Stack:
         self._say = say
         self._envoy_path = envoy_path()
         if plan.port and not is_free(plan.port):
-            raise Unavailable(
-                f"port {plan.port} is in use; stop the process that listens there, or give another --port"
-            )
+            raise Unavailable(f"port {plan.port} is in use; stop the process that listens there, or give another --port")
         self._events_port = free_row(2 * plan.servers) if plan.precise else 0
         self._store_path = store_path() if plan.shares else ""
         ports = free_ports(4 + 3 * plan.replicas)
@@ -261,10 +259,7 @@ def precise_config(render: Address, port: int, servers: int) -> dict[str, Any]:
     tokens = {"modelName": MODEL, "vllm": {"url": f"http://{render[0]}:{render[1]}"}}
     ports = {"socketPort": port, "replaySocketPort": port + servers}
     events = {"speculativeIndexing": True, "kvEventsConfig": {"podDiscoveryConfig": ports}}
-    more = [
-        {"type": "token-producer", "parameters": tokens},
-        {"type": "precise-prefix-cache-producer", "parameters": events},
-    ]
+    more = [{"type": "token-producer", "parameters": tokens}, {"type": "precise-prefix-cache-producer", "parameters": events}]
     return {**PICKER_CONFIG, "plugins": [*PICKER_CONFIG["plugins"], *more]}
 
 

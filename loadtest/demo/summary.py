@@ -107,9 +107,7 @@ def verdict(runs: Mapping[str, Run]) -> str:
     keys = _common([one, other])
     if len(keys) < COMPARED_MIN:
         return f"no comparison: both finished only {len(keys)} requests, {COMPARED_MIN} are needed; give more --seconds"
-    ours, theirs = (
-        [answers[key].first_token_s for key in keys] for answers in (finished(one.results), finished(other.results))
-    )
+    ours, theirs = ([answers[key].first_token_s for key in keys] for answers in (finished(one.results), finished(other.results)))
     mean, instead = statistics.fmean(ours), statistics.fmean(theirs)
     late = max(percentile(one.late_s, 0.95), percentile(other.late_s, 0.95))
     if late >= max(BUSY_S, abs(mean - instead) / 2):
@@ -119,9 +117,7 @@ def verdict(runs: Mapping[str, Run]) -> str:
         )
     differences = [b - a for a, b in zip(ours, theirs, strict=True)]
     error = statistics.stdev(differences) / math.sqrt(len(differences))
-    figures = (
-        f"first token after {mean * 1e3:.0f} ms on average ({name}) instead of {instead * 1e3:.0f} ms ({other_name})"
-    )
+    figures = f"first token after {mean * 1e3:.0f} ms on average ({name}) instead of {instead * 1e3:.0f} ms ({other_name})"
     if abs(mean - instead) <= STANDARD_ERRORS * error:
         return f"{figures}: no more than chance"
     return f"{figures}: {abs(1 - mean / instead):.0%} {'sooner' if mean < instead else 'later'}"

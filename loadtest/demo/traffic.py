@@ -182,9 +182,7 @@ class Run:
                 await asyncio.sleep(THINK_S[1])
             conversation.messages.append({"role": "assistant", "content": "".join(pieces)})
 
-    async def _ask(
-        self, session: aiohttp.ClientSession, turn: Turn, conversation: Conversation, add: Callable[[str], None]
-    ) -> Result:
+    async def _ask(self, session: aiohttp.ClientSession, turn: Turn, conversation: Conversation, add: Callable[[str], None]) -> Result:
         """Sends one streamed chat completion. Calls `add` with each piece of the answer."""
         loop = asyncio.get_running_loop()
         body = {

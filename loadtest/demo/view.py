@@ -23,9 +23,7 @@ from loadtest.demo.traffic import Result
 RECENT = 100
 LINE_EVERY = 3  # without a terminal, every third reading is shown as a line
 STREAMS = re.compile(rb'^llm_d_epp_streams_open\{worker="(\d+)"\} (\S+)$', re.MULTILINE)
-PREDICTED = re.compile(
-    rb'^llm_d_epp_prefix_(predicted|checked_prompt)_tokens_total\{[^\n]*,port="(\d+)"\} (\S+)$', re.MULTILINE
-)
+PREDICTED = re.compile(rb'^llm_d_epp_prefix_(predicted|checked_prompt)_tokens_total\{[^\n]*,port="(\d+)"\} (\S+)$', re.MULTILINE)
 WORKER = re.compile(r"epp: worker (\d+)")
 UNKNOWN = "–"
 
@@ -71,8 +69,7 @@ class Gauge:
         page = get(fleet.addresses[0][1], "/sim/stats?all")
         if page is not None:
             self.servers = [
-                _server(stats, self.predicted_share([int(stats["address"].rpartition(":")[2])]))
-                for stats in msgspec.json.decode(page)
+                _server(stats, self.predicted_share([int(stats["address"].rpartition(":")[2])])) for stats in msgspec.json.decode(page)
             ]
 
     def predicted_share(self, ports: Iterable[int]) -> float | None:
@@ -144,16 +141,13 @@ def drawn(title: str, gauge: Gauge, results: Sequence[Result], curl: str) -> Gro
         workers.add_column(name, justify="right")
     for worker in gauge.workers:
         workers.add_row(worker.name, "" if worker.streams is None else str(worker.streams), f"{worker.cpu:.1%}")
-    return Group(
-        servers, workers, Text(latest(results)), Text("try it:  " + curl, style="dim", no_wrap=True, overflow="ignore")
-    )
+    return Group(servers, workers, Text(latest(results)), Text("try it:  " + curl, style="dim", no_wrap=True, overflow="ignore"))
 
 
 def line(title: str, gauge: Gauge, results: Sequence[Result]) -> str:
     """Returns the view as one line for a log."""
     load = " ".join(
-        f"{each.requests}/{each.running}/{each.waiting}/{each.cached_share:.0%}/{_share(each.predicted_share)}"
-        for each in gauge.servers
+        f"{each.requests}/{each.running}/{each.waiting}/{each.cached_share:.0%}/{_share(each.predicted_share)}" for each in gauge.servers
     )
     workers = " ".join(f"{w.name}={w.cpu:.1%}" for w in gauge.workers)
     return f"{title}: {latest(results)}; servers (requests/running/waiting/cached/predicted) {load}; CPU {workers}"

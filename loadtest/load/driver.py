@@ -117,9 +117,7 @@ class LoadGenerator:
                 await self._quiet.wait()
         except TimeoutError:
             self.tally.endings[Ending.FAILED.value] += self._under_way
-            self.tally.errors.append(
-                f"{self._under_way} streams did not end {LAST_ANSWERS_S:.0f} s after the last one began"
-            )
+            self.tally.errors.append(f"{self._under_way} streams did not end {LAST_ANSWERS_S:.0f} s after the last one began")
 
     def _begin(self, connection: ClientConnection, start: float, until: float) -> None:
         """Opens a stream. If the stream ends before `until`, opens the next one. `start`: the time from which latency counts."""
@@ -306,39 +304,27 @@ def amount(kind: type[int] | type[float], least: float = 0) -> Callable[[str], f
         except ValueError:
             value = math.nan
         if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(
-                f"'{text}' is not {'a count' if kind is int else 'a number'} of at least {least:g}"
-            )
+            raise argparse.ArgumentTypeError(f"'{text}' is not {'a count' if kind is int else 'a number'} of at least {least:g}")
         return value
 
     return read
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
-        prog="driver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    arguments = argparse.ArgumentParser(prog="driver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--target", type=address, required=True, help="the picker's ext_proc address, host:port")
     arguments.add_argument("--case", choices=CASES, default="short")
     arguments.add_argument("--prompt-kb", type=amount(float, 0.1), help="size of the prompt (default: the case's)")
-    arguments.add_argument(
-        "--chunks", type=amount(int, 1), help="chunks of the answer; above 1 it is streamed (default: the case's)"
-    )
+    arguments.add_argument("--chunks", type=amount(int, 1), help="chunks of the answer; above 1 it is streamed (default: the case's)")
     arguments.add_argument("--pace-ms", type=amount(float), help="time between chunks (default: the case's)")
     arguments.add_argument("--seconds", type=amount(float, 0.1), default=5.0)
-    arguments.add_argument(
-        "--warm-up", type=amount(float), default=WARM_UP_S, help="seconds of load before that, left out of the figures"
-    )
-    arguments.add_argument(
-        "--processes", type=amount(int, 1), default=1, help="driver processes, which share the streams and connections"
-    )
+    arguments.add_argument("--warm-up", type=amount(float), default=WARM_UP_S, help="seconds of load before that, left out of the figures")
+    arguments.add_argument("--processes", type=amount(int, 1), default=1, help="driver processes, which share the streams and connections")
     arguments.add_argument("--concurrency", type=amount(int), default=0, help="streams at once (default: the case's)")
     arguments.add_argument("--connections", type=amount(int), default=0, help="connections (default: the case's)")
     arguments.add_argument("--rate", type=amount(float), default=0.0, help="open loop: requests per second")
     arguments.add_argument("--tls", action="store_true")
-    arguments.add_argument(
-        "--group", type=int, default=0, help="process group of the picker: report its CPU time and memory"
-    )
+    arguments.add_argument("--group", type=int, default=0, help="process group of the picker: report its CPU time and memory")
     arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     return arguments
@@ -346,9 +332,7 @@ def parser() -> argparse.ArgumentParser:
 
 def hint(options: argparse.Namespace) -> str:
     """Returns what to try after a failed connection."""
-    return (
-        "try it without --tls" if options.tls else "a picker speaks TLS unless it has --secure-serving=false: try --tls"
-    )
+    return "try it without --tls" if options.tls else "a picker speaks TLS unless it has --secure-serving=false: try --tls"
 
 
 def main() -> int:
@@ -358,9 +342,7 @@ def main() -> int:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 tally = runner.run(drive(options))
         except OSError as failure:  # from connecting; a connection that breaks later is counted
-            sys.exit(
-                f"{options.target[0]}:{options.target[1]} does not answer like a picker: {failure}; {hint(options)}"
-            )
+            sys.exit(f"{options.target[0]}:{options.target[1]} does not answer like a picker: {failure}; {hint(options)}")
         json.dump(vars(tally), sys.stdout)
         return 0
     try:

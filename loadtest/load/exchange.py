@@ -75,12 +75,7 @@ class Messages:
         )  # fmt: skip
         self._id_at = self._headers.rindex(marker.encode())
         kind = "text/event-stream" if shape.streamed else "application/json"
-        answer = (
-            (":status", "200"),
-            ("content-type", kind),
-            ("server", "uvicorn"),
-            ("date", "Sat, 21 Nov 2026 00:00:00 GMT"),
-        )
+        answer = ((":status", "200"), ("content-type", kind), ("server", "uvicorn"), ("date", "Sat, 21 Nov 2026 00:00:00 GMT"))
         self.answer_headers = _headers(answer, response=True)
         self.chunk, self.last = _chunks(shape)
 
@@ -117,10 +112,7 @@ def _chunks(shape: Shape) -> tuple[bytes, bytes]:
         text = f'{{"id":"cmpl-1","object":"text_completion","model":"m",{choice}{USAGE}'
         return b"", _body(5 << 3, text.encode(), last=True)
     head = 'data: {"id":"cmpl-1","object":"text_completion",'
-    chunk = (
-        head
-        + '"created":1763683200,"model":"m","choices":[{"index":0,"text":" hello","logprobs":null,"finish_reason":null}]}\n\n'
-    )
+    chunk = head + '"created":1763683200,"model":"m","choices":[{"index":0,"text":" hello","logprobs":null,"finish_reason":null}]}\n\n'
     last = f'{head}"model":"m","choices":[],{USAGE}\n\ndata: [DONE]\n\n'
     return _body(5 << 3, chunk.encode(), last=False), _body(5 << 3, last.encode(), last=True)
 
@@ -131,25 +123,10 @@ class Exchange:
     Calls `on_end(ending, text)` exactly once, when the stream has ended.
     """
 
-    __slots__ = (
-        "_failure",
-        "_left",
-        "_messages",
-        "_named",
-        "_on_end",
-        "_on_pick",
-        "_returned",
-        "_shape",
-        "later",
-        "stream",
-    )
+    __slots__ = ("_failure", "_left", "_messages", "_named", "_on_end", "_on_pick", "_returned", "_shape", "later", "stream")
 
     def __init__(
-        self,
-        messages: Messages,
-        on_pick: Callable[[], None],
-        on_end: Callable[[Ending, str], None],
-        later: Callable[..., object],
+        self, messages: Messages, on_pick: Callable[[], None], on_end: Callable[[Ending, str], None], later: Callable[..., object]
     ) -> None:
         self._messages = messages
         self._shape = messages.shape

@@ -210,9 +210,7 @@ class ClientConnection(asyncio.Protocol):
             if stream is not None:
                 self.finished(stream, "2", f"reset by the peer, error {int.from_bytes(payload, 'big')}")
         elif kind == GOAWAY:
-            self._fail(
-                f"the peer sent GOAWAY: error {int.from_bytes(payload[4:8], 'big')} {payload[8:].decode(errors='replace')}"
-            )
+            self._fail(f"the peer sent GOAWAY: error {int.from_bytes(payload[4:8], 'big')} {payload[8:].decode(errors='replace')}")
 
     def _headers(self, number: int, block: bytes, *, last: bool) -> None:
         headers = self._blocks.get(block)

@@ -45,12 +45,8 @@ locust.stats.CSV_STATS_INTERVAL_SEC = 0.2  # type: ignore[assignment]  # locust 
 def _options(parser: Any) -> None:
     group = parser.add_argument_group("users of the gateway")
     group.add_argument("--model", default="demo-model", help="the model to ask for", env_var="LOAD_MODEL")
-    group.add_argument(
-        "--adapters", default="", help="LoRA adapters to ask for, separated by commas", env_var="LOAD_ADAPTERS"
-    )
-    group.add_argument(
-        "--output-tokens", type=int, default=32, help="tokens of each answer", env_var="LOAD_OUTPUT_TOKENS"
-    )
+    group.add_argument("--adapters", default="", help="LoRA adapters to ask for, separated by commas", env_var="LOAD_ADAPTERS")
+    group.add_argument("--output-tokens", type=int, default=32, help="tokens of each answer", env_var="LOAD_OUTPUT_TOKENS")
     group.add_argument("--pace", type=float, default=0.5, help="requests per second of one user", env_var="LOAD_PACE")
 
 
@@ -81,9 +77,7 @@ class GatewayUser(FastHttpUser):
         waited: float = constant_throughput(self.options.pace)(self)
         return waited
 
-    def ask(
-        self, messages: list[dict[str, str]], *, name: str, model: str = "", headers: dict[str, str] | None = None
-    ) -> str:
+    def ask(self, messages: list[dict[str, str]], *, name: str, model: str = "", headers: dict[str, str] | None = None) -> str:
         """Sends the request and reads the whole answer. Returns its text, or "" on failure."""
         body = {
             "model": model or self.options.model,
@@ -95,9 +89,7 @@ class GatewayUser(FastHttpUser):
         figures = self.environment.tasks.of(name)
         figures.requests += 1
         start = time.perf_counter()
-        with self.client.post(
-            PATH, json=body, name=name, headers=headers, stream=True, catch_response=True
-        ) as response:
+        with self.client.post(PATH, json=body, name=name, headers=headers, stream=True, catch_response=True) as response:
             response.request_meta["request_type"] = "chat"
             if response.status_code != 200:
                 reason = (response.headers or {}).get(DROP_REASON, "") if response.status_code else "no answer"

@@ -72,9 +72,7 @@ class TaskReport:
     def _details(self) -> list[tuple[str, list[tuple[str, str]]]]:
         shares = [(name, figures.shares()) for name, figures in self._sorted()]
         errors = [
-            (name, f"{count} × {error}")
-            for name, figures in self._sorted()
-            for error, count in figures.errors.most_common(ERRORS_SHOWN)
+            (name, f"{count} × {error}") for name, figures in self._sorted() for error, count in figures.errors.most_common(ERRORS_SHOWN)
         ]
         return [("Share per endpoint", shares), *([("Errors", errors)] if errors else [])]
 

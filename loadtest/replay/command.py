@@ -27,14 +27,10 @@ from workers.shared.recording import Unreadable
 @click.argument("trace")
 @click.option("--base", default="", help="The recorded configuration. [default: the built-in one]")
 @click.option("--config", "configs", multiple=True, help="A configuration to compare. Give it once for each.")
-@click.option(
-    "--endpoints", type=Whole(1, 4096), help="What if there were this many endpoints, like the recorded ones?"
-)
+@click.option("--endpoints", type=Whole(1, 4096), help="What if there were this many endpoints, like the recorded ones?")
 @click.option("--rate", type=click.FloatRange(0.01, 100), default=1.0, help="What if requests came this much faster?")
 @click.option("--slots", type=Whole(1), help="What if each endpoint ran this many requests at once?")
-@click.option(
-    "--clients", type=Whole(1), help="Requests come from this many clients, each of whom waits for an answer."
-)
+@click.option("--clients", type=Whole(1), help="Requests come from this many clients, each of whom waits for an answer.")
 @click.option("--open", "is_open", is_flag=True, help="No client waits: requests come at the recorded times.")
 @click.option(
     "--fail-if",
@@ -82,11 +78,7 @@ def command(
     with Progress() as progress:
         try:
             scenario = read_scenario(
-                trace,
-                progress,
-                Clients(is_open, clients or 0),
-                endpoints,
-                Assumed(prefill_us, decode_ms, cache_tokens),
+                trace, progress, Clients(is_open, clients or 0), endpoints, Assumed(prefill_us, decode_ms, cache_tokens)
             )
             for warning in differs(first, scenario.recording.configs):
                 progress.caution(warning)
@@ -124,9 +116,7 @@ def conditions(option: str, texts: tuple[str, ...]) -> list[Condition]:
         raise click.UsageError(f"{option}: {wrong}") from wrong
 
 
-def _replayed(
-    scenario: Scenario, first: Configuration, others: list[Configuration], what_if: WhatIf, progress: Progress
-) -> Outcome:
+def _replayed(scenario: Scenario, first: Configuration, others: list[Configuration], what_if: WhatIf, progress: Progress) -> Outcome:
     fit = scenario.replay(first, progress)
     changed = scenario.changed(what_if)
     base = fit if changed is scenario else changed.replay(first, progress)
@@ -137,9 +127,7 @@ def _replayed(
 
 def _distinct(names: list[str]) -> list[str]:
     """Returns the names, with a number where one is given twice."""
-    return [
-        name if names.count(name) == 1 else f"{name} ({names[: at + 1].count(name)})" for at, name in enumerate(names)
-    ]
+    return [name if names.count(name) == 1 else f"{name} ({names[: at + 1].count(name)})" for at, name in enumerate(names)]
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:

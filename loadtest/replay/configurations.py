@@ -42,13 +42,9 @@ def differs(config: Configuration, recorded: Mapping[int, Configured]) -> list[s
     }
     warnings = []
     for number, each in sorted(recorded.items()):
-        theirs: Weights = {
-            profile.name: {name: weight for name, weight, _ in profile.scorers} for profile in each.profiles
-        }
+        theirs: Weights = {profile.name: {name: weight for name, weight, _ in profile.scorers} for profile in each.profiles}
         if found := "; ".join(_differences(theirs, ours)):
-            warnings.append(
-                f"generation {number} ({each.hash}) of the recording is not {config.name}: {found}. --base names its file"
-            )
+            warnings.append(f"generation {number} ({each.hash}) of the recording is not {config.name}: {found}. --base names its file")
     return warnings
 
 

@@ -50,9 +50,7 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 NUMBER = r"\d+(?:\.\d+)?"
-CONDITION = re.compile(
-    rf"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*(?:(?:({NUMBER})\s*\*\s*)?(base)\s*(?:([+-])\s*({NUMBER}))?|({NUMBER}))\s*"
-)
+CONDITION = re.compile(rf"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*(?:(?:({NUMBER})\s*\*\s*)?(base)\s*(?:([+-])\s*({NUMBER}))?|({NUMBER}))\s*")
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -73,9 +71,7 @@ def condition(text: str) -> Condition:
     """Parses a condition. Raises ValueError, whose text says what is allowed."""
     found = CONDITION.fullmatch(text)
     if found is None:
-        raise ValueError(
-            f"'{text}' is no condition; write NAME > NUMBER * base + NUMBER, or NAME > NUMBER, with <, <=, > or >="
-        )
+        raise ValueError(f"'{text}' is no condition; write NAME > NUMBER * base + NUMBER, or NAME > NUMBER, with <, <=, > or >=")
     name, sign, factor, base, plus, added, number = found.groups()
     checked(name)
     if base is None:

@@ -76,11 +76,7 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
     fullest = counts.index(max(counts))
     first = of[fullest]
     if not enough[fullest]:  # no server has enough of its own: one model for all of them
-        first = (
-            sorted((asked for window in windows for asked in window), key=lambda asked: asked.at),
-            UNBOUNDED,
-            UNBOUNDED,
-        )
+        first = (sorted((asked for window in windows for asked in window), key=lambda asked: asked.at), UNBOUNDED, UNBOUNDED)
     like = _best_form(first, told)
     found = [like if at == fullest else _next(like[0], *each) for at, each in enumerate(of) if enough[at]] or [like]
     typical = _typical([speed for speed, _ in found])
@@ -119,17 +115,13 @@ def _first(score: "_Score", form: Form, window: list[Asked], slots: int, cache: 
     """Fits one server coarsely from several first values, because steps of several lengths may explain the same times."""
     guess = _guess(form, window, slots, cache)
     starts = [
-        msgspec.structs.replace(
-            guess, decode_s=guess.decode_s * share, overhead_s=guess.overhead_s + (1 - share) * guess.decode_s
-        )
+        msgspec.structs.replace(guess, decode_s=guess.decode_s * share, overhead_s=guess.overhead_s + (1 - share) * guess.decode_s)
         for share in DECODE_SHARES
     ]
     found = [_descended(score, start, COARSE) for start in starts]
     if form == "steps":
         best = min(found, key=lambda fit: fit[1])[0]
-        found += [
-            (other := msgspec.structs.replace(best, step_tokens=tokens), score(other)) for tokens in STEP_TOKENS[1:]
-        ]
+        found += [(other := msgspec.structs.replace(best, step_tokens=tokens), score(other)) for tokens in STEP_TOKENS[1:]]
     return min(found, key=lambda fit: fit[1])
 
 
@@ -137,9 +129,7 @@ def _next(like: Speed, window: list[Asked], slots: int, cache: int) -> Fit:
     """Fits one server from the values of another one, which may be faster or slower."""
     score = _Score(window)
     starts = [
-        msgspec.structs.replace(
-            like, prefill_s=like.prefill_s * by, decode_s=like.decode_s * by, slots=slots, cache_tokens=cache
-        )
+        msgspec.structs.replace(like, prefill_s=like.prefill_s * by, decode_s=like.decode_s * by, slots=slots, cache_tokens=cache)
         for by in PACES
     ]
     return _finished(score, *_descended(score, min(starts, key=score), FINE))
@@ -261,17 +251,13 @@ def _window(requests: list[Asked], size: int) -> list[Asked]:
 
 def _guess(form: Form, window: Sequence[Asked], slots: int, cache: int) -> Speed:
     """Returns first values: a line through the times to the first token of requests that met an idle server, and the fast answers."""
-    per_token = [
-        _seconds_per_token(asked) for asked in window if fits(asked) and asked.output is not None and asked.output > 1
-    ]
+    per_token = [_seconds_per_token(asked) for asked in window if fits(asked) and asked.output is not None and asked.output > 1]
     decode = max(float(np.percentile(per_token, 5)), 1e-5) if per_token else 0.01
     points: list[tuple[float, float]] = []
     busy_until = -math.inf
     for asked in window:
         if asked.at >= busy_until and fits(asked):
-            first_s = (
-                asked.first_s if asked.streaming else max(asked.lasted_s - decode * (asked.output or 0), OVERHEAD_MIN_S)
-            )
+            first_s = asked.first_s if asked.streaming else max(asked.lasted_s - decode * (asked.output or 0), OVERHEAD_MIN_S)
             points.append((asked.prompt - (asked.expected if asked.cached is None else asked.cached), first_s))
         busy_until = max(busy_until, asked.at + (asked.first_s if asked.first_s == asked.first_s else asked.lasted_s))
     tokens, seconds = np.array(points or [(1.0, 0.01)]).T
@@ -281,9 +267,7 @@ def _guess(form: Form, window: Sequence[Asked], slots: int, cache: int) -> Speed
         slope = float(seconds.mean() / max(tokens.mean(), 1.0)) / 2
     rest = float(seconds.mean()) - slope * float(tokens.mean())
     overhead = max(rest - (1.5 * decode if form == "steps" else 0.0), OVERHEAD_MIN_S)
-    return Speed(
-        form, overhead, slope, decode, GROWTH if form == "steps" else 0.0, STEP_TOKENS[0], slots, cache, 0, 0.0
-    )
+    return Speed(form, overhead, slope, decode, GROWTH if form == "steps" else 0.0, STEP_TOKENS[0], slots, cache, 0, 0.0)
 
 
 def _seconds_per_token(asked: Asked) -> float:

@@ -16,11 +16,7 @@ from workers.shared.recording import Unreadable
 from workers.shared.recording.arrivals import arrivals, is_recording
 
 ENDPOINTS: Final = 8
-PREFILL_US, DECODE_MS, CACHE_TOKENS = (
-    100.0,
-    20.0,
-    400_000,
-)  # of a model with 70 billion parameters on several cards, roughly
+PREFILL_US, DECODE_MS, CACHE_TOKENS = (100.0, 20.0, 400_000)  # of a model with 70 billion parameters on several cards, roughly
 OVERHEAD_S, GROWTH, STEP_TOKENS = 0.005, 0.005, 8_192
 
 F = TypeVar("F", bound=Callable[..., Any])

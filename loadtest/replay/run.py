@@ -86,9 +86,7 @@ class World(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-def world(
-    requests: Sequence[Asked], endpoints: Sequence[Lifetime], speeds: Sequence[Speed], *, open: bool, clients: int
-) -> World:
+def world(requests: Sequence[Asked], endpoints: Sequence[Lifetime], speeds: Sequence[Speed], *, open: bool, clients: int) -> World:
     """Returns what is replayed as recorded. `open`: whether no client waits for an answer."""
     held = warm(requests)
     prompts = compared(requests, held)
@@ -122,9 +120,7 @@ class _Open:
 class Replay:
     """One run of a freshly loaded configuration. `progress` gets the number of requests that have arrived, now and then."""
 
-    def __init__(
-        self, config: EffectiveConfig, world: World, progress: Callable[[int], object] = lambda _: None
-    ) -> None:
+    def __init__(self, config: EffectiveConfig, world: World, progress: Callable[[int], object] = lambda _: None) -> None:
         self._world = world
         self._requests = world.requests
         self._progress = progress

@@ -158,7 +158,5 @@ def _changed(world: World, what_if: WhatIf) -> World:
 
 def _copy(lifetime: Lifetime, number: int) -> Lifetime:
     member = lifetime.member
-    copied = msgspec.structs.replace(
-        member, name=f"{member.name}-{number}", address=f"192.0.2.{number % 256}:{1024 + number}"
-    )
+    copied = msgspec.structs.replace(member, name=f"{member.name}-{number}", address=f"192.0.2.{number % 256}:{1024 + number}")
     return msgspec.structs.replace(lifetime, member=copied)

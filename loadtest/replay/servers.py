@@ -64,9 +64,7 @@ class Job:
         "beyond", "block_tokens", "cached", "known", "left", "needs", "number", "output", "prompt", "ready_at", "runs"
     )  # fmt: skip
 
-    def __init__(
-        self, number: int, runs: Sequence[Run], block_tokens: float, prompt: int, output: int, cached: int = -1
-    ) -> None:
+    def __init__(self, number: int, runs: Sequence[Run], block_tokens: float, prompt: int, output: int, cached: int = -1) -> None:
         """`block_tokens`: of the server, per block."""
         self.number = number
         self.runs = runs

@@ -9,9 +9,7 @@ Point = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 FURTHER: Final = 2.0  # times as far as the reflected point, if that is the best so far
 NEARER: Final = 0.5
-CLOSE: Final = (
-    1e-3  # the search ends when all points differ by less than this, and their costs by this share of the least
-)
+CLOSE: Final = 1e-3  # the search ends when all points differ by less than this, and their costs by this share of the least
 
 
 def lowest(cost: Callable[[Point], float], start: Point, size: float, tries: int) -> tuple[Point, float]:

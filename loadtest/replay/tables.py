@@ -54,17 +54,13 @@ def figure_lines(rows: dict[str, Figures]) -> list[str]:
     head = " ".join(column[0].rjust(width) for column, width in zip(COLUMNS, widths, strict=True))
     lines = [f"{'':{NAME_CHARS}} {head}"]
     for name, row in zip(rows, cells, strict=True):
-        lines.append(
-            f"{name[-NAME_CHARS:]:{NAME_CHARS}} {' '.join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))}"
-        )
+        lines.append(f"{name[-NAME_CHARS:]:{NAME_CHARS}} {' '.join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))}")
     return lines
 
 
 def server_lines(names: Sequence[str], speeds: Sequence[Speed]) -> list[str]:
     """Returns a table with a row per server."""
-    lines = [
-        "server                   form    overhead ms  prefill us/token  decode ms/token     slots  cache tokens  off by"
-    ]
+    lines = ["server                   form    overhead ms  prefill us/token  decode ms/token     slots  cache tokens  off by"]
     for name, speed in zip(names, speeds, strict=True):
         slots, cache = (str(n) if n < UNBOUNDED else "unbounded" for n in (speed.slots, speed.cache_tokens))
         off = f"{speed.error:.0%}" if speed.samples else "–"
@@ -80,8 +76,6 @@ def trust_text(outcome: Outcome) -> str:
     fit, measured = outcome.fit_figures, outcome.scenario.measured_figures
     if fit is None or measured is None:
         return "the servers are assumed: compare configurations, and do not rely on the times"
-    off = {
-        name: 100 * (getattr(fit, f"ttft_{name}") / getattr(measured, f"ttft_{name}") - 1) for name in ("p50", "p95")
-    }
+    off = {name: 100 * (getattr(fit, f"ttft_{name}") / getattr(measured, f"ttft_{name}") - 1) for name in ("p50", "p95")}
     text = ", ".join(f"{name} {percent:+.0f} %" for name, percent in off.items())
     return f"the model's error under the recorded configuration: {text}; it may be larger under others"

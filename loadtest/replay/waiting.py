@@ -178,9 +178,7 @@ class Queue:
         return Waited(self._freed)
 
 
-def admission_of(
-    config: EffectiveConfig, fleet: Fleet, priorities: set[int], freed: Callable[[Waited], object]
-) -> Admission:
+def admission_of(config: EffectiveConfig, fleet: Fleet, priorities: set[int], freed: Callable[[Waited], object]) -> Admission:
     """Returns the admission that a worker would have with this configuration."""
     if config.flow is not None:
         return Queue(config.flow, fleet, priorities, freed)

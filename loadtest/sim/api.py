@@ -145,11 +145,7 @@ class Completion(StreamShape):
         super().__init__(ask, number, created)
         model = msgspec.json.encode(ask.model)
         ident = f"cmpl-{number}".encode()
-        self._chunk_head = b'{"id":"%s","object":"text_completion","created":%d,"model":%s,"choices":' % (
-            ident,
-            created,
-            model,
-        )
+        self._chunk_head = b'{"id":"%s","object":"text_completion","created":%d,"model":%s,"choices":' % (ident, created, model)
 
     @staticmethod
     def prompts(body: Body) -> list[bytes]:
@@ -157,13 +153,7 @@ class Completion(StreamShape):
 
     def whole(self, cached: int) -> bytes:
         choices = [
-            {
-                "index": choice,
-                "text": text_of(self.ask, choice).decode(),
-                "logprobs": None,
-                "finish_reason": "length",
-                "stop_reason": None,
-            }
+            {"index": choice, "text": text_of(self.ask, choice).decode(), "logprobs": None, "finish_reason": "length", "stop_reason": None}
             for choice in range(self.ask.choices)
         ]
         more = msgspec.json.encode({"usage": usage(self.ask, cached)} | transfer(self.ask, self.number))
@@ -213,13 +203,7 @@ class Chat(StreamShape):
     def whole(self, cached: int) -> bytes:
         ask = self.ask
         message = {"role": "assistant", "content": text_of(ask).decode(), "tool_calls": []}
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": None,
-            "finish_reason": "length",
-            "stop_reason": None,
-        }
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "stop_reason": None}
         answer = {
             "id": self._ident,
             "object": "chat.completion",
@@ -231,18 +215,12 @@ class Chat(StreamShape):
         return msgspec.json.encode(answer | transfer(ask, self.number))
 
     def opening(self) -> bytes:
-        return event(
-            self._chunk_head + b'[{"index":0,"delta":{"role":"assistant","content":""},'
-            b'"logprobs":null,"finish_reason":null}]}'
-        )
+        return event(self._chunk_head + b'[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}')
 
     def token(self, *, last: bool) -> bytes:
         reason = b'"length","stop_reason":null' if last else b"null"
         word = next(self._words[0])
-        return event(
-            b'%s[{"index":0,"delta":{"content":"%s"},"logprobs":null,"finish_reason":%s}]}'
-            % (self._chunk_head, word, reason)
-        )
+        return event(b'%s[{"index":0,"delta":{"content":"%s"},"logprobs":null,"finish_reason":%s}]}' % (self._chunk_head, word, reason))
 
     def closing(self, cached: int) -> bytes:
         return _usage_chunk(self.ask, self._chunk_head, cached) + event(b"[DONE]")
@@ -261,10 +239,7 @@ class Embedding(Shape):
 
     def whole(self, cached: int) -> bytes:
         ask = self.ask
-        data = [
-            {"object": "embedding", "index": choice, "embedding": vector(ask.origin + choice)}
-            for choice in range(ask.choices)
-        ]
+        data = [{"object": "embedding", "index": choice, "embedding": vector(ask.origin + choice)} for choice in range(ask.choices)]
         answer = {
             "id": f"embd-{self.number}",
             "object": "list",
@@ -305,13 +280,7 @@ class Responses(StreamShape):
         }
         if cached is not None:
             text = {"type": "output_text", "text": text_of(ask).decode(), "annotations": []}
-            message = {
-                "id": f"msg_{self.number}",
-                "type": "message",
-                "role": "assistant",
-                "status": "completed",
-                "content": [text],
-            }
+            message = {"id": f"msg_{self.number}", "type": "message", "role": "assistant", "status": "completed", "content": [text]}
             answer["output"] = [message]
             answer["usage"] = {
                 "input_tokens": ask.prompt_tokens,

@@ -174,10 +174,7 @@ class Connection(asyncio.Protocol):
     def _ask(self, request: HttpRequest, kind: type[Shape]) -> None:
         server = self.server
         server.counts["requests"] += 1
-        echo = b"x-sim-body-sha256: %s\r\nx-sim-body-bytes: %d\r\n" % (
-            hashlib.sha256(request.body).hexdigest().encode(),
-            len(request.body),
-        )
+        echo = b"x-sim-body-sha256: %s\r\nx-sim-body-bytes: %d\r\n" % (hashlib.sha256(request.body).hexdigest().encode(), len(request.body))
         try:
             fault, delay = self._request_fault(request)
             if fault is RequestFault.HANG:
@@ -237,15 +234,7 @@ class Connection(asyncio.Protocol):
         number = f"{server.name}-{server.counts['requests']}"
         server.counts["prefilled_for_others"] += ask.remote_decode
         shape = kind(ask, number, int(server.started))
-        job = Job(
-            ask.hashes,
-            ask.prompt_tokens,
-            ask.max_tokens,
-            streams=ask.stream,
-            lora=ask.lora,
-            prompt=ask.prompt,
-            salt=ask.cache_salt,
-        )
+        job = Job(ask.hashes, ask.prompt_tokens, ask.max_tokens, streams=ask.stream, lora=ask.lora, prompt=ask.prompt, salt=ask.cache_salt)
         return SimExchange(self, shape, job, echo)
 
     async def _after_stages(self, exchange: SimExchange, stages: Stages, request: HttpRequest, delay: float) -> None:

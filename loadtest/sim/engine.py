@@ -157,9 +157,7 @@ class LoraSlots:
 class Engine:
     """Simulates the queue, the batch and the KV blocks of one server."""
 
-    def __init__(
-        self, settings: EngineSettings, changed: Callable[[Job, Sequence[Change]], None] | None = None
-    ) -> None:
+    def __init__(self, settings: EngineSettings, changed: Callable[[Job, Sequence[Change]], None] | None = None) -> None:
         """`changed`: called with a request that changes which blocks the KV cache holds, and with the changes; None: nobody wants them."""
         self.settings = settings
         self.pool = KvPool(settings.kv_blocks, settings.cpu_blocks, logs=changed is not None)

@@ -28,19 +28,13 @@ HISTOGRAMS = {
     "step_tokens": ("iteration_tokens_total", "Histogram of tokens per engine step."),
     "ttft": ("time_to_first_token_seconds", "Histogram of time to first token in seconds."),
     "inter_token": ("inter_token_latency_seconds", "Histogram of inter-token latency in seconds."),
-    "per_output_token": (
-        "request_time_per_output_token_seconds",
-        "Histogram of mean time per output token of a request in seconds.",
-    ),
+    "per_output_token": ("request_time_per_output_token_seconds", "Histogram of mean time per output token of a request in seconds."),
     "end_to_end": ("e2e_request_latency_seconds", "Histogram of request latency in seconds."),
     "queued": ("request_queue_time_seconds", "Histogram of time spent WAITING in seconds."),
     "prefill": ("request_prefill_time_seconds", "Histogram of time spent in PREFILL in seconds."),
     "decode": ("request_decode_time_seconds", "Histogram of time spent in DECODE in seconds."),
     "request_prompt_tokens": ("request_prompt_tokens", "Prefill tokens processed per request."),
-    "request_generation_tokens": (
-        "request_generation_tokens",
-        "Generation tokens processed per request.",
-    ),
+    "request_generation_tokens": ("request_generation_tokens", "Generation tokens processed per request."),
 }
 TOTALS = (
     ("num_preemptions", "Cumulative preemptions."),
@@ -119,9 +113,7 @@ class MetricsPage:
         self._gauges = _placeholders("".join(self._gauge_lines()))
         self._totals = _placeholders("".join(self._total_lines(born)))
         self._info = _cache_config(engine.settings).encode()
-        self._histograms = [
-            _HistogramPart(getattr(engine.seen, field), field, self._labels, born) for field in HISTOGRAMS
-        ]
+        self._histograms = [_HistogramPart(getattr(engine.seen, field), field, self._labels, born) for field in HISTOGRAMS]
 
     def _gauge_lines(self) -> Iterable[str]:
         gauges = (
@@ -172,11 +164,7 @@ class MetricsPage:
         slots = str(self._engine.settings.max_loras)
         lines = [family(name, "gauge", "Running stats on lora requests.")]
         for adapters, stamp in seen.items():
-            labels = {
-                "max_lora": slots,
-                "running_lora_adapters": adapters,
-                "waiting_lora_adapters": adapters,
-            }
+            labels = {"max_lora": slots, "running_lora_adapters": adapters, "waiting_lora_adapters": adapters}
             lines.append(sample(name, labels, repr(float(stamp))))
         return "".join(lines).encode()
 
@@ -187,20 +175,7 @@ FINISHED_REASONS = ("stop", "length", "abort", "error")
 def _totals(seen: Observations) -> Sequence[int]:
     """Returns the values of all counters in the order of their lines: those of TOTALS, then one per finished reason."""
     tokens = (seen.prompt_tokens, seen.generation_tokens)
-    return (
-        0,
-        seen.prefix_queries,
-        seen.prefix_hits,
-        seen.transferred,
-        seen.transferred,
-        0,
-        0,
-        *tokens,
-        0,
-        seen.served,
-        seen.aborted,
-        0,
-    )
+    return (0, seen.prefix_queries, seen.prefix_hits, seen.transferred, seen.transferred, 0, 0, *tokens, 0, seen.served, seen.aborted, 0)
 
 
 def _cache_config(settings: EngineSettings) -> str:
@@ -264,7 +239,4 @@ def _process_part(born: str) -> str:
         ("open_fds", "gauge", "Number of open file descriptors.", "69.0"),
         ("max_fds", "gauge", "Maximum number of open file descriptors.", "1.048576e+06"),
     )
-    return "".join(
-        family(f"process_{short}", kind, text) + sample(f"process_{short}", {}, value)
-        for short, kind, text, value in gauges
-    )
+    return "".join(family(f"process_{short}", kind, text) + sample(f"process_{short}", {}, value) for short, kind, text, value in gauges)

@@ -21,24 +21,12 @@ class Fleet:
     """Holds the servers, their sockets, and background tasks."""
 
     def __init__(
-        self,
-        addresses: list[tuple[str, int]],
-        settings: ServerSettings,
-        roles: Sequence[str] = ("",),
-        events: EventSettings | None = None,
+        self, addresses: list[tuple[str, int]], settings: ServerSettings, roles: Sequence[str] = ("",), events: EventSettings | None = None
     ) -> None:
         """`roles`: one role for all servers, or one per server. `events`: how the servers publish KV events; None: they publish none."""
         every = list(roles) * len(addresses) if len(roles) == 1 else roles
         self.servers = [
-            SimServer(
-                f"sim-{index}",
-                address,
-                settings,
-                self,
-                Connection,
-                role,
-                _block_events(events, index, address, settings),
-            )
+            SimServer(f"sim-{index}", address, settings, self, Connection, role, _block_events(events, index, address, settings))
             for index, (address, role) in enumerate(zip(addresses, every, strict=True))
         ]
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,9 +74,7 @@ class Fleet:
         return task
 
 
-def _block_events(
-    events: EventSettings | None, index: int, address: tuple[str, int], settings: ServerSettings
-) -> BlockEvents | None:
+def _block_events(events: EventSettings | None, index: int, address: tuple[str, int], settings: ServerSettings) -> BlockEvents | None:
     """Creates the publisher of one server. Imports ZeroMQ here, because servers without events do not need it."""
     if events is None:
         return None

@@ -45,19 +45,11 @@ def parser() -> argparse.ArgumentParser:
     line = argparse.ArgumentParser(prog="epp sim", description=__doc__.split("\n")[0])
     line.add_argument("--servers", type=_whole(1, SERVERS_MAX), default=1, help="number of servers")
     line.add_argument("--host", default="127.0.0.1")
-    line.add_argument(
-        "--port", type=_whole(0, PORT_MAX), default=8000, help="port of the first server; 0: the system chooses"
-    )
+    line.add_argument("--port", type=_whole(0, PORT_MAX), default=8000, help="port of the first server; 0: the system chooses")
     line.add_argument("--addresses", help="HOST:PORT,HOST:PORT,... instead of --servers")
-    line.add_argument(
-        "--endpoints-file", type=Path, help="write the endpoints to this file (YAML, for file discovery) once ready"
-    )
+    line.add_argument("--endpoints-file", type=Path, help="write the endpoints to this file (YAML, for file discovery) once ready")
     line.add_argument("--labels", default="", help="labels of every endpoint in that file, KEY=VALUE,...")
-    line.add_argument(
-        "--role",
-        default="",
-        help=f"role of all servers, or one role per server, separated by commas: {', '.join(ROLES)}",
-    )
+    line.add_argument("--role", default="", help=f"role of all servers, or one role per server, separated by commas: {', '.join(ROLES)}")
     line.add_argument("--model", default="sim-model", help="one name, or several separated by commas")
     line.add_argument("--loras", default="", help="names of LoRA adapters, separated by commas")
     line.add_argument("--max-loras", type=_whole(1, 1_000), default=2, help="adapter slots")
@@ -69,29 +61,19 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument("--block-size", type=_whole(1, 1_024), default=16, help="tokens")
     engine.add_argument("--prefill-us-per-token", type=_number(0, 1e6), default=50.0)
     engine.add_argument("--decode-ms", type=_number(0, 1e6), default=20.0, help="time of a step with one request")
-    engine.add_argument(
-        "--decode-growth", type=_number(0, 10), default=0.005, help="growth of a step per further request"
-    )
+    engine.add_argument("--decode-growth", type=_number(0, 10), default=0.005, help="growth of a step per further request")
     engine.add_argument("--lora-load-ms", type=_number(0, 1e6), default=50.0)
-    engine.add_argument(
-        "--cpu-blocks", type=_whole(0, 10_000_000), default=0, help="blocks of a CPU tier, which gets the evicted ones"
-    )
+    engine.add_argument("--cpu-blocks", type=_whole(0, 10_000_000), default=0, help="blocks of a CPU tier, which gets the evicted ones")
     _add_events(line.add_argument_group("KV events (need pyzmq)"))
     return line
 
 
 def _add_events(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--kv-events-port", type=_whole(0, PORT_MAX), default=0, help="server N publishes on this port + N; 0: not"
-    )
-    group.add_argument(
-        "--kv-replay-port", type=_whole(0, PORT_MAX), default=0, help="server N replays on this port + N; 0: not"
-    )
+    group.add_argument("--kv-events-port", type=_whole(0, PORT_MAX), default=0, help="server N publishes on this port + N; 0: not")
+    group.add_argument("--kv-replay-port", type=_whole(0, PORT_MAX), default=0, help="server N replays on this port + N; 0: not")
     group.add_argument("--kv-events-connect", default="", help="publish to this address, such as tcp://127.0.0.1:5557")
     group.add_argument(
-        "--kv-dialect",
-        default="vllm",
-        help=f"one for all servers, or one per server, separated by commas: {', '.join(DIALECTS)}",
+        "--kv-dialect", default="vllm", help=f"one for all servers, or one per server, separated by commas: {', '.join(DIALECTS)}"
     )
     group.add_argument("--kv-topic", default=TOPIC, help="{address} and {model} are replaced (default %(default)s)")
     group.add_argument("--kv-first", type=_whole(0, 1_000_000), default=0, help="number of the first message")
@@ -131,9 +113,7 @@ def addresses(options: argparse.Namespace) -> list[tuple[str, int]]:
     if options.addresses is None:
         first = options.port
         if first and first + options.servers - 1 > PORT_MAX:
-            raise ValueError(
-                f"--servers {options.servers} from --port {first} exceed port {PORT_MAX}: lower one of them"
-            )
+            raise ValueError(f"--servers {options.servers} from --port {first} exceed port {PORT_MAX}: lower one of them")
         return [(options.host, first + n if first else 0) for n in range(options.servers)]
     pairs = []
     for text in names(options.addresses):
@@ -181,9 +161,7 @@ def events(options: argparse.Namespace, servers: int) -> EventSettings | None:
     chosen = names(options.kv_dialect)
     unknown = [dialect for dialect in chosen if dialect not in DIALECTS]
     if unknown or len(chosen) not in (1, servers):
-        raise ValueError(
-            f"--kv-dialect is {options.kv_dialect!r}: give one dialect, or one per server; valid: {', '.join(DIALECTS)}"
-        )
+        raise ValueError(f"--kv-dialect is {options.kv_dialect!r}: give one dialect, or one per server; valid: {', '.join(DIALECTS)}")
     if importlib.util.find_spec("zmq") is None:
         raise ValueError("KV events need the Python module zmq: pip install 'endpoint-picker[kv-events]'")
     return EventSettings(
@@ -215,13 +193,7 @@ def settings(options: argparse.Namespace) -> ServerSettings:
     models = names(options.model)
     if not models:
         raise ValueError("--model is empty; name at least one model")
-    return ServerSettings(
-        engine=engine,
-        models=models,
-        loras=loras,
-        seed=options.seed,
-        time_scale=options.time_scale,
-    )
+    return ServerSettings(engine=engine, models=models, loras=loras, seed=options.seed, time_scale=options.time_scale)
 
 
 def endpoints_yaml(fleet: Fleet, with_labels: dict[str, str]) -> str:

@@ -23,12 +23,7 @@ class ApiError(Exception):
     def body(self) -> bytes:
         """Returns the error object as JSON."""
         kinds = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
-        error = {
-            "message": str(self),
-            "type": kinds.get(self.status, "InternalServerError"),
-            "param": self.param,
-            "code": self.status,
-        }
+        error = {"message": str(self), "type": kinds.get(self.status, "InternalServerError"), "param": self.param, "code": self.status}
         return msgspec.json.encode({"error": error})
 
 

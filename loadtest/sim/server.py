@@ -90,9 +90,7 @@ class SimServer:
         self.loop = asyncio.get_running_loop()
         self.events = events
         self.engine = Engine(settings.engine, events.take if events is not None else None)
-        self.models = Models(
-            settings.models, settings.loras, settings.engine.block_size, settings.seed, keeps_prompts=events is not None
-        )
+        self.models = Models(settings.models, settings.loras, settings.engine.block_size, settings.seed, keeps_prompts=events is not None)
         self.started = time.time()
         self.page = MetricsPage(self.engine, settings.models[0], self.started)
         self.fault = Fault()
@@ -108,9 +106,7 @@ class SimServer:
 
     async def listen(self) -> None:
         """Opens the listening socket. Port 0 becomes the port that the system chose. Raises OSError."""
-        self._listener = await self.loop.create_server(
-            lambda: self._connection(self), self.host, self.port, backlog=1024
-        )
+        self._listener = await self.loop.create_server(lambda: self._connection(self), self.host, self.port, backlog=1024)
         self.port = self._listener.sockets[0].getsockname()[1]
         if self.events is not None:
             try:

@@ -7,18 +7,7 @@ from typing import Any
 
 import click
 
-from loadtest.sizing.model import (
-    COSTS,
-    MACHINE,
-    REMEASURE,
-    Cost,
-    Load,
-    Size,
-    memory_limit_mib,
-    memory_request_mib,
-    shared_memory_mib,
-    size,
-)
+from loadtest.sizing.model import COSTS, MACHINE, REMEASURE, Cost, Load, Size, memory_limit_mib, memory_request_mib, shared_memory_mib, size
 from loadtest.sizing.trace_load import TraceLoad, load_of
 from workers.cli.flags import Whole
 from workers.cli.output import echo, echo_lines, echo_text
@@ -40,30 +29,16 @@ class Amount(click.FloatRange):
 
 @click.command("size")
 @click.option("--rps", type=Amount(0), help="Requests per second. Needed without --trace.")
-@click.option(
-    "--prompt-kb",
-    type=Amount(0, 1_000_000),
-    help="Mean size of a request's body, in KB. [default: 4, or that of the trace]",
-)
+@click.option("--prompt-kb", type=Amount(0, 1_000_000), help="Mean size of a request's body, in KB. [default: 4, or that of the trace]")
 @click.option("--pods", type=Whole(1, 65_000), default=8, show_default=True, help="Model servers.")
 @click.option(
     "--chunk-rate",
     type=Amount(0),
     help="Chunks of streamed answers per second, of all streams together. [default: 0, or the trace's output tokens]",
 )
-@click.option(
-    "--streams",
-    type=Whole(1),
-    help="Streams open at once. [default: from 25 chunks per second and stream, or 2 s per request]",
-)
+@click.option("--streams", type=Whole(1), help="Streams open at once. [default: from 25 chunks per second and stream, or 2 s per request]")
 @click.option("--workers", type=Whole(1, 256), help="Compute for this number of workers. [default: as many as needed]")
-@click.option(
-    "--cache-tokens",
-    type=Whole(1),
-    default=500_000,
-    show_default=True,
-    help="Prompt tokens that one model server caches.",
-)
+@click.option("--cache-tokens", type=Whole(1), default=500_000, show_default=True, help="Prompt tokens that one model server caches.")
 @click.option("--kv-events", is_flag=True, help="A precise prefix producer follows the servers' KV events.")
 @click.option(
     "--trace",

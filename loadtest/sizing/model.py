@@ -47,12 +47,8 @@ class Cost(NamedTuple):
 COSTS: Final = {
     "request": Cost("a request of 1 KB", f"{_RUN} --cases short [--rate 25 ... 3200]", each=110, most=0.14, half=150),
     "prompt kb": Cost("each further KB of a request", f"{_RUN} --cases long [--rate 30]", each=2.6),
-    "chunk": Cost(
-        "a chunk of an answer", f"{_RUN} --cases sse,sse-paced [--rate 1 ... 10]", each=3, most=0.032, half=250
-    ),
-    "learn": Cost(
-        "supervisor: a request of 1 KB", f"{_RUN} --cases short [--rate 25 ...]", each=2, most=0.043, half=50
-    ),
+    "chunk": Cost("a chunk of an answer", f"{_RUN} --cases sse,sse-paced [--rate 1 ... 10]", each=3, most=0.032, half=250),
+    "learn": Cost("supervisor: a request of 1 KB", f"{_RUN} --cases short [--rate 25 ...]", each=2, most=0.043, half=50),
     "learn kb": Cost("supervisor: each further KB", f"{_RUN} --cases long [--rate 30]", each=1.0),
     "scrape": Cost("supervisor: a scrape of a 32 KB page", f"{_RUN} --cases idle100 [--endpoints 8]", each=46),
     "processes": Cost("parent and supervisor", f"{_RUN} --cases short --workers 1,2,4,8", mib=60),
@@ -298,9 +294,7 @@ def shared_memory_mib(workers: int, flags: Mapping[str, Any], *, kv_events: bool
     kv-index-blocks, the index of held blocks counts, too.
     """
     most = int(flags.get("workers-max", 2 * workers))
-    places, entries = (
-        int(flags.get(*each)) for each in (("max-endpoints", ENDPOINTS_MIN), ("index-entries", INDEX_ENTRIES_MIN))
-    )
+    places, entries = (int(flags.get(*each)) for each in (("max-endpoints", ENDPOINTS_MIN), ("index-entries", INDEX_ENTRIES_MIN)))
     kib = entries * CHART["entryBytes"] // 1024 + places * CHART["endpointKib"] + most * CHART["workerKib"]
     held = int(flags.get("kv-index-blocks", CHART["kvIndexBlocks"] if kv_events else 0))
     kib += held * CHART["heldBlockBytes"] // 1024

@@ -34,34 +34,19 @@ OPEN_OBJECTIVES = ("requests", "moved")
 
 @click.command("tune")
 @click.argument("trace")
-@click.option(
-    "--objective",
-    default="ttft_p95",
-    show_default=True,
-    help="The figure to improve; `epp record replay --json` lists all.",
-)
+@click.option("--objective", default="ttft_p95", show_default=True, help="The figure to improve; `epp record replay --json` lists all.")
 @click.option(
     "--subject-to",
     "subject_to",
     multiple=True,
     help="What must hold, as in 'errors <= base'. Give it once for each. [default: errors <= base]",
 )
-@click.option(
-    "--base", default="", help="The configuration to improve, with which was recorded. [default: the built-in one]"
-)
-@click.option(
-    "--add", "added", multiple=True, help="A scorer to try beside those of the configuration. Give it once for each."
-)
+@click.option("--base", default="", help="The configuration to improve, with which was recorded. [default: the built-in one]")
+@click.option("--add", "added", multiple=True, help="A scorer to try beside those of the configuration. Give it once for each.")
 @click.option("--trials", type=Whole(1, 100_000), default=60, show_default=True, help="Configurations to try.")
-@click.option(
-    "--seconds", type=click.FloatRange(1), default=3600.0, show_default=True, help="Stop trying after this time."
-)
-@click.option(
-    "--trial-requests", type=Whole(PART_MIN), default=12_000, show_default=True, help="Requests per trial, at most."
-)
-@click.option(
-    "--clients", type=Whole(1), help="Requests come from this many clients, each of whom waits for an answer."
-)
+@click.option("--seconds", type=click.FloatRange(1), default=3600.0, show_default=True, help="Stop trying after this time.")
+@click.option("--trial-requests", type=Whole(PART_MIN), default=12_000, show_default=True, help="Requests per trial, at most.")
+@click.option("--clients", type=Whole(1), help="Requests come from this many clients, each of whom waits for an answer.")
 @click.option("--open", "is_open", is_flag=True, help="No client waits: requests come at the recorded times.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Equal seeds give equal results.")
 @click.option("--output", default="", help="Write the better configuration to this file.")
@@ -116,11 +101,7 @@ def command(
             search = Search(training, space, goal, seed)
             best = search.best(trials, seconds, _told(progress, objective))
             progress.show("confirming on the held-out part; Ctrl-C ends without a result")
-            verdict = (
-                confirm(held_out, space.with_values({}), space.with_values(best.values), goal, seed)
-                if best.values
-                else None
-            )
+            verdict = confirm(held_out, space.with_values({}), space.with_values(best.values), goal, seed) if best.values else None
         except KeyboardInterrupt as again:
             raise click.Abort from again
         except (Unreadable, ValueError) as wrong:
@@ -136,9 +117,7 @@ def _space(config: Configuration, text: str, added: tuple[str, ...]) -> Space:
     except ValueError as wrong:
         raise click.UsageError(f"--add: {wrong}") from wrong
     if not space.knobs:
-        raise click.ClickException(
-            f"{config.name}: nothing to tune: no profile has two scorers, and no parameter has a tuned range"
-        )
+        raise click.ClickException(f"{config.name}: nothing to tune: no profile has two scorers, and no parameter has a tuned range")
     return space
 
 
@@ -159,10 +138,7 @@ class _Result(msgspec.Struct, frozen=True):
     def patch(self) -> str:
         """Returns the change of the configuration as a unified diff, which `patch` applies."""
         name = self.config.name
-        before, after = (
-            self.space.text.splitlines(keepends=True),
-            self.space.text_with(self.best.values).splitlines(keepends=True),
-        )
+        before, after = (self.space.text.splitlines(keepends=True), self.space.text_with(self.best.values).splitlines(keepends=True))
         return "".join(difflib.unified_diff(before, after, name, f"{name} (tuned)"))
 
 
@@ -172,9 +148,7 @@ def _objective(name: str) -> str:
     except ValueError as wrong:
         raise click.UsageError(f"--objective: {wrong}") from wrong
     if name in OPEN_OBJECTIVES:
-        raise click.UsageError(
-            f"--objective: '{name}' is neither good nor bad; choose a time, errors, hit_rate or load"
-        )
+        raise click.UsageError(f"--objective: '{name}' is neither good nor bad; choose a time, errors, hit_rate or load")
     return name
 
 

@@ -116,9 +116,7 @@ class Search:
         try:
             while self.tried < trials and time.monotonic() < ends:
                 trial = study.ask()
-                candidate = self._tried(
-                    {knob.path: knob.rounded(self._suggest(trial, knob)) for knob in self._space.knobs}
-                )
+                candidate = self._tried({knob.path: knob.rounded(self._suggest(trial, knob)) for knob in self._space.knobs})
                 study.tell(trial, min(candidate.cost, 1e9))
                 self.tried += 1
                 before = min(each.cost for each in found)

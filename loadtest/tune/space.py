@@ -64,9 +64,7 @@ def knobs(document: Mapping[str, Any], types: Mapping[str, type[Plugin]]) -> lis
     return found
 
 
-def with_scorers(
-    document: Mapping[str, Any], added: Sequence[str], types: Mapping[str, type[Plugin]]
-) -> dict[str, Any]:
+def with_scorers(document: Mapping[str, Any], added: Sequence[str], types: Mapping[str, type[Plugin]]) -> dict[str, Any]:
     """Returns a copy of a checked configuration in which each profile has these scorers, too, with a weight that hardly counts.
 
     Raises ValueError if one of them is no scorer, or is there already.
@@ -113,6 +111,4 @@ def _parameters(place: int, entry: Mapping[str, Any], types: Mapping[str, type[P
         low, high = limits[RANGE]
         integer = limits.get("type") == "integer"
         name = f"{entry.get('name') or entry['type']}.{field.encode_name}"
-        yield Knob(
-            name, ("plugins", place, "parameters", field.encode_name), low, high, integer, min(max(now, low), high)
-        )
+        yield Knob(name, ("plugins", place, "parameters", field.encode_name), low, high, integer, min(max(now, low), high))

@@ -52,9 +52,7 @@ def archive(source: Source, roots: Mapping[str, Path], into: Path) -> Path:
     manifests = [_image(layout, source, machine, root) for machine, root in sorted(roots.items())]
     labels = _labels(source)
     index = {"schemaVersion": 2, "mediaType": f"{_TYPE}.index.v1+json", "manifests": manifests, "annotations": labels}
-    named = layout.document(index, "index.v1+json") | {
-        "annotations": {f"{ANNOTATION}.ref.name": f"{NAME}:{source.version}"}
-    }
+    named = layout.document(index, "index.v1+json") | {"annotations": {f"{ANNOTATION}.ref.name": f"{NAME}:{source.version}"}}
     layout.index({"schemaVersion": 2, "mediaType": f"{_TYPE}.index.v1+json", "manifests": [named]})
     files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     file.write_bytes(tarred(files, source.epoch))
@@ -96,12 +94,7 @@ def settings(source: Source) -> _Json:
     """Returns how a container of the image runs. `deploy/Dockerfile` has the same settings."""
     return {
         "User": f"{USER}:{USER}",
-        "Env": [
-            "PATH=/usr/local/bin:/usr/bin:/bin",
-            "PYTHONUNBUFFERED=1",
-            "PYTHONDONTWRITEBYTECODE=1",
-            f"SSL_CERT_FILE=/{CERTIFICATES}",
-        ],
+        "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", f"SSL_CERT_FILE=/{CERTIFICATES}"],
         "Entrypoint": ["epp", "serve"],
         "Cmd": ["--config-file", "/etc/epp/config.yaml"],
         "WorkingDir": "/",

@@ -34,13 +34,7 @@ GLIBC: Final = 41  # 2.41 there
 PACKAGES: Final = ("base-files", "busybox", "ca-certificates", "libstdc++6", "netbase", f"python{PYTHON}")
 USER: Final = 65532
 CERTIFICATES: Final = "etc/ssl/certs/ca-certificates.crt"
-OWN: Final = (
-    "compiled",
-    "epp",
-    "loadtest",
-    "shm",
-    "workers",
-)  # keep their source: it decides which compiled modules fit
+OWN: Final = ("compiled", "epp", "loadtest", "shm", "workers")  # keep their source: it decides which compiled modules fit
 LISTED: Final = "usr/share/epp/debian-packages.txt"
 
 
@@ -75,23 +69,13 @@ def unpack(root: Path, machine: str) -> None:
     listed = root.with_suffix(".debs")
     hook = f'ls "$1/var/cache/apt/archives" > {listed}'
     mode = "root" if os.getuid() == 0 else "unshare"
-    command = [
-        "mmdebstrap",
-        "--quiet",
-        "--variant=extract",
-        f"--mode={mode}",
-        f"--architectures={ARCHITECTURES[machine]}",
-    ]
+    command = ["mmdebstrap", "--quiet", "--variant=extract", f"--mode={mode}", f"--architectures={ARCHITECTURES[machine]}"]
     done = subprocess.run(
-        [*command, f"--include={','.join(PACKAGES)}", f"--extract-hook={hook}", SUITE, str(root)],
-        capture_output=True,
-        text=True,
+        [*command, f"--include={','.join(PACKAGES)}", f"--extract-hook={hook}", SUITE, str(root)], capture_output=True, text=True
     )
     if done.returncode:
         raise Missing(f"mmdebstrap failed: {done.stderr[-600:].strip()}")
-    names = sorted(
-        line.removesuffix(".deb").replace("%3a", ":") for line in listed.read_text().split() if line.endswith(".deb")
-    )
+    names = sorted(line.removesuffix(".deb").replace("%3a", ":") for line in listed.read_text().split() if line.endswith(".deb"))
     (root / LISTED).parent.mkdir(parents=True)
     (root / LISTED).write_text("".join(f"{name}\n" for name in names))
     listed.unlink()
@@ -176,9 +160,7 @@ def prune(root: Path) -> None:
     site = root / SITE
     for path in list(site.rglob("*")):
         inside = path.relative_to(site).parts[0]
-        if inside not in OWN and (
-            path.suffix in left_out.SOURCES or (path.is_dir() and path.name in ("tests", "test"))
-        ):
+        if inside not in OWN and (path.suffix in left_out.SOURCES or (path.is_dir() and path.name in ("tests", "test"))):
             _remove(path)
 
 
@@ -196,18 +178,7 @@ def compile_all(root: Path, python: Interpreter) -> None:
 
     Bytecode without source stands in the place of the source (PEP 3147).
     """
-    base = [
-        str(python.python),
-        "-m",
-        "compileall",
-        "-q",
-        "--invalidation-mode",
-        "unchecked-hash",
-        "-s",
-        str(root),
-        "-p",
-        "/",
-    ]
+    base = [str(python.python), "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/"]
     environment = python.environment({**os.environ, "PYTHONHASHSEED": "0"})
     own = [str(root / SITE / name) for name in OWN]
     subprocess.run([*base, *own], env=environment, check=True)
@@ -225,9 +196,7 @@ def compile_all(root: Path, python: Interpreter) -> None:
 
 def settings(root: Path) -> None:
     """Writes users, the command `epp`, and the built-in configuration, and links `python3` and `sleep`, which the chart calls."""
-    (root / "etc/passwd").write_text(
-        f"root:x:0:0:root:/:/sbin/nologin\nepp:x:{USER}:{USER}::/nonexistent:/sbin/nologin\n"
-    )
+    (root / "etc/passwd").write_text(f"root:x:0:0:root:/:/sbin/nologin\nepp:x:{USER}:{USER}::/nonexistent:/sbin/nologin\n")
     (root / "etc/group").write_text(f"root:x:0:\nepp:x:{USER}:\n")
     command = root / "usr/bin/epp"
     command.write_text(f"#!/usr/bin/python{PYTHON} -P\nfrom workers.cli import main\n\nmain()\n")

@@ -41,9 +41,7 @@ def interpreted(match: str, *, smoke: bool) -> dict[str, float]:
     tell("the micro-benchmarks, interpreted")
     command = [sys.executable, "-P", "-m", "tests.bench.micro", "--json", *(["--smoke"] if smoke else [])]
     command += ["--match", match] if match else []
-    done = subprocess.run(
-        command, env={**environment(), VARIABLE: "0"}, capture_output=True, text=True, timeout=MICRO_S_MAX, check=False
-    )
+    done = subprocess.run(command, env={**environment(), VARIABLE: "0"}, capture_output=True, text=True, timeout=MICRO_S_MAX, check=False)
     if done.returncode:
         raise ChildFailed(f"the micro-benchmarks failed when interpreted: {done.stderr.strip()[-500:]}")
     figures: dict[str, float] = json.loads(done.stdout)
@@ -65,9 +63,7 @@ def main() -> int:
     arguments = throughput.parser()
     arguments.prog, arguments.description = "bench", __doc__
     arguments.add_argument("--only", choices=(MICRO, REQUESTS), default="", help="one of the two parts")
-    arguments.add_argument(
-        "--match", default="", metavar="TEXT", help="only micro-benchmarks with this text in their name"
-    )
+    arguments.add_argument("--match", default="", metavar="TEXT", help="only micro-benchmarks with this text in their name")
     options = arguments.parse_args()
     throughput.check_options(options, arguments.error)
     small: dict[str, float] = {}

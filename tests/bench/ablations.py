@@ -62,10 +62,7 @@ ROWS: Mapping[str, Callable[[], Patches]] = {
     "the wait in turn counts once": lambda: without("in_turn"),
     "without the cost of a place": lambda: without("place"),
     "without waits for siblings": lambda: [mock.patch.object(waits, "LONG_TOKENS", 10**9)],
-    "the cheapest one, however near": lambda: [
-        mock.patch.object(choice, "NEAR_S", 0.0),
-        mock.patch.object(choice, "NEAR_MAX", 0.0),
-    ],
+    "the cheapest one, however near": lambda: [mock.patch.object(choice, "NEAR_S", 0.0), mock.patch.object(choice, "NEAR_MAX", 0.0)],
 }
 
 
@@ -100,10 +97,7 @@ def main() -> int:
         logs = {cell: math.log(found[cell] / whole[cell]) for cell in whole}
         if row == WHOLE:
             continue
-        means = [
-            math.exp(sum(logs[cell] for cell in logs if cell[0] == name) / sum(cell[0] == name for cell in logs))
-            for name in names
-        ]
+        means = [math.exp(sum(logs[cell] for cell in logs if cell[0] == name) / sum(cell[0] == name for cell in logs)) for name in names]
         most = max(logs, key=lambda cell: abs(logs[cell]))
         shown = " | ".join(f"{mean:.2f}" for mean in means)
         print(f"| {row} | {shown} | {math.exp(logs[most]):.2f} ({', '.join(most)}) |", flush=True)

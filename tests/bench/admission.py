@@ -41,10 +41,7 @@ MET, OF_BEST = 0.95, 0.95
 NO_LIMIT = 10**9
 ADMITTING_TEXT = DEFAULT_TEXT.replace(
     "- type: learned-latency-scorer\n", "- type: learned-latency-scorer\n- type: learned-latency-admitter\n"
-).replace(
-    "  - pluginRef: learned-latency-scorer",
-    "  - pluginRef: learned-latency-admitter\n  - pluginRef: learned-latency-scorer",
-)
+).replace("  - pluginRef: learned-latency-scorer", "  - pluginRef: learned-latency-admitter\n  - pluginRef: learned-latency-scorer")
 
 
 class Admitting(Picked):
@@ -76,9 +73,7 @@ class Underway:
 class AdmissionFleet(Fleet):
     """A fleet whose requests may be refused or held. A refused call has `failed`."""
 
-    def __init__(
-        self, sessions: list[Session], text: str, limit: int, seed: int, kind: Kind, workload: Workload
-    ) -> None:
+    def __init__(self, sessions: list[Session], text: str, limit: int, seed: int, kind: Kind, workload: Workload) -> None:
         def make(fleet: Fleet) -> Policy:
             self._admitting = Admitting(text, seed, limit=limit, cache_blocks=fleet.kv_blocks)
             return self._admitting
@@ -152,9 +147,7 @@ def traffic(workload: Workload, seed: int, warm: float, over: float, seconds: fl
     return first + [Session(WARM_S + session.at, session.turns) for session in second]
 
 
-def run(
-    kind: Kind, workload: Workload, text: str, limit: int, sessions: list[Session], seed: int, seconds: float
-) -> Figures:
+def run(kind: Kind, workload: Workload, text: str, limit: int, sessions: list[Session], seed: int, seconds: float) -> Figures:
     """Runs one policy."""
     return figures(AdmissionFleet(sessions, text, limit, seed, kind, workload).run(), WARM_S, seconds)
 
@@ -180,9 +173,7 @@ def best_limit(rows: dict[str, Figures]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="admission", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="admission", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help=f"one run of {SMOKE_S:.0f} s, to check that it works")
     parser.add_argument("--seeds", type=int, default=3, help="number of runs (default 3)")
     parser.add_argument("--only", default="/", metavar="MODEL/TRAFFIC", help="names that begin like this")
@@ -190,9 +181,7 @@ def main() -> int:
     model, _, named = options.only.partition("/")
     seeds, seconds = (1, SMOKE_S) if options.smoke else (options.seeds, OVER_S)
     missed = 0
-    print(
-        "| servers | traffic | met | goodput/s | best static limit | of the best limit | admit all: goodput/s | refused after |"
-    )
+    print("| servers | traffic | met | goodput/s | best static limit | of the best limit | admit all: goodput/s | refused after |")
     print("|---|---|---|---|---|---|---|---|")
     for kind in KINDS:
         for workload in WORKLOADS:

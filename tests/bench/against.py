@@ -80,11 +80,7 @@ def git(*arguments: str, root: Path = ROOT) -> bytes:
 def resolved(commit: str, root: Path = ROOT) -> str:
     """Returns the full hash of a commit. Raises ComparisonError."""
     try:
-        return (
-            git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}", root=root)
-            .decode()
-            .strip()
-        )
+        return git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}", root=root).decode().strip()
     except ComparisonError:
         raise ComparisonError(
             f"'{commit}' names no commit of this repository: give a hash, a tag, a branch or HEAD~1 "
@@ -95,9 +91,7 @@ def resolved(commit: str, root: Path = ROOT) -> str:
 def here_name(root: Path = ROOT) -> str:
     """Names the commit of this tree, and says whether it has changes. Raises ComparisonError during a merge with conflicts."""
     if unmerged := git("diff", "--name-only", "--diff-filter=U", root=root).decode().split():
-        raise ComparisonError(
-            f"{unmerged[0]} has merge conflicts: resolve them first, because this tree cannot run now"
-        )
+        raise ComparisonError(f"{unmerged[0]} has merge conflicts: resolve them first, because this tree cannot run now")
     head = git("rev-parse", "--short=10", "HEAD", root=root).decode().strip()
     return f"{head} with changes" if git("status", "--porcelain", root=root) else head
 
@@ -124,10 +118,7 @@ def interpreter(tree: Path, root: Path, venv: Path) -> Path:
     tell(f"{LOCK_FILE} differs: installing the other commit's dependencies")
     python = venv / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for command in (
-        [sys.executable, "-m", "venv", str(venv)],
-        [*pip, "--require-hashes", "--no-deps", "-r", str(lock)],
-    ):
+    for command in ([sys.executable, "-m", "venv", str(venv)], [*pip, "--require-hashes", "--no-deps", "-r", str(lock)]):
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S_MAX, check=False)
         if done.returncode:
             raise ComparisonError(f"installing the other commit's dependencies failed: {done.stderr.strip()[-500:]}")
@@ -142,9 +133,7 @@ def micro(sides: Sequence[Side], rounds: int, *, smoke: bool) -> list[Figure]:
             tell(f"{MICRO} {number + 1}/{rounds}, {side.name}")
             flags = ["--smoke"] if smoke else []
             command = side.command("-m", "tests.bench.micro", "--json", *flags)
-            done = subprocess.run(
-                command, env=environment(), capture_output=True, text=True, timeout=MICRO_S_MAX, check=False
-            )
+            done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=MICRO_S_MAX, check=False)
             if done.returncode:
                 raise ComparisonError(f"the micro-benchmarks of {side.name} failed: {done.stderr.strip()[-500:]}")
             figures = best[side.name]
@@ -201,9 +190,7 @@ def compared(case: str, base: Sequence[dict[str, Any]], here: Sequence[dict[str,
         "case": case,
         "figures": [Figure(name, *map(statistics.median, both)) for name, both in figures.items()],
         "cpu_ratio_of_rounds": [round(ratio, 3) for ratio in pairs],
-        "not_ok": [
-            sum(n for row in rows for name, n in row["endings"].items() if name != "ok") for rows in (base, here)
-        ],
+        "not_ok": [sum(n for row in rows for name, n in row["endings"].items() if name != "ok") for rows in (base, here)],
     }
 
 
@@ -255,25 +242,17 @@ def as_json(base: str, here: str, small: Sequence[Figure], large: Sequence[dict[
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
-        prog="against", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    arguments = argparse.ArgumentParser(prog="against", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("commit", help="the commit to compare with: a hash, tag or branch")
-    arguments.add_argument(
-        "--parts", type=names, default=list(PARTS), help=f"comma-separated: {', '.join(PARTS)} (default: both)"
-    )
-    arguments.add_argument(
-        "--cases", type=names, default=["short", "chat-8k", "sse"], help=f"comma-separated: {', '.join(CASES)}"
-    )
+    arguments.add_argument("--parts", type=names, default=list(PARTS), help=f"comma-separated: {', '.join(PARTS)} (default: both)")
+    arguments.add_argument("--cases", type=names, default=["short", "chat-8k", "sse"], help=f"comma-separated: {', '.join(CASES)}")
     arguments.add_argument("--rounds", type=int, default=3, help="rounds of each case and of the micro-benchmarks")
     arguments.add_argument("--seconds", type=float, default=4.0, help="seconds of each run")
     arguments.add_argument("--workers", type=int, default=1)
     arguments.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second")
     arguments.add_argument("--tls", action="store_true")
     arguments.add_argument("--flag", action="append", default=[], help="a flag of `epp serve` for both pickers")
-    arguments.add_argument(
-        "--smoke", action="store_true", help="run everything once, shortened, to check that it works"
-    )
+    arguments.add_argument("--smoke", action="store_true", help="run everything once, shortened, to check that it works")
     arguments.add_argument("--json", action="store_true")
     arguments.set_defaults(profile="", driver=[])
     return arguments
@@ -298,15 +277,11 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # so that the temporary directory and the children are removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the temporary directory and the children are removed
     options = parser().parse_args()
     unknown = {*options.cases} - CASES.keys() | {*options.parts} - {*PARTS}
     if unknown:
-        parser().error(
-            f"unknown: {', '.join(sorted(unknown))}; valid cases: {', '.join(CASES)}; valid parts: {', '.join(PARTS)}"
-        )
+        parser().error(f"unknown: {', '.join(sorted(unknown))}; valid cases: {', '.join(CASES)}; valid parts: {', '.join(PARTS)}")
     if options.smoke:
         options.cases, options.seconds, options.rounds = ["short"], 0.5, 1
     try:

@@ -196,9 +196,7 @@ class Services(FakeServices):
         region = Region(memoryview(bytearray(schema.bytes)))
         self.index = IndexReader(schema, region)
         writer = IndexWriter(schema, region)
-        writer.insert(
-            np.arange(1, 30_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15), np.ones(29_999, np.uint16), 1
-        )
+        writer.insert(np.arange(1, 30_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15), np.ones(29_999, np.uint16), 1)
         self.bus = BusWriter(os.open(os.devnull, os.O_WRONLY), lambda: None)
         self.bus._loop = Later()  # type: ignore[assignment]
 
@@ -270,12 +268,7 @@ class Served:
         """Returns the bytes of one request, divided into the reads of the event loop."""
         data = body.build(size)
         headers = pb.ProcessingRequest()
-        for name, value in {
-            ":method": "POST",
-            ":path": body.path,
-            "x-request-id": "1",
-            "content-encoding": body.coding,
-        }.items():
+        for name, value in {":method": "POST", ":path": body.path, "x-request-id": "1", "content-encoding": body.coding}.items():
             if value:
                 headers.request_headers.headers.headers.add(key=name, raw_value=value.encode())
         if body.coding:

@@ -23,18 +23,7 @@ from typing import Any
 import uvloop
 
 from tests.bench.overload_stack import FAIR, SERVERS, STRICT, Site, flow_control, site
-from tests.bench.overload_traffic import (
-    TOKENS,
-    Call,
-    Class,
-    Generator,
-    Result,
-    between,
-    firsts,
-    percentile,
-    plan,
-    reasons,
-)
+from tests.bench.overload_traffic import TOKENS, Call, Class, Generator, Result, between, firsts, percentile, plan, reasons
 from tests.e2e.cluster import Cluster
 
 SMALL = 0.42
@@ -68,9 +57,7 @@ def arrivals(capacity: float, seconds: float, *, both: bool) -> list[Call]:
     small = Class(SMALL_NAME, 1.0, tenant=SMALL_NAME)
     big = Class(BIG_NAME, 1.0, tenant=BIG_NAME, streamed=0.0)
     rng, rate = random.Random("small"), SMALL * capacity
-    calls = [
-        Call((n + rng.random()) / rate, small, rng.randint(*TOKENS), streamed=True) for n in range(int(seconds * rate))
-    ]
+    calls = [Call((n + rng.random()) / rate, small, rng.randint(*TOKENS), streamed=True) for n in range(int(seconds * rate))]
     if both:
         calls += plan(random.Random("big"), (big,), TIMES * SMALL * capacity, seconds)
     return sorted(calls, key=lambda call: call.at)
@@ -147,9 +134,7 @@ def report(say: Say, seconds: float, capacity: float, *, quiet: bool) -> list[di
     rows = run(say, seconds, capacity)
     alone, both, half, _, first = rows
     if not quiet:
-        print(
-            f"two tenants, {TIMES}:1 in arrivals, the small one at {SMALL:.2f} of the capacity of {capacity:.1f} requests/s:"
-        )
+        print(f"two tenants, {TIMES}:1 in arrivals, the small one at {SMALL:.2f} of the capacity of {capacity:.1f} requests/s:")
         print("\n".join([HEAD, *map(text, rows)]))
         print(f"  token-weighted: Jain index {both.jain:.3f} (target {JAIN_TARGET})")
         for row in (alone, half, first):

@@ -65,10 +65,7 @@ PROBE_FROM = "127.0.0.2"
 LITTLE_MEMORY = "--worker-memory-limit=160M"
 SECURE_SERVING = "--secure-serving"
 OF_FOUR = (*BLACK_HOLES, USAGE_LIES, LABEL_FLOOD, PREFIX_FLUSH)  # these get four servers, and a picker of their own
-SETTLED_S = {
-    "slow body": 32.0,
-    **dict.fromkeys((*BLACK_HOLES, USAGE_LIES), 10.0),
-}  # the least seconds of an attack in a full run
+SETTLED_S = {"slow body": 32.0, **dict.fromkeys((*BLACK_HOLES, USAGE_LIES), 10.0)}  # the least seconds of an attack in a full run
 WIDTH = 200
 LOGGED_CHARS = 80
 ABUSE = re.compile(r'^llm_d_epp_abuse_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
@@ -143,9 +140,7 @@ async def peak_memory(pid: int) -> float:
 def abuse(picker: Picker) -> dict[str, int]:
     """Reads the picker's counters of abuse by cause, and of refused requests."""
     until = time.monotonic() + PROBE_S
-    while (
-        not (page := picker.page()) and time.monotonic() < until
-    ):  # an attack on its port may have left some connections
+    while not (page := picker.page()) and time.monotonic() < until:  # an attack on its port may have left some connections
         time.sleep(PROBE_EVERY_S)
     counted = {cause: int(float(value)) for cause, value in ABUSE.findall(page)}
     return counted | {name: int(float(value)) for name, value in COUNTERS.findall(page)}
@@ -159,9 +154,7 @@ def named(log: str) -> list[str]:
     lines = (json.loads(line) for line in log.splitlines() if line.startswith("{") and line.endswith("}"))
     warnings = [line for line in lines if line.get("level") in ("warning", "error")]
     warnings.sort(key=lambda line: sum(name in line for name in ("last", "file", "reads")))
-    return [
-        str(line.get("last", f"{line['event']} {line.get('file', line.get('why', ''))}".strip())) for line in warnings
-    ]
+    return [str(line.get("last", f"{line['event']} {line.get('file', line.get('why', ''))}".strip())) for line in warnings]
 
 
 def probe(port: int) -> bool:
@@ -220,11 +213,7 @@ def page_figures(picker: Picker) -> dict[str, int]:
         begun = time.monotonic()
         page = picker.page()
         took.append(time.monotonic() - begun)
-    return {
-        "page KiB": len(page.encode()) >> 10,
-        "page ms": round(1e3 * statistics.median(took)),
-        "known series": page.count(KNOWN_SERIES),
-    }
+    return {"page KiB": len(page.encode()) >> 10, "page ms": round(1e3 * statistics.median(took)), "known series": page.count(KNOWN_SERIES)}
 
 
 def picker_of(name: str, file: Path, cluster: Cluster, workers: int) -> Picker:
@@ -258,9 +247,7 @@ async def measure(name: str, picker: Picker, file: Path, seconds: float, rate: f
     probing.cancel()
     await asyncio.sleep(SETTLE_S)
     after = abuse(picker)
-    made, missed = (
-        after - before for before, after in zip(scraped, scrapes(picker, invented=name in FILE_ATTACKS), strict=True)
-    )
+    made, missed = (after - before for before, after in zip(scraped, scrapes(picker, invented=name in FILE_ATTACKS), strict=True))
     row.scrapes_missed = missed / max(1.0, made + missed)
     row.memory_mib = (before, await watching, pss_mib(pid))
     row.connections = len(ends)
@@ -322,12 +309,8 @@ def table(rows: list[Row]) -> Table:
 
 
 def main() -> int:
-    line = argparse.ArgumentParser(
-        prog="floods", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    line.add_argument(
-        "--seconds", type=float, default=SECONDS, help="seconds of good traffic alone, and again beside each attack"
-    )
+    line = argparse.ArgumentParser(prog="floods", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    line.add_argument("--seconds", type=float, default=SECONDS, help="seconds of good traffic alone, and again beside each attack")
     line.add_argument("--workers", type=int, default=2)
     line.add_argument("--rate", type=float, default=RATE, help="good exchanges per second")
     line.add_argument("--only", nargs="+", choices=NAMES, help="run only these attacks")
@@ -342,9 +325,7 @@ def main() -> int:
         for name in options.only or NAMES:
             file = files[name in OF_FOUR]
             kinds = (LIMITED, SECURE, FILE_ATTACKS)
-            key = (
-                name if name in OF_FOUR else tuple(name in kind for kind in kinds)
-            )  # other rows share a picker by kind
+            key = name if name in OF_FOUR else tuple(name in kind for kind in kinds)  # other rows share a picker by kind
             if key not in pickers:
                 pickers[key] = picker_of(name, file, cluster, options.workers)
             seconds = SMOKE_SECONDS if options.smoke else max(options.seconds, SETTLED_S.get(name, 0.0))

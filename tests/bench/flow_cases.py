@@ -92,20 +92,11 @@ class Bench:
     def __init__(self, fairness: type[FairnessPolicy]) -> None:
         self.pool, self.clock = Pool(), Clock()
         template = band(
-            max_requests=10**6,
-            queue=default(Fifo),
-            ordering=default(FirstCome),
-            fairness=default(fairness),
-            displacement=default(Newest),
+            max_requests=10**6, queue=default(Fifo), ordering=default(FirstCome), fairness=default(fairness), displacement=default(Newest)
         )
         gate = PoolGate(self.pool, default(Static), "detector", now=self.clock, report=lambda name, problem: None)
         self.controller = FlowController(
-            plan(template=template),
-            gate,
-            SingleShard(Board(1)),
-            NullRecorder(),
-            now=self.clock,
-            make_future=lambda _item: FakeFuture(),
+            plan(template=template), gate, SingleShard(Board(1)), NullRecorder(), now=self.clock, make_future=lambda _item: FakeFuture()
         )
         self.items = [Item(f"tenant-{i}") for i in range(FLOWS)]
         self.calls: list[Coroutine[Any, Any, Outcome]] = []

@@ -22,16 +22,7 @@ from epp.plugin import FairnessPolicy, ResponseComplete
 from epp.request import Request
 from epp.request.flows import FlowKey
 from loadtest.sim.engine import Engine, EngineSettings, Job, JobState
-from tests.bench.overload_stack import (
-    BATCH,
-    DECODE_GROWTH,
-    DECODE_MS,
-    PREFILL_US,
-    PRIORITIES,
-    SERVERS,
-    WORKERS,
-    config,
-)
+from tests.bench.overload_stack import BATCH, DECODE_GROWTH, DECODE_MS, PREFILL_US, PRIORITIES, SERVERS, WORKERS, config
 from tests.bench.overload_traffic import GAVE_UP, Call, Result
 from tests.epp.flow.shards import Board, BoardPeers, Clock, FakeFuture, FakePool, Recorder
 from tests.epp.flow.shards import Call as Caller
@@ -42,11 +33,7 @@ WAKE_S = 0.0002
 TICK_S = 0.005
 SWEEP_S = 0.05
 ENGINE = EngineSettings(
-    max_running=BATCH,
-    kv_blocks=2_000,
-    prefill_s_per_token=PREFILL_US / 1e6,
-    decode_s=DECODE_MS / 1e3,
-    decode_growth=DECODE_GROWTH,
+    max_running=BATCH, kv_blocks=2_000, prefill_s_per_token=PREFILL_US / 1e6, decode_s=DECODE_MS / 1e3, decode_growth=DECODE_GROWTH
 )
 
 
@@ -84,13 +71,7 @@ class FlowFleet:
     """Runs shards in front of servers. `run` returns the result of every call."""
 
     def __init__(
-        self,
-        flow: dict[str, Any],
-        *,
-        seed: int = 0,
-        shards: int = WORKERS,
-        servers: int = SERVERS,
-        patience_s: float = 6.0,
+        self, flow: dict[str, Any], *, seed: int = 0, shards: int = WORKERS, servers: int = SERVERS, patience_s: float = 6.0
     ) -> None:
         loaded = load(config(Path("endpoints.yaml"), flow), "benchmark", allow_experimental=True)
         assert loaded.flow is not None
@@ -104,9 +85,7 @@ class FlowFleet:
         self.shards = [
             FlowController(
                 plan,
-                PoolGate(
-                    self._pool, plan.usage_limits, "detector", now=self._clock, report=lambda _, problem: _fail(problem)
-                ),
+                PoolGate(self._pool, plan.usage_limits, "detector", now=self._clock, report=lambda _, problem: _fail(problem)),
                 BoardPeers(self._board, n),
                 self.seen[n],
                 now=self._clock,
@@ -117,9 +96,7 @@ class FlowFleet:
         for shard in self.shards:
             shard.provision(PRIORITIES.values())
         bands = (*plan.bands, plan.template)
-        self._response_plugins = {
-            b.fairness.name: b.fairness for b in bands if isinstance(b.fairness, ResponseComplete)
-        }
+        self._response_plugins = {b.fairness.name: b.fairness for b in bands if isinstance(b.fairness, ResponseComplete)}
         self._fairness: FairnessPolicy = plan.template.fairness
         self._engines = [Engine(ENGINE) for _ in range(servers)]
         self._load = [0] * servers

@@ -49,9 +49,7 @@ def exact(smoke: bool) -> Rows:
             fleet.apply(place, message, steps)
             spent += time.perf_counter() - began
     counts = fleet.holdings.counts
-    print(
-        f"  {fleet.events:,} events in {steps:,} messages, {counts.stored:,} blocks stored, {counts.removed:,} removed"
-    )
+    print(f"  {fleet.events:,} events in {steps:,} messages, {counts.stored:,} blocks stored, {counts.removed:,} removed")
     print(f"  {spent / steps * 1e6:.0f} µs per message, {spent / fleet.events * 1e6:.1f} µs per event")
     yield "differences between index and pools", fleet.differences(), 0, False
     yield "malformed or skipped", counts.malformed_events + counts.stores_skipped + counts.removals_skipped, 0, False
@@ -107,9 +105,7 @@ def memory(smoke: bool) -> Rows:
     yield f"{LINKS:,} links, MiB", links.bytes / MIB, LINKS_MIB, False
     blocks = 20_000 if smoke else 200_000
     index, small = schemas(blocks)
-    writer = HeldWriter(
-        index, Region(memoryview(bytearray(index.bytes))), small, Region(memoryview(bytearray(small.bytes)))
-    )
+    writer = HeldWriter(index, Region(memoryview(bytearray(index.bytes))), small, Region(memoryview(bytearray(small.bytes))))
     owner = writer.new_owner()
     rng = np.random.default_rng(2)
     keys = _keys(rng, blocks)
@@ -127,19 +123,11 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-PARTS: dict[str, Callable[[bool], Rows]] = {
-    "exact": exact,
-    "garbage": garbage,
-    "look-up": look_up,
-    "memory": memory,
-    "publish": publish,
-}
+PARTS: dict[str, Callable[[bool], Rows]] = {"exact": exact, "garbage": garbage, "look-up": look_up, "memory": memory, "publish": publish}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="kv_events", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="kv_events", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="a small part of each, to check that it works")
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; repeatable")
     options = parser.parse_args()

@@ -109,12 +109,7 @@ def publish(smoke: bool) -> Iterator[tuple[str, float, float, bool]]:
                 _end(cluster, other)
         yield f"kv-events process, {count} publishers, {RATE} messages/s each, cores", min(cores), CORES_MAX, True
         yield "p99 of requests with events / without", _p99(loaded) / _p99(quiet), SLOWER_MAX, True
-        yield (
-            "p99 with events / with events that another process reads",
-            _p99(loaded) / _p99(discarded),
-            SLOWER_MAX,
-            True,
-        )
+        yield ("p99 with events / with events that another process reads", _p99(loaded) / _p99(discarded), SLOWER_MAX, True)
 
 
 def _start(cluster: Cluster, name: str, port: int, count: int, rate: int) -> Child:

@@ -141,9 +141,7 @@ def streams() -> Iterator[Case]:
     )
     for label, size in (("1 KB", 1000), ("8 KB", 8000), ("400 KB", 400_000)):
         body = pb.ProcessingRequest(
-            request_body=pb.HttpBody(
-                body=b'{"model":"m","prompt":"%b"}' % (b"hello " * (size // 6)), end_of_stream=True
-            )
+            request_body=pb.HttpBody(body=b'{"model":"m","prompt":"%b"}' % (b"hello " * (size // 6)), end_of_stream=True)
         )
         messages = [m.SerializeToString() for m in (headers, body, response, answer)]
 
@@ -154,9 +152,7 @@ def streams() -> Iterator[Case]:
             envoy.handler.half_closed()
 
         yield Case(f"whole stream without transport, {label}", run)
-    chunk = pb.ProcessingRequest(
-        response_body=pb.HttpBody(body=b'data: {"choices":[{"text":" hello"}]}\n\n')
-    ).SerializeToString()
+    chunk = pb.ProcessingRequest(response_body=pb.HttpBody(body=b'data: {"choices":[{"text":" hello"}]}\n\n')).SerializeToString()
     envoy = p.open()
     for message in messages[:3]:
         envoy.handler.message(message)
@@ -227,9 +223,7 @@ def measure_all(*, match: str = "", smoke: bool = False, show: bool = True) -> d
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="micro", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="micro", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="run each once, to check that it works")
     parser.add_argument("--json", action="store_true", help="print one JSON object: name -> microseconds")
     parser.add_argument("--match", default="", metavar="TEXT", help="only benchmarks with this text in their name")

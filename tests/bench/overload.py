@@ -47,11 +47,7 @@ MIX = (Class(HIGH, 0.1, HIGH), Class(NORMAL, 0.6, NORMAL, streamed=0.2), Class(L
 ALL_STREAMED = tuple(Class(kind.name, kind.share, kind.objective) for kind in MIX)
 PARTS = ("load", "burst", "default", "without", "fairness")
 CONFIGURATIONS: tuple[tuple[str, Mapping[str, Any] | None, str], ...] = (
-    (
-        "default",
-        None,
-        "built-in default configuration (flow control by the scraped load; requests may wait for a minute):",
-    ),
+    ("default", None, "built-in default configuration (flow control by the scraped load; requests may wait for a minute):"),
     ("without", {}, "without flow control (gate off; sheddable requests are refused while the pool is saturated):"),
 )
 TARGETS = {2.0: 95.0, 4.0: 85.0}
@@ -129,9 +125,7 @@ class Bench:
             while second < end:
                 some = between(results, second, min(end, second + BIN_S))
                 shed, p95 = sum(reasons(some).values()), percentile(firsts(some), 0.95)
-                lines.append(
-                    f"  {second:3.0f} s {phase:7} {len(some):4d} requests {shed:4d} refused {1000 * p95:6.0f} ms TTFT p95"
-                )
+                lines.append(f"  {second:3.0f} s {phase:7} {len(some):4d} requests {shed:4d} refused {1000 * p95:6.0f} ms TTFT p95")
                 second = min(end, second + BIN_S)
         return recovered(results, before_s + burst_s, start, AS_BEFORE * usual), lines
 
@@ -213,9 +207,7 @@ def verdicts(rows: Sequence[Row], unloaded: Row) -> list[str]:
             lines.append(f"  goodput at {times:g}x: {result.of_peak:.1f} % of peak (target {target:.0f})")
     if result := by_name.get("2x"):
         ratio = result.high_p95 / unloaded.high_p95
-        lines.append(
-            f"  high priority at 2x: p95 TTFT {1000 * result.high_p95:.0f} ms, {ratio:.2f} times unloaded (target {HIGH_TARGET})"
-        )
+        lines.append(f"  high priority at 2x: p95 TTFT {1000 * result.high_p95:.0f} ms, {ratio:.2f} times unloaded (target {HIGH_TARGET})")
     return lines
 
 
@@ -228,13 +220,8 @@ def with_flow_control(options: argparse.Namespace, say: Say, seconds: float, war
         out["peak"] = max(result.goodput for result in rows)
         out["capacity"], out["load"], out["unloaded"] = capacity, [asdict(result) for result in rows], asdict(unloaded)
         if not options.json:
-            print(
-                f"flow control on: capacity {capacity:.1f} requests/s (computed maximum {estimate():.1f} with every place taken)"
-            )
-            print(
-                "\n".join([HEAD, *(text(result) for result in (unloaded, *rows)), *verdicts(rows, unloaded)]),
-                flush=True,
-            )
+            print(f"flow control on: capacity {capacity:.1f} requests/s (computed maximum {estimate():.1f} with every place taken)")
+            print("\n".join([HEAD, *(text(result) for result in (unloaded, *rows)), *verdicts(rows, unloaded)]), flush=True)
         if "burst" in options.only:
             after = 6.0 if options.smoke else 25.0
             seconds_after, lines = bench.burst(capacity, *((3.0, 2.0) if options.smoke else (8.0, 12.0)), after)
@@ -264,9 +251,7 @@ def with_configuration(
 
 
 def parser() -> argparse.ArgumentParser:
-    line = argparse.ArgumentParser(
-        prog="overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    line = argparse.ArgumentParser(prog="overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("--smoke", action="store_true", help="a few seconds of 2x and of a burst, to check that it works")
     line.add_argument("--seconds", type=float, help=f"seconds of each load, after the warm-up (default {SECONDS:.0f})")
     line.add_argument("--only", action="append", choices=PARTS, help="run only this part; repeatable")

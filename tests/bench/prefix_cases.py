@@ -55,9 +55,7 @@ def prefix_cases() -> Iterator[Case]:
 def chat(size: int, *, parts: bool = False) -> bytes:
     """Returns a conversation of about `size` bytes, in messages of at most 2 KB."""
     rng = random.Random(size)
-    texts = [
-        "".join(rng.choices("abcdefghij klmnop " * 4 + "\n", k=min(size, 1950))) for _ in range(max(1, size // 2000))
-    ]
+    texts = ["".join(rng.choices("abcdefghij klmnop " * 4 + "\n", k=min(size, 1950))) for _ in range(max(1, size // 2000))]
     content = [[{"type": "text", "text": text}] if parts else text for text in texts]
     messages = [{"role": "user" if i % 2 else "assistant", "content": c} for i, c in enumerate(content)]
     return json.dumps({"model": "m", "messages": messages}).encode()

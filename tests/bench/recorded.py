@@ -54,9 +54,7 @@ class Writer:
         """Records a decision. Returns the number of the request."""
         return self._recorder.decided(request, decision, at, now)
 
-    def ended(
-        self, number: int, slot: int, at: float, first_s: float, now: float, usage: Usage | None, status: int = 200
-    ) -> None:
+    def ended(self, number: int, slot: int, at: float, first_s: float, now: float, usage: Usage | None, status: int = 200) -> None:
         """Records the end of a request. `first_s`: NaN if there was no answer."""
         exchange = Exchange(self._metrics, Cell(0, 0, FIRST_BLOCK), at, 0)
         exchange.usage, exchange.recorded, exchange.streaming, exchange.whole = usage, number, True, status == 200

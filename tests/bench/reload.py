@@ -51,10 +51,7 @@ def configurations(endpoints: Path) -> Iterator[str]:
     for number in range(1 << 30):
         flow, bands, second, foreign = number % 2, number % 3, number % 4 == 1, number % 5 < 2
         plugins = ["{type: queue-scorer}", "{type: kv-cache-utilization-scorer}", "{type: prefix-cache-scorer}"]
-        members = [
-            f"{{pluginRef: queue-scorer, weight: {1 + number % 7}}}",
-            "{pluginRef: prefix-cache-scorer, weight: 2}",
-        ]
+        members = [f"{{pluginRef: queue-scorer, weight: {1 + number % 7}}}", "{pluginRef: prefix-cache-scorer, weight: 2}"]
         if second:
             members.append("{pluginRef: kv-cache-utilization-scorer, weight: 1}")
         if foreign:
@@ -212,9 +209,7 @@ async def measured(port: int, picker: Picker, reloader: Reloader, rate: float, r
     await asyncio.sleep(warm_s)
     over.set()
     await sending
-    return Figures(
-        load.sent, load.failed, done, p99(first, second), p99(second, third), memory_before, resident(picker)
-    )
+    return Figures(load.sent, load.failed, done, p99(first, second), p99(second, third), memory_before, resident(picker))
 
 
 @contextlib.contextmanager
@@ -228,13 +223,7 @@ def started(cluster: Cluster, *flags: str) -> Iterator[tuple[Picker, Path, Path,
     text = next(configurations(fleet.file))
     run_dir = cluster.directory / "run"
     picker = cluster.picker(
-        fleet.file,
-        "--config-watch",
-        f"--plugin-path={folder}",
-        *flags,
-        workers=WORKERS,
-        config_text=text,
-        run_dir=run_dir,
+        fleet.file, "--config-watch", f"--plugin-path={folder}", *flags, workers=WORKERS, config_text=text, run_dir=run_dir
     )
     (config,) = cluster.directory.glob("config-*.yaml")
     yield picker, config, plugin, fleet.file

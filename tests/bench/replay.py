@@ -36,10 +36,7 @@ USERS = 24
 SEED = 3
 ANSWER_S = 60.0
 RATES = {"nothing shared": 0.3, "tenants": 0.2}
-MAKE: Mapping[str, Callable[[random.Random, float, float], list[Session]]] = {
-    "nothing shared": unshared,
-    "tenants": tenants,
-}
+MAKE: Mapping[str, Callable[[random.Random, float, float], list[Session]]] = {"nothing shared": unshared, "tenants": tenants}
 KINDS = ("chats", *MAKE)
 GOAL = 0.10
 
@@ -100,17 +97,7 @@ async def run(kind: str, config: str, folder: Path, seconds: float) -> None:
 def replayed(folder: Path, base: str, *configs: str) -> dict[str, Any]:
     """Returns what `epp record replay --json` tells. `base`, `configs`: files."""
     flags = [f"--base={base}"] if base else []
-    argv = [
-        sys.executable,
-        "-P",
-        "-m",
-        "workers",
-        "replay",
-        str(folder),
-        "--json",
-        *flags,
-        *(f"--config={c}" for c in configs),
-    ]
+    argv = [sys.executable, "-P", "-m", "workers", "replay", str(folder), "--json", *flags, *(f"--config={c}" for c in configs)]
     done = subprocess.run(argv, env=environment(), capture_output=True, text=True, check=True)
     told: dict[str, Any] = json.loads(done.stdout)
     return told
@@ -135,9 +122,7 @@ def _times(figures: Mapping[str, float]) -> tuple[float, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="length of each run (default 60)")
     parser.add_argument("--only", action="append", choices=KINDS, help="kinds of traffic; repeatable")
     parser.add_argument("--config", type=Path, help="the other configuration (default: the field's weights)")

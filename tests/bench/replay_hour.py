@@ -80,14 +80,7 @@ class Recorded(Replay):
     def _end(self, job: Job, at: float) -> None:
         run, number = self._run, job.number
         usage = Usage(job.prompt, job.output, job.cached)
-        self._writer.ended(
-            self._numbers.pop(number),
-            int(run.target[number]),
-            run.at[number].item(),
-            run.first_s[number].item(),
-            at,
-            usage,
-        )
+        self._writer.ended(self._numbers.pop(number), int(run.target[number]), run.at[number].item(), run.first_s[number].item(), at, usage)
         super()._end(job, at)
 
     def _scraped(self, now: float, what: None) -> None:
@@ -101,9 +94,7 @@ def record(folder: Path, seconds: float, seed: int) -> int:
     """Records the traffic. Returns the number of requests."""
     made = requests(seconds, seed)
     endpoints = [
-        Lifetime(
-            Member(0.0, True, slot, 0, "default", f"pod-{slot}", f"10.0.0.{slot + 1}:8000", {}), 0.0, float("inf"), ()
-        )
+        Lifetime(Member(0.0, True, slot, 0, "default", f"pod-{slot}", f"10.0.0.{slot + 1}:8000", {}), 0.0, float("inf"), ())
         for slot in range(SERVERS)
     ]
     Recorded(world(made, endpoints, [SPEED] * SERVERS, open=True, clients=0), folder).run()
@@ -121,17 +112,12 @@ def main() -> int:
         begun = time.process_time()
         count = record(folder, options.seconds, seed=1)
         size = sum(file.stat().st_size for file in folder.iterdir())
-        print(
-            f"{count:,} requests recorded in {size / 1e6:.1f} MB ({time.process_time() - begun:.0f} s of CPU)",
-            flush=True,
-        )
+        print(f"{count:,} requests recorded in {size / 1e6:.1f} MB ({time.process_time() - begun:.0f} s of CPU)", flush=True)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "workers", "replay", str(folder)], env=environment(), check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(
-        f"replayed in {seconds:.1f} s of CPU, {seconds / count * 1e6:.0f} us a request, {after.ru_maxrss / 1e3:.0f} MB"
-    )
+    print(f"replayed in {seconds:.1f} s of CPU, {seconds / count * 1e6:.0f} us a request, {after.ru_maxrss / 1e3:.0f} MB")
     return int(bool(options.seconds_max) and seconds > options.seconds_max)
 
 

@@ -48,8 +48,7 @@ def priorities(smoke: bool) -> Figures:
     """Measures how long requests with high priority wait while others with low priority fill the servers."""
     seconds, rng = SMOKE_SECONDS if smoke else SECONDS, random.Random("priorities")
     calls = sorted(
-        plan(rng, (HIGH,), HIGH_SHARE * estimate(), WARM_UP_S + seconds)
-        + plan(rng, (LOW,), LOW_SHARE * estimate(), WARM_UP_S + seconds)
+        plan(rng, (HIGH,), HIGH_SHARE * estimate(), WARM_UP_S + seconds) + plan(rng, (LOW,), LOW_SHARE * estimate(), WARM_UP_S + seconds)
     )
     figures = {}
     for name, count, at in (
@@ -66,22 +65,14 @@ def priorities(smoke: bool) -> Figures:
     return figures
 
 
-def _run(
-    calls: Sequence[Call], flow: Mapping[str, Any], count: int, *, shared: bool, at: Mapping[str, int]
-) -> list[Result]:
+def _run(calls: Sequence[Call], flow: Mapping[str, Any], count: int, *, shared: bool, at: Mapping[str, int]) -> list[Result]:
     """Sends the calls to `count` pickers. `at`: class -> the replica that gets all of it; {}: each request goes to a random one."""
     with Cluster() as cluster, store_in(cluster) as store:
         fleet = cluster.fleet(SERVERS, *ENGINE)
         flags = [f"--objects-dir={objectives(cluster.directory / 'objects')}", "--pool-name=pool"]
         text = config(fleet.file, flow)
         site = ReplicaSite(
-            cluster,
-            fleet,
-            store.url if shared else "",
-            *flags,
-            "--allow-experimental-plugins",
-            count=count,
-            config_text=text,
+            cluster, fleet, store.url if shared else "", *flags, "--allow-experimental-plugins", count=count, config_text=text
         )
         assert not shared or eventually(lambda: know_each_other(site.remotes(), count))
         ports = {name: cluster.envoy(site.pickers[number]) for name, number in at.items()}

@@ -136,9 +136,7 @@ async def _conversations(port: int, count: int) -> None:
     """Runs the same conversations each time: the answers in the prompts are given, so they do not depend on servers."""
     rng = random.Random("conversations")
     systems = [rng.randbytes(2000).hex() for _ in range(4)]
-    scripts = [
-        (rng.choice(systems), [rng.randbytes(rng.randint(100, 600)).hex() for _ in range(TURNS)]) for _ in range(count)
-    ]
+    scripts = [(rng.choice(systems), [rng.randbytes(rng.randint(100, 600)).hex() for _ in range(TURNS)]) for _ in range(count)]
     left = iter(scripts)
 
     async def user(session: aiohttp.ClientSession) -> None:
@@ -212,11 +210,7 @@ def cost(smoke: bool) -> Figures:
                 before, done = sum(map(_group, site.pickers)), _drive(site, seconds, rate)
                 spent[name].append((sum(map(_group, site.pickers)) - before) / done)
                 if name == "shared":
-                    stored, moved, requests = (
-                        stored + cpu_seconds(store.pid) - cpu,
-                        moved + _network(store) - network,
-                        requests + done,
-                    )
+                    stored, moved, requests = (stored + cpu_seconds(store.pid) - cpu, moved + _network(store) - network, requests + done)
     store_us, time_s = 1e6 * stored / requests, requests / (REPLICAS * rate)
     extra = 1e6 * (sum(spent["shared"]) - sum(spent["apart"])) / len(spent["shared"])
     return {
@@ -234,9 +228,7 @@ def _drive(site: ReplicaSite, seconds: float, rate: int) -> int:
     options = ("--case", "chat-8k", "--rate", str(rate), "--seconds", str(seconds), "--warm-up", "0.1", "--json")
     drivers = [
         subprocess.Popen(
-            python("loadtest.load.driver", "--target", f"{LOOPBACK}:{picker.grpc}", *options),
-            stdout=subprocess.PIPE,
-            text=True,
+            python("loadtest.load.driver", "--target", f"{LOOPBACK}:{picker.grpc}", *options), stdout=subprocess.PIPE, text=True
         )
         for picker in site.pickers
     ]
@@ -268,9 +260,7 @@ PARTS: dict[str, Callable[[bool], Figures]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    line = argparse.ArgumentParser(
-        prog="replicas", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    line = argparse.ArgumentParser(prog="replicas", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("--smoke", action="store_true", help="each part once, in short, to check that it works")
     line.add_argument("--only", nargs="*", default=list(PARTS), choices=PARTS, help="only these parts")
     line.add_argument("--json", action="store_true", help="print one JSON object")
@@ -281,10 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures |= measured
         if not options.json:
             for title, value in measured.items():
-                print(
-                    f"{title:48} {value:>10}" + (f"   target {TARGETS[title]:g}" if title in TARGETS else ""),
-                    flush=True,
-                )
+                print(f"{title:48} {value:>10}" + (f"   target {TARGETS[title]:g}" if title in TARGETS else ""), flush=True)
     if options.json:
         json.dump(figures, sys.stdout, indent=1)
     return 0

@@ -122,20 +122,14 @@ def in_real_time(options: argparse.Namespace) -> int:
 
 def parsed() -> argparse.Namespace:
     """Returns the arguments of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="two seconds of a few policies, to check that it works")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of runs (default {SEEDS})")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"virtual time (default {SECONDS:.0f})")
     parser.add_argument("--scrape", type=float, default=SCRAPE_S, help="seconds between two scrapes (default 0.05)")
-    parser.add_argument(
-        "--page", type=float, default=0.0, help="seconds that a server stands still for its metrics page"
-    )
+    parser.add_argument("--page", type=float, default=0.0, help="seconds that a server stands still for its metrics page")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
-    parser.add_argument(
-        "--config", type=Path, action="append", default=[], help="a configuration to compare; repeatable"
-    )
+    parser.add_argument("--config", type=Path, action="append", default=[], help="a configuration to compare; repeatable")
     parser.add_argument(
         "--only",
         action="append",
@@ -148,9 +142,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--svg", type=Path, help="write a chart to this file")
     parser.add_argument("--cold", action="store_true", help="the first quarter of the time, with servers of many paces")
     parser.add_argument("--trace", default="", metavar="FILE", help="play this trace (Mooncake, Azure, ...) as traffic")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="times the requests per second of the trace (default 1)"
-    )
+    parser.add_argument("--scale", type=float, default=1.0, help="times the requests per second of the trace (default 1)")
     parser.add_argument("--envoy", action="store_true", help="in real time, behind a real Envoy (`routing_live`)")
     parser.add_argument("--sim", default="", metavar="BINARY", help="with --envoy: a simulator instead of `epp sim`")
     parser.add_argument("--reference", default="", metavar="BINARY", help="with --envoy: another picker to measure")

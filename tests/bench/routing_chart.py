@@ -43,14 +43,9 @@ def _panel(kind: str, panel: Mapping[str, Table], names: list[str], top: int) ->
         ]
     for column, (workload, table) in enumerate(panel.items()):
         left = LEFT + column * COLUMN
-        parts.append(
-            f'<text x="{left + COLUMN / 2}" y="{top + PANEL_HEIGHT + 16}" text-anchor="middle">{escape(workload)}</text>'
-        )
+        parts.append(f'<text x="{left + COLUMN / 2}" y="{top + PANEL_HEIGHT + 16}" text-anchor="middle">{escape(workload)}</text>')
         step = (COLUMN - 16) / max(1, len(names) - 1)
-        parts += [
-            _mark(left + 8 + names.index(name) * step, _y(row.mean, top), names.index(name))
-            for name, row in table.items()
-        ]
+        parts += [_mark(left + 8 + names.index(name) * step, _y(row.mean, top), names.index(name)) for name, row in table.items()]
     return parts
 
 

@@ -46,9 +46,7 @@ class SharedEjection:
         self._now = self._due = 0.0
         schema = AnswersSchema(SERVERS, workers, KINDS, len(OUTCOMES))
         region = Region(memoryview(bytearray(schema.bytes)))
-        self._workers = [
-            AnswerCounts(AnswersWriter(schema, region, index), lambda: self._now) for index in range(workers)
-        ]
+        self._workers = [AnswerCounts(AnswersWriter(schema, region, index), lambda: self._now) for index in range(workers)]
         self._served, self._failed = np.zeros(SERVERS, dtype=np.int64), np.zeros(SERVERS, dtype=np.int64)
         self._ejections = Ejections(
             lambda: (self._served.copy(), self._failed.copy()),
@@ -82,9 +80,7 @@ class SharedEjection:
         found = []
         for server in range(SERVERS):
             flags = self._ejections.flags(server)
-            mine = (
-                flags >> TRIAL_LANE_AT & LANE_MASK == worker + 1 and self._tried.get(server) != flags >> TRIAL_NUMBER_AT
-            )
+            mine = flags >> TRIAL_LANE_AT & LANE_MASK == worker + 1 and self._tried.get(server) != flags >> TRIAL_NUMBER_AT
             found.append(self.scrapes[server].is_down or (flags & EJECTED != 0 and not mine))
         return np.array(found)
 

@@ -172,9 +172,7 @@ class Fleet:
             return False
         own, hashes = self.hits(server, call.turn.hashes), call.turn.hashes
         return any(
-            (self.hits(other, hashes) - own) * BLOCK_TOKENS >= most
-            for other in range(SERVERS)
-            if other != server and self.up[other]
+            (self.hits(other, hashes) - own) * BLOCK_TOKENS >= most for other in range(SERVERS) if other != server and self.up[other]
         )
 
     def _changed(self, server: int, job: Job, changes: Sequence[Change]) -> None:

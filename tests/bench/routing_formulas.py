@@ -44,9 +44,7 @@ def token_aware(prompt: Prompt, servers: Sequence[Server]) -> Costs:
     return [load if is_affine else float("inf") for load, is_affine in zip(loads, affine, strict=True)]
 
 
-def dynamo(
-    hit_weight: float, prefill_weight: float, request_weight: float
-) -> Callable[[Prompt, Sequence[Server]], Costs]:
+def dynamo(hit_weight: float, prefill_weight: float, request_weight: float) -> Callable[[Prompt, Sequence[Server]], Costs]:
     """Dynamo's selector, in blocks: prefill that remains, blocks of the requests in flight, and these requests."""
 
     def cost(prompt: Prompt, server: Server) -> float:
@@ -58,10 +56,7 @@ def dynamo(
 
 def least_load(prompt: Prompt, servers: Sequence[Server]) -> Costs:
     """The policy `least_load` of smg, in seconds: queued work by throughput, and a penalty for full KV caches."""
-    return [
-        (server.queued + server.since) / server.rate + KV_WEIGHT_S * _odds(min(server.kv, KV_MOST))
-        for server in servers
-    ]
+    return [(server.queued + server.since) / server.rate + KV_WEIGHT_S * _odds(min(server.kv, KV_MOST)) for server in servers]
 
 
 def _odds(share: float) -> float:

@@ -45,9 +45,7 @@ class SharedHeld:
         self._now = 0.0
         self._expected: deque[tuple[float, int, Hashes]] = deque()
         all_followed = np.ones(servers, dtype=bool)
-        self._view = HeldView(
-            (BLOCK_TOKENS,), all_followed, all_followed, (BLOCK_TOKENS,) * servers, ("",) * servers, frozenset[int]()
-        )
+        self._view = HeldView((BLOCK_TOKENS,), all_followed, all_followed, (BLOCK_TOKENS,) * servers, ("",) * servers, frozenset[int]())
 
     def changed(self, server: int, now: float) -> Callable[[Job, Sequence[Change]], None]:
         """Returns the function that an engine calls with the changes of its pool at time `now`."""

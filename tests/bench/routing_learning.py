@@ -44,9 +44,7 @@ class SharedLearning:
         self._samples.append((self._now + LEARN_S, lambda: self._model.learn_first(seen)))
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
-        self._samples.append(
-            (self._now + LEARN_S, lambda: self._model.learn_token(slot, generation, load, observed, lasted))
-        )
+        self._samples.append((self._now + LEARN_S, lambda: self._model.learn_token(slot, generation, load, observed, lasted)))
 
     def scraped(self, slot: int, running: float, waiting: float) -> None:
         """Takes the batch and the queue of an endpoint."""

@@ -143,27 +143,21 @@ def live(
     for workload in workloads:
         sessions = workload.make(random.Random(f"{seed}/{workload.name}"), seconds, kind.rate.get(workload.name, 1.0))
         oracle = measure(kind, workload, {ORACLE: LINE[ORACLE]}, seed, seconds)[ORACLE]
-        told(
-            f"{workload.name}, oracle in virtual time: {1e3 * oracle.ttft_mean:.0f} ms, p95 {1e3 * oracle.ttft_p95:.0f}"
-        )
+        told(f"{workload.name}, oracle in virtual time: {1e3 * oracle.ttft_mean:.0f} ms, p95 {1e3 * oracle.ttft_p95:.0f}")
         table = tables[workload.name] = {}
         for name in (*texts, *([REFERENCE] if reference else [])):
             with Cluster() as cluster, servers(cluster, simulator) as file:
                 picker = _picker(cluster, file, texts.get(name, ""), reference)
                 results = asyncio.run(play(cluster.envoy(picker), sessions))
             row = table[name] = figures(results, WARM_UP * seconds, oracle.ttft_mean, oracle.ttft_p95)
-            told(
-                f"  {name:24} {row.mean:7.2f} {row.p95:7.2f} {1e3 * row.ttft_s:8.0f} ms {row.errors} of {row.requests} failed"
-            )
+            told(f"  {name:24} {row.mean:7.2f} {row.p95:7.2f} {1e3 * row.ttft_s:8.0f} ms {row.errors} of {row.requests} failed")
     return tables
 
 
 def _picker(cluster: Cluster, file: Path, text: str, reference: str) -> Picker:
     """Starts our picker with a configuration, or the reference with the field's weights if there is no text."""
     if text:
-        return cluster.picker(
-            file, workers=WORKERS, config_text=picker_config(file, yaml.safe_load(text)), run_dir=cluster.directory
-        )
+        return cluster.picker(file, workers=WORKERS, config_text=picker_config(file, yaml.safe_load(text)), run_dir=cluster.directory)
     return cluster.reference(reference, file, reference_config(file), "--secure-serving=false")
 
 
@@ -181,6 +175,4 @@ def figures(results: Sequence[Result], warm_up_s: float, mean_s: float, p95_s: f
     if not times:
         return Figures(float("inf"), float("inf"), float("inf"), len(counted), len(counted))
     ttft_s = sum(times) / len(times)
-    return Figures(
-        ttft_s / mean_s, times[int(0.95 * len(times))] / p95_s, ttft_s, len(counted) - len(times), len(counted)
-    )
+    return Figures(ttft_s / mean_s, times[int(0.95 * len(times))] / p95_s, ttft_s, len(counted) - len(times), len(counted))

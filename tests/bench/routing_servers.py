@@ -41,16 +41,12 @@ class Kind:
 
 
 def shared(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
-    settings = EngineSettings(
-        kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=0.025
-    )
+    settings = EngineSettings(kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=0.025)
     return _all(lambda server: Engine(settings, lambda job, changes: changed(server, job, changes)))
 
 
 def slots(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
-    settings = SlotSettings(
-        kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S
-    )
+    settings = SlotSettings(kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S)
     return _all(lambda _: SlotServer(settings))
 
 
@@ -74,22 +70,13 @@ SLOT_RATES = {  # about three quarters of the slots are taken
     "a server joins": 2.3,
     "library, evicting": 3.0,
     "no hot prefix": 0.42,
-    **{
-        f"caches {times:g}, {tokens // 1000}k": 1.0 if tokens == 1_000 else 3.0
-        for tokens, *_ in CROWDED
-        for times in CACHES
-    },
+    **{f"caches {times:g}, {tokens // 1000}k": 1.0 if tokens == 1_000 else 3.0 for tokens, *_ in CROWDED for times in CACHES},
 }
 KINDS = (
     Kind("shared", shared),
     Kind("slots", slots, rate=SLOT_RATES, slots=SlotSettings().slots),
     Kind("chunked", chunked),
-    Kind(
-        "mixed",
-        shared,
-        usual_rate=0.7,
-        slowed={**dict.fromkeys(SLOW_FROM_THE_START, (0.0, SLOWER)), SLOW_LATER: (0.5, SLOWER)},
-    ),
+    Kind("mixed", shared, usual_rate=0.7, slowed={**dict.fromkeys(SLOW_FROM_THE_START, (0.0, SLOWER)), SLOW_LATER: (0.5, SLOWER)}),
 )
 PACES_MS = (0.02, 0.1, 0.3, 1.0)  # per token
 SLOTS = (4, 8, 32)

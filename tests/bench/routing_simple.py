@@ -75,10 +75,7 @@ class Oracle(Blind):
         self._fleet = fleet
 
     def choose(self, call: Call, now: float) -> int:
-        return min(
-            self._usable(now),
-            key=lambda server: (round(self._wait(server, call, now), 6), self._load(server)),
-        )
+        return min(self._usable(now), key=lambda server: (round(self._wait(server, call, now), 6), self._load(server)))
 
     def _usable(self, now: float) -> list[int]:
         """Returns the servers that would serve a request now; all that are up if none would."""

@@ -120,18 +120,12 @@ def _baseline(table: Table) -> float:
 def cold_text(tables: Mapping[str, Mapping[str, Table]], policy: str) -> str:
     """Renders what a policy costs before it has learned: the digest of its cells, and those that miss a goal."""
     cells = _cells(tables)
-    missed = {
-        name: table
-        for name, table in cells.items()
-        if table[policy].mean > min(COLD_MEAN, (1 + COLD_NOISE) * _baseline(table))
-    }
+    missed = {name: table for name, table in cells.items() if table[policy].mean > min(COLD_MEAN, (1 + COLD_NOISE) * _baseline(table))}
     lines = [
         f"{policy}, cold: {geometric_mean(table[policy].mean for table in cells.values()):.2f} times the oracle's mean; "
         f"{len(missed)} of {len(cells)} cells are above {COLD_MEAN:.2f}, or {COLD_NOISE:.0%} above the better simple policy:"
     ]
-    lines += [
-        f"  {name:30} {table[policy].mean:5.2f}, simple {_baseline(table):5.2f}" for name, table in missed.items()
-    ]
+    lines += [f"  {name:30} {table[policy].mean:5.2f}, simple {_baseline(table):5.2f}" for name, table in missed.items()]
     return "\n".join(lines)
 
 
@@ -140,9 +134,7 @@ def digest_text(tables: Mapping[str, Mapping[str, Table]]) -> str:
     cells = sum(map(len, tables.values()))
     lines = [f"{f'all {cells} cells':26}    mean     p95   worst   near  behind"]
     for name, row in digest(tables).items():
-        lines.append(
-            f"  {name:24} {row.mean:7.2f} {row.p95:7.2f} {row.worst:7.2f} {row.near:6} {row.behind:7}  {row.where}"
-        )
+        lines.append(f"  {name:24} {row.mean:7.2f} {row.p95:7.2f} {row.worst:7.2f} {row.near:6} {row.behind:7}  {row.where}")
     return "\n".join(lines)
 
 

@@ -27,10 +27,7 @@ def traced(path: str, scale: float) -> Workload:
         for arrival in part:
             for block in arrival.blocks:
                 blocks[block] = blocks[block] or rng.randbytes(arrival.block_tokens * BYTES_PER_TOKEN)
-        return [
-            single((arrival.at - start) / times, prompt(arrival, blocks, rng), max(1, arrival.output_tokens))
-            for arrival in part
-        ]
+        return [single((arrival.at - start) / times, prompt(arrival, blocks, rng), max(1, arrival.output_tokens)) for arrival in part]
 
     return Workload(NAME, make, usual=False)
 

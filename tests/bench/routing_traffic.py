@@ -140,9 +140,7 @@ def library(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Sessi
     ]
 
 
-def crowded(
-    tokens: int, count: int, per_second: float, rng: random.Random, seconds: float, rate: float = 1.0
-) -> list[Session]:
+def crowded(tokens: int, count: int, per_second: float, rng: random.Random, seconds: float, rate: float = 1.0) -> list[Session]:
     """Makes questions about `count` texts of so many tokens. Some texts are more popular."""
     shelf = [words(rng, tokens, tokens) for _ in range(count)]
     return [
@@ -195,11 +193,7 @@ def tenants(rng: random.Random, seconds: float, rate: float = 1.0) -> list[Sessi
 
     A batch is 24 prompts with one prefix of 2,000 tokens within 0.2 s, every five seconds.
     """
-    sessions = [
-        *chats(rng, seconds, 0.35 * rate),
-        *documents(rng, seconds, 0.3 * rate),
-        *unshared(rng, seconds, 0.3 * rate),
-    ]
+    sessions = [*chats(rng, seconds, 0.35 * rate), *documents(rng, seconds, 0.3 * rate), *unshared(rng, seconds, 0.3 * rate)]
     prefix = words(rng, 2_000, 2_000)
     start = rng.random()
     while start < seconds:
@@ -255,10 +249,7 @@ WORKLOADS = (
         for tokens, count, per_second in CROWDED
         for times in CACHES
     ),
-    *(
-        Workload(f"a server answers {what}", unshared, fails=Failing(3, 0.25, status), usual=False)
-        for what, status in FAILURES
-    ),
+    *(Workload(f"a server answers {what}", unshared, fails=Failing(3, 0.25, status), usual=False) for what, status in FAILURES),
     Workload("a server sheds", unshared, sheds=(3, 4), usual=False),
     Workload("a pause while it learns", paused, pauses=(0, 0.1, 0.1), servers=2, usual=False),
 )

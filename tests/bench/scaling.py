@@ -72,16 +72,7 @@ def cores() -> int:
 
 def scaling_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="more workers, more endpoints")
-    for column in (
-        "workers",
-        "endpoints",
-        "CPU / request",
-        "workers / request",
-        "supervisor",
-        "pick p50",
-        "memory",
-        "requests/s",
-    ):
+    for column in ("workers", "endpoints", "CPU / request", "workers / request", "supervisor", "pick p50", "memory", "requests/s"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         rate, spent = row["requests_per_s"], row["cores_by_process"]
@@ -99,9 +90,7 @@ def scaling_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def described(load: Load) -> str:
-    return (
-        f"{load.requests:g} requests/s of {load.prompt_kb:g} KB, {load.chunks:g} chunks/s, {load.endpoints} endpoints"
-    )
+    return f"{load.requests:g} requests/s of {load.prompt_kb:g} KB, {load.chunks:g} chunks/s, {load.endpoints} endpoints"
 
 
 def check(options: argparse.Namespace, load: Load) -> dict[str, Any]:
@@ -119,11 +108,7 @@ def check(options: argparse.Namespace, load: Load) -> dict[str, Any]:
         "memory (MiB)": (predicted.memory_mib, row["memory_mib"]),
     }
     figures = {
-        name: {
-            "predicted": round(ours, 3),
-            "measured": measured,
-            "ratio": round(ours / measured, 2) if measured else 0.0,
-        }
+        name: {"predicted": round(ours, 3), "measured": measured, "ratio": round(ours / measured, 2) if measured else 0.0}
         for name, (ours, measured) in pairs.items()
     }
     return {"load": vars(load), "figures": figures, "run": row}
@@ -148,14 +133,10 @@ def numbers(text: str) -> list[int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
-        prog="scaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    arguments = argparse.ArgumentParser(prog="scaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--workers", type=numbers, default=list(WORKERS))
     arguments.add_argument("--endpoints", type=numbers, default=list(ENDPOINTS))
-    arguments.add_argument(
-        "--case", choices=[name for name, case in CASES.items() if case.concurrency], default="short"
-    )
+    arguments.add_argument("--case", choices=[name for name, case in CASES.items() if case.concurrency], default="short")
     arguments.add_argument("--seconds", type=float, default=4.0, help="seconds of each run")
     arguments.add_argument("--flag", action="append", default=[], help="a flag of `epp serve`")
     arguments.add_argument("--only", choices=("scaling", "size"), default="", help="run only one of the two parts")
@@ -188,9 +169,7 @@ def main() -> int:
         for table in ([scaling_table(rows)] if rows else []) + [check_table(result) for result in checks]:
             console.print(table)
     if not all(map(fits, checks)):
-        tell(
-            f"epp size is off by more than a factor of {FACTOR:g}: its constants are of another machine, or this machine is busy"
-        )
+        tell(f"epp size is off by more than a factor of {FACTOR:g}: its constants are of another machine, or this machine is busy")
     return 0 if all_ok([*rows, *(result["run"] for result in checks)]) else 1
 
 

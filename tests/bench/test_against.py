@@ -10,17 +10,7 @@ from typing import Any
 import pytest
 
 from tests.bench import against
-from tests.bench.against import (
-    ComparisonError,
-    Figure,
-    Side,
-    alternated,
-    compared,
-    extracted,
-    here_name,
-    micro,
-    resolved,
-)
+from tests.bench.against import ComparisonError, Figure, Side, alternated, compared, extracted, here_name, micro, resolved
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

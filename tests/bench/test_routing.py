@@ -56,9 +56,7 @@ def test_every_policy_answers_every_request(kind: str) -> None:
     assert not any(outcome.errors for outcome in results.values())
 
 
-def test_a_server_that_dies_costs_the_default_the_requests_that_it_had_and_round_robin_those_sent_to_it_afterwards() -> (
-    None
-):
+def test_a_server_that_dies_costs_the_default_the_requests_that_it_had_and_round_robin_those_sent_to_it_afterwards() -> None:
     default, round_robin, oracle = outcomes("a server dies", "default", "round-robin", "oracle", kind="slots")
     assert 0 < default.errors < round_robin.errors
     assert abs(default.errors - oracle.errors) < 0.02 * oracle.requests
@@ -97,9 +95,7 @@ def test_bursts_spread_although_one_of_two_equal_servers_was_learned_as_much_fas
 def calls(workload: Workload, policy: str, seconds: float) -> list[Call]:
     sessions = workload.make(random.Random("1"), seconds, 1.0)
     make = POLICIES[policy]
-    return Fleet(
-        sessions, lambda fleet: make(fleet, 1), 1, kind=KIND["shared"], workload=workload, seconds=seconds
-    ).run()
+    return Fleet(sessions, lambda fleet: make(fleet, 1), 1, kind=KIND["shared"], workload=workload, seconds=seconds).run()
 
 
 @pytest.mark.parametrize("policy", ["default", "round-robin", "LBGR", "oracle"])
@@ -125,9 +121,7 @@ def test_a_duplicate_computes_most_of_a_prompt_that_another_server_holds() -> No
 
 @pytest.mark.parametrize("workload", ["documents", "chats"])
 def test_replicas_that_share_nothing_agree_on_new_prefixes_by_rendezvous(workload: str) -> None:
-    one, apart, agreed = outcomes(
-        workload, "token weights", "token weights, 3 replicas", "rendezvous, 3 replicas", seconds=20.0
-    )
+    one, apart, agreed = outcomes(workload, "token weights", "token weights, 3 replicas", "rendezvous, 3 replicas", seconds=20.0)
     assert agreed.cached > 0.9 * one.cached > apart.cached
     assert agreed.ttft_mean < apart.ttft_mean
 
@@ -140,13 +134,7 @@ def test_rendezvous_does_not_pin_a_hot_prefix_to_the_endpoints_named_for_it() ->
 
 def test_where_caches_evict_events_save_hits_and_time() -> None:
     approximate, precise, round_robin, oracle, most = outcomes(
-        "library, evicting",
-        "token weights",
-        "token weights, precise",
-        "round-robin",
-        "oracle",
-        "most hits",
-        seconds=30.0,
+        "library, evicting", "token weights", "token weights, precise", "round-robin", "oracle", "most hits", seconds=30.0
     )
     assert precise.cached > 1.02 * approximate.cached
     assert precise.cached > 0.94 * oracle.cached

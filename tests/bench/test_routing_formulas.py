@@ -8,16 +8,7 @@ import pytest
 from epp.config.load import load
 from epp.data import KV_USAGE, WAITING
 from epp.decision.decide import choose
-from tests.bench.routing_formulas import (
-    dual_map,
-    dynamo,
-    lbgr,
-    least_load,
-    least_requests,
-    lmetric,
-    smetric,
-    token_aware,
-)
+from tests.bench.routing_formulas import dual_map, dynamo, lbgr, least_load, least_requests, lmetric, smetric, token_aware
 from tests.bench.routing_ledger import Formula, Prompt, Server
 from tests.bench.routing_zoo import FIELD_TEXT
 from tests.fakes import FakePool, FakeServices, candidates, request
@@ -258,11 +249,7 @@ def _server(hit: int, pending: int, inflight: int = 0, rate: float = 10_000.0) -
 
 
 @pytest.mark.parametrize(
-    (
-        "one",
-        "other",
-        "chosen",
-    ),  # a server: hit, pending and, if it is not 10,000, its rate; the objective: 10,625 tokens
+    ("one", "other", "chosen"),  # a server: hit, pending and, if it is not 10,000, its rate; the objective: 10,625 tokens
     [
         ((0, 0), (0, 1), 0),
         ((0, 1), (0, 0), 1),
@@ -290,8 +277,7 @@ def _server(hit: int, pending: int, inflight: int = 0, rate: float = 10_000.0) -
 )
 def test_dual_map_of_two_servers(one: tuple[int, ...], other: tuple[int, ...], chosen: int) -> None:
     servers = [
-        Server(id=at, hit=hit, pending=pending, rate=rest[0] if rest else 10_000.0)
-        for at, (hit, pending, *rest) in enumerate((one, other))
+        Server(id=at, hit=hit, pending=pending, rate=rest[0] if rest else 10_000.0) for at, (hit, pending, *rest) in enumerate((one, other))
     ]
     assert cheapest(dual_map, Prompt(1_000, key=5), servers) == {chosen}
 

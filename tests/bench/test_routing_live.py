@@ -21,6 +21,4 @@ def test_figures_leave_out_the_warm_up_and_count_failures() -> None:
 def test_a_named_simulator_has_the_size_of_the_model() -> None:
     command = simulator_command("/opt/sim", 8001)
     assert command[0] == "/opt/sim"
-    assert {"--port=8001", "--max-num-seqs=8", "--prefill-time-per-token=100us", "--inter-token-latency=10ms"} < set(
-        command
-    )
+    assert {"--port=8001", "--max-num-seqs=8", "--prefill-time-per-token=100us", "--inter-token-latency=10ms"} < set(command)

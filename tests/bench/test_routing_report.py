@@ -58,21 +58,7 @@ def test_figures_are_divided_by_those_of_the_oracle_in_the_same_run() -> None:
     assert (row.mean, row.mean_range, row.p95, row.p95_range) == (1.5, 0.5, 3.0, 1.0)
     assert (row.ttft_s, row.cached, row.duplicates, row.errors) == (0.2, 0.5, 0.25, 2.5)
     lines = text("shared, chats", summary(RUNS, "oracle")).splitlines()
-    assert lines[2].split() == [
-        "random",
-        "1.50",
-        "±",
-        "0.50",
-        "3.00",
-        "±",
-        "1.00",
-        "200",
-        "50.0",
-        "25.0",
-        "2.5",
-        "20.0",
-        "0",
-    ]
+    assert lines[2].split() == ["random", "1.50", "±", "0.50", "3.00", "±", "1.00", "200", "50.0", "25.0", "2.5", "20.0", "0"]
 
 
 def test_the_digest_counts_cells_near_the_oracle_and_behind_the_baselines() -> None:

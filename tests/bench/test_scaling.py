@@ -56,9 +56,7 @@ def test_many_endpoints_are_scraped_less_often(endpoints: int, interval: str) ->
     assert configured(parser().parse_args([]), endpoints).flag == [f"--refresh-metrics-interval={interval}"]
 
 
-@pytest.mark.parametrize(
-    ("ratio", "fit"), [(1.0, True), (FACTOR, True), (FACTOR + 0.1, False), (0.4, False), (0.0, False)]
-)
+@pytest.mark.parametrize(("ratio", "fit"), [(1.0, True), (FACTOR, True), (FACTOR + 0.1, False), (0.4, False), (0.0, False)])
 def test_a_prediction_fits_within_its_factor_in_both_directions(ratio: float, fit: bool) -> None:
     assert fits({"figures": {"good": {"ratio": 1.0}, "other": {"ratio": ratio}}}) is fit
 

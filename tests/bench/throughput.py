@@ -101,16 +101,7 @@ def started(cluster: Cluster, run: Run, options: argparse.Namespace) -> Picker:
 
 def drive(run: Run, options: argparse.Namespace, group: int, port: int) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
-    command = [
-        sys.executable,
-        "-m",
-        "loadtest.load.driver",
-        "--target",
-        f"127.0.0.1:{port}",
-        "--case",
-        run.case,
-        "--json",
-    ]
+    command = [sys.executable, "-m", "loadtest.load.driver", "--target", f"127.0.0.1:{port}", "--case", run.case, "--json"]
     command += ["--seconds", str(options.seconds), "--warm-up", str(min(1.0, options.seconds)), "--group", str(group)]
     command += ["--processes", str(max(1, min(DRIVERS_MAX, cores // 2, run.workers)))]
     command += ["--tls"] if run.tls else []
@@ -161,9 +152,7 @@ class profiled:
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Returns a table of the rows, with ratios to the other targets of the same case, if these were measured."""
-    beside = [
-        target for target in (ECHO, INTERPRETED, REFERENCE) if any(row["run"]["target"] == target for row in rows)
-    ]
+    beside = [target for target in (ECHO, INTERPRETED, REFERENCE) if any(row["run"]["target"] == target for row in rows)]
     spent = {(row["run"]["target"], row["run"]["case"]): row["cpu_us_per_request"] for row in rows}
     columns = Table(title="requests through a picker")
     for column in ("case", "target", "workers"):
@@ -208,27 +197,17 @@ def names(text: str) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
-        prog="throughput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument(
-        "--cases", type=names, default=["short", "chat-8k", "long", "sse"], help=f"comma-separated: {', '.join(CASES)}"
-    )
+    arguments = argparse.ArgumentParser(prog="throughput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--cases", type=names, default=["short", "chat-8k", "long", "sse"], help=f"comma-separated: {', '.join(CASES)}")
     arguments.add_argument("--targets", type=names, default=list(TARGETS))
-    arguments.add_argument(
-        "--reference", default="", metavar="BINARY", help="path of another picker, to measure beside this one"
-    )
+    arguments.add_argument("--reference", default="", metavar="BINARY", help="path of another picker, to measure beside this one")
     arguments.add_argument("--workers", type=lambda text: [int(part) for part in names(text)], default=[1])
     arguments.add_argument("--endpoints", type=int, default=0, help="simulated servers (default: the case's)")
     arguments.add_argument("--seconds", type=float, default=4.0, help="seconds of each run")
     arguments.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second")
     arguments.add_argument("--tls", action="store_true")
-    arguments.add_argument(
-        "--flag", action="append", default=[], help="a flag of `epp serve`, e.g. --flag=--plugin-metrics=false"
-    )
-    arguments.add_argument(
-        "--driver", action="append", default=[], help="an argument of the driver, e.g. --driver=--prompt-kb=220"
-    )
+    arguments.add_argument("--flag", action="append", default=[], help="a flag of `epp serve`, e.g. --flag=--plugin-metrics=false")
+    arguments.add_argument("--driver", action="append", default=[], help="an argument of the driver, e.g. --driver=--prompt-kb=220")
     arguments.add_argument("--profile", default="", metavar="FILE", help="write a flame graph of a worker")
     arguments.add_argument("--smoke", action="store_true", help="one short run per target, to check that it works")
     arguments.add_argument("--json", action="store_true")
@@ -239,9 +218,7 @@ def check_options(options: argparse.Namespace, refuse: Callable[[str], object]) 
     """Refuses unknown names, and applies `--smoke`."""
     unknown = {*options.cases} - CASES.keys() | {*options.targets} - {*TARGETS}
     if unknown:
-        refuse(
-            f"unknown: {', '.join(sorted(unknown))}; valid cases: {', '.join(CASES)}; valid targets: {', '.join(TARGETS)}"
-        )
+        refuse(f"unknown: {', '.join(sorted(unknown))}; valid cases: {', '.join(CASES)}; valid targets: {', '.join(TARGETS)}")
     if options.smoke:
         options.cases, options.seconds = ["short"], 0.5
 
@@ -252,9 +229,7 @@ def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     options.several = len(planned) > 1
     cores = len(os.sched_getaffinity(0))
     if max(options.workers) >= cores:
-        tell(
-            f"{cores} cores for up to {max(options.workers)} workers, the driver and the servers: compare CPU per request"
-        )
+        tell(f"{cores} cores for up to {max(options.workers)} workers, the driver and the servers: compare CPU per request")
     rows = []
     for number, run in enumerate(planned, 1):
         tell(f"{number}/{len(planned)} {run.name}")

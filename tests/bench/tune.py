@@ -114,17 +114,7 @@ def record(kind: Kind, workload: Workload, folder: Path, seconds: float) -> None
 
 def tuned(folder: Path, base: Path, trials: int, added: Sequence[str]) -> dict[str, Any]:
     """Returns what `epp record tune --json` tells; it writes a better configuration beside `base`. `added`: scorers beside its own."""
-    argv = [
-        sys.executable,
-        "-P",
-        "-m",
-        "workers",
-        "tune",
-        str(folder),
-        f"--base={base}",
-        f"--trials={trials}",
-        "--json",
-    ]
+    argv = [sys.executable, "-P", "-m", "workers", "tune", str(folder), f"--base={base}", f"--trials={trials}", "--json"]
     more = [f"--output={base.with_name('tuned.yaml')}", *(f"--add={scorer}" for scorer in added)]
     done = subprocess.run([*argv, *more], env=environment(), stdout=subprocess.PIPE, check=True)
     told: dict[str, Any] = json.loads(done.stdout)
@@ -150,18 +140,12 @@ def judged(kind: Kind, workload: Workload, options: argparse.Namespace) -> Found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="virtual time of each run (default 60)")
     parser.add_argument("--trials", type=int, default=40, help="configurations that epp record tune tries (default 40)")
     parser.add_argument("--seeds", type=int, default=2, choices=(1, 2, 3), help="fresh traffic (default 2)")
-    parser.add_argument(
-        "--servers", default="shared", choices=[kind.name for kind in KINDS], help="the model of servers"
-    )
-    parser.add_argument(
-        "--add", action="append", metavar="SCORER", help="scorers that epp record tune may add; repeatable"
-    )
+    parser.add_argument("--servers", default="shared", choices=[kind.name for kind in KINDS], help="the model of servers")
+    parser.add_argument("--add", action="append", metavar="SCORER", help="scorers that epp record tune may add; repeatable")
     parser.add_argument("--only", action="append", choices=USUAL, help="kinds of traffic; repeatable")
     options = parser.parse_args()
     kind = next(kind for kind in KINDS if kind.name == options.servers)

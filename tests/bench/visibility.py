@@ -106,14 +106,11 @@ def main() -> None:
     rate = options.rate / options.workers
     processes = [
         context.Process(
-            target=writer,
-            args=(region, [pipe.reader for pipe in pipes], options.seconds + 0.5, options.rate * options.seconds),
+            target=writer, args=(region, [pipe.reader for pipe in pipes], options.seconds + 0.5, options.rate * options.seconds)
         ),
         context.Process(target=observe, args=(region, sent, options.seconds + 0.6)),
         *(
-            context.Process(
-                target=worker, args=(pipe.writer, rate, options.blocks, options.seconds, None if n else sent)
-            )
+            context.Process(target=worker, args=(pipe.writer, rate, options.blocks, options.seconds, None if n else sent))
             for n, pipe in enumerate(pipes)
         ),
     ]

@@ -45,10 +45,7 @@ def flow(concurrency: int, **more: Any) -> dict[str, Any]:
     fairness = "token-weighted-fairness-policy"
     return {
         "featureGates": ["flowControl"],
-        "plugins": [
-            {"type": "concurrency-detector", "parameters": {"maxConcurrency": concurrency}},
-            {"type": fairness},
-        ],
+        "plugins": [{"type": "concurrency-detector", "parameters": {"maxConcurrency": concurrency}}, {"type": fairness}],
         "flowControl": {
             "saturationDetector": {"pluginRef": "concurrency-detector"},
             "defaultRequestTTL": "0s",
@@ -134,9 +131,7 @@ async def _distinct_ids(picker: Picker, ids: int, say: Say) -> dict[str, float]:
         done += len(names)
         if done * 10 // ids > reported:
             reported = done * 10 // ids
-            say(
-                f"  {done} of {ids} ids, {done / (time.monotonic() - begun):.0f}/s, {memory_kib(picker) / 1024:.0f} MiB"
-            )
+            say(f"  {done} of {ids} ids, {done / (time.monotonic() - begun):.0f}/s, {memory_kib(picker) / 1024:.0f} MiB")
     await asyncio.sleep(1)
     result = {
         "ids": ids,
@@ -216,9 +211,7 @@ def answered(port: int, prompt: str, tokens: int, patience_s: float) -> int:
 
 
 def main() -> int:
-    line = argparse.ArgumentParser(
-        prog="waiting", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    line = argparse.ArgumentParser(prog="waiting", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("--streams", type=int, help=f"streams that wait at once (default {STREAMS}; 0: leave out)")
     line.add_argument("--ids", type=int, help=f"distinct fairness ids (default {IDS}; 0: leave out)")
     line.add_argument("--five-minutes", action="store_true", help="one request waits for five minutes")

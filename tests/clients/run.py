@@ -70,8 +70,7 @@ def main() -> int:
     with Cluster() as cluster:
         fleet = cluster.fleet(3)
         outcomes = [
-            client(cluster.picker(fleet.file, f"--secure-serving={secure}".lower(), workers=2), secure=secure)
-            for secure in (False, True)
+            client(cluster.picker(fleet.file, f"--secure-serving={secure}".lower(), workers=2), secure=secure) for secure in (False, True)
         ]
     if options.json:
         print(json.dumps([outcome._asdict() for outcome in outcomes]))

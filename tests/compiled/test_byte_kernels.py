@@ -43,11 +43,7 @@ def test_mentions_is_equal(data: bytes, draw: st.DataObject) -> None:
 
 
 @native_only
-@given(
-    st.uuids().map(str) | st.text(max_size=40),
-    st.integers(0, 35),
-    st.sampled_from(["", "-", "G", "f", "F", "é", "0\n"]),
-)
+@given(st.uuids().map(str) | st.text(max_size=40), st.integers(0, 35), st.sampled_from(["", "-", "G", "f", "F", "é", "0\n"]))
 def test_is_uuid_is_equal(text: str, at: int, instead: str) -> None:
     for each in (text, text.upper(), text[:at] + instead + text[at + 1 :], text[:at] + instead + text[at:]):
         same(kernels.is_uuid, reference.is_uuid, each)

@@ -14,9 +14,7 @@ from shm.index_capacity import OWNER_IDS, WIDE
 native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
 
 AGE = st.sampled_from([0, 1, 2, 5, 1 << 31, (1 << 32) - 2, (1 << 32) - 1])
-TABLE = st.lists(
-    st.tuples(st.sampled_from([0, 2, 3, 7, OWNER_IDS - 1]), st.booleans(), st.integers(0, 1 << 40), AGE), max_size=40
-)
+TABLE = st.lists(st.tuples(st.sampled_from([0, 2, 3, 7, OWNER_IDS - 1]), st.booleans(), st.integers(0, 1 << 40), AGE), max_size=40)
 
 
 def table(rows: list[tuple[int, bool, int, int]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -9,19 +9,7 @@ import msgspec
 import pytest
 
 from compiled.build import STRUCT
-from compiled.finder import (
-    LIBRARY,
-    REASON,
-    ROOT,
-    SUFFIX,
-    Mode,
-    NotCompiled,
-    decided,
-    docstring,
-    key,
-    module_name,
-    source,
-)
+from compiled.finder import LIBRARY, REASON, ROOT, SUFFIX, Mode, NotCompiled, decided, docstring, key, module_name, source
 from compiled.modules import PATHS, SOURCES
 from epp.config import registry
 from epp.plugins.filters.roles import DecodeFilter
@@ -91,12 +79,8 @@ def test_another_value_is_refused(tree: Path) -> None:
 
 
 def test_a_process_with_0_imports_the_source() -> None:
-    program = (
-        "import epp.decision.decide, compiled.finder as f; print(f.choose(), type(epp.decision.decide.choose).__name__)"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", program], env={"EPP_COMPILED": "0"}, cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    program = "import epp.decision.decide, compiled.finder as f; print(f.choose(), type(epp.decision.decide.choose).__name__)"
+    said = subprocess.run([sys.executable, "-c", program], env={"EPP_COMPILED": "0"}, cwd=ROOT, capture_output=True, text=True, check=True)
     assert said.stdout == "interpreted (EPP_COMPILED=0) function\n"
 
 

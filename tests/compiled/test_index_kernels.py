@@ -45,8 +45,7 @@ def assert_equal(one: Index, other: Index) -> None:
 
 
 STEPS = st.lists(
-    st.tuples(st.integers(0, 5), st.integers(1, 130), st.integers(0, 2 * NEAR_OWNERS - 1), st.integers(0, 2**32 + 5)),
-    max_size=12,
+    st.tuples(st.integers(0, 5), st.integers(1, 130), st.integers(0, 2 * NEAR_OWNERS - 1), st.integers(0, 2**32 + 5)), max_size=12
 )
 
 
@@ -82,9 +81,7 @@ def runs_of(owners: np.ndarray[Any, Any]) -> tuple[dict[int, int], bytes, bytes]
 
 
 @given(STEPS, st.integers(1, 8))
-def test_an_insert_tells_of_the_same_news_with_and_without_the_kernel(
-    steps: list[tuple[int, int, int, int]], stale: int
-) -> None:
+def test_an_insert_tells_of_the_same_news_with_and_without_the_kernel(steps: list[tuple[int, int, int, int]], stale: int) -> None:
     one, other = Index(40_000), Index(40_000)
     chains = [np.random.default_rng(seed).integers(1 << 16, 2**64, 130, dtype=np.uint64) for seed in range(6)]
     for seed, length, owner, age in steps:

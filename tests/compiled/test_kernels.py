@@ -136,9 +136,7 @@ def test_share_is_equal(arrays: list[np.ndarray], total: int) -> None:
 
 
 @native_only
-@given(
-    columns(1), st.sampled_from([1.0, 16.0, 64.0]), st.integers(0, 1 << 32), st.sampled_from([1.0, 16.0, 48.0, 128.0])
-)
+@given(columns(1), st.sampled_from([1.0, 16.0, 64.0]), st.integers(0, 1 << 32), st.sampled_from([1.0, 16.0, 48.0, 128.0]))
 def test_reused_is_equal(arrays: list[np.ndarray], each: float, tokens: int, size: float) -> None:
     (held,) = arrays
     same(kernels.reused, reference.reused, np.abs(np.nan_to_num(held)), each, tokens, np.full(len(held), size))
@@ -180,9 +178,7 @@ def test_nothing_has_no_scores_and_no_highest() -> None:
 
 
 @native_only
-@given(
-    st.dictionaries(st.integers(0, 40), st.integers(0, 9999)), st.dictionaries(st.integers(0, 40), st.integers(0, 7))
-)
+@given(st.dictionaries(st.integers(0, 40), st.integers(0, 9999)), st.dictionaries(st.integers(0, 40), st.integers(0, 7)))
 def test_by_row_is_equal(depths: dict[int, int], row_of: dict[int, int]) -> None:
     same(kernels.by_row, reference.by_row, depths, row_of, 8)
 
@@ -197,12 +193,7 @@ def test_a_row_outside_the_array_is_refused() -> None:
 
 
 @native_only
-@given(
-    st.integers(0, 9000),
-    st.sampled_from([241, 256, 300, 1024, 1025, 4096]),
-    st.integers(0, 2**64 - 1),
-    st.integers(0, 2**64 - 1),
-)
+@given(st.integers(0, 9000), st.sampled_from([241, 256, 300, 1024, 1025, 4096]), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 @example(256 * 64, 256, 1, 0)
 @example(256 * 65, 256, 1, 2**64 - 1)
 @example(256 * 1600 + 1, 256, 2**64 - 1, 1)
@@ -232,9 +223,7 @@ def test_rows_and_whether_they_are_torn_are_equal(width: int, count: int, rng: r
 
 
 @given(NUMBER, st.sampled_from([(1.0,), (0.0, 1.0, 2.5), tuple(float(i) for i in range(40))]))
-def test_a_value_counts_in_the_first_bucket_whose_bound_is_not_below_it(
-    value: float, bounds: tuple[float, ...]
-) -> None:
+def test_a_value_counts_in_the_first_bucket_whose_bound_is_not_below_it(value: float, bounds: tuple[float, ...]) -> None:
     schema = LaneSchema(1, (), (), (("before", (1.0,)), ("values", bounds), ("after", (1.0,))), lanes=1)
     lane = OneLane(schema)
     lane.observe(1, value)
@@ -271,10 +260,7 @@ def test_each_value_counts_in_its_own_histogram_and_nan_counts_nowhere(values: l
     schema = LaneSchema(1, (), (), tuple((str(i), tuple(range(i + 1))) for i in range(3)), lanes=1)
     region, other = region_for(schema), region_for(schema)
     places, bounds = schema.histograms_at, [bounds for _, bounds in schema.histograms]
-    at_once, singly = (
-        Histograms(each.part(schema.lanes_at, schema.lane_bytes), schema.end, places, bounds)
-        for each in (region, other)
-    )
+    at_once, singly = (Histograms(each.part(schema.lanes_at, schema.lane_bytes), schema.end, places, bounds) for each in (region, other))
     at_once.observe_each(0, tuple(values))
     for index, value in enumerate(values):
         if value == value:
@@ -286,9 +272,7 @@ def test_each_value_counts_in_its_own_histogram_and_nan_counts_nowhere(values: l
 
 
 @native_only
-@given(
-    st.integers(0, 3_000), st.lists(st.tuples(st.integers(0, 2_999), st.integers(0, 70)), max_size=20), st.booleans()
-)
+@given(st.integers(0, 3_000), st.lists(st.tuples(st.integers(0, 2_999), st.integers(0, 70)), max_size=20), st.booleans())
 def test_held_is_equal(count: int, gaps: list[tuple[int, int]], weighted: bool) -> None:
     index, links = schemas(1 << 14)
     memory, linked = region_for(index), region_for(links)

@@ -35,18 +35,10 @@ def arguments(draw: st.DrawFn) -> list[Any]:
 
     parameters = [draw(st.floats(0.0, 10.0)) for _ in range(8)] + [draw(st.sampled_from([0.0, 1.0]))]
     parameters += [draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 2.0)), 8.0, draw(POSITIVE)]
-    parameters += [
-        draw(st.sampled_from([0.0, 8.0])),
-        1e-6,
-        3600.0,
-        draw(st.floats(0.0, 2.0)),
-        draw(st.floats(1.0, 4.0)),
-    ]
+    parameters += [draw(st.sampled_from([0.0, 8.0])), 1e-6, 3600.0, draw(st.floats(0.0, 2.0)), draw(st.floats(1.0, 4.0))]
     speeds = np.array([draw(POSITIVE) for _ in range(3)] * (SLOTS // 4))
     limits = np.array([draw(st.sampled_from([0.0, 1.0, 8.0, 256.0])) for _ in range(len(speeds))])
-    starts = np.array(
-        [[rng.choice([0.0, 5.0, 99.0, 101.0]) for _ in range(SLOTS)] for _ in range(draw(st.integers(1, 3)))]
-    )
+    starts = np.array([[rng.choice([0.0, 5.0, 99.0, 101.0]) for _ in range(SLOTS)] for _ in range(draw(st.integers(1, 3)))])
     slots = np.array([rng.randrange(2 * SLOTS) for _ in range(size)], dtype=np.intp)
     held = draw(st.booleans())
     return [
@@ -121,9 +113,7 @@ def test_a_fit_is_that_of_the_reference(observations: list[tuple[list[float], fl
     both = [np.concatenate((np.ones(3), np.zeros(12))) for _ in range(2)]
     for values, observed in observations:
         options = (observed, 0.02, 0.99, 3.0, 8.0, 0.003, 2, 1)
-        found = [
-            fit(sums, prior, values, *options) for fit, sums in zip((kernels.fit, reference.fit), both, strict=True)
-        ]
+        found = [fit(sums, prior, values, *options) for fit, sums in zip((kernels.fit, reference.fit), both, strict=True)]
         np.testing.assert_allclose(found[0], found[1], rtol=1e-6, atol=1e-9)
         both[0][:] = both[1]  # so that roundings do not add up
 

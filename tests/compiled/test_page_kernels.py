@@ -16,19 +16,7 @@ native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C ar
 
 NAMES = ("a", "ab", "vllm:x")
 LINES = st.sampled_from(
-    [
-        b"a 1",
-        b"ab 2",
-        b"a_b 3",
-        b"",
-        b"\r",
-        b" a 4",
-        b"# EOF",
-        b"# HELP a text",
-        b"# TYPE a gauge",
-        b"# TYPE ab gauge",
-        b"# a",
-    ]
+    [b"a 1", b"ab 2", b"a_b 3", b"", b"\r", b" a 4", b"# EOF", b"# HELP a text", b"# TYPE a gauge", b"# TYPE ab gauge", b"# a"]
 )
 NUMBERS = st.floats().map(repr) | st.sampled_from(
     [
@@ -98,12 +86,7 @@ def test_a_value_is_recalled_from_the_same_place(
 
 
 @native_only
-@given(
-    page=st.binary(max_size=80),
-    text=st.binary(min_size=1, max_size=4),
-    at=st.integers(0, 90),
-    name=st.binary(max_size=2),
-)
+@given(page=st.binary(max_size=80), text=st.binary(min_size=1, max_size=4), at=st.integers(0, 90), name=st.binary(max_size=2))
 def test_any_bytes_are_read_in_the_same_way(page: bytes, text: bytes, at: int, name: bytes) -> None:
     both(page.replace(b"\x07", b"\n"), text, at, b"\n" + name, b"# TYPE " + name)
 
@@ -123,13 +106,7 @@ def test_a_value_far_into_a_huge_page_is_recalled_there_and_after_a_shift_only()
 @native_only
 @pytest.mark.parametrize(
     "arguments",
-    [
-        (b"p", b"", 0, b"\na", b"#"),
-        (b"p", b"t", -1, b"\na", b"#"),
-        (b"p", b"t", 0, b"", b"#"),
-        ("p", b"t", 0, b"\na", b"#"),
-        (b"p", b"t"),
-    ],
+    [(b"p", b"", 0, b"\na", b"#"), (b"p", b"t", -1, b"\na", b"#"), (b"p", b"t", 0, b"", b"#"), ("p", b"t", 0, b"\na", b"#"), (b"p", b"t")],
 )
 def test_recall_refuses_what_is_no_place_on_a_page(arguments: tuple[Any, ...]) -> None:
     with pytest.raises((TypeError, ValueError)):
@@ -157,21 +134,14 @@ HEADERS = st.sampled_from(
         b"",
     ]
 )
-STATUS = st.sampled_from(
-    [b"HTTP/1.1 200 OK", b"http/1.1 200", b"HTTP/1.0 200 OK", b"HTTP/1.1 404 Not Found", b"HTTP/1.1 20", b""]
-)
+STATUS = st.sampled_from([b"HTTP/1.1 200 OK", b"http/1.1 200", b"HTTP/1.0 200 OK", b"HTTP/1.1 404 Not Found", b"HTTP/1.1 20", b""])
 
 
 @native_only
 @given(
-    status=STATUS,
-    headers=st.lists(HEADERS, max_size=4),
-    body=st.binary(max_size=8),
-    most=st.integers(-1, 120) | st.just(HEAD_BYTES_MAX),
+    status=STATUS, headers=st.lists(HEADERS, max_size=4), body=st.binary(max_size=8), most=st.integers(-1, 120) | st.just(HEAD_BYTES_MAX)
 )
-def test_what_a_plain_head_says_is_what_the_general_decoder_finds(
-    status: bytes, headers: list[bytes], body: bytes, most: int
-) -> None:
+def test_what_a_plain_head_says_is_what_the_general_decoder_finds(status: bytes, headers: list[bytes], body: bytes, most: int) -> None:
     answer = b"".join(line + b"\r\n" for line in (status, *headers)) + b"\r\n" + body
     for cut in range(len(answer) + 1):
         received = memoryview(bytearray(answer[:cut]))

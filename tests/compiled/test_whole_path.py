@@ -72,9 +72,7 @@ KINDS = {
     "session affinity": Kind(shipped("session-affinity")),
     "a trace that is not sampled": Kind(options={"tracing": TracingOptions(exporter="console", ratio=NEVER)}),
     "TLS": Kind(tls=True),
-    "gRPC": Kind(
-        FIELD_TEXT + "requestHandler: {parsers: [{pluginRef: vllmgrpc-parser}]}\n", GRPC_PATH, GRPC_BODY, answer=b""
-    ),
+    "gRPC": Kind(FIELD_TEXT + "requestHandler: {parsers: [{pluginRef: vllmgrpc-parser}]}\n", GRPC_PATH, GRPC_BODY, answer=b""),
     "a rewritten model": Kind(headers={"x-llm-d-model-name-rewrite": "base-v2"}),
     "stream metrics": Kind(options={"enable_grpc_stream_metrics": True}),
     "health checks on the same port": Kind(options={"health_checking": True}),
@@ -239,9 +237,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_request_calls_no_interpreted_function_that_is_not_justified(name: str, folder: Path) -> None:
     unjustified = {function for function in in_loop(lambda: called(KINDS[name], folder)) if not justified(function)}
-    assert unjustified == set(), (
-        "put their modules on the list in compiled/modules.py, or into LEFT_OUT with the reason"
-    )
+    assert unjustified == set(), "put their modules on the list in compiled/modules.py, or into LEFT_OUT with the reason"
 
 
 def test_nothing_is_justified_that_no_request_calls(folder: Path) -> None:

@@ -32,10 +32,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # parameters of types that have no usab
         "attribute": "RunningRequestsSize",
         "algorithm": {"type": "threshold", "threshold": {"operator": "LessThan", "value": 5}},
     },
-    "endpoint-attribute-scorer": {
-        "attributeKey": "KVCacheUsagePercent",
-        "algorithm": {"type": "linear_lower_is_better"},
-    },
+    "endpoint-attribute-scorer": {"attributeKey": "KVCacheUsagePercent", "algorithm": {"type": "linear_lower_is_better"}},
     "header-label-affinity-scorer": {"headerName": "x-zone", "labelKey": "zone"},
     "k8s-notification-source": {"version": "v1", "kind": "Pod"},
     "max-saturation-detector": {"detectors": ["concurrency-detector", "utilization-detector"]},
@@ -94,9 +91,7 @@ def situations(draw: st.DrawFn) -> Candidates:
 
 @given(situation=situations(), prompt=st.binary(max_size=2000))
 @examples(60)
-def test_scores_are_a_new_float64_array_in_0_to_1_with_one_value_per_candidate(
-    situation: Candidates, prompt: bytes
-) -> None:
+def test_scores_are_a_new_float64_array_in_0_to_1_with_one_value_per_candidate(situation: Candidates, prompt: bytes) -> None:
     r = request(prompt)
     producer = ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params())
     producer.start(FakeServices())
@@ -147,9 +142,7 @@ def test_screeners_return_one_bool_per_candidate(situation: Candidates) -> None:
 @pytest.mark.parametrize("cls", of(Picker), ids=lambda cls: cls.type_name)
 @given(situation=situations(), data=st.data())
 @examples(60)
-def test_pickers_return_at_least_one_candidate_and_none_twice(
-    cls: type[Picker], situation: Candidates, data: st.DataObject
-) -> None:
+def test_pickers_return_at_least_one_candidate_and_none_twice(cls: type[Picker], situation: Candidates, data: st.DataObject) -> None:
     size = len(situation)
     totals = np.array(data.draw(st.lists(st.floats(0, 10), min_size=size, max_size=size)))
     picked = made(cls).pick(request(), situation, totals, PROFILE)  # type: ignore[attr-defined]

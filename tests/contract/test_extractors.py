@@ -22,9 +22,7 @@ PAGES = st.one_of(st.binary(max_size=200), st.lists(st.sampled_from(FRAGMENTS), 
 @pytest.mark.parametrize("cls", of(PageExtractor), ids=lambda cls: cls.type_name)
 @given(page=PAGES, own=st.booleans(), pod=st.sampled_from(["", "p", "q"]))
 @examples(150)
-def test_a_page_gives_numbers_for_the_wanted_columns_or_is_rejected(
-    cls: type[PageExtractor], page: bytes, own: bool, pod: str
-) -> None:
+def test_a_page_gives_numbers_for_the_wanted_columns_or_is_rejected(cls: type[PageExtractor], page: bytes, own: bool, pod: str) -> None:
     extractor: Any = made(cls)
     columns: list[Column[Any]] = [WAITING, KV_USAGE, Column("other", float)]
     wanted = [*columns, *(key for key in extractor.produces if own and key not in columns)]

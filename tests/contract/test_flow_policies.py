@@ -42,9 +42,7 @@ def each(kind: type[Plugin]) -> Any:
 
 # Ordering
 
-ITEMS = st.builds(
-    Waits, arrival=st.floats(0, 1e9), bytes=st.integers(0, 10**9), ttl_s=st.one_of(st.floats(0, 1e6), st.just(math.inf))
-)
+ITEMS = st.builds(Waits, arrival=st.floats(0, 1e9), bytes=st.integers(0, 10**9), ttl_s=st.one_of(st.floats(0, 1e6), st.just(math.inf)))
 
 
 @each(OrderingPolicy)
@@ -258,13 +256,9 @@ def test_the_claims_of_a_policy_that_ranks_are_finite_stable_and_shared_by_worke
 @each(DisplacementPolicy)
 @given(items=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1000)), max_size=30))
 @examples(50)
-def test_victims_wait_in_the_band_and_a_whole_band_can_be_displaced(
-    cls: type[DisplacementPolicy], items: list[tuple[int, int]]
-) -> None:
+def test_victims_wait_in_the_band_and_a_whole_band_can_be_displaced(cls: type[DisplacementPolicy], items: list[tuple[int, int]]) -> None:
     policy = made(cls)
-    queue = next(
-        q for q in every(FlowQueue) if policy.queue_needs in q.capabilities and q.type_name != "example-sorted-queue"
-    )
+    queue = next(q for q in every(FlowQueue) if policy.queue_needs in q.capabilities and q.type_name != "example-sorted-queue")
     band = Band(made(every(FairnessPolicy)[0]), made(FirstCome), made(queue))
     waiting = {id(item): item for item in (band.offer(Waits(f"u{flow}", bytes=size)) for flow, size in items)}
     for _ in items:
@@ -311,9 +305,7 @@ def test_more_load_in_flight_never_lowers_the_saturation(
     plain = Candidates(situation.snapshot, situation._inflight, tokens, situation.rows)
     before, after = detector.saturation(plain), detector.saturation(loaded)
     assert after >= before
-    assert after <= before * (1 + 1e-9) + detector.step(loaded) * more + 1e-9, (
-        "`step` is the most that one request can add"
-    )
+    assert after <= before * (1 + 1e-9) + detector.step(loaded) * more + 1e-9, "`step` is the most that one request can add"
 
 
 @each(SaturationDetector)
@@ -336,9 +328,7 @@ def test_an_idle_pool_has_room_and_a_flooded_one_has_none(cls: type[SaturationDe
 
 @each(SaturationDetector)
 @pytest.mark.parametrize("state", ["never scraped", "no longer scraped", "does not report"])
-def test_without_scraped_values_the_load_in_flight_alone_fills_and_frees_the_pool(
-    cls: type[SaturationDetector], state: str
-) -> None:
+def test_without_scraped_values_the_load_in_flight_alone_fills_and_frees_the_pool(cls: type[SaturationDetector], state: str) -> None:
     """However scraping fails, an idle pool has room. The detector slows down to counting, and never stops dispatch."""
     detector = made(cls)
     many, nan = [10**6] * 2, float("nan")
@@ -355,9 +345,7 @@ def test_without_scraped_values_the_load_in_flight_alone_fills_and_frees_the_poo
 @each(UsageLimitPolicy)
 @given(saturation=st.floats(0, 3), priorities=st.sets(st.integers(-100, 100), max_size=10), again=st.integers(1, 4))
 @examples(100)
-def test_a_lower_band_never_has_a_higher_ceiling(
-    cls: type[UsageLimitPolicy], saturation: float, priorities: set[int], again: int
-) -> None:
+def test_a_lower_band_never_has_a_higher_ceiling(cls: type[UsageLimitPolicy], saturation: float, priorities: set[int], again: int) -> None:
     policy = made(cls)
     bands = sorted(priorities, key=rank)
     for _ in range(again):

@@ -140,14 +140,9 @@ def test_a_single_item_is_first_and_last_and_leaves_nothing_behind(cls: type[Flo
 
 
 @each_queue
-@given(
-    arrivals=st.lists(st.integers(0, 9), min_size=1, max_size=60),
-    data=st.data(),
-)
+@given(arrivals=st.lists(st.integers(0, 9), min_size=1, max_size=60), data=st.data())
 @examples(40)
-def test_cancels_in_any_order_do_not_affect_other_items(
-    cls: type[FlowQueue], arrivals: list[int], data: st.DataObject
-) -> None:
+def test_cancels_in_any_order_do_not_affect_other_items(cls: type[FlowQueue], arrivals: list[int], data: st.DataObject) -> None:
     queue = empty(cls)
     items = [Waits(arrival=float(arrival), bytes=arrival) for arrival in arrivals]
     handles = {id(item): queue.offer(item) for item in items}

@@ -65,14 +65,7 @@ class Waits:
     """A `Queued` item. `request` is a request, or any object of the caller."""
 
     def __init__(
-        self,
-        flow: str = "a",
-        *,
-        arrival: float = 0.0,
-        bytes: int = 1,
-        ttl_s: float = 60.0,
-        priority: int = 0,
-        request: Any = None,
+        self, flow: str = "a", *, arrival: float = 0.0, bytes: int = 1, ttl_s: float = 60.0, priority: int = 0, request: Any = None
     ) -> None:
         self.flow = FlowKey(flow, priority)
         self.arrival = arrival
@@ -123,12 +116,7 @@ class Band:
     """A `BandView`. Like a real band, it reports every change of a flow's head to its fairness policy."""
 
     def __init__(
-        self,
-        fairness: FairnessPolicy,
-        ordering: Any,
-        queue: FlowQueue | None = None,
-        priority: int = 0,
-        ledger: Ledger | None = None,
+        self, fairness: FairnessPolicy, ordering: Any, queue: FlowQueue | None = None, priority: int = 0, ledger: Ledger | None = None
     ) -> None:
         self.priority = priority
         self.ordering = ordering

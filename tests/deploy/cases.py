@@ -19,15 +19,9 @@ CASES: dict[str, Json] = {
     "standalone with a pool": values(mode="standalone", inferencePool={"create": True, "failureMode": "FailClose"}),
     "an existing pool": values(inferencePool={"create": False}, modelServers={"matchLabels": {}}),
     "leader election": values(epp={"replicas": 3}),
-    "a single replica with leader election": values(
-        mode="standalone", epp={"flags": {"ha-enable-leader-election": True}}
-    ),
+    "a single replica with leader election": values(mode="standalone", epp={"flags": {"ha-enable-leader-election": True}}),
     "active-active": values(
-        epp={
-            "replicas": 2,
-            "flags": {"ha-enable-leader-election": False},
-            "podDisruptionBudget": {"maxUnavailable": "50%"},
-        }
+        epp={"replicas": 2, "flags": {"ha-enable-leader-election": False}, "podDisruptionBudget": {"maxUnavailable": "50%"}}
     ),
     "replicas that act as one": values(epp={"replicas": 3, "replicaStore": {"url": "redis://valkey:6379/0"}}),
     "a replica store with password and TLS": values(
@@ -44,17 +38,13 @@ CASES: dict[str, Json] = {
     "a replica store behind Sentinel": values(
         epp={
             "replicas": 2,
-            "replicaStore": {
-                "url": "redis+sentinel://a:26379,b:26380/main",
-                "tls": {"existingSecret": "store-tls"},
-            },
+            "replicaStore": {"url": "redis+sentinel://a:26379,b:26380/main", "tls": {"existingSecret": "store-tls"}},
             "flags": {"ha-enable-leader-election": True},
         },
         networkPolicy={"restrictEgress": True},
     ),
     "a replica store behind Sentinel without ports": values(
-        epp={"replicas": 2, "replicaStore": {"url": "redis+sentinel://a,b:26380/main"}},
-        networkPolicy={"restrictEgress": True},
+        epp={"replicas": 2, "replicaStore": {"url": "redis+sentinel://a,b:26380/main"}}, networkPolicy={"restrictEgress": True}
     ),
     "large": values(
         epp={
@@ -64,20 +54,12 @@ CASES: dict[str, Json] = {
     ),
     "workers by flag": values(epp={"flags": {"workers": 5, "workers-max": 6, "log-format": "console"}}),
     "half a CPU": values(epp={"resources": {"requests": {"cpu": 0.5, "memory": "256Mi"}}}),
-    "little memory, in bytes": values(
-        epp={"resources": {"requests": {"cpu": 1, "memory": "128Mi"}, "limits": {"memory": 268435456}}}
-    ),
-    "other times": values(
-        epp={"preStopSleepSeconds": 0, "drainTimeoutSeconds": 600, "terminationGracePeriodSeconds": 700}
-    ),
+    "little memory, in bytes": values(epp={"resources": {"requests": {"cpu": 1, "memory": "128Mi"}, "limits": {"memory": 268435456}}}),
+    "other times": values(epp={"preStopSleepSeconds": 0, "drainTimeoutSeconds": 600, "terminationGracePeriodSeconds": 700}),
     "other ports": values(
         mode="standalone",
         metricsPort=9191,
-        epp={
-            "extProcPort": 9102,
-            "grpcHealthPort": 9103,
-            "extraContainerPorts": [{"name": "kv", "containerPort": 5557}],
-        },
+        epp={"extProcPort": 9102, "grpcHealthPort": 9103, "extraContainerPorts": [{"name": "kv", "containerPort": 5557}]},
         proxy={"port": 8088, "metricsPort": 19002, "resources": {"requests": {"cpu": "1500m", "memory": "2Gi"}}},
         extraServicePorts=[{"name": "kv", "port": 5557, "targetPort": 5557, "protocol": "TCP"}],
         modelServers={"targetPorts": [{"number": 8000}, {"number": 8001}]},
@@ -85,10 +67,7 @@ CASES: dict[str, Json] = {
     "TLS beside Envoy": values(mode="standalone", epp={"flags": {"secure-serving": True}}),
     "plaintext to a gateway": values(epp={"flags": {"secure-serving": False}}) | {"provider": {"name": "istio"}},
     "monitoring": values(
-        monitoring={
-            "interval": "5s",
-            "prometheus": {"enabled": True, "extraLabels": {"team": "x"}, "rules": {"enabled": True}},
-        }
+        monitoring={"interval": "5s", "prometheus": {"enabled": True, "extraLabels": {"team": "x"}, "rules": {"enabled": True}}}
     ),
     "monitoring without tokens": values(monitoring={"prometheus": {"enabled": True, "auth": {"enabled": False}}}),
     "tracing": values(tracing={"enabled": True, "otelExporterEndpoint": "http://otel:4317"}),
@@ -129,9 +108,7 @@ CASES: dict[str, Json] = {
         },
         kvEvents={"bindPort": 5557},
     ),
-    "objectives": values(
-        inferenceObjectives=[{"name": "interactive", "priority": 10}, {"name": "batch", "priority": -5}]
-    ),
+    "objectives": values(inferenceObjectives=[{"name": "interactive", "priority": 10}, {"name": "batch", "priority": -5}]),
     "network": values(
         networkPolicy={
             "gateway": [{"namespaceSelector": {"matchLabels": {"gateway": "yes"}}}],
@@ -171,12 +148,7 @@ CASES: dict[str, Json] = {
             "name": "istio",
             "istio": {"destinationRule": {"trafficPolicy": {"connectionPool": {"http": {"http2MaxRequests": 40000}}}}},
         },
-        "httpRoute": {
-            "create": True,
-            "baseModel": "m",
-            "headerMatches": {"x-b": "1", "x-a": "2"},
-            "inferenceGatewayNamespace": "gw",
-        },
+        "httpRoute": {"create": True, "baseModel": "m", "headerMatches": {"x-b": "1", "x-a": "2"}, "inferenceGatewayNamespace": "gw"},
     },
     "a route": values() | {"httpRoute": {"create": True}},
 }
@@ -215,18 +187,9 @@ REFUSED: dict[str, tuple[Json, str]] = {
         values(epp={"flags": {"replica-store": "redis://valkey"}}),
         "router.epp.flags.replica-store: set router.epp.replicaStore.url instead",
     ),
-    "a flag with dashes": (
-        values(epp={"flags": {"--workers": 2}}),
-        "router.epp.flags.--workers: flags are written without dashes",
-    ),
-    "an invalid count": (
-        values(epp={"flags": {"workers": "two"}}),
-        "router.epp.flags.workers: 'two' is no count",
-    ),
-    "an invalid CPU quantity": (
-        values(epp={"resources": {"requests": {"cpu": "2 CPUs"}}}),
-        "'2 CPUs' is no quantity of CPUs",
-    ),
+    "a flag with dashes": (values(epp={"flags": {"--workers": 2}}), "router.epp.flags.--workers: flags are written without dashes"),
+    "an invalid count": (values(epp={"flags": {"workers": "two"}}), "router.epp.flags.workers: 'two' is no count"),
+    "an invalid CPU quantity": (values(epp={"resources": {"requests": {"cpu": "2 CPUs"}}}), "'2 CPUs' is no quantity of CPUs"),
     "too little memory": (
         values(epp={"resources": {"limits": {"memory": "256Mi"}}}),
         "router.epp.resources.limits.memory: 256Mi is less than 272Mi: /dev/shm 48 + 192 + 16 a worker",
@@ -263,10 +226,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         values(mode="standalone") | {"httpRoute": {"create": True}},
         "httpRoute.create: in standalone mode there is no gateway",
     ),
-    "a proxy in gateway mode": (
-        values(proxy={"enabled": True}),
-        "router.proxy.enabled: router.mode gateway has no proxy",
-    ),
+    "a proxy in gateway mode": (values(proxy={"enabled": True}), "router.proxy.enabled: router.mode gateway has no proxy"),
     "an invalid CPU quantity of Envoy": (
         values(mode="standalone", proxy={"resources": {"requests": {"cpu": "x"}}}),
         "router.proxy.resources.requests.cpu: 'x' is no quantity of CPUs",

@@ -61,11 +61,7 @@ def _versioned(chart: str) -> str:
 def generated() -> dict[Path, str]:
     """All generated files and their texts."""
     configuration = json.dumps(config_schema(registry.known()), indent=2, ensure_ascii=False) + "\n"
-    texts = {
-        DEPLOY / "config" / "epp.schema.json": configuration,
-        DEPLOY / "man" / "epp.1": man.page(),
-        **of_the_chart(),
-    }
+    texts = {DEPLOY / "config" / "epp.schema.json": configuration, DEPLOY / "man" / "epp.1": man.page(), **of_the_chart()}
     return texts | {DEPLOY / "kustomize" / name: HEAD + text for name, text in kustomized().items()}
 
 
@@ -123,10 +119,7 @@ def common(one: Any, other: Any) -> Any:
         shared = {key: common(value, other[key]) for key, value in one.items() if key in other}
         return {key: value for key, value in shared.items() if value is not None}
     if isinstance(one, list):
-        same = next(
-            (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if alike(a, b) is None),
-            min(len(one), len(other)),
-        )
+        same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if alike(a, b) is None), min(len(one), len(other)))
         return [alike(a, b) for a, b in zip(one[:same], other[:same], strict=True)]
     return one if one == other else None
 

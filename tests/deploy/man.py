@@ -21,21 +21,14 @@ _EXITS = (
 def page() -> str:
     """Returns the text of the page."""
     parent = click.Context(main, info_name="epp", max_content_width=1000)
-    lines = [
-        '.TH EPP 1 "" "Endpoint Picker" "User Commands"',
-        ".SH NAME",
-        r"epp \- choose the model server for every LLM request",
-    ]
+    lines = ['.TH EPP 1 "" "Endpoint Picker" "User Commands"', ".SH NAME", r"epp \- choose the model server for every LLM request"]
     lines += [".SH SYNOPSIS", ".B epp", r"[\-\-version] [\-\-help]", ".I command", "[options]"]
     lines += [".SH DESCRIPTION", text(main.help or "")]
     lines += [".SH COMMANDS"]
     for name, help_line in commands():
         lines += command(name, help_line, parent)
     for title, pairs in (("EXIT STATUS", _EXITS), ("FILES", _FILES)):
-        lines += [
-            f".SH {title}",
-            *(line for term, meaning in pairs for line in (".TP", f".B {text(term)}", text(meaning))),
-        ]
+        lines += [f".SH {title}", *(line for term, meaning in pairs for line in (".TP", f".B {text(term)}", text(meaning)))]
     return "\n".join(lines) + "\n"
 
 

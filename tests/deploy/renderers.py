@@ -35,12 +35,7 @@ POOL, NAMESPACE = "vllm", "deploy"
 
 def built() -> bool:
     """Whether the programs were built from the current modules."""
-    return (
-        (BINARIES / "kustomize").exists()
-        and _helm() is not None
-        and MADE_OF.exists()
-        and MADE_OF.read_text() == _modules()
-    )
+    return (BINARIES / "kustomize").exists() and _helm() is not None and MADE_OF.exists() and MADE_OF.read_text() == _modules()
 
 
 def _helm() -> str | None:
@@ -80,20 +75,11 @@ def helm_program() -> str:
 
 def helm(values: Json, *, pool: str = POOL, namespace: str = NAMESPACE) -> "subprocess.CompletedProcess[str]":
     command = [helm_program(), "template", pool, CHART, "--namespace", namespace, "--kube-version", KUBE_VERSION]
-    return subprocess.run(
-        [*command, "--values", "-"],
-        input=json.dumps(values),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return subprocess.run([*command, "--values", "-"], input=json.dumps(values), capture_output=True, text=True, check=False, timeout=60)
 
 
 def kustomize(folder: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [BINARIES / "kustomize", "build", folder], capture_output=True, text=True, check=False, timeout=60
-    )
+    return subprocess.run([BINARIES / "kustomize", "build", folder], capture_output=True, text=True, check=False, timeout=60)
 
 
 def ours(values: Json, *, pool: str = POOL, namespace: str = NAMESPACE) -> list[Json]:

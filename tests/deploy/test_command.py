@@ -51,44 +51,33 @@ def test_options_are_short_forms_of_values() -> None:
             "flags": {"workers": 3},
             "image": {"repository": "registry.example:5000/team/epp", "tag": "1.2"},
         },
-        "modelServers": {
-            "matchLabels": {"app": "llama", "tier": "gpu"},
-            "targetPorts": [{"number": 8000}, {"number": 8001}],
-        },
+        "modelServers": {"matchLabels": {"app": "llama", "tier": "gpu"}, "targetPorts": [{"number": 8000}, {"number": 8001}]},
     }
     assert same(manifests, ours({"router": router}, pool="llama", namespace="models"))
 
 
 def test_an_image_may_have_a_digest() -> None:
-    (container,) = _deployment(printed("--selector", "a=b", "--image", "r/epp@sha256:abc"))["spec"]["template"]["spec"][
-        "containers"
-    ]
+    (container,) = _deployment(printed("--selector", "a=b", "--image", "r/epp@sha256:abc"))["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "r/epp@sha256:abc"
 
 
 def test_values_come_from_files_and_options_and_the_last_one_wins(tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(values(epp={"replicas": 2, "nodeSelector": {"disk": "fast"}})))
-    manifests = printed(
-        "--values", str(file), "--set", "router.epp.replicas=3", "--set", r"router.epp.nodeSelector.a\.b/c=d"
-    )
+    manifests = printed("--values", str(file), "--set", "router.epp.replicas=3", "--set", r"router.epp.nodeSelector.a\.b/c=d")
     expected = values(epp={"replicas": 3, "nodeSelector": {"disk": "fast", "a.b/c": "d"}})
     assert same(manifests, ours(expected, namespace="default"))
 
 
 def test_flags_of_serve_follow_after_two_dashes() -> None:
-    (container,) = _deployment(
-        printed("--selector", "a=b", "--", "--max-endpoints=4096", "--emit-endpoint-scores", "-v=4")
-    )["spec"]["template"]["spec"]["containers"]
+    (container,) = _deployment(printed("--selector", "a=b", "--", "--max-endpoints=4096", "--emit-endpoint-scores", "-v=4"))["spec"][
+        "template"
+    ]["spec"]["containers"]
     assert container["args"][-3:] == ["--emit-endpoint-scores=true", "--max-endpoints=4096", "-v=4"]
 
 
-@pytest.mark.parametrize(
-    ("module", "value"), [("redis", "replicaStore.url=redis://c"), ("grpc", "flags.transport=grpcio")]
-)
-def test_packages_that_the_pod_needs_need_not_be_installed_here(
-    module: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("module", "value"), [("redis", "replicaStore.url=redis://c"), ("grpc", "flags.transport=grpcio")])
+def test_packages_that_the_pod_needs_need_not_be_installed_here(module: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     assert printed("--selector", "app=vllm", "--set", f"router.epp.{value}")
 
@@ -121,13 +110,7 @@ def test_a_helm_that_does_not_run_is_one_line(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.parametrize(
     ("image", "named"),
-    [
-        ("epp:1", False),
-        ("team/epp:1", False),
-        ("r.example/epp:1", True),
-        ("localhost/epp:1", True),
-        ("r:5000/epp:1", True),
-    ],
+    [("epp:1", False), ("team/epp:1", False), ("r.example/epp:1", True), ("localhost/epp:1", True), ("r:5000/epp:1", True)],
 )
 def test_an_image_without_a_registry_gets_a_warning(image: str, named: bool) -> None:
     printed_warnings = invoke("--selector", "a=b", "--image", image).stderr
@@ -144,11 +127,7 @@ def test_a_memory_limit_below_what_may_wait_gets_the_warning_of_serve() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (
-            ("--selector", "a=b", "--replicas", "-1"),
-            78,
-            "router.epp.replicas: expected 'int' >= 0 (given by --replicas -1)",
-        ),
+        (("--selector", "a=b", "--replicas", "-1"), 78, "router.epp.replicas: expected 'int' >= 0 (given by --replicas -1)"),
         (("--cpu", "many"), 78, "write 2, 0.5 or 500m (given by --cpu many)"),
         ((), 78, "router.modelServers.matchLabels: say which pods are model servers"),
         (("--selector", "app"), 78, "--selector 'app': write label=value"),

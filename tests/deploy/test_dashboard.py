@@ -13,21 +13,12 @@ from epp.metrics.catalogue import MODULES
 from epp.metrics.lanes import WORKER_GAUGES
 from tests.deploy.renderers import CHART, ROOT
 
-OVERVIEW, EXPERTS = DASHBOARDS = [
-    json.loads((ROOT / f"deploy/grafana/{name}.json").read_text()) for name in ("overview", "experts")
-]
+OVERVIEW, EXPERTS = DASHBOARDS = [json.loads((ROOT / f"deploy/grafana/{name}.json").read_text()) for name in ("overview", "experts")]
 PANELS = [panel for board in DASHBOARDS for panel in board["panels"] if panel["type"] != "row"]
 OF_PANELS = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
-ALERTS = [
-    rule for group in yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"] for rule in group["rules"]
-]
+ALERTS = [rule for group in yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"] for rule in group["rules"]]
 QUERIES = OF_PANELS + [(rule["alert"], rule["expr"]) for rule in ALERTS]
-VARIABLES = [
-    variable["query"]["query"]
-    for board in DASHBOARDS
-    for variable in board["templating"]["list"]
-    if variable["type"] == "query"
-]
+VARIABLES = [variable["query"]["query"] for board in DASHBOARDS for variable in board["templating"]["list"] if variable["type"] == "query"]
 NAME = re.compile(rf"{PREFIX}\w+")
 LABELS = re.compile(r"\bby \(([\w, ]+)\)|\{\{(\w+)\}\}|[{,](\w+)=")
 OF_THE_SCRAPE = {"job", "namespace", "pod", "le"}
@@ -141,18 +132,7 @@ def test_no_two_panels_overlap(board: dict[str, Any]) -> None:
 
 def test_every_subject_has_a_row() -> None:
     rows = " ".join(panel["title"].lower() for panel in EXPERTS["panels"] if panel["type"] == "row")
-    for subject in (
-        "load",
-        "first token",
-        "queueing",
-        "shedding",
-        "prefix",
-        "scrapes",
-        "workers",
-        "ejection",
-        "kv events",
-        "processes",
-    ):
+    for subject in ("load", "first token", "queueing", "shedding", "prefix", "scrapes", "workers", "ejection", "kv events", "processes"):
         assert subject in rows
 
 

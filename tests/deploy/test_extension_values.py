@@ -98,12 +98,7 @@ experimentalHttpRoute: {enabled: true, inferenceGatewayName: g, requestTimeout: 
 provider: {name: gke, gke: {autopilot: false}, istio: {destinationRule: {host: h}}}
 """)
     router = values["router"]
-    assert router["epp"] == {
-        "replicas": 3,
-        "flags": {"v": 1},
-        "env": [{"name": "A", "value": "b"}],
-        "parsers": ["vllmgrpc-parser"],
-    }
+    assert router["epp"] == {"replicas": 3, "flags": {"v": 1}, "env": [{"name": "A", "value": "b"}], "parsers": ["vllmgrpc-parser"]}
     assert router["inferencePool"] == {"failureMode": "FailClose"}
     assert router["extraServicePorts"][0]["port"] == 5557
     assert router["monitoring"] == {"interval": "5s", "prometheus": {"enabled": True, "auth": {"enabled": False}}}
@@ -150,16 +145,12 @@ def test_a_configuration_among_the_values_is_migrated() -> None:
 
 def test_another_version_of_the_pool_is_left_out_with_a_reason() -> None:
     _, remarks = new("inferencePool: {apiVersion: inference.networking.x-k8s.io/v1alpha2}\n")
-    assert remarks == [
-        "inferencePool.apiVersion is left out: only inference.networking.k8s.io/v1 is supported; install that CRD"
-    ]
+    assert remarks == ["inferencePool.apiVersion is left out: only inference.networking.k8s.io/v1 is supported; install that CRD"]
 
 
 def test_manifests_take_the_older_values(tmp_path: Path) -> None:
     file = tmp_path / "old.yaml"
-    file.write_text(
-        yaml.safe_dump({"inferenceExtension": {"replicas": 2, "image": {"tag": "t"}}, "inferencePool": POOL})
-    )
+    file.write_text(yaml.safe_dump({"inferenceExtension": {"replicas": 2, "image": {"tag": "t"}}, "inferencePool": POOL}))
     result = invoke("manifests", "--values", str(file), "--set", "inferenceExtension.flags.v=4")
     assert result.exit_code == 0, result.output
     expected = ours({"router": {"epp": {"replicas": 2, "flags": {"v": 4}}, **SERVERS}}, namespace="default")

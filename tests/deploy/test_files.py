@@ -22,9 +22,7 @@ EXAMPLES = ROOT / "deploy" / "examples"
 
 def test_generated_files_are_up_to_date() -> None:
     # In a process of its own, because other tests change what the commands know.
-    checked = subprocess.run(
-        python("tests.deploy.generate", "--check"), capture_output=True, text=True, env=environment()
-    )
+    checked = subprocess.run(python("tests.deploy.generate", "--check"), capture_output=True, text=True, env=environment())
     assert checked.returncode == 0, checked.stderr
     assert checked.stdout == "", "run python -m tests.deploy.generate"
 
@@ -83,9 +81,7 @@ def test_the_dockerfile_is_pinned_and_makes_the_image_of_a_release() -> None:
     steps = INSTRUCTION.findall(DOCKERFILE.read_text())
     assert ("ARG", f"DEBIAN=debian:{root.SUITE}-slim") in steps
     installs = [rest for word, rest in steps if word == "RUN" and "pip install" in rest]
-    assert all(
-        "--no-deps" in rest and "--require-hashes" in rest and "--only-binary :all:" in rest for rest in installs
-    )
+    assert all("--no-deps" in rest and "--require-hashes" in rest and "--only-binary :all:" in rest for rest in installs)
     assert any("python -m release.image.root" in rest for _, rest in steps)
     last = [i for i, (word, _) in enumerate(steps) if word == "FROM"][-1]
     final = dict(steps[last:])
@@ -102,7 +98,5 @@ def test_the_dockerfile_is_pinned_and_makes_the_image_of_a_release() -> None:
 def test_the_builder_gets_every_file_that_the_image_copies() -> None:
     lines = (ROOT / "deploy/Dockerfile.dockerignore").read_text().splitlines()
     allowed = {line[1:] for line in lines if line.startswith("!")}
-    copies = [
-        rest for word, rest in INSTRUCTION.findall(DOCKERFILE.read_text()) if word == "COPY" and "--from" not in rest
-    ]
+    copies = [rest for word, rest in INSTRUCTION.findall(DOCKERFILE.read_text()) if word == "COPY" and "--from" not in rest]
     assert {source for rest in copies for source in rest.split()[:-1]} == allowed

@@ -44,9 +44,7 @@ def test_a_pod_has_time_to_end(name: str) -> None:
     manifests = ours(CASES[name])
     container = picker(manifests)
     sleep = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
-    (drain,) = [
-        a.removeprefix("--drain-timeout=").rstrip("s") for a in container["args"] if a.startswith("--drain-timeout=")
-    ]
+    (drain,) = [a.removeprefix("--drain-timeout=").rstrip("s") for a in container["args"] if a.startswith("--drain-timeout=")]
     assert int(sleep[1]) + int(drain) < pod(manifests)["terminationGracePeriodSeconds"]
 
 
@@ -82,11 +80,7 @@ def test_every_reference_names_an_existing_object(name: str) -> None:
 def test_probes_and_services_use_ports_that_the_picker_listens_on(name: str) -> None:
     manifests = ours(CASES[name])
     container = picker(manifests)
-    ports = {
-        port["name"]: port["containerPort"]
-        for c in (container, *pod(manifests).get("initContainers", []))
-        for port in c["ports"]
-    }
+    ports = {port["name"]: port["containerPort"] for c in (container, *pod(manifests).get("initContainers", [])) for port in c["ports"]}
     for flag, port in (("--grpc-port", "grpc"), ("--grpc-health-port", "grpc-health"), ("--metrics-port", "metrics")):
         assert f"{flag}={ports[port]}" in container["args"]
     for probe, service in (("livenessProbe", "liveness"), ("readinessProbe", "readiness")):
@@ -111,9 +105,7 @@ def test_without_a_pool_the_picker_may_read_only_pods() -> None:
     assert {resource for _, resource, _, _ in granted(ours(CASES["standalone"]))} == {"pods"}
 
 
-@pytest.mark.parametrize(
-    ("name", "pool"), [("leader election", POOL), ("a single replica with leader election", f"{POOL}-epp")]
-)
+@pytest.mark.parametrize(("name", "pool"), [("leader election", POOL), ("a single replica with leader election", f"{POOL}-epp")])
 def test_only_leader_election_may_write_and_only_one_lease(name: str, pool: str) -> None:
     leases = {(verb, lease) for _, resource, verb, lease in granted(ours(CASES[name])) if resource == "leases"}
     expected = lease_name(NAMESPACE, pool)
@@ -122,10 +114,7 @@ def test_only_leader_election_may_write_and_only_one_lease(name: str, pool: str)
 
 
 def test_cluster_wide_rights_are_only_for_the_authentication_of_metrics_readers() -> None:
-    reviews = {
-        ("authentication.k8s.io", "tokenreviews", "create", ""),
-        ("authorization.k8s.io", "subjectaccessreviews", "create", ""),
-    }
+    reviews = {("authentication.k8s.io", "tokenreviews", "create", ""), ("authorization.k8s.io", "subjectaccessreviews", "create", "")}
     assert granted(ours(CASES["gateway"]), "ClusterRole") == reviews
     assert granted(ours(CASES["monitoring without tokens"]), "ClusterRole") == set()
 
@@ -166,9 +155,9 @@ def test_a_render_sidecar_has_what_the_values_give() -> None:
     assert render["ports"] == [{"name": "render-http", "containerPort": 8009}]
     assert "/models" in {mount["mountPath"] for mount in render["volumeMounts"]}
     loads = {"name": "load", "image": "loader"}
-    first, second = pod(
-        ours(values(tokenizer={"enabled": True, "modelName": "m", "args": ["x"], "initContainers": [loads]}))
-    )["initContainers"]
+    first, second = pod(ours(values(tokenizer={"enabled": True, "modelName": "m", "args": ["x"], "initContainers": [loads]})))[
+        "initContainers"
+    ]
     assert (first, second["args"]) == (loads, ["x"])
 
 
@@ -235,9 +224,7 @@ def test_password_and_certificates_of_the_replica_store_come_from_secrets() -> N
     assert f"--replica-store={url}" in arguments
     assert "--replica-store-password-file=/replica-store/password" in arguments
     mounted = {mount["name"]: mount for mount in picker(manifests)["volumeMounts"]}
-    secrets = {
-        volume["name"]: volume["secret"]["secretName"] for volume in pod(manifests)["volumes"] if "secret" in volume
-    }
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod(manifests)["volumes"] if "secret" in volume}
     assert secrets == {"replica-store": "store", "replica-store-tls": "store-tls"}
     for name in secrets:
         assert mounted[name]["readOnly"] and "subPath" not in mounted[name]  # kubelet updates only whole volumes
@@ -314,9 +301,7 @@ def test_envoy_accepts_its_configuration(name: str, tmp_path: Path) -> None:
 
 def test_in_standalone_mode_only_envoy_is_reachable_and_its_admin_port_is_not() -> None:
     manifests = ours(CASES["standalone"])
-    open_to_all = {
-        port["port"] for rule in one(manifests, "NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]
-    }
+    open_to_all = {port["port"] for rule in one(manifests, "NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]}
     assert open_to_all == {8081, 9090, 19001}
     assert {port["port"] for port in one(manifests, "Service")["spec"]["ports"]} == {8081, 9090}
 

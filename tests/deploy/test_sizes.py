@@ -18,8 +18,7 @@ from workers.process.layout import Layout
 
 
 @pytest.mark.parametrize(
-    ("quantity", "workers"),
-    [("2", 2), (8, 8), ("0.5", 1), ("500m", 1), ("2500m", 3), (1.1, 2), ("1000m", 1), ("2.0", 2)],
+    ("quantity", "workers"), [("2", 2), (8, 8), ("0.5", 1), ("500m", 1), ("2500m", 3), (1.1, 2), ("1000m", 1), ("2.0", 2)]
 )
 def test_there_is_one_worker_per_requested_cpu_rounded_up(quantity: Any, workers: int) -> None:
     case = values(epp={"resources": {"requests": {"cpu": quantity, "memory": "1Gi"}}})
@@ -83,25 +82,14 @@ def test_dev_shm_is_large_enough_for_every_shipped_configuration(tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("quantity", "mib"),
-    [
-        ("2Gi", 2048),
-        ("1.5Gi", 1536),
-        (1 << 30, 1024),
-        ("1G", 953),
-        ("500M", 476),
-        ("262144Ki", 256),
-        ("1e9", None),
-        ("1Pi", None),
-    ],
+    [("2Gi", 2048), ("1.5Gi", 1536), (1 << 30, 1024), ("1G", 953), ("500M", 476), ("262144Ki", 256), ("1e9", None), ("1Pi", None)],
 )
 def test_memory_limits_are_parsed_in_all_usual_forms(quantity: Any, mib: int | None) -> None:
     limits = {"resources": {"limits": {"memory": quantity}}, "flags": {"index-entries": 1 << 29}}
     if mib is None:
         assert ours(values(epp=limits))  # a form that the chart does not compare
         return
-    with pytest.raises(
-        BadValues, match=rf"^router.epp.resources.limits.memory: {re.escape(str(quantity))} is less than"
-    ):
+    with pytest.raises(BadValues, match=rf"^router.epp.resources.limits.memory: {re.escape(str(quantity))} is less than"):
         refused(values(epp=limits))
 
 

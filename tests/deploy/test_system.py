@@ -25,9 +25,7 @@ def test_the_units_are_valid_and_hardened(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/epp/bin/epp", "/bin/true"))
     shutil.copy(SOCKET, tmp_path)
-    checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(tmp_path / SOCKET.name)], capture_output=True
-    )
+    checked = subprocess.run(["systemd-analyze", "verify", "--man=no", str(tmp_path / SOCKET.name)], capture_output=True)
     assert checked.returncode == 0, checked.stderr
     for arguments in (["verify", "--man=no"], ["security", "--offline=true", f"--threshold={EXPOSURE_MAX}"]):
         done = subprocess.run(["systemd-analyze", *arguments, str(unit)], capture_output=True, text=True)

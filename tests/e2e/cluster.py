@@ -116,9 +116,7 @@ class Cluster:
         """Starts simulated servers in one process. `flags`: those of `epp sim`."""
         number = next(self._numbers)
         file = self.directory / f"endpoints-{number}.yaml"
-        argv = python(
-            "loadtest.sim.main", "--servers", str(servers), "--port", "0", "--endpoints-file", str(file), *flags
-        )
+        argv = python("loadtest.sim.main", "--servers", str(servers), "--port", "0", "--endpoints-file", str(file), *flags)
         child = self.children.start(f"servers {number}", argv)
         self.wait(child, lambda: "ready" in child.text())
         return Fleet(child, file)
@@ -129,9 +127,7 @@ class Cluster:
         files = [self.directory / f"endpoints-{number}-{n}.yaml" for n in range(count)]
         options = ("--servers", "1", "--port", "0", *flags)
         started = [
-            self.children.start(
-                f"server {number}-{n}", python("loadtest.sim.main", *options, "--endpoints-file", str(file))
-            )
+            self.children.start(f"server {number}-{n}", python("loadtest.sim.main", *options, "--endpoints-file", str(file)))
             for n, file in enumerate(files)
         ]
         for child in started:
@@ -287,9 +283,7 @@ def run(argv: Sequence[str], seconds: float = ANSWER_S) -> subprocess.CompletedP
 
 
 def write_endpoints(file: Path, addresses: Iterable[tuple[str, int]]) -> Path:
-    entries = "".join(
-        f'- {{name: server-{n}, address: "{host}", port: "{port}"}}\n' for n, (host, port) in enumerate(addresses)
-    )
+    entries = "".join(f'- {{name: server-{n}, address: "{host}", port: "{port}"}}\n' for n, (host, port) in enumerate(addresses))
     file.write_text(f"endpoints:\n{entries}" if entries else "endpoints: []\n")
     return file
 
@@ -302,9 +296,7 @@ def chat(text: str, **more: Any) -> bytes:
     return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}], **more}).encode()
 
 
-def ask(
-    port: int, path: str, body: bytes | Iterator[bytes] | None, headers: Mapping[str, str] = {}, method: str = "POST"
-) -> Answer:
+def ask(port: int, path: str, body: bytes | Iterator[bytes] | None, headers: Mapping[str, str] = {}, method: str = "POST") -> Answer:
     """Sends one request on a new connection. If `body` is an iterator, sends it in chunks."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
     try:
@@ -325,9 +317,7 @@ async def ask_all(port: int, path: str, bodies: Sequence[bytes], within_s: float
         async def one(number: int, body: bytes) -> Answer:
             await asyncio.sleep(within_s * number / len(bodies))
             async with session.post(f"http://{LOOPBACK}:{port}{path}", data=body) as response:
-                return Answer(
-                    response.status, {k.lower(): v for k, v in response.headers.items()}, await response.read()
-                )
+                return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, await response.read())
 
         return await asyncio.gather(*(one(number, body) for number, body in enumerate(bodies)))
 

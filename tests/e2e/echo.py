@@ -78,10 +78,7 @@ def servers(count: int, kind: Callable[..., Server] = Server) -> Iterator[list[S
 
 
 def gateway(
-    cluster: Cluster,
-    picker_port: int,
-    change: Callable[[Json, Json], None] = lambda _l, _c: None,
-    listed: Sequence[Server] = (),
+    cluster: Cluster, picker_port: int, change: Callable[[Json, Json], None] = lambda _l, _c: None, listed: Sequence[Server] = ()
 ) -> int:
     """Starts an Envoy and returns its port. `change`: edits its HTTP connection manager and its whole bootstrap."""
     port, admin = free_ports(2)

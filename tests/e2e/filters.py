@@ -29,14 +29,7 @@ def narrowed(subset: list[str]) -> Callable[[str], str]:
     def edit(manager: Json, picker: Json, _resources: Json) -> None:
         hint = {"metadata_namespace": "envoy.lb.subset_hint", "value": {f"{DESTINATION}-subset": subset}}
         manager["http_filters"].insert(
-            0,
-            {
-                "name": "hint",
-                "typed_config": {
-                    "@type": TYPES + "extensions.filters.http.set_metadata.v3.Config",
-                    "metadata": [hint],
-                },
-            },
+            0, {"name": "hint", "typed_config": {"@type": TYPES + "extensions.filters.http.set_metadata.v3.Config", "metadata": [hint]}}
         )
         picker["typed_config"] |= {
             "metadata_options": {"forwarding_namespaces": {"untyped": ["envoy.lb.subset_hint", "envoy.lb"]}},

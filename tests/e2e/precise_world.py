@@ -33,9 +33,7 @@ class SimWorld:
     `render`: the address of the server that renders; "": the first simulated server.
     """
 
-    def __init__(
-        self, cluster: Cluster, servers: int, *flags: str, workers: int = 1, replays: bool = True, render: str = ""
-    ) -> None:
+    def __init__(self, cluster: Cluster, servers: int, *flags: str, workers: int = 1, replays: bool = True, render: str = "") -> None:
         self.cluster = cluster
         self.servers = servers
         self.port = free_row(2 * servers)
@@ -88,7 +86,5 @@ class SimWorld:
 
     def _per_server(self, name: str, picker: Picker | None) -> list[float]:
         page = (picker or self.picker).page()
-        found = re.findall(
-            rf'^llm_d_epp_kv_cache_events_{name}\{{.*pod_identifier="sim-rank-(\d+)"\}} (\S+)$', page, re.MULTILINE
-        )
+        found = re.findall(rf'^llm_d_epp_kv_cache_events_{name}\{{.*pod_identifier="sim-rank-(\d+)"\}} (\S+)$', page, re.MULTILINE)
         return [float(value) for _, value in sorted(found, key=lambda pair: int(pair[0]))]

@@ -74,12 +74,7 @@ class Predictor:
         if self._behavior is Behavior.BROKEN:
             return 503, {"detail": "no model yet"}
         predictions = [
-            {
-                "ttft_ms": SLOW_MS if number % self.servers else FAST_MS,
-                "tpot_ms": TOKEN_MS,
-                "model_type": "xgboost",
-                "quantile": 0.9,
-            }
+            {"ttft_ms": SLOW_MS if number % self.servers else FAST_MS, "tpot_ms": TOKEN_MS, "model_type": "xgboost", "quantile": 0.9}
             for number in range(len(rows))
         ]
         return 200, {"predictions": predictions, "total_requests": len(rows), "failed_predictions": 0}

@@ -80,9 +80,7 @@ class ReplicaSite:
         if self.url:
             store = [f"--replica-store={url or self.url}", f"--replica-name=replica-{number}"]
             flags = [*store, f"--replica-store-prefix={PREFIX}", *flags]
-        return self.cluster.picker(
-            self.fleet.file, *flags, workers=self._workers, run_dir=self.run_dir, config_text=self._config_text
-        )
+        return self.cluster.picker(self.fleet.file, *flags, workers=self._workers, run_dir=self.run_dir, config_text=self._config_text)
 
     @property
     def run_dir(self) -> Path:

@@ -80,9 +80,7 @@ def test_the_gateway_gets_the_metadata_of_a_plugin_with_the_end_of_the_answer(cl
         line = "%DYNAMIC_METADATA(billing:cost)% %BYTES_SENT%\n"
         kind = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog"
         form = {"text_format_source": {"inline_string": line}}
-        manager["access_log"] = [
-            {"name": "file", "typed_config": {"@type": kind, "path": str(log), "log_format": form}}
-        ]
+        manager["access_log"] = [{"name": "file", "typed_config": {"@type": kind, "path": str(log), "log_format": form}}]
 
     fleet = cluster.fleet(1)
     picker = cluster.picker(fleet.file, workers=1, config_text=REPORTS.format(file=fleet.file))

@@ -55,7 +55,5 @@ def test_a_mode_that_cannot_work_is_named_to_the_client_with_the_modes_that_do(g
     port = in_modes(gateway, mode, "FULL_DUPLEX_STREAMED")
     answer = ask(port, COMPLETIONS, completion("a b c"))
     assert answer.status == 500
-    assert (
-        f"request_body_mode {mode}: the endpoint picker needs FULL_DUPLEX_STREAMED, or BUFFERED" in answer.body.decode()
-    )
+    assert f"request_body_mode {mode}: the endpoint picker needs FULL_DUPLEX_STREAMED, or BUFFERED" in answer.body.decode()
     assert ask(port, "/v1/models", None, method="GET").status == 200

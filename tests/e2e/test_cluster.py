@@ -9,9 +9,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import FAST
 
 
-def test_a_picker_whose_port_was_taken_meanwhile_starts_with_others(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picker_whose_port_was_taken_meanwhile_starts_with_others(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = cluster.fleet(1, *FAST)
     find = module.free_ports
     with socket.create_server(("127.0.0.1", 0)) as other:

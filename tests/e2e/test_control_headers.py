@@ -48,11 +48,7 @@ class Site:
         config = yaml.safe_load(picker_config(self.fleet.file))
         config["plugins"].append({"type": "header-names"})
         self.picker: Picker = cluster.picker(
-            self.fleet.file,
-            f"--plugin-path={plugins}",
-            "--trust-client-headers=gateway",
-            workers=1,
-            config_text=yaml.safe_dump(config),
+            self.fleet.file, f"--plugin-path={plugins}", "--trust-client-headers=gateway", workers=1, config_text=yaml.safe_dump(config)
         )
 
     def arriving(self, port: int, headers: dict[str, str]) -> dict[str, str]:
@@ -97,9 +93,7 @@ def shipped(file: str, site: Site) -> Callable[[str], str]:
 def istio(manager: Json, _picker: Json, _resources: Json) -> None:
     """Merges the patch of deploy/gateways/istio.yaml into the connection manager, which removes nothing before."""
     (patch,) = yaml.safe_load((DEPLOY / "gateways/istio.yaml").read_text())["spec"]["configPatches"]
-    manager["early_header_mutation_extensions"] = patch["patch"]["value"]["typed_config"][
-        "early_header_mutation_extensions"
-    ]
+    manager["early_header_mutation_extensions"] = patch["patch"]["value"]["typed_config"]["early_header_mutation_extensions"]
 
 
 CLAIMS = {name.title(): f"{name}-claimed" for name in CONTROL_HEADERS}
@@ -127,11 +121,7 @@ def test_without_the_removal_they_arrive(site: Site) -> None:
         del manager["early_header_mutation_extensions"]
 
     port = site.cluster.envoy(site.picker, threads=1, change=changed(edit))
-    harmless = {
-        "x-llm-d-inference-fairness-id": "t",
-        "x-llm-d-inference-objective": "o",
-        "x-prefiller-host-port": "a:1",
-    }
+    harmless = {"x-llm-d-inference-fairness-id": "t", "x-llm-d-inference-objective": "o", "x-prefiller-host-port": "a:1"}
     arrived = site.arriving(port, harmless)
     assert {name: arrived[name] for name in harmless} == harmless
 
@@ -152,9 +142,7 @@ def test_a_trusted_filter_may_set_what_was_removed(site: Site) -> None:
 
     port = site.cluster.envoy(site.picker, threads=1, edge=True, change=changed(edit))
     arrived = site.arriving(port, CLAIMS)
-    assert {name: arrived[name] for name in CONTROL_HEADERS if name in arrived} == {
-        "x-llm-d-inference-fairness-id": "tenant-of-the-token"
-    }
+    assert {name: arrived[name] for name in CONTROL_HEADERS if name in arrived} == {"x-llm-d-inference-fairness-id": "tenant-of-the-token"}
 
 
 def test_a_shipped_set_up_has_no_finding_about_client_headers_and_a_default_one_has(site: Site) -> None:

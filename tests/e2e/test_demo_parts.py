@@ -50,9 +50,7 @@ def test_runs_are_compared_over_requests_that_both_finished() -> None:
     assert set(summary.as_json(columns)) == {"picker", "round_robin"}
 
 
-def compared(
-    ours_s: float, theirs_s: float, *, late_s: float = 0.001, requests: int = 100, spread_s: float = 0.0
-) -> str:
+def compared(ours_s: float, theirs_s: float, *, late_s: float = 0.001, requests: int = 100, spread_s: float = 0.0) -> str:
     """The verdict on two runs with these mean times to the first token. `spread_s`: how far the second run's times are from their mean."""
     keys = [(0, 0, turn) for turn in range(requests)]
     ours = Run("", "", 1, 0, [answer(key, ours_s, 80) for key in keys], [late_s] * requests, 2.0)
@@ -61,9 +59,7 @@ def compared(
 
 
 def test_the_verdict_is_a_sentence_with_both_means() -> None:
-    assert compared(0.103, 0.135) == (
-        "first token after 103 ms on average (picker) instead of 135 ms (round robin): 24% sooner"
-    )
+    assert compared(0.103, 0.135) == ("first token after 103 ms on average (picker) instead of 135 ms (round robin): 24% sooner")
     assert compared(0.150, 0.120).endswith("instead of 120 ms (round robin): 25% later")
 
 
@@ -77,9 +73,7 @@ def test_there_is_no_comparison_on_a_machine_that_ends_timers_late() -> None:
 
 
 def test_there_is_no_comparison_of_a_few_requests() -> None:
-    assert compared(0.1, 0.2, requests=29) == (
-        "no comparison: both finished only 29 requests, 30 are needed; give more --seconds"
-    )
+    assert compared(0.1, 0.2, requests=29) == ("no comparison: both finished only 29 requests, 30 are needed; give more --seconds")
 
 
 def test_one_run_alone_has_no_verdict() -> None:

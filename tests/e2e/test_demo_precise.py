@@ -10,9 +10,7 @@ from workers.cli import main
 
 
 def test_both_runs_are_printed_side_by_side() -> None:
-    done = run(
-        python("workers", "demo", "--precise", "--servers=2", "--seconds=12", "--concurrency=6", "--json"), 120.0
-    )
+    done = run(python("workers", "demo", "--precise", "--servers=2", "--seconds=12", "--concurrency=6", "--json"), 120.0)
     assert done.returncode == 0, done.stderr
     columns = json.loads(done.stdout)
     assert columns.pop("verdict")

@@ -19,9 +19,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 def test_the_shipped_envoy_files_equal_the_tested_configuration() -> None:
     assert yaml.safe_load((DEPLOY / "envoy.yaml").read_text()) == envoy_config.bootstrap(tls=PickerTls())
     listed = [("10.0.0.1", 8000), ("10.0.0.2", 8000)]
-    assert yaml.safe_load((DEPLOY / "envoy-retry.yaml").read_text()) == envoy_config.bootstrap(
-        listed=listed, tls=PickerTls()
-    )
+    assert yaml.safe_load((DEPLOY / "envoy-retry.yaml").read_text()) == envoy_config.bootstrap(listed=listed, tls=PickerTls())
 
 
 @pytest.mark.parametrize("tls", [None, PickerTls()])
@@ -29,9 +27,7 @@ def test_envoy_accepts_the_configuration(tmp_path: Path, tls: PickerTls | None) 
     file = tmp_path / "envoy.yaml"
     servers = [("127.0.0.1", 8000), ("127.0.0.1", 8001)]
     file.write_text(envoy_config.to_yaml(envoy_config.bootstrap(tls=tls, round_robin=(("127.0.0.1", 8081), servers))))
-    done = subprocess.run(
-        [envoy_path(), "--mode", "validate", "-c", str(file)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([envoy_path(), "--mode", "validate", "-c", str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -10,21 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from loadtest.demo.children import python
-from tests.e2e.cluster import (
-    CHAT,
-    COMPLETIONS,
-    MODEL,
-    Answer,
-    Cluster,
-    Fleet,
-    Picker,
-    ask,
-    ask_all,
-    completion,
-    events,
-    eventually,
-    run,
-)
+from tests.e2e.cluster import CHAT, COMPLETIONS, MODEL, Answer, Cluster, Fleet, Picker, ask, ask_all, completion, events, eventually, run
 from tests.e2e.conftest import FAST
 
 CONFIGS = Path(__file__).resolve().parents[2] / "deploy" / "config"

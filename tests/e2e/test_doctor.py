@@ -39,11 +39,7 @@ def precise(cluster: Cluster) -> Picker:
     return world.picker
 
 
-KINDS: Mapping[str, Callable[[Cluster], Picker]] = {
-    "default": default,
-    "prefill and decode": prefill_and_decode,
-    "precise": precise,
-}
+KINDS: Mapping[str, Callable[[Cluster], Picker]] = {"default": default, "prefill and decode": prefill_and_decode, "precise": precise}
 
 
 def findings(cluster: Cluster, picker: Picker, gateway: Path) -> list[Any]:
@@ -75,9 +71,7 @@ def test_a_healthy_picker_has_no_finding(cluster: Cluster, kind: str) -> None:
     is_silent(cluster, KINDS[kind](cluster))
 
 
-def test_a_healthy_picker_of_a_pool_in_kubernetes_has_no_finding(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_healthy_picker_of_a_pool_in_kubernetes_has_no_finding(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     kubernetes_of = pytest.importorskip("tests.e2e.test_kubernetes")
     ports = free_ports(2)
     kubernetes = kubernetes_of.HttpApi(ports[0])

@@ -15,11 +15,7 @@ from tests.e2e.conftest import Gateway
 def drive(picker: Picker, *flags: str) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-m", "loadtest.load.driver", "--target", f"127.0.0.1:{picker.grpc}", "--json"]
     done = subprocess.run(
-        [*command, "--seconds", "0.5", "--warm-up", "0.1", *flags],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [*command, "--seconds", "0.5", "--warm-up", "0.1", *flags], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)

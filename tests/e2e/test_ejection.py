@@ -63,8 +63,6 @@ def test_errors_of_1_in_100_requests_eject_none(cluster: Cluster) -> None:
     picker = cluster.picker(cluster.fleet(4, *FAST).file, workers=2)
     port = cluster.envoy(picker)
     faults = [{"x-sim-fault": "error"} if n % 100 == 7 else {} for n in range(400)]
-    statuses = [
-        ask(port, COMPLETIONS, completion(f"{n} a", max_tokens=1), fault).status for n, fault in enumerate(faults)
-    ]
+    statuses = [ask(port, COMPLETIONS, completion(f"{n} a", max_tokens=1), fault).status for n, fault in enumerate(faults)]
     assert sum(status != 200 for status in statuses) == 4
     assert picker.counter("endpoint_ejections_total") == 0

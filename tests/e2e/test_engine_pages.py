@@ -12,12 +12,8 @@ PAGES = Path(__file__).parents[1] / "epp" / "plugins" / "extractors" / "pages"
 IDLE = PAGES.joinpath("vllm-dp2-idle.txt").read_bytes()
 LOADED = PAGES.joinpath("vllm-dp2-load.txt").read_bytes()
 # The second of two data-parallel ranks has 6 waiting requests; and one value is not a number.
-BUSY = LOADED.replace(
-    b'num_requests_waiting{engine="1",model_name="tiny"} 0.0', b'num_requests_waiting{engine="1"} 6.0'
-)
-PARTLY = BUSY.replace(
-    b'num_requests_running{engine="0",model_name="tiny"} 0.0', b'num_requests_running{engine="0"} NaN'
-)
+BUSY = LOADED.replace(b'num_requests_waiting{engine="1",model_name="tiny"} 0.0', b'num_requests_waiting{engine="1"} 6.0')
+PARTLY = BUSY.replace(b'num_requests_running{engine="0",model_name="tiny"} 0.0', b'num_requests_running{engine="0"} NaN')
 
 
 def test_requests_go_to_the_idle_data_parallel_server_and_a_bad_value_is_named_once(cluster: Cluster) -> None:

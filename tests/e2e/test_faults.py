@@ -20,17 +20,7 @@ import pytest
 from loadtest.demo.children import python
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, picker_config
-from tests.e2e.cluster import (
-    COMPLETIONS,
-    Cluster,
-    Picker,
-    ask,
-    completion,
-    eventually,
-    run,
-    serve,
-    write_endpoints,
-)
+from tests.e2e.cluster import COMPLETIONS, Cluster, Picker, ask, completion, eventually, run, serve, write_endpoints
 from tests.e2e.conftest import FAST, WORKERS, Gateway
 from tests.faults import client
 from tests.faults.client import Ending
@@ -104,9 +94,7 @@ def test_a_request_that_kills_workers_kills_two_and_is_then_refused() -> None:
         folder.mkdir()
         (folder / "aborts.py").write_text(ABORTS)
         fleet = cluster.fleet(1)
-        picker = cluster.picker(
-            fleet.file, f"--plugin-path={folder}", workers=2, config_text=ABORTING.replace("FILE", str(fleet.file))
-        )
+        picker = cluster.picker(fleet.file, f"--plugin-path={folder}", workers=2, config_text=ABORTING.replace("FILE", str(fleet.file)))
         port = cluster.envoy(picker)
         deadly = completion("the same body for every retry", max_tokens=1)
         answers = [ask(port, COMPLETIONS, deadly, {"x-test": "deadly"}).status for _ in range(100)]
@@ -219,9 +207,7 @@ def test_a_stopped_worker_gets_no_new_connections_and_is_replaced(cluster: Clust
     assert endings == [Ending.OK] * 40
     assert not set(ports) & watched.client_ports(victim)
     assert eventually(lambda: watched.up(2, generation), 20)
-    print(
-        f"40 connections served in {served:.2f} s; a successor after {time.monotonic() - stopped:.2f} s (5 s and its start)"
-    )
+    print(f"40 connections served in {served:.2f} s; a successor after {time.monotonic() - stopped:.2f} s (5 s and its start)")
     assert watched.children()[2] != victim
 
 
@@ -333,15 +319,11 @@ def may_mount() -> bool:
     return unshare is not None and subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.skipif(
-    not may_mount(), reason="needs permission for a new mount namespace; tests/shm covers the refusal without one"
-)
+@pytest.mark.skipif(not may_mount(), reason="needs permission for a new mount namespace; tests/shm covers the refusal without one")
 def test_a_small_dev_shm_is_refused_with_the_sizes_before_anything_runs(cluster: Cluster) -> None:
     script = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && "$@"; code=$?; ls -A /dev/shm; exit $code'
     done = run(["unshare", "-m", "sh", "-c", script, "sh", *command(cluster, free_ports(3))])
     assert done.returncode == 1
-    assert re.search(
-        r"does not fit into /dev/shm: [\d.]+ MiB needed \(state .* index .*\), 1.0 MiB free of 1.0 MiB", done.stderr
-    )
+    assert re.search(r"does not fit into /dev/shm: [\d.]+ MiB needed \(state .* index .*\), 1.0 MiB free of 1.0 MiB", done.stderr)
     assert "Kubernetes: an emptyDir with medium: Memory" in done.stderr
     assert done.stdout == ""

@@ -91,9 +91,7 @@ class Clients:
             headers["x-llm-d-inference-fairness-id"] = tenant
         body = completion(name, max_tokens=tokens, **more)
         try:
-            async with self._session.post(
-                f"http://{LOOPBACK}:{self.at.port}{COMPLETIONS}", data=body, headers=headers
-            ) as response:
+            async with self._session.post(f"http://{LOOPBACK}:{self.at.port}{COMPLETIONS}", data=body, headers=headers) as response:
                 lowered = {key.lower(): value for key, value in response.headers.items()}
                 return Answer(response.status, lowered, await response.read())
         finally:
@@ -205,8 +203,7 @@ def test_a_request_that_exceeds_its_ttl_is_refused_with_retry_after(plain: Site,
             assert answer.headers[REASON] == "rejected-ttl-expired"
             assert int(answer.headers["retry-after"]) >= 1
             assert message(answer) == (
-                "inference error: ResourceExhausted - request timed out in queue: request evicted from queue: "
-                "request TTL expired"
+                "inference error: ResourceExhausted - request timed out in queue: request evicted from queue: request TTL expired"
             )
             assert clients.order == ["short"]
 

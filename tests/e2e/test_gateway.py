@@ -92,9 +92,7 @@ def test_an_unstreamed_request_is_answered_with_usage(gateway: Gateway, path: st
 
 @pytest.mark.parametrize(("path", "make"), [(CHAT, chat), (COMPLETIONS, completion)])
 def test_a_streamed_request_is_answered_event_by_event_with_usage_last(gateway: Gateway, path: str, make: Any) -> None:
-    answer = ask(
-        gateway.port, path, make("hello there", max_tokens=5, stream=True, stream_options={"include_usage": True})
-    )
+    answer = ask(gateway.port, path, make("hello there", max_tokens=5, stream=True, stream_options={"include_usage": True}))
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.body.endswith(b"data: [DONE]\n\n")
@@ -137,11 +135,7 @@ def test_a_body_that_is_not_json_is_refused(gateway: Gateway) -> None:
 def test_a_body_without_a_model_is_refused_with_the_exact_text(gateway: Gateway) -> None:
     answer = ask(gateway.port, COMPLETIONS, b'{"prompt": "hello"}')
     assert answer.status == 400
-    expected = {
-        "message": "inference error: BadRequest - model not found in request body",
-        "type": "BadRequest",
-        "code": 400,
-    }
+    expected = {"message": "inference error: BadRequest - model not found in request body", "type": "BadRequest", "code": 400}
     assert error_of(answer) == expected
     assert answer.body == json.dumps({"error": expected}, separators=(",", ":")).encode()
 
@@ -207,9 +201,7 @@ def test_a_clients_destination_header_has_no_effect(gateway: Gateway) -> None:
     nowhere = [ask(gateway.port, COMPLETIONS, completion(f"nowhere {n}", max_tokens=1), dead) for n in range(5)]
     assert [answer.status for answer in nowhere] == [200] * 5
     pinned = {"x-gateway-destination-endpoint": f"{address[0]}:{address[1]}"}
-    servers = {
-        ask(gateway.port, COMPLETIONS, completion(f"{n} pinned" * 40, max_tokens=1), pinned).server for n in range(24)
-    }
+    servers = {ask(gateway.port, COMPLETIONS, completion(f"{n} pinned" * 40, max_tokens=1), pinned).server for n in range(24)}
     assert len(servers) > 1
     models = {ask(gateway.port, "/v1/models", None, pinned, method="GET").server for _ in range(24)}
     assert len(models) > 1
@@ -222,9 +214,7 @@ def test_a_gateway_can_use_tls_to_a_picker_with_a_self_signed_certificate(gatewa
     answer = ask(port, COMPLETIONS, body)
     assert answer.status == 200
     assert answer.headers["x-sim-body-sha256"] == hashlib.sha256(body).hexdigest()
-    assert ask(cluster.envoy(picker), COMPLETIONS, body).status == 503, (
-        "a plaintext gateway gets no answer from a TLS port"
-    )
+    assert ask(cluster.envoy(picker), COMPLETIONS, body).status == 503, "a plaintext gateway gets no answer from a TLS port"
 
 
 @contextlib.contextmanager

@@ -15,17 +15,7 @@ import pytest
 
 from loadtest.demo.envoy_config import PickerTls
 from loadtest.demo.stack import LOOPBACK
-from tests.e2e.cluster import (
-    ANSWER_S,
-    CHAT,
-    COMPLETIONS,
-    Cluster,
-    Picker,
-    ask,
-    chat,
-    completion,
-    eventually,
-)
+from tests.e2e.cluster import ANSWER_S, CHAT, COMPLETIONS, Cluster, Picker, ask, chat, completion, eventually
 from tests.e2e.conftest import FAST, Gateway
 from tests.e2e.filters import DESTINATION, TYPES, Json, changed, narrowed
 
@@ -77,28 +67,21 @@ def istio(servers: Sequence[tuple[str, int]]) -> Callable[[str], str]:
         }
         (host,) = manager["route_config"]["virtual_hosts"]
         host["typed_per_filter_config"] = {
-            picker["name"]: {
-                "@type": TYPES + "extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
-                "overrides": overrides,
-            }
+            picker["name"]: {"@type": TYPES + "extensions.filters.http.ext_proc.v3.ExtProcPerRoute", "overrides": overrides}
         }
         spread = {"@type": TYPES + "extensions.load_balancing_policies.round_robin.v3.RoundRobin"}
         policy = {
             "@type": TYPES + "extensions.load_balancing_policies.override_host.v3.OverrideHost",
             "override_host_sources": [{"metadata": {"key": "envoy.lb", "path": [{"key": DESTINATION}]}}],
             "selected_host_key": {"key": "envoy.lb", "path": [{"key": f"{DESTINATION}-served"}]},
-            "fallback_policy": {
-                "policies": [{"typed_extension_config": {"name": "round_robin", "typed_config": spread}}]
-            },
+            "fallback_policy": {"policies": [{"typed_extension_config": {"name": "round_robin", "typed_config": spread}}]},
         }
         hosts = [{"endpoint": {"address": {"socket_address": {"address": h, "port_value": p}}}} for h, p in servers]
         resources["clusters"][1] = {
             "name": "model-servers",
             "type": "STATIC",
             "lb_policy": "CLUSTER_PROVIDED",
-            "load_balancing_policy": {
-                "policies": [{"typed_extension_config": {"name": "override_host", "typed_config": policy}}]
-            },
+            "load_balancing_policy": {"policies": [{"typed_extension_config": {"name": "override_host", "typed_config": policy}}]},
             "connect_timeout": "1s",
             "load_assignment": {"cluster_name": "model-servers", "endpoints": [{"lb_endpoints": hosts}]},
         }
@@ -147,21 +130,15 @@ def names(gateway: Gateway) -> set[str]:
     return {stats["server"] for stats in gateway.fleet.stats()}
 
 
-@pytest.mark.parametrize(
-    ("mode", "override"), [("FULL_DUPLEX_STREAMED", False), ("BUFFERED", False), ("BUFFERED", True)]
-)
-def test_envoy_ai_gateway_is_served_in_each_of_its_modes(
-    gateway: Gateway, secured: Picker, mode: str, override: bool
-) -> None:
+@pytest.mark.parametrize(("mode", "override"), [("FULL_DUPLEX_STREAMED", False), ("BUFFERED", False), ("BUFFERED", True)])
+def test_envoy_ai_gateway_is_served_in_each_of_its_modes(gateway: Gateway, secured: Picker, mode: str, override: bool) -> None:
     port = gateway.cluster.envoy(secured, threads=1, tls=PickerTls(), change=ai_gateway(mode, override=override))
     serves_everything(port, names(gateway))
     assert eventually(lambda: not secured.in_flight())
 
 
 @pytest.mark.parametrize(("override", "running"), [(True, 1), (False, 0)])
-def test_mode_override_lets_a_buffering_gateway_stream_its_answers(
-    gateway: Gateway, secured: Picker, override: bool, running: int
-) -> None:
+def test_mode_override_lets_a_buffering_gateway_stream_its_answers(gateway: Gateway, secured: Picker, override: bool, running: int) -> None:
     """With it, the client has the first event while the model server still writes; without it, when the server is done."""
     change = ai_gateway("BUFFERED", override=override)
     port = gateway.cluster.envoy(secured, threads=1, tls=PickerTls(), change=change)

@@ -92,9 +92,7 @@ def test_it_stops_after_its_last_stream(cluster: Cluster) -> None:
     picker = cluster.picker(cluster.fleet(1, *FAST).file, "--transport=grpcio", "--secure-serving=true", workers=2)
     port = cluster.envoy(picker, tls=PickerTls())
     answers: list[Answer] = []
-    asking = threading.Thread(
-        target=lambda: answers.append(ask(port, COMPLETIONS, completion("hello", max_tokens=100, stream=True)))
-    )
+    asking = threading.Thread(target=lambda: answers.append(ask(port, COMPLETIONS, completion("hello", max_tokens=100, stream=True))))
     asking.start()
     assert eventually(lambda: sum(picker.gauge("streams_open")) == 1)
     picker.child.signal(signal.SIGTERM)

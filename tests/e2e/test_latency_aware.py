@@ -47,9 +47,7 @@ def site() -> Iterator[Site]:
         fleet = cluster.fleet(SERVERS, *FAST)
         text = CONFIG.read_text().replace(SHIPPED_PATH, str(fleet.file))
         assert TIER in text
-        text = text.replace(
-            TIER, f"{TIER}\n  parameters: {{epsilonExploreNeg: 0}}"
-        )  # without exploration the chosen server is certain
+        text = text.replace(TIER, f"{TIER}\n  parameters: {{epsilonExploreNeg: 0}}")  # without exploration the chosen server is certain
         picker = cluster.picker(fleet.file, workers=1, config_text=text)
         yield Site(picker, fleet, predictor)
 
@@ -75,9 +73,7 @@ def messages(number: int) -> bytes:
     fields = {":method": "POST", ":path": "/v1/completions", "x-request-id": f"slo-{number}", **OBJECTIVES}
     for name, value in fields.items():
         head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
-    body.request_body.body = json.dumps(
-        {"model": "sim-model", "prompt": f"{number} slo " * 20, "stream": True}
-    ).encode()
+    body.request_body.body = json.dumps({"model": "sim-model", "prompt": f"{number} slo " * 20, "stream": True}).encode()
     body.request_body.end_of_stream = True
     return framed(head) + framed(body)
 
@@ -88,8 +84,7 @@ def streamed(*chunks: bytes) -> list[bytes]:
     for name, value in ((":status", "200"), ("content-type", "text/event-stream")):
         head.response_headers.headers.headers.add(key=name, raw_value=value.encode())
     bodies = [
-        pb.ProcessingRequest(response_body=pb.HttpBody(body=chunk, end_of_stream=at == len(chunks) - 1))
-        for at, chunk in enumerate(chunks)
+        pb.ProcessingRequest(response_body=pb.HttpBody(body=chunk, end_of_stream=at == len(chunks) - 1)) for at, chunk in enumerate(chunks)
     ]
     return [framed(message) for message in (head, *bodies)]
 
@@ -143,9 +138,7 @@ def test_measured_latencies_are_sent_to_the_training_server(site: Site) -> None:
 
 
 @pytest.mark.parametrize("behavior", [Behavior.HANGING, Behavior.BROKEN, Behavior.CLOSING])
-def test_a_predictor_that_does_not_answer_delays_requests_by_its_timeout_at_most(
-    site: Site, behavior: Behavior
-) -> None:
+def test_a_predictor_that_does_not_answer_delays_requests_by_its_timeout_at_most(site: Site, behavior: Behavior) -> None:
     failures = site.picker.counter("producer_failures_total")
     site.predictor.behavior = behavior
     for _ in range(5):

@@ -25,9 +25,7 @@ def play(port: int, name: str, prompt_bytes: int, rounds: int = ROUNDS) -> None:
     for _ in range(rounds):
         bodies = [completion(rng.randbytes(prompt_bytes // 2).hex(), max_tokens=4, stream=True) for _ in range(ROUND)]
         answers = asyncio.run(ask_all(port, COMPLETIONS, bodies, 0.3))
-        assert {answer.status for answer in answers} == {200}, [
-            answer.body for answer in answers if answer.status != 200
-        ]
+        assert {answer.status for answer in answers} == {200}, [answer.body for answer in answers if answer.status != 200]
 
 
 def page_sum(picker: Picker, name: str, *labels: str) -> float:

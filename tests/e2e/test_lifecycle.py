@@ -123,9 +123,7 @@ def test_open_streams_end_normally_and_new_ones_are_served_while_the_picker_stop
     assert endings(picker) == ["exit code 0 (OK)"] * 3
 
 
-def test_at_the_drain_timeout_waiting_streams_are_refused_with_the_reason_and_routed_ones_are_cut(
-    cluster: Cluster,
-) -> None:
+def test_at_the_drain_timeout_waiting_streams_are_refused_with_the_reason_and_routed_ones_are_cut(cluster: Cluster) -> None:
     picker = cluster.picker(nowhere(cluster), f"--drain-timeout={DRAIN_S}s", workers=1)
 
     async def story(gateway: Gateway) -> None:

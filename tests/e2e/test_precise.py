@@ -55,14 +55,7 @@ class World:
     """Holds servers, their publishers and a picker."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        fleet: Fleet,
-        *,
-        replay: bool,
-        speculates: bool = False,
-        flags: Sequence[str] = (),
-        kept: int = KEPT,
+        self, cluster: Cluster, fleet: Fleet, *, replay: bool, speculates: bool = False, flags: Sequence[str] = (), kept: int = KEPT
     ) -> None:
         """`replay`: whether servers have replay sockets. `flags`: of the picker. `kept`: how many messages a server keeps for replays."""
         self.context: zmq.Context = zmq.Context()
@@ -71,10 +64,7 @@ class World:
         self.kept = kept
         self.publishers = [self.publisher(rank) for rank in range(SERVERS)]
         self.addresses = fleet.addresses
-        listed = [
-            {"name": f"sim-rank-{rank}", "address": host, "port": port}
-            for rank, (host, port) in enumerate(fleet.addresses)
-        ]
+        listed = [{"name": f"sim-rank-{rank}", "address": host, "port": port} for rank, (host, port) in enumerate(fleet.addresses)]
         file = cluster.directory / "named.yaml"
         file.write_text(yaml.safe_dump({"endpoints": listed}))
         self.closing, self.closed = threading.Lock(), set[KvPublisher]()
@@ -140,9 +130,7 @@ class World:
 
     def target(self, tokens: Sequence[int]) -> int:
         """Sends this prompt. Returns the number of the server that gets it."""
-        answer = ask(
-            self.gateway, COMPLETIONS, json.dumps({"model": MODEL, "prompt": list(tokens), "max_tokens": 1}).encode()
-        )
+        answer = ask(self.gateway, COMPLETIONS, json.dumps({"model": MODEL, "prompt": list(tokens), "max_tokens": 1}).encode())
         assert answer.status == 200, answer
         return int(answer.server.removeprefix("sim-"))
 
@@ -252,10 +240,7 @@ def test_a_server_with_hostile_events_costs_only_its_own_precision(replaying: Wo
 
 def test_a_server_whose_event_port_does_not_exist_is_named_and_costs_no_other(cluster: Cluster, fleet: Fleet) -> None:
     names = ["sim-rank-0", "sim-rank-9999"]
-    listed = [
-        {"name": name, "address": host, "port": number}
-        for name, (host, number) in zip(names, fleet.addresses, strict=False)
-    ]
+    listed = [{"name": name, "address": host, "port": number} for name, (host, number) in zip(names, fleet.addresses, strict=False)]
     file = cluster.directory / "ranks.yaml"
     file.write_text(yaml.safe_dump({"endpoints": listed}))
     text = CONFIG.format(endpoints=file, port=65535 - 100, speculates="false", replay="")
@@ -276,9 +261,7 @@ def test_what_was_just_sent_is_expected_there(cluster: Cluster, fleet: Fleet) ->
         world.close()
 
 
-def test_without_a_replay_socket_a_followed_stream_is_precise_from_its_first_message(
-    cluster: Cluster, fleet: Fleet
-) -> None:
+def test_without_a_replay_socket_a_followed_stream_is_precise_from_its_first_message(cluster: Cluster, fleet: Fleet) -> None:
     world = World(cluster, fleet, replay=False)
     try:
         assert eventually(lambda: world.picker.counter("kv_cache_events_active_subscribers") == SERVERS)
@@ -296,9 +279,7 @@ def test_without_a_replay_socket_a_followed_stream_is_precise_from_its_first_mes
 
 def test_servers_may_connect_to_the_picker_and_name_themselves_in_the_topic(cluster: Cluster, fleet: Fleet) -> None:
     port = free_row(1)
-    listed = [
-        {"name": f"sim-{rank}", "address": host, "port": port} for rank, (host, port) in enumerate(fleet.addresses)
-    ]
+    listed = [{"name": f"sim-{rank}", "address": host, "port": port} for rank, (host, port) in enumerate(fleet.addresses)]
     file = cluster.directory / "bound.yaml"
     file.write_text(yaml.safe_dump({"endpoints": listed}))
     text = CONFIG.format(endpoints=file, port=5557, speculates="false", replay="")
@@ -310,9 +291,7 @@ def test_servers_may_connect_to_the_picker_and_name_themselves_in_the_topic(clus
     publishers = [KvPublisher(context, f"tcp://127.0.0.1:{port}", connect=True, topic=topic) for topic in topics]
     try:
         assert eventually(lambda: _announce(picker, publishers))
-        bodies = [
-            json.dumps({"model": MODEL, "prompt": prompt(rank), "max_tokens": 1}).encode() for rank in range(SERVERS)
-        ]
+        bodies = [json.dumps({"model": MODEL, "prompt": prompt(rank), "max_tokens": 1}).encode() for rank in range(SERVERS)]
         expected = [f"sim-{rank}" for rank in range(SERVERS)]
         assert eventually(lambda: [ask(gateway, COMPLETIONS, body).server for body in bodies] == expected)
     finally:

@@ -100,9 +100,7 @@ def test_killed_processes_fail_no_request_of_others_and_affinity_comes_back(worl
             assert eventually(world.all_precise, LONG_S)
             back = time.monotonic() - killed
             assert clients.more()
-        print(
-            f"{child} killed: precise after {back:.2f} s, {len(clients.failed)} of {clients.answered} requests failed"
-        )
+        print(f"{child} killed: precise after {back:.2f} s, {len(clients.failed)} of {clients.answered} requests failed")
         assert follows(world)
         # A worker loses the streams that are open on its connections, one per client at most. The others lose none.
         assert len(clients.failed) <= (CLIENTS if child == "worker 0" else 0), clients.failed
@@ -142,9 +140,7 @@ def test_a_publisher_that_floods_is_named_and_delays_no_other(world: World) -> N
 
     thread = threading.Thread(target=flood)
     before = child_pid(world.picker, "kv-events")
-    with contextlib.suppress(
-        PermissionError
-    ):  # so that it can take most of the time on a machine that other tests keep busy
+    with contextlib.suppress(PermissionError):  # so that it can take most of the time on a machine that other tests keep busy
         os.setpriority(os.PRIO_PROCESS, before, -10)
     received = world.picker.counter("kv_cache_events_messages_received_total")
     with Clients(world) as clients:

@@ -48,9 +48,7 @@ def again(world: World, *flags: str) -> Picker:
 
 def partly_known(picker: Picker) -> int:
     """Returns of how many servers the picker knows that it has missed events."""
-    found = re.search(
-        rf'^llm_d_epp_kv_cache_events_not_precise\{{reason="{PARTIAL}"\}} (\d+)', picker.page(), re.MULTILINE
-    )
+    found = re.search(rf'^llm_d_epp_kv_cache_events_not_precise\{{reason="{PARTIAL}"\}} (\d+)', picker.page(), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
@@ -62,13 +60,7 @@ def taken_over(picker: Picker) -> list[int]:
 def test_a_restarted_picker_knows_what_was_held_and_what_has_changed_since(world: World) -> None:
     state = world.cluster.directory / "state"
     stop(world.cluster, world.picker)
-    assert sorted(path.name for path in state.iterdir()) == [
-        "held-blocks",
-        "lock",
-        "prefix-index",
-        "prefix-secret",
-        "recent",
-    ]
+    assert sorted(path.name for path in state.iterdir()) == ["held-blocks", "lock", "prefix-index", "prefix-secret", "recent"]
     world.hold(1, prompt(100))  # sent while no picker runs
     world.start_again(2)  # it holds this prompt and nothing else
     world.hold(2, prompt(5))
@@ -83,9 +75,7 @@ def test_a_restarted_picker_knows_what_was_held_and_what_has_changed_since(world
     assert [world.target(prompt(seed)) for seed in (0, 3, 27, 1, 28, 100, 5)] == [0, 0, 0, 1, 1, 1, 2]
 
     cold = again(world)
-    assert eventually(
-        lambda: partly_known(cold) == SERVERS - 1, LONG_S
-    )  # the restarted server repeats all of its messages
+    assert eventually(lambda: partly_known(cold) == SERVERS - 1, LONG_S)  # the restarted server repeats all of its messages
     assert sum(held(world, cold)) <= SERVERS * REPEATED * 20
 
 

@@ -101,9 +101,7 @@ def test_without_tokens_nobody_says_precise_and_all_name_the_server_the_status_a
 
         def named() -> bool:
             found = json.loads(run(python("workers", "doctor", *where, "--json")).stdout)["findings"]
-            return any(
-                each["rule"] == "tokens" and render in each["title"] and "403" in each["evidence"] for each in found
-            )
+            return any(each["rule"] == "tokens" and render in each["title"] and "403" in each["evidence"] for each in found)
 
         assert eventually(named)  # before there was a request
         for seed in range(8):

@@ -31,9 +31,7 @@ def status(port: int, path: str, *, source: str, host: str) -> int:
         ("127.0.0.1", "10.0.0.7:9090", 403),
     ],
 )
-def test_only_127_0_0_1_that_asks_for_loopback_gets_private_pages(
-    gateway: Gateway, source: str, host: str, expected: int
-) -> None:
+def test_only_127_0_0_1_that_asks_for_loopback_gets_private_pages(gateway: Gateway, source: str, host: str, expected: int) -> None:
     found = {path: status(gateway.picker.metrics, path, source=source, host=host) for path in PAGES}
     assert found == dict.fromkeys(PAGES, expected)
     assert status(gateway.picker.metrics, "/metrics", source=source, host=host) == 200

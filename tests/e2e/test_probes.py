@@ -131,9 +131,7 @@ def test_new_certificates_reach_all_workers_and_their_successors(cluster: Cluste
         assert not answered(lambda port=port: certificate(port, authority.client()))  # type: ignore[misc]
     volume.swap(second)
     until(lambda: seen(picker.grpc) == seen(picker.metrics) == {second.der})
-    until(
-        lambda: picker.child.text().count("certificate replaced") == 2
-    )  # once from a worker, once from the supervisor
+    until(lambda: picker.child.text().count("certificate replaced") == 2)  # once from a worker, once from the supervisor
     old = {killed(picker, "worker 0"), killed(picker, "worker 1")}
     volume.swap(third)
     until(lambda: None not in (pids := {child(picker, "worker 0"), child(picker, "worker 1")}) and not pids & old)

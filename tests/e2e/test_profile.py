@@ -26,9 +26,7 @@ def test_a_profile_shows_where_a_busy_worker_spends_its_time_and_it_serves_on(cl
 
     def load() -> None:
         while not enough.is_set():
-            statuses.append(
-                ask(port, COMPLETIONS, completion(f"{len(statuses)} " + "x " * 20_000, max_tokens=1)).status
-            )
+            statuses.append(ask(port, COMPLETIONS, completion(f"{len(statuses)} " + "x " * 20_000, max_tokens=1)).status)
 
     client = threading.Thread(target=load)
     client.start()

@@ -84,9 +84,7 @@ def test_a_rewritten_model_reaches_the_server_and_the_client_sees_the_original(c
     with servers(1) as started:
         port = gateway(cluster, picker_for(cluster, started).grpc)
         body = b'{ "prompt" : "x", "big":12345678901234567890, "model":"original" }'
-        answer = ask(
-            port, COMPLETIONS, body, {"x-llm-d-model-name-rewrite": "a-much-longer-name", "accept-encoding": "gzip"}
-        )
+        answer = ask(port, COMPLETIONS, body, {"x-llm-d-model-name-rewrite": "a-much-longer-name", "accept-encoding": "gzip"})
         assert answer.status == 200
         fields = json.loads(answer.body)
         assert fields["body"].encode() == body.replace(b'"original"', b'"a-much-longer-name"')
@@ -98,9 +96,7 @@ def test_a_rewritten_model_reaches_the_server_and_the_client_sees_the_original(c
 
 
 @pytest.mark.parametrize(("broken", "how"), [(1, "closes"), (2, "closes"), (2, "503"), (2, "gone")])
-def test_the_next_endpoint_of_the_list_serves_when_the_earlier_ones_fail(
-    cluster: Cluster, broken: int, how: str
-) -> None:
+def test_the_next_endpoint_of_the_list_serves_when_the_earlier_ones_fail(cluster: Cluster, broken: int, how: str) -> None:
     with servers(3) as started:
         picker = picker_for(cluster, started, CONFORMANCE)
         port = gateway(cluster, picker.grpc, listed=started)
@@ -114,9 +110,7 @@ def test_the_next_endpoint_of_the_list_serves_when_the_earlier_ones_fail(
                 server.server_close()
         text = CONFORMANCE.replace("- type: header-based-testing-filter\n", "")
         several = cluster.picker(
-            cluster.directory / "servers.yaml",
-            workers=1,
-            config_text=text.format(file=cluster.directory / "servers.yaml"),
+            cluster.directory / "servers.yaml", workers=1, config_text=text.format(file=cluster.directory / "servers.yaml")
         )
         port = gateway(cluster, several.grpc, listed=started)
         for number in range(6):
@@ -144,16 +138,9 @@ def test_the_gateways_metadata_reaches_plugins(cluster: Cluster) -> None:
             processor["metadata_options"] = {"forwarding_namespaces": {"untyped": ["envoy.lb"]}}
             kind = "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config"
             value = {"metadata_namespace": "envoy.lb", "value": {f"{CONTROL[0]}-served": started[0].address}}
-            manager["http_filters"].insert(
-                0, {"name": "with_metadata", "typed_config": {"@type": kind, "metadata": [value]}}
-            )
+            manager["http_filters"].insert(0, {"name": "with_metadata", "typed_config": {"@type": kind, "metadata": [value]}})
 
-        answer = ask(
-            gateway(cluster, picker.grpc, with_metadata),
-            COMPLETIONS,
-            completion("hello"),
-            {SELECTION: started[0].address},
-        )
+        answer = ask(gateway(cluster, picker.grpc, with_metadata), COMPLETIONS, completion("hello"), {SELECTION: started[0].address})
         assert answer.headers[SERVED] == started[0].address
 
 
@@ -213,15 +200,11 @@ def test_a_scorer_that_raises_fails_no_request_and_is_left_out_after_five_calls(
         assert "requests are routed without it for a while" in picker.child.text()
 
 
-WISHES = {name: "5" for names in client_headers.GROUPS.values() for name in names} | {
-    client_headers.MODEL_REWRITE[0]: "other"
-}
+WISHES = {name: "5" for names in client_headers.GROUPS.values() for name in names} | {client_headers.MODEL_REWRITE[0]: "other"}
 
 
 @pytest.mark.parametrize(("flags", "honoured"), [((), "all"), (("none",), "none"), (("model",), "model")])
-def test_the_model_server_gets_the_client_headers_that_the_picker_honours(
-    cluster: Cluster, flags: tuple[str, ...], honoured: str
-) -> None:
+def test_the_model_server_gets_the_client_headers_that_the_picker_honours(cluster: Cluster, flags: tuple[str, ...], honoured: str) -> None:
     with servers(1) as started:
         picker = picker_for(cluster, started, "", *(f"--trust-client-headers={groups}" for groups in flags))
         port = gateway(cluster, picker.grpc, trusting)

@@ -38,8 +38,7 @@ def written(picker: Picker, records: int) -> bool:
 def unpacked(folder: Path) -> bytes:
     """Returns the content of all files as the standard tool sees it."""
     return b"".join(
-        zstandard.ZstdDecompressor().stream_reader(file.read_bytes(), read_across_frames=True).read()
-        for file in folder.iterdir()
+        zstandard.ZstdDecompressor().stream_reader(file.read_bytes(), read_across_frames=True).read() for file in folder.iterdir()
     )
 
 
@@ -64,9 +63,7 @@ def test_a_recording_survives_kill_nine_and_names_no_text_header_or_tenant(clust
     folder, secret = tmp_path / "rec", tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
     fleet = cluster.fleet(3, *FAST)
-    picker = cluster.picker(
-        fleet.file, f"--record-dir={folder}", f"--prefix-secret-file={secret}", workers=2, run_dir=tmp_path / "run"
-    )
+    picker = cluster.picker(fleet.file, f"--record-dir={folder}", f"--prefix-secret-file={secret}", workers=2, run_dir=tmp_path / "run")
     port = cluster.envoy(picker)
     headers = {
         "x-llm-d-inference-fairness-id": TENANT,
@@ -76,25 +73,17 @@ def test_a_recording_survives_kill_nine_and_names_no_text_header_or_tenant(clust
         "x-request-id": REQUEST_ID,
     }
     prompt = CANARY * 300
-    assert (
-        ask(port, COMPLETIONS, completion(prompt, max_tokens=4, user=TENANT, cache_salt=HEADER), headers).status == 200
-    )
+    assert ask(port, COMPLETIONS, completion(prompt, max_tokens=4, user=TENANT, cache_salt=HEADER), headers).status == 200
     assert written(picker, 10)
     os.killpg(picker.child.process.pid, signal.SIGKILL)
     picker.child.process.wait()
     cluster.forget(picker.child)
     (row,) = exported(folder)
     assert row["status"] == 200 and row["flow"] and row["completion_tokens"] == 4
-    told = run(
-        python(
-            "workers", "explain", f"--trace={folder}", f"--id={REQUEST_ID}", "--config-file=deploy/config/default.yaml"
-        )
-    )
+    told = run(python("workers", "explain", f"--trace={folder}", f"--id={REQUEST_ID}", "--config-file=deploy/config/default.yaml"))
     assert told.returncode == 0 and told.stdout.count(f"sent to {row['address']}") >= 1, told.stderr
     content = unpacked(folder)
-    assert (
-        MODEL.encode() in content and row["endpoint"].encode() in content
-    )  # what it may say, so that the search proves something
+    assert MODEL.encode() in content and row["endpoint"].encode() in content  # what it may say, so that the search proves something
     for canary in (*CANARY.split(" ")[1:4], TENANT, "acme", HEADER, "7431", REQUEST_ID, "0123456789abcdef"):
         assert canary.encode() not in content
     hashes = [int(value, 16) for value in row["block_hashes"]]

@@ -201,9 +201,7 @@ def test_a_killed_process_comes_back_with_the_configuration_in_force(world: Worl
         pids = [pid for pid in children(world.picker.child.process.pid) if number % 3 or pid]
         with contextlib.suppress(ProcessLookupError):
             os.kill(pids[number % len(pids)], signal.SIGKILL)
-        assert eventually(
-            lambda before=before: world.status().finished > before.finished and not world.status().busy, 30.0
-        )
+        assert eventually(lambda before=before: world.status().finished > before.finished and not world.status().busy, 30.0)
         assert eventually(lambda: world.watched.generations() == [world.status().generation] * bench.WORKERS)
 
 

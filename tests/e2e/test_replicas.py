@@ -55,9 +55,7 @@ def replica(cluster: Cluster, fleet: Fleet, url: str, *flags: str) -> Picker:
     )  # fmt: skip
 
 
-def test_the_smallest_acl_is_enough_over_tls_and_the_password_stays_out_of_the_logs(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_the_smallest_acl_is_enough_over_tls_and_the_password_stays_out_of_the_logs(cluster: Cluster, tmp_path: Path) -> None:
     fleet, authority, (port,) = cluster.fleet(1), Authority(), free_ports(1)
     pair = write_pair(tmp_path / "pair", authority.pair())
     (tmp_path / "ca.crt").write_bytes(authority.pem)

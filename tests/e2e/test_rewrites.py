@@ -65,9 +65,7 @@ def site() -> Iterator[Site]:
         yield Site(cluster.envoy(picker), picker, fleet, objects)
 
 
-def test_an_unknown_model_is_served_only_while_a_rule_rewrites_it(
-    site: Site,
-) -> None:
+def test_an_unknown_model_is_served_only_while_a_rule_rewrites_it(site: Site) -> None:
     assert site.ask("asked").status == 404
     site.write(rewrite("first", ["asked"], ("base-v1", 1)))
     assert site.becomes("asked", 200)

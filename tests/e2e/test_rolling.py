@@ -76,9 +76,7 @@ class Rolling:
         self.started = 0
 
     def envoy(self) -> Child:
-        config = envoy_config.bootstrap(
-            listen=(LOOPBACK, self.port), picker=(LOOPBACK, self.places[0][0]), admin=(LOOPBACK, self.admin)
-        )
+        config = envoy_config.bootstrap(listen=(LOOPBACK, self.port), picker=(LOOPBACK, self.places[0][0]), admin=(LOOPBACK, self.admin))
         file = self.cluster.directory / "envoy-rolling.yaml"
         file.write_text(envoy_config.to_yaml(two_pickers(config, self.places)))
         return self.cluster.children.start("envoy", envoy_command(envoy_path(), file, ENVOY_THREADS))
@@ -120,9 +118,7 @@ class Rolling:
         old.child.signal(signal.SIGTERM)
         signalled = time.monotonic()
         code = await asyncio.to_thread(old.child.process.wait, END_S)
-        print(
-            f"picker on port {old.grpc} left {time.monotonic() - signalled:.2f} s after SIGTERM at {signalled:.2f} with exit code {code}"
-        )
+        print(f"picker on port {old.grpc} left {time.monotonic() - signalled:.2f} s after SIGTERM at {signalled:.2f} with exit code {code}")
         assert code == 0, old.child.tail()
         self.cluster.forget(old.child)
         return new

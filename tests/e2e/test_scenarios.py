@@ -67,9 +67,7 @@ def site(cluster: Cluster, name: str, endpoints: Path, *flags: str, workers: int
     return Site(cluster.envoy(picker), picker)
 
 
-def test_default_a_prompt_returns_to_the_server_that_cached_it_and_new_prompts_spread(
-    shared_cluster: Cluster, fleet: Fleet
-) -> None:
+def test_default_a_prompt_returns_to_the_server_that_cached_it_and_new_prompts_spread(shared_cluster: Cluster, fleet: Fleet) -> None:
     default = site(shared_cluster, "default.yaml", fleet.file)
     story = "once upon a time there was a king " * 100
     first = default.ask(story)
@@ -81,9 +79,7 @@ def test_default_a_prompt_returns_to_the_server_that_cached_it_and_new_prompts_s
     assert {default.ask(f"{n} something new " * 50).server for n in range(40)} == SERVERS
 
 
-def test_lora_requests_go_to_the_server_with_their_adapter_and_other_adapters_go_elsewhere(
-    shared_cluster: Cluster, fleet: Fleet
-) -> None:
+def test_lora_requests_go_to_the_server_with_their_adapter_and_other_adapters_go_elsewhere(shared_cluster: Cluster, fleet: Fleet) -> None:
     lora = site(shared_cluster, "lora.yaml", fleet.file)
 
     def holders(adapter: str) -> set[str]:
@@ -105,9 +101,7 @@ def test_lora_requests_go_to_the_server_with_their_adapter_and_other_adapters_go
             assert eventually(follow)
 
 
-def test_session_affinity_the_token_of_an_answer_leads_to_the_same_server(
-    shared_cluster: Cluster, fleet: Fleet
-) -> None:
+def test_session_affinity_the_token_of_an_answer_leads_to_the_same_server(shared_cluster: Cluster, fleet: Fleet) -> None:
     sessions = site(shared_cluster, "session-affinity.yaml", fleet.file, "--allow-experimental-plugins")
     seen = set()
     for client in range(12):
@@ -132,27 +126,21 @@ def test_multi_tenant_the_class_decides_which_servers_are_candidates(shared_clus
     assert b"royal" in refused.body
 
 
-def test_latency_aware_a_request_goes_to_the_server_that_is_predicted_to_meet_its_objectives(
-    shared_cluster: Cluster, fleet: Fleet
-) -> None:
+def test_latency_aware_a_request_goes_to_the_server_that_is_predicted_to_meet_its_objectives(shared_cluster: Cluster, fleet: Fleet) -> None:
     with Predictor(len(SERVERS)) as predictor, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREDICTION_SERVER_URL", predictor.url)
         patch.setenv("TRAINING_SERVER_URL", predictor.url)
         tier = "- type: slo-headroom-tier-filter"  # without exploration the chosen server is certain
         changes = {tier: f"{tier}\n  parameters: {{epsilonExploreNeg: 0}}"}
         latency = site(shared_cluster, "latency-aware.yaml", fleet.file, workers=1, **changes)
-        assert eventually(
-            lambda: latency.ask("is the predictor there?", OBJECTIVES).status == 200 and predictor.rows != []
-        )
+        assert eventually(lambda: latency.ask("is the predictor there?", OBJECTIVES).status == 200 and predictor.rows != [])
         answers = [latency.ask(f"{n} in a hurry", OBJECTIVES, stream=True, max_tokens=3) for n in range(10)]
         assert [answer.status for answer in answers] == [200] * 10
         assert {answer.server for answer in answers} == {"sim-0"}
         assert eventually(lambda: any(entry["actual_ttft_ms"] > 0 for entry in predictor.entries))
 
 
-def test_a_shadow_profile_changes_no_answer_and_its_agreements_are_counted(
-    shared_cluster: Cluster, fleet: Fleet
-) -> None:
+def test_a_shadow_profile_changes_no_answer_and_its_agreements_are_counted(shared_cluster: Cluster, fleet: Fleet) -> None:
     shadows = """schedulingProfiles:
 - name: by-queue
   shadow: true
@@ -161,9 +149,7 @@ def test_a_shadow_profile_changes_no_answer_and_its_agreements_are_counted(
   shadow: true
   plugins: [{pluginRef: only-unicorns}, {pluginRef: queue-scorer}]
 """
-    unicorns = (
-        "plugins:\n- {name: only-unicorns, type: label-selector-filter, parameters: {matchLabels: {kind: unicorn}}}\n"
-    )
+    unicorns = "plugins:\n- {name: only-unicorns, type: label-selector-filter, parameters: {matchLabels: {kind: unicorn}}}\n"
     changes = {"schedulingProfiles:\n": shadows, "apiVersion: llm-d.ai/v1\n": ""}
     text = (CONFIGS / "token-load.yaml").read_text().replace(SHIPPED_PATH, str(fleet.file))
     text = text.replace("\nplugins:\n", f"\n{unicorns}", 1)

@@ -29,9 +29,7 @@ class Expensive(Server):
         with self._alone:
             time.sleep(PAGE_S)
             self.pages += 1
-        return (
-            b"vllm:num_requests_running 0\nvllm:num_requests_waiting %d\nvllm:kv_cache_usage_perc 0.1\n" % self.waiting
-        )
+        return b"vllm:num_requests_running 0\nvllm:num_requests_waiting %d\nvllm:kv_cache_usage_perc 0.1\n" % self.waiting
 
 
 def waiting_at(picker: Picker) -> list[int]:
@@ -45,9 +43,7 @@ def pages_in(server: Expensive) -> int:
     return server.pages - before
 
 
-def test_one_of_three_replicas_reads_the_pages_of_a_server_and_each_does_without_their_store(
-    cluster: Cluster,
-) -> None:
+def test_one_of_three_replicas_reads_the_pages_of_a_server_and_each_does_without_their_store(cluster: Cluster) -> None:
     with servers(1, Expensive) as (server,), store_in(cluster) as store:
         file = write_endpoints(cluster.directory / "servers.yaml", [(LOOPBACK, server.server_port)])
 

@@ -32,9 +32,7 @@ def test_prompts_with_the_same_beginning_go_to_the_same_server(gateway: Gateway)
         start = prompt(rng)
         first = ask(gateway.port, COMPLETIONS, completion(start, max_tokens=1)).server
         time.sleep(LEARN_S)
-        servers = {
-            ask(gateway.port, COMPLETIONS, completion(start + prompt(rng, 200), max_tokens=1)).server for _ in range(6)
-        }
+        servers = {ask(gateway.port, COMPLETIONS, completion(start + prompt(rng, 200), max_tokens=1)).server for _ in range(6)}
         assert servers == {first}
 
 
@@ -51,15 +49,11 @@ def test_a_burst_between_two_scrapes_spreads_over_equally_loaded_servers(gateway
     assert eventually(lambda: unmoved(picker)), "the first scrapes do not end"
     scrapes = picker.counter("scrapes_total")
     before = gateway.fleet.requests()
-    answers = asyncio.run(
-        ask_all(port, COMPLETIONS, [completion(prompt(rng, 1_000), max_tokens=40) for _ in range(200)])
-    )
+    answers = asyncio.run(ask_all(port, COMPLETIONS, [completion(prompt(rng, 1_000), max_tokens=40) for _ in range(200)]))
     counts = [now - then for now, then in zip(gateway.fleet.requests(), before, strict=True)]
     assert picker.counter("scrapes_total") == scrapes, "a scrape happened during the burst"
     assert {answer.status for answer in answers} == {200}
-    print(
-        f"200 requests between two scrapes over {SERVERS} servers: {counts}, max/mean {max(counts) / mean(counts):.2f}"
-    )
+    print(f"200 requests between two scrapes over {SERVERS} servers: {counts}, max/mean {max(counts) / mean(counts):.2f}")
     assert max(counts) / mean(counts) <= 1.3
 
 

@@ -24,9 +24,7 @@ from tests.workers.supervisor.kube.fake import PODS, POOLS, pod, pool
 
 __all__ = ["kubernetes"]  # a fixture
 
-SLOW_S = (
-    "0.05"  # per module: a client of Kubernetes has 200 of them, and a loop that stands still for 3 s counts as hung
-)
+SLOW_S = "0.05"  # per module: a client of Kubernetes has 200 of them, and a loop that stands still for 3 s counts as hung
 SMALL = {"grpc._utilities"}  # one module, which grpc imports at the first stream
 PAGES = ("/metrics", "/debug/state", "/debug/state/history", "/debug/decisions", "/ui", "/readyz")
 REPORTER = """
@@ -94,9 +92,7 @@ def test_with_a_renderer_kv_events_cel_and_a_reload(cluster: Cluster) -> None:
     port = free_row(2)
     fleet = cluster.fleet(1, "--kv-events-port", str(port), "--kv-replay-port", str(port + 1))
     host, serving = fleet.addresses[0]
-    text = CONFIG.format(
-        endpoints=fleet.file, render=f"{host}:{serving}", port=port, replay=f", replaySocketPort: {port + 1}"
-    )
+    text = CONFIG.format(endpoints=fleet.file, render=f"{host}:{serving}", port=port, replay=f", replaySocketPort: {port + 1}")
     text = text.replace("dataLayer:", REPORTER.lstrip() + "dataLayer:")
     picker = cluster.picker(fleet.file, workers=1, config_text=text, under=starved.under)
     gateway = cluster.envoy(picker)

@@ -44,10 +44,7 @@ def traced(share: float) -> Callable[[Json, Json], None]:
             {
                 "name": "collector",
                 "type": "STATIC",
-                "load_assignment": {
-                    "cluster_name": "collector",
-                    "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
-                },
+                "load_assignment": {"cluster_name": "collector", "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}]},
             }
         )
 
@@ -95,9 +92,7 @@ def test_a_gateway_that_does_not_sample_a_request_is_believed(cluster: Cluster) 
 
 @pytest.mark.parametrize("flags", ["01", "00"])
 @pytest.mark.parametrize("own", [{}, {"traceparent": "broken", "tracestate": "lost=1"}])
-def test_the_model_server_gets_the_gateways_context_if_only_the_stream_has_it(
-    cluster: Cluster, flags: str, own: Mapping[str, str]
-) -> None:
+def test_the_model_server_gets_the_gateways_context_if_only_the_stream_has_it(cluster: Cluster, flags: str, own: Mapping[str, str]) -> None:
     with servers(1) as (server,):
         picker = tracing_picker(cluster, server, "0")
         given: dict[str, Any] = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}", "tracestate": "vendor=1"}

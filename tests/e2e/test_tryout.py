@@ -103,9 +103,7 @@ def test_a_flow_stays_with_the_configuration_that_decided_it_first(world: World)
     for flow in range(6):
         send(port, 8, {"x-llm-d-inference-fairness-id": f"tenant-{flow}"})
         total = 8 * (flow + 1)
-        assert eventually(
-            lambda total=total: tryout(world).in_force.requests + tryout(world).candidate.requests == total
-        )
+        assert eventually(lambda total=total: tryout(world).in_force.requests + tryout(world).candidate.requests == total)
         new = tryout(world).candidate.requests - before
         assert new in (0, 8)
         before += new

@@ -60,9 +60,7 @@ def events(picker: Picker) -> list[dict[str, Any]]:
 
 def child_pid(picker: Picker, child: str) -> int:
     """Returns the pid of the latest process with this name that was ready, from the picker's log."""
-    pids = [
-        event["child_pid"] for event in events(picker) if event["event"] == "child ready" and event["child"] == child
-    ]
+    pids = [event["child_pid"] for event in events(picker) if event["event"] == "child ready" and event["child"] == child]
     return int(pids[-1])
 
 
@@ -125,9 +123,7 @@ def test_the_index_survives_the_death_of_a_worker_of_the_supervisor_and_of_both(
     asyncio.run(story())
 
 
-def test_a_restarted_picker_with_a_state_directory_sends_requests_to_the_same_servers(
-    cluster: Cluster, fleet: Fleet
-) -> None:
+def test_a_restarted_picker_with_a_state_directory_sends_requests_to_the_same_servers(cluster: Cluster, fleet: Fleet) -> None:
     state = cluster.directory / "state"
     picker, port = start(cluster, fleet, f"--state-dir={state}")
     before = asyncio.run(Traffic(port, "a").warm())

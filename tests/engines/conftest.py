@@ -72,8 +72,7 @@ class Site:
             engine.forget()
         endpoints = cluster.directory / "endpoints.yaml"
         listed = [
-            {"name": f"engine-rank-{rank}", "address": LOOPBACK, "port": str(engine.port)}
-            for rank, engine in enumerate(pool.engines)
+            {"name": f"engine-rank-{rank}", "address": LOOPBACK, "port": str(engine.port)} for rank, engine in enumerate(pool.engines)
         ]
         endpoints.write_text(json.dumps({"endpoints": listed}))
         filled = plugins.format(
@@ -113,9 +112,7 @@ class Site:
 
     def explained(self) -> str:
         """Returns what the picker says of its last decision, as JSON."""
-        return run(
-            python("workers", "explain", f"--url=http://{LOOPBACK}:{self.picker.metrics}", "--last", "--json")
-        ).stdout
+        return run(python("workers", "explain", f"--url=http://{LOOPBACK}:{self.picker.metrics}", "--last", "--json")).stdout
 
     def becomes_quiet(self) -> bool:
         return eventually(self.is_quiet, 30)

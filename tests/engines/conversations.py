@@ -61,9 +61,7 @@ def _turn(gateway: int, picker: Picker, messages: Sequence[dict[str, str]], more
     decision = decided(picker, number)
     details = said["usage"]["prompt_tokens_details"] or {}
     (profile,) = decision["profiles"]
-    turn = Turn(
-        decision["cached"]["predicted"], details.get("cached_tokens") or 0, profile["candidates"][0]["prefix_cache"]
-    )
+    turn = Turn(decision["cached"]["predicted"], details.get("cached_tokens") or 0, profile["candidates"][0]["prefix_cache"])
     return turn, said["choices"][0]["message"]["content"] or ""
 
 

@@ -56,9 +56,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, special_tokens=list(MARKS))
     found.train([str(page) for page in sorted(DOCS.glob("*.md"))], trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=found, bos_token=START, eos_token=STOP, pad_token=END, chat_template=TEMPLATE
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=found, bos_token=START, eos_token=STOP, pad_token=END, chat_template=TEMPLATE)
 
 
 def save(model: Any, words: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -83,9 +81,7 @@ def llama(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 def window(words: PreTrainedTokenizerFast) -> Gemma3ForCausalLM:
     layers = ["sliding_attention", "full_attention"] * LAYERS
     return Gemma3ForCausalLM(
-        Gemma3TextConfig(
-            num_hidden_layers=len(layers), layer_types=layers, sliding_window=128, **SHAPE, **special(words)
-        )
+        Gemma3TextConfig(num_hidden_layers=len(layers), layer_types=layers, sliding_window=128, **SHAPE, **special(words))
     )
 
 

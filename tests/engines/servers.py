@@ -31,13 +31,7 @@ ENVIRONMENT: Final = {
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONHASHSEED": "0",
 }
-FLAGS: Final = {
-    "served-model-name": MODEL,
-    "host": LOOPBACK,
-    "max-model-len": "4096",
-    "max-num-seqs": "16",
-    "dtype": "float32",
-}
+FLAGS: Final = {"served-model-name": MODEL, "host": LOOPBACK, "max-model-len": "4096", "max-num-seqs": "16", "dtype": "float32"}
 SWITCHES: Final = ("enforce-eager", "enable-prefix-caching", "enable-prompt-tokens-details", "enable-scale-out")
 
 _numbers = itertools.count()
@@ -71,9 +65,7 @@ class Engine:
     def forget(self) -> None:
         """Empties the prefix cache. vLLM's KV events tell it with the next step, so this sends a prompt of a few blocks, too."""
         self._ask("/reset_prefix_cache", b"")
-        self._ask(
-            "/v1/completions", json.dumps({"model": MODEL, "prompt": list(range(5, 305)), "max_tokens": 1}).encode()
-        )
+        self._ask("/v1/completions", json.dumps({"model": MODEL, "prompt": list(range(5, 305)), "max_tokens": 1}).encode())
 
     def _ask(self, path: str, body: bytes | None, method: str = "POST") -> bytes:
         answer = ask(self.port, path, body, method=method)
@@ -98,12 +90,7 @@ def llama_cpp(cluster: Cluster) -> LlamaCpp:
 
 
 def vllm(
-    cluster: Cluster,
-    *flags: str,
-    model: str = MODEL,
-    port: int = 0,
-    events: Sequence[int] = (),
-    topic: str = "kv@engine@tiny",
+    cluster: Cluster, *flags: str, model: str = MODEL, port: int = 0, events: Sequence[int] = (), topic: str = "kv@engine@tiny"
 ) -> Engine:
     """Starts a vLLM server and waits until it serves. `port`: 0: a free one. `events`: the ports of its KV events and of their replay."""
     port = port or free_ports(1)[0]

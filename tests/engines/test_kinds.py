@@ -16,17 +16,12 @@ from tests.engines.test_vllm import RESPONSES
 
 LORAS = [f"{name}={MODELS / name}" for name in ("poems", "sql")]
 CACHE_BLOCKS = 34  # of 128 tokens: a little more than the longest prompt that vLLM accepts
-KINDS = {
-    "ranks": ("tiny", ["--data-parallel-size=2"], of_ranks(2.0)),
-    "window": ("window", [], PARTLY_REUSED),
-}
+KINDS = {"ranks": ("tiny", ["--data-parallel-size=2"], of_ranks(2.0)), "window": ("window", [], PARTLY_REUSED)}
 
 
 def test_predictions_of_adapters_and_salts_are_exact(cluster: Cluster) -> None:
     port = free_row(1)
-    engine = vllm(
-        cluster, "--enable-lora", "--max-loras=2", "--max-lora-rank=8", "--lora-modules", *LORAS, events=(port,)
-    )
+    engine = vllm(cluster, "--enable-lora", "--max-loras=2", "--max-lora-rank=8", "--lora-modules", *LORAS, events=(port,))
     site = Site(cluster, Pool([engine], port), PRECISE, scorers=["lora-affinity-scorer"])
     turns = [
         turn

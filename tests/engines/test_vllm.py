@@ -56,10 +56,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "streamed message": (MESSAGES, {"messages": HELLO, "stream": True}),
     "streamed chat with two answers": (CHAT, {"messages": HELLO, "n": 2, "stream": True, **DRAWN}),
     "several chats": (f"{CHAT}/batch", {"messages": [HELLO, HELLO]}),
-    "generation": (
-        "/inference/v1/generate",
-        {"token_ids": list(range(300, 450)), "sampling_params": {"max_tokens": 4, "temperature": 0}},
-    ),
+    "generation": ("/inference/v1/generate", {"token_ids": list(range(300, 450)), "sampling_params": {"max_tokens": 4, "temperature": 0}}),
     "tokens of a text": ("/tokenize", {"prompt": "hello"}),
     "models": ("/v1/models", {}),
     "health": ("/health", {}),
@@ -85,9 +82,7 @@ def streams(site: Site, number: int) -> Iterator[list[socket.socket]]:
     body = json.dumps(fields).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     with contextlib.ExitStack() as stack:
-        clients = [
-            stack.enter_context(socket.create_connection((LOOPBACK, site.gateway), timeout=60)) for _ in range(number)
-        ]
+        clients = [stack.enter_context(socket.create_connection((LOOPBACK, site.gateway), timeout=60)) for _ in range(number)]
         for client in clients:
             client.sendall(head.encode() + body)
         yield clients
@@ -117,9 +112,7 @@ def test_each_column_is_read_as_the_page_has_it_idle_and_under_load(approximate:
     assert eventually(all_read), [each["scraped"] for each in approximate.endpoints()]
     with streams(approximate, 6):
         running = sum(engine.total(engine.RUNNING) for engine in approximate.pool.engines)
-        assert eventually(lambda: sum(each["scraped"]["running_requests"] for each in approximate.endpoints()) == 6), (
-            running
-        )
+        assert eventually(lambda: sum(each["scraped"]["running_requests"] for each in approximate.endpoints()) == 6), running
         assert eventually(all_read), [each["scraped"] for each in approximate.endpoints()]
     assert approximate.becomes_quiet(), approximate.endpoints()
 
@@ -130,11 +123,7 @@ def test_answers_and_refusals_are_the_same_as_without_a_picker(precise: Site) ->
         answer = ask(port, path, body) if fields else ask(port, path, None, method="GET")
         kind, text = answer.headers.get("content-type", ""), answer.body.decode()
         # One event may have several tokens, and events of several answers come in any order.
-        said = (
-            "".join(sorted("".join(SAID.findall(text))))
-            if kind.startswith("text/event-stream")
-            else OF_ITS_OWN.sub("", text)
-        )
+        said = "".join(sorted("".join(SAID.findall(text)))) if kind.startswith("text/event-stream") else OF_ITS_OWN.sub("", text)
         return answer.status, kind, said
 
     direct = precise.pool.engines[0].port

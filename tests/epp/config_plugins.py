@@ -6,18 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from epp.data import INFLIGHT_TOKENS, WAITING, Column, Datum, Key
-from epp.plugin import (
-    DataProducer,
-    DataSource,
-    Extractor,
-    Filter,
-    Need,
-    Plugin,
-    PreRequest,
-    ProfileHandler,
-    SaturationDetector,
-    Scorer,
-)
+from epp.plugin import DataProducer, DataSource, Extractor, Filter, Need, Plugin, PreRequest, ProfileHandler, SaturationDetector, Scorer
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor
 
 HERE = __name__

@@ -7,18 +7,7 @@ from typing import Any
 TYPES: dict[str, Any] = {
     "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None), "integer": int, "number": (int, float),
 }  # fmt: skip
-SAID_ONLY = {
-    "$schema",
-    "$defs",
-    "title",
-    "description",
-    "default",
-    "deprecated",
-    "x-tuned-range",
-    "$comment",
-    "format",
-    "enumDescriptions",
-}
+SAID_ONLY = {"$schema", "$defs", "title", "description", "default", "deprecated", "x-tuned-range", "$comment", "format", "enumDescriptions"}
 COMPARED = {
     "minimum": lambda value, limit: value >= limit,
     "exclusiveMinimum": lambda value, limit: value > limit,

@@ -72,11 +72,7 @@ def test_waiting_is_the_scraped_value_plus_the_requests_sent_since() -> None:
 
 
 def test_kept_candidates_have_only_their_own_values() -> None:
-    c = candidates(
-        {"waiting_requests": [1, 2, 3], "kv_cache_usage": [0.1, 0.9, 0.0]},
-        inflight=[0, 1, 5],
-        fresh=[True, True, False],
-    )
+    c = candidates({"waiting_requests": [1, 2, 3], "kv_cache_usage": [0.1, 0.9, 0.0]}, inflight=[0, 1, 5], fresh=[True, True, False])
     narrow = c.keep(np.array([True, False, True]))
     assert [e.name for e in narrow.endpoints] == ["pod-0", "pod-2"]
     assert narrow[KV_USAGE].tolist() == [0.1, 0.1]
@@ -91,9 +87,7 @@ def test_the_index_of_a_row_is_that_of_its_endpoint_and_minus_one_without_a_cand
     every = candidates({"waiting_requests": [0.0] * len(kept)})
     some = every.keep(np.array(kept))
     rows = [row for row, keeps in enumerate(kept) if keeps]
-    assert [some.index_of(row) for row in range(len(kept))] == [
-        rows.index(row) if row in rows else -1 for row in range(len(kept))
-    ]
+    assert [some.index_of(row) for row in range(len(kept))] == [rows.index(row) if row in rows else -1 for row in range(len(kept))]
 
 
 def test_name_columns_are_in_the_order_of_the_candidates() -> None:

@@ -86,12 +86,7 @@ def test_without_room_a_tuple_counts_without_its_fairness_id() -> None:
 def test_a_successor_knows_the_names_of_its_predecessors_series() -> None:
     caps = LabelCaps()
     caps.names(ERROR.labels).recall(("a", "b", "gold", "0", "Internal"))
-    assert [caps.model("a"), caps.model("b"), caps.fairness_id("gold"), caps.model("Internal")] == [
-        "a",
-        "b",
-        "gold",
-        OTHER,
-    ]
+    assert [caps.model("a"), caps.model("b"), caps.fairness_id("gold"), caps.model("Internal")] == ["a", "b", "gold", OTHER]
 
 
 @given(st.lists(st.text(max_size=3), max_size=40), st.integers(1, 5))
@@ -172,14 +167,7 @@ def test_twins_are_older_names_of_declared_metrics() -> None:
     of_plugins = {"prefix_indexer_hit_ratio", "prefix_indexer_hit_bytes", "disagg_decision_total", "pd_decision_total"}
     averages = {metric.name for metric in POOL_AVERAGES.values()}
     assert set(TWINS) <= set(DECLARED) | of_plugins | averages
-    prefixes = (
-        "inference_objective_",
-        "inference_pool_",
-        "inference_extension_",
-        "llm_d_inference_scheduler_",
-        "leader_election_",
-        "epp_",
-    )
+    prefixes = ("inference_objective_", "inference_pool_", "inference_extension_", "llm_d_inference_scheduler_", "leader_election_", "epp_")
     assert all(twin.name.startswith(prefixes) for twin in TWINS.values())
     assert len({twin.name for twin in TWINS.values()}) == len(TWINS)
     assert TWINS["request_size_bytes"].name == "inference_objective_request_sizes"

@@ -204,11 +204,7 @@ def bombs() -> Script:
         message = pb.ProcessingRequest.FromString(HEAD[5:])
         message.request_headers.headers.headers.add(key="content-encoding", raw_value=name.encode())
         last = framed(pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True)))
-        yield (
-            frame(HEADERS, END_HEADERS, number, BLOCK)
-            + _data(number, framed(message))
-            + _data(number, last, END_STREAM)
-        )
+        yield (frame(HEADERS, END_HEADERS, number, BLOCK) + _data(number, framed(message)) + _data(number, last, END_STREAM))
 
 
 _WRONG_LENGTH = header_block()  # with a content-length that no body matches, appended as a literal
@@ -219,9 +215,7 @@ PROVOCATIONS: dict[str, Callable[[int], bytes]] = {
     "PRIORITY of 4 bytes": lambda n: _opened(n) + frame(PRIORITY, 0, n, bytes(4)),
     "a stream that depends on itself": lambda n: _opened(n) + frame(PRIORITY, 0, n, word(n) + b"\0"),
     "HEADERS in the middle": lambda n: _opened(n) + frame(HEADERS, END_HEADERS, n, BLOCK),
-    "a wrong content-length": lambda n: (
-        frame(HEADERS, END_HEADERS, n, _WRONG_LENGTH) + frame(DATA, END_STREAM, n, HEAD)
-    ),
+    "a wrong content-length": lambda n: frame(HEADERS, END_HEADERS, n, _WRONG_LENGTH) + frame(DATA, END_STREAM, n, HEAD),
 }
 
 
@@ -423,10 +417,7 @@ def persistent(name: str, port: int, seconds: float, *, pages: int = 0, file: st
 
 def main() -> int:
     line = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    line.add_argument(
-        "name",
-        choices=[*ATTACKS, *PAGE_ATTACKS, *FILE_ATTACKS, *SECURE, "connections", "control", *REQUEST_FLOODS, *BESIDE],
-    )
+    line.add_argument("name", choices=[*ATTACKS, *PAGE_ATTACKS, *FILE_ATTACKS, *SECURE, "connections", "control", *REQUEST_FLOODS, *BESIDE])
     line.add_argument("--pages", type=int, default=0, help="the metrics port")
     line.add_argument("--file", default="", help="the endpoints file")
     line.add_argument("--port", type=int, required=True)

@@ -73,9 +73,7 @@ def header_block(path: str = METHOD) -> bytes:
     return hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple(name, value) for name, value in fields])
 
 
-def completion(
-    prompt: str, name: str = "storm-0", *, tenant: str = "", piece: int = 64 << 10, **fields: Any
-) -> list[bytes]:
+def completion(prompt: str, name: str = "storm-0", *, tenant: str = "", piece: int = 64 << 10, **fields: Any) -> list[bytes]:
     """Encodes headers, and the body of a completion request in pieces, as gateways send it.
 
     `name`: the request's id. `tenant`: its fairness id; "": none. `fields`: further fields of the body.
@@ -85,10 +83,7 @@ def completion(
     for key, value in (headers | ({FAIRNESS_ID[0]: tenant} if tenant else {})).items():
         head.request_headers.headers.headers.add(key=key, raw_value=value.encode())
     body = json.dumps({"model": "sim-model", "prompt": prompt, **fields}).encode()
-    pieces = [
-        pb.HttpBody(body=body[at : at + piece], end_of_stream=at + piece >= len(body))
-        for at in range(0, len(body), piece)
-    ]
+    pieces = [pb.HttpBody(body=body[at : at + piece], end_of_stream=at + piece >= len(body)) for at in range(0, len(body), piece)]
     return [framed(head), *(framed(pb.ProcessingRequest(request_body=each)) for each in pieces)]
 
 

@@ -107,9 +107,7 @@ async def _flood(port: int, seconds: float, asked: Asked, answer: Sequence[bytes
     return count
 
 
-def flood(
-    asked: Asked, answer: Sequence[bytes], *, at_once: int = AT_ONCE, least: int = 0
-) -> Callable[[int, float], int]:
+def flood(asked: Asked, answer: Sequence[bytes], *, at_once: int = AT_ONCE, least: int = 0) -> Callable[[int, float], int]:
     """Returns an attack on a port for some seconds: sends requests as fast as they are answered, at least so many.
 
     `asked`: returns the messages of a request. The attack returns how many connections it has opened.
@@ -119,10 +117,6 @@ def flood(
 
 REQUEST_FLOODS: Mapping[str, Callable[[int, float], int]] = {
     "bad requests": flood(request_messages, refused(400)),
-    "label flood": flood(
-        lambda n: completion("hi", model=f"made-up-{n}", tenant=f"made-up-{n}"), event_stream(1), least=MADE_UP_NAMES
-    ),
-    "prefix flush": flood(
-        lambda n: completion(f"{n} flushes " * (REFUSED_WORDS // 10)), refused(400), at_once=32, least=REFUSED_BODIES
-    ),
+    "label flood": flood(lambda n: completion("hi", model=f"made-up-{n}", tenant=f"made-up-{n}"), event_stream(1), least=MADE_UP_NAMES),
+    "prefix flush": flood(lambda n: completion(f"{n} flushes " * (REFUSED_WORDS // 10)), refused(400), at_once=32, least=REFUSED_BODIES),
 }

@@ -122,9 +122,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    return leaks(
-        options.streams, options.cancelled, transport=options.transport, workers=options.workers, seed=options.seed
-    )
+    return leaks(options.streams, options.cancelled, transport=options.transport, workers=options.workers, seed=options.seed)
 
 
 if __name__ == "__main__":

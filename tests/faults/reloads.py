@@ -158,8 +158,7 @@ def run(kills: int, within_s: float, seed: int) -> int:
     )
     if parents:
         print(
-            f"killed parents    {len(parents)}: nothing left after median {statistics.median(parents):.2f} s, "
-            f"longest {max(parents):.2f} s"
+            f"killed parents    {len(parents)}: nothing left after median {statistics.median(parents):.2f} s, longest {max(parents):.2f} s"
         )
     print(f"later than {within_s:g} s    {late}")
     return 1 if late else 0

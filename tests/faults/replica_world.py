@@ -103,9 +103,7 @@ class World:
             fleet = self.cluster.fleet(4, "--decode-ms", "1")
             url = f"redis://:{PASSWORD}@{LOOPBACK}"
             urls = {0: f"{url}:{self.proxy.port}"}
-            self.site = ReplicaSite(
-                self.cluster, fleet, f"{url}:{self.store.port}", count=REPLICAS, behind=VICTIM, urls=urls
-            )
+            self.site = ReplicaSite(self.cluster, fleet, f"{url}:{self.store.port}", count=REPLICAS, behind=VICTIM, urls=urls)
             self.remotes = self.site.remotes()
             self.recovered()
         except BaseException:
@@ -132,28 +130,19 @@ class World:
 
     def counted(self) -> float:
         """Waits until the other replicas count what `Held` has given to the victim. Returns the seconds."""
-        return self._until(
-            lambda: all(remote.requests() >= HELD for remote in self.others),
-            "nobody counts what the victim has in flight",
-        )
+        return self._until(lambda: all(remote.requests() >= HELD for remote in self.others), "nobody counts what the victim has in flight")
 
     def forgotten(self) -> float:
         """Waits until the other replicas have cleared the victim's requests. Returns the seconds."""
-        return self._until(
-            lambda: all(remote.replicas() == REPLICAS - 2 for remote in self.others), "the victim still counts"
-        )
+        return self._until(lambda: all(remote.replicas() == REPLICAS - 2 for remote in self.others), "the victim still counts")
 
     def ignored(self) -> float:
         """Waits until the others have forgotten replica 0, which goes on. Returns the seconds."""
-        return self._until(
-            lambda: all(remote.replicas() == REPLICAS - 2 for remote in self.remotes[1:]), "replica 0 still counts"
-        )
+        return self._until(lambda: all(remote.replicas() == REPLICAS - 2 for remote in self.remotes[1:]), "replica 0 still counts")
 
     def faded(self, remotes: list[Remote]) -> float:
         """Waits until these replicas count nobody else. Returns the seconds."""
-        return self._until(
-            lambda: all(remote.replicas() == 0 for remote in remotes), "counts replicas that it cannot hear"
-        )
+        return self._until(lambda: all(remote.replicas() == 0 for remote in remotes), "counts replicas that it cannot hear")
 
     def recovered(self) -> float:
         """Waits until all replicas know each other. Returns the seconds."""

@@ -142,15 +142,7 @@ def lying() -> list[bytes]:
         [*good[:7], b"odd", None], [*good, [rows * 5000, rows, rows]], [*good, [b"", b"", rows]], [*good[:8], [HUGE] * 20],
     ]  # fmt: skip
     many = [[FORM, f"liar-{n}", n, n, n, True, 7, rows, None] for n in range(LIES)]
-    return [
-        b"",
-        b"\xc1",
-        os.urandom(200),
-        b"\x92" * 100_000,
-        b"\xdd\xff\xff\xff\xff",
-        bytes(2 << 20),
-        *map(encode, [*wrong, *many]),
-    ]
+    return [b"", b"\xc1", os.urandom(200), b"\x92" * 100_000, b"\xdd\xff\xff\xff\xff", bytes(2 << 20), *map(encode, [*wrong, *many])]
 
 
 def children(pid: int) -> list[int]:
@@ -182,13 +174,9 @@ FAULTS: dict[str, Callable[[World, float], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    line = argparse.ArgumentParser(
-        prog="replicas", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    line = argparse.ArgumentParser(prog="replicas", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument(
-        "--short",
-        action="store_true",
-        help=f"pauses of {SHORT_PAUSE_S} s instead of {PAUSE_S:.0f}, and {PARTITION_S:.0f} for a partition",
+        "--short", action="store_true", help=f"pauses of {SHORT_PAUSE_S} s instead of {PAUSE_S:.0f}, and {PARTITION_S:.0f} for a partition"
     )
     line.add_argument("--only", nargs="*", choices=FAULTS, help="only these faults")
     options = line.parse_args(arguments)
@@ -200,10 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 seconds = world.recovered()
             failed += sum(traffic.failed.values())
             failures = ", ".join(f"{count} {ending}" for ending, count in traffic.failed.items()) or "no request failed"
-            print(
-                f"{name:18} {traffic.endings['200']:6} answered, {failures}; all know each other after {seconds:.1f} s",
-                flush=True,
-            )
+            print(f"{name:18} {traffic.endings['200']:6} answered, {failures}; all know each other after {seconds:.1f} s", flush=True)
     return 1 if failed else 0
 
 

@@ -97,9 +97,7 @@ class Storm:
         seat = await self._victim(kind)
         await asyncio.sleep(self.rng.random() * 0.1)
         children = self.watched.children()
-        spared = set().union(
-            *(self.watched.client_ports(pid) for s, pid in children.items() if s not in (seat, SUPERVISOR))
-        )
+        spared = set().union(*(self.watched.client_ports(pid) for s, pid in children.items() if s not in (seat, SUPERVISOR)))
         generation, killed = self.watched.generation(seat), time.monotonic()
         os.kill(children[seat], signal.SIGKILL)
         while not self.watched.up(seat, generation):

@@ -144,9 +144,7 @@ class Ten:
         rows = [{"name": n, "address": h, "port": str(p)} for n, (h, p) in zip(names, addresses, strict=True)]
         file = cluster.directory / "ten.yaml"
         file.write_text(json.dumps({"endpoints": [*rows, *self._entries]}))
-        self.picker = cluster.picker(
-            file, "--trust-client-headers=all", workers=2, config_text=picker_config(file, FLOW)
-        )
+        self.picker = cluster.picker(file, "--trust-client-headers=all", workers=2, config_text=picker_config(file, FLOW))
         self.gateway = cluster.envoy(self.picker, threads=1, change=self._keeping(without_frames))
         hidden = cluster.envoy(self.picker, threads=1, change=narrowed(["10.9.9.9:80"]))
         order(fleet.addresses[0][1], "vanish")
@@ -201,12 +199,7 @@ class Ten:
         """Sends requests of a tenant, one after the other, until the end."""
         while not self._stop.is_set():
             with contextlib.suppress(OSError):
-                ask(
-                    self.gateway,
-                    COMPLETIONS,
-                    completion("a long story " * 20, max_tokens=40),
-                    {"x-llm-d-inference-fairness-id": tenant},
-                )
+                ask(self.gateway, COMPLETIONS, completion("a long story " * 20, max_tokens=40), {"x-llm-d-inference-fairness-id": tenant})
                 time.sleep(0.1)
 
 

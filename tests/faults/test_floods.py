@@ -7,18 +7,7 @@ import pytest
 
 from tests.bench.floods import LITTLE_MEMORY, abuse, probe, pss_mib
 from tests.e2e.cluster import Cluster, eventually
-from tests.faults.attacks import (
-    ATTACKS,
-    CALM,
-    ELSEWHERE,
-    PROVOCATIONS,
-    Closed,
-    client_context,
-    exhaust,
-    pour,
-    provoking,
-    shake_hands,
-)
+from tests.faults.attacks import ATTACKS, CALM, ELSEWHERE, PROVOCATIONS, Closed, client_context, exhaust, pour, provoking, shake_hands
 from tests.faults.client import Ending, Gateway, event_stream, long_request
 from tests.faults.page_attacks import PAGE_ATTACKS
 from tests.faults.tls_attacks import garble
@@ -77,10 +66,7 @@ def test_an_attacker_is_closed_and_counted_and_good_streams_are_answered(picker,
     assert endings == [Ending.OK] * GOOD
     cause = CAUSES[name.partition(":")[0]]
     more = {cause for cause, count in abuse(picker).items() if count > counted.get(cause, 0)}
-    assert more in (
-        {cause},
-        {"window_updates"},
-    )  # WINDOW_UPDATE errors drain two buckets, and either may be empty first
+    assert more in ({cause}, {"window_updates"})  # WINDOW_UPDATE errors drain two buckets, and either may be empty first
     assert any(f"{cause}: from 127.0.0.1" in picker.child.text() for cause in more)
     assert eventually(lambda: pss_mib(picker.child.pid) < memory + MEMORY_MARGIN_MIB, RETURN_S)
 
@@ -103,9 +89,7 @@ def test_large_unfinished_bodies_give_way_to_those_of_others():
 
     with Cluster() as cluster:
         picker = cluster.picker(cluster.fleet(2).file, LITTLE_MEMORY, workers=1)
-        attackers = [
-            threading.Thread(target=lambda: pour(picker.grpc, ATTACKS["large bodies"](), 4.0)) for _ in range(2)
-        ]
+        attackers = [threading.Thread(target=lambda: pour(picker.grpc, ATTACKS["large bodies"](), 4.0)) for _ in range(2)]
         for attacker in attackers:
             attacker.start()
         assert asyncio.run(long_requests(picker.grpc)) == [Ending.OK] * GOOD

@@ -13,9 +13,7 @@ from tests.fuzz.targets import TARGETS, write_corpus
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"one of {', '.join(TARGETS)} (default: all)")
-    parser.add_argument(
-        "--inputs", type=int, default=100_000, help="inputs per target; slow targets get a share (100,000)"
-    )
+    parser.add_argument("--inputs", type=int, default=100_000, help="inputs per target; slow targets get a share (100,000)")
     parser.add_argument("--seconds", type=float, default=60.0, help="time limit per target (60)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="processes at once (1)")
@@ -40,9 +38,7 @@ def main() -> int:
     engine = campaign.engine_available() if options.engine == "auto" else options.engine
     chosen = [TARGETS[name] for name in options.targets or TARGETS]
     reports = []
-    for report in campaign.run(
-        chosen, inputs=options.inputs, seconds=options.seconds, seed=options.seed, jobs=options.jobs, engine=engine
-    ):
+    for report in campaign.run(chosen, inputs=options.inputs, seconds=options.seconds, seed=options.seed, jobs=options.jobs, engine=engine):
         reports.append(report)
         print(" ".join(report.line()), file=sys.stderr, flush=True)
     if options.json:

@@ -81,15 +81,8 @@ CHAT: dict[str, Any] = {
     "model": "m",
     "messages": [
         {"role": "system", "content": "be brief \\u00e9"},
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "a\n"}, {"type": "image_url", "image_url": {"url": "data:x"}}],
-        },
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
-        },
+        {"role": "user", "content": [{"type": "text", "text": "a\n"}, {"type": "image_url", "image_url": {"url": "data:x"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
         {"role": "tool", "tool_call_id": "1", "content": "r"},
     ],
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
@@ -99,23 +92,11 @@ CHAT: dict[str, Any] = {
 }
 ANTHROPIC = {
     "model": "m",
-    "system": [
-        {"type": "text", "text": "x-anthropic-billing-header: 1"},
-        {"type": "text", "text": "s", "cache_control": {}},
-    ],
+    "system": [{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "s", "cache_control": {}}],
     "messages": [
-        {
-            "role": "user",
-            "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QQ"}}],
-        },
-        {
-            "role": "assistant",
-            "content": [{"type": "tool_use", "id": "t", "name": "n", "input": {"b": 1, "a": [1.5, None]}}],
-        },
-        {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x"}]}],
-        },
+        {"role": "user", "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QQ"}}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "n", "input": {"b": 1, "a": [1.5, None]}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x"}]}]},
     ],
     "max_tokens": 9,
 }
@@ -152,9 +133,7 @@ def body_seeds() -> Mapping[str, bytes]:
     seeds["grpc-generate"] = bytes((NUMBER_OF["/" + GENERATE],)) + grpc_frame(generate)
     seeds["grpc-text"] = bytes((NUMBER_OF["/" + GENERATE],)) + grpc_frame(gzip.compress(field(3, "hello")), 1)
     seeds["grpc-embed"] = bytes((NUMBER_OF["/" + EMBED],)) + grpc_frame(tokenized)
-    for name, (path, (_, number, api)) in zip(
-        ("vertex-chat", "vertex-stream", "vertex-raw"), METHODS.items(), strict=True
-    ):
+    for name, (path, (_, number, api)) in zip(("vertex-chat", "vertex-stream", "vertex-raw"), METHODS.items(), strict=True):
         inner = json.dumps(CHAT if "chat" in api else {"model": "m", "input": "x"})
         seeds[name] = bytes((NUMBER_OF["/" + path],)) + grpc_frame(field(number, field(1, "json") + field(2, inner)))
     return seeds

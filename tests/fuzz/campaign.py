@@ -131,13 +131,9 @@ class Running:
             print(text[-8000:], file=sys.stderr, flush=True)
 
 
-def run(
-    targets: Sequence[Target], *, inputs: int, seconds: float, seed: int, jobs: int, engine: str
-) -> Iterator[Report]:
+def run(targets: Sequence[Target], *, inputs: int, seconds: float, seed: int, jobs: int, engine: str) -> Iterator[Report]:
     """Yields each report when its target finishes."""
-    waiting = [
-        (target, max(1, int(inputs * target.share)), seconds, seed, Report(target, engine)) for target in targets
-    ]
+    waiting = [(target, max(1, int(inputs * target.share)), seconds, seed, Report(target, engine)) for target in targets]
     running: list[Running] = []
     reported_at = time.monotonic()
     try:
@@ -150,13 +146,7 @@ def run(
                 running.remove(work)
                 report = work.report
                 count, left, number = work.next()
-                if (
-                    report.deaths
-                    and count > 0
-                    and left > 1
-                    and len(report.deaths) < STARTS_MAX
-                    and report.findings < FINDINGS_MAX
-                ):
+                if report.deaths and count > 0 and left > 1 and len(report.deaths) < STARTS_MAX and report.findings < FINDINGS_MAX:
                     waiting.insert(0, (report.target, count, left, number, report))
                 else:
                     yield report
@@ -176,8 +166,6 @@ def table(reports: Sequence[Report]) -> str:
     lines.append(["all", f"{total:,}", "", str(sum(report.findings for report in reports)), "", ""])
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
-        "  ".join(
-            cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
+        "  ".join(cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(line, widths, strict=True)))
         for line in lines
     )

@@ -105,13 +105,7 @@ def guided(session: Session, mutator: Mutator, seeds: list[bytes], seed: int, fo
             return bytes(atheris.Mutate(data, bytes_max))
         return mutator.mutated(data)[:bytes_max]
 
-    options = [
-        f"-seed={seed or 1}",
-        f"-max_len={session.target.bytes_max}",
-        "-timeout=60",
-        "-verbosity=0",
-        "-rss_limit_mb=6000",
-    ]
+    options = [f"-seed={seed or 1}", f"-max_len={session.target.bytes_max}", "-timeout=60", "-verbosity=0", "-rss_limit_mb=6000"]
     atheris.Setup([sys.argv[0], *options, folder], test_one, custom_mutator=custom)
     atheris.Fuzz()
 
@@ -122,13 +116,7 @@ def loaded(name: str, *, instrumented: bool) -> Target:
         return target_named(name)
     atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(
-        include=[
-            "epp",
-            "workers.transport",
-            "workers.worker.extproc",
-            "workers.supervisor.endpoints.http_answer",
-            "workers.shared.bus",
-        ]
+        include=["epp", "workers.transport", "workers.worker.extproc", "workers.supervisor.endpoints.http_answer", "workers.shared.bus"]
     ):
         return target_named(name)
 

@@ -166,18 +166,14 @@ def stream_parts(data: bytes) -> list[bytes]:
 
 
 def of_streams(parts: Sequence[bytes]) -> bytes:
-    return b"".join(
-        [part[:1] + min(65535, len(part) - 3).to_bytes(2, "big") + part[3:65538] for part in parts if len(part) >= 3]
-    )
+    return b"".join([part[:1] + min(65535, len(part) - 3).to_bytes(2, "big") + part[3:65538] for part in parts if len(part) >= 3])
 
 
 def record(message: bytes = b"", operation: int = 0, *, second: bool = False) -> bytes:
     return bytes((operation | second << 7,)) + len(message).to_bytes(2, "big") + message
 
 
-def headers(
-    path: str = "/v1/completions", *, last: bool = False, subset: list[str] | None = None, **more: str
-) -> bytes:
+def headers(path: str = "/v1/completions", *, last: bool = False, subset: list[str] | None = None, **more: str) -> bytes:
     request = pb.ProcessingRequest()
     for name, value in {":method": "POST", ":path": path, **{n.replace("_", "-"): v for n, v in more.items()}}.items():
         request.request_headers.headers.headers.add(key=name, raw_value=value.encode())
@@ -221,9 +217,7 @@ def stream_seeds() -> Mapping[str, bytes]:
         *[answer_body(CHUNK, False)] * 3, answer_body(b"data: " + USAGE + b"\n\n", False), answer_body(b"data: [DONE]\n\n"),
     )  # fmt: skip
     waiting = record(headers(x_wait="1")) + record(body(COMPLETION))
-    foreign = headers(
-        x_llm_d_inference_fairness_id="t", x_gateway_destination_endpoint="1.2.3.4:1", prefer="if-available"
-    )
+    foreign = headers(x_llm_d_inference_fairness_id="t", x_gateway_destination_endpoint="1.2.3.4:1", prefer="if-available")
     return {
         "plain": records(*plain) + record(b"", 12),
         "streamed": records(*streamed),

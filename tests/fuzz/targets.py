@@ -15,8 +15,7 @@ from tests.fuzz.text_targets import ANSWERS, BUS, CONFIG, PAGES, USAGE
 from tests.fuzz.wire_targets import GRPC, HPACK, HTTP2
 
 TARGETS: Final[Mapping[str, Target]] = {
-    target.name: target
-    for target in (HTTP2, HPACK, GRPC, EXT_PROC, BODIES, REWRITE, GZIP, USAGE, PAGES, ANSWERS, BUS, CONFIG)
+    target.name: target for target in (HTTP2, HPACK, GRPC, EXT_PROC, BODIES, REWRITE, GZIP, USAGE, PAGES, ANSWERS, BUS, CONFIG)
 }
 CORPUS: Final = Path(__file__).parent / "corpus"
 

@@ -87,11 +87,7 @@ def test_the_supervisor_can_read_the_current_input(tmp_path: Path) -> None:
 @pytest.mark.timeout(60)
 def test_a_campaign_prints_its_table_and_an_input_can_be_replayed() -> None:
     command = [sys.executable, "-m", "tests.fuzz", "bus"]
-    ran = subprocess.run(
-        [*command, "--inputs", "500", "--engine", "mutator"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    ran = subprocess.run([*command, "--inputs", "500", "--engine", "mutator"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "bus" in ran.stdout and "500" in ran.stdout
-    replay = subprocess.run(
-        [*command, "--replay", str(CORPUS / "bus" / "single")], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    replay = subprocess.run([*command, "--replay", str(CORPUS / "bus" / "single")], cwd=ROOT, capture_output=True, text=True, check=True)
     assert replay.stdout.startswith("no finding")

@@ -48,14 +48,7 @@ from workers.supervisor.endpoints.http_answer import HttpError, ServerAnswer
 
 # Answers of model servers, scanned for usage.
 
-SCANNERS: Sequence[type[Any]] = (
-    UsageScanner,
-    AnthropicScanner,
-    SglangScanner,
-    VllmGenerateScanner,
-    VllmEmbedScanner,
-    HttpBodyScanner,
-)
+SCANNERS: Sequence[type[Any]] = (UsageScanner, AnthropicScanner, SglangScanner, VllmGenerateScanner, VllmEmbedScanner, HttpBodyScanner)
 FRAMED = SCANNERS[3:]
 SHORT = 512
 
@@ -73,9 +66,7 @@ def usage(data: bytes) -> None:
         for at in range(len(text)):
             _offer(single_bytes, text[at : at + 1])
     if (scanned := whole.usage) is not None:
-        assert all(
-            number is None or type(number) is int for number in (scanned.prompt, scanned.completion, scanned.cached)
-        )
+        assert all(number is None or type(number) is int for number in (scanned.prompt, scanned.completion, scanned.cached))
     if kind in FRAMED or _readable(text):  # other texts may give different results
         assert cut.usage == whole.usage
         assert len(text) > SHORT or single_bytes.usage == whole.usage
@@ -101,16 +92,10 @@ SUSPECT_BYTES = frozenset(bytes((byte,)) for byte in SUSPECT)
 
 
 def usage_seeds() -> Mapping[str, bytes]:
-    openai = {
-        "prompt_tokens": 9,
-        "completion_tokens": 4,
-        "prompt_tokens_details": {"cached_tokens": 5},
-        "total_tokens": 13,
-    }
+    openai = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 5}, "total_tokens": 13}
     sse = [
         'data: {"choices":[{"text":"a \\"usage\\": {"}],"usage":null}',
-        "data: "
-        + json.dumps({"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": "4"}}}),
+        "data: " + json.dumps({"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": "4"}}}),
         "data: [DONE]\r",
     ]
     anthropic = [

@@ -69,9 +69,7 @@ class Site:
         self.errors: list[BaseException] = []
         self.budget = Budget()
         self.out = bytearray()
-        self.connection = Connection(
-            self._open, 0.0, lambda: None, LIMITS, self.budget, lambda cause: None, self.errors.append
-        )
+        self.connection = Connection(self._open, 0.0, lambda: None, LIMITS, self.budget, lambda cause: None, self.errors.append)
 
     def _open(self, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
         if path == "/none":
@@ -187,15 +185,9 @@ def frame_seeds() -> Mapping[str, bytes]:
         + frame(WINDOW, 0, 0, word(9)),
         "gzip": HELLO + call("/echo", 1, grpc_encoding="gzip") + frame(DATA, 1, 1, framed(packed, 1)),
         "continuation": HELLO + frame(HEADERS, 0, 1, head[:9]) + frame(CONTINUATION, 4, 1, head[9:]) + END,
-        "padded": HELLO
-        + frame(HEADERS, 12, 1, b"\3" + head + b"\0\0\0")
-        + frame(DATA, 9, 1, b"\1" + framed(b"a") + b"\0"),
+        "padded": HELLO + frame(HEADERS, 12, 1, b"\3" + head + b"\0\0\0") + frame(DATA, 9, 1, b"\1" + framed(b"a") + b"\0"),
         "priority": HELLO + frame(HEADERS, 36, 1, word(0) + b"\x10" + head) + frame(PRIORITY, 0, 3, word(1) + b"\1"),
-        "resets": HELLO
-        + call("/silent")
-        + frame(RST, 0, 1, word(8))
-        + call("/raises", 3, b"x")
-        + frame(RST, 0, 3, word(8)),
+        "resets": HELLO + call("/silent") + frame(RST, 0, 1, word(8)) + call("/raises", 3, b"x") + frame(RST, 0, 3, word(8)),
         "trailers": HELLO + call("/echo", 1, b"x") + frame(HEADERS, 5, 1, b"\x40\1a\1b"),
         "pings": HELLO + frame(PING, 0, 0, b"12345678") * 2 + frame(PING, 1, 0, b"draining"),
         "get": HELLO + frame(HEADERS, 5, 1, b"\x82\x86\x84"),
@@ -245,12 +237,7 @@ def header_blocks(data: bytes) -> None:
         assert used == decoder._table_used <= decoder._table_max <= 4096
         head = cached.request(encoded)
         fresh = request_head(fields, FieldKinds())
-        assert (head.path, head.metadata, head.problem, head.refusal) == (
-            fresh.path,
-            fresh.metadata,
-            fresh.problem,
-            fresh.refusal,
-        )
+        assert (head.path, head.metadata, head.problem, head.refusal) == (fresh.path, fresh.metadata, fresh.problem, fresh.refusal)
         assert all(field_kind(field) for field in fields)
         try:
             expected = [tuple(field) for field in reference.decode(encoded, raw=True)]
@@ -274,16 +261,8 @@ def of_blocks(parts: Sequence[bytes]) -> bytes:
 
 def block_seeds() -> Mapping[str, bytes]:
     encoder = hpack.Encoder()
-    fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", "/a/B"),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-    ]
-    blocks = [
-        encoder.encode([*fields, ("grpc-timeout", f"{n}m"), ("x", "y" * n)], huffman=n % 2 == 0) for n in range(6)
-    ]
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", "/a/B"), ("content-type", "application/grpc"), ("te", "trailers")]
+    blocks = [encoder.encode([*fields, ("grpc-timeout", f"{n}m"), ("x", "y" * n)], huffman=n % 2 == 0) for n in range(6)]
     encoder.header_table_size = 100
     blocks.append(encoder.encode([("x-long", "v" * 90), *fields]))
 

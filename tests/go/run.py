@@ -64,9 +64,7 @@ def build() -> None:
     """Builds the programs. Exits with instructions if that fails."""
     provide(GO)
     BINARIES.mkdir(parents=True, exist_ok=True)
-    built = subprocess.run(
-        ["go", "build", "-buildvcs=false", "-o", f"{BINARIES}{os.sep}", *PROGRAMS], cwd=HERE, check=False
-    )
+    built = subprocess.run(["go", "build", "-buildvcs=false", "-o", f"{BINARIES}{os.sep}", *PROGRAMS], cwd=HERE, check=False)
     if built.returncode:
         sys.exit(f"go build failed in {HERE}: see above (it downloads the modules in go.sum)")
 
@@ -136,13 +134,7 @@ def named(target: Target) -> str:
 def table(outcomes: list[Outcome]) -> Table:
     columns = Table("program", "target", "cases", "failed", "seconds")
     for outcome in outcomes:
-        cells = (
-            outcome.program,
-            outcome.target,
-            str(outcome.cases),
-            str(len(outcome.failed)),
-            f"{outcome.seconds:.1f}",
-        )
+        cells = (outcome.program, outcome.target, str(outcome.cases), str(len(outcome.failed)), f"{outcome.seconds:.1f}")
         columns.add_row(*cells, style="red" if outcome.failed else None)
     return columns
 

@@ -20,9 +20,7 @@ LOOK_S = 1.0
 
 def main() -> int:
     line = argparse.ArgumentParser(prog="tests.kube", description=(__doc__ or "").split("\n")[0])
-    line.add_argument(
-        "--directory", type=Path, required=True, help="for data, certificates and logs; created if needed"
-    )
+    line.add_argument("--directory", type=Path, required=True, help="for data, certificates and logs; created if needed")
     line.add_argument("--port", type=int, default=0, help="port of the API server; 0: any free port")
     arguments = line.parse_args()
     directory = arguments.directory.absolute()

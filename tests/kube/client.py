@@ -17,13 +17,8 @@ R = TypeVar("R")
 ANSWER_S = 20.0
 THREADS = 6
 MERGE = "application/merge-patch+json"
-CLUSTER_WIDE = frozenset(
-    ("namespaces", "customresourcedefinitions", "clusterroles", "clusterrolebindings", "priorityclasses", "nodes")
-)
-PLURALS = {
-    "NetworkPolicy": "networkpolicies",
-    "PriorityClass": "priorityclasses",
-}
+CLUSTER_WIDE = frozenset(("namespaces", "customresourcedefinitions", "clusterroles", "clusterrolebindings", "priorityclasses", "nodes"))
+PLURALS = {"NetworkPolicy": "networkpolicies", "PriorityClass": "priorityclasses"}
 
 
 class Refused(Exception):
@@ -123,11 +118,7 @@ class Kube:
             if refused.status != 409:
                 raise
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-        review = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": expires_s},
-        }
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": expires_s}}
         return str(self.request("POST", path, review)["status"]["token"])
 
     def _connection(self) -> http.client.HTTPSConnection:

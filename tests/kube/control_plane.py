@@ -94,10 +94,7 @@ class ControlPlane:
 
     def kubeconfig(self, to: Path, token: str = TOKEN, port: int = 0) -> Path:
         """Writes a file for KUBECONFIG. Returns its path."""
-        server = {
-            "server": f"https://{LOOPBACK}:{port or self.port}",
-            "certificate-authority": str(self.authority),
-        }
+        server = {"server": f"https://{LOOPBACK}:{port or self.port}", "certificate-authority": str(self.authority)}
         to.write_text(
             json.dumps(
                 {

@@ -25,9 +25,7 @@ def full(space: str, name: str) -> Object:
     """A pod with as many fields as in a real cluster."""
     thing = pod(space, name, {**APP, "pod-template-hash": "5d9c7b8f6d"})
     (container,) = thing["spec"]["containers"]
-    container["env"] = [
-        {"name": f"SETTING_{n}", "value": f"value of setting {n} of {name}"} for n in range(PADDING_ENTRIES)
-    ]
+    container["env"] = [{"name": f"SETTING_{n}", "value": f"value of setting {n} of {name}"} for n in range(PADDING_ENTRIES)]
     container["resources"] = {"limits": {"cpu": "8", "memory": "64Gi"}, "requests": {"cpu": "8", "memory": "64Gi"}}
     return thing
 
@@ -70,9 +68,7 @@ def main() -> None:
         create(kube, namespace(arguments.namespace))
         create(kube, pool(arguments.namespace))
         all_at_once(create_ready, range(arguments.pods))
-    print(
-        f"{arguments.pods} pods {'deleted' if arguments.delete else 'are ready'} after {time.monotonic() - begun:.1f} s"
-    )
+    print(f"{arguments.pods} pods {'deleted' if arguments.delete else 'are ready'} after {time.monotonic() - begun:.1f} s")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,7 @@ _STRINGS = {"type": "object", "additionalProperties": _STRING}
 _POOL_REF = {
     "type": "object",
     "required": ["name"],
-    "properties": {
-        "group": {**_STRING, "default": POOLS},
-        "kind": {**_STRING, "default": "InferencePool"},
-        "name": _STRING,
-    },
+    "properties": {"group": {**_STRING, "default": POOLS}, "kind": {**_STRING, "default": "InferencePool"}, "name": _STRING},
 }
 _PORT = {"type": "integer", "format": "int32", "minimum": 1, "maximum": 65535}
 _POOL_SPEC = {
@@ -78,23 +74,11 @@ _REWRITE_SPEC = {
 
 def definition(group: str, version: str, kind: str, spec: Object) -> Object:
     plural = kind.lower() + "s"
-    schema = {
-        "type": "object",
-        "properties": {
-            "spec": spec,
-            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-        },
-    }
+    schema = {"type": "object", "properties": {"spec": spec, "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}}
     meta: Object = {"name": f"{plural}.{group}"}
     if group.endswith(".k8s.io"):  # such groups need this annotation
         meta["annotations"] = {"api-approved.kubernetes.io": "unapproved, for tests"}
-    served = {
-        "name": version,
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": schema},
-        "subresources": {"status": {}},
-    }
+    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}, "subresources": {"status": {}}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -207,9 +191,7 @@ def objective(space: str, name: str, priority: int, *, of: str = "pool", group: 
     }
 
 
-def rewrite(
-    space: str, name: str, model: str, targets: Mapping[str, int], *, of: str = "pool", group: str = NEW
-) -> Object:
+def rewrite(space: str, name: str, model: str, targets: Mapping[str, int], *, of: str = "pool", group: str = NEW) -> Object:
     """A rewrite with one rule: `model` becomes one of the targets, by weight."""
     rule: Object = {
         "matches": [{"model": {"type": "Exact", "value": model}}],

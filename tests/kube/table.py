@@ -80,15 +80,11 @@ class Table:
             if found is not None:
                 self._version, blob = found
                 self._records = decode_endpoints(blob) if blob else []
-        copy = self._copy = self._table.copy(
-            self._copy
-        )  # as workers do: a row that is being written keeps its last values
+        copy = self._copy = self._table.copy(self._copy)  # as workers do: a row that is being written keeps its last values
         return frozenset(
             Seat(r.name, r.host, r.port, r.uid, r.slot, r.generation)
             for r in self._records
-            if r.slot < len(copy.rows)
-            and int(copy.generation[r.slot]) == r.generation
-            and int(copy.state[r.slot]) != State.FREE
+            if r.slot < len(copy.rows) and int(copy.generation[r.slot]) == r.generation and int(copy.state[r.slot]) != State.FREE
         )
 
     def priority(self, objective: str) -> int | None:
@@ -113,9 +109,7 @@ class Watched:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _fault: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: type[BaseException] | None, _fault: BaseException | None, _trace: TracebackType | None) -> None:
         self._ending.set()
         self._thread.join()
 

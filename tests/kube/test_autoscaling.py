@@ -42,14 +42,9 @@ SCALED_OBJECT = definition(  # only the fields that the example may use
             ["failureThreshold", "replicas"],
             failureThreshold=_COUNT,
             replicas=_COUNT,
-            behavior={
-                **_TEXT,
-                "enum": ["static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"],
-            },
+            behavior={**_TEXT, "enum": ["static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"]},
         ),
-        advanced=_fields(
-            [], horizontalPodAutoscalerConfig=_fields([], behavior=_fields([], scaleDown=_RULES, scaleUp=_RULES))
-        ),
+        advanced=_fields([], horizontalPodAutoscalerConfig=_fields([], behavior=_fields([], scaleDown=_RULES, scaleUp=_RULES))),
         triggers={"type": "array", "minItems": 1, "items": _TRIGGER},
     ),
 )

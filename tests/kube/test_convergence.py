@@ -36,15 +36,7 @@ class Life:
         possible = {
             "absent": (self.create,),
             "pending": (self.be_ready, self.be_ready, self.be_ready, self.delete),
-            "ready": (
-                self.be_unready,
-                self.terminate,
-                self.terminate,
-                self.delete,
-                self.move,
-                self.leave_selector,
-                self.close_ports,
-            ),
+            "ready": (self.be_unready, self.terminate, self.terminate, self.delete, self.move, self.leave_selector, self.close_ports),
             "unready": (self.be_ready, self.be_ready, self.delete),
             "outside": (self.come_back, self.delete),
             "terminating": (self.delete,),
@@ -152,9 +144,7 @@ def burst(lives: list[Life], seed: int, log: Log) -> None:
         list(pool.map(work, range(THREADS)))
 
 
-def test_the_table_agrees_with_the_api_after_random_changes_of_300_pods_and_none_leaves_without_cause(
-    world: World,
-) -> None:
+def test_the_table_agrees_with_the_api_after_random_changes_of_300_pods_and_none_leaves_without_cause(world: World) -> None:
     world.pool()
     table = world.table(world.picker())
     log, lives = Log(), [Life(world, number) for number in range(PODS)]

@@ -8,18 +8,7 @@ import pytest
 
 from loadtest.demo.children import descendants
 from tests.kube.client import Refused
-from tests.kube.objects import (
-    DEFINITIONS,
-    LEGACY,
-    NEW,
-    POOLS,
-    READ,
-    install,
-    objective,
-    pod,
-    status,
-    uninstall,
-)
+from tests.kube.objects import DEFINITIONS, LEGACY, NEW, POOLS, READ, install, objective, pod, status, uninstall
 from tests.kube.relay import Relay
 from tests.kube.table import Watched
 from tests.kube.world import World, supervisor_of, until, warnings
@@ -53,9 +42,7 @@ def test_endpoints_outlive_a_killed_api_server_and_a_compacted_history(world: Wo
         since = world.plane.audited()
         world.plane.restart()
         took = world.converged(table, time.monotonic())
-        print(
-            f"converged {1000 * took:.0f} ms after the API server was ready again, having been away for {outage_s:.0f} s and more"
-        )
+        print(f"converged {1000 * took:.0f} ms after the API server was ready again, having been away for {outage_s:.0f} s and more")
         assert {seat.name for _, seat in watched.left()} == {f"pod-{number}-rank-0" for number in range(5)}
         assert {seat.name for _, seat in watched.appeared()} == {"new-rank-0"}
     path = f"/api/v1/namespaces/{world.space}/pods?watch=1&timeoutSeconds=1&resourceVersion={version}"
@@ -133,9 +120,7 @@ def test_a_picker_becomes_ready_after_the_definitions_are_installed(world: World
 
 @pytest.mark.parametrize("missing", ["pods", "inferencepools"])
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_a_verb_that_the_role_lacks_is_reported_and_the_picker_works_after_it_is_added(
-    world: World, missing: str, verb: str
-) -> None:
+def test_a_verb_that_the_role_lacks_is_reported_and_the_picker_works_after_it_is_added(world: World, missing: str, verb: str) -> None:
     world.pool()
     world.pod("one", "127.43.0.1")
     groups = {"pods": "", "inferencepools": POOLS}

@@ -15,10 +15,7 @@ SLACK_S = 8.0  # for the next read of the lease, and for a busy machine
 RENEWED_S = 3.0  # the leader renews the lease every 2 s
 ROLES = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 FLAG = "--ha-enable-leader-election"
-REVIEWS = (
-    ("authentication.k8s.io", "tokenreviews", ("create",)),
-    ("authorization.k8s.io", "subjectaccessreviews", ("create",)),
-)
+REVIEWS = (("authentication.k8s.io", "tokenreviews", ("create",)), ("authorization.k8s.io", "subjectaccessreviews", ("create",)))
 
 
 def killed(picker: Picker, world: World) -> None:
@@ -116,11 +113,5 @@ def allow_everywhere(world: World, account: str, rules: tuple = (), non_resource
     world.kube.apply({"apiVersion": version, "kind": "ClusterRole", "metadata": meta, "rules": granted})
     subject = {"kind": "ServiceAccount", "name": account, "namespace": world.space}
     ref = {"apiGroup": api, "kind": "ClusterRole", "name": name}
-    bound = {
-        "apiVersion": version,
-        "kind": "ClusterRoleBinding",
-        "metadata": meta,
-        "roleRef": ref,
-        "subjects": [subject],
-    }
+    bound = {"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": meta, "roleRef": ref, "subjects": [subject]}
     world.kube.apply(bound)

@@ -49,11 +49,7 @@ def test_the_oldest_rule_for_a_model_counts_and_after_it_the_next_one(world: Wor
     kube.create(rewrite(space, "c-foreign", "foreign", {"three": 1}, of="other"))
     kube.create(rewrite(space, "d-last", "last", {"four": 1}))
     until(lambda: "last" in rules(table), "all are known")
-    assert rules(table) == {
-        "alias": ("z-eldest", "one", "other"),
-        "last": ("d-last", "four"),
-        "": ("a-generic", "for-all"),
-    }
+    assert rules(table) == {"alias": ("z-eldest", "one", "other"), "last": ("d-last", "four"), "": ("a-generic", "for-all")}
     kube.delete(eldest)
     until(lambda: rules(table)["alias"] == ("b-younger", "two"), "the younger one counts")
 
@@ -88,24 +84,16 @@ def test_a_bad_rule_is_reported_with_its_name_and_field_and_the_last_good_one_st
     until(lambda: not rules(table), "it is gone")
 
 
-def test_the_directory_wins_its_names_and_its_rules_are_older_than_those_of_the_api(
-    world: World, tmp_path: Path
-) -> None:
+def test_the_directory_wins_its_names_and_its_rules_are_older_than_those_of_the_api(world: World, tmp_path: Path) -> None:
     world.kube.create(rewrite(world.space, "both", "alias", {"from-the-api": 1}))
     world.kube.create(rewrite(world.space, "api", "shared", {"from-the-api": 1}))
-    objects = [
-        rewrite(world.space, "both", "alias", {"from-the-file": 1}),
-        rewrite(world.space, "file", "shared", {"from-the-file": 1}),
-    ]
+    objects = [rewrite(world.space, "both", "alias", {"from-the-file": 1}), rewrite(world.space, "file", "shared", {"from-the-file": 1})]
     file = tmp_path / "rewrites.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
     table = followed(world, f"--objects-dir={tmp_path}")
     assert rules(table) == {"alias": ("both", "from-the-file"), "shared": ("file", "from-the-file")}
     file.unlink()
-    until(
-        lambda: rules(table) == {"alias": ("both", "from-the-api"), "shared": ("api", "from-the-api")},
-        "the API's rules",
-    )
+    until(lambda: rules(table) == {"alias": ("both", "from-the-api"), "shared": ("api", "from-the-api")}, "the API's rules")
 
 
 def test_a_new_supervisor_keeps_the_known_rules(world: World) -> None:

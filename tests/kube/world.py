@@ -108,9 +108,7 @@ class World:
     def truth(self, ports: Iterable[int] = (PORT,), labels: Mapping[str, str] = APP) -> set[What]:
         """The endpoints that the picker should have, according to the API."""
         selector = ",".join(f"{k}={v}" for k, v in labels.items())
-        return {
-            what for one in self.kube.list(pod(self.space, ""), selector) for what in endpoints_of(one, list(ports))
-        }
+        return {what for one in self.kube.list(pod(self.space, ""), selector) for what in endpoints_of(one, list(ports))}
 
     def converged(self, table: Table, begun: float = 0.0, **of: Any) -> float:
         """Waits until the table agrees with the API. Returns the seconds since `begun`, or since the call."""

@@ -77,9 +77,7 @@ def headers() -> set[str]:
 
 def metrics() -> set[str]:
     own = (cls for cls in registry.known().values() if cls.__module__.startswith("epp.plugins."))
-    return {*TAKEN, VIOLATIONS.name} | {
-        metric.name for cls in own for metric in cls.metrics if isinstance(cls.metrics, tuple)
-    }
+    return {*TAKEN, VIOLATIONS.name} | {metric.name for cls in own for metric in cls.metrics if isinstance(cls.metrics, tuple)}
 
 
 def fields() -> set[str]:

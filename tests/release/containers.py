@@ -202,9 +202,7 @@ def pure_image(folder: Path) -> Path:
 
 
 def main() -> int:
-    line = argparse.ArgumentParser(
-        prog="python -m tests.release.containers", description=(__doc__ or "").split("\n")[0]
-    )
+    line = argparse.ArgumentParser(prog="python -m tests.release.containers", description=(__doc__ or "").split("\n")[0])
     line.add_argument("archive", type=Path, nargs="?")
     line.add_argument("--pure", action="store_true", help="make an image of the pure wheel")
     given = line.parse_args()

@@ -33,14 +33,7 @@ STEP_S: Final = 900.0
 BOOT_S: Final = 60.0
 POLL_S: Final = 0.5
 SHOWN_CHARS: Final = 4000
-SAID: Final = (
-    "epp ",
-    '{"id"',
-    "sent to ",
-    "ActiveState=",
-    "User=",
-    "→ Overall",
-)  # beginnings of the lines that are shown
+SAID: Final = ("epp ", '{"id"', "sent to ", "ActiveState=", "User=", "→ Overall")  # beginnings of the lines that are shown
 SERVED: Final = "until curl --silent --fail http://127.0.0.1:9090/readyz; do sleep 0.2; done"
 
 
@@ -107,38 +100,20 @@ class Root:
             machine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
         try:
             first = self._first(machine)
-            inside = [
-                "nsenter",
-                f"--target={first}",
-                "--mount",
-                "--pid",
-                "--net",
-                "--ipc",
-                "--uts",
-                "--root",
-                "--wdns=/",
-            ]
+            inside = ["nsenter", f"--target={first}", "--mount", "--pid", "--net", "--ipc", "--uts", "--root", "--wdns=/"]
             deadline = time.monotonic() + BOOT_S
-            while subprocess.run(
-                [*inside, "systemctl", "is-active", "multi-user.target"], capture_output=True
-            ).returncode:
+            while subprocess.run([*inside, "systemctl", "is-active", "multi-user.target"], capture_output=True).returncode:
                 if time.monotonic() > deadline:
-                    raise Failed(
-                        "systemd did not start:\n" + (self.folder.parent / "console").read_text(errors="replace")
-                    )
+                    raise Failed("systemd did not start:\n" + (self.folder.parent / "console").read_text(errors="replace"))
                 time.sleep(POLL_S)
-            return _run(
-                [*inside, "bash", "/commands.sh"], {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin", "HOME": "/root"}
-            )
+            return _run([*inside, "bash", "/commands.sh"], {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin", "HOME": "/root"})
         finally:
             machine.terminate()
             machine.wait()
 
     def _write(self, text: str) -> None:
         """Writes the script of the commands. What it leaves running ends with it."""
-        (self.folder / "commands.sh").write_text(
-            f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\nset -e\ncd /root\n{text}\n"
-        )
+        (self.folder / "commands.sh").write_text(f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\nset -e\ncd /root\n{text}\n")
 
     def _first(self, machine: "subprocess.Popen[bytes]") -> str:
         """Returns the process id of the container's first process. Raises Failed."""
@@ -163,9 +138,7 @@ def follow(name: str, suite: str, release: Path, folder: Path) -> None:
         shutil.copyfile(ROOT / "deploy/config/default.yaml", root.folder / "root/config.yaml")
         (root.folder / "etc/epp").mkdir()
         shutil.copyfile(ROOT / "deploy/endpoints.yaml", root.folder / "etc/epp/endpoints.yaml")
-        print(
-            root.boot("\n".join([*commands(way.section), SERVED, f"PATH=$PATH:{way.path}", *SYSTEMD, _served(route)]))
-        )
+        print(root.boot("\n".join([*commands(way.section), SERVED, f"PATH=$PATH:{way.path}", *SYSTEMD, _served(route)])))
         return
     root.run("\n".join([way.before, *commands(way.section, way.only)]), way.path, network=True)
     root.run(fetch, way.path, network=True)
@@ -216,10 +189,7 @@ def main() -> int:
                 failed += 1
                 print(f"── FAILED: {name}: {why}", flush=True)
             else:
-                print(
-                    f"── {name} in Debian {given.suite}: a request was routed ({time.monotonic() - began:.0f} s)",
-                    flush=True,
-                )
+                print(f"── {name} in Debian {given.suite}: a request was routed ({time.monotonic() - began:.0f} s)", flush=True)
     return 1 if failed else 0
 
 

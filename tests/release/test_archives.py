@@ -29,10 +29,7 @@ def test_times_modes_and_order_of_files_do_not_matter(tmp_path: Path) -> None:
     other = archives.tarred(files(tmp_path / "2", ["a/c", "b"], 0o600, 2), EPOCH)
     assert one == other
     with tarfile.open(fileobj=io.BytesIO(one)) as archive:
-        assert [(info.name, info.mode, info.mtime, info.uid) for info in archive] == [
-            ("a/c", 0o644, EPOCH, 0),
-            ("b", 0o644, EPOCH, 0),
-        ]
+        assert [(info.name, info.mode, info.mtime, info.uid) for info in archive] == [("a/c", 0o644, EPOCH, 0), ("b", 0o644, EPOCH, 0)]
 
 
 def test_programs_stay_programs_and_links_stay_links(tmp_path: Path) -> None:

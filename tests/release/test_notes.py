@@ -39,7 +39,5 @@ def test_the_versions_of_the_tests_come_from_the_files_that_pin_them() -> None:
 
 def test_the_notes_say_what_was_made_and_what_was_not(tmp_path: Path) -> None:
     (tmp_path / "a.whl").write_bytes(b"x" * 1500)
-    text = notes.text(
-        Source(ROOT, version(ROOT), "c" * 40, 0), [tmp_path / "a.whl"], ["It is small."], ["image: no tool"]
-    )
+    text = notes.text(Source(ROOT, version(ROOT), "c" * 40, 0), [tmp_path / "a.whl"], ["It is small."], ["image: no tool"])
     assert "| a.whl | 2 |\n\n- It is small.\n\nNot made:\n\n- image: no tool\n" in text

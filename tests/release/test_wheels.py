@@ -25,18 +25,7 @@ VERSION = version(ROOT)
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The sdist and the pure wheel of this tree."""
     tree, into = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
-    for name in (
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "compiled",
-        "epp",
-        "shm",
-        "workers",
-        "loadtest",
-        "release",
-        "deploy",
-    ):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "compiled", "epp", "shm", "workers", "loadtest", "release", "deploy"):
         path = ROOT / name
         copied = shutil.ignore_patterns("__pycache__", "built")
         shutil.copytree(path, tree / name, ignore=copied) if path.is_dir() else shutil.copy(path, tree / name)
@@ -100,9 +89,7 @@ def test_an_installed_pure_wheel_shows_the_reason(made: tuple[Path, Path], tmp_p
     mode, _ = decided(None, tmp_path / "compiled/built", tmp_path)
     assert str(mode) == f"interpreted ({wheels.NOTE})"
     command = [sys.executable, "-P", "-m", "workers", "--version"]
-    said = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
-    )
+    said = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
     assert f"({'c' * 12}), interpreted" in said.stdout
 
 

@@ -62,13 +62,7 @@ def write_table(region: Region) -> None:
         handles[slot] = handle
         value = float(serial)
         writer.write(
-            handle,
-            state=State.FRESH,
-            flags=0,
-            updated_at=value,
-            inflight_at_scrape=value,
-            values=(value,) * len(TABLE.columns),
-            present=1,
+            handle, state=State.FRESH, flags=0, updated_at=value, inflight_at_scrape=value, values=(value,) * len(TABLE.columns), present=1
         )
         writer.mark(handle, flags=serial & 3)
         writer.publish()
@@ -90,13 +84,7 @@ def read_table(region: Region, reads: int) -> dict[str, int]:
         raw = reader._rows[:, COLUMNS:-1].copy()
         unguarded += int(np.count_nonzero((raw != raw[:, :1]).any(axis=1)))
     moved = reader.epoch() - first
-    return {
-        "reads": seen,
-        "torn": torn,
-        "stale": stale,
-        "unguarded_torn": unguarded,
-        "writes": moved,
-    }
+    return {"reads": seen, "torn": torn, "stale": stale, "unguarded_torn": unguarded, "writes": moved}
 
 
 def document(version: int) -> bytes:

@@ -104,10 +104,7 @@ def test_an_impossible_capacity_is_refused(capacities: tuple[int, ...]) -> None:
         DocumentSchema(capacities)
 
 
-@given(
-    st.binary(min_size=SCHEMA.bytes, max_size=SCHEMA.bytes)
-    | st.sampled_from([b"\xff" * SCHEMA.bytes, bytes(SCHEMA.bytes)])
-)
+@given(st.binary(min_size=SCHEMA.bytes, max_size=SCHEMA.bytes) | st.sampled_from([b"\xff" * SCHEMA.bytes, bytes(SCHEMA.bytes)]))
 @examples(50)
 def test_documents_that_another_program_has_overwritten_are_found_and_can_be_written_again(garbage: bytes) -> None:
     region = region_for(SCHEMA)

@@ -25,9 +25,7 @@ def test_the_import_fails_on_a_refused_machine(monkeypatch: pytest.MonkeyPatch) 
         fence.check_machine()
 
 
-@pytest.mark.parametrize(
-    ("machine", "text"), [("x86_64", "keep their order"), ("aarch64", "fences"), ("riscv64", "unknown memory order")]
-)
+@pytest.mark.parametrize(("machine", "text"), [("x86_64", "keep their order"), ("aarch64", "fences"), ("riscv64", "unknown memory order")])
 def test_the_promise_says_what_keeps_the_order(machine: str, text: str) -> None:
     assert text in promise(machine)
 

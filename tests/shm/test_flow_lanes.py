@@ -46,13 +46,7 @@ def flow_lanes(lanes: Lanes | None = None) -> FlowLanes:
 
 @given(
     st.lists(
-        st.tuples(
-            st.integers(0, WORKERS - 1),
-            st.integers(0, BANDS - 1),
-            st.integers(0, 9),
-            st.integers(0, 900),
-            st.floats(1.0, 99.0),
-        ),
+        st.tuples(st.integers(0, WORKERS - 1), st.integers(0, BANDS - 1), st.integers(0, 9), st.integers(0, 900), st.floats(1.0, 99.0)),
         max_size=40,
     ),
     st.sets(st.integers(0, WORKERS - 1)),

@@ -17,9 +17,7 @@ def world(blocks: int = 1 << 14):
 
 
 def keys(count: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).integers(1, 2**63, count, dtype=np.uint64) << np.uint64(1) & np.uint64(
-        ~(1 << 16) & (2**64 - 1)
-    )
+    return np.random.default_rng(seed).integers(1, 2**63, count, dtype=np.uint64) << np.uint64(1) & np.uint64(~(1 << 16) & (2**64 - 1))
 
 
 @examples(60)

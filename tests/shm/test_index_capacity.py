@@ -148,11 +148,7 @@ def test_a_successor_counts_the_entries_of_its_predecessor() -> None:
 
 
 STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["insert", "insert", "insert", "forget", "retire", "limit", "sweep"]),
-        st.integers(0, 3),
-        st.integers(1, 80),
-    ),
+    st.tuples(st.sampled_from(["insert", "insert", "insert", "forget", "retire", "limit", "sweep"]), st.integers(0, 3), st.integers(1, 80)),
     max_size=60,
 )
 

@@ -65,9 +65,7 @@ def keys(count: int, seed: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("way", WAYS_OF_WRITING)
 @pytest.mark.parametrize(("holders", "lost_max"), [(1, 0.0), (4, 0.0), (8, 0.001), (24, 0.01)])
-def test_a_full_index_loses_nearly_nothing_however_many_endpoints_hold_a_block(
-    way: str, holders: int, lost_max: float
-) -> None:
+def test_a_full_index_loses_nearly_nothing_however_many_endpoints_hold_a_block(way: str, holders: int, lost_max: float) -> None:
     held = Held(way, holders)
     blocks = keys(BLOCKS // holders)
     for first in range(0, len(blocks), 64):
@@ -76,23 +74,14 @@ def test_a_full_index_loses_nearly_nothing_however_many_endpoints_hold_a_block(
     entries = len(blocks) * holders
     lost = held.writer.evictions
     assert lost <= lost_max * entries
-    assert sum(len(held.holders(key)) for key in blocks) >= entries - lost * (
-        1 + holders
-    )  # a lost mark hides its entries
+    assert sum(len(held.holders(key)) for key in blocks) >= entries - lost * (1 + holders)  # a lost mark hides its entries
     assert held.writer.size() - held.marks + lost >= entries
 
 
 @pytest.mark.parametrize("way", WAYS_OF_WRITING)
 @examples(30)
-@given(
-    st.lists(
-        st.tuples(st.booleans(), st.integers(0, 200), st.integers(1, 60), st.integers(0, 29), st.integers(0, 3)),
-        max_size=60,
-    )
-)
-def test_while_nothing_is_evicted_the_index_equals_a_dict(
-    way: str, steps: list[tuple[bool, int, int, int, int]]
-) -> None:
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 200), st.integers(1, 60), st.integers(0, 29), st.integers(0, 3)), max_size=60))
+def test_while_nothing_is_evicted_the_index_equals_a_dict(way: str, steps: list[tuple[bool, int, int, int, int]]) -> None:
     """In a table of 96 buckets, in which entries move all the time."""
     held = Held(way, 30, blocks=FAR_BUCKETS * 8)
     blocks, model = keys(260), dict[int, set[int]]()
@@ -111,9 +100,7 @@ def test_while_nothing_is_evicted_the_index_equals_a_dict(
     for key in blocks:
         assert held.holders(key) == model.get(int(key), set())
     assert held.writer.size() - held.marks == sum(map(len, model.values()))
-    assert [held.writer.held(owner) for owner in held.ids] == [
-        sum(row in rows for rows in model.values()) for row in range(30)
-    ]
+    assert [held.writer.held(owner) for owner in held.ids] == [sum(row in rows for rows in model.values()) for row in range(30)]
     assert held.writer.size() == np.count_nonzero(held.writer._entries)
 
 

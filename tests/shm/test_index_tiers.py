@@ -64,9 +64,7 @@ def test_a_snapshot_has_all_tiers() -> None:
     writer.limit(in_tier(owner, 2), 100)
     writer.insert(chain(16), owner, 1)
     writer.insert(chain(8), in_tier(owner, 2), 1)
-    entries, ages = (
-        np.frombuffer(data, kind) for data, kind in zip(writer.copy(0, SCHEMA.buckets), ("<u8", "<u4"), strict=True)
-    )
+    entries, ages = (np.frombuffer(data, kind) for data, kind in zip(writer.copy(0, SCHEMA.buckets), ("<u8", "<u4"), strict=True))
     loaded, reader, _ = world()
     loaded.load(entries, ages, [owner], 0)
     assert reader.match(chain(16)) == {owner: 16, in_tier(owner, 2): 8}

@@ -119,9 +119,7 @@ def test_segments_are_listed_by_name(segment: Segment, capsys: pytest.CaptureFix
     assert segment.name in capsys.readouterr().out.split("\n")
 
 
-def test_a_segment_without_a_description_shows_its_header(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_segment_without_a_description_shows_its_header(capsys: pytest.CaptureFixture[str]) -> None:
     plain = Segment.create(f"/epp-test-plain-{os.getpid()}", 64, 0xABC)
     assert inspect.main([plain.name]) == 0
     plain.unlink()
@@ -164,9 +162,7 @@ def test_a_part_of_an_unknown_kind_is_reported(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("wanted", [["--metrics-port=9190"], ["--instance=some"]])
-def test_all_segments_of_an_instance_are_printed(
-    wanted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_segments_of_an_instance_are_printed(wanted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock = InstanceLock.acquire(str(tmp_path), "some")
     lock.record(pid=os.getpid(), ports={"metrics": 9190})
     names = [f"/epp-test-{uuid.uuid4().hex[:8]}-{part}" for part in ("state", "lanes")]

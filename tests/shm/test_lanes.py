@@ -12,11 +12,7 @@ from tests.examples import examples
 from tests.shm.memory import region_for
 
 SCHEMA = LaneSchema(
-    slots=6,
-    scalars=("streams", "queued"),
-    counters=("requests", "errors"),
-    histograms=(("wait_s", (0.1, 1.0)), ("size", (10.0,))),
-    lanes=4,
+    slots=6, scalars=("streams", "queued"), counters=("requests", "errors"), histograms=(("wait_s", (0.1, 1.0)), ("size", (10.0,))), lanes=4
 )
 
 
@@ -140,14 +136,7 @@ def test_filling_every_word_of_one_lane_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"slots": 0},
-        {"lanes": 0},
-        {"scalars": ("a", "a")},
-        {"counters": ("a", "a")},
-        {"histograms": (("h", (2.0, 1.0)),)},
-    ],
+    "change", [{"slots": 0}, {"lanes": 0}, {"scalars": ("a", "a")}, {"counters": ("a", "a")}, {"histograms": (("h", (2.0, 1.0)),)}]
 )
 def test_an_impossible_schema_is_refused(change: dict) -> None:
     schema = {"slots": 1, "scalars": (), "counters": (), "histograms": (), "lanes": 1}

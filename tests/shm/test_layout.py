@@ -11,11 +11,7 @@ from shm.layout import CACHE_LINE, Plan, aligned, layout_hash
 from shm.prefix_index import IndexSchema
 from shm.table import TableSchema
 
-SCHEMAS = {
-    "table": TableSchema(("a", "b"), 7),
-    "documents": DocumentSchema((10, 100)),
-    "index": IndexSchema(1000),
-}
+SCHEMAS = {"table": TableSchema(("a", "b"), 7), "documents": DocumentSchema((10, 100)), "index": IndexSchema(1000)}
 
 
 @given(st.integers(0, 10**6))

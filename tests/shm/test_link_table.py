@@ -17,9 +17,7 @@ from tests.examples import examples
 
 def table(entries: int = 4096, live: np.ndarray | None = None) -> LinkTable:
     schema = LinkSchema(entries)
-    return LinkTable(
-        schema, Region(memoryview(bytearray(schema.bytes))), np.ones(1 << 16, np.uint8) if live is None else live
-    )
+    return LinkTable(schema, Region(memoryview(bytearray(schema.bytes))), np.ones(1 << 16, np.uint8) if live is None else live)
 
 
 @contextmanager
@@ -43,8 +41,7 @@ def store(links: LinkTable, hashes: Iterable[int], owner: int, tier: int = 0) ->
 
 Step = tuple[bool, list[int], int, int]  # whether it stores, hashes, owner, tier
 operations = st.lists(
-    st.tuples(st.booleans(), st.lists(st.integers(0, 30), max_size=12), st.integers(2, 4), st.integers(0, TIERS - 1)),
-    max_size=40,
+    st.tuples(st.booleans(), st.lists(st.integers(0, 30), max_size=12), st.integers(2, 4), st.integers(0, TIERS - 1)), max_size=40
 )
 
 

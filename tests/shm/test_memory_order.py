@@ -176,9 +176,7 @@ class Written:
 
 @pytest.mark.parametrize("unfenced", [(), ("writer", "reader")])
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_document_is_read_as_it_was_written_even_without_fences(
-    record: Callable, version: int, unfenced: tuple[str, ...]
-) -> None:
+def test_a_document_is_read_as_it_was_written_even_without_fences(record: Callable, version: int, unfenced: tuple[str, ...]) -> None:
     read = set(Written(record, version, writes=2).results(*unfenced).values()) - {None}
     assert read <= set(enumerate(Written.BLOBS, start=1))
     assert (version, Written.BLOBS[version - 1]) in read

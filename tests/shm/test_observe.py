@@ -35,9 +35,7 @@ class Machine:
         self._locks: list[InstanceLock] = []
         self._segments: list[Segment] = []
 
-    def start(
-        self, name: str, *, port: int, pid: int = NO_PID, heartbeat_age_s: float | None = 0.0, plan: Plan = PLAN
-    ) -> Segment:
+    def start(self, name: str, *, port: int, pid: int = NO_PID, heartbeat_age_s: float | None = 0.0, plan: Plan = PLAN) -> Segment:
         lock = InstanceLock.acquire(self.run_dir, name)
         self._locks.append(lock)
         lock.record(pid=pid, ports={"metrics": port})

@@ -8,17 +8,7 @@ from hypothesis import strategies as st
 from compiled import calls, kernels
 from compiled.kernels import lanes_reference
 from epp.prefix.blocks import block_hashes
-from shm.prefills import (
-    FOUND_MAX,
-    LEAST_BLOCKS,
-    MARKED,
-    OLD_S,
-    PLACES,
-    Hashes,
-    Prefills,
-    PrefillsSchema,
-    local_prefills,
-)
+from shm.prefills import FOUND_MAX, LEAST_BLOCKS, MARKED, OLD_S, PLACES, Hashes, Prefills, PrefillsSchema, local_prefills
 from shm.segment import Region
 
 OWNER = 7
@@ -47,9 +37,7 @@ def test_all_workers_see_a_prefill_from_its_begin_to_its_end() -> None:
 
 
 @given(shared=st.integers(0, 400), rest=st.integers(1, 60), asked=st.integers(1, 60), known=st.integers(0, 460))
-def test_at_least_four_of_five_shared_blocks_are_found_and_never_more(
-    shared: int, rest: int, asked: int, known: int
-) -> None:
+def test_at_least_four_of_five_shared_blocks_are_found_and_never_more(shared: int, rest: int, asked: int, known: int) -> None:
     prefills = local_prefills()
     prefills.begins(chain(("d", shared), ("x", rest)), OWNER, known, 1.0, 0.0)
     found = prefills.under_way(chain(("d", shared), ("y", asked)), 0.0)

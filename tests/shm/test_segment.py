@@ -267,11 +267,7 @@ time.sleep(60)
 
 
 def start_creator(run_dir: Path, name: str, stage: str) -> tuple[subprocess.Popen, list[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", CREATOR, str(run_dir), name, stage],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = subprocess.Popen([sys.executable, "-c", CREATOR, str(run_dir), name, stage], stdout=subprocess.PIPE, text=True)
     lines = [process.stdout.readline().strip() for _ in range(3 if stage == "forked" else 1)]
     return process, lines
 

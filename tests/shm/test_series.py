@@ -166,9 +166,7 @@ def test_a_successor_continues_its_predecessors_blocks_and_clears_the_gauges() -
         first.observe(block, 0, 0.5)
     second = writers_of(SCHEMA, region)[1]
     second.take_over()
-    assert [second.block(labels) for labels in (("a", "x"), ("b", ""))] == [
-        first.block(labels) for labels in (("a", "x"), ("b", ""))
-    ]
+    assert [second.block(labels) for labels in (("a", "x"), ("b", ""))] == [first.block(labels) for labels in (("a", "x"), ("b", ""))]
     second.words[second.block(("b", "")) + TOTAL] += 1
     second.block(("c", "z"))
     rows = reader.rows()
@@ -244,10 +242,7 @@ def test_the_next_successor_completes_a_take_over_that_was_killed_at_any_point()
         memory.words.disarm()
         SeriesWriter(ONE, memory).take_over()
         rows = reader_of(ONE, memory.real).rows()
-        assert {labels: (v.gauges, v.counters) for labels, v in rows.items()} == {
-            ("a", ""): ((0,), (1,)),
-            ("b", ""): ((0,), (1,)),
-        }
+        assert {labels: (v.gauges, v.counters) for labels, v in rows.items()} == {("a", ""): ((0,), (1,)), ("b", ""): ((0,), (1,))}
         return memory.words.fired
 
     assert every_point(scenario) > 5
@@ -363,11 +358,7 @@ def test_without_room_a_tuple_counts_as_a_coarser_one_for_which_there_is_room_le
     for index in range(20):
         count(writer, "m", f"t{index}")
     count(writer, "new model", "t0")
-    assert totals(reader_of(SCHEMA, region)) == {
-        **{("m", f"t{index}"): 1 for index in range(6)},
-        ("m", OTHER): 14,
-        ("new model", OTHER): 1,
-    }
+    assert totals(reader_of(SCHEMA, region)) == {**{("m", f"t{index}"): 1 for index in range(6)}, ("m", OTHER): 14, ("new model", OTHER): 1}
     assert reader_of(SCHEMA, region).overflowed() == 15
 
 
@@ -408,11 +399,7 @@ def test_a_schema_can_be_rebuilt_from_its_description() -> None:
     described = SCHEMA.describe()
     assert described.pop("kind") == "series"
     again = SeriesSchema(**described)
-    assert (again.layout_hash, again.bytes, again.block_words) == (
-        SCHEMA.layout_hash,
-        SCHEMA.bytes,
-        SCHEMA.block_words,
-    )
+    assert (again.layout_hash, again.bytes, again.block_words) == (SCHEMA.layout_hash, SCHEMA.bytes, SCHEMA.block_words)
 
 
 def test_lanes_share_no_cache_line_and_blocks_begin_on_one() -> None:

@@ -13,9 +13,7 @@ from tests.interleave import Killed, every_point, kill
 from tests.shm.memory import region_for
 from tests.shm.test_series import FakeLane, Names, always
 
-SCHEMA = SeriesSchema(
-    "request", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=8, lanes=2
-)
+SCHEMA = SeriesSchema("request", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=8, lanes=2)
 ONE = SeriesSchema("one", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=2, lanes=1)
 RUNNING, TOTAL = SCHEMA.gauge_at["running"], SCHEMA.counter_at["total"]
 ALL_OTHER = (OTHER, OTHER)

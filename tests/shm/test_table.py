@@ -8,17 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shm.table import (
-    COLUMNS_MAX,
-    DOWN,
-    DRAINING,
-    Handle,
-    State,
-    TableCopy,
-    TableReader,
-    TableSchema,
-    TableWriter,
-)
+from shm.table import COLUMNS_MAX, DOWN, DRAINING, Handle, State, TableCopy, TableReader, TableSchema, TableWriter
 from tests.examples import examples
 from tests.interleave import Killed, Memory, every_point, kill
 from tests.modes import interpreted_only
@@ -53,10 +43,7 @@ def put(writer: TableWriter, handle: Handle, value: float, state: State = State.
 
 
 def rows(copy: TableCopy) -> list[tuple]:
-    return [
-        (State(int(copy.state[i])), int(copy.generation[i]), int(copy.owner[i]), copy.column(1)[i])
-        for i in range(len(copy.rows))
-    ]
+    return [(State(int(copy.state[i])), int(copy.generation[i]), int(copy.owner[i]), copy.column(1)[i]) for i in range(len(copy.rows))]
 
 
 def test_what_is_written_is_read() -> None:
@@ -279,10 +266,7 @@ def test_a_successor_repairs_what_a_writer_killed_at_any_access_left(action: str
     assert every_point(scenario) > 1
 
 
-@given(
-    st.binary(min_size=SCHEMA.bytes, max_size=SCHEMA.bytes)
-    | st.sampled_from((0, 255)).map(lambda b: bytes([b]) * SCHEMA.bytes)
-)
+@given(st.binary(min_size=SCHEMA.bytes, max_size=SCHEMA.bytes) | st.sampled_from((0, 255)).map(lambda b: bytes([b]) * SCHEMA.bytes))
 @examples(100)
 def test_a_writer_that_finds_garbage_frees_it_and_can_take_every_slot(garbage: bytes) -> None:
     region = region_for(SCHEMA)
@@ -401,15 +385,7 @@ TestTableModel.settings = examples(30, stateful_step_count=25)
 def test_any_values_survive_bit_for_bit(values: list[float], present: int) -> None:
     writer, reader = pair()
     handle = writer.take(1, never)
-    writer.write(
-        handle,
-        state=State.FRESH,
-        flags=0,
-        updated_at=values[0],
-        inflight_at_scrape=values[1],
-        values=values,
-        present=present,
-    )
+    writer.write(handle, state=State.FRESH, flags=0, updated_at=values[0], inflight_at_scrape=values[1], values=values, present=present)
     copy = reader.copy()
     got = np.array([copy.column(0)[0], copy.column(1)[0]])
     assert got.tobytes() == np.array(values).tobytes()

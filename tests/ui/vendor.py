@@ -30,9 +30,7 @@ def sha256(data: bytes) -> str:
 def rebuilt(package: dict[str, Any], folder: Path) -> dict[str, bytes]:
     """Downloads a package and returns its files by their name in the repository. Exits if the tarball is another one."""
     wanted = f"{package['name']}@{package['version']}"
-    done = subprocess.run(
-        ["npm", "pack", "--silent", wanted], cwd=folder, check=True, stdout=subprocess.PIPE, text=True
-    )
+    done = subprocess.run(["npm", "pack", "--silent", wanted], cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
     tarball = folder / done.stdout.split()[-1]
     if sha256(tarball.read_bytes()) != package["tarball_sha256"]:
         sys.exit(f"the tarball of {wanted} has another sha256 than {LIST} says: do not use it")

@@ -43,9 +43,7 @@ class Viewer:
     """Follows the stream in a thread, as a browser does, compressed. `frames`: sizes of the events in bytes, as they came."""
 
     def __init__(self, port: int) -> None:
-        asked = urllib.request.Request(
-            f"http://{LOOPBACK}:{port}/debug/state/stream", headers={"Accept-Encoding": "identity"}
-        )
+        asked = urllib.request.Request(f"http://{LOOPBACK}:{port}/debug/state/stream", headers={"Accept-Encoding": "identity"})
         self._answer = urllib.request.urlopen(asked, timeout=30)
         self.frames: list[int] = []
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -125,9 +123,7 @@ def sampling(source: Source) -> None:
     for number in range(SAMPLES):
         history.add(sampler.sample(float(number)))
     spent = time.process_time() - begun
-    print(
-        f"history: a sample takes {1e3 * spent / SAMPLES:.2f} ms per second; 15 minutes take {history.bytes / 2**20:.2f} MiB"
-    )
+    print(f"history: a sample takes {1e3 * spent / SAMPLES:.2f} ms per second; 15 minutes take {history.bytes / 2**20:.2f} MiB")
 
 
 def main() -> int:
@@ -145,9 +141,7 @@ def main() -> int:
         source.close()
         if not options.no_browser:
             painted, loaded_s, usable_s = browse(picker.metrics)
-            print(
-                f"first paint after {painted / 1e3:.0f} KB; loaded after {loaded_s:.2f} s, usable after {usable_s:.2f} s"
-            )
+            print(f"first paint after {painted / 1e3:.0f} KB; loaded after {loaded_s:.2f} s, usable after {usable_s:.2f} s")
             wrong += [f"{painted} bytes before the first paint"] if painted > PAINT_BYTES_MAX else []
             wrong += [f"usable after {usable_s:.2f} s"] if usable_s > USABLE_S_MAX else []
     for each in wrong:
@@ -157,9 +151,7 @@ def main() -> int:
 
 def started(cluster: Cluster, endpoints: int) -> Picker:
     """Starts simulated servers and a picker with all of them."""
-    fleets = [
-        cluster.fleet(min(SERVERS_PER_PROCESS, endpoints - first)) for first in range(0, endpoints, SERVERS_PER_PROCESS)
-    ]
+    fleets = [cluster.fleet(min(SERVERS_PER_PROCESS, endpoints - first)) for first in range(0, endpoints, SERVERS_PER_PROCESS)]
     file = cluster.directory / "all.yaml"
     addresses = [address for fleet in fleets for address in fleet.addresses]
     rows = "".join(f'- {{name: server-{n}, address: "{h}", port: "{p}"}}\n' for n, (h, p) in enumerate(addresses))

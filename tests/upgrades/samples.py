@@ -92,9 +92,7 @@ def _write_segment(path: Path) -> None:
     try:
         table = TableWriter(TABLE, segment.planned(PLAN, "table"))
         handle = table.take(7, lambda slot: True)
-        table.write(
-            handle, state=State.FRESH, flags=0, updated_at=1.0, inflight_at_scrape=0.0, values=(4.0,), present=1
-        )
+        table.write(handle, state=State.FRESH, flags=0, updated_at=1.0, inflight_at_scrape=0.0, values=(4.0,), present=1)
         table.publish()
         DocumentWriter(DOCUMENTS, segment.planned(PLAN, "documents")).write(0, DOCUMENT)
         path.write_bytes(bytes(segment._whole))

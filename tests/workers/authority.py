@@ -37,9 +37,7 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.pem = builder.sign(signer._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def pair(
-        self, *, days: float = 30.0, since: float = -1.0, use: x509.ObjectIdentifier = SERVER, rsa_key: bool = False
-    ) -> Pair:
+    def pair(self, *, days: float = 30.0, since: float = -1.0, use: x509.ObjectIdentifier = SERVER, rsa_key: bool = False) -> Pair:
         """A new pair, valid from `since` to `days`, both in days from now."""
         key: Key = rsa.generate_private_key(65537, 2048) if rsa_key else ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
@@ -73,9 +71,7 @@ def _builder(name: x509.Name, issuer: x509.Name, key: Key, since: float, days: f
 
 
 def _pem(key: Key) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
 def write(path: Path, content: bytes) -> None:

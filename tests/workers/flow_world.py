@@ -234,9 +234,7 @@ async def world(
         (folder / f"{name}.yaml").write_text(objective(name, priority))
     options = {"objects_dir": str(folder)} if objectives is not None else {}
     os.makedirs(tmp_path / "run", exist_ok=True)
-    with made(
-        tmp_path / "run", config(section, *plugins, gate=gate, detector=detector), workers=max(2, shards), **options
-    ) as instance:
+    with made(tmp_path / "run", config(section, *plugins, gate=gate, detector=detector), workers=max(2, shards), **options) as instance:
         world_ = World(instance, folder)
         world_.endpoint()
         for _ in range(shards):

@@ -45,9 +45,7 @@ _CONFIG: Final[Mapping[str, Entry]] = {
     "schema": Entry("Print a JSON Schema of the configuration file, for editors.", "workers.cli.schema"),
     "reload": Entry("Load a running picker's configuration again, without losing a request.", "workers.cli.reload"),
     "try": Entry("Try a configuration in a running picker, beside the one in force.", "workers.cli.tryout"),
-    "promote": Entry(
-        "Put the configuration in force that a running picker tries.", "workers.cli.reload", command="promote"
-    ),
+    "promote": Entry("Put the configuration in force that a running picker tries.", "workers.cli.reload", command="promote"),
     "rollback": Entry("End a trial, or go back to the configuration before.", "workers.cli.reload", command="rollback"),
 }
 _RECORD: Final[Mapping[str, Entry]] = {
@@ -56,9 +54,7 @@ _RECORD: Final[Mapping[str, Entry]] = {
 }
 PICKER: Final[Mapping[str, Entry]] = {
     "serve": Entry("Run the picker.", "workers.cli.serve"),
-    "doctor": Entry(
-        "Find what is wrong with a picker, its servers and its gateway.", "workers.cli.doctor.command", "kv-events"
-    ),
+    "doctor": Entry("Find what is wrong with a picker, its servers and its gateway.", "workers.cli.doctor.command", "kv-events"),
     "top": Entry("Show a running picker's endpoints, workers and prefix index.", "workers.cli.top.command", "top"),
     "explain": Entry("Explain a decision: of a running picker, or offline.", "workers.cli.explain"),
     "config": Entry("Check configurations; change that of a running picker.", commands=_CONFIG),
@@ -212,18 +208,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool
         ctx.exit()
 
 
-@click.group(
-    cls=Main,
-    entries=PICKER,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Print version, commit and mode.",
-)
+@click.group(cls=Main, entries=PICKER, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print version, commit and mode.")
 def main() -> None:
     """Endpoint picker: chooses the model server for every LLM request of an Envoy gateway."""

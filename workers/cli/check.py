@@ -49,28 +49,12 @@ def _print_rules(ctx: click.Context, _option: click.Parameter, requested: bool) 
 @click.option("--migrate", is_flag=True, help="Print the file in its current form, comments included, and check that.")
 @click.option("--quiet", "-q", is_flag=True, help="Print errors only; with --strict, warnings too.")
 @click.option("--strict", is_flag=True, help="Count warnings as errors.")
-@click.option(
-    "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print all rules."
-)
+@click.option("--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print all rules.")
 @click.option("--memory-limit", type=SIZE, default=None, help="Memory limit of the container for `epp serve`.")
 @click.option("--gateway", type=click.Choice(list(GATEWAYS)), help="Warn of what cannot work with this gateway.")
-@flags_beside(
-    "allow_experimental_plugins",
-    "body_limit",
-    "objects_dir",
-    "plugin_path",
-    "refresh_metrics_interval",
-    "trust_client_headers",
-)
+@flags_beside("allow_experimental_plugins", "body_limit", "objects_dir", "plugin_path", "refresh_metrics_interval", "trust_client_headers")
 def command(
-    file: str,
-    as_json: bool,
-    migrate: bool,
-    quiet: bool,
-    strict: bool,
-    memory_limit: int | None,
-    gateway: str | None,
-    **flags: Any,
+    file: str, as_json: bool, migrate: bool, quiet: bool, strict: bool, memory_limit: int | None, gateway: str | None, **flags: Any
 ) -> None:
     """Check the configuration FILE (- for standard input) and print the effective one.
 
@@ -112,15 +96,10 @@ def command(
     sys.exit(ExitCode.CONFIG if failed else ExitCode.OK)
 
 
-def _found(
-    text: str, source: str, options: Options, memory_limit: int | None
-) -> tuple[EffectiveConfig | None, list[Finding]]:
+def _found(text: str, source: str, options: Options, memory_limit: int | None) -> tuple[EffectiveConfig | None, list[Finding]]:
     """Returns the configuration, and what `epp serve` would find with these options. None: it cannot be loaded."""
     surroundings = Surroundings(
-        options.scrape_interval_s,
-        options.body_bytes_max,
-        memory_limit,
-        leader_election=options.ha_enable_leader_election,
+        options.scrape_interval_s, options.body_bytes_max, memory_limit, leader_election=options.ha_enable_leader_election
     )
     try:
         config = load(text, source, allow_experimental=options.allow_experimental_plugins, surroundings=surroundings)

@@ -118,9 +118,7 @@ def without_threads() -> Iterator[None]:
         )
 
 
-def load_text(
-    text: str | None, source: str, *, allow_experimental: bool, surroundings: Surroundings
-) -> EffectiveConfig:
+def load_text(text: str | None, source: str, *, allow_experimental: bool, surroundings: Surroundings) -> EffectiveConfig:
     """Loads a configuration; None stands for the built-in one. Raises BadConfiguration, or ClickException for a broken installation."""
     try:
         with without_threads():
@@ -198,14 +196,7 @@ def missing_packages(options: Options, config: EffectiveConfig) -> list[ConfigEr
         (options.transport == "grpcio", "grpc", "--transport grpcio needs the package grpcio", "grpcio"),
     )
     return [
-        ConfigError(
-            config.source,
-            0,
-            0,
-            "missing-package",
-            f"{what}, which is not installed",
-            f"pip install 'endpoint-picker[{extra}]'",
-        )
+        ConfigError(config.source, 0, 0, "missing-package", f"{what}, which is not installed", f"pip install 'endpoint-picker[{extra}]'")
         for needed, module, what, extra in needs
         if needed and importlib.util.find_spec(module) is None
     ]
@@ -255,9 +246,7 @@ def check_discovery(options: Options, config: EffectiveConfig) -> None:
     if options.endpoint_selector:
         places.append("--endpoint-selector")
     if len(places) > 1:
-        raise BadConfiguration(
-            f"error[two-discoveries]: endpoints come from {' and from '.join(places)}; give only one of them"
-        )
+        raise BadConfiguration(f"error[two-discoveries]: endpoints come from {' and from '.join(places)}; give only one of them")
     if places and not options.endpoint_selector:
         check_without_kubernetes(options, places[0])
     if not places and not options.pool_given:
@@ -286,9 +275,7 @@ def check_kubernetes(options: Options, config: EffectiveConfig) -> None:
     """
     if not Sources(options, config).in_kubernetes:
         return
-    from workers.supervisor.kube.credentials import (
-        check_credentials,
-    )  # pickers outside of Kubernetes need nothing of it
+    from workers.supervisor.kube.credentials import check_credentials  # pickers outside of Kubernetes need nothing of it
 
     try:
         check_credentials(kubeconfig_files(os.environ))

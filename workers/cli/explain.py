@@ -15,15 +15,7 @@ from epp.points.isolation import culprit
 from epp.request.paths import inferred_path
 from shm import observe
 from workers.cli import explain_recorded, explain_view, offline
-from workers.cli.configuration import (
-    add_plugins,
-    experimental_option,
-    load_text,
-    plugin_path_option,
-    read_bytes,
-    read_file,
-    shown_path,
-)
+from workers.cli.configuration import add_plugins, experimental_option, load_text, plugin_path_option, read_bytes, read_file, shown_path
 from workers.cli.explain_recorded import Wanted, wanted_options
 from workers.cli.explain_trace import found as found_in_trace
 from workers.cli.explain_trace import why_then, with_config
@@ -42,27 +34,14 @@ from workers.supervisor.pages.receipts import Opened
 @click.command("explain", cls=WithArguments)
 @click.argument("receipt", default="")
 @click.option("--last", is_flag=True, help="The newest decision (the default).")
-@click.option(
-    "--n",
-    "count",
-    type=Whole(1),
-    default=1,
-    show_default=True,
-    help="How many decisions to show, newest first.",
-)
+@click.option("--n", "count", type=Whole(1), default=1, show_default=True, help="How many decisions to show, newest first.")
 @wanted_options
 @flag("metrics-port", PORT, None, "Ask the picker on this machine with this metrics port. [default: the only one]")
 @flag("instance", str, "", "Ask the picker on this machine with this name, whatever its ports are.")
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
-@click.option(
-    "--url", default="", envvar="EPP_URL", help="Ask this metrics port instead: host:port, http://... or https://..."
-)
-@click.option(
-    "--ca-file", default="", help="PEM file with the CA of the metrics port's certificate; it then has to use TLS."
-)
-@click.option(
-    "--request", "request_file", default="", help="Offline: a request's JSON body in a file (- for standard input)."
-)
+@click.option("--url", default="", envvar="EPP_URL", help="Ask this metrics port instead: host:port, http://... or https://...")
+@click.option("--ca-file", default="", help="PEM file with the CA of the metrics port's certificate; it then has to use TLS.")
+@click.option("--request", "request_file", default="", help="Offline: a request's JSON body in a file (- for standard input).")
 @click.option("--trace", default="", help="Explain a decision of this recording, a file or a folder; needs --id.")
 @click.option("--id", "wanted_id", default="", help="With --trace: the x-request-id or number of a request.")
 @click.option("--endpoints-file", default="", help="Offline: a file with endpoints and their values.")
@@ -209,9 +188,7 @@ def _say_remark(_event: str, place: str, reason: str) -> None:
     echo(f"{place}: {reason}", err=True)
 
 
-def _offline(
-    config: EffectiveConfig, request: offline.OfflineRequest, endpoints_file: str, objects_dir: str
-) -> Explanation:
+def _offline(config: EffectiveConfig, request: offline.OfflineRequest, endpoints_file: str, objects_dir: str) -> Explanation:
     try:
         objects = Folder(objects_dir, report=_say_remark).load() if objects_dir else Found()
         return offline.decided(config, request, endpoints_file, merge(objects, Found(), lambda *_: None))
@@ -222,9 +199,7 @@ def _offline(
             raise
         at = traceback.extract_tb(failed.__traceback__)[-1]
         where = "" if isinstance(failed, PluginFault) else f" ({at.filename}:{at.lineno})"
-        raise click.ClickException(
-            f"plugin '{plugin.name}' fails: {type(failed).__name__}: {failed}{where}"
-        ) from failed
+        raise click.ClickException(f"plugin '{plugin.name}' fails: {type(failed).__name__}: {failed}{where}") from failed
 
 
 def _headers(headers: tuple[str, ...]) -> dict[str, str]:

@@ -64,9 +64,7 @@ def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options that say which decision is wanted. The command gets a `Wanted`."""
 
     @click.option("--request-id", default="", help="The decision on the request with this x-request-id.")
-    @click.option(
-        "--at", "time_text", default="", help="The one next to this time: 10m (ago), 18:05, 2026-01-31T18:05 (UTC)."
-    )
+    @click.option("--at", "time_text", default="", help="The one next to this time: 10m (ago), 18:05, 2026-01-31T18:05 (UTC).")
     @click.option("--flow", default="", help="Decisions on requests of this tenant (fairness id).")
     @click.option("--endpoint", default="", help="Decisions for this endpoint: its name, or host:port.")
     @functools.wraps(command)
@@ -91,9 +89,7 @@ def moment(text: str, now: float) -> float:
             return found if found <= now else found - DAY_S
         found_at = datetime.datetime.fromisoformat(text)
     except ValueError:
-        raise click.UsageError(
-            f"--at '{text}' is no time: write 10m (ago), 18:05 or 2026-01-31T18:05:30 (UTC)"
-        ) from None
+        raise click.UsageError(f"--at '{text}' is no time: write 10m (ago), 18:05 or 2026-01-31T18:05:30 (UTC)") from None
     return (found_at if found_at.tzinfo else found_at.replace(tzinfo=datetime.UTC)).timestamp()
 
 
@@ -133,9 +129,7 @@ def _matching(wanted: Wanted, flow: int) -> Callable[[Traced], bool]:
     return matches
 
 
-def _found(
-    batches: Iterator[list[Record]], matches: Callable[[Traced], bool], at: float | None, count: int
-) -> tuple[list[Traced], Trace]:
+def _found(batches: Iterator[list[Record]], matches: Callable[[Traced], bool], at: float | None, count: int) -> tuple[list[Traced], Trace]:
     """Returns up to `count` matching requests, the best first, and the whole recording."""
     trace, number = Trace(), 0
     best: list[tuple[float, int, Traced]] = []

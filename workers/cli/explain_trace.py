@@ -70,11 +70,7 @@ def why_then(request: Traced, trace: Trace) -> Explanation:
 def _outcome(request: Traced) -> str:
     """Says when the request came, how long it waited in the picker, and what its server answered."""
     decided, ended = request.decided, request.ended
-    arrived = (
-        f"arrived {datetime.datetime.fromtimestamp(request.at, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-        if request.at
-        else "arrived"
-    )
+    arrived = f"arrived {datetime.datetime.fromtimestamp(request.at, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC" if request.at else "arrived"
     parts = [f"{arrived}, decided after {_time(decided.waited_s)}"]
     if ended is None:
         return parts[0] if decided.refused else f"{parts[0]}; its end was not recorded"
@@ -174,14 +170,7 @@ def _places(decided: Decided, size: int) -> dict[int, int]:
 
 
 def _candidate(
-    request: Traced,
-    trace: Trace,
-    run: Run,
-    row: int,
-    place: dict[int, int],
-    total: float,
-    scores: list[Scored],
-    index: int,
+    request: Traced, trace: Trace, run: Run, row: int, place: dict[int, int], total: float, scores: list[Scored], index: int
 ) -> Candidate:
     decided, member = request.decided, request.endpoints[row]
     values, state = ({}, 0) if member is None else _values(trace, member, decided.at)

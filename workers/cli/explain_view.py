@@ -120,11 +120,7 @@ def _predicted(candidate: Candidate) -> list[str]:
     return (
         []
         if candidate.predicted_tokens is None
-        else [
-            f"{candidate.predicted_tokens} ({candidate.prefix_cache})"
-            if candidate.prefix_cache
-            else str(candidate.predicted_tokens)
-        ]
+        else [f"{candidate.predicted_tokens} ({candidate.prefix_cache})" if candidate.prefix_cache else str(candidate.predicted_tokens)]
     )
 
 

@@ -136,10 +136,7 @@ class Once(click.Command):
         _, _, options = self.make_parser(ctx).parse_args(list(args))
         for option in dict.fromkeys(options):
             if not getattr(option, "multiple", False) and options.count(option) > 1:
-                echo(
-                    f"warning: {max(option.opts, key=len)} is given {options.count(option)} times; the last one counts",
-                    err=True,
-                )
+                echo(f"warning: {max(option.opts, key=len)} is given {options.count(option)} times; the last one counts", err=True)
         return super().parse_args(ctx, args)
 
 
@@ -234,10 +231,7 @@ def misspelt(environ: Iterable[str], variables: Collection[str]) -> list[str]:
     return [
         f"{name} has no effect: no flag has this variable (did you mean '{close[0]}'?)"
         for name in environ
-        if name.startswith(PREFIX)
-        and name not in variables
-        and not _SERVICE_NAMES.search(name)
-        and (close := _closest(name, known))
+        if name.startswith(PREFIX) and name not in variables and not _SERVICE_NAMES.search(name) and (close := _closest(name, known))
     ]
 
 
@@ -247,22 +241,12 @@ def _closest(name: str, known: Sequence[str]) -> list[str]:
     return get_close_matches(name, known, n=1, cutoff=SIMILARITY_MIN)
 
 
-def flag(
-    name: str, kind: Any, default: Any, text: str, *, short: str = "", env: tuple[str, ...] = ()
-) -> Callable[[F], F]:
+def flag(name: str, kind: Any, default: Any, text: str, *, short: str = "", env: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Makes one flag. `env`: more environment variables, which are read if `EPP_<NAME>` is not set."""
     variables = [PREFIX + name.upper().replace("-", "_"), *env]
     names = [f"--{name}", *([short] if short else []), name.replace("-", "_")]
     bare: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if kind is BOOL else {}
     shown = default not in (None, "")
     return click.option(
-        *names,
-        cls=Flag,
-        type=kind,
-        default=default,
-        envvar=variables,
-        show_envvar=True,
-        help=text,
-        show_default=shown,
-        **bare,
+        *names, cls=Flag, type=kind, default=default, envvar=variables, show_envvar=True, help=text, show_default=shown, **bare
     )

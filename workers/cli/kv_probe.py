@@ -111,9 +111,7 @@ def _read(host: str, port: int, replay_port: int, wanted: Wanted, timeout_s: flo
             echo(f"connected to {subscription.address}")
             kept = 0
             if replay_port:
-                _reach(
-                    host, replay_port, "the replay port", "compare replaySocketPort with the server's replay_endpoint"
-                )
+                _reach(host, replay_port, "the replay port", "compare replaySocketPort with the server's replay_endpoint")
                 with closing(ReplayRequest(context, tcp(host, replay_port), 0)) as request:
                     kept = _replay(request, heard, f"{host}:{replay_port}")
             deadline = time.monotonic() + timeout_s
@@ -135,9 +133,7 @@ def _reach(host: str, port: int, what: str, fix: str) -> None:
     except ConnectionRefusedError:
         raise Trouble(f"refused: nothing listens on {what} {host}:{port}; {fix}") from None
     except TimeoutError:
-        raise Trouble(
-            f"no answer from {what} {host}:{port} in {CONNECT_S:.0f} s; a firewall may be in between"
-        ) from None
+        raise Trouble(f"no answer from {what} {host}:{port} in {CONNECT_S:.0f} s; a firewall may be in between") from None
     except UnicodeError:
         raise Trouble(f"{host} is no host name") from None
     except OSError as problem:
@@ -148,9 +144,7 @@ def _shake_hands(subscription: "Subscription", host: str, port: int) -> None:
     deadline = time.monotonic() + HANDSHAKE_S
     while not any(subscription.changes()):
         if time.monotonic() > deadline:
-            raise Trouble(
-                f"{host}:{port} accepts connections but does not speak ZeroMQ; it may be the port of another service"
-            )
+            raise Trouble(f"{host}:{port} accepts connections but does not speak ZeroMQ; it may be the port of another service")
         subscription.monitor.poll(LOOK_MS)
 
 
@@ -173,9 +167,7 @@ def _replay(request: "ReplayRequest", heard: Heard, where: str) -> int:
             if not enough:
                 _show(lines)
         if time.monotonic() > deadline:
-            raise Trouble(
-                f"the replay port {where} does not answer; compare replaySocketPort with the server's replay_endpoint"
-            )
+            raise Trouble(f"the replay port {where} does not answer; compare replaySocketPort with the server's replay_endpoint")
 
 
 def _show(lines: Sequence[str]) -> None:

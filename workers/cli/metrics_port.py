@@ -35,9 +35,7 @@ class Port(NamedTuple):
             with urllib.request.urlopen(asked, timeout=timeout_s, context=context) as answer:
                 data: bytes = answer.read()
         except urllib.error.HTTPError as refused:
-            raise click.ClickException(
-                f"{url}: {refused.read().decode(errors='replace').strip() or refused}"
-            ) from refused
+            raise click.ClickException(f"{url}: {refused.read().decode(errors='replace').strip() or refused}") from refused
         except (OSError, http.client.HTTPException) as failed:
             raise unusable(url, _why(failed, url)) from failed
         return data

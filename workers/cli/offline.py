@@ -83,25 +83,19 @@ class Known(msgspec.Struct, frozen=True, rename="camel"):
         return self.state == "fresh" or (not self.state and bool(self.values))
 
 
-def decided(
-    config: EffectiveConfig, offline_request: OfflineRequest, endpoints_file: str, objects: Objects = NO_OBJECTS
-) -> Explanation:
+def decided(config: EffectiveConfig, offline_request: OfflineRequest, endpoints_file: str, objects: Objects = NO_OBJECTS) -> Explanation:
     """Decides on the request with these objectives and model rewrites, and explains the decision. Raises OfflineError."""
     entries, known = _read(endpoints_file)
     _check_names(config, endpoints_file, entries, known)
     return decided_on(config, offline_request, FilePool(config, entries, known), objects)
 
 
-def decided_on(
-    config: EffectiveConfig, offline_request: OfflineRequest, pool: "FilePool", objects: Objects = NO_OBJECTS
-) -> Explanation:
+def decided_on(config: EffectiveConfig, offline_request: OfflineRequest, pool: "FilePool", objects: Objects = NO_OBJECTS) -> Explanation:
     """Decides on the request with the endpoints of `pool`, and explains the decision. Raises OfflineError."""
     return asyncio.run(_decided(config, offline_request, pool, objects))
 
 
-async def _decided(
-    config: EffectiveConfig, offline_request: OfflineRequest, pool: "FilePool", objects: Objects
-) -> Explanation:
+async def _decided(config: EffectiveConfig, offline_request: OfflineRequest, pool: "FilePool", objects: Objects) -> Explanation:
     pipeline = config.pipeline
     services = worker_services(config, pool, WorkerServices)
     pipeline.start(services)
@@ -109,10 +103,7 @@ async def _decided(
         pipeline = pipeline.wrapped(guard.guard(lambda _point, _plugin, _access: None))
     headers = codec.headers_of({REQUEST_ID: "offline", **offline_request.headers, ":path": offline_request.path})
     rewrite = partial(compiled(objects.rewrites).target, random=random.Random(SEED).random)
-    intake = Intake(
-        lambda: rewrite,
-        lambda headers: objects.priorities.get(client_headers.objective(headers), 0),
-    )
+    intake = Intake(lambda: rewrite, lambda headers: objects.priorities.get(client_headers.objective(headers), 0))
     request = intake.begin(headers, time.monotonic(), len(offline_request.body), None)
     decision, refusal = None, None
     try:

@@ -66,9 +66,7 @@ def listing(types: Mapping[str, type[Plugin]]) -> dict[str, Entry]:
             producers = [name for name, sample in samples.items() if _has(sample.produces, read["key"])]
             read["producers"] = [RUNTIME] if read["key"] in COUNTED else producers
         for emitted in entry["emits"]:
-            emitted["readers"] = [
-                name for name, sample in samples.items() if _has((*sample.consumes, *sample.optional), emitted["key"])
-            ]
+            emitted["readers"] = [name for name, sample in samples.items() if _has((*sample.consumes, *sample.optional), emitted["key"])]
     return entries
 
 
@@ -123,9 +121,7 @@ def _parameters(cls: type[Plugin]) -> list[Entry]:
     schema = parameters_schema(cls)
     parts = schema.get("$defs", {})
     properties = parts.get(schema.get("$ref", "").rpartition("/")[2], schema).get("properties", {})
-    return [
-        _parameter(field, properties.get(field.encode_name, {}), parts) for field in msgspec.structs.fields(cls.Params)
-    ]
+    return [_parameter(field, properties.get(field.encode_name, {}), parts) for field in msgspec.structs.fields(cls.Params)]
 
 
 def _parameter(field: msgspec.structs.FieldInfo, schema: Entry, parts: Entry) -> Entry:
@@ -181,9 +177,7 @@ def _text(entry: Entry) -> str:
         lines.append(f"    aliases: {', '.join(entry['aliases'])}")
     lines += [f"    reads: {_with(read, 'from', read['producers'])}" for read in entry["reads"]]
     lines += [f"    emits: {_with(emitted, 'read by', emitted['readers'])}" for emitted in entry["emits"]]
-    lines += [
-        f"    {'can' if what == 'can' else 'needs of its queue'}: {names}" for what, names in entry["queue"].items()
-    ]
+    lines += [f"    {'can' if what == 'can' else 'needs of its queue'}: {names}" for what, names in entry["queue"].items()]
     if entry["weight_tuned_by"]:
         by = entry["weight_tuned_by"]
         lines.append(f"    weight: tuned from 1/{by:.0f} to {by:.0f} times the configured one")
@@ -210,9 +204,7 @@ def _detail(entry: Entry) -> str:
     lines = [
         _text(entry),
         *(f"    {m['kind']}: {m['name']}{{{','.join((*PLUGIN_LABELS, *m['labels']))}}}" for m in entry["metrics"]),
-        f"    file: {entry['file']}"
-        if entry["module"].startswith(FOLDER_PACKAGE)
-        else f"    module: {entry['module']}",
+        f"    file: {entry['file']}" if entry["module"].startswith(FOLDER_PACKAGE) else f"    module: {entry['module']}",
         *(["", entry["text"]] if entry["text"] else []),
     ]
     return "\n".join([*lines, *_forms(entry["schema"])])

@@ -42,12 +42,7 @@ LATE_S: Final = 10.0  # a recording that has not ended this long after its time 
     show_default=True,
     help="Where the picker writes the files, in its own file system; it must be allowed to.",
 )
-@flag(
-    "metrics-port",
-    PORT,
-    None,
-    "Record the picker on this machine with this metrics port. [default: the only one that runs]",
-)
+@flag("metrics-port", PORT, None, "Record the picker on this machine with this metrics port. [default: the only one that runs]")
 @flag("instance", str, "", "Record the picker on this machine with this name, whatever its ports are.")
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
 def command(seconds: float, folder: str, metrics_port: int | None, instance: str, run_dir: str) -> None:
@@ -101,9 +96,7 @@ def _begun(run_dir: str, name: str, ask: asks.Ask) -> asks.State:
                 raise click.ClickException(state.why)
             return state
         time.sleep(LOOK_S)
-    raise click.ClickException(
-        f"{name} has not answered within {ANSWER_S:g} s: run as its user; an older version cannot record"
-    )
+    raise click.ClickException(f"{name} has not answered within {ANSWER_S:g} s: run as its user; an older version cannot record")
 
 
 def _followed(run_dir: str, name: str, state: asks.State, until: float) -> asks.State:
@@ -117,9 +110,7 @@ def _followed(run_dir: str, name: str, state: asks.State, until: float) -> asks.
             look_at = math.inf
             _warn_without_usage(state.files)
         if time.monotonic() > until:
-            raise click.ClickException(
-                f"the recording of {name} was broken off; its files are readable: {' '.join(state.files)}"
-            )
+            raise click.ClickException(f"the recording of {name} was broken off; its files are readable: {' '.join(state.files)}")
         time.sleep(LOOK_S)
         state = asks.told(run_dir, name, state.id) or state
     if look_at < math.inf:
@@ -131,9 +122,7 @@ def _warn_without_usage(files: Sequence[str]) -> None:
     """Warns if streamed answers of a recording report no usage. Reads at most its first REPORTS_MAX requests."""
     lengths = Lengths()
     try:
-        for traced in islice(
-            (each for file in files for each in requests(batches_of(file, lambda _: None))), REPORTS_MAX
-        ):
+        for traced in islice((each for file in files for each in requests(batches_of(file, lambda _: None))), REPORTS_MAX):
             if traced.ended is not None and is_streamed(traced.ended):
                 lengths.add(traced.decided.model, traced.ended)
     except Unreadable:

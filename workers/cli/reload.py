@@ -36,12 +36,7 @@ class Watched:
     def __init__(self, seen: Seen) -> None:
         self._segments, parts = observe.attach(seen.segments)
         lanes = next((part for part in parts.values() if isinstance(part.schema, LaneSchema)), None)
-        if (
-            PART not in parts
-            or lanes is None
-            or not isinstance(lanes.schema, LaneSchema)
-            or CANDIDATE not in lanes.schema.scalar
-        ):
+        if PART not in parts or lanes is None or not isinstance(lanes.schema, LaneSchema) or CANDIDATE not in lanes.schema.scalar:
             raise SegmentError(f"instance {seen} is of another version: it cannot reload")
         self._reader = DocumentReader(reload_status.SCHEMA, parts[PART].region)
         self._lanes = Lanes(lanes.schema, lanes.region)
@@ -62,18 +57,11 @@ class Watched:
 
 def of_picker(command: F) -> F:
     """Adds the flags that choose a picker on this machine, and --timeout."""
-    waiting = click.option(
-        "--timeout", type=DURATION, default="30s", show_default=True, help="How long to wait for the result."
-    )
+    waiting = click.option("--timeout", type=DURATION, default="30s", show_default=True, help="How long to wait for the result.")
     command = waiting(command)
     command = flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")(command)
     command = flag("instance", str, "", "The picker on this machine with this name, whatever its ports are.")(command)
-    return flag(
-        "metrics-port",
-        PORT,
-        None,
-        "The picker on this machine with this metrics port. [default: the only one that runs]",
-    )(command)
+    return flag("metrics-port", PORT, None, "The picker on this machine with this metrics port. [default: the only one that runs]")(command)
 
 
 @click.command("reload", cls=WithArguments)
@@ -119,9 +107,7 @@ def in_force(result: ReloadStatus, workers: int) -> str:
     return f"generation {result.generation} ({result.hash}) is in force in {workers} workers"
 
 
-def changed(
-    metrics_port: int | None, instance: str, run_dir: str, timeout: float, ask: Ask | None = None
-) -> tuple[ReloadStatus, int]:
+def changed(metrics_port: int | None, instance: str, run_dir: str, timeout: float, ask: Ask | None = None) -> tuple[ReloadStatus, int]:
     """Gives a picker a command and waits for the result. `ask`: None for a reload. `timeout`: in seconds. Prints findings.
 
     Returns the picker's state afterwards, and the number of its workers. Ends this command if there is no such picker or if it refuses.

@@ -32,12 +32,7 @@ class Unsupported(NamedTuple):
 
 
 UNSUPPORTED = (
-    Unsupported(
-        "refresh-prometheus-metrics-interval",
-        DURATION,
-        "pool gauges are computed when they are read",
-        silent=(5.0,),
-    ),
+    Unsupported("refresh-prometheus-metrics-interval", DURATION, "pool gauges are computed when they are read", silent=(5.0,)),
     Unsupported("zap-devel", BOOL, "there is only one log set-up", silent=(False,)),
     Unsupported("zap-stacktrace-level", str, "faults are logged with their stack traces"),
     Unsupported("zap-time-encoding", str, "log times are ISO 8601", silent=("iso8601", "rfc3339", "rfc3339nano")),
@@ -55,21 +50,13 @@ FLAGS = (
         flag("allow-experimental-plugins", BOOL, "false", EXPERIMENTAL),
         flag("plugin-path", str, "", PLUGIN_PATH),
         flag(
-            "config-watch",
-            BOOL,
-            "false",
-            "Reload the configuration when its file, a plugin file, or a CA file of a data source changes.",
+            "config-watch", BOOL, "false", "Reload the configuration when its file, a plugin file, or a CA file of a data source changes."
         ),
     ),
     *group(
         "Endpoints and objects",
         flag("endpoints", str, "", "Model servers as host:port,..., instead of a discovery plugin."),
-        flag(
-            "objects-dir",
-            str,
-            "",
-            "Folder with InferenceObjectives and model rewrites; changes are followed. [default: none]",
-        ),
+        flag("objects-dir", str, "", "Folder with InferenceObjectives and model rewrites; changes are followed. [default: none]"),
         flag("max-endpoints", COUNT, 1024, "Rows of the endpoint table."),
         flag(
             "refresh-metrics-interval",
@@ -94,17 +81,12 @@ FLAGS = (
             "InferencePool in Kubernetes that has the endpoints. With another source of endpoints: a name for metrics. "
             "[default: deployment in POD_NAME, else epp]",
         ),
-        flag(
-            "pool-namespace", str, "", "Namespace of the pool. [default: NAMESPACE, else default]", env=("NAMESPACE",)
-        ),
+        flag("pool-namespace", str, "", "Namespace of the pool. [default: NAMESPACE, else default]", env=("NAMESPACE",)),
         flag("pool-group", str, POOL_GROUP, "API group of the pool that objectives and model rewrites refer to."),
         flag("endpoint-selector", str, "", "Label selector of the pods that are endpoints, instead of a pool's."),
         flag("endpoint-target-ports", PORTS, "", "Ports of the selected pods, one endpoint each; up to 8."),
         flag(
-            "ha-enable-leader-election",
-            BOOL,
-            "false",
-            "Only the replica that holds the pool's Lease is ready. Works only in Kubernetes.",
+            "ha-enable-leader-election", BOOL, "false", "Only the replica that holds the pool's Lease is ready. Works only in Kubernetes."
         ),
         flag(
             "metrics-endpoint-auth",
@@ -124,30 +106,14 @@ FLAGS = (
         flag("cert-path", str, "", "Folder with tls.crt and tls.key; without it a self-signed certificate is made."),
         flag("tls-min-version", str, "", f"Lowest TLS version: {' or '.join(TLS_VERSIONS)}."),
         flag("tls-cipher-suites", NAMES, "", "TLS 1.2 cipher suites, by their IANA names."),
-        flag(
-            "enable-cert-reload",
-            BOOL,
-            "false",
-            "Reload the files of --cert-path and --client-ca-file when they change.",
-        ),
-        flag(
-            "client-ca-file",
-            str,
-            "",
-            "PEM file with the CAs of client certificates on the ext_proc port. [default: no check]",
-        ),
+        flag("enable-cert-reload", BOOL, "false", "Reload the files of --cert-path and --client-ca-file when they change."),
+        flag("client-ca-file", str, "", "PEM file with the CAs of client certificates on the ext_proc port. [default: no check]"),
         flag("metrics-cert-dir", str, "", "Folder with tls.crt and tls.key for the metrics port. [default: no TLS]"),
         flag("metrics-client-ca-file", str, "", "PEM file with the CAs of client certificates on the metrics port."),
     ),
     *group(
         "Processes and memory",
-        flag(
-            "workers",
-            COUNT,
-            None,
-            "Worker processes. [default: the CPUs by affinity and cgroup limit less one, at most 8]",
-            short="-w",
-        ),
+        flag("workers", COUNT, None, "Worker processes. [default: the CPUs by affinity and cgroup limit less one, at most 8]", short="-w"),
         flag("workers-max", COUNT, None, "Upper limit for the workers that SIGTTIN adds. [default: twice --workers]"),
         flag(
             "worker-memory-limit",
@@ -173,15 +139,8 @@ FLAGS = (
             1 << 19,
             "Blocks of the index of held blocks, 68 bytes each; only with a precise prefix producer.",
         ),
-        flag(
-            "prefix-secret-file",
-            str,
-            "",
-            "File with the deployment's secret for block hashes. [default: a random secret]",
-        ),
-        flag(
-            "state-dir", str, "", "Folder that keeps the prefix index and its secret across restarts. [default: none]"
-        ),
+        flag("prefix-secret-file", str, "", "File with the deployment's secret for block hashes. [default: a random secret]"),
+        flag("state-dir", str, "", "Folder that keeps the prefix index and its secret across restarts. [default: none]"),
     ),
     *group(
         "Replicas",
@@ -234,19 +193,12 @@ FLAGS = (
         flag("grpc-max-send-msg-size", SIZE, "", "Longest gRPC message sent; the picker sends none above 64 KiB."),
         trust_option,
         flag("disable-endpoint-subset-filter", BOOL, "false", "Ignore the gateway's subset of endpoints."),
-        flag(
-            "emit-endpoint-scores",
-            BOOL,
-            "false",
-            "Send the scores of all candidates to the gateway, as dynamic metadata.",
-        ),
+        flag("emit-endpoint-scores", BOOL, "false", "Send the scores of all candidates to the gateway, as dynamic metadata."),
     ),
     *group(
         "Metrics, logs and traces",
         flag("log-level", click.Choice(LEVELS), None, "Lowest level that is logged. [default: info]"),
-        flag(
-            "access-log", click.FloatRange(0, 1), 0.0, "Share of the requests that get a line in the log: 1 logs each."
-        ),
+        flag("access-log", click.FloatRange(0, 1), 0.0, "Share of the requests that get a line in the log: 1 logs each."),
         flag(
             "log-format",
             click.Choice(["auto", "json", "console"]),
@@ -255,44 +207,14 @@ FLAGS = (
         ),
         flag("v", VERBOSITY, None, f"Verbosity; {VERBOSE} and more means debug.", short="-v"),
         flag("zap-log-level", str, "", "Level as in zap: debug, info, error, panic or a number; wins over -v."),
-        flag(
-            "zap-encoder",
-            click.Choice(["json", "console"], case_sensitive=False),
-            None,
-            "Format of log lines, as --log-format.",
-        ),
+        flag("zap-encoder", click.Choice(["json", "console"], case_sensitive=False), None, "Format of log lines, as --log-format."),
         flag("tracing", BOOL, None, "Export traces, if OTEL_TRACES_EXPORTER says where to. [default: true]"),
-        flag(
-            "plugin-metrics",
-            BOOL,
-            "true",
-            "Time the calls of plugins; above 80 requests per second, for one request in eight.",
-        ),
-        flag(
-            "enable-grpc-stream-metrics",
-            BOOL,
-            "false",
-            "Export metrics of ext_proc streams: how they end and how long they last.",
-        ),
+        flag("plugin-metrics", BOOL, "true", "Time the calls of plugins; above 80 requests per second, for one request in eight."),
+        flag("enable-grpc-stream-metrics", BOOL, "false", "Export metrics of ext_proc streams: how they end and how long they last."),
         flag("metrics-legacy-names", BOOL, "true", "Show metrics under their older names, too."),
-        flag(
-            "enable-pprof",
-            BOOL,
-            "true",
-            "Serve CPU profiles of workers on the metrics port.",
-        ),
-        flag(
-            "ui",
-            BOOL,
-            "true",
-            "Serve the page /ui on the metrics port.",
-        ),
-        flag(
-            "debug-remote",
-            BOOL,
-            "false",
-            "Serve /debug and /ui to other clients than loopback, too, where no token is asked for.",
-        ),
+        flag("enable-pprof", BOOL, "true", "Serve CPU profiles of workers on the metrics port."),
+        flag("ui", BOOL, "true", "Serve the page /ui on the metrics port."),
+        flag("debug-remote", BOOL, "false", "Serve /debug and /ui to other clients than loopback, too, where no token is asked for."),
         flag(
             "debug-port-forward",
             BOOL,
@@ -301,9 +223,6 @@ FLAGS = (
             "all its clients as loopback.",
         ),
     ),
-    *group(
-        NO_EFFECT,
-        *(flag(u.name, u.kind, None, f"Accepted: {u.why}.") for u in UNSUPPORTED),
-    ),
+    *group(NO_EFFECT, *(flag(u.name, u.kind, None, f"Accepted: {u.why}.") for u in UNSUPPORTED)),
     *group(REFUSED, *(flag(name, str, None, "Use engineConfigs of core-metrics-extractor.") for name in REPLACED)),
 )

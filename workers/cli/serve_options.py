@@ -32,15 +32,7 @@ SEND_BYTES_NEEDED = 1 << 16  # the longest message that the picker sends
 STALENESS_S_MAX = 3600.0
 MESSAGE_BYTES_MIN = 1 << 14  # an HTTP/2 frame
 POD_NAME = re.compile(r"(.+)-[a-z0-9]+-[a-z0-9]+")
-ZAP_LEVELS = {
-    "debug": "debug",
-    "info": "info",
-    "warn": "warning",
-    "error": "error",
-    "dpanic": "error",
-    "panic": "error",
-    "fatal": "error",
-}
+ZAP_LEVELS = {"debug": "debug", "info": "info", "warn": "warning", "error": "error", "dpanic": "error", "panic": "error", "fatal": "error"}
 TLS_FLAGS = ("cert-path", "tls-min-version", "tls-cipher-suites", "enable-cert-reload")  # for TLS of the ext_proc port
 REPLICA_FLAGS = ("replica-store-password-file", "replica-store-prefix", "replica-name")
 REPLICA_PREFIX = re.compile(r"[A-Za-z0-9._:/{}-]{1,200}")  # no wildcards: ACLs and subscriptions match names by it
@@ -102,9 +94,7 @@ _NAMES = frozenset(option.name for option in _PARAMS)
 _VARIABLES = frozenset(name for option in _PARAMS if isinstance(option, Flag) for name in option.variables)
 
 
-def collect(
-    values: Mapping[str, Any], environ: Mapping[str, str], origins: Mapping[str, str]
-) -> tuple[Options, list[str]]:
+def collect(values: Mapping[str, Any], environ: Mapping[str, str], origins: Mapping[str, str]) -> tuple[Options, list[str]]:
     """Turns the values of all flags into options and warnings. Raises BadConfiguration with all errors. `origins`: see `given`."""
     errors: list[str] = []
     warnings = misspelt(environ, _VARIABLES | {PASSWORD_VARIABLE})
@@ -117,9 +107,7 @@ def collect(
     _replicas(values, environ, errors, warnings)
     interval_s = values["refresh_metrics_interval"]
     if interval_s < SCRAPE_INTERVAL_MIN_S:
-        warnings.append(
-            f"--refresh-metrics-interval {interval_s:g}s is below the minimum; {SCRAPE_INTERVAL_MIN_S:g}s is used"
-        )
+        warnings.append(f"--refresh-metrics-interval {interval_s:g}s is below the minimum; {SCRAPE_INTERVAL_MIN_S:g}s is used")
         interval_s = SCRAPE_INTERVAL_MIN_S
     if interval_s > INTERVAL_S_MAX:
         errors.append(f"--refresh-metrics-interval {interval_s:g}s is above the maximum, {INTERVAL_S_MAX:g}s")
@@ -127,9 +115,7 @@ def collect(
     if not staleness_s <= STALENESS_S_MAX:
         errors.append(f"--metrics-staleness-threshold {staleness_s:g}s is above the maximum, {STALENESS_S_MAX:g}s")
     elif staleness_s < FRESH_S_MIN:
-        warnings.append(
-            f"--metrics-staleness-threshold {staleness_s:g}s is below the minimum; {FRESH_S_MIN:g}s is used"
-        )
+        warnings.append(f"--metrics-staleness-threshold {staleness_s:g}s is below the minimum; {FRESH_S_MIN:g}s is used")
     level = _level(values, errors)
     tracing = _tracing(values, environ, errors, warnings)
     if errors:
@@ -176,9 +162,7 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
     if values["config_file"] and values["config_text"]:
         errors.append("--config-file and --config-text cannot be set at the same time; give only one of them")
     if values["tls_min_version"] and values["tls_min_version"] not in TLS_VERSIONS:
-        errors.append(
-            f"--tls-min-version '{values['tls_min_version']}' is not supported; use {' or '.join(TLS_VERSIONS)}"
-        )
+        errors.append(f"--tls-min-version '{values['tls_min_version']}' is not supported; use {' or '.join(TLS_VERSIONS)}")
     if values["config_watch"] and values["config_file"] in ("", STDIN):
         errors.append("--config-watch needs a file to follow; give --config-file")
     workers, most = values["workers"] or default_workers(available()), values["workers_max"]
@@ -190,9 +174,7 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
             f"--grpc-max-recv-msg-size {received} is too small: Envoy sends frames of up to {MESSAGE_BYTES_MIN} bytes; give at least that"
         )
     if sent and sent < SEND_BYTES_NEEDED:
-        errors.append(
-            f"--grpc-max-send-msg-size {sent} is too small: the picker sends up to {SEND_BYTES_NEEDED} bytes; give at least that"
-        )
+        errors.append(f"--grpc-max-send-msg-size {sent} is too small: the picker sends up to {SEND_BYTES_NEEDED} bytes; give at least that")
     errors.extend(trust.faults(values["trust_client_headers"]))
     if values["record_bytes_max"] < RECORD_BYTES_MIN:
         errors.append(f"--record-bytes-max is below {RECORD_BYTES_MIN >> 20}MiB; give at least that")
@@ -214,12 +196,8 @@ def _kubernetes(values: Mapping[str, Any], environ: Mapping[str, str], errors: l
     except ValueError as error:
         errors.append(f"--endpoint-selector: {error}")
     if not 1 <= len(ports) <= PORTS_MAX:
-        errors.append(
-            f"--endpoint-selector needs --endpoint-target-ports with 1 to {PORTS_MAX} ports, not {len(ports)}"
-        )
-    errors.extend(
-        f"--endpoint-target-ports: {port} is out of range; give 1 to 65535" for port in ports if not 1 <= port <= 65535
-    )
+        errors.append(f"--endpoint-selector needs --endpoint-target-ports with 1 to {PORTS_MAX} ports, not {len(ports)}")
+    errors.extend(f"--endpoint-target-ports: {port} is out of range; give 1 to 65535" for port in ports if not 1 <= port <= 65535)
     if not _deployment(environ):
         errors.append(
             f"--endpoint-selector needs the environment variable POD_NAME in the form <deployment>-<replica set>-<id>, which names "
@@ -310,9 +288,7 @@ def _replica_prefix(values: Mapping[str, Any], environ: Mapping[str, str]) -> st
     return values["replica_store_prefix"] or f"epp:{values['pool_namespace'] or 'default'}:{pool}"
 
 
-def _tracing(
-    values: Mapping[str, Any], environ: Mapping[str, str], errors: list[str], warnings: list[str]
-) -> TracingOptions | None:
+def _tracing(values: Mapping[str, Any], environ: Mapping[str, str], errors: list[str], warnings: list[str]) -> TracingOptions | None:
     """Returns the tracing options of the OTEL_* variables. Returns None for --tracing=false, or if these variables are not set."""
     if values["tracing"] is False:
         return None
@@ -333,9 +309,7 @@ def _level(values: Mapping[str, Any], errors: list[str]) -> str:
     if zap.isdigit() and int(zap) > 0:
         return "debug"
     if zap:
-        errors.append(
-            f"--zap-log-level '{values['zap_log_level']}' is not known; give {', '.join(ZAP_LEVELS)} or a number above 0"
-        )
+        errors.append(f"--zap-log-level '{values['zap_log_level']}' is not known; give {', '.join(ZAP_LEVELS)} or a number above 0")
     return "debug" if (values["v"] or 0) >= VERBOSE else "info"
 
 

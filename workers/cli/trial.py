@@ -70,9 +70,7 @@ def tried(instance: Instance, attempt: Attempt) -> Bundle:
         given = Given(ask.text, ask.source, plugin_files(options.plugin_path))
     else:
         if options.config_file == STDIN:
-            raise BadConfiguration(
-                "the configuration came from standard input, which cannot be read again: give --config-file a file"
-            )
+            raise BadConfiguration("the configuration came from standard input, which cannot be read again: give --config-file a file")
         given = read_given(options)
     config = load_config(options, given)
     check_endpoints(options, config)

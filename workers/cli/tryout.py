@@ -26,21 +26,14 @@ class Portion(click.ParamType[int]):
             return value
         found = SHARE.fullmatch(str(value))
         if found is None or (not found[2] and float(found[1])) or float(found[1]) > 100:
-            self.fail(
-                f"'{value}' is no share: give 0 for a shadow, or a percentage such as 5% or 0.5%, at most 100%",
-                param,
-                ctx,
-            )
+            self.fail(f"'{value}' is no share: give 0 for a shadow, or a percentage such as 5% or 0.5%, at most 100%", param, ctx)
         return round(float(found[1]) * PER_CENT)
 
 
 @click.command("try", cls=WithArguments)
 @click.argument("file")
 @click.option(
-    "--share",
-    type=Portion(),
-    required=True,
-    help="0: the candidate decides, and nothing follows it. 5%: it decides 5% of the requests.",
+    "--share", type=Portion(), required=True, help="0: the candidate decides, and nothing follows it. 5%: it decides 5% of the requests."
 )
 @click.option(
     "--by",
@@ -50,9 +43,7 @@ class Portion(click.ParamType[int]):
     help="What belongs together: one request, or all requests with one fairness id.",
 )
 @of_picker
-def command(
-    file: str, share: int, by: str, metrics_port: int | None, instance: str, run_dir: str, timeout: float
-) -> None:
+def command(file: str, share: int, by: str, metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
     """Try the configuration FILE (-: standard input) in a running picker, beside the one in force. No request is lost.
 
     The picker tries it in a process of its own first, as a reload does. Then its workers count time to first token, errors, hit rate and

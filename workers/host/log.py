@@ -257,9 +257,7 @@ def _non_blocking(descriptor: int) -> tuple[Callable[[bytes], int], Callable[[],
         return lambda data: duplicate.send(data, socket.MSG_DONTWAIT), duplicate.close
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         with contextlib.suppress(OSError):  # another user's pipe cannot be opened again
-            reopened = os.open(
-                f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_APPEND
-            )
+            reopened = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_APPEND)
             return lambda data: os.write(reopened, data), lambda: os.close(reopened)
         return lambda data: os.write(descriptor, data) if _has_room(descriptor) else 0, lambda: None
     return lambda data: os.write(descriptor, data), lambda: None

@@ -36,9 +36,7 @@ def received(environ: MutableMapping[str, str]) -> dict[str, socket.socket]:
             f"systemd passes a socket with the name '{unknown[0]}'; the names are {', '.join(NAMES)}: set FileDescriptorName= {UNIT}"
         )
     if repeated := [name for name in NAMES if names.count(name) > 1]:
-        raise Unusable(
-            f"systemd passes {names.count(repeated[0])} sockets with the name '{repeated[0]}': leave one {UNIT}"
-        )
+        raise Unusable(f"systemd passes {names.count(repeated[0])} sockets with the name '{repeated[0]}': leave one {UNIT}")
     with contextlib.ExitStack() as undo:
         found = {name: undo.enter_context(_socket(FIRST + number, name)) for number, name in enumerate(names)}
         for name, sock in found.items():
@@ -61,9 +59,7 @@ def _socket(descriptor: int, name: str) -> socket.socket:
     try:
         found = socket.socket(fileno=descriptor)
     except OSError as refused:
-        raise Unusable(
-            f"descriptor {descriptor} of LISTEN_FDS ('{name}') is no socket: {refused.strerror}"
-        ) from refused
+        raise Unusable(f"descriptor {descriptor} of LISTEN_FDS ('{name}') is no socket: {refused.strerror}") from refused
     found.setblocking(False)
     os.set_inheritable(descriptor, False)
     return found

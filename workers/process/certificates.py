@@ -172,13 +172,7 @@ class Certificates:
             self._log(log.error, "certificate is not valid yet", files=self._names(), not_before=iso(self._valid_from))
         else:
             days = round((self._valid_until - now) / DAY_S, 1)
-            self._log(
-                log.warning,
-                "certificate expires soon",
-                files=self._names(),
-                days=days,
-                not_after=iso(self._valid_until),
-            )
+            self._log(log.warning, "certificate expires soon", files=self._names(), days=days, not_after=iso(self._valid_until))
 
     def _names(self) -> str:
         return ", ".join(str(path) for path in self._settings.files) or "self-signed"

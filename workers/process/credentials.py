@@ -20,16 +20,10 @@ def source_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
     if source.scheme == "http":
         return None
     authorities = "" if source.insecure_skip_verify else source.ca_cert_path
-    paths = (
-        ("caCertPath", authorities),
-        ("clientCertPath", source.client_cert_path),
-        ("clientKeyPath", source.client_key_path),
-    )
+    paths = (("caCertPath", authorities), ("clientCertPath", source.client_cert_path), ("clientKeyPath", source.client_key_path))
     files = ", ".join(f"{name} {path}" for name, path in paths if path)
     try:
-        return tls_context(
-            None if source.insecure_skip_verify else authorities, source.client_cert_path, source.client_key_path
-        )
+        return tls_context(None if source.insecure_skip_verify else authorities, source.client_cert_path, source.client_key_path)
     except OSError as refused:  # includes ssl.SSLError
         why = getattr(refused, "reason", None) or refused.strerror or "not PEM, or the key has a password"
         fix = "give PEM certificates, and for a client certificate its unencrypted PEM key"

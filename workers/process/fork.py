@@ -27,15 +27,7 @@ from workers.host.log import name_process
 TITLE = "epp: "  # begins the title of every child
 COMM_BYTES_MAX = 15
 MEANINGLESS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)  # all processes ignore them
-_IGNORED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGPIPE,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    *MEANINGLESS,
-)
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, *MEANINGLESS)
 
 
 PR_SET_PDEATHSIG = 1

@@ -135,9 +135,7 @@ class Generations:
         """Stores an offer in a file. Raises ValueError if it is too large."""
         blob = msgspec.msgpack.encode(offer)
         if len(blob) > BUNDLE_BYTES_MAX:
-            raise ValueError(
-                f"configuration and plugin files have {len(blob)} bytes together; at most {BUNDLE_BYTES_MAX} are possible"
-            )
+            raise ValueError(f"configuration and plugin files have {len(blob)} bytes together; at most {BUNDLE_BYTES_MAX} are possible")
         file = self._files[slot]
         os.ftruncate(file, 0)
         os.pwrite(file, zlib.crc32(blob).to_bytes(SUM_BYTES, "little"), 0)

@@ -169,13 +169,7 @@ class Instance:
     def not_for_trial(self) -> list[int]:
         """Descriptors that a trial child must not hold: with them, a process that a plugin starts could keep the pipes open."""
         pipes = self.pipes
-        ends = (
-            pipes.parent_pipe.writer,
-            pipes.workers_pipe.writer,
-            pipes.reports.reader,
-            *pipes.bus_readers,
-            *pipes.bus_writers,
-        )
+        ends = (pipes.parent_pipe.writer, pipes.workers_pipe.writer, pipes.reports.reader, *pipes.bus_readers, *pipes.bus_writers)
         return [*ends, *self.sockets.not_for_kv_events()]
 
     def unlink(self) -> None:
@@ -236,8 +230,7 @@ def locked_state(folder: str, instance: str) -> io.FileIO | None:
         with file:
             holder = file.read(HOLDER_BYTES_MAX).decode(errors="replace") or "another picker"
         raise StartError(
-            f"--state-dir {folder} is used by {holder} (its lock {path} is held): stop that picker, or give each picker a "
-            "folder of its own"
+            f"--state-dir {folder} is used by {holder} (its lock {path} is held): stop that picker, or give each picker a folder of its own"
         ) from None
     except OSError as refused:  # a file system without locks, or a full one
         log.warning("--state-dir may not be locked: no other picker may use it", file=path, why=refused.strerror)

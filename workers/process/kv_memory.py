@@ -69,12 +69,7 @@ class KvLayout:
 
     @property
     def parts(self) -> Mapping[str, Schema]:
-        return {
-            "kv_index": self.index,
-            "kv_links": self.links,
-            "kv_positions": self.positions,
-            "kv_documents": self.documents,
-        }
+        return {"kv_index": self.index, "kv_links": self.links, "kv_positions": self.positions, "kv_documents": self.documents}
 
 
 class KvMemory:

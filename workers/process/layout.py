@@ -129,11 +129,7 @@ class Family(NamedTuple):
     @property
     def labels(self) -> dict[str, str]:
         if self.extension_point:
-            return {
-                "extension_point": self.extension_point,
-                "plugin_type": self.plugin_type,
-                "plugin_name": self.plugin_name,
-            }
+            return {"extension_point": self.extension_point, "plugin_type": self.plugin_type, "plugin_name": self.plugin_name}
         return {"plugin_name": self.plugin_name, "plugin_type": self.plugin_type} if self.plugin_name else {}
 
 
@@ -198,23 +194,17 @@ class Layout:
         own = known.own if known.lane_end else len(groups)
         _check_names(self.families, groups)
 
-        self.table = table_schema_of(
-            _joined(known.columns, numeric), slots=options.max_endpoints, width=known.width or room_for(numeric)
-        )
+        self.table = table_schema_of(_joined(known.columns, numeric), slots=options.max_endpoints, width=known.width or room_for(numeric))
         self.lanes = lane_schema_of(
             self.families, slots=options.max_endpoints, lanes=self.seats, end=known.lane_end, spare=not known.lane_end
         )
-        self.names = Names(
-            self.table.columns, self.families[len(FIXED) :], groups, self.table.width, self.lanes.end, own
-        )
+        self.names = Names(self.table.columns, self.families[len(FIXED) :], groups, self.table.width, self.lanes.end, own)
         self._check_room(known)
         self.shown = shown if not flow else (*shown, CYCLES)
         self.shown_groups = (*GROUPS, *(FLOW_GROUPS if flow else ()), *self.plugin_groups)
         self.groups = (*GROUPS, *FLOW_GROUPS, *groups)
 
-        self.documents = document_schema_of(
-            options.max_endpoints, objects=bool(options.objects_dir or options.pool_given)
-        )
+        self.documents = document_schema_of(options.max_endpoints, objects=bool(options.objects_dir or options.pool_given))
         self.latency = latency_schema_of(options.max_endpoints)
         self.starts = StartsSchema(options.max_endpoints, self.workers_max)
         self.prefills = PrefillsSchema(self.workers_max)
@@ -229,9 +219,7 @@ class Layout:
         settings = Sources(options, config).kv_events
         self.kv_events: KvLayout | None = None
         if settings is not None:
-            self.kv_events = KvLayout(
-                min(settings.blocks_max or options.kv_index_blocks, options.kv_index_blocks), options.max_endpoints
-            )
+            self.kv_events = KvLayout(min(settings.blocks_max or options.kv_index_blocks, options.kv_index_blocks), options.max_endpoints)
         self._parts = self._parts_of_segments()
         self.plans: Mapping[str, Plan] = {segment: Plan(parts) for segment, parts in self._parts.items()}
 
@@ -298,12 +286,7 @@ class Layout:
         if self.remote is not None:
             lanes["remote"] = self.remote
         parts: dict[str, Mapping[str, Schema]] = {
-            "state": {
-                "table": self.table,
-                "documents": self.documents,
-                "latency": self.latency,
-                "reload": reload_status.SCHEMA,
-            },
+            "state": {"table": self.table, "documents": self.documents, "latency": self.latency, "reload": reload_status.SCHEMA},
             "lanes": lanes,
             "index": {"index": self.index},
         }
@@ -357,9 +340,7 @@ def document_schema_of(endpoints: int, *, objects: bool) -> DocumentSchema:
     `objects`: whether objectives and model rewrites can come from files or from the API.
     """
     listed = DOCUMENT_BYTES_PER_ENDPOINT * endpoints
-    return DocumentSchema(
-        (listed, listed, OBJECTIVES_BYTES if objects else BANDS_BYTES, REWRITES_BYTES if objects else 1)
-    )
+    return DocumentSchema((listed, listed, OBJECTIVES_BYTES if objects else BANDS_BYTES, REWRITES_BYTES if objects else 1))
 
 
 def latency_schema_of(endpoints: int) -> DocumentSchema:
@@ -372,9 +353,7 @@ def answers_schema_of(endpoints: int, workers: int) -> AnswersSchema:
     return AnswersSchema(endpoints, workers, KINDS, len(OUTCOMES))
 
 
-def lane_schema_of(
-    members: Sequence[Family], *, slots: int, lanes: int, end: int = 0, spare: bool = False
-) -> LaneSchema:
+def lane_schema_of(members: Sequence[Family], *, slots: int, lanes: int, end: int = 0, spare: bool = False) -> LaneSchema:
     """Returns the schema of the lanes, in which each process publishes its own numbers.
 
     `end`: see `LaneSchema`. `spare`: whether to leave room for histograms of later configurations.

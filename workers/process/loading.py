@@ -57,10 +57,7 @@ def read_plugins(folder: str) -> dict[str, bytes]:
 def surroundings_of(options: "Options") -> Surroundings:
     """Returns what the linter has to know about this picker to judge a configuration."""
     return Surroundings(
-        options.scrape_interval_s,
-        options.body_bytes_max,
-        cgroup_limit(),
-        leader_election=options.ha_enable_leader_election,
+        options.scrape_interval_s, options.body_bytes_max, cgroup_limit(), leader_election=options.ha_enable_leader_election
     )
 
 
@@ -71,12 +68,7 @@ def use_plugins(folder: str, given: Given) -> None:
 
 def load_given(options: "Options", given: Given) -> EffectiveConfig:
     """Loads a configuration whose plugins are registered. Raises ConfigErrors, PluginImportError."""
-    return load(
-        given.text,
-        given.source,
-        allow_experimental=options.allow_experimental_plugins,
-        surroundings=surroundings_of(options),
-    )
+    return load(given.text, given.source, allow_experimental=options.allow_experimental_plugins, surroundings=surroundings_of(options))
 
 
 def candidate(instance: Instance) -> Instance:

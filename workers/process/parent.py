@@ -153,9 +153,7 @@ class Parent:
     def _turn(self) -> None:
         """Waits for an event, then handles all pending events."""
         now = time.monotonic()
-        self._wait(
-            min(self._policy.next_deadline(now), self._reloads.next_deadline(now) if self._reloads else POLL_MAX_S)
-        )
+        self._wait(min(self._policy.next_deadline(now), self._reloads.next_deadline(now) if self._reloads else POLL_MAX_S))
         self._handle_signals()
         self._handle_reports()
         self._reap()
@@ -185,9 +183,7 @@ class Parent:
                 log.info("child gets SIGTERM: it drains", child=self._name(seat))
                 self._signal(seat, signal.SIGTERM)
             case Abort(seat, reason):
-                log.error(
-                    "child hangs, SIGABRT makes it print its stacks and end", child=self._name(seat), reason=reason
-                )
+                log.error("child hangs, SIGABRT makes it print its stacks and end", child=self._name(seat), reason=reason)
                 self._hung.update(self._pids_in(seat))
                 self._signal(seat, signal.SIGABRT)
             case Kill(seat, reason):
@@ -255,15 +251,9 @@ class Parent:
         if policy.workers != before:
             log.info("number of workers changed", workers=policy.workers, before=before)
         if wanted > policy.workers:
-            log.warning(
-                "SIGTTIN has no effect",
-                workers=policy.workers,
-                why="--workers-max allows no more: restart with a higher one",
-            )
+            log.warning("SIGTTIN has no effect", workers=policy.workers, why="--workers-max allows no more: restart with a higher one")
         elif wanted < policy.workers:
-            log.warning(
-                "SIGTTOU has no effect", workers=policy.workers, why="the last worker stays; SIGTERM ends the picker"
-            )
+            log.warning("SIGTTOU has no effect", workers=policy.workers, why="the last worker stays; SIGTERM ends the picker")
 
     def _handle_reports(self) -> None:
         for report in self._instance.reports.received():
@@ -284,9 +274,7 @@ class Parent:
             self._ready.add(report.seat)
             if not self._announced and SUPERVISOR in self._ready and any(map(self._is_worker, self._ready)):
                 self._announced = True
-                log.info(
-                    "the picker serves", **self._instance.sockets.ports(), tls=tls_in_words(self._instance.options)
-                )
+                log.info("the picker serves", **self._instance.sockets.ports(), tls=tls_in_words(self._instance.options))
             if self._deadline is not None and self._is_worker(report.seat):
                 self._signal(report.seat, signal.SIGTERM)  # again: the child ignored the first one while it started
 
@@ -317,14 +305,7 @@ class Parent:
         self._instance.roll.ended(seat, cause, cpu_s)
         said = {"said": error_text} if error_text and code not in INTENDED else {}
         write = log.info if code in INTENDED else log.error
-        write(
-            "child ended",
-            child=self._name(seat),
-            child_pid=pid,
-            ending=ending(code),
-            cause=cause.name.lower(),
-            **said,
-        )
+        write("child ended", child=self._name(seat), child_pid=pid, ending=ending(code), cause=cause.name.lower(), **said)
         if served and (hung or crashed(code)):
             self._suspect(seat)
         if self._reloads is not None:

@@ -25,9 +25,7 @@ def kept_secret(folder: str) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         pass  # if the folder is unusable, the write below reports it
     except OSError as refused:
-        log.warning(
-            "secret of --state-dir cannot be read: this picker uses a new one", file=str(path), why=refused.strerror
-        )
+        log.warning("secret of --state-dir cannot be read: this picker uses a new one", file=str(path), why=refused.strerror)
         return os.urandom(SECRET_BYTES)
     else:
         if len(secret) >= SECRET_BYTES_MIN:
@@ -37,9 +35,7 @@ def kept_secret(folder: str) -> bytes:
     try:
         replace_file(path, secret)
     except OSError as refused:
-        log.warning(
-            "secret of --state-dir cannot be written: each restart uses a new one", file=str(path), why=refused.strerror
-        )
+        log.warning("secret of --state-dir cannot be written: each restart uses a new one", file=str(path), why=refused.strerror)
     return secret
 
 

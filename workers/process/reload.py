@@ -125,11 +125,7 @@ class Reloads:
         self._pid = 0
         offer = self._generations.offered(self._slot)
         if offer is None or offer.pid != pid:
-            why = (
-                f"it took more than {TRIAL_S:g} s"
-                if self._rollout.late
-                else (f"its process ended before it was done: {ending(code)}")
-            )
+            why = f"it took more than {TRIAL_S:g} s" if self._rollout.late else (f"its process ended before it was done: {ending(code)}")
             offer = Offer(pid, f"error[trial]: the configuration was tried in a process of its own, and {why}")
         self._tell(TrialEnded(offer.bundle.hash if offer.bundle is not None else None, offer.text), now)
         return True
@@ -227,9 +223,7 @@ class Reloads:
         ended = said.finished > self._last.finished
         if ended:
             findings = {"findings": said.text} if said.text else {}
-            (log.info if said.successful else log.error)(
-                "reload", successful=said.successful, generation=generation, **findings
-            )
+            (log.info if said.successful else log.error)("reload", successful=said.successful, generation=generation, **findings)
         self._last = msgspec.structs.replace(
             self._last,
             finished=said.finished,
@@ -244,12 +238,7 @@ class Reloads:
     def _write(self) -> None:
         bundle = self._generations.current()
         self._last = msgspec.structs.replace(
-            self._last,
-            generation=bundle.number,
-            hash=bundle.hash,
-            source=bundle.source,
-            since=bundle.at,
-            tryout=self._tryout.status(),
+            self._last, generation=bundle.number, hash=bundle.hash, source=bundle.source, since=bundle.at, tryout=self._tryout.status()
         )
         self._status.write(0, reload_status.encode(self._last))
 

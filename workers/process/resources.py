@@ -110,9 +110,7 @@ class Memory:
         schema, region = self._series[group.name]
         names: GroupNames | None = None
         if caps is not None:  # a spare table has more labels than the group
-            names = (AtOnce if group.at_once else GroupNames)(
-                caps, (*group.labels, *schema.labels[len(group.labels) :])
-            )
+            names = (AtOnce if group.at_once else GroupNames)(caps, (*group.labels, *schema.labels[len(group.labels) :]))
         return SeriesWriter(schema, schema.lane(region, index), names=names)
 
     def series_reader(self, group: Group) -> SeriesReader:

@@ -399,10 +399,7 @@ class Rollout:
 
     def _finish(self, successful: bool, text: str, *, answers: bool) -> None:
         self._status = self._status._replace(
-            finished=self._status.finished + 1,
-            answered=self._status.answered + answers,
-            successful=successful,
-            text=text,
+            finished=self._status.finished + 1, answered=self._status.answered + answers, successful=successful, text=text
         )
 
     def _say(self, before: Say) -> None:

@@ -55,9 +55,7 @@ class Sources:
         self.pacing: Pacing = self._pacing(*self.scraped)
         self.fresh_for_s: float = fresh_for(self.pacing.interval_s, options.metrics_staleness_threshold_s)
         # What readers of the table believe.
-        self.believed = Fresh(
-            believed_for(self.pacing.interval_s, self.fresh_for_s), paced=self.pacing.budget is not None
-        )
+        self.believed = Fresh(believed_for(self.pacing.interval_s, self.fresh_for_s), paced=self.pacing.budget is not None)
 
     @property
     def scrapes(self) -> bool:
@@ -106,11 +104,7 @@ class Sources:
         budget that is set counts in any case.
         """
         read = {column.name for column in self._config.pipeline.columns} & {key.name for key in extractor.produces}
-        fixed = (
-            source.interval_s is not None
-            or "refresh_metrics_interval" in self._options.given
-            or not read <= KNOWN_BETWEEN_PAGES
-        )
+        fixed = source.interval_s is not None or "refresh_metrics_interval" in self._options.given or not read <= KNOWN_BETWEEN_PAGES
         budget = source.budget if source.budget is not None or fixed else METRICS_BUDGET
         return Pacing(source.interval_s or self._options.scrape_interval_s, budget)
 

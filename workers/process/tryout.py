@@ -64,20 +64,9 @@ class Tryout:
         if bundle is None:
             return None
         in_force, candidate = self._since()
-        agreed, differed, failed = (
-            now - then for now, then in zip(self._compared(), self._compared_before, strict=True)
-        )
+        agreed, differed, failed = (now - then for now, then in zip(self._compared(), self._compared_before, strict=True))
         return TryoutStatus(
-            bundle.number,
-            bundle.hash,
-            bundle.source,
-            bundle.share,
-            bundle.at,
-            in_force,
-            candidate,
-            agreed,
-            differed,
-            failed,
+            bundle.number, bundle.hash, bundle.source, bundle.share, bundle.at, in_force, candidate, agreed, differed, failed
         )
 
     def _since(self) -> tuple[Side, Side]:

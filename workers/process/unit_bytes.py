@@ -64,11 +64,5 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
         + PrefillsSchema(1).bytes
         + answers_schema_of(endpoints, 1).row_bytes
         + lane,
-        fixed=reload_status.SCHEMA.bytes
-        + alone
-        + model
-        + few
-        - entry * entries
-        + lane
-        + bare,  # the supervisor's lane, and histograms
+        fixed=reload_status.SCHEMA.bytes + alone + model + few - entry * entries + lane + bare,  # the supervisor's lane, and histograms
     )

@@ -81,9 +81,7 @@ def parse_address(url: str) -> Address:
     except ValueError:
         raise ValueError("the host is malformed; write an IPv6 address in brackets") from None
     if "@" in parts.path + parts.query + parts.fragment:
-        raise ValueError(
-            "the URL has an '@' behind the host; in a password write ? as %3F, / as %2F, # as %23; elsewhere @ as %40"
-        )
+        raise ValueError("the URL has an '@' behind the host; in a password write ? as %3F, / as %2F, # as %23; elsewhere @ as %40")
     if parts.fragment:
         raise ValueError("the URL has a '#'; write it as %23 in a password")
     credentials, _, places = parts.netloc.rpartition("@")

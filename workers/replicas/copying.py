@@ -122,9 +122,7 @@ def take_over(part: Model, learned: Learned, places: Places) -> bool:
         raise NotUsable("malformed")
     here = places.slots
     try:
-        return learned.adopt(
-            part.state, {s: here[key] for s, key in zip(part.slots, part.keys, strict=True) if key in here}
-        )
+        return learned.adopt(part.state, {s: here[key] for s, key in zip(part.slots, part.keys, strict=True) if key in here})
     except UnusableModel:
         raise NotUsable("malformed") from None
 

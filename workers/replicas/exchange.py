@@ -45,9 +45,7 @@ USED_S = 3.2  # a link that lasted so long begins the delays anew
 CONNECT_S = 3.0  # with what Sentinel or a cluster is asked
 KEEP_S = 10.0  # between two looks whether the store still has what replicas need
 SETTLED_S = 1.0  # by then a new replica has heard all others
-UNNUMBERED = (
-    "the replica store does not count replicas: of two with one name, the earlier one may be the one that counts"
-)
+UNNUMBERED = "the replica store does not count replicas: of two with one name, the earlier one may be the one that counts"
 AWAY = "the replica store cannot be used: this replica goes on alone"
 FOREIGN = (
     "replicas have different secrets of block hashes: they share no prefixes. Restart those that started while the store was away, "
@@ -256,9 +254,7 @@ class Exchange:
         except StoreError as refused:  # an answer; messages pass all the same
             if refused.why in ("slow", "unreachable"):
                 raise
-            self.notices.problem(
-                "the store has no secret of block hashes: replicas that start now share no prefixes", str(refused)
-            )
+            self.notices.problem("the store has no secret of block hashes: replicas that start now share no prefixes", str(refused))
 
     def _heard(self, data: bytes, *, copy: bool) -> None:
         """Merges a message. `copy`: it is a slice of another replica's index."""
@@ -298,9 +294,7 @@ class Exchange:
     def _message(self, now: float) -> bytes | None:
         """Returns the next message; None if there is nothing to say."""
         if self.others.superseded(now):
-            self.notices.problem(
-                "another replica with this one's name has started later: this one is silent", self.others.name
-            )
+            self.notices.problem("another replica with this one's name has started later: this one is silent", self.others.name)
             self._silent = True
             return None
         self._follow_endpoints()

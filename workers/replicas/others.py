@@ -15,16 +15,7 @@ from collections import Counter
 from compiled.calls import merge_loads
 from workers.replicas.rates import Rate
 from workers.replicas.reading import decode, sender
-from workers.replicas.wire import (
-    EPOCH_FOLLOWED_MAX,
-    REQUESTS_MAX,
-    ROW,
-    ROWS_MAX,
-    TOKENS_MAX,
-    Flow,
-    Message,
-    NotUsable,
-)
+from workers.replicas.wire import EPOCH_FOLLOWED_MAX, REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, Flow, Message, NotUsable
 
 FADE_S = 1.0
 REMEMBERED_S = 30.0

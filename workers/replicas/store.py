@@ -42,10 +42,7 @@ VERSION = 1
 SECRET = re.compile(rb"[0-9a-f]{16}")
 NUMBER = re.compile(rb"[0-9]{1,19}")
 CLIENT = re.compile(r"<redis\..*?> - ")  # how the client names itself in its own texts
-REFUSED = (
-    "username-password",
-    "AuthenticationError",
-)  # also within the client's own texts, such as that on several Sentinels
+REFUSED = ("username-password", "AuthenticationError")  # also within the client's own texts, such as that on several Sentinels
 ANSWERS = {  # first word of an error that the store answers -> label
     "NOAUTH": "refused", "WRONGPASS": "refused", "NOPERM": "denied", "OOM": "full", "READONLY": "read-only", "MISCONF": "read-only",
 }  # fmt: skip
@@ -208,9 +205,7 @@ class Link:
             await self.command("SET", self.names.secret, offered, "NX")
             held = await self.command("GET", self.names.secret)
         if not isinstance(held, bytes) or SECRET.fullmatch(held) is None:
-            raise StoreError(
-                "foreign", f"{self.names.secret} in the store is not a secret of this picker: delete the key"
-            )
+            raise StoreError("foreign", f"{self.names.secret} in the store is not a secret of this picker: delete the key")
         return held
 
 

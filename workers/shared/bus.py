@@ -27,18 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epp.learning.samples import CorruptSamples, is_samples
-from epp.prefix.updates import (
-    CACHED,
-    FORGET,
-    FRAME_BYTES_MAX,
-    LEARN,
-    SINGLE_BYTES_MAX,
-    CorruptFrame,
-    Frame,
-    decode,
-    frames,
-    single,
-)
+from epp.prefix.updates import CACHED, FORGET, FRAME_BYTES_MAX, LEARN, SINGLE_BYTES_MAX, CorruptFrame, Frame, decode, frames, single
 from epp.recording.batches import CorruptPacket, is_records
 
 FLUSH_S: Final = 0.008
@@ -75,9 +64,7 @@ RHYTHM: Final = Rhythm()
 class BusWriter:
     """Sends a worker's updates to the bus. Calls `on_frame` for each frame that it sends, and `on_drop` for each that it drops."""
 
-    def __init__(
-        self, descriptor: int, on_drop: Callable[[], object], on_frame: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, descriptor: int, on_drop: Callable[[], object], on_frame: Callable[[], object] = lambda: None) -> None:
         self._descriptor = descriptor
         self._on_drop = on_drop
         self._on_frame = on_frame

@@ -64,15 +64,7 @@ class Recent:
         self._now = now
         self._log = log
 
-    def add(
-        self,
-        now: float,
-        request: Request,
-        decision: Decision | None,
-        refused: Refused | None = None,
-        *,
-        used: Used,
-    ) -> None:
+    def add(self, now: float, request: Request, decision: Decision | None, refused: Refused | None = None, *, used: Used) -> None:
         """Records that a request was decided or refused. `now`: monotonic seconds. `used`: the pipeline that made the decision."""
         if refused is not None:  # drop the traceback, too, because its frames hold the body
             drop_prompt(request)
@@ -138,9 +130,7 @@ class Publisher:
 class Asking:
     """The supervisor's side: asks all workers for explanations and reads their answers."""
 
-    def __init__(
-        self, lane: Lane, lanes: Lanes, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]
-    ) -> None:
+    def __init__(self, lane: Lane, lanes: Lanes, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]) -> None:
         self._lane = lane
         self._lanes = lanes
         self._documents = documents

@@ -58,15 +58,9 @@ def write(run_dir: str, instance: str, secret: str, report: Report) -> None:
     findings the first FINDINGS_MAX are kept, with at most TEXT_MAX characters of each text. Raises OSError.
     """
     room, kept = FINDINGS_MAX, {}
-    checks = {
-        **report,
-        **_read(run_dir, instance, secret),
-        **report,
-    }  # this run's first, so that its findings have room
+    checks = {**report, **_read(run_dir, instance, secret), **report}  # this run's first, so that its findings have room
     for name, check in checks.items():
-        found = [
-            Finding(*(text[:TEXT_MAX] for text in msgspec.structs.astuple(each))) for each in check.findings[:room]
-        ]
+        found = [Finding(*(text[:TEXT_MAX] for text in msgspec.structs.astuple(each))) for each in check.findings[:room]]
         kept[name] = Check(check.at, found, _named(secret))
         room -= len(found)
     path = _path(run_dir, instance)

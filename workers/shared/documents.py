@@ -105,12 +105,5 @@ class NamesView:
 
 def _endpoint(r: EndpointRecord) -> Endpoint:
     return Endpoint(
-        name=r.name,
-        namespace=r.namespace,
-        host=r.host,
-        port=r.port,
-        labels=r.labels,
-        slot=r.slot,
-        generation=r.generation,
-        owner=r.owner,
+        name=r.name, namespace=r.namespace, host=r.host, port=r.port, labels=r.labels, slot=r.slot, generation=r.generation, owner=r.owner
     )

@@ -36,9 +36,7 @@ CALM_S = 60.0  # after this time without an ejection, the next back-off is the s
 TRIAL_S = 0.5
 SHARE_MAX = 0.5  # the part of the pool that may be ejected
 FAILURES = "failures"
-FAILURES_WHY = (
-    "it has failed its last requests without a success between them: connections failed, or its answers were 5xx"
-)
+FAILURES_WHY = "it has failed its last requests without a success between them: connections failed, or its answers were 5xx"
 MOVED = "requests"
 MOVED_WHY = "while it was ejected, the same requests failed at other endpoints: look at their clients"
 
@@ -140,9 +138,7 @@ class Ejections:
         outliers = self._outliers
         if outliers is None:
             return out
-        return {
-            slot: (*outliers.reason(slot), outliers.steps(slot) / STEPS) for slot in self._failing - out.keys()
-        } | out
+        return {slot: (*outliers.reason(slot), outliers.steps(slot) / STEPS) for slot in self._failing - out.keys()} | out
 
     def forget(self, slot: int) -> None:
         """Forgets the points and the ejection of a slot, because its endpoint has changed or left."""
@@ -190,9 +186,7 @@ class Ejections:
             self._points[slot] = points = self._points.get(slot, 0) + int(failed[slot])
             known = self._known.get(slot)
             if (known is not None and known.on_trial) or (
-                (known is None or not known.ejected)
-                and (points >= POINTS_TO_EJECT or pool[slot].refuses)
-                and self._may_eject(pool)
+                (known is None or not known.ejected) and (points >= POINTS_TO_EJECT or pool[slot].refuses) and self._may_eject(pool)
             ):
                 self._eject(slot, now, FAILURES, FAILURES_WHY)
                 yield slot, Step.EJECTED

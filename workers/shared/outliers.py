@@ -227,9 +227,7 @@ class Outliers:
             if answers.any():
                 self._add(kind, answers)
         needed = {kind for accused in self._accused.values() for kind in accused.own}
-        self._kinds = {
-            kind: each for kind, each in self._kinds.items() if kind in needed or each.counts[FAILED].sum() >= LITTLE
-        }
+        self._kinds = {kind: each for kind, each in self._kinds.items() if kind in needed or each.counts[FAILED].sum() >= LITTLE}
 
     def _add(self, kind: int, answers: Ints) -> None:
         evidence = self._kinds.get(kind)
@@ -268,12 +266,7 @@ class Outliers:
                 if z[at] >= Z_OUTLIER and own >= SHARE_MIN and worse[at] and self._fresh[slot] >= FAILED_MIN:
                     found.append((float(z[at]), slot))
             watched = now - self._watching_since >= SOLE_S
-            alone = (
-                watched
-                & (sent.sum() - sent < LITTLE)
-                & (sent >= SOLE_MIN)
-                & (certain[:, FAILED].sum(axis=0) >= FAILED_MIN)
-            )
+            alone = watched & (sent.sum() - sent < LITTLE) & (sent >= SOLE_MIN) & (certain[:, FAILED].sum(axis=0) >= FAILED_MIN)
             for at in np.flatnonzero(alone & (failed >= SOLE_SHARE_MIN * sent)).tolist():
                 self._reasons[used[at]] = self._reason(used[at], float(failed[at] / sent[at]), None, float(sent[at]))
                 found.append((0.0, used[at]))

@@ -119,9 +119,7 @@ def unpacked(data: bytes) -> Profile:
 class Asking:
     """The supervisor's side: asks one worker for a profile and reads the answer."""
 
-    def __init__(
-        self, lane: Lane, lanes: Lanes, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]
-    ) -> None:
+    def __init__(self, lane: Lane, lanes: Lanes, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]) -> None:
         self._lane = lane
         self._lanes = lanes
         self._documents = documents
@@ -161,9 +159,7 @@ class Asking:
 class Answering:
     """A worker's side: finds out whether the worker is asked, and publishes its answer."""
 
-    def __init__(
-        self, lanes: Lanes, lane: Lane, documents: DocumentWriter, index: int, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, lanes: Lanes, lane: Lane, documents: DocumentWriter, index: int, now: Callable[[], float]) -> None:
         self._lanes = lanes
         self._lane = lane
         self._documents = documents

@@ -40,16 +40,7 @@ SEED_MASK: Final = (1 << 64) - 1
 # Headers that the picker itself reads, besides those that its plugins declare.
 OWN_HEADERS: Final = ("content-encoding", *(name for names in GROUPS.values() for name in names))
 CRASHES: Final = frozenset(
-    -number
-    for number in (
-        signal.SIGSEGV,
-        signal.SIGBUS,
-        signal.SIGILL,
-        signal.SIGFPE,
-        signal.SIGABRT,
-        signal.SIGSYS,
-        signal.SIGTRAP,
-    )
+    -number for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
 )
 
 

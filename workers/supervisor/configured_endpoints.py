@@ -25,9 +25,7 @@ class Churn:
     go. Routing goes on meanwhile. Changes that come together are read once.
     """
 
-    def __init__(
-        self, path: str, report: Callable[..., None], count: Callable[[], None], now: Callable[[], float]
-    ) -> None:
+    def __init__(self, path: str, report: Callable[..., None], count: Callable[[], None], now: Callable[[], float]) -> None:
         """`count` is called for each change. `report(event, **fields)` is called at most every REPORT_EVERY_S."""
         self._path = path
         self._report = report
@@ -47,9 +45,7 @@ class Churn:
         if self._changes >= MANY and now >= self._report_at:
             self._report_at = now + REPORT_EVERY_S
             seconds = round(now - self._since, 1)
-            self._report(
-                "the endpoints file changes often", file=self._path, reads=self._changes, seconds=seconds, why=WHY
-            )
+            self._report("the endpoints file changes often", file=self._path, reads=self._changes, seconds=seconds, why=WHY)
 
 
 async def follow_configured(

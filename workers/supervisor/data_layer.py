@@ -22,14 +22,7 @@ from shm.prefix_writer import IndexWriter
 from shm.table import TableReader, TableWriter
 from workers.process.instance import Instance
 from workers.process.sources import METRICS_BUDGET
-from workers.shared.documents import (
-    DOCUMENT_NAMES,
-    ENDPOINTS,
-    EndpointsView,
-    Identity,
-    NamesView,
-    decode_endpoints,
-)
+from workers.shared.documents import DOCUMENT_NAMES, ENDPOINTS, EndpointsView, Identity, NamesView, decode_endpoints
 from workers.shared.ejection import Ejections
 from workers.shared.index_limits import IndexLimits
 from workers.shared.outliers import Outliers
@@ -196,13 +189,7 @@ class DataLayer:
         wanted = instance.layout.table_columns
         return [
             FurtherPages(
-                loop,
-                source,
-                extractor,
-                wanted=wanted,
-                pacing=pacing,
-                tls=instance.credentials.scrape_tls[source.name],
-                report=report,
+                loop, source, extractor, wanted=wanted, pacing=pacing, tls=instance.credentials.scrape_tls[source.name], report=report
             )
             for source, extractor, pacing in instance.sources.further
         ]
@@ -211,10 +198,7 @@ class DataLayer:
 def read_by(instance: Instance) -> list[object]:
     """Returns the parts of a configuration on which the data layer depends. If a reload leaves them equal, the data layer stays."""
     sources = instance.sources
-    used = [
-        sources.scraped,
-        *((source, extractor) for source, extractor, _ in sources.further),
-    ]
+    used = [sources.scraped, *((source, extractor) for source, extractor, _ in sources.further)]
     discovery = instance.config.discovery
     return [
         [(plugin.name, type(plugin), plugin.params) for pair in used for plugin in pair],

@@ -82,9 +82,7 @@ class ReloadEvents:
         generation = f"generation {status.generation} ({status.hash})"
         if status.successful:
             tried = status.tryout
-            beside = (
-                f"; candidate {tried.generation} ({tried.hash}) is tried {tried.share}" if tried is not None else ""
-            )
+            beside = f"; candidate {tried.generation} ({tried.hash}) is tried {tried.share}" if tried is not None else ""
             self._events.tell(RELOADED, f"{generation} is in force{beside}", warning=False)
             return
         reason = ROLLED_BACK if TAKEN_BACK in status.text else REFUSED

@@ -38,10 +38,7 @@ class LatencyKeeper:
     """The keeper of the latency model. `take` learns a frame; `start` begins to publish. Call `save` at the end."""
 
     def __init__(
-        self,
-        instance: Instance,
-        now: Callable[[], float] = time.monotonic,
-        surprised: Callable[[int], None] = lambda slot: None,
+        self, instance: Instance, now: Callable[[], float] = time.monotonic, surprised: Callable[[int], None] = lambda slot: None
     ) -> None:
         """`surprised(slot)`: is called when the endpoint of a slot was far slower than predicted."""
         layout, memory = instance.layout, instance.memory

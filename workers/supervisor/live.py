@@ -55,11 +55,7 @@ class Live:
     def pages(self) -> dict[str, Page]:
         """Returns the pages by path."""
         pages = StatePages(lambda: self._frames, self._history, now=time.monotonic)
-        return {
-            "/debug/state": pages.state,
-            "/debug/state/stream": pages.stream,
-            "/debug/state/history": pages.history,
-        }
+        return {"/debug/state": pages.state, "/debug/state/stream": pages.stream, "/debug/state/history": pages.history}
 
     def _sample(self) -> None:
         self._history.add(self._sampler.sample(time.monotonic()))

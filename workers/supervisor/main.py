@@ -189,9 +189,7 @@ class Supervisor:
         instance, background = self.instance, self.background
         cleanup.callback(background.close)
         remembered = None if self.predecessor.existed else self.index.load()
-        self.data = DataLayer(
-            instance, self.lane, self.index.writer, report, remembered=remembered, sink_of=self._sink_of
-        )
+        self.data = DataLayer(instance, self.lane, self.index.writer, report, remembered=remembered, sink_of=self._sink_of)
         cleanup.callback(lambda: self._of_data.close())
         self.data.start(self._of_data)
         background.every(HEARTBEAT_S, self._heartbeat)
@@ -200,18 +198,10 @@ class Supervisor:
         self.records = RecordKeeper(instance, self.lane)
         cleanup.callback(self.records.end)
         self.index.start(
-            background,
-            cleanup,
-            self.latency.take,
-            self.records.take,
-            lambda owner, tokens: self.data.limits.reported(owner, tokens),
+            background, cleanup, self.latency.take, self.records.take, lambda owner, tokens: self.data.limits.reported(owner, tokens)
         )
         scaling = ScalingSignal(
-            instance,
-            self.lane,
-            lambda: self.latency.model,
-            self.latency.prompt_s,
-            lambda: waiting_in(flow_lanes(self.instance)),
+            instance, self.lane, lambda: self.latency.model, self.latency.prompt_s, lambda: waiting_in(flow_lanes(self.instance))
         )
         background.every(READ_S, scaling.look)
         if self.exchange is not None:
@@ -242,9 +232,7 @@ class Supervisor:
         readiness = self.readiness
         elects = self.kubernetes is not None and self.kubernetes.candidacy is not None
         server = Server(asyncio.get_running_loop(), Limits(message=HEALTH_MESSAGE_BYTES_MAX))
-        server.serve(
-            self.instance.sockets.health, Health(readiness.ready, elects=elects, missing=readiness.missing).open
-        )
+        server.serve(self.instance.sockets.health, Health(readiness.ready, elects=elects, missing=readiness.missing).open)
         cleanup.callback(server.abort)
 
     def _follow_objects(self) -> None:
@@ -264,12 +252,7 @@ class Supervisor:
             self.kubernetes.tell_reloads()
             return
         self._following = await follow_configured(
-            self.instance,
-            self.data.table,
-            self.background,
-            report,
-            self._file_changed,
-            successor=self.predecessor.existed,
+            self.instance, self.data.table, self.background, report, self._file_changed, successor=self.predecessor.existed
         )
         self.readiness.loaded = True
 
@@ -305,9 +288,7 @@ class Supervisor:
             self.data.publish_counts()
             self._of_data.close()
             self._of_data = contextlib.ExitStack()
-            self.data = DataLayer(
-                instance, self.lane, self.index.writer, report, remembered=None, sink_of=self._sink_of
-            )
+            self.data = DataLayer(instance, self.lane, self.index.writer, report, remembered=None, sink_of=self._sink_of)
             self.data.start(self._of_data)
             for task in self._following:
                 task.cancel()

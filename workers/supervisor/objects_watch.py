@@ -69,9 +69,7 @@ class ObjectsWatch:
         self._inherited = False  # whether the document REWRITES may have rules of a predecessor
         self._objectives = Published(writer, OBJECTIVES, "objectives", report)
         self._rewrites = Published(writer, REWRITES, "model rewrites", report)
-        self._bands = BandPlaces(
-            static, flow.schema.bands if flow is not None else BANDS_MAX, empty=self._is_empty, now=now()
-        )
+        self._bands = BandPlaces(static, flow.schema.bands if flow is not None else BANDS_MAX, empty=self._is_empty, now=now())
         self._warned: frozenset[int] = frozenset()  # the waiting bands of the last warning
         self._warn_at = now()
 

@@ -99,9 +99,7 @@ class PagePort:
                 **self._profiles(),
                 **self._shown.live.pages(),
                 "/debug/decisions": DecisionsPage(asking, time.monotonic, answered=what_if.remember),
-                "/debug/decisions/recorded": RecordedPage(
-                    self._shown.recorded, Keyed(self._instance.credentials.prefix_seed)
-                ),
+                "/debug/decisions/recorded": RecordedPage(self._shown.recorded, Keyed(self._instance.credentials.prefix_seed)),
                 "/debug/receipt": self._receipts(asking, what_if),
                 "/debug/decisions/what-if": what_if,
                 **(file_pages() if self._instance.options.ui else {}),
@@ -245,14 +243,10 @@ class PagePort:
         sources = self._instance.sources
         types = [(source.type_name, extractor.type_name) for source, extractor, _ in sources.further]
         source, extractor = sources.scraped
-        return Readings(
-            ((source.type_name, extractor.type_name), *types), self._table.scrape_seconds, self._table.failing
-        )
+        return Readings(((source.type_name, extractor.type_name), *types), self._table.scrape_seconds, self._table.failing)
 
     def _index_figures(self) -> "IndexFigures":
         from workers.supervisor.pages.metrics import IndexFigures
 
         index, writer = self._shown.keeper, self._shown.keeper.writer
-        return IndexFigures(
-            writer.size, lambda: writer.evictions, lambda: writer.dropped, lambda: index.bus.corrupt, writer.freed
-        )
+        return IndexFigures(writer.size, lambda: writer.evictions, lambda: writer.dropped, lambda: index.bus.corrupt, writer.freed)

@@ -97,9 +97,7 @@ class RecordKeeper:
         self._assembler = Assembler()
         self._running: Running | None = None
         # Why nothing is recorded.
-        self._why_not = (
-            f"--record-dir is {OFF}" if options.record_dir == OFF else "no temporary folder can be written; set TMPDIR"
-        )
+        self._why_not = f"--record-dir is {OFF}" if options.record_dir == OFF else "no temporary folder can be written; set TMPDIR"
         self._timer: asyncio.TimerHandle | None = None
         lane.scalars[self._gauge] = 0  # a predecessor may have died while it recorded
 

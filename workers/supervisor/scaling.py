@@ -70,10 +70,7 @@ class ScalingSignal:
                 ready=int((copy.state[slots] == State.FRESH).sum()),
                 arrived=routed + counted["load_refusals_total"],
                 finished=routed - int(self._lanes.inflight(len(copy.rows)).sum()),
-                places=sum(
-                    batch_share(model, slot, float(n), float(used))
-                    for slot, n, used in zip(slots, running, usage, strict=True)
-                ),
+                places=sum(batch_share(model, slot, float(n), float(used)) for slot, n, used in zip(slots, running, usage, strict=True)),
                 waiting=float(waiting.sum()) + self._waiting(),
                 prompt_s=self._prompt_s(),
             )
@@ -84,9 +81,7 @@ class ScalingSignal:
         scalars, place, signal = self._lane.scalars, self._lane.schema.scalar, self._signal
         scalars[place[REPLICAS_NEEDED]] = signal.needed or 0
         headroom = signal.headroom
-        scalars[place[HEADROOM]] = (
-            UNKNOWN_HEADROOM if headroom is None else round(THOUSANDTHS * max(HEADROOM_LEAST, headroom))
-        )
+        scalars[place[HEADROOM]] = UNKNOWN_HEADROOM if headroom is None else round(THOUSANDTHS * max(HEADROOM_LEAST, headroom))
 
 
 def waiting_in(flow: FlowLanes | None) -> int:

@@ -34,9 +34,7 @@ class BlindWatch:
     have been without metrics for LONG_S while requests waited, and again only after that has ended and AGAIN_S have passed.
     """
 
-    def __init__(
-        self, detector: str, waiting: Callable[[], int], unseen: Callable[[], Unseen], report: Callable[..., None]
-    ) -> None:
+    def __init__(self, detector: str, waiting: Callable[[], int], unseen: Callable[[], Unseen], report: Callable[..., None]) -> None:
         """`detector`: the name of the saturation detector. `waiting`: returns the number of waiting requests in all workers.
 
         `unseen`: counts the endpoints without metrics; called only while requests wait.

@@ -33,9 +33,7 @@ LONG_QUEUE = 64  # connections that wait for `accept`
 QUEUE_SHARE = 4
 AT_ONCE = 64
 FORGET = 5 * RETRY  # if the socket was not readable for this time, another worker has served it
-QUEUED_AT = (
-    24  # bytes into Linux's struct tcp_info: tcpi_unacked, which is the length of the queue of a listening socket
-)
+QUEUED_AT = 24  # bytes into Linux's struct tcp_info: tcpi_unacked, which is the length of the queue of a listening socket
 NO_ROOM_PAUSE = 0.05
 NO_DESCRIPTORS_PAUSE = 0.1
 LOG_EVERY = 10.0

@@ -3,17 +3,7 @@
 from collections.abc import Callable
 
 from workers.transport.deadlines import Deadlines
-from workers.transport.frames import (
-    END_HEADERS,
-    END_STREAM,
-    PADDED,
-    PRIORITISED,
-    WINDOW_MAX,
-    WORD,
-    ConnectionFault,
-    Error,
-    unpadded,
-)
+from workers.transport.frames import END_HEADERS, END_STREAM, PADDED, PRIORITISED, WINDOW_MAX, WORD, ConnectionFault, Error, unpadded
 from workers.transport.headers import BrokenBlock, ClientKind, HeaderDecoder, RequestHead, TooManyHeaders, client_kind
 from workers.transport.interface import Application, Status
 from workers.transport.session import Session
@@ -37,24 +27,10 @@ class UnfinishedBlock:
 class HeaderBlocks:
     """Reads the header blocks of one connection, and opens its streams."""
 
-    __slots__ = (
-        "_application",
-        "_deadlines",
-        "_decoder",
-        "_on_deadline",
-        "_session",
-        "begun",
-        "client",
-        "unfinished",
-        "used",
-    )
+    __slots__ = ("_application", "_deadlines", "_decoder", "_on_deadline", "_session", "begun", "client", "unfinished", "used")
 
     def __init__(
-        self,
-        session: Session,
-        application: Application,
-        deadlines: Deadlines[ServerStream],
-        on_deadline: Callable[[], None],
+        self, session: Session, application: Application, deadlines: Deadlines[ServerStream], on_deadline: Callable[[], None]
     ) -> None:
         self._session = session
         self._application = application

@@ -41,9 +41,7 @@ _TIMEOUT: Final = re.compile(rb"\d{1,8}[HMSmun]")
 _SECONDS: Final = {ord("H"): 3600.0, ord("M"): 60.0, ord("S"): 1.0, ord("m"): 1e-3, ord("u"): 1e-6, ord("n"): 1e-9}
 _BAD_VALUE: Final = re.compile(rb"[\x00\r\n]")
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
-_CONNECTION_FIELDS: Final = frozenset(
-    (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
-)
+_CONNECTION_FIELDS: Final = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 
 
 class BrokenBlock(Exception):

@@ -65,17 +65,7 @@ CONNECTION_CREDIT_LOW: Final = CONNECTION_CREDIT // 2
 class Connection(Session):
     """One HTTP/2 connection: reads its frames. The driver calls its methods."""
 
-    __slots__ = (
-        "_began",
-        "_blocks",
-        "_control",
-        "_credit",
-        "_expecting",
-        "_later",
-        "_preface",
-        "_rest",
-        "_timeouts",
-    )
+    __slots__ = ("_began", "_blocks", "_control", "_credit", "_expecting", "_later", "_preface", "_rest", "_timeouts")
 
     def __init__(
         self,

@@ -80,13 +80,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.message < 16 * 1024:
-            raise ValueError(
-                f"message limit of {self.message} bytes is smaller than one HTTP/2 frame: set it to 16384 or more"
-            )
+            raise ValueError(f"message limit of {self.message} bytes is smaller than one HTTP/2 frame: set it to 16384 or more")
         if not 1 <= self.streams_first <= self.streams_max:
-            raise ValueError(
-                f"stream limits {self.streams_first} (first) and {self.streams_max} (most): need 1 <= first <= most"
-            )
+            raise ValueError(f"stream limits {self.streams_first} (first) and {self.streams_max} (most): need 1 <= first <= most")
 
 
 # Called with (handlers, bytes): gives up unfinished requests until this number of bytes is free. Chooses among the streams of these

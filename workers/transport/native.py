@@ -19,14 +19,7 @@ from workers.transport.handshakes import HandshakePace
 from workers.transport.headers import ClientKind
 from workers.transport.http2 import Connection
 from workers.transport.interface import Application, Clock, Handler
-from workers.transport.limits import (
-    HANDSHAKE_SECONDS,
-    LINGER_SECONDS,
-    SLOW_HANDSHAKE_SECONDS,
-    Budget,
-    Limits,
-    connections_max_here,
-)
+from workers.transport.limits import HANDSHAKE_SECONDS, LINGER_SECONDS, SLOW_HANDSHAKE_SECONDS, Budget, Limits, connections_max_here
 from workers.transport.room import Room
 from workers.transport.turn import Turn
 
@@ -241,8 +234,7 @@ class Server:
         self.turn = Turn(loop)
         self._accepting = accepting
         self._room = Room(
-            connections_max_here() if connections_max is None else connections_max,
-            lambda host: self.on_abuse(f"connections: from {host}"),
+            connections_max_here() if connections_max is None else connections_max, lambda host: self.on_abuse(f"connections: from {host}")
         )
         self._full = FullConnections(accepting.anywhere or (lambda: self.accepted))
         self._protocols: set[ServerProtocol] = set()
@@ -258,20 +250,13 @@ class Server:
 
     # Methods for the worker.
 
-    def serve(
-        self,
-        listening: socket.socket,
-        application: Application,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> None:
+    def serve(self, listening: socket.socket, application: Application, ssl_context: ssl.SSLContext | None = None) -> None:
         """Accepts connections from a socket that already listens."""
         listening.setblocking(False)
         self.application = application
         self._ssl_context = ssl_context
         accepting = self._accepting
-        self._gate = Gate(
-            self.loop, listening, self.load, accepting.others, self._take, self._room_left, accepting.failed
-        )
+        self._gate = Gate(self.loop, listening, self.load, accepting.others, self._take, self._room_left, accepting.failed)
         self._gate.open()
         if self._ticker is None:
             self._ticker = self.loop.call_later(TICK, self._tick)
@@ -409,10 +394,7 @@ class Server:
                 accepted.close()
                 return
             await self.loop.connect_accepted_socket(
-                lambda: ServerProtocol(self),
-                accepted,
-                ssl=self._ssl_context,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS if secure else None,
+                lambda: ServerProtocol(self), accepted, ssl=self._ssl_context, ssl_handshake_timeout=HANDSHAKE_SECONDS if secure else None
             )
         except TimeoutError:  # of the first bytes
             accepted.close()

@@ -16,17 +16,7 @@ from workers.transport.stream import ServerStream
 class Output(Link):
     """Sends the frames of one connection."""
 
-    __slots__ = (
-        "_budget",
-        "_driver_wake",
-        "blocked_since",
-        "frame_max",
-        "granted",
-        "held",
-        "held_max",
-        "initial_window",
-        "streams",
-    )
+    __slots__ = ("_budget", "_driver_wake", "blocked_since", "frame_max", "granted", "held", "held_max", "initial_window", "streams")
 
     def __init__(self, now: float, wake: Callable[[], None], limits: Limits, budget: Budget) -> None:
         super().__init__(now, limits)

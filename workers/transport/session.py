@@ -167,11 +167,7 @@ class Session(Output):
         """Sends our own preface, once."""
         if not self._greeted:
             self._greeted = True
-            settings = (
-                (MAX_STREAMS, self.stream_limit),
-                (INITIAL_WINDOW, STREAM_CREDIT),
-                (HEADER_LIST, self.limits.header_list),
-            )
+            settings = ((MAX_STREAMS, self.stream_limit), (INITIAL_WINDOW, STREAM_CREDIT), (HEADER_LIST, self.limits.header_list))
             self.send_frame(SETTINGS, 0, 0, b"".join([SETTING.pack(name, value) for name, value in settings]))
             self.send_frame(WINDOW_UPDATE, 0, 0, WORD.pack(CONNECTION_CREDIT - WINDOW_FIRST))
 

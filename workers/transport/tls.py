@@ -73,9 +73,7 @@ def read(settings: Settings) -> Material:
     """Reads the files. Without a directory, creates a new self-signed pair. Raises TlsError."""
     client_ca = b""
     if settings.client_ca is not None:
-        client_ca = _content(
-            settings.client_ca, settings.client_ca_flag, "it needs the PEM certificates of clients' CAs"
-        )
+        client_ca = _content(settings.client_ca, settings.client_ca_flag, "it needs the PEM certificates of clients' CAs")
     if settings.directory is None:
         return Material(*self_signed(), client_ca)
     needs = "the certificate directory needs tls.crt and tls.key, both readable"
@@ -123,9 +121,7 @@ def _require_clients_of(context: ssl.SSLContext, settings: Settings, client_ca: 
             context.load_verify_locations(path)
     except ssl.SSLError as error:
         reason = error.reason or "not PEM"
-        raise TlsError(
-            f"{settings.client_ca_flag}: {settings.client_ca}: not usable ({reason}); need PEM certificates, of CAs"
-        ) from None
+        raise TlsError(f"{settings.client_ca_flag}: {settings.client_ca}: not usable ({reason}); need PEM certificates, of CAs") from None
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     context.verify_mode = ssl.CERT_REQUIRED
 
@@ -182,9 +178,5 @@ def self_signed() -> tuple[bytes, bytes]:
     )
     return (
         certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )

@@ -36,8 +36,5 @@ def speaks_plaintext(begin: bytes | bytearray) -> bool:
 def http1_answer(begin: bytes | bytearray, *, secure: bool = False) -> bytes:
     """Returns the whole answer to an HTTP/1 request. `secure`: the port requires TLS, and the request came without it."""
     text = f"This is {WHAT}{' within TLS' if secure else ''}. Pages are on the metrics port (default 9090).\n".encode()
-    head = (
-        "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n"
-        f"content-length: {len(text)}\r\nconnection: close\r\n\r\n"
-    )
+    head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\nconnection: close\r\n\r\n"
     return head.encode() + (b"" if begin.startswith(b"HEAD ") else text)

@@ -79,9 +79,7 @@ class Loading:
         self._loop.call_soon_threadsafe(self._done, found)
 
     def _late(self) -> None:
-        self._done(
-            TimeoutError(f"the configuration is not loaded after {LOAD_S:g} s: a constructor of a plugin may hang")
-        )
+        self._done(TimeoutError(f"the configuration is not loaded after {LOAD_S:g} s: a constructor of a plugin may hang"))
 
     def _done(self, found: Instance | BaseException) -> None:
         then, self._then = self._then, lambda _loading, _found: None

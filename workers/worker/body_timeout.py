@@ -104,11 +104,7 @@ class BodyRelief:
 
     def _relieve(self, among: Sequence[Handler] | None, missing: int) -> None:
         now = self._now()
-        found = [
-            (size, now - stream.received_at, stream)
-            for stream in self._streams(among)
-            if (size := stream.unfinished()) > 0
-        ]
+        found = [(size, now - stream.received_at, stream) for stream in self._streams(among) if (size := stream.unfinished()) > 0]
         found.sort(key=lambda one: one[0] * (one[1] + NEW_S), reverse=True)
         for size, age, stream in found:
             if missing <= 0:

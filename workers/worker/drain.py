@@ -43,9 +43,7 @@ class Draining(Protocol):
 class Drain:
     """Drains one worker, in at most `timeout_s` + RELIEF_S + REFUSED_S + CLOSED_S."""
 
-    def __init__(
-        self, server: Draining, *, timeout_s: float, hurried: Callable[[], bool], refuse_waiting: Callable[[], int]
-    ) -> None:
+    def __init__(self, server: Draining, *, timeout_s: float, hurried: Callable[[], bool], refuse_waiting: Callable[[], int]) -> None:
         """`hurried`: whether the parent wants the drain to end now.
 
         `refuse_waiting` refuses undecided requests and returns their number.

@@ -51,9 +51,7 @@ class Faults:
         if (plugin.name, BLOCKS) not in self._remarked:
             self._remarked.add((plugin.name, BLOCKS))
             why = f"{BLOCKS}: {ADVICE}" if foreign(type(plugin)) else BLOCKS
-            log.warning(
-                "plugin blocks the worker", plugin=plugin.name, point=point, cpu_ms=round(seconds * 1e3), why=why
-            )
+            log.warning("plugin blocks the worker", plugin=plugin.name, point=point, cpu_ms=round(seconds * 1e3), why=why)
 
     def policy_failed(self, plugin: str, problem: BaseException) -> None:
         """Counts and logs a policy of flow control that raised an exception. A built-in rule has decided in its place."""

@@ -77,11 +77,7 @@ def flow_control(
 
 
 def _prepare_evictions(
-    instance: Instance,
-    worker: int,
-    control: FlowControl,
-    objectives: ObjectivesView,
-    series: Callable[[Group], SeriesWriter],
+    instance: Instance, worker: int, control: FlowControl, objectives: ObjectivesView, series: Callable[[Group], SeriesWriter]
 ) -> None:
     """Creates what in-flight eviction needs, if this configuration is the first that evicts. A worker keeps it to its own end."""
     plan, flow_lanes, wakeups = instance.config.flow, instance.memory.flow, instance.pipes.wakeups
@@ -116,11 +112,7 @@ def _use_evictions(instance: Instance, control: FlowControl) -> None:
 
 def grace(instance: Instance, plan: FlowPlan) -> float:
     """Returns the time until the detector sees the effect of an eviction, in seconds."""
-    return grace_s(
-        counted=type(plan.detector).type_name == COUNTED,
-        interval_s=instance.sources.pacing.interval_s,
-        scrape_s=SCRAPE_S_MAX,
-    )
+    return grace_s(counted=type(plan.detector).type_name == COUNTED, interval_s=instance.sources.pacing.interval_s, scrape_s=SCRAPE_S_MAX)
 
 
 def _waits(flow_lanes: FlowLanes, objectives: ObjectivesView) -> Callable[[int], bool]:

@@ -74,9 +74,7 @@ class Kept:
             bus.send,
         )
         self.prefills = Prefills(instance.layout.prefills, instance.memory.prefills, index)
-        self.answers = AnswerCounts(
-            AnswersWriter(instance.layout.answers, instance.memory.answers, index), time.monotonic
-        )
+        self.answers = AnswerCounts(AnswersWriter(instance.layout.answers, instance.memory.answers, index), time.monotonic)
         lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
         self.records = RecordSender(index, bus.offer, lambda records: lost(n=records))
         self.sample = Sample()

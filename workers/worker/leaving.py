@@ -71,9 +71,7 @@ class Exit:
 
         loop.call_later(LOOK_S, look)
 
-    async def drain(
-        self, serving: Serving, flow: Callable[[], FlowControl | None], *, orphaned: Callable[[], bool]
-    ) -> None:
+    async def drain(self, serving: Serving, flow: Callable[[], FlowControl | None], *, orphaned: Callable[[], bool]) -> None:
         """Drains together with all other workers if the picker stops or the parent is gone. Otherwise drains alone."""
         instance = self._instance
 

@@ -172,8 +172,7 @@ class Worker:
         loop.remove_reader(self.instance.pipes.parent_pipe.reader)
         self._orphaned = True
         log.warning(
-            "the parent is gone: this worker ends when all streams have ended",
-            drain_timeout_s=self.instance.options.drain_timeout_s,
+            "the parent is gone: this worker ends when all streams have ended", drain_timeout_s=self.instance.options.drain_timeout_s
         )
         stopping.set()
 

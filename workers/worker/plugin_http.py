@@ -69,9 +69,7 @@ class HttpClient:
         import aiohttp
 
         self._failed = aiohttp.ClientError
-        connector = aiohttp.TCPConnector(
-            limit=CONNECTIONS_MAX, limit_per_host=CONNECTIONS_PER_HOST, keepalive_timeout=KEPT_S
-        )
+        connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX, limit_per_host=CONNECTIONS_PER_HOST, keepalive_timeout=KEPT_S)
         return aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None),

@@ -22,22 +22,9 @@ OnFailure = Callable[[BaseException], None]
 class Work:
     """One running coroutine of a plugin. Implements `epp.plugin.Waiting`."""
 
-    __slots__ = (
-        "_awaited",
-        "_late",
-        "_loop",
-        "_on_failure",
-        "_owner",
-        "_task",
-        "_timeout_s",
-        "_timer",
-        "_waiters",
-        "_what",
-    )
+    __slots__ = ("_awaited", "_late", "_loop", "_on_failure", "_owner", "_task", "_timeout_s", "_timer", "_waiters", "_what")
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, what: str, timeout_s: float, on_failure: OnFailure, owner: object | None
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, what: str, timeout_s: float, on_failure: OnFailure, owner: object | None) -> None:
         self._loop = loop
         self._owner = owner
         self._what = what
@@ -111,9 +98,7 @@ class Background:
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._closed = False
 
-    def spawn(
-        self, work: Coroutine[Any, Any, Any], timeout_s: float, what: str = "", *, owner: object | None = None
-    ) -> Work:
+    def spawn(self, work: Coroutine[Any, Any, Any], timeout_s: float, what: str = "", *, owner: object | None = None) -> Work:
         """Starts a coroutine. Raises ProducerFailed while WORK_MAX coroutines run, and after `close`."""
         what = what or getattr(work, "__qualname__", "work")
         if self._closed or len(self._tasks) >= WORK_MAX:

@@ -30,9 +30,7 @@ Rewriting = Callable[[str], str | None]
 class RewritesView:
     """The rewrite rules as one worker sees them. Keeps the last version if the document cannot be read."""
 
-    def __init__(
-        self, reader: DocumentReader, decisions: SeriesWriter, caps: LabelCaps, random: Callable[[], float]
-    ) -> None:
+    def __init__(self, reader: DocumentReader, decisions: SeriesWriter, caps: LabelCaps, random: Callable[[], float]) -> None:
         """`random` returns a number from [0, 1)."""
         self._reader = reader
         self._words, self._at = reader.version_word(REWRITES)

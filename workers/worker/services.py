@@ -96,9 +96,7 @@ class WorkerServices:
     def every(self, seconds: float, act: Callable[[], object]) -> None:
         self._background.every(seconds, act, owner=self._owner)
 
-    def http(
-        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"", *, timeout_s: float
-    ) -> Work:
+    def http(self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"", *, timeout_s: float) -> Work:
         if not self._clients:
             self._clients.append(HttpClient())
         fetched = self._clients[0].fetch(method, url, headers, body)

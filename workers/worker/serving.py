@@ -57,13 +57,7 @@ class Serving:
             from workers.transport import grpcio
 
             grpcio_server = grpcio.Server(
-                loop,
-                limits,
-                self._budget,
-                on_abuse=self._fault,
-                on_error=self._on_error,
-                clock=self._clock,
-                now=time.monotonic,
+                loop, limits, self._budget, on_abuse=self._fault, on_error=self._on_error, clock=self._clock, now=time.monotonic
             )
             grpcio_server.serve(instance.sockets.ext_proc, application, instance.credentials.ext_proc)
             self.server = grpcio_server

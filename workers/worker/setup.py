@@ -238,11 +238,7 @@ class Parts:
             columns=(*pipeline.columns, *(key for key in read if isinstance(key, Column))),
             fresh=instance.sources.believed,
             now=time.monotonic,
-            failures=Failures(
-                self._faults.producer_failed,
-                lambda problem: self.app.guards.on_fault(problem),
-                self._faults.shadow_failed,
-            ),
+            failures=Failures(self._faults.producer_failed, lambda problem: self.app.guards.on_fault(problem), self._faults.shadow_failed),
             honour_subsets=not instance.options.disable_endpoint_subset_filter,
             lane=1 + self._index,
         )
@@ -268,9 +264,7 @@ class Parts:
             return None
         if self.kept.traces is None:
             self.kept.traces = Exporter(open_exporter(options))
-        return Tracer(
-            pipeline, wrap, self.kept.traces.emit, ratio=options.ratio, parent_based=options.parent_based, rng=self._rng
-        )
+        return Tracer(pipeline, wrap, self.kept.traces.emit, ratio=options.ratio, parent_based=options.parent_based, rng=self._rng)
 
     def _telemetry(self, pipeline: Pipeline) -> Telemetry:
         match = match_name(pipeline.wiring)
@@ -288,27 +282,17 @@ class Parts:
 
     def _receipt(self, pipeline: Pipeline, request: Request, decision: Decision) -> str:
         """Returns the id of a receipt for a decision of this worker."""
-        receipt = receipt_of(
-            pipeline, request, decision, at=time.time(), worker=self._index, configuration=self.instance.number
-        )
+        receipt = receipt_of(pipeline, request, decision, at=time.time(), worker=self._index, configuration=self.instance.number)
         return self.kept.seal.seal(receipt, os.urandom(SALT_BYTES))
 
     def _make_recorder(self) -> Recorder:
         kept, instance = self.kept, self.instance
         config_hash = instance.generations.hash_of(instance.number)
-        return Recorder(
-            kept.records,
-            kept.keyed,
-            generation=instance.number,
-            config_hash=config_hash,
-            pipeline=instance.config.pipeline,
-        )
+        return Recorder(kept.records, kept.keyed, generation=instance.number, config_hash=config_hash, pipeline=instance.config.pipeline)
 
     def _flow(self, pool: SharedPool) -> FlowControl | None:
         kept, failed = self.kept, self._faults.policy_failed
-        flow = flow_control(
-            self.instance, self._index, self._lane, pool, self.objectives, self.series, kept.caps, failed, kept.flow
-        )
+        flow = flow_control(self.instance, self._index, self._lane, pool, self.objectives, self.series, kept.caps, failed, kept.flow)
         kept.flow = flow or kept.flow
         return flow
 

@@ -102,9 +102,7 @@ async def _prove(instance: Instance) -> None:
     if witness.first is not None:
         raise Unproven(_failed(*witness.first))
     if grown > LEAK_BYTES:
-        raise Unproven(
-            f"error[trial]: {REQUESTS - WARM} requests took {grown >> 20} MiB that they did not give back: a plugin leaks"
-        )
+        raise Unproven(f"error[trial]: {REQUESTS - WARM} requests took {grown >> 20} MiB that they did not give back: a plugin leaks")
 
 
 async def _decide(parts: Parts) -> None:

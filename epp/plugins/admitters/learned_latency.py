@@ -15,17 +15,7 @@ from epp.learning.costs import LearnedCosts, learned_costs
 from epp.learning.latency import TPOT_HEADERS, TTFT_HEADERS, objective_ms
 from epp.learning.margin import Expected, Margin
 from epp.metrics import Metric
-from epp.plugin import (
-    Admitter,
-    Filter,
-    PreRequest,
-    Profile,
-    ResponseComplete,
-    ResponseStreaming,
-    Services,
-    Waiting,
-    plugin,
-)
+from epp.plugin import Admitter, Filter, PreRequest, Profile, ResponseComplete, ResponseStreaming, Services, Waiting, plugin
 from epp.request import Request
 
 MS = 1000.0
@@ -183,8 +173,6 @@ class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseCo
 
 def _refused(soonest_s: float, left_s: float) -> Refused:
     if soonest_s == math.inf:
-        return Refused(
-            Cause.NOT_ADMITTED, "no endpoint is predicted to meet the objective for the time per output token"
-        )
+        return Refused(Cause.NOT_ADMITTED, "no endpoint is predicted to meet the objective for the time per output token")
     detail = f"the first token is predicted in {soonest_s:.1f} s, and the objective leaves {max(0.0, left_s):.1f} s"
     return Refused(Cause.NOT_ADMITTED, detail, max(1, min(RETRY_S_MAX, math.ceil(soonest_s - left_s))))

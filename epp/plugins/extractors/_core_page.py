@@ -25,16 +25,10 @@ from epp.plugins.extractors._pages import Extracted, ExtractError, check_whole
 from epp.plugins.extractors._ranks import Join, each, mean, total
 from epp.protocol.exposition import Finder, Malformed, Selector
 
-ADAPTER_LABELS: Final = {
-    ACTIVE_MODELS.name: b"running_lora_adapters",
-    WAITING_MODELS.name: b"waiting_lora_adapters",
-}
+ADAPTER_LABELS: Final = {ACTIVE_MODELS.name: b"running_lora_adapters", WAITING_MODELS.name: b"waiting_lora_adapters"}
 LOAD: Final = frozenset((WAITING.name, RUNNING.name, KV_USAGE.name))
 # Two names of one gauge. vLLM renamed it, so a configuration or a server may have either.
-_OTHER_NAMES: Final = {
-    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
-    "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
-}
+_OTHER_NAMES: Final = {"vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc", "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc"}
 _SIZES: Final = (CACHE_BLOCK_SIZE.name, CACHE_NUM_BLOCKS.name)
 _NO_SERIES: Final = "the page has no such series"
 _NAN: Final = float("nan")
@@ -121,17 +115,7 @@ class Reading:
 class Extraction:
     """Reads the wanted columns from the pages of one server. `engine`: which metrics of the server's engine fill which columns."""
 
-    __slots__ = (
-        "_adapters",
-        "_cache",
-        "_columns",
-        "_idle",
-        "_max_lora_at",
-        "_none",
-        "_product",
-        "_readings",
-        "_zeros",
-    )
+    __slots__ = ("_adapters", "_cache", "_columns", "_idle", "_max_lora_at", "_none", "_product", "_readings", "_zeros")
 
     def __init__(self, engine: Engine, wanted: Sequence[Column[Any]]) -> None:
         numeric = [column.name for column in wanted if column.type is not frozenset]

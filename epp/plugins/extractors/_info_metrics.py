@@ -77,9 +77,7 @@ class Cache:
             float(len({rank[: len(RANK)] for rank in by_rank})) if by_rank else -1.0,
         )
         self._counts = [
-            (place, min(value, COUNT_MAX))
-            for place, value in zip(self._places, values, strict=True)
-            if place >= 0 and value >= 0.0
+            (place, min(value, COUNT_MAX)) for place, value in zip(self._places, values, strict=True) if place >= 0 and value >= 0.0
         ]
 
     def _sizes(self, labels: Mapping[bytes, bytes]) -> tuple[float, float, float]:
@@ -159,9 +157,7 @@ class Adapters:
         names = [name for part in text.split(b",") if (name := part.strip())]
         if any(len(name) > ADAPTER_NAME_BYTES_MAX for name in names):
             selector = self._finder.selector
-            self._problems[f"{selector} name"] = (
-                f"{selector}: an adapter has a name over {ADAPTER_NAME_BYTES_MAX} bytes"
-            )
+            self._problems[f"{selector} name"] = f"{selector}: an adapter has a name over {ADAPTER_NAME_BYTES_MAX} bytes"
         return [name.decode("utf-8", "replace") for name in names if len(name) <= ADAPTER_NAME_BYTES_MAX]
 
 
@@ -173,7 +169,5 @@ def count(labels: Mapping[bytes, bytes], label: bytes, selector: Selector, probl
     if text.isdigit() and len(text) <= len(str(int(COUNT_MAX))):
         return float(text)
     shown = text[:60].decode("utf-8", "replace")
-    problems[f"{selector} {label.decode()}"] = (
-        f"{selector}: label {label.decode()}='{shown}' is not a count of 0 or more"
-    )
+    problems[f"{selector} {label.decode()}"] = f"{selector}: label {label.decode()}='{shown}' is not a count of 0 or more"
     return -1.0

@@ -15,9 +15,7 @@ from epp.protocol.exposition import Sample, labels_of
 
 Join: TypeAlias = Callable[[Sequence[float]], float]
 
-REPEATED: Final = frozenset(
-    (b"tp_rank", b"pp_rank", b"moe_ep_rank", b"ep_rank", b"cp_rank", b"attn_tp_rank", b"attn_cp_rank")
-)
+REPEATED: Final = frozenset((b"tp_rank", b"pp_rank", b"moe_ep_rank", b"ep_rank", b"cp_rank", b"attn_tp_rank", b"attn_cp_rank"))
 PRIORITY: Final = b"priority"
 RANK: Final = (b"engine", b"dp_rank")  # labels of a data-parallel rank
 APART: Final = (*RANK, b"model_name", b"model")  # labels by which information metrics of one server differ

@@ -113,11 +113,7 @@ BUILT_IN = (
         cache_block_size_spec="nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}",
         cache_num_blocks_spec="nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}",
     ),
-    EngineConfig(
-        name="triton",
-        queued_requests_spec="nv_inference_pending_request_count",
-        running_requests_spec="nv_inference_exec_count",
-    ),
+    EngineConfig(name="triton", queued_requests_spec="nv_inference_pending_request_count", running_requests_spec="nv_inference_exec_count"),
 )
 
 
@@ -139,9 +135,7 @@ class Mapped:
             CACHE_BLOCK_SIZE: config.cache_block_size_label_name or "block_size",
             CACHE_NUM_BLOCKS: config.cache_num_blocks_label_name or "num_gpu_blocks",
         }
-        self.cache_labels = {
-            column.name: label.encode() for column, label in labels.items() if column.name not in direct
-        }
+        self.cache_labels = {column.name: label.encode() for column, label in labels.items() if column.name not in direct}
         self.custom = self._customs(config)
 
     def _selector(self, config: EngineConfig, attribute: str) -> Selector | None:

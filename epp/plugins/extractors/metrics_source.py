@@ -15,9 +15,7 @@ from epp.quantities import parse_duration
 
 # The longest interval. Older values say nothing about a server's load, and each tick of an interval has a bucket in memory.
 INTERVAL_S_MAX = 600.0
-_CERTIFICATES: Final = dict.fromkeys(
-    ("insecureSkipVerify", "caCertPath", "clientCertPath", "clientKeyPath"), ("scheme", ("https",))
-)
+_CERTIFICATES: Final = dict.fromkeys(("insecureSkipVerify", "caCertPath", "clientCertPath", "clientKeyPath"), ("scheme", ("https",)))
 _PATH = re.compile(r"/[!-~]*")
 
 
@@ -28,9 +26,7 @@ def parse_interval(text: str) -> float:
     except ValueError as problem:
         raise ValueError(f"interval: {problem}") from None
     if seconds < 0:
-        raise ValueError(
-            f"interval: '{text}' is negative; write for example 50ms, or omit it to use --refresh-metrics-interval"
-        )
+        raise ValueError(f"interval: '{text}' is negative; write for example 50ms, or omit it to use --refresh-metrics-interval")
     return seconds
 
 

@@ -55,8 +55,6 @@ class ServedModels:
                 raise ExtractError(f"the list of models cannot be read: {wrong}") from None
             ids = frozenset(model.id for model in listed)
             if len(ids) > MODELS_MAX or any(len(name.encode()) > MODEL_NAME_BYTES_MAX for name in ids):
-                raise ExtractError(
-                    f"more than {MODELS_MAX} models, or one with a name over {MODEL_NAME_BYTES_MAX} bytes"
-                )
+                raise ExtractError(f"more than {MODELS_MAX} models, or one with a name over {MODEL_NAME_BYTES_MAX} bytes")
             self._page, self._names = page, {SERVED_MODELS.name: ids}
         return Extracted(self._zeros, 0, self._names)

@@ -58,10 +58,7 @@ class Averages:
     def __init__(self, selectors: Sequence[tuple[Column[float], Selector]], wanted: Sequence[Column[Any]]) -> None:
         numeric = [column.name for column in wanted if column.type is not frozenset]
         self._zeros = [0.0] * len(numeric)
-        self._finders = [
-            (Finder(selector), numeric.index(column.name) if column.name in numeric else -1)
-            for column, selector in selectors
-        ]
+        self._finders = [(Finder(selector), numeric.index(column.name) if column.name in numeric else -1) for column, selector in selectors]
 
     def extract(self, page: bytes) -> Extracted:
         """Returns the page's values. Raises ExtractError if the page is rejected."""

@@ -83,17 +83,7 @@ class Program:
     `bands`: the bands in which it has requests waiting.
     """
 
-    __slots__ = (
-        "answered_at",
-        "bands",
-        "committed",
-        "final",
-        "in_flight",
-        "in_flight_tokens",
-        "last",
-        "pod",
-        "turns",
-    )
+    __slots__ = ("answered_at", "bands", "committed", "final", "in_flight", "in_flight_tokens", "last", "pod", "turns")
 
     def __init__(self, now: float) -> None:
         self.pod: Pod | None = None
@@ -252,8 +242,7 @@ class Programs:
         idle = [
             (self.tokens(program, now) + each, fairness_id, program)
             for fairness_id, program in pod.programs.items()
-            if not program.in_flight
-            and now - (program.last if program.answered_at is None else program.answered_at) >= idle_s
+            if not program.in_flight and now - (program.last if program.answered_at is None else program.answered_at) >= idle_s
         ]
         count = 0
         for tokens, fairness_id, program in sorted(idle, key=lambda found: found[0]):

@@ -97,9 +97,7 @@ class TokenCosts:
             if charge is not None and (response.failed or response.status == 0):
                 charge.account.owed += _cost(charge.prompt + charge.output)
             return
-        prompt = (
-            None if usage.prompt is None else _bounded(usage.prompt - self._cached(request, decision, usage.cached))
-        )
+        prompt = None if usage.prompt is None else _bounded(usage.prompt - self._cached(request, decision, usage.cached))
         output = None if usage.completion is None else _bounded(float(usage.completion))
         if charge is None:
             self._learn(request.fairness_id, request.body_bytes, prompt, output)
@@ -122,9 +120,7 @@ class TokenCosts:
         known, overall = self._averages, self._overall
         averages = known.get(fairness_id)
         if averages is None:
-            averages = known[fairness_id] = _Averages(
-                overall.output if output is None else output, overall.prompt_per_byte
-            )
+            averages = known[fairness_id] = _Averages(overall.output if output is None else output, overall.prompt_per_byte)
             if len(known) > AVERAGES_MAX:
                 known.popitem(last=False)
         else:

@@ -19,18 +19,7 @@ from epp.candidates import Candidates, Endpoint, Floats, Roster, Scores, Snapsho
 from epp.data import CACHE_TOKENS, Datum
 from epp.decision.decision import Decision, Response
 from epp.metrics import Metric
-from epp.plugin import (
-    Count,
-    FairnessPolicy,
-    Gauge,
-    PreRequest,
-    Profile,
-    ResponseComplete,
-    SaturationDetector,
-    Scorer,
-    Services,
-    plugin,
-)
+from epp.plugin import Count, FairnessPolicy, Gauge, PreRequest, Profile, ResponseComplete, SaturationDetector, Scorer, Services, plugin
 from epp.plugins.fairness._programs import CLASSES, Pod, PodKey, Programs
 from epp.plugins.fairness._turns import Turns
 from epp.request import DEFAULT_FLOW, Request
@@ -42,24 +31,16 @@ HELD_S = 1.0  # seconds; a request that waited for at least this long counts as 
 CAPACITY_TOKENS = 4_194_304
 PARENT_HEADER = "x-parent-session-id"
 
-HOLDS = Metric(
-    "thunder_agent_holds_total", "counter", "Turns that had to wait for a second or more.", labels=("class",)
-)
+HOLDS = Metric("thunder_agent_holds_total", "counter", "Turns that had to wait for a second or more.", labels=("class",))
 RELEASES = Metric("thunder_agent_releases_total", "counter", "Turns of programs.", labels=("class",))
-STARVED = Metric(
-    "thunder_agent_starvation_promotions_total", "counter", "Turns that came because a request had waited for too long."
-)
+STARVED = Metric("thunder_agent_starvation_promotions_total", "counter", "Turns that came because a request had waited for too long.")
 REBINDS = Metric("thunder_agent_rebinds_total", "counter", "Turns that moved a program to another endpoint.")
 SHEDS = Metric("thunder_agent_sheds_total", "counter", "Idle programs that lost their room at a full endpoint.")
 FINALS = Metric("thunder_agent_session_final_releases_total", "counter", "Programs that announced their last turn.")
 EVICTIONS = Metric("thunder_agent_ttl_evictions_total", "counter", "Programs that were idle for too long.")
 PROGRAMS = Metric("thunder_agent_programs", "gauge", "Programs with and without an endpoint.", labels=("state",))
-UTILIZATION = Metric(
-    "thunder_agent_pod_utilization", "gauge", "Tokens of programs, as a share of the KV cache.", labels=("pod",)
-)
-CAPACITY = Metric(
-    "thunder_agent_pod_capacity_tokens", "gauge", "Size of the KV cache in tokens.", labels=("pod", "source")
-)
+UTILIZATION = Metric("thunder_agent_pod_utilization", "gauge", "Tokens of programs, as a share of the KV cache.", labels=("pod",))
+CAPACITY = Metric("thunder_agent_pod_capacity_tokens", "gauge", "Size of the KV cache in tokens.", labels=("pod", "source"))
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -157,11 +138,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
     def start(self, services: Services) -> None:
         self._services = services
         self._holds, self._releases = services.count(self, HOLDS), services.count(self, RELEASES)
-        self._shown = (
-            services.gauge(self, PROGRAMS),
-            services.gauge(self, UTILIZATION),
-            services.gauge(self, CAPACITY),
-        )
+        self._shown = (services.gauge(self, PROGRAMS), services.gauge(self, UTILIZATION), services.gauge(self, CAPACITY))
         services.every(self.params.eviction_sweep_seconds, self._sweep)
         services.every(SHOW_EVERY_S, self._show)
 

@@ -274,9 +274,7 @@ def present(raw: Raw) -> bool:
 
 
 def _front(front: Sequence[tuple[bytes, Raw]]) -> bytes:
-    pairs = [
-        (name, raw) for name, raw in front if raw is not EMPTY and present(raw) and bytes(raw) not in (b"[]", b"{}")
-    ]
+    pairs = [(name, raw) for name, raw in front if raw is not EMPTY and present(raw) and bytes(raw) not in (b"[]", b"{}")]
     return b"".join([piece for name, raw in pairs for piece in (FRONT, name, bytes(raw))])
 
 

@@ -176,11 +176,7 @@ def _url(source: Any) -> str:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = {
-        "name": tool.get("name"),
-        "description": tool.get("description"),
-        "parameters": tool.get("input_schema"),
-    }
+    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 

@@ -193,19 +193,13 @@ def settings(params: Parameters) -> Settings:
     if replay == discovery.socket_port:
         raise ValueError(f"{path}: {replay} is also the socketPort; servers publish and replay on two ports")
     if events.zmq_endpoint and not events.zmq_endpoint.startswith(("tcp://", "ipc://")):
-        raise ValueError(
-            f"kvEventsConfig.zmqEndpoint: '{events.zmq_endpoint[:128]}' is no address to bind; write for example tcp://*:5557"
-        )
+        raise ValueError(f"kvEventsConfig.zmqEndpoint: '{events.zmq_endpoint[:128]}' is no address to bind; write for example tcp://*:5557")
     if not events.zmq_endpoint and not events.discover_pods:
-        raise ValueError(
-            "kvEventsConfig.discoverPods: is false and zmqEndpoint is empty, so no events can arrive; set one of them"
-        )
+        raise ValueError("kvEventsConfig.discoverPods: is false and zmqEndpoint is empty, so no events can arrive; set one of them")
     named = DEFAULT_BACKENDS if backends is None else tuple(backends)
     names = [backend.name.lower() for backend in named]
     if len(named) > TIERS_MAX:
-        raise ValueError(
-            f"indexerConfig.kvCacheBackendConfigs: has {len(named)} tiers; at most {TIERS_MAX} can have a weight"
-        )
+        raise ValueError(f"indexerConfig.kvCacheBackendConfigs: has {len(named)} tiers; at most {TIERS_MAX} can have a weight")
     if len(set(names)) < len(names):
         raise ValueError("indexerConfig.kvCacheBackendConfigs: names a tier twice; remove one of the entries")
     return Settings(
@@ -237,11 +231,7 @@ def deprecated(params: Parameters) -> Mapping[str, str]:
 
 def without_effect(params: Parameters) -> list[str]:
     """Returns the parameters of the reference picker that are set and have no effect here."""
-    tokens, index, events = (
-        params.token_processor_config,
-        params.indexer_config.kv_block_index_config,
-        params.kv_events_config,
-    )
+    tokens, index, events = (params.token_processor_config, params.indexer_config.kv_block_index_config, params.kv_events_config)
     at = "indexerConfig.kvBlockIndexConfig"
     pods = events.pod_discovery_config
     shared = "the keys of blocks stay in this picker, which shares no index"
@@ -280,9 +270,7 @@ def _bytes(text: str) -> int:
     except (ValueError, KeyError):
         size = 0.0
     if not 1 <= size < 1 << 60:
-        raise ValueError(
-            f"indexerConfig.kvBlockIndexConfig.costAwareMemoryConfig.size: '{text[:64]}' is no size; write for example 2GiB"
-        )
+        raise ValueError(f"indexerConfig.kvBlockIndexConfig.costAwareMemoryConfig.size: '{text[:64]}' is no size; write for example 2GiB")
     return int(size)
 
 
@@ -292,7 +280,5 @@ def _speculative_s(params: Parameters) -> float:
     except ValueError as problem:
         raise ValueError(f"speculativeTTL: {problem}") from None
     if not 0 < seconds <= 3600:
-        raise ValueError(
-            f"speculativeTTL: '{params.speculative_ttl}' is not above 0 and at most 1h; write for example 2s"
-        )
+        raise ValueError(f"speculativeTTL: '{params.speculative_ttl}' is not above 0 and at most 1h; write for example 2s")
     return seconds if params.speculative_indexing else 0.0

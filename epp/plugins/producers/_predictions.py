@@ -88,11 +88,7 @@ class Predictions:
         why_not = self._reason(model, snapshot.roster.slots)
         if why_not:
             costs = careful_costs(
-                prompt,
-                without_waits(outlook, waits, now) if waits else outlook,
-                candidates.waiting_terms(),
-                running,
-                candidates[KV_USAGE],
+                prompt, without_waits(outlook, waits, now) if waits else outlook, candidates.waiting_terms(), running, candidates[KV_USAGE]
             )
         else:
             costs = outlook[COSTS]
@@ -132,17 +128,7 @@ class Predictions:
             took = now - (request.sent_at or sent.at)
             found = calls.column(sent.outlook, sent.index)
             self._learning.learn_first(
-                FirstToken(
-                    now,
-                    sent.slot,
-                    sent.generation,
-                    found[UNCACHED],
-                    found[AHEAD],
-                    found[ELAPSED],
-                    found[LOAD],
-                    found[TIMES],
-                    took,
-                )
+                FirstToken(now, sent.slot, sent.generation, found[UNCACHED], found[AHEAD], found[ELAPSED], found[LOAD], found[TIMES], took)
             )
 
     def ends(self, request: Request, response: Response) -> None:

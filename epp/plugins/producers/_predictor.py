@@ -164,9 +164,7 @@ class Predictor:
         Raises ProducerFailed while the predictor is not called, because calls have failed.
         """
         if self._failures >= FAILURES_MAX and (now < self._rests_until or self._calls):
-            raise ProducerFailed(
-                f"'{self._plugin.name}': the predictor does not answer and is not called for {REST_S:g} s"
-            )
+            raise ProducerFailed(f"'{self._plugin.name}': the predictor does not answer and is not called for {REST_S:g} s")
         batch = self._batch
         if batch is not None and batch.waiting is not None and len(batch.rows) + len(rows) <= self.settings.rows:
             batch.add(rows, deliver)

@@ -150,12 +150,7 @@ class SentPrompts:
         return block_hashes(prompt, self._block_bytes, self._root(request), self._secret)
 
     def _matched(
-        self,
-        depths: Mapping[int, int],
-        candidates: Candidates,
-        hashes: Hashes,
-        tokens: int,
-        under_way: Sequence[Prefill],
+        self, depths: Mapping[int, int], candidates: Candidates, hashes: Hashes, tokens: int, under_way: Sequence[Prefill]
     ) -> PrefixMatch:
         """Returns the match of one prompt. `depths`: owner -> how many leading blocks it holds."""
         snapshot = candidates.snapshot

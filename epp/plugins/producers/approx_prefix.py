@@ -33,14 +33,9 @@ BLOCK_TOKENS_MIN: Final = 64
 PROMPT_BYTES_MAX: Final = 8 << 20  # two million tokens: no server caches more of one prompt
 
 HIT_RATIO: Final = Metric(
-    "prefix_indexer_hit_ratio",
-    "histogram",
-    "Matched blocks over all blocks of the prompt, at the chosen endpoint.",
-    buckets.RATIO,
+    "prefix_indexer_hit_ratio", "histogram", "Matched blocks over all blocks of the prompt, at the chosen endpoint.", buckets.RATIO
 )
-HIT_BYTES: Final = Metric(
-    "prefix_indexer_hit_bytes", "histogram", "Matched prompt bytes at the chosen endpoint.", buckets.HIT_BYTES
-)
+HIT_BYTES: Final = Metric("prefix_indexer_hit_bytes", "histogram", "Matched prompt bytes at the chosen endpoint.", buckets.HIT_BYTES)
 
 
 @plugin("approx-prefix-cache-producer")
@@ -65,8 +60,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseStreaming
         self.capacity = Capacity(params.auto_tune, params.lru_capacity_per_server)
         self.deprecated = self.renamed if older else {}
         remarks = {
-            f"{field}: {configured} is below the minimum; blocks have {BLOCK_TOKENS_MIN} tokens": configured
-            < BLOCK_TOKENS_MIN
+            f"{field}: {configured} is below the minimum; blocks have {BLOCK_TOKENS_MIN} tokens": configured < BLOCK_TOKENS_MIN
             and configured != BLOCK_TOKENS_DEFAULT,
             "blockSize: has no effect because blockSizeTokens is set": params.block_size and not older,
             "maxPrefixBlocksToMatch: has no effect because maxPrefixTokensToMatch is set": tokens_max and blocks_max,

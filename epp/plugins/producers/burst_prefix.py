@@ -72,9 +72,7 @@ class BurstPrefix(DataProducer):
                 raise ValueError(f"{field}: is 0; write -1 for no limit, or at least 1")
         size, most = params.block_size_tokens, params.max_prefix_tokens_to_match
         if 0 < most < size:
-            raise ValueError(
-                f"maxPrefixTokensToMatch: {most} is less than a block ({size} tokens); write 0 or more than that"
-            )
+            raise ValueError(f"maxPrefixTokensToMatch: {most} is less than a block ({size} tokens); write 0 or more than that")
         self._block_bytes = size * BYTES_PER_TOKEN
         self._bytes_max = (most // size or BLOCKS_MAX) * self._block_bytes
         self._rules = Rules(params.max_per_replica, params.min_colocate_blocks, params.balance_by == "tokens")
@@ -96,8 +94,7 @@ class BurstPrefix(DataProducer):
         batch = self._batch
         if batch is None:
             ordered = sorted(
-                zip(candidates.endpoints, candidates[RUNNING].tolist(), strict=True),
-                key=lambda e: (e[0].namespace, e[0].name, e[0].port),
+                zip(candidates.endpoints, candidates[RUNNING].tolist(), strict=True), key=lambda e: (e[0].namespace, e[0].name, e[0].port)
             )
             batch = Batch({endpoint.owner: running for endpoint, running in ordered})
             batch.waiting = self._services.spawn(self._collect(batch), self._window_s + MARGIN_S)
@@ -123,9 +120,7 @@ class BurstPrefix(DataProducer):
                 blocks[row] = len(hashes)
             servers, tokenized = server_blocks(candidates.snapshot), request[TOKENS]
             prompts = request.prompt.several if tokenized is None else tokenized.prompts
-            request[self._match] = PrefixMatch(
-                blocks, hashes, self.params.block_size_tokens, servers=servers, prompts=max(1, len(prompts))
-            )
+            request[self._match] = PrefixMatch(blocks, hashes, self.params.block_size_tokens, servers=servers, prompts=max(1, len(prompts)))
 
     def _hashes(self, request: Request) -> Hashes:
         tokenized = request[TOKENS]
@@ -134,9 +129,6 @@ class BurstPrefix(DataProducer):
             prompts = [(with_media(i, f) if f else i).astype("<u4", copy=False).tobytes() for i, f in ids]
         else:
             prompts = list(request.prompt.several[:PROMPTS_MAX]) or [request.prompt.canonical]
-        start, secret = (
-            root(request.target_model, request.cache_salt, self._services.prefix_seed),
-            self._services.prefix_seed,
-        )
+        start, secret = (root(request.target_model, request.cache_salt, self._services.prefix_seed), self._services.prefix_seed)
         chains = [block_hashes(p[: self._bytes_max], self._block_bytes, start, secret) for p in prompts if p]
         return np.concatenate(chains) if chains else np.empty(0, dtype=np.uint64)

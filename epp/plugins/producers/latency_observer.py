@@ -89,9 +89,7 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
                 f"maxRequests: {params.max_requests} is more than windowSize, {params.window_size}; lower it, or raise windowSize"
             )
         if params.low_percentile >= params.typical_percentile:
-            raise ValueError(
-                f"lowPercentile: {params.low_percentile} is not below typicalPercentile, {params.typical_percentile}"
-            )
+            raise ValueError(f"lowPercentile: {params.low_percentile} is not below typicalPercentile, {params.typical_percentile}")
         self._interval_s = _seconds("intervalDuration", params.interval_duration)
         self._rules = Rules(
             params.window_size,
@@ -151,23 +149,14 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
             self._observed = {owner: each for owner, each in self._observed.items() if owner in roster.row_of_owner}
             self._roster = roster
         observed = self._observed
-        self._published = _arrays(
-            [observed[e.owner].point(now) if e.owner in observed else Point() for e in roster.endpoints]
-        )
+        self._published = _arrays([observed[e.owner].point(now) if e.owner in observed else Point() for e in roster.endpoints])
         self._due = now + self._interval_s
 
 
 def _arrays(points: list[Point]) -> TtftPercentiles:
     of = np.array(points, dtype=np.float64).reshape(len(points), len(Point._fields))
     floor, low, low_load, typical, typical_load, recent = of.T
-    return TtftPercentiles(
-        floor_s=floor,
-        low_s=low,
-        low_load=low_load,
-        typical_s=typical,
-        typical_load=typical_load,
-        recent=recent > 0.0,
-    )
+    return TtftPercentiles(floor_s=floor, low_s=low, low_load=low_load, typical_s=typical, typical_load=typical_load, recent=recent > 0.0)
 
 
 def _seconds(parameter: str, text: str) -> float:

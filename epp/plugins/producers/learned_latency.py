@@ -8,15 +8,7 @@ from epp.candidates import Candidates
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.decision.decision import Decision, Response
 from epp.learning.costs import learned_costs
-from epp.plugin import (
-    DataProducer,
-    PreRequest,
-    ResponseComplete,
-    ResponseReceived,
-    ResponseStreaming,
-    Services,
-    plugin,
-)
+from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseReceived, ResponseStreaming, Services, plugin
 from epp.plugins._parameters import LearnedLatencyParameters, ObserverParameters
 from epp.plugins.producers._predictions import Predictions
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match

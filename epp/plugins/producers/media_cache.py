@@ -28,17 +28,9 @@ ITEMS_MAX = 128  # media items of one request that are looked up
 MODALITIES = frozenset(("image", "audio", "video"))  # values of the metric's label; clients may send any name
 
 QUERIES = Metric("encoder_cache_queries_total", "counter", "Media items that were looked up.", labels=("modality",))
-HITS = Metric(
-    "encoder_cache_hits_total",
-    "counter",
-    "Media items that the chosen endpoint was sent before.",
-    labels=("pod", "modality"),
-)
+HITS = Metric("encoder_cache_hits_total", "counter", "Media items that the chosen endpoint was sent before.", labels=("pod", "modality"))
 HIT_RATIO = Metric(
-    "encoder_cache_hit_ratio",
-    "histogram",
-    "Matched media items over all of the request, at the chosen endpoint.",
-    buckets.RATIO,
+    "encoder_cache_hit_ratio", "histogram", "Matched media items over all of the request, at the chosen endpoint.", buckets.RATIO
 )
 
 

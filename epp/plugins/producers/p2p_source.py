@@ -79,9 +79,6 @@ class P2pSource(FollowsMatches, PreRequest):
         chosen = int(near[min(drawn, len(near) - 1)])
         source = candidates.endpoint(chosen)
         here = float(match.counted[computing.row])
-        if (
-            source.slot == computing.candidates.endpoint(computing.picked[0]).slot
-            or cached[chosen] - here < self._delta
-        ):
+        if source.slot == computing.candidates.endpoint(computing.picked[0]).slot or cached[chosen] - here < self._delta:
             return None
         return source.address

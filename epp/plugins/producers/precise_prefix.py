@@ -17,27 +17,8 @@ from epp.data import CACHE_RANKS, Datum
 from epp.decision.decision import Decision
 from epp.endpoints.server_blocks import ServerBlocks, server_blocks
 from epp.metrics import Metric, buckets
-from epp.plugin import (
-    Count,
-    DataProducer,
-    HeldBlocks,
-    HeldView,
-    Plugin,
-    PreRequest,
-    Profile,
-    Scorer,
-    Services,
-    plugin,
-)
-from epp.plugins.producers._precise_params import (
-    COUNTS_WITH,
-    RENAMED,
-    Parameters,
-    Settings,
-    deprecated,
-    settings,
-    without_effect,
-)
+from epp.plugin import Count, DataProducer, HeldBlocks, HeldView, Plugin, PreRequest, Profile, Scorer, Services, plugin
+from epp.plugins.producers._precise_params import COUNTS_WITH, RENAMED, Parameters, Settings, deprecated, settings, without_effect
 from epp.prefix.blocks import Hashes
 from epp.prefix.deciding import ScoresOwnMatches
 from epp.prefix.held import BASE_MODEL, adapter_word, held_links, held_root, index_keys, request_extras
@@ -58,18 +39,10 @@ NO_KEYS: Hashes = np.empty(0, dtype=np.uint64)
 # These metrics are counted only with `enableMetrics`.
 LOOKUPS = Metric("kv_cache_index_lookup_requests_total", "counter", "Prompts that were looked up in the index.")
 LOOKUP_HITS = Metric(
-    "kv_cache_index_lookup_hits_total",
-    "counter",
-    "Blocks of looked-up prompts that the best endpoint holds without a gap.",
+    "kv_cache_index_lookup_hits_total", "counter", "Blocks of looked-up prompts that the best endpoint holds without a gap."
 )
-MOST_HITS = Metric(
-    "kv_cache_index_max_pod_hit_count_total",
-    "counter",
-    "The same as lookup_hits_total, as the reference picker has both.",
-)
-LOOKUP_LATENCY = Metric(
-    "kv_cache_index_lookup_latency_seconds", "histogram", "Time of a look-up in the index.", buckets.LOOKUP_S
-)
+MOST_HITS = Metric("kv_cache_index_max_pod_hit_count_total", "counter", "The same as lookup_hits_total, as the reference picker has both.")
+LOOKUP_LATENCY = Metric("kv_cache_index_lookup_latency_seconds", "histogram", "Time of a look-up in the index.", buckets.LOOKUP_S)
 
 Keys = dict[int, Hashes]  # block size -> keys of all prompts
 
@@ -123,11 +96,7 @@ class _Precise(DataProducer, PreRequest):
         approximate, tokenized = request[self._approximate], request[TOKENS]
         view = self._view(candidates.snapshot, request.now)
         without = request[NO_TOKENS]  # also with estimated tokens, which no server's events have
-        prompts = (
-            [p for p in tokenized.prompts[:PROMPTS_MAX] if p.token_ids is not None]
-            if tokenized is not None and not without
-            else []
-        )
+        prompts = [p for p in tokenized.prompts[:PROMPTS_MAX] if p.token_ids is not None] if tokenized is not None and not without else []
         adapter = self._adapter(request.target_model, view) if prompts else None
         why = view.why
         if adapter is None:
@@ -162,9 +131,7 @@ class _Precise(DataProducer, PreRequest):
         servers = self._blocks(view, server_blocks(candidates.snapshot))
         chains: dict[int, list[Hashes]] = {size: [] for size in view.sizes}
         matches = [self._match_of(prompt, request.cache_salt, adapter, view, servers, chains) for prompt in prompts]
-        request[self._keys] = {
-            size: each[0] if len(each) == 1 else np.concatenate(each) for size, each in chains.items()
-        }
+        request[self._keys] = {size: each[0] if len(each) == 1 else np.concatenate(each) for size, each in chains.items()}
         match = matches[0] if len(matches) == 1 else joined(matches)
         if approximate is not None and not view.whole.all():
             match.add(approximate, view.whole)
@@ -180,13 +147,7 @@ class _Precise(DataProducer, PreRequest):
         return BASE_MODEL if not view.adapters or self._base_model in ("", model) else None
 
     def _match_of(
-        self,
-        prompt: PromptTokens,
-        cache_salt: str,
-        adapter: str,
-        view: HeldView,
-        servers: ServerBlocks,
-        chains: dict[int, list[Hashes]],
+        self, prompt: PromptTokens, cache_salt: str, adapter: str, view: HeldView, servers: ServerBlocks, chains: dict[int, list[Hashes]]
     ) -> PrefixMatch:
         """Returns the match of one prompt, and adds its keys to `chains`: block size -> keys of each prompt."""
         held, thousandths = np.zeros(len(view.why)), np.zeros(len(view.why))
@@ -202,9 +163,7 @@ class _Precise(DataProducer, PreRequest):
             held, thousandths = held * view.followed, thousandths * view.followed
         unit, tokens = view.sizes[0], _length(prompt)
         found = held // unit if held.any() else None
-        return PrefixMatch(
-            found, chains[unit][-1], unit, tokens or 1, servers=servers, held=held, weighted=thousandths / WEIGHT_ONE
-        )
+        return PrefixMatch(found, chains[unit][-1], unit, tokens or 1, servers=servers, held=held, weighted=thousandths / WEIGHT_ONE)
 
     def _view(self, snapshot: Snapshot, now: float) -> HeldView:
         view, ranks = self._held.view(snapshot.roster, now), snapshot.values.get(CACHE_RANKS.name)
@@ -253,9 +212,7 @@ def _of_one_cache(view: HeldView, ranks: Floats) -> HeldView:
     followed, whole = view.followed & ~several, view.whole & ~several
     sizes = {size for size, kept in zip(view.block_tokens, followed.tolist(), strict=True) if kept}
     why = [of_ranks(count) or reason for reason, count in zip(view.why, ranks.tolist(), strict=True)]
-    return view._replace(
-        sizes=tuple(size for size in view.sizes if size in sizes), followed=followed, whole=whole, why=why
-    )
+    return view._replace(sizes=tuple(size for size in view.sizes if size in sizes), followed=followed, whole=whole, why=why)
 
 
 def _length(prompt: PromptTokens) -> int:

@@ -48,19 +48,10 @@ SAMPLING_MEAN = 1000.0
 MS = 1000.0
 DURATION = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-PREDICTED_TTFT = Metric(
-    "request_predicted_ttft_seconds", "histogram", "Predicted time to the first token.", buckets.LATENCY_S
-)
+PREDICTED_TTFT = Metric("request_predicted_ttft_seconds", "histogram", "Predicted time to the first token.", buckets.LATENCY_S)
 PREDICTED_TPOT = Metric("request_predicted_tpot_seconds", "histogram", "Predicted time per token.", buckets.TOKEN_S)
-TTFT_DURATION = Metric(
-    "request_ttft_prediction_duration_seconds", "histogram", "How long the predictor took for TTFT.", DURATION
-)
-TPOT_DURATION = Metric(
-    "request_tpot_prediction_duration_seconds",
-    "histogram",
-    "How long the predictor took for TPOT.",
-    DURATION,
-)
+TTFT_DURATION = Metric("request_ttft_prediction_duration_seconds", "histogram", "How long the predictor took for TTFT.", DURATION)
+TPOT_DURATION = Metric("request_tpot_prediction_duration_seconds", "histogram", "How long the predictor took for TPOT.", DURATION)
 VIOLATIONS = Metric(
     "request_slo_violation_total",
     "counter",
@@ -360,12 +351,7 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         return features
 
     def _with_headrooms(
-        self,
-        predictions: Sequence[Prediction],
-        features: Features,
-        roster: Roster,
-        ttft_objective: float,
-        tpot_objective: float,
+        self, predictions: Sequence[Prediction], features: Features, roster: Roster, ttft_objective: float, tpot_objective: float
     ) -> LatencyPredictions:
         """Returns predictions and headrooms, one per endpoint of the snapshot; NaN for endpoints that are not candidates."""
         rows = slice(None) if features.within is None else features.within
@@ -376,9 +362,7 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         if self.params.streaming_mode:
             limited = self._tpot_limits(roster, tpot_objective) - tpot
             headroom = np.where(features.roles.prefill, headroom, limited)
-        return LatencyPredictions(
-            ttft_ms=ttft, tpot_ms=tpot, ttft_headroom=ttft_objective - ttft, tpot_headroom=headroom
-        )
+        return LatencyPredictions(ttft_ms=ttft, tpot_ms=tpot, ttft_headroom=ttft_objective - ttft, tpot_headroom=headroom)
 
     def _tpot_limits(self, roster: Roster, objective: float) -> Floats:
         factor = self.params.slo_buffer_factor

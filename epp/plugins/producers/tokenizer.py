@@ -57,9 +57,7 @@ REFUSED: Final[Mapping[int, str]] = {
 OF_REQUESTS: Final = ("400 ", "413 ", "422 ")  # reasons that begin so are of single requests
 NOT_RENDERED: Final = "no server renders such a request"
 ESTIMATED: Final = "they are only estimated: give token-producer modelName and vllm.url"
-PIXEL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
-)
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
 
 
 class Vllm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -152,9 +150,7 @@ class Tokens(DataProducer):
 
     Params = Parameters
     metrics = (WITHOUT_TOKENS,)
-    counts_with: ClassVar = {
-        f"estimate.{path}": (f"estimate.{mode}", values) for path, (mode, values) in _estimate.COUNTS_WITH.items()
-    }
+    counts_with: ClassVar = {f"estimate.{path}": (f"estimate.{mode}", values) for path, (mode, values) in _estimate.COUNTS_WITH.items()}
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -256,9 +252,7 @@ class Tokens(DataProducer):
         self._refusals[kind] = refusal
         return [PromptTokens(np.array(tokenized.tokens, dtype=np.uint32))] if tokenized.tokens else []
 
-    async def _rendered(
-        self, kind: str, members: dict[str, Any], timeout_s: float, *, ours: bool = False
-    ) -> list[PromptTokens]:
+    async def _rendered(self, kind: str, members: dict[str, Any], timeout_s: float, *, ours: bool = False) -> list[PromptTokens]:
         """Lets vLLM render a body. Returns the prompts' tokens. Raises _NoTokens. `kind`: which render endpoint."""
         rendered = await self._asked(PATHS[kind], members, timeout_s, _rendered.decode, ours=ours)
         prompts = rendered if isinstance(rendered, list) else [rendered]
@@ -268,15 +262,7 @@ class Tokens(DataProducer):
             if one.token_ids
         ]
 
-    async def _asked(
-        self,
-        path: str,
-        members: dict[str, Any],
-        timeout_s: float,
-        decode: Callable[[bytes], T],
-        *,
-        ours: bool = False,
-    ) -> T:
+    async def _asked(self, path: str, members: dict[str, Any], timeout_s: float, decode: Callable[[bytes], T], *, ours: bool = False) -> T:
         """Sends a body to the server, with its model replaced by `modelName`. Returns the decoded answer. Raises _NoTokens.
 
         `members`: the fields of the body. `ours`: whether the body is a warm-up. The server's error text about a client's body is left
@@ -324,10 +310,7 @@ class Tokens(DataProducer):
         if not self._cold:
             return  # another warm-up succeeded first
         self._cold = False
-        image: list[dict[str, Any]] = [
-            {"type": "text", "text": "warmup"},
-            {"type": "image_url", "image_url": {"url": PIXEL}},
-        ]
+        image: list[dict[str, Any]] = [{"type": "text", "text": "warmup"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
         with contextlib.suppress(ProducerFailed):  # the model may not accept images
             await self._rendered("chat", _hello(image), self._media_timeout_s)
 

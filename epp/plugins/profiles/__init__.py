@@ -18,9 +18,7 @@ class OneProfile(ProfileHandler):
             return None
         return f"{self.type_name} runs one profile, but {len(profiles)} are configured: {', '.join(profiles)}"
 
-    def pick(
-        self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
-    ) -> Sequence[Profile]:
+    def pick(self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]) -> Sequence[Profile]:
         return () if runs else tuple(profiles.values())
 
     def result(self, request: Request, runs: Mapping[str, ProfileRun | None]) -> Decision:

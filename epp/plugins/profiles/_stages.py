@@ -81,9 +81,7 @@ class Staged(ProfileHandler):
 
     decided: Metric
 
-    def __init__(
-        self, name: str, params: Any, *, decode: str, prefill: str, encode: str, on_no_prefill: OnNoPrefill
-    ) -> None:
+    def __init__(self, name: str, params: Any, *, decode: str, prefill: str, encode: str, on_no_prefill: OnNoPrefill) -> None:
         super().__init__(name, params)
         self.decode, self.prefill, self.encode = decode, prefill, encode
         self.refuses = on_no_prefill == "refuse"

@@ -55,9 +55,7 @@ class HeaderProfile(ProfileHandler):
             "but there is no such profile, so they are refused; set defaultProfile to another one",
         )
 
-    def pick(
-        self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
-    ) -> Sequence[Profile]:
+    def pick(self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]) -> Sequence[Profile]:
         if runs:
             return ()
         if len(profiles) == 1:
@@ -72,8 +70,5 @@ class HeaderProfile(ProfileHandler):
         if not runs:
             name = request.headers.get(self._header, "").strip()
             text = f"header {self._header} names '{name[:NAME_CHARS_SHOWN]}', which is no scheduling profile"
-            raise Refused(
-                Cause.UNKNOWN_PROFILE,
-                text if name else f"header {self._header} is missing: it names a scheduling profile",
-            )
+            raise Refused(Cause.UNKNOWN_PROFILE, text if name else f"header {self._header} is missing: it names a scheduling profile")
         raise Refused(Cause.NO_ENDPOINT_LEFT)

@@ -16,16 +16,7 @@ from epp.decision.decision import Decision, ProfileRun
 from epp.plugin import Decider, Need, Plugin, PreRequest, Profile, plugin
 from epp.plugins.profiles import _stages as stages
 from epp.plugins.profiles._disagg_parameters import Parameters
-from epp.plugins.profiles._stages import (
-    DECODE,
-    ENCODE,
-    PEER,
-    PREFILL,
-    UNSERVED,
-    Staged,
-    address_stages,
-    target,
-)
+from epp.plugins.profiles._stages import DECODE, ENCODE, PEER, PREFILL, UNSERVED, Staged, address_stages, target
 from epp.request import Request
 
 DECODE_FIRST, PREFILL_FIRST = "decode-first", "prefill-first"
@@ -71,9 +62,7 @@ class Disaggregated(Staged, PreRequest):
         self.needs = {stage: Need(path, value, Decider) for stage, (path, value) in deciders.items()}
         self.order = _order(params.stage_order)
         if self.order == PREFILL_FIRST and PREFILL in self.needs:
-            raise ValueError(
-                f"{self.needs[PREFILL].parameter}: with stageOrder {PREFILL_FIRST} prefill always runs; remove the decider"
-            )
+            raise ValueError(f"{self.needs[PREFILL].parameter}: with stageOrder {PREFILL_FIRST} prefill always runs; remove the decider")
         self._prefill_decider: Decider | None = None
         self._encode_decider: Decider | None = None
 
@@ -107,9 +96,7 @@ class Disaggregated(Staged, PreRequest):
         stages_of = {self.prefill: PREFILL, self.encode: ENCODE}
         return {profile: stage for profile, stage in stages_of.items() if stage in self.needs or stage == always}
 
-    def pick(
-        self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
-    ) -> Sequence[Profile]:
+    def pick(self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]) -> Sequence[Profile]:
         if self.order == PREFILL_FIRST:
             return self._prefill_first(request, profiles, runs)
         if not runs:
@@ -126,9 +113,7 @@ class Disaggregated(Staged, PreRequest):
             wanted.append(profiles[self.prefill])
         return wanted
 
-    def _prefill_first(
-        self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
-    ) -> Sequence[Profile]:
+    def _prefill_first(self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]) -> Sequence[Profile]:
         if self.decode in runs:
             return ()
         if not runs:

@@ -52,12 +52,7 @@ class PrefillDecode(Staged):
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(
-            name,
-            params,
-            decode=params.decode_profile,
-            prefill=params.prefill_profile,
-            encode="",
-            on_no_prefill=params.on_no_prefill,
+            name, params, decode=params.decode_profile, prefill=params.prefill_profile, encode="", on_no_prefill=params.on_no_prefill
         )
         if not params.decider_plugin_name:
             raise ValueError("deciderPluginName: is empty; name a decider")
@@ -89,9 +84,7 @@ class PrefillDecode(Staged):
     def reaches(self, profiles: Sequence[str]) -> Collection[str]:
         return [name for name in profiles if name in (self.decode, self.prefill)]
 
-    def pick(
-        self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
-    ) -> Sequence[Profile]:
+    def pick(self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]) -> Sequence[Profile]:
         if not runs:
             return (profiles[self.decode],)
         decode = runs[self.decode]

@@ -74,12 +74,7 @@ class LatencyObservation(Scorer):
         low_load, typical_load = candidates.narrow(observed.low_load), candidates.narrow(observed.typical_load)
         recent = observed.recent if candidates.rows is None else observed.recent[candidates.rows]
         trusted: Mask = warm & recent & (typical_load > 0.0) & (typical > floor)
-        bends = (
-            (typical_load - low_load >= self.params.min_inflight_gap)
-            & (typical > low)
-            & (low > floor)
-            & (low_load > 0.0)
-        )
+        bends = (typical_load - low_load >= self.params.min_inflight_gap) & (typical > low) & (low > floor) & (low_load > 0.0)
         load: Floats = candidates[INFLIGHT_REQUESTS]
         with np.errstate(divide="ignore", invalid="ignore"):  # rows with a 0 are not selected
             below = floor + load * (low - floor) / low_load

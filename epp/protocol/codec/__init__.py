@@ -49,18 +49,8 @@ from epp.protocol.codec.envelope import (
     split,
     subset,
 )
-from epp.protocol.codec.fields import (
-    field,
-    varint,
-)
-from epp.protocol.codec.header_map import (
-    Headers,
-    Unseen,
-    end_of_stream,
-    headers,
-    headers_of,
-    needle,
-)
+from epp.protocol.codec.fields import field, varint
+from epp.protocol.codec.header_map import Headers, Unseen, end_of_stream, headers, headers_of, needle
 from epp.protocol.codec.modes import (
     ALL_DUPLEX,
     BUFFERED,

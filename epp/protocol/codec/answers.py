@@ -137,16 +137,12 @@ def buffered_answer(
     return destination.with_body(added + _remove_headers(removed), metadata, body)
 
 
-def response_headers_answer(
-    set_headers: Mapping[str, str], removed: tuple[str, ...] = (), metadata: bytes = b""
-) -> bytes:
+def response_headers_answer(set_headers: Mapping[str, str], removed: tuple[str, ...] = (), metadata: bytes = b"") -> bytes:
     """Returns the framed answer to response headers that changes them. Raises ValueError for a value that is not Latin-1.
 
     `metadata`: encoded dynamic metadata.
     """
-    mutation = b"".join([_set_header(n, v.encode("latin-1")) for n, v in set_headers.items()]) + _remove_headers(
-        removed
-    )
+    mutation = b"".join([_set_header(n, v.encode("latin-1")) for n, v in set_headers.items()]) + _remove_headers(removed)
     return framed(field(2, field(1, field(2, mutation))) + metadata)
 
 

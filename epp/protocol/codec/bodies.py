@@ -128,9 +128,7 @@ def as_body(data: bytes, end_of_stream: bool) -> tuple[bytes, int]:
     return head + data + (END_OF_STREAM if end_of_stream else b""), len(head)
 
 
-def body_pieces(
-    data: bytes | memoryview, end_of_stream: bool, *, request: bool, metadata: bytes = b""
-) -> list[bytes | memoryview]:
+def body_pieces(data: bytes | memoryview, end_of_stream: bool, *, request: bool, metadata: bytes = b"") -> list[bytes | memoryview]:
     """Returns framed answers that send `data` in pieces of at most PIECE_BYTES_MAX. With `end_of_stream`, the last one ends the stream.
 
     The answers are the parts of the list, joined. Parts of the body are views of `data`: a large body is not copied. `metadata`: encoded

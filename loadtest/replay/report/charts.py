@@ -68,9 +68,7 @@ def line_chart(series: Mapping[str, Points], x: Axis, y: Axis) -> str:
     parts = [_axes(across, up, x, y)]
     for order, (name, each) in enumerate(series.items()):
         path = " ".join(f"{across(px)},{up(py)}" for px, py in each)
-        parts.append(
-            f'<polyline class="line s{order % CLASSES}" points="{path}"><title>{html.escape(name)}</title></polyline>'
-        )
+        parts.append(f'<polyline class="line s{order % CLASSES}" points="{path}"><title>{html.escape(name)}</title></polyline>')
         if len(each) <= 40:
             parts += [
                 f'<circle class="dot s{order % CLASSES}" cx="{across(px)}" cy="{up(py)}" r="3">'
@@ -108,9 +106,7 @@ def bar_chart(bars: Mapping[str, Mapping[str, float]], y: Axis) -> str:
 
 def legend(names: Sequence[str]) -> str:
     """Returns the names with their colours."""
-    items = "".join(
-        f'<li><span class="key s{order % CLASSES}"></span>{html.escape(name)}</li>' for order, name in enumerate(names)
-    )
+    items = "".join(f'<li><span class="key s{order % CLASSES}"></span>{html.escape(name)}</li>' for order, name in enumerate(names))
     return f'<ul class="legend">{items}</ul>'
 
 
@@ -126,9 +122,7 @@ def _axes(across: _Scale | None, up: _Scale, x: Axis, y: Axis) -> str:
         parts.append(f'<text class="tick" text-anchor="middle" x="{at}" y="{bottom + 16}">{number(mark)}</text>')
     middle = (TOP + bottom) / 2
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>')
-    parts.append(
-        f'<text class="label" text-anchor="middle" transform="translate(12 {middle}) rotate(-90)">{html.escape(y.label)}</text>'
-    )
+    parts.append(f'<text class="label" text-anchor="middle" transform="translate(12 {middle}) rotate(-90)">{html.escape(y.label)}</text>')
     parts.append(
         f'<text class="label" text-anchor="middle" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}">{html.escape(x.label)}</text>'
     )

@@ -29,13 +29,8 @@ def page(outcome: Outcome) -> str:
         f"{trust_text(outcome).capitalize()}."
     )
     charts = [
-        _figure(
-            "Time to the first token", line_chart(_percentiles(outcome, runs), Axis("percentile"), Axis("ms", log=True))
-        ),
-        _figure(
-            "Hit rate",
-            line_chart({n: hit_rates(r.run, edges) for n, r in runs.items()}, SECONDS, Axis("cached tokens, %")),
-        ),
+        _figure("Time to the first token", line_chart(_percentiles(outcome, runs), Axis("percentile"), Axis("ms", log=True))),
+        _figure("Hit rate", line_chart({n: hit_rates(r.run, edges) for n, r in runs.items()}, SECONDS, Axis("cached tokens, %"))),
     ]
     body = [
         "<h1>Replay of recorded traffic</h1>",
@@ -107,16 +102,7 @@ def _table(rows: Mapping[str, Figures]) -> str:
 
 
 def _servers(outcome: Outcome) -> str:
-    titles = (
-        "form",
-        "overhead ms",
-        "prefill µs/token",
-        "decode ms/token",
-        "slots",
-        "cache tokens",
-        "samples",
-        "off by",
-    )
+    titles = ("form", "overhead ms", "prefill µs/token", "decode ms/token", "slots", "cache tokens", "samples", "off by")
     rows = []
     for each, speed in zip(outcome.changed.world.endpoints, outcome.changed.world.speeds, strict=True):
         cells = (
@@ -126,6 +112,4 @@ def _servers(outcome: Outcome) -> str:
         )  # fmt: skip
         rows.append(f"<tr><td>{html.escape(each.member.name)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     head = "".join(f"<th>{title}</th>" for title in titles)
-    return (
-        f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
+    return f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'

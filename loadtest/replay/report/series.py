@@ -19,20 +19,14 @@ def percentiles(runs: Sequence[Run]) -> Points:
     times = np.concatenate([run.first_s[~np.isnan(run.first_s)] for run in runs])
     if not len(times):
         return []
-    return [
-        (percent, float(value) * 1e3) for percent, value in zip(PERCENTS, np.percentile(times, PERCENTS), strict=True)
-    ]
+    return [(percent, float(value) * 1e3) for percent, value in zip(PERCENTS, np.percentile(times, PERCENTS), strict=True)]
 
 
 def hit_rates(run: Run, edges: Floats) -> Points:
     """Returns the share of prompt tokens that were cached, in percent over time."""
     prompt = np.histogram(run.at, edges, weights=run.prompt)[0]
     cached = np.histogram(run.at, edges, weights=run.cached)[0]
-    return [
-        (float(at), float(100 * some / all_))
-        for at, some, all_ in zip(_middles(edges), cached, prompt, strict=True)
-        if all_
-    ]
+    return [(float(at), float(100 * some / all_)) for at, some, all_ in zip(_middles(edges), cached, prompt, strict=True) if all_]
 
 
 def loads(run: Run, names: Sequence[str], edges: Floats) -> Mapping[str, Points]:
@@ -60,11 +54,7 @@ def moves(run: Run, base: Run, names: Sequence[str]) -> Mapping[str, Mapping[str
     found = {}
     for slot, name in enumerate(names):
         here, there = run.target == slot, base.target == slot
-        found[name] = {
-            "stay": float((here & there).sum()),
-            "come": float((here & ~there).sum()),
-            "go": float((there & ~here).sum()),
-        }
+        found[name] = {"stay": float((here & there).sum()), "come": float((here & ~there).sum()), "go": float((there & ~here).sum())}
     return found
 
 

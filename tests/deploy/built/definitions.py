@@ -21,10 +21,7 @@ _RULE = {
 }
 _ROUTE: Json = {
     "type": "object",
-    "properties": {
-        "parentRefs": _list(["name"], group=_TEXT, kind=_TEXT, name=_TEXT, namespace=_TEXT),
-        "rules": _list([], **_RULE),
-    },
+    "properties": {"parentRefs": _list(["name"], group=_TEXT, kind=_TEXT, name=_TEXT, namespace=_TEXT), "rules": _list([], **_RULE)},
 }
 _MONITOR: Json = {
     "type": "object",

@@ -67,9 +67,7 @@ def test_the_api_server_accepts_the_rendered_chart(name: str, plane: ControlPlan
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_api_server_accepts_the_kustomize_overlays(
-    mode: str, plane: ControlPlane, space: str, tmp_path: Path
-) -> None:
+def test_the_api_server_accepts_the_kustomize_overlays(mode: str, plane: ControlPlane, space: str, tmp_path: Path) -> None:
     (tmp_path / "shipped").symlink_to(KUSTOMIZE)
     index = {"namespace": space, "resources": [f"shipped/overlays/{mode}"]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(index))
@@ -92,12 +90,7 @@ def test_the_strictest_pod_security_admits_the_pods(name: str, plane: ControlPla
     kube.patch(namespace(space), restricted)
     (deployment,) = [one for one in ours(CASES[name], namespace=space) if one["kind"] == "Deployment"]
     template = copy.deepcopy(deployment["spec"]["template"])
-    wanted = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "tried", "namespace": space},
-        "spec": template["spec"],
-    }
+    wanted = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tried", "namespace": space}, "spec": template["spec"]}
     kube.create(wanted)
     del template["spec"]["securityContext"]["seccompProfile"]
     wanted["metadata"]["name"] = "not-admitted"
@@ -119,9 +112,7 @@ def test_an_installation_can_be_updated_with_other_values(plane: ControlPlane, s
 
 
 @pytest.mark.parametrize("name", ["gateway", "standalone", "leader election", "monitoring without tokens"])
-def test_the_account_has_the_rights_that_the_picker_needs_and_no_others(
-    name: str, plane: ControlPlane, space: str
-) -> None:
+def test_the_account_has_the_rights_that_the_picker_needs_and_no_others(name: str, plane: ControlPlane, space: str) -> None:
     manifests = ours(CASES[name], namespace=space)
     apply(plane.kube(), manifests)
     kube = plane.kube(plane.kube().token(space, ACCOUNT))
@@ -129,11 +120,7 @@ def test_the_account_has_the_rights_that_the_picker_needs_and_no_others(
     review = kube.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", body)["status"]
     assert not review["incomplete"]
     assert rights(review["resourceRules"]) == rights(
-        rule
-        for one in manifests
-        if one["kind"] in ("Role", "ClusterRole")
-        for rule in one["rules"]
-        if "resources" in rule
+        rule for one in manifests if one["kind"] in ("Role", "ClusterRole") for rule in one["rules"] if "resources" in rule
     )
     plane.close()
 
@@ -189,9 +176,7 @@ def test_the_token_of_monitoring_can_read_metrics_and_no_objects(plane: ControlP
 
 
 @pytest.mark.parametrize("name", ["gateway", "standalone", "leader election"])
-def test_the_picker_becomes_ready_with_the_rendered_account_flags_and_configuration(
-    name: str, plane: ControlPlane, space: str
-) -> None:
+def test_the_picker_becomes_ready_with_the_rendered_account_flags_and_configuration(name: str, plane: ControlPlane, space: str) -> None:
     kube = plane.kube()
     manifests = parsed(helm(CASES[name], namespace=space).stdout)
     apply(kube, manifests)
@@ -199,12 +184,7 @@ def test_the_picker_becomes_ready_with_the_rendered_account_flags_and_configurat
     kube.patch(kube.create(pod(space, "server-0", labels)), status("127.0.0.9"), status=True)
     with Cluster() as cluster:
         grpc, health, metrics = free_ports(3)
-        local_flags = {
-            "--grpc-port": grpc,
-            "--grpc-health-port": health,
-            "--metrics-port": metrics,
-            "--run-dir": cluster.directory,
-        }
+        local_flags = {"--grpc-port": grpc, "--grpc-health-port": health, "--metrics-port": metrics, "--run-dir": cluster.directory}
         flags, environ = started(manifests, cluster.directory, local_flags)
         environ["KUBECONFIG"] = str(plane.kubeconfig(cluster.directory / "kubeconfig", kube.token(space, ACCOUNT)))
         variables = [f"{key}={value}" for key, value in environ.items()]
@@ -216,9 +196,7 @@ def test_the_picker_becomes_ready_with_the_rendered_account_flags_and_configurat
         refused.value.close()
         reader = kube.token(space, "reader")
         allow_metrics(kube, space, "reader")
-        page = urllib.request.Request(
-            f"http://127.0.0.1:{metrics}/metrics", headers={"Authorization": f"Bearer {reader}"}
-        )
+        page = urllib.request.Request(f"http://127.0.0.1:{metrics}/metrics", headers={"Authorization": f"Bearer {reader}"})
         with urllib.request.urlopen(page, timeout=5) as answer:
             text = answer.read().decode()
         assert "server-0" in text
@@ -252,14 +230,7 @@ def test_a_request_reaches_the_picked_pod_through_the_envoy_of_the_chart(plane: 
         picker = cluster.children.start("picker", ["env", *variables, *python("workers", "serve", *flags)])
         cluster.wait(picker, lambda: ready(metrics))
         (cluster.directory / "envoy.yaml").write_text(config.replace("9901", str(admin)))
-        argv = [
-            envoy_path(),
-            "-c",
-            str(cluster.directory / "envoy.yaml"),
-            "--concurrency",
-            "1",
-            "--disable-hot-restart",
-        ]
+        argv = [envoy_path(), "-c", str(cluster.directory / "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart"]
         envoy = cluster.children.start("envoy", argv)
         cluster.wait(envoy, lambda: page(status_port, "/ready")[0] == 200)
         request = urllib.request.Request(f"http://127.0.0.1:{port}{COMPLETIONS}", completion("a prompt", max_tokens=2))
@@ -278,11 +249,7 @@ def started(manifests: list[Json], folder: Path, local_flags: dict[str, Any]) ->
     (config,) = [one for one in manifests if one["kind"] == "ConfigMap" and one["metadata"]["name"] == ACCOUNT]
     for name, text in config["data"].items():
         (folder / name).write_text(text)
-    flags = [
-        flag.replace("=/config/", f"={folder}/")
-        for flag in container["args"]
-        if flag.partition("=")[0] not in local_flags
-    ]
+    flags = [flag.replace("=/config/", f"={folder}/") for flag in container["args"] if flag.partition("=")[0] not in local_flags]
     known = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
     space = deployment["metadata"]["namespace"]
     more = {"NAMESPACE": space, "POD_NAME": f"{ACCOUNT}-abc-xyz", "EPP_WORKERS": "2"}

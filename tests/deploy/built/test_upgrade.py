@@ -54,9 +54,7 @@ class Release:
 class Pod:
     """The containers of the chart's pod: a picker and an Envoy. `ports`: its own in place of those of the chart."""
 
-    def __init__(
-        self, cluster: Cluster, name: str, manifests: list[Json], kubeconfig: Path, ports: Mapping[int, int]
-    ) -> None:
+    def __init__(self, cluster: Cluster, name: str, manifests: list[Json], kubeconfig: Path, ports: Mapping[int, int]) -> None:
         folder = cluster.directory / name
         folder.mkdir()
         flags, variables = started(manifests, folder, {"--run-dir": folder})
@@ -99,9 +97,7 @@ class Traffic:
         while not self._ending.is_set():
             url = f"http://127.0.0.1:{self.port}{COMPLETIONS}"
             try:
-                with urllib.request.urlopen(
-                    urllib.request.Request(url, completion("a prompt", max_tokens=2)), timeout=30
-                ) as answer:
+                with urllib.request.urlopen(urllib.request.Request(url, completion("a prompt", max_tokens=2)), timeout=30) as answer:
                     answer.read()
             except OSError as failure:
                 self.failures.append(failure)

@@ -56,10 +56,7 @@ def test_columns_are_the_sorted_union_of_all_reads() -> None:
 def test_a_column_that_no_extractor_produces_is_an_error_with_its_reader_and_a_hint() -> None:
     (breach,) = contracts.check([SCRAPE, make(Scorer, "a", reads=(Column("waiting_request", int),))]).breaches
     assert breach.rule == "no-producer"
-    assert (
-        breach.message
-        == "'a' (type Scorer, epp.plugin) reads 'waiting_request', which no extractor of this configuration produces"
-    )
+    assert breach.message == "'a' (type Scorer, epp.plugin) reads 'waiting_request', which no extractor of this configuration produces"
     assert breach.hint == "did you mean 'waiting_requests'?"
 
 
@@ -90,8 +87,7 @@ def test_one_key_has_one_producer() -> None:
     (breach,) = contracts.check([SCRAPE, second]).breaches
     assert (breach.plugin, breach.rule) == ("again", "two-producers")
     assert (
-        "'again' (type Extractor, epp.plugin) and 'scrape' (type Extractor, epp.plugin) both produce 'waiting_requests'"
-        in breach.message
+        "'again' (type Extractor, epp.plugin) and 'scrape' (type Extractor, epp.plugin) both produce 'waiting_requests'" in breach.message
     )
 
 
@@ -139,10 +135,7 @@ def test_unread_producers_include_those_that_only_unread_producers_read() -> Non
 
 
 def test_missing_data_are_sorted_by_name() -> None:
-    plugins = [
-        make(Scorer, "s", reads=(datum("z"), datum("b"), datum("a"), WAITING)),
-        make(DataProducer, "p", emits=(datum("a"),)),
-    ]
+    plugins = [make(Scorer, "s", reads=(datum("z"), datum("b"), datum("a"), WAITING)), make(DataProducer, "p", emits=(datum("a"),))]
     assert [key.name for key in contracts.missing(plugins)] == ["b", "z"]
 
 
@@ -161,19 +154,7 @@ def test_a_data_producer_does_not_produce_columns() -> None:
 
 # The order of stages
 
-ORDER = (
-    RequestHeader,
-    Screener,
-    DataProducer,
-    Admitter,
-    ProfileHandler,
-    Decider,
-    Filter,
-    Scorer,
-    Picker,
-    PreRequest,
-    ResponseComplete,
-)
+ORDER = (RequestHeader, Screener, DataProducer, Admitter, ProfileHandler, Decider, Filter, Scorer, Picker, PreRequest, ResponseComplete)
 
 
 def test_stages_are_listed_in_the_order_in_which_they_run() -> None:
@@ -191,9 +172,7 @@ def test_a_datum_may_be_read_from_its_producer_s_stage_on(emitter: type[Plugin],
 def test_a_read_before_the_producer_is_an_error_with_both_plugins() -> None:
     producer, screener = make(DataProducer, "late", emits=(datum("x"),)), make(Screener, "early", reads=(datum("x"),))
     (breach,) = contracts.check([producer, screener]).breaches
-    assert breach.message == (
-        "'early' (type Screener, epp.plugin) reads 'x' before 'late' (type DataProducer, epp.plugin) produces it"
-    )
+    assert breach.message == ("'early' (type Screener, epp.plugin) reads 'x' before 'late' (type DataProducer, epp.plugin) produces it")
 
 
 def test_a_plugin_with_several_stages_reads_in_the_last_and_produces_in_the_first() -> None:

@@ -81,10 +81,7 @@ def test_each_data_source_has_one_extractor_of_its_own() -> None:
     two = "dataLayer: {sources: [{pluginRef: s, extractors: [{pluginRef: own}]}, "
     two += "{pluginRef: metrics-data-source, extractors: [{pluginRef: own}]}]}"
     found = errors(plugins + two)
-    assert any(
-        "extractor 'own' reads the pages of data source 's' and of data source 'metrics-data-source'" in e
-        for e in found
-    )
+    assert any("extractor 'own' reads the pages of data source 's' and of data source 'metrics-data-source'" in e for e in found)
     same = "dataLayer: {sources: [{pluginRef: s, extractors: [{pluginRef: own}, {pluginRef: own}]}, {pluginRef: s}]}"
     found = errors(plugins + same)
     assert any("two extractors of type" in e for e in found)
@@ -94,10 +91,7 @@ def test_each_data_source_has_one_extractor_of_its_own() -> None:
 def test_a_data_layer_that_inherits_from_no_built_in_class_is_refused() -> None:
     own = f"plugins: [{{type: '{HERE}:OtherSource', name: s}}, {{type: '{HERE}:OtherWaiting', name: e}}]\n"
     found = errors(own + "dataLayer: {injectDefaults: false, sources: [{pluginRef: s, extractors: [{pluginRef: e}]}]}")
-    assert any(
-        "plugin 's' is a data source that inherits from no built-in class; this version cannot use it" in e
-        for e in found
-    )
+    assert any("plugin 's' is a data source that inherits from no built-in class; this version cannot use it" in e for e in found)
     assert any("plugin 'e' is an extractor that inherits from no built-in class" in e for e in found)
     heir = f"plugins: [{{type: '{HERE}:HeirOfCoreMetrics', name: e}}, {{type: metrics-data-source}}]\n"
     assert ok(heir + "dataLayer: {sources: [{pluginRef: metrics-data-source, extractors: [{pluginRef: e}]}]}")
@@ -143,9 +137,7 @@ def test_source_and_extractor_must_fit(first: tuple[str, str], second: tuple[str
 
 
 def test_more_sources_than_are_scraped_are_refused() -> None:
-    listed = [
-        f"{{type: models-data-source, name: s{n}}}, {{type: models-data-extractor, name: e{n}}}" for n in range(9)
-    ]
+    listed = [f"{{type: models-data-source, name: s{n}}}, {{type: models-data-extractor, name: e{n}}}" for n in range(9)]
     sources = [f"{{pluginRef: s{n}, extractors: [{{pluginRef: e{n}}}]}}" for n in range(9)]
     text = f"plugins: [{', '.join(listed)}]\ndataLayer: {{injectDefaults: false, sources: [{', '.join(sources)}]}}"
     assert any("9 data sources are configured; at most 8 are scraped" in error for error in errors(text))
@@ -174,8 +166,6 @@ dataLayer:
         ),
     ],
 )
-def test_gateways_of_clusters_are_asked_for_engine_metrics_only_if_a_plugin_reads_them(
-    more: str, sources: list[str]
-) -> None:
+def test_gateways_of_clusters_are_asked_for_engine_metrics_only_if_a_plugin_reads_them(more: str, sources: list[str]) -> None:
     config = ok(CLUSTERS % more, allow_experimental=True)
     assert [scraped.source.name for scraped in config.sources] == sources

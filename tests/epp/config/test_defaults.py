@@ -48,9 +48,7 @@ def test_shadows_alone_cannot_decide() -> None:
 
 def test_a_profile_handler_never_sees_shadows() -> None:
     shadow = "{name: c, shadow: true, plugins: [{pluginRef: random-picker}]}"
-    text = (
-        f"plugins: [{{type: random-picker}}, {{type: '{HERE}:OnlyFirst'}}]\nschedulingProfiles: [{{name: a}}, {shadow}]"
-    )
+    text = f"plugins: [{{type: random-picker}}, {{type: '{HERE}:OnlyFirst'}}]\nschedulingProfiles: [{{name: a}}, {shadow}]"
     assert ok(text).pipeline.shadows
     assert "it was offered a shadow" in errors(text.replace("shadow: true, ", ""))[0]
 

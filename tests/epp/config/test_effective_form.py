@@ -24,41 +24,13 @@ def test_the_effective_configuration_has_all_defaults_and_loads_to_itself() -> N
 
 
 NAMES = st.one_of(
-    st.sampled_from(
-        [
-            "on",
-            "1e8",
-            "~",
-            "null",
-            "a: b",
-            "- x",
-            "0o17",
-            "1_000",
-            "é",
-            "#",
-            "'",
-            '"',
-            "<<",
-            "y",
-            "!x",
-            "*a",
-            "&a",
-            "%",
-            "@",
-        ]
-    ),
+    st.sampled_from(["on", "1e8", "~", "null", "a: b", "- x", "0o17", "1_000", "é", "#", "'", '"', "<<", "y", "!x", "*a", "&a", "%", "@"]),
     st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8),
 )
 
 
 SCORERS = st.sampled_from(
-    [
-        "queue-scorer",
-        "kv-cache-utilization-scorer",
-        "prefix-cache-scorer",
-        "lora-affinity-scorer",
-        f"{HERE}:ReadsTokens",
-    ]
+    ["queue-scorer", "kv-cache-utilization-scorer", "prefix-cache-scorer", "lora-affinity-scorer", f"{HERE}:ReadsTokens"]
 )
 
 
@@ -113,9 +85,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 12), PIECES), min_size=1, max_size=4))
 @examples(300)
-def test_a_mutated_configuration_loads_or_is_refused_with_places(
-    edits: list[tuple[int, int, str]],
-) -> None:
+def test_a_mutated_configuration_loads_or_is_refused_with_places(edits: list[tuple[int, int, str]]) -> None:
     text = FULL
     for at, cut, piece in edits:
         text = text[:at] + piece + text[at + cut :]

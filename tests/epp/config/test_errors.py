@@ -79,8 +79,7 @@ def test_all_errors_come_at_once_each_with_its_line_rule_and_hint() -> None:
         "(known: newer-scorer, queue-scrorer, strict, twice)",
         "c.yaml:31:13: error[bad-quantity]: flowControl.maxBytes: '1Gb' is not a quantity; write for example 1000, 500M or 1Gi",
         "c.yaml:32:22: error[bad-duration]: flowControl.defaultRequestTTL: '-5s' is negative; give 0 or more",
-        "c.yaml:33:25: error[wrong-type]: flowControl.noEndpointRequestTTL: expected a duration such as 200ms or 1m30s, "
-        "got the number 5",
+        "c.yaml:33:25: error[wrong-type]: flowControl.noEndpointRequestTTL: expected a duration such as 200ms or 1m30s, got the number 5",
     ]
 
 

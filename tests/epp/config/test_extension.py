@@ -93,9 +93,7 @@ def test_what_replaces_an_older_type_exists() -> None:
 def test_the_error_about_a_cache_parameter_of_the_scorer_names_the_producer() -> None:
     said = errors(CACHE)
     assert len(said) == 4
-    assert (
-        "unknown field 'hashBlockSize' (it belongs to approx-prefix-cache-producer, as 'blockSizeTokens'; " in said[0]
-    )
+    assert "unknown field 'hashBlockSize' (it belongs to approx-prefix-cache-producer, as 'blockSizeTokens'; " in said[0]
     assert all(line.endswith("; epp config check --migrate moves it)") for line in said)
     (other,) = errors("plugins: [{type: queue-scorer}, {type: prefix-cache-scorer, parameters: {mode: x}}]\n")
     assert "--migrate" not in other
@@ -116,12 +114,7 @@ def test_cache_parameters_move_to_the_producer_and_everything_else_stays() -> No
     assert scorer == {"type": "prefix-cache-scorer", "parameters": {"matchLengthWeight": 0.5}}
     assert producer == {
         "type": "approx-prefix-cache-producer",
-        "parameters": {
-            "blockSizeTokens": 64,
-            "maxPrefixBlocksToMatch": 512,
-            "lruCapacityPerServer": 31250,
-            "autoTune": False,
-        },
+        "parameters": {"blockSizeTokens": 64, "maxPrefixBlocksToMatch": 512, "lruCapacityPerServer": 31250, "autoTune": False},
     }
     assert remarks == ["changed: the block size of 'prefix-cache-scorer' was 256 characters; it is 64 tokens now"]
     assert "prefix-cache-scorer  # prefixes\n" in text and "\n# the end\n" in text
@@ -141,18 +134,14 @@ def test_a_producer_that_is_listed_keeps_its_own_values_and_gets_the_others() ->
 
 
 def test_cache_parameters_of_a_precise_scorer_stay_and_are_named() -> None:
-    text = CACHE.replace(
-        "- type: queue-scorer\n", "- {type: precise-prefix-cache-producer, name: p}\n- type: queue-scorer\n"
-    )
+    text = CACHE.replace("- type: queue-scorer\n", "- {type: precise-prefix-cache-producer, name: p}\n- type: queue-scorer\n")
     new, remarks = migrate(text.replace("matchLengthWeight: 0.5", "prefixMatchInfoProducerName: p"), "c.yaml")
     assert "hashBlockSize: 256" in new
     assert remarks == ["not migrated: the cache parameters of 'prefix-cache-scorer' stay: 'p' has none of them"]
 
 
 def test_zero_meant_the_default() -> None:
-    _, text, _ = migrated(
-        "plugins:\n- {type: prefix-cache-scorer, parameters: {lruCapacityPerServer: 0, blockSizeTokens: 0}}\n"
-    )
+    _, text, _ = migrated("plugins:\n- {type: prefix-cache-scorer, parameters: {lruCapacityPerServer: 0, blockSizeTokens: 0}}\n")
     assert plain(text)["plugins"] == [{"type": "prefix-cache-scorer"}, {"type": "approx-prefix-cache-producer"}]
 
 
@@ -167,9 +156,7 @@ def test_a_tree_of_filters_becomes_scorers_and_the_best_endpoint_is_picked() -> 
     assert profile.picker.type_name == "max-score-picker"
     assert plain(text)["plugins"][-1] == {"type": "max-score-picker", "parameters": {"maxNumOfEndpoints": 1}}
     (remark,) = remarks
-    assert remark.startswith(
-        "changed: least-kv-cache-filter, least-queue-filter, lora-affinity-filter, low-latency-filter, "
-    )
+    assert remark.startswith("changed: least-kv-cache-filter, least-queue-filter, lora-affinity-filter, low-latency-filter, ")
     assert text.startswith("# the chart of version 0.5\n") and "# adapters" in text and "# the tree" in text
 
 

@@ -69,7 +69,5 @@ def test_the_number_of_findings_is_bounded() -> None:
         ("zzz", (), ""),
     ],
 )
-def test_a_hint_is_the_most_similar_name_or_all_names_if_they_are_few(
-    name: str, known: tuple[str, ...], hint: str
-) -> None:
+def test_a_hint_is_the_most_similar_name_or_all_names_if_they_are_few(name: str, known: tuple[str, ...], hint: str) -> None:
     assert nearest(name, known) == hint

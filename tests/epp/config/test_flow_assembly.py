@@ -119,24 +119,18 @@ def test_a_band_without_a_fairness_policy_gets_a_warning() -> None:
 
 
 def test_the_warning_names_the_policy_of_the_band_that_names_none() -> None:
-    (warning,) = (
-        w for w in config(f"priorityBands: [{{priority: 0, {FAIR}}}]", LISTED).warnings if w.rule == "no-isolation"
-    )
+    (warning,) = (w for w in config(f"priorityBands: [{{priority: 0, {FAIR}}}]", LISTED).warnings if w.rule == "no-isolation")
     assert "defaultPriorityBand: no fairnessPolicyRef is given, and global-strict-fairness-policy" in warning.message
 
 
 @pytest.mark.parametrize(
-    "section",
-    [f"defaultPriorityBand: {{{FAIR}}}", "defaultPriorityBand: {fairnessPolicyRef: global-strict-fairness-policy}"],
+    "section", [f"defaultPriorityBand: {{{FAIR}}}", "defaultPriorityBand: {fairnessPolicyRef: global-strict-fairness-policy}"]
 )
 def test_a_band_that_names_a_fairness_policy_gets_no_warning(section: str) -> None:
     assert not [w for w in config(section, LISTED).warnings if w.rule == "no-isolation"]
 
 
-@pytest.mark.parametrize(
-    "band",
-    ["fairnessPolicyRef: missing", "orderingPolicyRef: edf-ordering-policy, queueRef: fifo-queue"],
-)
+@pytest.mark.parametrize("band", ["fairnessPolicyRef: missing", "orderingPolicyRef: edf-ordering-policy, queueRef: fifo-queue"])
 def test_with_an_error_in_the_section_no_policy_counts_as_unused(band: str) -> None:
     with pytest.raises(ConfigErrors) as raised:
         config(f"defaultPriorityBand: {{{band}}}, priorityBands: [{{priority: 1, {FAIR}}}]", LISTED)

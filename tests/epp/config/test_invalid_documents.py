@@ -11,13 +11,8 @@ import pytest
 from epp.config.findings import ERRORS
 from epp.config.load import ConfigErrors, load
 
-BLOCKS = (
-    (Path(__file__).parent / "invalid_documents.txt").read_text(encoding="utf-8").removeprefix("==\n").split("\n==\n")
-)
-CASES = [
-    (document, ["-> " + line for line in errors])
-    for document, *errors in (b.strip("\n").split("\n-> ") for b in BLOCKS)
-]
+BLOCKS = (Path(__file__).parent / "invalid_documents.txt").read_text(encoding="utf-8").removeprefix("==\n").split("\n==\n")
+CASES = [(document, ["-> " + line for line in errors]) for document, *errors in (b.strip("\n").split("\n-> ") for b in BLOCKS)]
 
 
 def refusals(document: str) -> list[str]:

@@ -71,11 +71,7 @@ def test_a_profile_that_lists_the_random_picker_gets_no_warning() -> None:
 
 def test_weights_without_effect_or_with_the_opposite_effect_are_warned_of_at_their_line() -> None:
     text = profile("queue-scorer, weight: 0", "kv-cache-utilization-scorer, weight: -2", "max-score-picker, weight: 1")
-    assert [(w.rule, w.line) for w in warned(text)] == [
-        ("weight-zero", 4),
-        ("weight-negative", 4),
-        ("weight-ignored", 4),
-    ]
+    assert [(w.rule, w.line) for w in warned(text)] == [("weight-zero", 4), ("weight-negative", 4), ("weight-ignored", 4)]
 
 
 @pytest.mark.parametrize(
@@ -135,9 +131,7 @@ schedulingProfiles:
 """
     (warning,) = load(text % "", "c.yaml", allow_experimental=True).warnings
     assert (warning.rule, warning.line) == ("idle-stage", 1)
-    assert (
-        "uses profile 'decode' for requests without header epp-profile, but there is no such profile" in warning.message
-    )
+    assert "uses profile 'decode' for requests without header epp-profile, but there is no such profile" in warning.message
     assert load(text % ", parameters: {defaultProfile: b}", "c.yaml", allow_experimental=True).warnings == ()
 
 
@@ -155,9 +149,7 @@ schedulingProfiles:
 
 
 def detector(threshold: str, interval: str = "") -> str:
-    source = (
-        f"{{type: metrics-data-source, parameters: {{interval: {interval}}}}}" if interval else "{type: queue-scorer}"
-    )
+    source = f"{{type: metrics-data-source, parameters: {{interval: {interval}}}}}" if interval else "{type: queue-scorer}"
     return f"""\
 plugins:
 - {{type: random-picker}}
@@ -198,10 +190,7 @@ flowControl:
     ]  # fmt: skip
     messages = [w.message for w in warned(text)]
     assert "flowControl.priorityBands[0].maxBytes 2147483648 is above flowControl.maxBytes 1073741824" in messages[1]
-    assert (
-        "flowControl.priorityBands[1].maxBytes 1000000 is below the length that one request body may have"
-        in messages[2]
-    )
+    assert "flowControl.priorityBands[1].maxBytes 1000000 is below the length that one request body may have" in messages[2]
     assert "limit-below-body" not in rules(text, Surroundings(body_bytes_max=1000))
     assert "limit-below-body" in rules("flowControl: {maxBytes: 500}", Surroundings(body_bytes_max=1000))
     assert "limit-above-total" not in rules("flowControl: {maxBytes: 0, defaultPriorityBand: {maxBytes: 5G}}")
@@ -217,17 +206,13 @@ flowControl:
         ("{defaultPriorityBand: {maxBytes: 500M}}", None, ""),
     ],
 )
-def test_a_limit_on_waiting_bytes_above_the_container_s_memory_gets_a_warning(
-    section: str, line: int | None, message: str
-) -> None:
+def test_a_limit_on_waiting_bytes_above_the_container_s_memory_gets_a_warning(section: str, line: int | None, message: str) -> None:
     text = f"featureGates: [flowControl]\nflowControl: {section}\n"
     warnings = [w for w in warned(text, Surroundings(memory_bytes=512 << 20)) if w.rule == "limit-above-memory"]
     assert [w.line for w in warnings] == ([] if line is None else [line])
     assert all(message in w.message for w in warnings)
     assert "limit-above-memory" not in rules(text), "the container's memory is not known"
-    assert "limit-above-memory" not in rules(text.partition("\n")[2], Surroundings(memory_bytes=1)), (
-        "flow control is off"
-    )
+    assert "limit-above-memory" not in rules(text.partition("\n")[2], Surroundings(memory_bytes=1)), "flow control is off"
 
 
 def test_a_bands_ttl_above_the_global_one_is_warned_of_at_its_line() -> None:

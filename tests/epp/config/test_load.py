@@ -71,10 +71,7 @@ def test_a_configuration_without_content_starts_with_one_warning_that_says_what_
             "schedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorrer}]}]",
             "unknown-ref",
         ),
-        (
-            "plugins: [{name: mine}, {type: random-picker}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: mine}]}]",
-            "missing-field",
-        ),
+        ("plugins: [{name: mine}, {type: random-picker}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: mine}]}]", "missing-field"),
         ("featureGates: [flowcontrol]\nplugins: [{type: queue-scorer}]\nflowControl: {maxRequests: 5}", "feature-gate"),
         (
             "plugins: [{type: disagg-profile-handlr}, {type: always-disagg-pd-decider}]\n"
@@ -171,9 +168,7 @@ def test_a_null_means_that_a_field_is_not_given() -> None:
 
 
 def naming(*pairs: tuple[str, str]) -> str:
-    listed = ", ".join(
-        f"{{type: '{HERE}:Naming', name: {name}, parameters: {{other: '{other}'}}}}" for name, other in pairs
-    )
+    listed = ", ".join(f"{{type: '{HERE}:Naming', name: {name}, parameters: {{other: '{other}'}}}}" for name, other in pairs)
     return f"plugins: [{{type: queue-scorer}}, {listed}]"
 
 

@@ -156,14 +156,8 @@ def test_a_migrated_file_means_the_same(file: Path) -> None:
 @pytest.mark.parametrize(
     ("plugin", "remark"),
     [
-        (
-            "{type: pd-profile-handler, parameters: {primaryPort: 80}}",
-            "'pd-profile-handler' stays: disagg-profile-handler has no",
-        ),
-        (
-            "{type: by-label, parameters: {label: a, validValues: [b], allowsNoLabel: true}}",
-            "'by-label' stays: label-selector",
-        ),
+        ("{type: pd-profile-handler, parameters: {primaryPort: 80}}", "'pd-profile-handler' stays: disagg-profile-handler has no"),
+        ("{type: by-label, parameters: {label: a, validValues: [b], allowsNoLabel: true}}", "'by-label' stays: label-selector"),
         ("{type: precise-prefix-cache-scorer}", "'precise-prefix-cache-scorer' stays: it is split"),
     ],
 )
@@ -192,10 +186,7 @@ def test_labels_and_flat_parameters_of_every_kind() -> None:
 def test_anchors_and_other_shapes_are_written_anew() -> None:
     text = "plugins:\n- &a {type: tokenizer, parameters: {modelName: m}}\n"
     assert plain(migrate(text, "c.yaml")[0])["plugins"][0]["type"] == "token-producer"
-    assert migrate("- 1\n", "c.yaml") == (
-        "- 1\n",
-        ["not migrated: there is nothing to migrate, the text is no mapping"],
-    )
+    assert migrate("- 1\n", "c.yaml") == ("- 1\n", ["not migrated: there is nothing to migrate, the text is no mapping"])
     with pytest.raises(ConfigErrors):
         migrate("a: [", "c.yaml")
 

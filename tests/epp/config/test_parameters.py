@@ -73,9 +73,7 @@ def test_an_error_has_the_place_of_its_value(text: str, error: str) -> None:
 
 
 def test_all_errors_come_at_once_and_a_wrong_field_does_not_count_as_missing() -> None:
-    _, errors = read(
-        "path: 1\ncount: 0\nconditions:\n- {maxValue: 2}\n- {maxValue: 1, nme: x}\n- {maxValue: 3}\nmode: 5\n"
-    )
+    _, errors = read("path: 1\ncount: 0\nconditions:\n- {maxValue: 2}\n- {maxValue: 1, nme: x}\n- {maxValue: 3}\nmode: 5\n")
     assert sorted(error.split(": ")[0] for error in errors) == ["f:1:1", "f:2:1", "f:4:4", "f:5:17", "f:6:4", "f:7:1"]
 
 

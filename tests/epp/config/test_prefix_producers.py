@@ -52,9 +52,7 @@ def test_producers_of_equal_capacity_share_a_tier() -> None:
         (("{type: multicluster-approx-prefix-cache-producer}",), "multicluster-approx-prefix-cache-producer"),
     ],
 )
-@pytest.mark.parametrize(
-    "reader", ["prefix-cache-scorer", "no-hit-lru-scorer", "latency-scorer", "prefix-cache-affinity-filter"]
-)
+@pytest.mark.parametrize("reader", ["prefix-cache-scorer", "no-hit-lru-scorer", "latency-scorer", "prefix-cache-affinity-filter"])
 def test_a_plugin_that_names_no_producer_reads_the_default_one_or_the_only_one_of_another_type(
     listed: tuple[str, ...], read: str, reader: str
 ) -> None:

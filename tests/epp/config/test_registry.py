@@ -60,10 +60,7 @@ def test_every_built_in_type_has_a_kind_and_parameters_that_refuse_unknown_field
 
 def test_a_module_that_cannot_be_imported_stops_the_start_with_its_name(folder: Path) -> None:
     (folder / "broken_one.py").write_text("import no_such_module_anywhere\n")
-    with pytest.raises(
-        registry.PluginImportError,
-        match=r"plugin module epp\.plugins\.broken_one cannot be imported: ModuleNotFoundError",
-    ):
+    with pytest.raises(registry.PluginImportError, match=r"plugin module epp\.plugins\.broken_one cannot be imported: ModuleNotFoundError"):
         registry.known()
 
 
@@ -118,17 +115,13 @@ def test_a_decorator_that_the_source_does_not_spell_out_registers_its_type_too(f
     del sys.modules["epp.plugins.warmth_named"]
 
 
-def test_installed_plugins_are_found_by_entry_point(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: None
-) -> None:
+def test_installed_plugins_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: None) -> None:
     entry_points(monkeypatch, tmp_path, **{"plain-filter": f"{HERE}:Plain", "module-only": HERE})
     monkeypatch.setattr(Plain, "type_name", "")
     assert registry.find("plain-filter") is Plain
 
 
-def test_an_entry_point_that_cannot_be_imported_stops_the_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: None
-) -> None:
+def test_an_entry_point_that_cannot_be_imported_stops_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: None) -> None:
     entry_points(monkeypatch, tmp_path, gone="no_such_module_anywhere:Thing")
     with pytest.raises(registry.PluginImportError, match=r"entry point 'gone' \(no_such_module_anywhere:Thing\)"):
         registry.known()
@@ -284,12 +277,7 @@ def test_every_python_file_of_a_folder_registers_its_types(own: Path) -> None:
     (own / "b_warmth.py").write_text(WARMTH)
     (own / "a-cold.py").write_text(WARMTH.replace("warmth", "cold").replace("heat", "ice"))
     (own / "notes.txt").write_text("no Python")
-    assert registry.add_sources(str(own), read_plugins(str(own))) == [
-        "cold-scorer",
-        "ice-scorer",
-        "warmth-scorer",
-        "heat-scorer",
-    ]
+    assert registry.add_sources(str(own), read_plugins(str(own))) == ["cold-scorer", "ice-scorer", "warmth-scorer", "heat-scorer"]
     assert registry.find("heat-scorer") is registry.find("warmth-scorer")
     assert registry.stability(registry.find("warmth-scorer")) == "external"
 
@@ -324,9 +312,7 @@ def test_a_file_that_cannot_be_imported_is_named_with_line_and_cause(own: Path) 
     assert refused(own) == f"plugin file {own}/warmth.py:10 cannot be imported: ZeroDivisionError: division by zero"
 
 
-def test_an_import_error_has_its_line_for_a_relative_folder_path_too(
-    own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_error_has_its_line_for_a_relative_folder_path_too(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (own / "warmth.py").write_text(WARMTH + "\n1 / 0\n")
     monkeypatch.chdir(own.parent)
     assert refused(Path("own")).startswith("plugin file own/warmth.py:10 cannot be imported")
@@ -357,9 +343,7 @@ def test_a_file_cannot_take_a_registered_type_name(own: Path) -> None:
     (own / "warmth.py").write_text(WARMTH.replace("warmth-scorer", "queue-scorer"))
     message = refused(own)
     assert f"{own}/warmth.py:3" in message
-    assert (
-        "plugin type 'queue-scorer' is registered by epp.plugins.scorers.queue_depth and by epp_plugin_path_" in message
-    )
+    assert "plugin type 'queue-scorer' is registered by epp.plugins.scorers.queue_depth and by epp_plugin_path_" in message
 
 
 def test_two_classes_of_one_file_cannot_have_one_type(own: Path) -> None:

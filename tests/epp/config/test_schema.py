@@ -149,14 +149,8 @@ def test_parts_and_fields_have_descriptions() -> None:
             "plugins: [{type: session-affinity-scorer, parameters: {sessionIdConfig: {sources: [{header: 5}]}}}]",
             "$.plugins[0].parameters.sessionIdConfig.sources[0].header",
         ),
-        (
-            "plugins: [{type: active-request-scorer, parameters: {maxBusyScore: much}}]",
-            "$.plugins[0].parameters.maxBusyScore",
-        ),
-        (
-            "dataLayer: {sources: [{pluginRef: a, extractors: [{pluginRef: ''}]}]}",
-            "$.dataLayer.sources[0].extractors[0].pluginRef",
-        ),
+        ("plugins: [{type: active-request-scorer, parameters: {maxBusyScore: much}}]", "$.plugins[0].parameters.maxBusyScore"),
+        ("dataLayer: {sources: [{pluginRef: a, extractors: [{pluginRef: ''}]}]}", "$.dataLayer.sources[0].extractors[0].pluginRef"),
         ("requestHandler: {responsePhase: half}", "$.requestHandler.responsePhase"),
         ("kind: Pod", "$.kind"),
     ],
@@ -196,11 +190,7 @@ def test_descriptions_come_from_the_docstrings_of_a_struct_and_its_bases() -> No
 
     assert field_texts(Derived) == (
         "About all. `thirdOne`: the third, for example. It is not here.",
-        {
-            "second_one": "The second.",
-            "third_one": "The third, for example.",
-            "first_one": "The first. With `secondOne` it is complete.",
-        },
+        {"second_one": "The second.", "third_one": "The third, for example.", "first_one": "The first. With `secondOne` it is complete."},
     )
 
 

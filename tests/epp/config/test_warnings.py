@@ -110,9 +110,7 @@ def test_a_syncer_of_the_reference_is_accepted_and_each_field_of_it_gets_a_warni
         """
     effective = ok(text)
     told = [str(warning) for warning in effective.warnings]
-    assert len(told) == 3 and all(
-        "has no effect: replicas of this picker share state through --replica-store" in line for line in told
-    )
+    assert len(told) == 3 and all("has no effect: replicas of this picker share state through --replica-store" in line for line in told)
     assert {warning.rule for warning in effective.warnings} == {"no-effect"}
 
 

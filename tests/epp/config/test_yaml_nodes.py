@@ -85,8 +85,7 @@ def test_a_merged_value_keeps_the_place_where_it_is_written() -> None:
         "[" * 100_000,
         "- " * 5_000,
         "{a: " * 100,
-        "a: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
-        + "".join(f"b{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)),
+        "a: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(f"b{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)),
         "- x\n" * 320_000,
         "x" * (yaml_nodes.TEXT_MAX + 1),
     ],
@@ -99,34 +98,11 @@ def test_text_that_would_take_too_long_is_refused_early(text: str) -> None:
     assert "error[too-large]" in errors[0]
 
 
-SCALARS = (
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
-    [
-        "1e8",
-        "0x1",
-        "on",
-        "=",
-        "<<",
-        "y",
-        "1_0",
-        "08",
-        "2024-01-01",
-        "a: b",
-        "- a",
-        " a",
-        "a ",
-        "a\n\nb",
-        "\x85",
-        "\u2028",
-    ]
+    ["1e8", "0x1", "on", "=", "<<", "y", "1_0", "08", "2024-01-01", "a: b", "- a", " a", "a ", "a\n\nb", "\x85", "\u2028"]
 )
-VALUES = st.recursive(
-    SCALARS | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
-    max_leaves=10,
-)
+VALUES = st.recursive(SCALARS | TEXTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=10)
 
 
 @given(VALUES)

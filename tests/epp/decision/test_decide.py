@@ -153,9 +153,7 @@ class Waits(DataProducer):
 
 def test_a_producer_that_fails_open_is_counted_and_scoring_goes_on() -> None:
     pool = FakePool(candidates({"waiting_requests": [1, 0]}))
-    assert (
-        run(pipeline(QueueDepth("q", NoParams()), extra=[FailsOpen("p", NoParams())]), pool).targets[0].name == "pod-1"
-    )
+    assert run(pipeline(QueueDepth("q", NoParams()), extra=[FailsOpen("p", NoParams())]), pool).targets[0].name == "pod-1"
     assert pool.failures == [("p", "no answer")]
 
 
@@ -233,8 +231,7 @@ class Stamps(PreRequest):
 
 def test_before_send_may_add_headers() -> None:
     decision = run(
-        pipeline(QueueDepth("q", NoParams()), extra=[Stamps("s", NoParams())]),
-        FakePool(candidates({"waiting_requests": [1, 0]})),
+        pipeline(QueueDepth("q", NoParams()), extra=[Stamps("s", NoParams())]), FakePool(candidates({"waiting_requests": [1, 0]}))
     )
     assert decision.headers == {"x-stamped": "10.0.0.2:8000"}
 

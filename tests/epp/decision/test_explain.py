@@ -49,9 +49,7 @@ def pipeline(*members: tuple[Plugin, float], shadow: tuple[tuple[Plugin, float],
         profiles.append(WiredProfile("other", (*shadow, (picker, 1.0)), shadow=True))
     plugins = {p.name: p for p, _ in (*members, *shadow)}
     compiled = compile_pipeline(
-        Wiring(
-            (*plugins.values(), picker), (), SingleProfile("h", NoParams()), tuple(profiles), (), (KV_USAGE, WAITING)
-        )
+        Wiring((*plugins.values(), picker), (), SingleProfile("h", NoParams()), tuple(profiles), (), (KV_USAGE, WAITING))
     )
     compiled.start(FakeServices())
     return compiled
@@ -78,9 +76,7 @@ def three() -> FakePool:
 def test_candidates_are_best_first_with_each_score_and_weight() -> None:
     # queue: (4 - x) / 4 of [4, 0, 2] = [0, 1, 0.5], times 2; kv: 1 - [0.1, 0.9, 0.3], times 3.
     (profile,) = explained(pipeline((QUEUE, 2.0), (KV, 3.0)), three()).profiles
-    rows = {
-        c.endpoint: (c.total, [(s.scorer, s.raw, s.weight, s.weighted) for s in c.scores]) for c in profile.candidates
-    }
+    rows = {c.endpoint: (c.total, [(s.scorer, s.raw, s.weight, s.weighted) for s in c.scores]) for c in profile.candidates}
     assert rows == {
         "pod-0": (2.7, [("queue", 0.0, 2.0, 0.0), ("kv", 0.9, 3.0, 2.7)]),
         "pod-1": (2.3, [("queue", 1.0, 2.0, 2.0), ("kv", 0.1, 3.0, 0.3)]),
@@ -108,10 +104,7 @@ def test_the_values_are_those_that_the_decision_used() -> None:
 
 def test_each_filter_is_listed_with_the_candidates_that_it_dropped() -> None:
     (profile,) = explained(pipeline((Drops(0), 1.0), (Drops(1), 1.0), (QUEUE, 1.0)), three()).profiles
-    assert [(f.filter, f.kept, f.dropped, f.names) for f in profile.filters] == [
-        ("drops-0", 2, 1, ["pod-0"]),
-        ("drops-1", 1, 1, ["pod-2"]),
-    ]
+    assert [(f.filter, f.kept, f.dropped, f.names) for f in profile.filters] == [("drops-0", 2, 1, ["pod-0"]), ("drops-1", 1, 1, ["pod-2"])]
     assert (profile.picked, profile.runner_up, profile.margin, profile.tied) == (["pod-1"], "", None, 1)
 
 
@@ -119,12 +112,7 @@ def test_a_refusal_shows_the_filter_that_kept_no_candidate() -> None:
     refusal = explained(pipeline((Drops(9), 1.0), (Drops(0), 1.0), (Drops(1), 1.0), (Drops(0), 1.0)), three())
     assert refusal.refused.startswith(Cause.NO_ENDPOINT_LEFT.value)
     (profile,) = refusal.profiles
-    assert [(f.filter, f.kept) for f in profile.filters] == [
-        ("drops-9", 3),
-        ("drops-0", 2),
-        ("drops-1", 1),
-        ("drops-0", 0),
-    ]
+    assert [(f.filter, f.kept) for f in profile.filters] == [("drops-9", 3), ("drops-0", 2), ("drops-1", 1), ("drops-0", 0)]
     assert profile.candidates == [] and refusal.targets == []
 
 
@@ -148,10 +136,7 @@ def test_endpoints_that_are_down_appear_as_dropped_by_a_filter() -> None:
 
 def test_a_shadow_profile_is_marked_as_shadow() -> None:
     explanation = explained(pipeline((QUEUE, 1.0), shadow=((KV, 1.0),)), three())
-    assert [(p.profile, p.shadow, p.picked) for p in explanation.profiles] == [
-        ("default", False, ["pod-1"]),
-        ("other", True, ["pod-0"]),
-    ]
+    assert [(p.profile, p.shadow, p.picked) for p in explanation.profiles] == [("default", False, ["pod-1"]), ("other", True, ["pod-0"])]
     assert explanation.targets == ["10.0.0.2:8000"]
 
 

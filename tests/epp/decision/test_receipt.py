@@ -9,18 +9,7 @@ from hypothesis import strategies as st
 
 from epp.decision.decide import choose
 from epp.decision.pipeline import Pipeline
-from epp.decision.receipt import (
-    ID_BYTES,
-    ID_CHARS_MAX,
-    SALT_BYTES,
-    BadReceipt,
-    Place,
-    Reason,
-    Receipt,
-    Seal,
-    hash_of,
-    receipt_of,
-)
+from epp.decision.receipt import ID_BYTES, ID_CHARS_MAX, SALT_BYTES, BadReceipt, Place, Reason, Receipt, Seal, hash_of, receipt_of
 from epp.plugin import NoParams
 from epp.plugins.scorers.queue_depth import QueueDepth
 from epp.plugins.scorers.reported import KvUtilization
@@ -33,19 +22,7 @@ BYTES = st.integers(0, 255)
 PLACES = st.builds(Place, WORDS, WORDS)
 FLOATS = st.floats(width=32, allow_nan=False)
 RECEIPTS = st.builds(
-    Receipt,
-    WORDS,
-    BYTES,
-    WORDS,
-    WORDS,
-    st.sampled_from(Reason),
-    BYTES,
-    BYTES,
-    PLACES,
-    PLACES,
-    FLOATS,
-    st.integers(-1, 2**31 - 1),
-    FLOATS,
+    Receipt, WORDS, BYTES, WORDS, WORDS, st.sampled_from(Reason), BYTES, BYTES, PLACES, PLACES, FLOATS, st.integers(-1, 2**31 - 1), FLOATS
 )
 ONE = Receipt(5, 1, 2, hash_of("id"), Reason.SCORER, 0, 3, Place(1, 1), Place(2, 1), 0.25, 512, math.nan)
 
@@ -70,10 +47,7 @@ def test_a_receipt_with_any_bit_changed_is_refused(receipt: Receipt, bit: int) -
         SEAL.open(base64.urlsafe_b64encode(data).decode().rstrip("="))
 
 
-@given(
-    st.text(max_size=2 * ID_CHARS_MAX)
-    | st.binary(max_size=90).map(lambda data: base64.urlsafe_b64encode(data).decode())
-)
+@given(st.text(max_size=2 * ID_CHARS_MAX) | st.binary(max_size=90).map(lambda data: base64.urlsafe_b64encode(data).decode()))
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(BadReceipt):
         SEAL.open(text)

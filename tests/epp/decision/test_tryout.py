@@ -44,9 +44,7 @@ def sides(rng: np.random.Generator, per_s: float, draw: Draw, slower: float, err
     cells = (look * width + buckets)[~failed]
     counts = np.bincount(cells, minlength=looks * width).reshape(looks, width).cumsum(axis=0)
     failures = np.bincount(look[failed], minlength=looks).cumsum()
-    for requests, wrong, first_token in zip(
-        arrivals.cumsum().tolist(), failures.tolist(), counts.tolist(), strict=True
-    ):
+    for requests, wrong, first_token in zip(arrivals.cumsum().tolist(), failures.tolist(), counts.tolist(), strict=True):
         yield Side(requests, wrong, first_token=tuple(first_token))
 
 
@@ -75,9 +73,7 @@ def test_an_equal_candidate_is_taken_back_in_at_most_one_of_a_hundred_trials(err
 
 
 @pytest.mark.parametrize(("draw", "trials"), [(exponential, TRIALS), (lognormal, FEWER), (constant, FEWER)])
-def test_a_candidate_with_a_p95_that_is_25_percent_longer_is_taken_back_within_30_seconds(
-    draw: Draw, trials: int
-) -> None:
+def test_a_candidate_with_a_p95_that_is_25_percent_longer_is_taken_back_within_30_seconds(draw: Draw, trials: int) -> None:
     assert ended(trials, draw=draw, slower=1.25) >= 0.95 * trials
 
 

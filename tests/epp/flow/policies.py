@@ -5,15 +5,7 @@ from typing import Any
 
 from epp.flow.failure_breaker import PlainQueue
 from epp.flow.plan import BandPlan, FlowPlan
-from epp.plugin import (
-    DisplacementPolicy,
-    FairnessPolicy,
-    FlowQueue,
-    NoParams,
-    OrderingPolicy,
-    SaturationDetector,
-    UsageLimitPolicy,
-)
+from epp.plugin import DisplacementPolicy, FairnessPolicy, FlowQueue, NoParams, OrderingPolicy, SaturationDetector, UsageLimitPolicy
 from epp.request.flows import BandView, Capability, FlowKey, FlowView, Queued
 
 

@@ -53,9 +53,7 @@ class Invariants(State):
         if found != requests:
             raise Violation(f"{found} callers wait in shard {shard.number}, and {requests} items")
         if shard.arrived != shard.ended_count + requests:
-            raise Violation(
-                f"{shard.arrived} arrived in shard {shard.number}, {shard.ended_count} ended, {requests} wait"
-            )
+            raise Violation(f"{shard.arrived} arrived in shard {shard.number}, {shard.ended_count} ended, {requests} wait")
         self.check_lane(shard, requests)
 
     def check_band(self, shard: SimShard, band: Band) -> tuple[int, int]:
@@ -65,9 +63,7 @@ class Invariants(State):
             items = list(flow.scan())
             total = sum(item.bytes for item in items)
             if not items or len(flow) != len(items) or flow.bytes != total or flow.leases != len(items):
-                raise Violation(
-                    f"flow {flow.key} counts {len(flow)} items, {flow.leases} leases, {flow.bytes} bytes; it holds {items}"
-                )
+                raise Violation(f"flow {flow.key} counts {len(flow)} items, {flow.leases} leases, {flow.bytes} bytes; it holds {items}")
             if shard.flows.get(flow.key) != (len(items), total):
                 raise Violation(f"flow {flow.key} shows {shard.flows.get(flow.key)}, and holds {len(items)}, {total}")
             in_band += len(items)
@@ -75,9 +71,7 @@ class Invariants(State):
             self.check_items(shard, band, flow)
         held = self.board.lanes[shard.number].bands.get(band.priority, Held())
         if not (band.requests == in_band == held.requests and band.bytes == bytes_in_band == held.bytes):
-            raise Violation(
-                f"band {band.priority} of shard {shard.number} counts {band.requests}, holds {in_band}, shows {held}"
-            )
+            raise Violation(f"band {band.priority} of shard {shard.number} counts {band.requests}, holds {in_band}, shows {held}")
         if band.leaving and not in_band:
             raise Violation(f"band {band.priority} is leaving and empty, and still exists")
         if held.oldest != min((e.arrival for e in band.entries()), default=0.0):
@@ -103,9 +97,7 @@ class Invariants(State):
             pending = sum(1 for r in self.requests if r.shard is shard and r.state == "dispatched")
             undelivered = sum(1 for r in shard.waiting.values() if r.call is not None and r.call.ready)
             if not 0 <= lane.pending - pending <= undelivered:
-                raise Violation(
-                    f"shard {shard.number} shows {lane.pending} pending, of which {pending} are and {undelivered} may be"
-                )
+                raise Violation(f"shard {shard.number} shows {lane.pending} pending, of which {pending} are and {undelivered} may be")
         settled = (
             max(self.came_at, shard.last_pause) < self.clock.now - 2 * TICK_S and shard.controller._peers.shards()
         )  # a shard without peers shows none
@@ -126,9 +118,7 @@ class Invariants(State):
             ("bytes", self.plan.max_bytes, sum(h.bytes for x in serving for h in x.bands.values()), demanded_bytes + slack * 35),
         ):  # fmt: skip
             if limit and total > limit + more:
-                raise Violation(
-                    f"{total} {what} wait, the limit is {limit}; {demanded} requests and {demanded_bytes} bytes are demanded"
-                )
+                raise Violation(f"{total} {what} wait, the limit is {limit}; {demanded} requests and {demanded_bytes} bytes are demanded")
         for priority in PRIORITIES:
             plan = self.band_plans[priority]
             held = [lane.bands.get(priority, Held()) for lane in serving]
@@ -139,17 +129,13 @@ class Invariants(State):
 
     def check_answers(self) -> None:
         for shard in self.shards if self.board.asked else ():
-            outstanding = shard.alive and any(
-                any(self.board.outstanding(i, p)) for i, p in self.board.asked if i == shard.number
-            )
+            outstanding = shard.alive and any(any(self.board.outstanding(i, p)) for i, p in self.board.asked if i == shard.number)
             if not outstanding:
                 shard.demanded_since = None
             elif shard.demanded_since is None:
                 shard.demanded_since = self.clock.now
             elif self.clock.now - max(shard.demanded_since, shard.last_pause) > ANSWER_S:
-                raise Violation(
-                    f"shard {shard.number} has not answered a demand of {self.clock.now - shard.demanded_since} s ago"
-                )
+                raise Violation(f"shard {shard.number} has not answered a demand of {self.clock.now - shard.demanded_since} s ago")
 
     def room_for(self, priority: int, shard: SimShard) -> bool:
         """Whether the band has room, by the exact load and by the bands that the shard knows. The ceilings depend on both."""
@@ -186,9 +172,7 @@ class Invariants(State):
         self.last_dispatch = now
         for band in shard.controller._registry.order:
             if band.priority > own and band.requests:
-                raise Violation(
-                    f"{key} is dispatched, and {band.requests} of band {band.priority} wait in the same shard"
-                )
+                raise Violation(f"{key} is dispatched, and {band.requests} of band {band.priority} wait in the same shard")
         for other in self.shards:
             lane = self.board.lanes[other.number]
             if other is shard or not (lane.serving and lane.fresh) or other.last_pause > now - OUTRANKED_S - 0.01:
@@ -196,8 +180,7 @@ class Invariants(State):
             for priority, held in lane.bands.items():
                 if priority > own and held.requests and now - held.oldest > OUTRANKED_S and not other.busy:
                     raise Violation(
-                        f"{key} is dispatched, and band {priority} waits in shard {other.number} "
-                        f"since {held.oldest - 100.0:.6f}"
+                        f"{key} is dispatched, and band {priority} waits in shard {other.number} since {held.oldest - 100.0:.6f}"
                     )
             self.check_claim(shard, key, own, other)
         capacity = self.pool.pods * self.pool.each
@@ -221,9 +204,7 @@ class Invariants(State):
         claim, other_claim = band.served_claim, lane.head[1]
         tolerance = self.band_plans[own].fairness.tolerance
         if other_claim < claim - tolerance and now - other.head_since > OUTRANKED_S:
-            raise Violation(
-                f"{key} is dispatched at claim {claim}, and {other_claim} of its band waits in shard {other.number}"
-            )
+            raise Violation(f"{key} is dispatched at claim {claim}, and {other_claim} of its band waits in shard {other.number}")
 
     def check_displaced(self, shard: SimShard, key: FlowKey, own: int) -> None:
         horizon = self.clock.now - 0.05

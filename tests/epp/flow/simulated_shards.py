@@ -195,9 +195,7 @@ class SimShard:
         self.shown: FlowKey | None = None
         self.over_since: float | None = None
         self.demanded_since: float | None = None
-        self.gate = gate = PoolGate(
-            world.pool, world.plan.usage_limits, "detector", now=world.clock, report=self.policy_failed
-        )
+        self.gate = gate = PoolGate(world.pool, world.plan.usage_limits, "detector", now=world.clock, report=self.policy_failed)
         self.head: tuple[int, float] | None = None
         self.head_since = world.clock.now
         self.controller = FlowController(
@@ -217,9 +215,7 @@ class SimShard:
             return
         shown, self.shown = self.shown, None  # the flow that was shown right before is the one that the request leaves
         if outcome is Outcome.DISPATCHED:
-            world.check_dispatch(
-                self, key, shown.priority if shown else self.controller._registry.band(key.priority).priority
-            )
+            world.check_dispatch(self, key, shown.priority if shown else self.controller._registry.band(key.priority).priority)
         elif outcome is Outcome.EVICTED_DISPLACED:
             world.check_displaced(self, key, shown.priority if shown else key.priority)
 

@@ -45,10 +45,7 @@ class World(Invariants):
             problem = f"at {self.clock.now - 100.0:.6f} s, step {self.steps}: {violation}"
         except Exception as raised:
             problem = f"at {self.clock.now - 100.0:.6f} s, step {self.steps}: {type(raised).__name__}: {raised}"
-        self.broken, self.intrusions = (
-            True,
-            0.0,
-        )  # ignore what follows: callers of dead shards end when they are garbage-collected
+        self.broken, self.intrusions = (True, 0.0)  # ignore what follows: callers of dead shards end when they are garbage-collected
         return Result(self.seed, self.steps, self.checksum, problem, tuple(sorted(self.counts.items())))
 
     def step(self) -> None:
@@ -141,9 +138,7 @@ class World(Invariants):
         demanded = any(any(self.board.outstanding(shard.number, priority)) for priority in PRIORITIES)
         request.call = Call(shard.controller, item)
         self.moved(request)
-        in_vain = (
-            request.call.ended is Outcome.REJECTED_CAPACITY and self.counts.get("EvictedDisplaced", 0) != displaced
-        )
+        in_vain = request.call.ended is Outcome.REJECTED_CAPACITY and self.counts.get("EvictedDisplaced", 0) != displaced
         if in_vain and not demanded and not self.intrusions:
             raise Violation("a request was displaced for an arrival that was rejected nevertheless")
         if request.state == "waits":

@@ -61,9 +61,7 @@ def main() -> int:
         lines: list[str] = []
         result = simulate(options.first, lines)
         print("\n".join(lines))
-        print(
-            result.problem or f"seed {result.seed}: {result.steps} steps, trace {result.trace:08x}, all invariants hold"
-        )
+        print(result.problem or f"seed {result.seed}: {result.steps} steps, trace {result.trace:08x}, all invariants hold")
         return bool(result.problem)
     return report(options)
 
@@ -86,10 +84,7 @@ def report(options: argparse.Namespace) -> int:
             for each in bad:
                 print(f"\nseed {each.seed}: {each.problem}")
                 print(f"  replay: python -m tests.epp.flow.simulation --first {each.seed} --trace", flush=True)
-            print(
-                f"\r{done} of {options.seeds} seeds, {steps} steps, {failures} failures, {time.monotonic() - begin:.0f} s",
-                end="",
-            )
+            print(f"\r{done} of {options.seeds} seeds, {steps} steps, {failures} failures, {time.monotonic() - begin:.0f} s", end="")
             sys.stdout.flush()
     print(f"\n{totals}")
     return bool(failures)

@@ -18,9 +18,7 @@ def test_requests_expire_by_deadline_whatever_the_order_of_arrival() -> None:
     calls = {ttl_s: shard.call(ttl_s=ttl_s) for ttl_s in ttls}
     for second in range(1, 41):
         shard.after(1.0)
-        assert {ttl_s for ttl_s, call in calls.items() if call.outcome} == {
-            float(each) for each in range(1, second + 1)
-        }
+        assert {ttl_s for ttl_s, call in calls.items() if call.outcome} == {float(each) for each in range(1, second + 1)}
 
 
 def test_a_sweep_takes_a_bounded_number_of_steps_and_is_due_again_at_once() -> None:

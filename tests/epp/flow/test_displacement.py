@@ -13,11 +13,7 @@ def test_nothing_gives_way_if_nothing_is_needed() -> None:
 
 def test_the_lowest_band_goes_first_and_within_it_the_shard_with_the_most_bytes() -> None:
     holdings = [Holding(OWN, 0, 9, 90), Holding(2, -1, 1, 50), Holding(OWN, -1, 2, 20), Holding(1, -5, 1, 1)]
-    assert giving_way(5, 3, 0, holdings) == [
-        (1, Wanted(-5, 1, 0)),
-        (2, Wanted(-1, 1, 0)),
-        (OWN, Wanted(-1, 1, 0)),
-    ]
+    assert giving_way(5, 3, 0, holdings) == [(1, Wanted(-5, 1, 0)), (2, Wanted(-1, 1, 0)), (OWN, Wanted(-1, 1, 0))]
 
 
 def test_this_shard_goes_first_among_equals() -> None:
@@ -33,9 +29,7 @@ def test_items_without_bytes_are_not_displaced_to_free_bytes() -> None:
     assert giving_way(5, 0, 5, [Holding(OWN, -1, 3, 0), Holding(1, 0, 1, 9)]) == [(1, Wanted(0, 0, 5))]
 
 
-holdings_lists = st.lists(
-    st.builds(Holding, st.integers(-1, 3), st.integers(-3, 6), st.integers(0, 5), st.integers(0, 60)), max_size=12
-)
+holdings_lists = st.lists(st.builds(Holding, st.integers(-1, 3), st.integers(-3, 6), st.integers(0, 5), st.integers(0, 60)), max_size=12)
 
 
 @given(st.integers(-3, 6), st.integers(0, 12), st.integers(-5, 200), holdings_lists)

@@ -49,9 +49,7 @@ def test_a_future_that_cannot_be_created_leaves_nothing_in_the_queue() -> None:
 
 
 @pytest.mark.parametrize("places", [0, 1], ids=["it waits", "it is dispatched"])
-def test_a_cycle_that_fails_leaves_nothing_in_the_queue_and_nothing_pending(
-    places: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cycle_that_fails_leaves_nothing_in_the_queue_and_nothing_pending(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = Shard()
     earlier = shard.call()
 

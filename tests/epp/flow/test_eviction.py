@@ -75,9 +75,7 @@ class Worker:
         assert victim is not None
         self.reclamation.ended(victim, self.now)
 
-    def look(
-        self, now: float, saturation: float = 1.0, bands: Any = ((5, 1.0, True),), others: Any = (), in_flight: int = 10
-    ) -> Step:
+    def look(self, now: float, saturation: float = 1.0, bands: Any = ((5, 1.0, True),), others: Any = (), in_flight: int = 10) -> Step:
         self.now = now
         return self.reclamation.look(now, saturation, list(bands), list(others), in_flight)
 
@@ -150,9 +148,7 @@ def test_nothing_is_revoked_for_a_band_of_equal_or_lower_importance() -> None:
     ],
     ids=["waits", "first is empty", "first has ceiling 0", "first is open", "empty", "same", "below", "none"],
 )
-def test_the_band_is_the_most_important_one_above_the_victim_that_waits_because_of_the_load(
-    bands: Any, band: WaitingBand | None
-) -> None:
+def test_the_band_is_the_most_important_one_above_the_victim_that_waits_because_of_the_load(bands: Any, band: WaitingBand | None) -> None:
     assert waiting_band(1.0, bands, -1) == band
 
 
@@ -258,9 +254,7 @@ def test_a_meaningless_saturation_revokes_nothing(saturation: float) -> None:
 
 @examples(200)
 @given(st.data())
-def test_revocations_are_few_at_once_less_important_than_what_waits_and_never_repeated(
-    data: Any,
-) -> None:
+def test_revocations_are_few_at_once_less_important_than_what_waits_and_never_repeated(data: Any) -> None:
     """Three workers; each one sees the best victims of the others."""
     workers = [Worker(slow=data.draw(st.booleans())) for _ in range(3)]
     priorities: dict[str, int] = {}

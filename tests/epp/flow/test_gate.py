@@ -19,11 +19,7 @@ class Gated:
         self.clock = Clock()
         self.failures: list[str] = []
         self.gate = PoolGate(
-            self.pool,
-            limits or ToTheCeiling(),
-            "detector",
-            now=self.clock,
-            report=lambda name, _: self.failures.append(name),
+            self.pool, limits or ToTheCeiling(), "detector", now=self.clock, report=lambda name, _: self.failures.append(name)
         )
         self.gate.bands((5, 0, -1))
 

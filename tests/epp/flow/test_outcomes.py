@@ -74,9 +74,7 @@ def test_an_outcome_has_its_label_its_causes_and_its_answer(
 
 def test_the_table_is_complete() -> None:
     concrete = {
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, Undispatched) and "outcome" in vars(each)
+        each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Undispatched) and "outcome" in vars(each)
     }
     assert concrete == {row[0] for row in TABLE}
     assert {each.outcome for each in concrete} == set(Outcome) - {Outcome.DISPATCHED}
@@ -87,6 +85,4 @@ def test_an_unknown_time_gives_no_retry_after() -> None:
 
 
 def test_a_fault_adds_its_detail() -> None:
-    assert (
-        b"request rejected pre-queue: an item of -1 bytes" in answer(RejectedFault(detail="an item of -1 bytes")).body
-    )
+    assert b"request rejected pre-queue: an item of -1 bytes" in answer(RejectedFault(detail="an item of -1 bytes")).body

@@ -4,15 +4,7 @@ import pytest
 
 from epp.flow.gate import PoolGate
 from epp.flow.ports import Elsewhere
-from epp.flow.shard_order import (
-    ELSEWHERE_REST_S,
-    ELSEWHERE_REST_S_MAX,
-    ELSEWHERE_S,
-    PATIENCE_S,
-    REPEAT_S,
-    YIELDING_S,
-    ShardOrder,
-)
+from epp.flow.shard_order import ELSEWHERE_REST_S, ELSEWHERE_REST_S_MAX, ELSEWHERE_S, PATIENCE_S, REPEAT_S, YIELDING_S, ShardOrder
 from epp.plugin import Ledger, NoParams
 from epp.plugins.fairness.token_weighted import TokenWeighted
 from epp.request.flows import FlowView
@@ -417,9 +409,7 @@ def test_a_new_flow_with_an_earlier_claim_is_shown_at_once() -> None:
 
 
 @pytest.mark.parametrize("broken", ["claim", "meet"])
-def test_a_policy_that_fails_to_rank_is_counted_and_its_band_is_dispatched(
-    broken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_that_fails_to_rank_is_counted_and_its_band_is_dispatched(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(*_: object) -> float:
         raise RuntimeError("a bug")
 

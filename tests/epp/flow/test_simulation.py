@@ -29,8 +29,7 @@ RARE = {"a stalled shard is waited for": 200}  # the worlds before this one don'
 def test_all_invariants_hold_after_every_step_of_every_world(first: int) -> None:
     *bad, summed = simulate_block(first, BLOCK)
     assert not bad, "\n".join(
-        f"seed {each.seed}: {each.problem}; replay: python -m tests.epp.flow.simulation --first {each.seed} --trace"
-        for each in bad
+        f"seed {each.seed}: {each.problem}; replay: python -m tests.epp.flow.simulation --first {each.seed} --trace" for each in bad
     )
     assert summed.steps > 150 * BLOCK, "the worlds have too few events to show anything"
 
@@ -199,9 +198,7 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert simulate(found.seed) == found, "it does not replay"
 
 
-def test_the_command_prints_how_to_replay_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_how_to_replay_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     failed = Result(7, 1, 0, "at 0.1 s: wrong")
     monkeypatch.setattr(simulation, "simulate", lambda seed, trace=None: failed._replace(seed=seed))
     monkeypatch.setattr("sys.argv", ["simulation", "--first", "7", "--trace"])

@@ -24,9 +24,7 @@ class Situation:
         starts = np.where(self.elapsed > 0.0, NOW - self.elapsed, 0.0).reshape(1, 3)
         none = np.zeros(3)
         held = self.prompt - self.tokens
-        return model.outlook(
-            np.arange(3), starts, NOW, self.prompt, held, 1.0, self.ahead, self.load, self.load, none, none
-        )
+        return model.outlook(np.arange(3), starts, NOW, self.prompt, held, 1.0, self.ahead, self.load, self.load, none, none)
 
 
 def predicted(model: LatencyModel, **columns: list[float]) -> tuple[list[float], list[float]]:
@@ -52,9 +50,7 @@ def test_predictions_equal_those_of_the_model() -> None:
         for _ in range(20):
             model.scraped(slot, 0, 4, 1)
         model.learn_first(FirstToken(NOW, slot, 0, 1000.0, 500.0, 0.01, 3.0, 0.1, 0.1 * (1 + slot)))
-    at = Situation(
-        tokens=[1000.0, 200.0, 0.0], ahead=[0.0, 3000.0, 100.0], elapsed=[0.0, 0.1, 9.0], load=[0.0, 9.0, 4.0]
-    )
+    at = Situation(tokens=[1000.0, 200.0, 0.0], ahead=[0.0, 3000.0, 100.0], elapsed=[0.0, 0.1, 9.0], load=[0.0, 9.0, 4.0])
     times, costs = at.outlook(model)[:2].tolist()
     for i in range(3):
         one = model.first_token_s(i, at.tokens[i], at.ahead[i], at.elapsed[i], at.load[i], NOW)
@@ -108,9 +104,7 @@ def test_candidates_within_the_error_of_the_model_are_told_apart_by_their_load()
     few, busy, other = scored([1.0, 1.05, 2.0], [9.0, 3.0, 0.0], 0.2)
     assert 0.99 < few < busy <= 1.0
     assert other < 0.51
-    assert scored([1.0, 1.05, 2.0], [9.0, 3.0, 0.0], 0.0) == [1.0, 1.0 / 1.05, 0.5], (
-        "without a model, costs count as they are"
-    )
+    assert scored([1.0, 1.05, 2.0], [9.0, 3.0, 0.0], 0.0) == [1.0, 1.0 / 1.05, 0.5], "without a model, costs count as they are"
     assert scored([1.0, 1.5], [9.0, 0.0], 100.0)[1] < 0.9, "however large the error is, the part is bounded"
 
 

@@ -20,9 +20,7 @@ def fitted(truth: tuple[float, ...], count: int, *, noise: float = 0.0, seed: in
     return fit
 
 
-@pytest.mark.parametrize(
-    "truth", [(0.03, 0.1, 0.1), (0.3, 0.4, 0.0), (0.005, 0.02, 0.05), (0.1, 0.0, 1.0)], ids=lambda truth: str(truth)
-)
+@pytest.mark.parametrize("truth", [(0.03, 0.1, 0.1), (0.3, 0.4, 0.0), (0.005, 0.02, 0.05), (0.1, 0.0, 1.0)], ids=lambda truth: str(truth))
 def test_finds_the_coefficients_of_a_linear_server(truth: tuple[float, ...]) -> None:
     fit = fitted(truth, 1000)
     for features in ([1.0, 5.0, 0.0], [1.0, 0.0, 5.0], [1.0, 5.0, 5.0]):

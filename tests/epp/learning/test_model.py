@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 
 from compiled.outlook import COSTS, TIMES
-from epp.learning.model import (
-    ERROR_BOUNDS,
-    FULL_SCRAPES,
-    LEAST_S,
-    MOST_S,
-    QUEUE,
-    EndpointModel,
-    FirstToken,
-    LatencyModel,
-)
+from epp.learning.model import ERROR_BOUNDS, FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, EndpointModel, FirstToken, LatencyModel
 from epp.learning.state import decode, encode
 
 SERVERS = 4
@@ -211,9 +202,7 @@ STRANGE = [
 
 
 @pytest.mark.parametrize(("speeds", "theta", "most"), STRANGE)
-def test_a_burst_between_two_scrapes_spreads_whatever_was_learned(
-    speeds: list[float], theta: list[float], most: int
-) -> None:
+def test_a_burst_between_two_scrapes_spreads_whatever_was_learned(speeds: list[float], theta: list[float], most: int) -> None:
     model, sent = LatencyModel(), np.zeros(2)
     for slot, speed in enumerate(speeds):
         model.endpoints[slot] = known = EndpointModel(slot, 0)

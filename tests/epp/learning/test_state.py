@@ -14,9 +14,7 @@ def learned() -> LatencyModel:
     model, rng = LatencyModel(), random.Random(1)
     for step in range(300):
         slot, tokens = rng.randrange(4), rng.uniform(0.0, 9000.0)
-        model.learn_first(
-            FirstToken(step * 0.1, slot, 2, tokens, 100.0, 0.0, 3.0, 0.1, 0.05 + tokens * 1e-4 * (1 + slot))
-        )
+        model.learn_first(FirstToken(step * 0.1, slot, 2, tokens, 100.0, 0.0, 3.0, 0.1, 0.05 + tokens * 1e-4 * (1 + slot)))
         model.learn_token(slot, 2, 3.0, 0.02, 1.0)
         model.scraped(slot, 2, 8.0, 1.0)
     return model

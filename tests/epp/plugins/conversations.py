@@ -77,16 +77,11 @@ def chat_messages(turns: Conversation) -> list[dict[str, Any]]:
         if speaker == "tool":
             messages += [{"role": "tool", "tool_call_id": f"c{n}", "content": s} for n, (_, s) in enumerate(turn)]
         elif turn[0][0] == "call":
-            calls = [
-                {"id": f"c{n}", "type": "function", "function": {"name": "look", "arguments": s}}
-                for n, (_, s) in enumerate(turn)
-            ]
+            calls = [{"id": f"c{n}", "type": "function", "function": {"name": "look", "arguments": s}} for n, (_, s) in enumerate(turn)]
             messages.append({"role": "assistant", "content": None, "tool_calls": calls})
         else:
             blocks = [
-                {"type": "text", "text": s}
-                if kind == "text"
-                else {"type": "image_url", "image_url": {"url": as_url(s)}}
+                {"type": "text", "text": s} if kind == "text" else {"type": "image_url", "image_url": {"url": as_url(s)}}
                 for kind, s in turn
             ]
             messages.append({"role": speaker, "content": blocks})
@@ -102,20 +97,12 @@ def response_items(turns: Conversation) -> list[dict[str, Any]]:
     for index, turn in enumerate(turns):
         speaker = role(turns, index)
         if speaker == "tool":
-            items += [
-                {"type": "function_call_output", "call_id": f"c{n}", "output": s} for n, (_, s) in enumerate(turn)
-            ]
+            items += [{"type": "function_call_output", "call_id": f"c{n}", "output": s} for n, (_, s) in enumerate(turn)]
         elif turn[0][0] == "call":
-            items += [
-                {"type": "function_call", "call_id": f"c{n}", "name": "look", "arguments": s}
-                for n, (_, s) in enumerate(turn)
-            ]
+            items += [{"type": "function_call", "call_id": f"c{n}", "name": "look", "arguments": s} for n, (_, s) in enumerate(turn)]
         else:
             text = "output_text" if speaker == "assistant" else "input_text"
-            blocks = [
-                {"type": text, "text": s} if kind == "text" else {"type": "input_image", "image_url": as_url(s)}
-                for kind, s in turn
-            ]
+            blocks = [{"type": text, "text": s} if kind == "text" else {"type": "input_image", "image_url": as_url(s)} for kind, s in turn]
             items.append({"type": "message", "role": speaker, "content": blocks})
     return items
 
@@ -156,8 +143,7 @@ def anthropic(turns: Conversation, **more: object) -> bytes:
 def text(turns: Conversation) -> str:
     """For APIs without messages: a template renders the conversation into one text that grows."""
     return "".join(
-        f"<{role(turns, index)}>" + "".join(f"[{kind}:{json.dumps(content)}]" for kind, content in turn)
-        for index, turn in enumerate(turns)
+        f"<{role(turns, index)}>" + "".join(f"[{kind}:{json.dumps(content)}]" for kind, content in turn) for index, turn in enumerate(turns)
     )
 
 

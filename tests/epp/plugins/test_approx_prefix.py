@@ -224,9 +224,7 @@ def test_fewer_long_prompts_are_remembered() -> None:
     assert world.held(prompt("a")) == [0, 1, 0]
 
 
-def test_many_failed_prompts_are_compared_with_a_bounded_number_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_failed_prompts_are_compared_with_a_bounded_number_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[object] = []
     shared = _sent_prompts._shared
     monkeypatch.setattr(_sent_prompts, "_shared", lambda *pair: compared.append(pair) or shared(*pair))
@@ -253,10 +251,7 @@ def test_tokenised_prompts_with_different_images_differ() -> None:
     assert world.held_of(showing("dog")) == [0, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("params", "columns"),
-    [({}, (CACHE_BLOCK_SIZE, CACHE_TOKENS)), ({"auto_tune": False}, (CACHE_BLOCK_SIZE,))],
-)
+@pytest.mark.parametrize(("params", "columns"), [({}, (CACHE_BLOCK_SIZE, CACHE_TOKENS)), ({"auto_tune": False}, (CACHE_BLOCK_SIZE,))])
 def test_the_cache_sizes_of_servers_are_read_only_for_tuning_and_their_blocks_always(
     params: Mapping[str, object], columns: tuple[object, ...]
 ) -> None:

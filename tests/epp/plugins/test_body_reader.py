@@ -14,19 +14,7 @@ from epp.plugins.parsers._structs import EMPTY, Chat, Completion, Crowd, Raw, Re
 
 native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
 READERS = [(Reader(kind), msgspec.json.Decoder(kind)) for kind in (Completion, Chat, Crowd, Responses)]
-NAMES = (
-    "model",
-    "stream",
-    "prompt",
-    "messages",
-    "max_tokens",
-    "cache_salt",
-    "tools",
-    "input",
-    "role",
-    "content",
-    "other",
-)
+NAMES = ("model", "stream", "prompt", "messages", "max_tokens", "cache_salt", "tools", "input", "role", "content", "other")
 LONG = "a long text, " * 500
 TEXT = st.text(max_size=20) | st.sampled_from(["\\", '"', "\ud83d", "😀", LONG, LONG + '"', "\n" * 70])
 VALUE = st.recursive(
@@ -92,9 +80,7 @@ def test_the_kernels_read_ordinary_bodies() -> None:
 
 
 @native_only
-@pytest.mark.parametrize(
-    "text", [b"", b"{", b"[", b'{"a"}', b'{"a":1}}', b'{"a":1,}', b"[1 2]", b"[01]", b'["\\x"]', b"nul"]
-)
+@pytest.mark.parametrize("text", [b"", b"{", b"[", b'{"a"}', b'{"a":1}}', b'{"a":1,}', b"[1 2]", b"[01]", b'["\\x"]', b"nul"])
 def test_the_kernels_leave_what_they_cannot_read_to_msgspec(text: bytes) -> None:
     assert kernels.members(text, (b"a",), EMPTY) is None
     assert kernels.items(text) is None

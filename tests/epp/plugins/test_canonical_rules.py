@@ -141,10 +141,7 @@ def test_a_response_that_continues_a_stored_one_has_another_beginning() -> None:
     def stored(**more: object) -> bytes:
         return parsed(OpenAI, "/v1/responses", {"model": "m", "input": "hi", **more}).prompt.canonical
 
-    assert (
-        len({stored(), stored(previous_response_id="1"), stored(previous_response_id="2"), stored(conversation="1")})
-        == 4
-    )
+    assert len({stored(), stored(previous_response_id="1"), stored(previous_response_id="2"), stored(conversation="1")}) == 4
 
 
 ODD = [
@@ -183,28 +180,12 @@ def test_long_prompts_have_the_same_form_as_short_ones(tail: str) -> None:
 
 
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-5, 2**40)
-    | st.sampled_from(["", "text", "image_url", "é/\\u", "tool_result"]),
+    st.none() | st.booleans() | st.integers(-5, 2**40) | st.sampled_from(["", "text", "image_url", "é/\\u", "tool_result"]),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                [
-                    "type",
-                    "text",
-                    "content",
-                    "role",
-                    "image_url",
-                    "url",
-                    "source",
-                    "uuid",
-                    "input",
-                    "tool_calls",
-                    "cache_control",
-                    "id",
-                ]
+                ["type", "text", "content", "role", "image_url", "url", "source", "uuid", "input", "tool_calls", "cache_control", "id"]
             ),
             inner,
             max_size=5,
@@ -216,14 +197,10 @@ JSON = st.recursive(
 
 @given(content=JSON, calls=JSON, tools=JSON, instructions=JSON, bad=st.integers(0, 10_000))
 @examples(400)
-def test_any_json_with_any_invalid_byte_is_read_or_refused(
-    content: Any, calls: Any, tools: Any, instructions: Any, bad: int
-) -> None:
+def test_any_json_with_any_invalid_byte_is_read_or_refused(content: Any, calls: Any, tools: Any, instructions: Any, bad: int) -> None:
     message = {"role": "user", "content": content, "tool_calls": calls}
     members = {"messages": [message], "tools": tools, "input": content, "instructions": instructions, "system": content}
-    body = dumped(
-        {"model": "m", "prompt": content, "items": content, "token_ids": content, "input_ids": content, **members}
-    )
+    body = dumped({"model": "m", "prompt": content, "items": content, "token_ids": content, "input_ids": content, **members})
     at = bad % len(body)
     for text in (body, body[:at] + b"\xff" + body[at + 1 :], body[:at] + b"\\" + body[at:]):
         for parser, path, _ in WRITERS.values():
@@ -234,9 +211,7 @@ def test_any_json_with_any_invalid_byte_is_read_or_refused(
             assert isinstance(prompt.canonical, bytes)
 
 
-@pytest.mark.parametrize(
-    "part", [{"type": "new"}, {"type": "image_url", "image_url": "x"}, {"type": "text", "text": "x"}]
-)
+@pytest.mark.parametrize("part", [{"type": "new"}, {"type": "image_url", "image_url": "x"}, {"type": "text", "text": "x"}])
 def test_the_cost_of_many_parts_is_linear_in_their_length(part: dict[str, Any]) -> None:
     """Quadratic work would take minutes."""
     of_chat([{"role": "user", "content": [part] * 50_000}])

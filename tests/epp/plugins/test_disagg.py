@@ -26,16 +26,9 @@ from tests.fakes import request
 
 @pytest.mark.parametrize(
     ("encode", "prefill", "kind"),
-    [
-        (False, False, "decode-only"),
-        (False, True, "prefill-decode"),
-        (True, False, "encode-decode"),
-        (True, True, "encode-prefill-decode"),
-    ],
+    [(False, False, "decode-only"), (False, True, "prefill-decode"), (True, False, "encode-decode"), (True, True, "encode-prefill-decode")],
 )
-def test_the_deciders_choose_the_stages_and_the_decision_is_counted_once(
-    encode: bool, prefill: bool, kind: str
-) -> None:
+def test_the_deciders_choose_the_stages_and_the_decision_is_counted_once(encode: bool, prefill: bool, kind: str) -> None:
     deciders = {"encode": Fixed(encode), "prefill": Fixed(prefill)}
     bench = Bench(handler(deciders={"encode": "e", "prefill": "p"}), **deciders)
     decision = bench.decide(servers(*ALL_ROLES), request(target_model="llama"))
@@ -62,9 +55,7 @@ def test_without_deciders_only_decode_runs() -> None:
 
 
 def test_a_stage_without_a_profile_does_not_run() -> None:
-    bench = Bench(
-        handler(deciders={"encode": "e", "prefill": "p"}), ("decode",), encode=Fixed(True), prefill=Fixed(True)
-    )
+    bench = Bench(handler(deciders={"encode": "e", "prefill": "p"}), ("decode",), encode=Fixed(True), prefill=Fixed(True))
     assert list(bench.decide(servers("decode")).runs) == ["decode"]
 
 
@@ -97,9 +88,7 @@ def test_prefill_first_without_a_prefill_profile_runs_decode_alone() -> None:
 
 @pytest.mark.parametrize("order", ["", "decode", "decode-first", "DECODE_FIRST"])
 def test_the_second_profile_sees_the_target_of_the_first_as_peer_and_the_first_sees_none(order: str) -> None:
-    bench = Bench(
-        handler(stageOrder=order, deciders={"prefill": "p"}), ("decode", "prefill"), prefill=Always("p", NoParams())
-    )
+    bench = Bench(handler(stageOrder=order, deciders={"prefill": "p"}), ("decode", "prefill"), prefill=Always("p", NoParams()))
     bench.decide(servers("prefill", "decode"))
     assert bench.scorer.seen == [("decode", None), ("prefill", "pod-1")]
 

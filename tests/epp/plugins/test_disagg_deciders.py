@@ -87,12 +87,7 @@ IMAGE = Feature("image", "cafe", 0, 1)
 
 @pytest.mark.parametrize(
     ("prompts", "wanted"),
-    [
-        (None, False),
-        ([], False),
-        ([PromptTokens(None)], False),
-        ([PromptTokens(None), PromptTokens(None, [IMAGE])], True),
-    ],
+    [(None, False), ([], False), ([PromptTokens(None)], False), ([PromptTokens(None), PromptTokens(None, [IMAGE])], True)],
 )
 def test_requests_with_media_run_the_encode_stage(prompts: Any, wanted: bool) -> None:
     r = request()

@@ -55,9 +55,7 @@ def test_stages_that_cannot_run_are_reported_at_start() -> None:
     assert handler(profiles={"prefill": "decode"}).check(["decode"]) is not None
     made = handler(deciders={"prefill": "p"})
     assert made.check(["decode", "encode", "other"]) is None
-    assert made.idle(["decode", "encode", "other"]) == [
-        "disagg has no prefill stage: there is no profile 'prefill' (profiles.prefill)"
-    ]
+    assert made.idle(["decode", "encode", "other"]) == ["disagg has no prefill stage: there is no profile 'prefill' (profiles.prefill)"]
     assert made.reaches(["decode", "encode", "other"]) == ["decode"]
     prefills = handler(stageOrder="prefill-first")
     for one in (made, prefills):
@@ -81,9 +79,7 @@ def test_the_old_handler_alone_sets_no_headers() -> None:
 
 
 def test_a_primary_port_replaces_the_port_of_the_decode_target_and_a_header_names_the_original() -> None:
-    decision = Bench(pd(primaryPort=9000), ("decode", "prefill"), prefill=Fixed(True)).decide(
-        servers("decode", "prefill")
-    )
+    decision = Bench(pd(primaryPort=9000), ("decode", "prefill"), prefill=Fixed(True)).decide(servers("decode", "prefill"))
     assert decision.targets[0].address == "10.0.0.1:9000"
     assert decision.targets[0].slot == 0
     assert decision.headers == {"x-data-parallel-host-port": "10.0.0.1:8000"}
@@ -131,10 +127,7 @@ def test_deprecated_parameters_are_reported_with_their_line() -> None:
     warnings = load(CONFIG % (16, "{deciderPluginName: prefix-based-pd-decider}"), "test").warnings
     (warning,) = [w for w in warnings if w.rule == "deprecated"]
     line = 1 + next(n for n, text in enumerate(CONFIG.splitlines()) if text.startswith("  parameters: %s"))
-    assert (
-        f"'deciderPluginName' of plugin 'disagg-profile-handler' (line {line}) is now 'deciders.prefill'"
-        in warning.message
-    )
+    assert f"'deciderPluginName' of plugin 'disagg-profile-handler' (line {line}) is now 'deciders.prefill'" in warning.message
 
 
 @pytest.mark.parametrize(

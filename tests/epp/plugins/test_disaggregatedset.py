@@ -43,9 +43,7 @@ def revisions(of: Any, c: Candidates, headers: Mapping[str, str] | None = None) 
     return sorted({e.labels.get(REVISION, "") for e, stays in zip(c.endpoints, mask, strict=True) if stays})
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"), [("max-role", {"A": 9 / 10, "B": 1 / 10}), ("sum", {"A": 11 / 13, "B": 2 / 13})]
-)
+@pytest.mark.parametrize(("mode", "expected"), [("max-role", {"A": 9 / 10, "B": 1 / 10}), ("sum", {"A": 11 / 13, "B": 2 / 13})])
 def test_shares_follow_the_pods_of_the_largest_role_or_of_all_roles(mode: str, expected: dict[str, float]) -> None:
     assert screener(mode).shares(pool(pods("A", 2, 9), pods("B", 1, 1)).snapshot) == pytest.approx(expected)
 
@@ -122,9 +120,7 @@ def test_disabled_gating_keeps_all_revisions_and_obeys_strict_headers() -> None:
 
 def test_the_older_form_of_the_roles_means_the_same() -> None:
     older = made(
-        SCREENER,
-        scope={"labelSelector": "set in (a)"},
-        revisionGating={"mode": "sum", "requireRoles": {"values": ["prefill", "decode"]}},
+        SCREENER, scope={"labelSelector": "set in (a)"}, revisionGating={"mode": "sum", "requireRoles": {"values": ["prefill", "decode"]}}
     )
     assert older.shares(pool(pods("A", 1, 1), pods("B", 0, 9)).snapshot) == {"A": 1.0}
 
@@ -158,12 +154,7 @@ def test_roles_must_be_named_once(gating: dict[str, Any], fault: str) -> None:
 def test_two_header_selectors_with_one_name_or_header_are_refused(field: str) -> None:
     other = {**HEADERS[1], field: HEADERS[0][field].lower()}
     with pytest.raises(ValueError, match=rf"headerSelectors\[1\].{field}: .* is given twice"):
-        made(
-            SCREENER,
-            scope={"labelSelector": "set=a"},
-            revisionGating={"mode": "disabled"},
-            headerSelectors=[HEADERS[0], other],
-        )
+        made(SCREENER, scope={"labelSelector": "set=a"}, revisionGating={"mode": "disabled"}, headerSelectors=[HEADERS[0], other])
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,7 @@ def test_endpoints_are_kept_if_the_comparison_is_true(operator: str, rows: list[
 
 
 @pytest.mark.parametrize(
-    ("more", "rows"),
-    [({}, [0, 1]), ({"onMissing": ""}, [0, 1]), ({"onMissing": "Pass"}, [0, 1]), ({"onMissing": "Fail"}, [0])],
+    ("more", "rows"), [({}, [0, 1]), ({"onMissing": ""}, [0, 1]), ({"onMissing": "Pass"}, [0, 1]), ({"onMissing": "Fail"}, [0])]
 )
 def test_missing_values_pass_or_fail_as_configured(more: dict[str, str], rows: list[int]) -> None:
     assert kept(threshold(**more), candidates({"power": [9, NAN, 11]})) == rows
@@ -115,11 +114,7 @@ def test_only_the_remaining_candidates_determine_scores_and_masks() -> None:
 
 
 @given(
-    st.lists(
-        st.tuples(st.one_of(st.floats(-1e12, 1e12), st.just(NAN)), st.booleans(), st.booleans()),
-        min_size=1,
-        max_size=10,
-    ),
+    st.lists(st.tuples(st.one_of(st.floats(-1e12, 1e12), st.just(NAN)), st.booleans(), st.booleans()), min_size=1, max_size=10),
     st.sampled_from([LOWER, HIGHER]),
     st.sampled_from([{}, {"fixedRange": {"min": -5, "max": 5}}]),
     st.randoms(),

@@ -57,9 +57,7 @@ def test_the_number_of_choices_is_read(parser: type[Parser], path: str, body: An
     assert parsed(parser, path, body).extent == Extent(choices=3)
 
 
-@pytest.mark.parametrize(
-    ("value", "choices"), [(10**9, CHOICES_MAX), (0, 1), (-3, 1), ("8", 1), (2.5, 1), (True, 1), (2**70, CHOICES_MAX)]
-)
+@pytest.mark.parametrize(("value", "choices"), [(10**9, CHOICES_MAX), (0, 1), (-3, 1), ("8", 1), (2.5, 1), (True, 1), (2**70, CHOICES_MAX)])
 def test_the_number_of_choices_is_within_bounds(value: Any, choices: int) -> None:
     extent = parsed(OpenAI, COMPLETIONS, {"model": "m", "prompt": "x", "n": value}).extent
     assert (extent or Extent()).choices == choices
@@ -113,9 +111,7 @@ def test_what_the_server_stores_may_fill_a_context(parser: type[Parser], path: s
 def test_an_answer_may_leave_out_what_was_generated() -> None:
     body = {"model": "m", "messages": HELLO, "include_reasoning": False}
     assert parsed(OpenAI, CHAT, body).extent == Extent(hidden=True)
-    assert parsed(OpenAI, "/v1/images/generations", {"model": "m", "prompt": "x", "n": 2}).extent == Extent(
-        2, hidden=True
-    )
+    assert parsed(OpenAI, "/v1/images/generations", {"model": "m", "prompt": "x", "n": 2}).extent == Extent(2, hidden=True)
 
 
 def test_a_chat_with_very_many_messages_is_read_for_choices_and_reasoning() -> None:

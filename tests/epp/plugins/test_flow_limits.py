@@ -35,9 +35,7 @@ def test_all_bands_have_the_static_ceiling() -> None:
         ("rank", [], []),
     ],
 )
-def test_the_ceiling_of_a_band_falls_with_its_rank_or_its_value(
-    domain: str, priorities: list[int], ceilings: list[float]
-) -> None:
+def test_the_ceiling_of_a_band_falls_with_its_rank_or_its_value(domain: str, priorities: list[int], ceilings: list[float]) -> None:
     policy = made(PriorityHoldback, minCeiling=0.5, maxCeiling=0.9, domain=domain)
     assert policy.ceilings(0.0, priorities) == pytest.approx(ceilings)
     assert policy.ceilings(0.0, [3, 1]) == pytest.approx([0.9, 0.5]), "bands may change"
@@ -75,10 +73,7 @@ def test_between_its_line_and_a_full_pool_a_band_is_served_at_some_readings() ->
     readings = [list(policy.ceilings(0.75, bands)) for _ in range(6)]
     assert readings == [[1, 0, 0], [1, 0, 0], [1, 1, 1]] * 2  # one in round(.75 / .25)
     assert list(policy.ceilings(0.3, bands)) == [1, 1, 1]
-    assert [list(policy.ceilings(0.65, bands)) for _ in range(2)] == [
-        [1, 1, 0],
-        [1, 1, 1],
-    ]  # .65 is below the line of the second band
+    assert [list(policy.ceilings(0.65, bands)) for _ in range(2)] == [[1, 1, 0], [1, 1, 1]]  # .65 is below the line of the second band
     assert list(policy.ceilings(1.0, bands)) == [1, 0, 0]
     assert list(policy.ceilings(0.9999999999, bands)) == [1, 0, 0]
     assert list(policy.ceilings(0.9, [0])) == [1]

@@ -30,11 +30,7 @@ def test_the_earliest_deadline_goes_first_and_ties_go_by_arrival() -> None:
 @pytest.mark.parametrize("none", [float("inf"), 0.0, -1.0])
 def test_without_a_ttl_there_is_no_deadline(none: float) -> None:
     policy = made(EarliestDeadline)
-    assert order(policy, Waits(arrival=1, ttl_s=none), Waits(arrival=0, ttl_s=none), Waits(arrival=9, ttl_s=1e6)) == [
-        2,
-        1,
-        0,
-    ]
+    assert order(policy, Waits(arrival=1, ttl_s=none), Waits(arrival=0, ttl_s=none), Waits(arrival=9, ttl_s=1e6)) == [2, 1, 0]
 
 
 def test_the_request_with_the_earliest_due_first_token_goes_first() -> None:
@@ -50,21 +46,7 @@ def test_the_request_with_the_earliest_due_first_token_goes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "soon",
-        "-1",
-        "1.5",
-        "1e3",
-        "1_000",
-        "٣",
-        "9223372036855",
-        "9223372036854775807",
-        "9" * 19,
-        "9" * 5000,
-        "0x10",
-    ],
+    "value", ["", "soon", "-1", "1.5", "1e3", "1_000", "٣", "9223372036855", "9223372036854775807", "9" * 19, "9" * 5000, "0x10"]
 )
 def test_a_request_with_an_invalid_objective_goes_behind_all_with_a_valid_one(value: str) -> None:
     policy = made(SloDeadline)
@@ -74,9 +56,7 @@ def test_a_request_with_an_invalid_objective_goes_behind_all_with_a_valid_one(va
 
 def test_the_current_header_hides_the_older_one() -> None:
     policy = made(SloDeadline)
-    assert order(
-        policy, slo(0.0, x_llm_d_slo_ttft_ms="no", x_slo_ttft_ms="1"), slo(1.0, x_llm_d_slo_ttft_ms="100")
-    ) == [1, 0]
+    assert order(policy, slo(0.0, x_llm_d_slo_ttft_ms="no", x_slo_ttft_ms="1"), slo(1.0, x_llm_d_slo_ttft_ms="100")) == [1, 0]
 
 
 def test_the_request_is_found_through_one_more_object() -> None:

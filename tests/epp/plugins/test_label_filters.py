@@ -117,9 +117,7 @@ def test_the_older_type_name_works_with_a_warning() -> None:
         ({"validValues": [""]}, [3, 4, 5]),
     ],
 )
-def test_by_label_keeps_listed_values_and_if_allowed_endpoints_without_the_label(
-    parameters: dict[str, Any], rows: list[int]
-) -> None:
+def test_by_label_keeps_listed_values_and_if_allowed_endpoints_without_the_label(parameters: dict[str, Any], rows: list[int]) -> None:
     assert kept(made("by-label", label="a", **parameters), PODS) == rows
 
 
@@ -184,8 +182,7 @@ LABELS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "x", "y"])
 def test_in_and_not_in_together_keep_every_endpoint_once(labels: list[dict[str, str]], values: set[str]) -> None:
     c = with_labels(*labels)
     inside, outside = (
-        kept(made("label-selector-filter", matchExpressions=[need("a", operator, *values)]), c)
-        for operator in ("In", "NotIn")
+        kept(made("label-selector-filter", matchExpressions=[need("a", operator, *values)]), c) for operator in ("In", "NotIn")
     )
     assert sorted(inside + outside) == list(range(len(labels)))
     assert inside == [row for row, of in enumerate(labels) if of.get("a") in values]

@@ -71,9 +71,7 @@ def test_the_masks_name_the_endpoints_with_a_prediction_and_those_that_meet_both
         ({"x-slo-ttft-ms": "nan"}, 0.0),
     ],
 )
-def test_an_objective_is_the_number_in_the_first_header_that_is_present(
-    headers: dict[str, str], objective: float
-) -> None:
+def test_an_objective_is_the_number_in_the_first_header_that_is_present(headers: dict[str, str], objective: float) -> None:
     assert objective_ms(request(headers=headers), TTFT_HEADERS) == objective
 
 
@@ -119,31 +117,20 @@ def test_only_endpoints_with_enough_of_the_prompt_stay() -> None:
 
 @pytest.mark.parametrize(
     ("params", "blocks", "count"),
-    [
-        ({}, [7, 7], 2),
-        ({}, None, 2),
-        ({}, [10], 1),
-        ({"affinityThreshold": 0}, [10, 0], 2),
-        ({"affinityThreshold": -1}, [10, 0], 2),
-    ],
+    [({}, [7, 7], 2), ({}, None, 2), ({}, [10], 1), ({"affinityThreshold": 0}, [10, 0], 2), ({"affinityThreshold": -1}, [10, 0], 2)],
 )
-def test_without_a_sticky_endpoint_or_a_choice_all_are_kept(
-    params: dict[str, float], blocks: list[float] | None, count: int
-) -> None:
+def test_without_a_sticky_endpoint_or_a_choice_all_are_kept(params: dict[str, float], blocks: list[float] | None, count: int) -> None:
     assert kept(made(PrefixCacheAffinity, **params), matched(request(), blocks), some(count)) == [True] * count
     assert kept(made(PrefixCacheAffinity), request(), some(2)) == [True, True]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "stays"),
-    [([18_000, 0], True), ([18_001, 0], False), ([28_001, 10_000], False), ([28_000, 10_000], True)],
+    ("tokens", "stays"), [([18_000, 0], True), ([18_001, 0], False), ([28_001, 10_000], False), ([28_000, 10_000], True)]
 )
 def test_the_gate_compares_tokens_in_flight_at_this_decision(tokens: list[float], stays: bool) -> None:
     # At 1,000 tokens/s a token takes 1 ms. The sticky endpoint may be 18,000 ms slower than the best other one.
     affinity = made(PrefixCacheAffinity, peakPrefillThroughput=1000)
-    assert kept(affinity, matched(request(), [10, 0]), some(2, tokens=tokens)) == (
-        [True, False] if stays else [True, True]
-    )
+    assert kept(affinity, matched(request(), [10, 0]), some(2, tokens=tokens)) == ([True, False] if stays else [True, True])
 
 
 def test_the_best_endpoint_of_each_side_counts_and_without_a_gate_load_is_ignored() -> None:
@@ -151,17 +138,11 @@ def test_the_best_endpoint_of_each_side_counts_and_without_a_gate_load_is_ignore
     c = some(4, tokens=[90_000, 10_000, 50_000, 5_000])
     assert kept(made(PrefixCacheAffinity, peakPrefillThroughput=1000), r, c) == [True, True, False, False]
     assert kept(made(PrefixCacheAffinity, peakPrefillThroughput=1000, maxTTFTPenaltyMs=4999), r, c) == [True] * 4
-    assert kept(made(PrefixCacheAffinity, peakPrefillThroughput=0, maxTTFTPenaltyMs=0), r, c) == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert kept(made(PrefixCacheAffinity, peakPrefillThroughput=0, maxTTFTPenaltyMs=0), r, c) == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
-    ("ttft_ms", "sticky"),
-    [([500, 400], True), ([501, 400], False), ([NAN, 400], False), ([500, NAN], True), ([NAN, NAN], True)],
+    ("ttft_ms", "sticky"), [([500, 400], True), ([501, 400], False), ([NAN, 400], False), ([500, NAN], True), ([NAN, NAN], True)]
 )
 def test_the_gate_can_compare_predictions_and_a_missing_one_is_infinite(ttft_ms: list[float], sticky: bool) -> None:
     affinity = made(PrefixCacheAffinity, ttftSource="latencyPredictor", maxTTFTPenaltyMs=100)
@@ -190,9 +171,7 @@ def test_exploration_keeps_all_as_often_as_configured() -> None:
         ({"peakPrefillThroughput": 1, "maxTTFTPenaltyMs": 1}, [10, 0], 2, "load_override"),
     ],
 )
-def test_each_decision_is_counted_with_its_outcome(
-    params: dict[str, float], blocks: list[float] | None, size: int, outcome: str
-) -> None:
+def test_each_decision_is_counted_with_its_outcome(params: dict[str, float], blocks: list[float] | None, size: int, outcome: str) -> None:
     services = FakeServices()
     affinity = PrefixCacheAffinity("p", msgspec.convert(params, PrefixCacheAffinity.Params))
     affinity.start(services)

@@ -49,9 +49,7 @@ def sent(plugin: LatencyObserver, at: float, pool: Candidates, row: int = 0) -> 
     return r, decision
 
 
-def answered(
-    plugin: LatencyObserver, r: Request, decision: Decision, at: float, *, status: int = 200, streaming: bool = True
-) -> None:
+def answered(plugin: LatencyObserver, r: Request, decision: Decision, at: float, *, status: int = 200, streaming: bool = True) -> None:
     r.now = at
     plugin.response_received(r, decision, Response(status, streaming=streaming))
     plugin.response_streaming(r, decision)
@@ -193,9 +191,7 @@ def test_a_percentile_lies_between_the_extremes_and_agrees_with_numpy(values: li
 def curves(*points: tuple[float, float, float, float, float, bool]) -> Request:
     floor, low, low_load, typical, typical_load, recent = (np.array(column) for column in zip(*points, strict=True))
     r = request()
-    r[KEY] = TtftPercentiles(
-        floor_s=floor, low_s=low, low_load=low_load, typical_s=typical, typical_load=typical_load, recent=recent
-    )
+    r[KEY] = TtftPercentiles(floor_s=floor, low_s=low, low_load=low_load, typical_s=typical, typical_load=typical_load, recent=recent)
     return r
 
 
@@ -226,11 +222,7 @@ def test_the_prediction_follows_the_observed_curve(
 
 
 def test_too_few_recent_requests_predict_the_floor_and_a_cold_endpoint_counts_as_the_fastest() -> None:
-    seed, cold, slow = (
-        (0.3, 0.4, 1.0, 0.9, 2.0, False),
-        (0.0, 0.0, 0.0, 0.0, 0.0, False),
-        (0.5, 0.0, 0.0, 0.6, 1.0, True),
-    )
+    seed, cold, slow = ((0.3, 0.4, 1.0, 0.9, 2.0, False), (0.0, 0.0, 0.0, 0.0, 0.0, False), (0.5, 0.0, 0.0, 0.6, 1.0, True))
     scores = scorer().score(curves(seed, cold, slow), some(50.0, 50.0, 0.0), PROFILE)
     assert scores.tolist() == [1.0, 1.0, 0.0]
 
@@ -243,11 +235,7 @@ def test_all_cold_or_all_equal_score_1() -> None:
 
 
 def test_predictions_are_rounded_to_steps() -> None:
-    one, other, far = (
-        (0.100, 0.0, 0.0, 0.2, 1.0, True),
-        (0.104, 0.0, 0.0, 0.2, 1.0, True),
-        (0.3, 0.0, 0.0, 0.4, 1.0, True),
-    )
+    one, other, far = ((0.100, 0.0, 0.0, 0.2, 1.0, True), (0.104, 0.0, 0.0, 0.2, 1.0, True), (0.3, 0.0, 0.0, 0.4, 1.0, True))
     scores = scorer(roundTTFTStep=0.01).score(curves(one, other, far), some(0.0, 0.0, 0.0), PROFILE)
     assert scores.tolist() == [1.0, 1.0, 0.0]
 

@@ -123,9 +123,7 @@ def test_the_time_to_the_first_chunk_is_learned_at_the_endpoint_that_answered() 
 
 
 @pytest.mark.parametrize(
-    "response",
-    [Response(500, streaming=True), Response(200), Response(429, streaming=True)],
-    ids=["error", "not streamed", "refused"],
+    "response", [Response(500, streaming=True), Response(200), Response(429, streaming=True)], ids=["error", "not streamed", "refused"]
 )
 def test_answers_that_say_nothing_about_the_first_token_are_not_learned(response: Response) -> None:
     site = Site()
@@ -161,9 +159,7 @@ def test_an_idle_endpoint_begins_with_a_prompt_when_it_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ago", "blocks", "differs"),
-    [(0.01, 70, True), (1.0, 70, False), (0.01, 60, False)],
-    ids=["sibling", "old", "short"],
+    ("ago", "blocks", "differs"), [(0.01, 70, True), (1.0, 70, False), (0.01, 60, False)], ids=["sibling", "old", "short"]
 )
 def test_a_prompt_waits_for_the_prefill_of_a_sibling_only(ago: float, blocks: int, differs: bool) -> None:
     """A block has 64 tokens, so that 70 blocks are a long prefix."""

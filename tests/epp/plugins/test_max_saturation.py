@@ -32,9 +32,7 @@ class Fixed(SaturationDetector):
         return self._values[2]
 
 
-def combined(
-    services: FakeServices | None = None, *, stages: dict[str, list[str]] | None = None, **children: Fixed
-) -> MaxSaturation:
+def combined(services: FakeServices | None = None, *, stages: dict[str, list[str]] | None = None, **children: Fixed) -> MaxSaturation:
     params = {"detectors": list(children), "stages": stages or {}}
     made = MaxSaturation("most", msgspec.convert(params, MaxSaturation.Params))
     made.resolve(children)
@@ -102,9 +100,7 @@ def test_the_detectors_may_stand_anywhere_in_the_configuration() -> None:
     assert "unused-plugin" not in {warning.rule for warning in effective.warnings}
 
 
-@pytest.mark.parametrize(
-    ("child", "words"), [("queue-scorer", "not a saturation detector"), ("other", "undefined plugin 'other'")]
-)
+@pytest.mark.parametrize(("child", "words"), [("queue-scorer", "not a saturation detector"), ("other", "undefined plugin 'other'")])
 def test_what_is_no_detector_is_refused(child: str, words: str) -> None:
     with pytest.raises(ConfigErrors, match=words):
         load(dedent(CONFIG).replace("CHILD", child), "c.yaml", allow_experimental=True)

@@ -27,9 +27,7 @@ def producer(services: FakeServices, **params: object) -> MediaCache:
 def showing(*prompts: str) -> Request:
     """A request with these images in its prompts, one letter per image."""
     r = request()
-    r[TOKENS] = TokenizedPrompt(
-        [PromptTokens(None, [Feature("image", image, 0, 1) for image in prompt]) for prompt in prompts]
-    )
+    r[TOKENS] = TokenizedPrompt([PromptTokens(None, [Feature("image", image, 0, 1) for image in prompt]) for prompt in prompts])
     return r
 
 

@@ -143,9 +143,7 @@ def test_the_producer_of_the_matches_is_configurable_and_older_parameters_have_n
 
 
 @given(st.lists(st.integers(0, 7), max_size=30), st.sets(st.integers(0, 7), min_size=1), st.randoms())
-def test_used_endpoints_score_by_age_alone_and_all_scores_differ(
-    history: Sequence[int], left: set[int], rng: Any
-) -> None:
+def test_used_endpoints_score_by_age_alone_and_all_scores_differ(history: Sequence[int], left: set[int], rng: Any) -> None:
     scorer, c = made("no-hit-lru-scorer"), endpoints(8)
     for row in (*range(8), *history):
         sent(scorer, c, row)

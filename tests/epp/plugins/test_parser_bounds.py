@@ -47,10 +47,7 @@ def test_a_crowded_body_without_messages_is_refused_like_any_other(path: str, me
 def test_code_and_tools_do_not_make_a_body_crowded_but_objects_in_lists_do() -> None:
     code = "if (x) {\n  call({a: 1}, () => {});\n}\n" * 20_000
     assert not crowded(chat([{"role": "user", "content": code.replace("{}", "{ return }").replace("{ ", "{")}]))
-    tools = [
-        {"type": "function", "function": {"name": "f", "parameters": {"a": {"b": {"c": {}}}}}}
-        for _ in range(OBJECTS_MAX // 2)
-    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"b": {"c": {}}}}}} for _ in range(OBJECTS_MAX // 2)]
     assert not crowded(chat([{"role": "user", "content": "hi"}], tools=tools))
     for separators in ((",", ":"), (", ", ": "), (" ,\n", " :\t")):
         assert crowded(json.dumps({"messages": [{"role": "user"}] * MANY}, separators=separators).encode())

@@ -17,14 +17,7 @@ from epp.plugins.parsers.sglang_http import SglangHttp
 from epp.plugins.parsers.vertexai import VertexAi
 from epp.plugins.parsers.vllm_grpc import VllmGrpc
 from epp.plugins.parsers.vllm_http import VllmHttp
-from epp.protocol.usage import (
-    ANSWER,
-    AnthropicScanner,
-    HttpBodyScanner,
-    SglangScanner,
-    VllmEmbedScanner,
-    VllmGenerateScanner,
-)
+from epp.protocol.usage import ANSWER, AnthropicScanner, HttpBodyScanner, SglangScanner, VllmEmbedScanner, VllmGenerateScanner
 from epp.request import Feature, Media, Request
 from epp.request.model_rewrite import MODEL_CHARS_MAX
 from tests.epp.plugins.parser_bodies import field, frame, packed, parsed, refusal
@@ -60,9 +53,7 @@ def test_every_parser_of_the_default_list_is_registered() -> None:
         (VllmHttp, VLLM, {"model": "m", "token_ids": IDS}),
     ],
 )
-def test_a_list_or_an_object_instead_of_a_single_value_is_refused(
-    parser: type[Parser], path: str, body: Any, value: Any
-) -> None:
+def test_a_list_or_an_object_instead_of_a_single_value_is_refused(parser: type[Parser], path: str, body: Any, value: Any) -> None:
     for name in ("model", "stream"):
         assert "got `" in refusal(parser, path, body | {name: value})
 
@@ -81,17 +72,11 @@ def test_the_features_of_too_many_media_are_ignored() -> None:
         (VllmHttp, {"inference/v1/generate"}, ("h2c", "http")),
         (SglangHttp, {"generate"}, ("h2c", "http")),
         (VllmGrpc, {GENERATE[1:], EMBED[1:]}, ("h2c",)),
-        (
-            VertexAi,
-            {f"PredictionService/{m}" for m in ("ChatCompletions", "StreamRawPredict", "RawPredict")},
-            ("h2c",),
-        ),
+        (VertexAi, {f"PredictionService/{m}" for m in ("ChatCompletions", "StreamRawPredict", "RawPredict")}, ("h2c",)),
         (Passthrough, set(), ()),
     ],
 )
-def test_each_parser_claims_its_paths_and_protocols(
-    parser: type[Parser], paths: set[str], protocols: tuple[str, ...]
-) -> None:
+def test_each_parser_claims_its_paths_and_protocols(parser: type[Parser], paths: set[str], protocols: tuple[str, ...]) -> None:
     assert set(parser.paths) == paths and parser.app_protocols == protocols
 
 
@@ -100,16 +85,13 @@ BAD_JSON = [b"", b"{", b"[]", b"null", b'{"a":}', b"\xff", b"[" * 5000, b'{"mess
 
 @pytest.mark.parametrize("body", BAD_JSON)
 @pytest.mark.parametrize(
-    ("parser", "path"),
-    [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM), (SglangHttp, "/generate")],
+    ("parser", "path"), [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM), (SglangHttp, "/generate")]
 )
 def test_a_body_that_is_not_a_request_in_json_is_refused(parser: type[Parser], path: str, body: bytes) -> None:
     assert refusal(parser, path, body)
 
 
-@pytest.mark.parametrize(
-    ("value", "read"), [(7, 7), (0, 0), (7.0, 7), (-1, None), (1.5, None), ("7", None), (True, None)]
-)
+@pytest.mark.parametrize(("value", "read"), [(7, 7), (0, 0), (7.0, 7), (-1, None), (1.5, None), ("7", None), (True, None)])
 def test_the_limit_of_output_tokens_is_a_whole_number_of_0_or_more(value: object, read: int | None) -> None:
     bodies: list[tuple[type[Parser], str, dict[str, Any]]] = [
         (OpenAI, "/v1/completions", {"model": "m", "prompt": "x", "max_tokens": value}),
@@ -159,17 +141,14 @@ def test_openai_refuses_mixed_prompts_and_prompts_of_other_types(prompt: object)
 
 @pytest.mark.parametrize("parser_path", [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM)])
 @pytest.mark.parametrize("model", [None, "", 5])
-def test_parsers_that_forward_by_the_models_name_require_it(
-    parser_path: tuple[type[Parser], str], model: object
-) -> None:
+def test_parsers_that_forward_by_the_models_name_require_it(parser_path: tuple[type[Parser], str], model: object) -> None:
     with pytest.raises(Refused) as refused:
         parsed(*parser_path, {"prompt": "x", "messages": HELLO, "token_ids": [1], "model": model})
     assert refused.value.cause is Cause.MODEL_MISSING
 
 
 @pytest.mark.parametrize(
-    ("parser", "path"),
-    [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM), (VertexAi, VERTEX + "ChatCompletions")],
+    ("parser", "path"), [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM), (VertexAi, VERTEX + "ChatCompletions")]
 )
 def test_the_length_of_a_models_name_is_bounded(parser: type[Parser], path: str) -> None:
     def body(model: str) -> Any:
@@ -185,9 +164,7 @@ def test_the_length_of_a_models_name_is_bounded(parser: type[Parser], path: str)
 
 
 def test_anthropic_messages_are_read() -> None:
-    request = parsed(
-        Anthropic, MESSAGES, {"model": "claude", "messages": HELLO, "max_tokens": 9, "stream": True, "cache_salt": "s"}
-    )
+    request = parsed(Anthropic, MESSAGES, {"model": "claude", "messages": HELLO, "max_tokens": 9, "stream": True, "cache_salt": "s"})
     assert (request.model, request.target_model, request.max_tokens) == ("claude", "claude", 9)
     assert request.streaming and request.cache_salt == "s"
     assert scanner(request) is AnthropicScanner
@@ -227,18 +204,13 @@ def test_anthropic_messages_become_a_chat_in_the_parts() -> None:
     parts = parsed(Anthropic, MESSAGES, body).prompt.parts()
     chat = json.loads(bytes(parts.body))
     assert parts.render == "chat" and parts.structured
-    assert chat["tools"] == [
-        {"type": "function", "function": {"name": "look", "description": "looks", "parameters": {"type": "object"}}}
-    ]
+    assert chat["tools"] == [{"type": "function", "function": {"name": "look", "description": "looks", "parameters": {"type": "object"}}}]
     called = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}
     assert chat["messages"] == [
         {"role": "system", "content": "be brief"},
         {
             "role": "user",
-            "content": [
-                {"type": "text", "text": "see"},
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
-            ],
+            "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
         },
         {"role": "assistant", "content": None, "tool_calls": [called]},
         {"role": "tool", "tool_call_id": "1", "content": "a cat"},
@@ -294,10 +266,7 @@ def test_media_among_token_ids_are_features_of_the_parts() -> None:
 
 
 def test_overlapping_placeholders_do_not_make_the_hashed_bytes_longer() -> None:
-    features = {
-        "mm_hashes": {"image": [str(n) for n in range(9)]},
-        "mm_placeholders": {"image": [{"offset": 0, "length": 10**6}] * 9},
-    }
+    features = {"mm_hashes": {"image": [str(n) for n in range(9)]}, "mm_placeholders": {"image": [{"offset": 0, "length": 10**6}] * 9}}
     made, one = (
         parsed(VllmHttp, VLLM, {"model": "m", "token_ids": IDS, "features": several}).prompt.canonical
         for several in (features, {name: {"image": many["image"][:1]} for name, many in features.items()})  # type: ignore[index]
@@ -306,10 +275,7 @@ def test_overlapping_placeholders_do_not_make_the_hashed_bytes_longer() -> None:
 
 
 def test_a_placeholder_beyond_the_prompt_is_harmless() -> None:
-    features = {
-        "mm_hashes": {"image": ["x", None]},
-        "mm_placeholders": {"image": [{"offset": 9, "length": 10**12}, {}]},
-    }
+    features = {"mm_hashes": {"image": ["x", None]}, "mm_placeholders": {"image": [{"offset": 9, "length": 10**12}, {}]}}
     assert parsed(VllmHttp, VLLM, {"model": "m", "token_ids": IDS, "features": features}).prompt.canonical == WORDS
 
 
@@ -356,10 +322,7 @@ def test_vllm_grpc_token_ids_are_read() -> None:
 
 def test_vllm_grpc_texts_give_the_same_prompt_as_over_http() -> None:
     request = parsed(VllmGrpc, GENERATE, frame(field(3, 'say "hé"\n')))
-    assert (
-        request.prompt.canonical
-        == parsed(OpenAI, "/v1/completions", {"model": "m", "prompt": 'say "hé"\n'}).prompt.canonical
-    )
+    assert request.prompt.canonical == parsed(OpenAI, "/v1/completions", {"model": "m", "prompt": 'say "hé"\n'}).prompt.canonical
     assert list(request.prompt.parts().prompts[0]) == ['say "hé"\n'.encode()]
     assert request.max_tokens is None and not request.streaming
 
@@ -413,9 +376,7 @@ def test_other_grpc_methods_pass_unread_and_so_do_their_answers() -> None:
 
 
 def vertex(body: dict[str, object]) -> bytes:
-    return frame(
-        field(1, "projects/p/endpoints/e") + field(2, field(1, "application/json") + field(2, json.dumps(body)))
-    )
+    return frame(field(1, "projects/p/endpoints/e") + field(2, field(1, "application/json") + field(2, json.dumps(body))))
 
 
 @pytest.mark.parametrize("method", ["StreamRawPredict", "RawPredict"])

@@ -31,9 +31,7 @@ def test_a_conversation_that_grows_by_a_turn_keeps_its_blocks(api: str, turns: C
 @pytest.mark.parametrize("api", WRITERS)
 @given(turns=conversations(), data=st.data())
 @examples(60)
-def test_conversations_that_differ_share_only_the_blocks_before_the_difference(
-    api: str, turns: Conversation, data: st.DataObject
-) -> None:
+def test_conversations_that_differ_share_only_the_blocks_before_the_difference(api: str, turns: Conversation, data: st.DataObject) -> None:
     other = data.draw(conversations())
     keep = data.draw(st.integers(0, len(turns)))
     changed = [*turns[:keep], *other[keep:]]

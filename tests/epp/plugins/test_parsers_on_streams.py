@@ -48,12 +48,7 @@ def pair(remembers: Remembers, **more: int) -> Pair:
     [
         ("/v1/messages", MESSAGES, "text/event-stream", ANTHROPIC_SSE),
         ("/generate", b'{"input_ids":[1,2]}', "text/event-stream", SGLANG_SSE),
-        (
-            "/vllm.grpc.engine.VllmEngine/Generate",
-            frame(field(2, packed(2, [1, 2]))),
-            "application/grpc",
-            VLLM_GRPC_STREAM,
-        ),
+        ("/vllm.grpc.engine.VllmEngine/Generate", frame(field(2, packed(2, [1, 2]))), "application/grpc", VLLM_GRPC_STREAM),
     ],
     ids=["anthropic", "sglang", "vllm grpc"],
 )

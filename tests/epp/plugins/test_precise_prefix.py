@@ -148,9 +148,7 @@ def test_without_a_precise_endpoint_or_without_tokens_the_approximate_match_hold
 
 
 @pytest.mark.parametrize("approximate", [[2.0, 0.0], None])
-def test_without_tokens_no_match_is_precise_and_the_reason_is_that_of_the_token_producer(
-    approximate: list[float] | None,
-) -> None:
+def test_without_tokens_no_match_is_precise_and_the_reason_is_that_of_the_token_producer(approximate: list[float] | None) -> None:
     world = World(16, 0)
     r = request(b"x" * 600, model="base", target_model="base")
     if approximate is not None:
@@ -230,10 +228,7 @@ def test_the_older_form_scores_by_itself_and_beside_a_producer_only_scores() -> 
     alone.meet([alone])
     beside.meet([beside, producer])
     assert [key.name for key in alone.produces] == ["prefix_match/s"]
-    assert (beside.produces, [key.name for key in beside.consumes]) == (
-        (),
-        ["prefix_match/precise-prefix-cache-producer"],
-    )
+    assert (beside.produces, [key.name for key in beside.consumes]) == ((), ["prefix_match/precise-prefix-cache-producer"])
     assert kv_settings([beside, producer]) is producer.settings
     r = request()
     r[prefix_match("s")] = PrefixMatch(np.array([2.0, 4.0]), np.arange(4, dtype=np.uint64), 16, 65)

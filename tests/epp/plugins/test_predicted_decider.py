@@ -40,11 +40,7 @@ def asked(*seconds: float, blocks: float = 0.0, why_not: str = "") -> Request:
     ("params", "seconds", "wanted"),
     [
         ({"transferMsPerThousandTokens": 0, "minGainMs": 0}, (0.2, 0.1, 0.3, 0.0), True),
-        (
-            {"transferMsPerThousandTokens": 0, "minGainMs": 0},
-            (0.2, 0.3, 0.1, 0.0),
-            True,
-        ),  # role `both` computes prompts, too
+        ({"transferMsPerThousandTokens": 0, "minGainMs": 0}, (0.2, 0.3, 0.1, 0.0), True),  # role `both` computes prompts, too
         ({"transferMsPerThousandTokens": 0, "minGainMs": 0}, (0.2, 0.3, 0.3, 0.0), False),  # an encode server does not
         ({"transferMsPerThousandTokens": 99, "minGainMs": 0}, (0.2, 0.1, 0.3, 0.0), True),
         ({"transferMsPerThousandTokens": 101, "minGainMs": 0}, (0.2, 0.1, 0.3, 0.0), False),
@@ -88,10 +84,7 @@ def test_the_prefill_endpoint_learns_the_first_token_and_the_decode_endpoint_the
     made = request(b"x" * 4_000, streaming=True)
     made.now = made.sent_at = 10.0
     producer.produce(made, pool)
-    runs: dict[str, ProfileRun | None] = {
-        "decode": ProfileRun(pool, pool.zeros(), [0]),
-        PREFILL: ProfileRun(pool, pool.zeros(), [1]),
-    }
+    runs: dict[str, ProfileRun | None] = {"decode": ProfileRun(pool, pool.zeros(), [0]), PREFILL: ProfileRun(pool, pool.zeros(), [1])}
     decision = Decision(runs["decode"].targets, runs, "decode")  # type: ignore[union-attr]
     decision.prefill = PREFILL
     producer.before_send(made, decision)
@@ -102,7 +95,4 @@ def test_the_prefill_endpoint_learns_the_first_token_and_the_decode_endpoint_the
     answer.usage, answer.whole, made.now = Usage(1_000, 11), True, 10.7
     producer.response_complete(made, decision, answer)
     known = services.learning.model().endpoints
-    assert {slot: (each.speed.samples, each.token_speed.samples) for slot, each in known.items()} == {
-        0: (0, 1),
-        1: (1, 0),
-    }
+    assert {slot: (each.speed.samples, each.token_speed.samples) for slot, each in known.items()} == {0: (0, 1), 1: (1, 0)}

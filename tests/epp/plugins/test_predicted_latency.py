@@ -83,16 +83,7 @@ def decided(c: Candidates, index: int, prefill: int | None = None) -> Decision:
     return Decision([c.endpoint(index)], runs, "default")
 
 
-def respond(
-    site: Site,
-    r: Request,
-    decision: Decision,
-    *,
-    first: float = 0.0,
-    end: float,
-    tokens: int | None = None,
-    **more: Any,
-) -> None:
+def respond(site: Site, r: Request, decision: Decision, *, first: float = 0.0, end: float, tokens: int | None = None, **more: Any) -> None:
     """The rest of a request's life. Times are in seconds; the request was sent at 10."""
     r.sent_at = 10.0
     site.plugin.before_send(r, decision)
@@ -132,11 +123,7 @@ def test_one_call_asks_about_all_candidates_with_the_state_that_the_request_find
             **media,
         }
         # Nothing was in flight at the scrape, so everything now in flight came later and counts as waiting: 0 + 1, 2 + 2, 4 + 3.
-        for kv, waiting, running, prefix, load in [
-            (0.25, 1, 1, 0.0, 100),
-            (0.5, 4, 2, 0.25, 200),
-            (1.0, 7, 3, 0.75, 300),
-        ]
+        for kv, waiting, running, prefix, load in [(0.25, 1, 1, 0.0, 100), (0.5, 4, 2, 0.25, 200), (1.0, 7, 3, 0.75, 300)]
     ]
 
 
@@ -199,10 +186,7 @@ def test_prediction_servers_are_chosen_at_random() -> None:
     site = Site({"PREDICTION_SERVER_URL": "http://a:1/, http://b:2", "LATENCY_COALESCE_WINDOW_MS": "0"})
     for _ in range(30):
         site.ask(asking())
-    assert {call.url for call in site.services.asked} == {
-        "http://a:1/predict/bulk/strict",
-        "http://b:2/predict/bulk/strict",
-    }
+    assert {call.url for call in site.services.asked} == {"http://a:1/predict/bulk/strict", "http://b:2/predict/bulk/strict"}
 
 
 # Answers
@@ -485,12 +469,7 @@ def test_an_invalid_setting_is_reported_and_has_its_default(text: str) -> None:
 
 
 def test_parameters_without_effect_are_reported() -> None:
-    params = {
-        "contextTTL": 1,
-        "samplingMean": 1,
-        "maxDecodeTokenSamplesForPrediction": 1,
-        "inFlightLoadProducerName": "x",
-    }
+    params = {"contextTTL": 1, "samplingMean": 1, "maxDecodeTokenSamplesForPrediction": 1, "inFlightLoadProducerName": "x"}
     plugin = PredictedLatency("p", msgspec.convert(params, PredictedLatency.Params))
     assert [text.partition(":")[0] for text in plugin.without_effect] == list(params)
     with pytest.raises(msgspec.ValidationError):

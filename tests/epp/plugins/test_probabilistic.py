@@ -63,9 +63,7 @@ def test_a_request_that_is_not_admitted_gets_status_429() -> None:
         ({"k": 1, "power": 10_000}, 1e-9, 0.0),
     ],
 )
-def test_the_probability_is_a_power_of_saturation(
-    params: dict[str, float], saturation: float, probability: float
-) -> None:
+def test_the_probability_is_a_power_of_saturation(params: dict[str, float], saturation: float, probability: float) -> None:
     assert made(**params).probability(saturation) == pytest.approx(probability)
 
 

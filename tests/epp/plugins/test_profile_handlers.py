@@ -65,9 +65,7 @@ def test_the_chosen_profile_runs_once_and_its_targets_are_the_result() -> None:
 
 
 @pytest.mark.parametrize(("runs", "cause"), [({}, Cause.UNKNOWN_PROFILE), ({"decode": None}, Cause.NO_ENDPOINT_LEFT)])
-def test_an_unknown_profile_is_the_clients_mistake_and_a_missing_endpoint_is_not(
-    runs: dict[str, None], cause: Cause
-) -> None:
+def test_an_unknown_profile_is_the_clients_mistake_and_a_missing_endpoint_is_not(runs: dict[str, None], cause: Cause) -> None:
     with pytest.raises(Refused) as refused:
         made(HeaderProfile).result(request(), runs)
     assert refused.value.cause is cause

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision.decision import Usage
-from epp.plugins.fairness.program_aware import (
-    AVERAGE_WAIT,
-    EXACT_MAX,
-    REFRESH_S,
-    SHOWN_MAX,
-    ProgramAware,
-    Scores,
-)
+from epp.plugins.fairness.program_aware import AVERAGE_WAIT, EXACT_MAX, REFRESH_S, SHOWN_MAX, ProgramAware, Scores
 from epp.plugins.fairness.program_aware import jain as index_of
 from epp.plugins.ordering import FirstCome
 from tests.contract.waiting import Band, Waits, asking, made
@@ -49,9 +42,7 @@ def naive(flows: Mapping[str, tuple[float, float]], now: float, by_service: floa
     half_life=st.sampled_from([0.0, 1.0, 60.0]),
 )
 @examples(80)
-def test_the_highest_score_goes_next(
-    services: list[int], data: st.DataObject, weights: tuple[float, float], half_life: float
-) -> None:
+def test_the_highest_score_goes_next(services: list[int], data: st.DataObject, weights: tuple[float, float], half_life: float) -> None:
     policy = made(ProgramAware, lasWeightService=weights[0], lasWeightHeadWait=weights[1], lasHalfLifeSeconds=half_life)
     b = Band(policy, made(FirstCome))
     attained = {f"u{number}": float(service) for number, service in enumerate(services)}
@@ -224,9 +215,7 @@ def test_a_program_that_was_not_active_lately_leaves_the_page_and_no_client_fill
         if number % SHOWN_MAX == SHOWN_MAX - 1:
             show()
     assert waits.weights["u0",] == 0.0 and waits.weights[f"u{2 * SHOWN_MAX - 1}",] == 0.0
-    assert {flow for (flow,), weight in waits.weights.items() if weight} == {
-        f"u{number}" for number in range(2 * SHOWN_MAX, 3 * SHOWN_MAX)
-    }
+    assert {flow for (flow,), weight in waits.weights.items() if weight} == {f"u{number}" for number in range(2 * SHOWN_MAX, 3 * SHOWN_MAX)}
 
 
 def test_jains_index_is_1_for_equal_values_and_one_nth_if_one_has_all() -> None:

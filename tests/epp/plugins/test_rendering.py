@@ -44,20 +44,13 @@ def test_a_chat_is_rendered_unchanged_except_for_the_model() -> None:
     assert (call.method, call.url, call.timeout_s) == ("POST", "http://render:8000/v1/chat/completions/render", 5.0)
     sent = json.loads(call.body)
     assert sent.pop("model") == "base-model"
-    assert sent == {
-        "messages": [{"role": "user", "content": "hello"}],
-        "chat_template_kwargs": {"x": 1.5},
-        "cache_salt": "s",
-    }
+    assert sent == {"messages": [{"role": "user", "content": "hello"}], "chat_template_kwargs": {"x": 1.5}, "cache_salt": "s"}
     features = {
         "mm_hashes": {"image": ["a", "b"], "audio": ["c"]},
         "mm_placeholders": {"image": [{"offset": 9, "length": 2}, {"offset": 0, "length": 1}], "video": []},
     }
     call.answer(json.dumps({"token_ids": [5, 6, 4294967295], "features": features, "model": "x"}).encode())
-    assert only(r[TOKENS]) == (
-        [5, 6, 4294967295],
-        [Feature("image", "b", 0, 1), Feature("image", "a", 9, 2)],
-    )
+    assert only(r[TOKENS]) == ([5, 6, 4294967295], [Feature("image", "b", 0, 1), Feature("image", "a", 9, 2)])
     result = r[TOKENS]
     assert result is not None and result.cache_salt == "s"
 
@@ -174,11 +167,7 @@ def test_token_ids_in_the_request_are_used_and_a_request_that_cannot_be_rendered
     ("answer", "message", "reason"),
     [
         # The error text may quote the prompt.
-        (
-            (b"cannot make anything of 'hello'", 422),
-            "answered 422$",
-            "422 from PATH: the log of the server may say why",
-        ),
+        ((b"cannot make anything of 'hello'", 422), "answered 422$", "422 from PATH: the log of the server may say why"),
         ((b"off", 403), "answered 403$", "403 from PATH: start vLLM with --enable-scale-out"),
         ((b"off", 404), "answered 404$", "404 from PATH: start vLLM with --enable-scale-out, and compare modelName"),
         ((b"off", 501), "answered 501$", "501 from PATH: start vLLM with --enable-scale-out"),
@@ -192,9 +181,7 @@ def test_token_ids_in_the_request_are_used_and_a_request_that_cannot_be_rendered
         ),
     ],
 )
-def test_a_failed_call_leaves_no_tokens_and_its_reason_is_kept_and_counted(
-    answer: Any, message: str, reason: str
-) -> None:
+def test_a_failed_call_leaves_no_tokens_and_its_reason_is_kept_and_counted(answer: Any, message: str, reason: str) -> None:
     vllm = Vllm(url="http://user:secret@render:8000")
     r = chat("hello")
     call = vllm.call(r)

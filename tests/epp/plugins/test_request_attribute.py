@@ -16,9 +16,7 @@ NOWHERE = Decision((), {}, "")
 # Reporting
 
 
-def reporter(
-    expression: str, condition: str = "", services: FakeServices | None = None, **key: str
-) -> RequestAttribute:
+def reporter(expression: str, condition: str = "", services: FakeServices | None = None, **key: str) -> RequestAttribute:
     attribute = {"key": {"name": "cost", **key}, "expression": expression, "condition": condition}
     made = RequestAttribute("r", msgspec.convert({"attributes": [attribute]}, RequestAttribute.Params))
     made.start(services or FakeServices())
@@ -46,12 +44,9 @@ def test_the_configured_namespace_and_name_are_used_and_other_metadata_stays() -
 
 
 @pytest.mark.parametrize(
-    ("usage", "expected"),
-    [(Usage(10, 3), 13), (Usage(10, None), 10), (Usage(None, 3), 3), (Usage(), None), (None, None)],
+    ("usage", "expected"), [(Usage(10, 3), 13), (Usage(10, None), 10), (Usage(None, 3), 3), (Usage(), None), (None, None)]
 )
-def test_what_the_server_does_not_report_counts_as_0_and_0_is_not_reported(
-    usage: Usage | None, expected: int | None
-) -> None:
+def test_what_the_server_does_not_report_counts_as_0_and_0_is_not_reported(usage: Usage | None, expected: int | None) -> None:
     text = "(has(usage.prompt_tokens) ? usage.prompt_tokens : 0) + (has(usage.completion_tokens) ? usage.completion_tokens : 0)"
     assert reported(reporter(text), usage) == ({} if expected is None else {"envoy.lb": {"cost": expected}})
 
@@ -90,11 +85,7 @@ def test_an_infinite_or_undefined_value_is_not_reported() -> None:
         ("usage.prompt_tokens +", "", "attributes[0].expression: Failed to parse expression"),
         ("usage.tokens", "", "attributes[0].expression: `usage` has no field 'tokens'"),
         ("2 * usage.prompt_tokens", "", "attributes[0].expression: No such overload"),
-        (
-            "usage.prompt_tokens > 1",
-            "",
-            "attributes[0].expression: must give a number, but gives True for a usual usage",
-        ),
+        ("usage.prompt_tokens > 1", "", "attributes[0].expression: must give a number, but gives True for a usual usage"),
         ("usage", "", "attributes[0].expression: must give a number"),
         ("1", "usage.prompt_tokens", "attributes[0].condition: must give true or false, but gives 1000.0"),
         ("1", "!usage.prompt_tokens", "attributes[0].condition: "),
@@ -107,9 +98,7 @@ def test_an_expression_that_cannot_work_stops_the_start(expression: str, conditi
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize(
-    "attributes", [[], [{"key": {"name": "a"}, "expression": "1"}] * 2, [{"key": {"name": ""}, "expression": "1"}]]
-)
+@pytest.mark.parametrize("attributes", [[], [{"key": {"name": "a"}, "expression": "1"}] * 2, [{"key": {"name": ""}, "expression": "1"}]])
 def test_exactly_one_attribute_with_a_name_is_reported(attributes: list[object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"attributes": attributes}, RequestAttribute.Params)

@@ -156,12 +156,7 @@ def test_a_new_snapshot_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "saturation"),
-    [
-        ("requests", (50 + 150) / 200),
-        ("tokens", (900 + 0) / 2000),
-        ("hybrid", (0.9 + 1.5) / 2),
-    ],
+    ("mode", "saturation"), [("requests", (50 + 150) / 200), ("tokens", (900 + 0) / 2000), ("hybrid", (0.9 + 1.5) / 2)]
 )
 def test_saturation_is_the_load_in_flight_divided_by_its_limit(mode: str, saturation: float) -> None:
     detector = made(Concurrency, concurrencyMode=mode, maxTokenConcurrency=1000)
@@ -200,8 +195,7 @@ def test_a_step_is_one_request_or_the_mean_tokens_of_those_in_flight() -> None:
 
 
 @pytest.mark.parametrize(
-    "parameters",
-    [{"concurrencyMode": "both"}, {"maxConcurrency": 0}, {"maxTokenConcurrency": 0}, {"headroom": -1}, {"max": 1}],
+    "parameters", [{"concurrencyMode": "both"}, {"maxConcurrency": 0}, {"maxTokenConcurrency": 0}, {"headroom": -1}, {"max": 1}]
 )
 def test_invalid_limits_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):

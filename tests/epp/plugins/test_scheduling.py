@@ -37,8 +37,7 @@ def score(scorer: Plugin, c: object, r: object = None) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("scorer", "column"),
-    [(QueueDepth("q", NoParams()), "waiting_requests"), (RunningRequests("r", NoParams()), "running_requests")],
+    ("scorer", "column"), [(QueueDepth("q", NoParams()), "waiting_requests"), (RunningRequests("r", NoParams()), "running_requests")]
 )
 def test_the_fewest_requests_score_best_and_equal_numbers_score_one(scorer: Plugin, column: str) -> None:
     assert score(scorer, candidates({column: [4, 0, 2]})) == [0.0, 1.0, 0.5]
@@ -104,9 +103,7 @@ def test_max_score_picks_fallbacks_best_first() -> None:
 
 
 def test_the_random_picker_ignores_scores_except_for_top_k() -> None:
-    assert {
-        pick(started(RandomChoice("r", pickers.DrawParameters()), FakeServices(s)), [9, 0, 0])[0] for s in range(60)
-    } == {0, 1, 2}
+    assert {pick(started(RandomChoice("r", pickers.DrawParameters()), FakeServices(s)), [9, 0, 0])[0] for s in range(60)} == {0, 1, 2}
     top = started(RandomChoice("r", pickers.DrawParameters(top_k=2)))
     assert {pick(top, [9, 0, 8])[0] for _ in range(100)} == {0, 2}
 
@@ -134,9 +131,7 @@ def test_weighted_random_draws_among_the_top_k_only() -> None:
     st.integers(0, 15),
     st.sampled_from([MaxScore, RandomChoice, WeightedRandom]),
 )
-def test_every_picker_returns_distinct_candidates(
-    totals: list[float], count: int, top: int, kind: type[Plugin]
-) -> None:
+def test_every_picker_returns_distinct_candidates(totals: list[float], count: int, top: int, kind: type[Plugin]) -> None:
     params = pickers.Parameters(count) if kind is MaxScore else pickers.DrawParameters(count, top)
     picked = pick(started(kind("x", params)), totals)
     allowed = min(len(totals), top) if top and kind is not MaxScore else len(totals)
@@ -176,8 +171,7 @@ def test_prompts_match_only_up_to_the_configured_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "tokens"),
-    [({}, 64), ({"block_size_tokens": 128}, 128), ({"block_size": 256}, 256), ({"block_size_tokens": 32}, 64)],
+    ("params", "tokens"), [({}, 64), ({"block_size_tokens": 128}, 128), ({"block_size": 256}, 256), ({"block_size_tokens": 32}, 64)]
 )
 def test_blocks_are_at_least_64_tokens(params: dict[str, int], tokens: int) -> None:
     assert ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params(**params)).block_tokens == tokens

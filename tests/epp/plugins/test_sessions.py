@@ -90,9 +90,7 @@ def test_the_scorer_gives_the_pinned_endpoint_1_and_the_others_0() -> None:
     assert scores.tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    "token", ["", "!", "not base64", TOKEN[:-1], "/w==", base64.b64encode(b"default/pod-9").decode()]
-)
+@pytest.mark.parametrize("token", ["", "!", "not base64", TOKEN[:-1], "/w==", base64.b64encode(b"default/pod-9").decode()])
 def test_an_invalid_or_unknown_token_means_no_affinity(token: str) -> None:
     assert kept(made(SessionAffinityFilter), request(headers={"x-session-token": token}), four()) == ALL
 
@@ -247,9 +245,7 @@ def test_a_reused_owner_id_is_another_endpoint() -> None:
     plugin, c = by_id(services=shared), candidates(count=1)
     goes(plugin, of("a"), c, 0)
     shared.held.clear()  # as the sweep of the index does when the endpoint leaves
-    newcomer = Roster(
-        [Endpoint(name=n, namespace="x", host=h, port=1, owner=o) for n, h, o in (("n", "h", 1), ("m", "i", 2))]
-    )
+    newcomer = Roster([Endpoint(name=n, namespace="x", host=h, port=1, owner=o) for n, h, o in (("n", "h", 1), ("m", "i", 2))])
     yes, no = np.array([True, True]), np.array([False, False])
     later = Snapshot(newcomer, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=np.zeros(2))
     assert kept(plugin, of("a"), Candidates(later, np.zeros(2))) == ["n", "m"]
@@ -287,16 +283,10 @@ def test_bindings_for_different_profiles_are_separate() -> None:
 
 
 def test_sources_are_tried_in_order_and_attributes_are_declared() -> None:
-    sources = [
-        {"header": "X-First"},
-        {"attribute": "SessionIDDataKey", "producer": "p"},
-        {"attribute": "agent-identity"},
-    ]
+    sources = [{"header": "X-First"}, {"attribute": "SessionIDDataKey", "producer": "p"}, {"attribute": "agent-identity"}]
     plugin, producer = by_id(sources=sources), SessionId("p", SessionId.Params(header_name="x-second"))
     assert list(plugin.consumes) == [*producer.produces, AGENT]
-    first, second, third = (
-        request(now=1000.0, headers=h) for h in ({"x-first": " 1 "}, {"x-second": "2"}, {"x-first": " "})
-    )
+    first, second, third = (request(now=1000.0, headers=h) for h in ({"x-first": " 1 "}, {"x-second": "2"}, {"x-first": " "}))
     third[AGENT] = "3"
     for index, r in enumerate((first, second, third)):
         producer.produce(r, four())
@@ -320,9 +310,7 @@ def test_times_of_0_mean_the_defaults() -> None:
 
 
 def test_the_filter_for_several_clusters_does_the_same() -> None:
-    assert kept(made(MultiClusterSessionAffinityFilter), request(headers={"x-session-token": TOKEN}), four()) == [
-        "pod-2"
-    ]
+    assert kept(made(MultiClusterSessionAffinityFilter), request(headers={"x-session-token": TOKEN}), four()) == ["pod-2"]
 
 
 def test_a_session_in_use_needs_one_look_up_in_the_index() -> None:
@@ -360,31 +348,21 @@ class WithIndex(FakeServices):
 
 def test_a_restarted_worker_finds_the_bindings_in_the_shared_index() -> None:
     shared = WithIndex(4)
-    roster = Roster(
-        [
-            Endpoint(name=f"pod-{i}", namespace="n", host="h", port=i, slot=i, owner=o)
-            for i, o in enumerate(shared.owners)
-        ]
-    )
+    roster = Roster([Endpoint(name=f"pod-{i}", namespace="n", host="h", port=i, slot=i, owner=o) for i, o in enumerate(shared.owners)])
     yes, no = np.ones(4, dtype=bool), np.zeros(4, dtype=bool)
     c = Candidates(Snapshot(roster, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=np.zeros(4)), np.zeros(4))
     one = by_id(services=shared)
     for number in range(100):
         assert goes(one, of(f"s{number}"), c, number % 4) == ALL
     successor = by_id(services=shared)
-    assert [kept(successor, of(f"s{number}"), c) for number in range(100)] == [
-        [f"pod-{number % 4}"] for number in range(100)
-    ]
+    assert [kept(successor, of(f"s{number}"), c) for number in range(100)] == [[f"pod-{number % 4}"] for number in range(100)]
 
 
 # The source of the id
 
 
 def test_the_session_id_is_the_value_of_a_header_or_a_cookie() -> None:
-    by_header, by_cookie = (
-        SessionId("h", SessionId.Params(header_name=" X-Sid ")),
-        SessionId("c", SessionId.Params(cookie_name="sid")),
-    )
+    by_header, by_cookie = (SessionId("h", SessionId.Params(header_name=" X-Sid ")), SessionId("c", SessionId.Params(cookie_name="sid")))
     r = request(headers={"x-sid": " one ", "cookie": "a=b; sid=two=2; sid=three"})
     for producer, expected in ((by_header, "one"), (by_cookie, "two=2")):
         producer.produce(r, four())

@@ -36,9 +36,7 @@ class World:
         self.agent.saturation(self.pool)
         self.band = Band(self.agent, made(FirstCome))
 
-    def send(
-        self, name: str, row: int = 0, *, at: float = 0.0, size: int = 400, **headers: str
-    ) -> tuple[Request, Decision]:
+    def send(self, name: str, row: int = 0, *, at: float = 0.0, size: int = 400, **headers: str) -> tuple[Request, Decision]:
         """A turn that was dispatched, and goes to the endpoint in this row."""
         r = request(b"", fairness_id=name, now=at, body_bytes=size, headers=headers)
         run = ProfileRun(self.pool, np.zeros(len(self.pool)), [row])
@@ -71,11 +69,7 @@ class World:
         return None if scores is None else [round(float(score), 6) for score in scores]
 
     def counted(self, metric: str) -> dict[tuple[str, ...], int]:
-        return (
-            dict(self.services.counted[f"thunder_agent_{metric}"].values)
-            if f"thunder_agent_{metric}" in self.services.counted
-            else {}
-        )
+        return dict(self.services.counted[f"thunder_agent_{metric}"].values) if f"thunder_agent_{metric}" in self.services.counted else {}
 
 
 # Who goes next
@@ -106,9 +100,7 @@ def test_a_new_program_waits_until_it_fits() -> None:
     running = world.send("veteran", size=3600)  # 900 tokens
     world.wait("new")
     assert world.next() is None, "900 of 900 tokens are held"
-    world.answer(
-        running, 800
-    )  # the estimator learns 0.8 x 4 + 0.2 x 3600 / 600 = 4.4 bytes per token: 400 bytes are 90 tokens
+    world.answer(running, 800)  # the estimator learns 0.8 x 4 + 0.2 x 3600 / 600 = 4.4 bytes per token: 400 bytes are 90 tokens
     assert world.next() == "new", "90 fit into 100"
     world.wait("larger", size=444)  # 100 tokens
     world.band.dispatch(0.0)
@@ -357,12 +349,7 @@ def test_gauges_show_programs_and_endpoints() -> None:
 
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from(["send", "answer", "shed", "sweep"]),
-            st.integers(0, 4),
-            st.integers(0, 2),
-            st.integers(0, 900),
-        ),
+        st.tuples(st.sampled_from(["send", "answer", "shed", "sweep"]), st.integers(0, 4), st.integers(0, 2), st.integers(0, 900)),
         max_size=60,
     )
 )
@@ -408,15 +395,11 @@ CONFIG = """
         ("thunder", "round-robin-fairness-policy", "it holds them back only as the fairness policy"),
     ],
 )
-def test_a_plugin_that_is_named_in_one_of_its_two_places_only_gets_a_warning(
-    detector: str, policy: str, words: str
-) -> None:
+def test_a_plugin_that_is_named_in_one_of_its_two_places_only_gets_a_warning(detector: str, policy: str, words: str) -> None:
     text = dedent(CONFIG).replace("DETECTOR", detector).replace("POLICY", policy)
     if policy != "thunder":
         text = text.replace("{type: max-score-picker}]", f"{{type: max-score-picker}}, {{type: {policy}}}]", 1)
-    told = [
-        w.message for w in load(text, "c.yaml", allow_experimental=True).warnings if "lets all requests in" in w.message
-    ]
+    told = [w.message for w in load(text, "c.yaml", allow_experimental=True).warnings if "lets all requests in" in w.message]
     assert (words in told[0]) if words else not told
 
 

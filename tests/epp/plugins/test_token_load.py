@@ -56,11 +56,7 @@ def test_filtered_candidates_score_by_their_own_tokens_and_matches() -> None:
     assert score(scorer, c, prompt(256, [1, 0, 2])) == pytest.approx([0.708, 0.572])
 
 
-@given(
-    st.lists(st.tuples(st.integers(-10, 10**7), st.integers(0, 30)), min_size=1, max_size=12),
-    st.integers(0, 5000),
-    st.randoms(),
-)
+@given(st.lists(st.tuples(st.integers(-10, 10**7), st.integers(0, 30)), min_size=1, max_size=12), st.integers(0, 5000), st.randoms())
 def test_scores_are_in_range_and_move_with_their_endpoints(rows: list[tuple[int, int]], tokens: int, rng: Any) -> None:
     order = list(range(len(rows)))
     rng.shuffle(order)

@@ -31,9 +31,7 @@ from tests.examples import examples
     quantum=st.sampled_from([1, 100, 512, 5000]),
 )
 @examples(60)
-def test_two_backlogged_flows_stay_within_the_bound_at_every_moment(
-    sizes: list[int], weights: tuple[float, ...], quantum: int
-) -> None:
+def test_two_backlogged_flows_stay_within_the_bound_at_every_moment(sizes: list[int], weights: tuple[float, ...], quantum: int) -> None:
     """Estimates are exact: no usage is reported, and a body has 4 bytes per token. The bound is checked for every period."""
     weight = dict(zip("abc", weights, strict=True))
     b = band(TokenWeighted, weights=weight, quantumTokens=quantum, expectedOutputTokens=0)
@@ -48,10 +46,7 @@ def test_two_backlogged_flows_stay_within_the_bound_at_every_moment(
         got.append({**got[-1], item.flow.fairness_id: got[-1][item.flow.fairness_id] + max(1, item.bytes / 4)})
     for one, other in ("ab", "ac", "bc"):
         ahead = [at[one] / weight[one] - at[other] / weight[other] for at in got if at[one] and at[other]]
-        assert (
-            max(ahead, default=0) - min(ahead, default=0)
-            <= 2 * quantum + most / weight[one] + most / weight[other] + 1e-6
-        )
+        assert max(ahead, default=0) - min(ahead, default=0) <= 2 * quantum + most / weight[one] + most / weight[other] + 1e-6
 
 
 def test_flows_get_tokens_in_proportion_to_their_weights() -> None:
@@ -228,8 +223,7 @@ class Workers:
     def __init__(self, count: int, **parameters: Any) -> None:
         self.board = Board(count)
         self.bands = [
-            Band(made(TokenWeighted, **parameters), made(FirstCome), ledger=BoardPeers(self.board, n).ledger(0))
-            for n in range(count)
+            Band(made(TokenWeighted, **parameters), made(FirstCome), ledger=BoardPeers(self.board, n).ledger(0)) for n in range(count)
         ]
 
     def offer(self, worker: int, *items: Waits) -> None:
@@ -255,15 +249,11 @@ class Workers:
 
 
 @given(
-    places=st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 4000)), min_size=150, max_size=150
-    ),
+    places=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 4000)), min_size=150, max_size=150),
     weights=st.tuples(*[st.sampled_from([0.5, 1.0, 2.0, 5.0])] * 3),
 )
 @examples(40)
-def test_the_bound_holds_over_workers_wherever_the_flows_wait(
-    places: list[tuple[str, int, int]], weights: tuple[float, ...]
-) -> None:
+def test_the_bound_holds_over_workers_wherever_the_flows_wait(places: list[tuple[str, int, int]], weights: tuple[float, ...]) -> None:
     weight = dict(zip("abc", weights, strict=True))
     workers = Workers(4, weights=weight, quantumTokens=100, expectedOutputTokens=0)
     left = Counter(name for name, _, _ in places)
@@ -353,14 +343,7 @@ def test_a_server_that_reports_nonsense_neither_locks_a_flow_out_nor_gives_it_th
 
 @pytest.mark.parametrize(
     "parameters",
-    [
-        {"weights": {"a": 0}},
-        {"weights": {"a": 1001}},
-        {"defaultWeight": 0},
-        {"quantumTokens": 0},
-        {"weights": [1]},
-        {"quantum": 1},
-    ],
+    [{"weights": {"a": 0}}, {"weights": {"a": 1001}}, {"defaultWeight": 0}, {"quantumTokens": 0}, {"weights": [1]}, {"quantum": 1}],
 )
 def test_weights_that_are_not_above_0_or_too_large_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):

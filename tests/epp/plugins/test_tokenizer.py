@@ -101,9 +101,7 @@ def test_a_chat_is_its_tools_as_json_followed_by_roles_and_texts_without_separat
         ("/v1/images/generations", {"prompt": "a cat"}, [packed(b"a cat")]),
     ],
 )
-def test_requests_of_other_apis_have_their_own_texts(
-    path: str, body: dict[str, object], prompts: list[list[int]]
-) -> None:
+def test_requests_of_other_apis_have_their_own_texts(path: str, body: dict[str, object], prompts: list[list[int]]) -> None:
     result = tokens(made(), parsed(path, **body))
     assert result is not None
     assert [prompt.token_ids.tolist() for prompt in result.prompts if prompt.token_ids is not None] == prompts
@@ -127,11 +125,7 @@ def test_media_start_at_a_whole_token_and_repeat_the_low_bits_of_their_hash() ->
     url = "https://pictures/1.png"
     hashed = xxh64_intdigest(url.encode())
     # user + a = 5 bytes -> 2 tokens; 640 * 360 // 1024 = 225 tokens for the image; b is one more.
-    content = [
-        {"type": "text", "text": "a"},
-        {"type": "image_url", "image_url": {"url": url}},
-        {"type": "text", "text": "b"},
-    ]
+    content = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "b"}]
     ids, features = only(tokens(made(), chat(content)))
     assert ids == [*packed(b"usera"), *[hashed & 0xFFFFFFFF] * 225, *packed(b"b")]
     assert features == [Feature("image", f"{hashed:x}", 2, 225)]
@@ -168,9 +162,7 @@ def test_the_size_of_an_image_is_read_from_its_header(picture: Any) -> None:
     assert only(tokens(made(), chat([block])))[1][0].length == 320 * 64 // 1024
 
 
-@pytest.mark.parametrize(
-    "url", ["", "https://a/b.png", "data:image/png;base64,", "data:image/png,x", data_url(b"?" * 30)]
-)
+@pytest.mark.parametrize("url", ["", "https://a/b.png", "data:image/png;base64,", "data:image/png,x", data_url(b"?" * 30)])
 def test_an_image_without_a_readable_header_has_no_size(url: str) -> None:
     assert image_size(url) is None
 

@@ -55,8 +55,7 @@ def test_without_a_peer_all_score_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("closest", "expected"),
-    [("host", [0]), ("", [0]), ("rack", [0, 1]), ("zone", [0, 1, 2]), ("region", [0, 1, 2, 3])],
+    ("closest", "expected"), [("host", [0]), ("", [0]), ("rack", [0, 1]), ("zone", [0, 1, 2]), ("region", [0, 1, 2, 3])]
 )
 def test_the_filter_keeps_what_is_close_enough(closest: str, expected: list[int]) -> None:
     assert kept(made("topology-affinity-filter", minAffinity=closest), SITES, after(PEER)) == expected
@@ -141,10 +140,7 @@ def test_the_only_extractor_is_used_without_a_name() -> None:
 
 @pytest.mark.parametrize(
     ("named", "why"),
-    [
-        ("nowhere", "undefined plugin 'nowhere'"),
-        ("core-metrics-extractor", "topologyProducerName: this plugin names no labels of places"),
-    ],
+    [("nowhere", "undefined plugin 'nowhere'"), ("core-metrics-extractor", "topologyProducerName: this plugin names no labels of places")],
 )
 def test_a_name_that_is_no_topology_extractor_is_refused(named: str, why: str) -> None:
     with pytest.raises(ConfigErrors, match=why) as refused:

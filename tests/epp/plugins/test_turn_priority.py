@@ -20,8 +20,7 @@ class World:
         board = Board(workers)
         self.policies = [made(ProgramAware, strategy="turn-priority", **parameters) for _ in range(workers)]
         self.bands = [
-            Band(policy, made(FirstCome), ledger=BoardPeers(board, worker).ledger(0))
-            for worker, policy in enumerate(self.policies)
+            Band(policy, made(FirstCome), ledger=BoardPeers(board, worker).ledger(0)) for worker, policy in enumerate(self.policies)
         ]
 
     def offer(self, session: str, arrival: float, worker: int = 0) -> Waits:
@@ -78,10 +77,7 @@ def test_of_equal_scores_the_head_that_has_waited_longest_goes_first() -> None:
     assert [world.next(9.0) for _ in range(3)] == ["a", "c", "b"]
 
 
-@pytest.mark.parametrize(
-    ("inactivity", "returns", "first"),
-    [(120, 219.0, "idle"), (120, 221.0, "steady"), (0, 9999.0, "idle")],
-)
+@pytest.mark.parametrize(("inactivity", "returns", "first"), [(120, 219.0, "idle"), (120, 221.0, "steady"), (0, 9999.0, "idle")])
 def test_after_a_long_pause_a_session_is_at_its_first_turn(inactivity: float, returns: float, first: str) -> None:
     world = World(turnPriorityInactivitySeconds=inactivity, turnPriorityTimeWeight=0)
     world.turns("idle", 9, 100.0)

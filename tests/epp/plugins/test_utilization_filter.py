@@ -18,11 +18,7 @@ def limits(fallback: bool = False, **conditions: float) -> Any:
     return made("utilization-filter", conditions=listed, fallbackOnEmpty=fallback)
 
 
-BUSY = {
-    "running_requests": [5, 6, 0, 0],
-    "waiting_requests": [0, 0, 3, 0],
-    "kv_cache_usage": [0.9, 0.1, 0.1, 0.91],
-}
+BUSY = {"running_requests": [5, 6, 0, 0], "waiting_requests": [0, 0, 3, 0], "kv_cache_usage": [0.9, 0.1, 0.1, 0.91]}
 
 
 @pytest.mark.parametrize(
@@ -111,8 +107,7 @@ def test_exactly_the_endpoints_with_a_fresh_value_above_a_limit_are_dropped(
     rows: list[tuple[float, float, bool]], running: float, kv: float
 ) -> None:
     c = candidates(
-        {"running_requests": [row[0] for row in rows], "kv_cache_usage": [row[1] for row in rows]},
-        fresh=[row[2] for row in rows],
+        {"running_requests": [row[0] for row in rows], "kv_cache_usage": [row[1] for row in rows]}, fresh=[row[2] for row in rows]
     )
     left = kept(limits(running_requests=running, kv_cache_utilization=kv), c)
     assert left == [i for i, (r, k, fresh) in enumerate(rows) if not (fresh and (r > running or k > kv))]

@@ -217,9 +217,7 @@ async def later() -> None:
         (Point.PICKER, 0, "picker 'n' returned an object of type int; return a sequence of indices"),
     ],
 )  # fmt: skip
-def test_the_error_of_a_wrong_result_says_what_to_return(
-    violations: Violations, point: Point, result: Any, message: str
-) -> None:
+def test_the_error_of_a_wrong_result_says_what_to_return(violations: Violations, point: Point, result: Any, message: str) -> None:
     with pytest.raises(PluginFault) as caught:
         guarded(violations, lambda *_: result, point)(request())
     assert message in str(caught.value)
@@ -234,12 +232,8 @@ def test_valid_results_pass(violations: Violations, point: Point, result: Any) -
     assert guarded(violations, lambda *_: result, point)(request()) is result
 
 
-@pytest.mark.parametrize(
-    "header", [("x-n", 3), ("x-n", "a\r\nb: c"), ("x-n", "\u20ac"), ("x n", "v"), (":status", "200"), (1, "v")]
-)
-def test_a_header_that_cannot_be_sent_is_removed_and_the_error_names_the_plugin(
-    violations: Violations, header: tuple[Any, Any]
-) -> None:
+@pytest.mark.parametrize("header", [("x-n", 3), ("x-n", "a\r\nb: c"), ("x-n", "\u20ac"), ("x n", "v"), (":status", "200"), (1, "v")])
+def test_a_header_that_cannot_be_sent_is_removed_and_the_error_names_the_plugin(violations: Violations, header: tuple[Any, Any]) -> None:
     decision, response = Decision((), {}, "p"), Response()
 
     def before_send(r: Request, decision: Decision) -> None:
@@ -266,9 +260,7 @@ def test_a_plugin_that_tries_to_end_the_process_fails_one_request(violations: Vi
 
 
 @pytest.mark.parametrize("wrong", [{"a": {"k": object()}}, {"a": "text"}, {3: {"k": 1}}, {"a": {"k": [{4: 1}]}}])
-def test_metadata_that_cannot_be_sent_are_removed_and_the_error_names_the_plugin(
-    violations: Violations, wrong: dict[Any, Any]
-) -> None:
+def test_metadata_that_cannot_be_sent_are_removed_and_the_error_names_the_plugin(violations: Violations, wrong: dict[Any, Any]) -> None:
     decision, response = Decision((), {}, "p"), Response()
 
     def response_complete(r: Request, decision: Decision, response: Response) -> None:
@@ -306,12 +298,8 @@ def test_a_column_that_a_foreign_plugin_does_not_declare_is_an_error() -> None:
     guard(lambda *_: None)(Point.SCORER, plugin, plugin.score)(request(), seen, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("scores", "told"), [([0.0, 1.0], 0), ([-0.5, 1.0], 1), ([0.0, 1.5], 1), ([float("nan"), 1.0], 1)]
-)
-def test_scores_outside_0_to_1_are_remarked_once(
-    scores: list[float], told: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("scores", "told"), [([0.0, 1.0], 0), ([-0.5, 1.0], 1), ([0.0, 1.5], 1), ([float("nan"), 1.0], 1)])
+def test_scores_outside_0_to_1_are_remarked_once(scores: list[float], told: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Eager, "scores", scores)
     plugin = Eager("eager", NoParams())
     remarks: list[str] = []

@@ -35,13 +35,7 @@ def test_a_prompt_that_grows_keeps_all_its_whole_blocks(prompt: bytes, more: byt
 
 def test_different_models_salts_and_secrets_share_no_hash() -> None:
     prompt = b"x" * 1024
-    starts = [
-        root("m", "", SECRET),
-        root("n", "", SECRET),
-        root("m", "s", SECRET),
-        root("m", "", SECRET + 1),
-        root("ms", "", SECRET),
-    ]
+    starts = [root("m", "", SECRET), root("n", "", SECRET), root("m", "s", SECRET), root("m", "", SECRET + 1), root("ms", "", SECRET)]
     chains = [set(block_hashes(prompt, 256, start, SECRET).tolist()) for start in starts]
     assert sum(len(c) for c in chains) == len(set().union(*chains))
 

@@ -135,10 +135,7 @@ def drift(world: World) -> list[Divergence]:
 @pytest.mark.parametrize(
     ("slices", "cause"),
     [
-        (
-            lambda w: w.slices({"a": (0.8, 0.0)}),
-            "their prefix cache is off, or they hash with a cache salt, model or adapter",
-        ),
+        (lambda w: w.slices({"a": (0.8, 0.0)}), "their prefix cache is off, or they hash with a cache salt, model or adapter"),
         (lambda w: w.slices({"a": (0.8, 0.01)}), "their prefix cache is off"),
         (lambda w: w.slices({"a": (0.8, 0.0)}, kv={"a": 1.0}), "their prefix cache is off"),
         (lambda w: w.slices({"a": (0.8, 0.01)}, kv={"a": 0.98}), "their KV caches are 98% full"),
@@ -147,16 +144,11 @@ def drift(world: World) -> list[Divergence]:
         (lambda w: w.slices({"a": (0.8, 0.4)}, evictions=100), "they report a steady 50% of the prediction"),
         (drift, "the reported share changes from minute to minute"),
         (drift, "their caches are smaller than the picker assumes (lruCapacityPerServer"),
-        (
-            lambda w: w.slices({"a": (0.1, 0.7)}, evictions=100),
-            "the picker's index evicted 500 entries that the servers still held",
-        ),
+        (lambda w: w.slices({"a": (0.1, 0.7)}, evictions=100), "the picker's index evicted 500 entries that the servers still held"),
         (lambda w: w.slices({"a": (0.1, 0.7)}), "requests reach the servers without this picker"),
     ],
 )
-def test_the_likely_cause_follows_from_other_figures(
-    slices: Callable[[World], Sequence[Divergence]], cause: str
-) -> None:
+def test_the_likely_cause_follows_from_other_figures(slices: Callable[[World], Sequence[Divergence]], cause: str) -> None:
     (warning,) = slices(World())
     assert cause in warning.reason
 

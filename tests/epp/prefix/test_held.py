@@ -53,9 +53,7 @@ def test_the_salt_belongs_to_the_first_block_and_so_changes_all_keys() -> None:
 
 
 def test_a_medium_belongs_to_each_block_that_its_placeholder_overlaps() -> None:
-    extras = request_extras(
-        [Feature("image", "abc", 20, 20), Feature("image", "d", 39, 1), Feature("image", "", 0, 4)], "", 16, 3
-    )
+    extras = request_extras([Feature("image", "abc", 20, 20), Feature("image", "d", 39, 1), Feature("image", "", 0, 4)], "", 16, 3)
     assert extras == {1: ["abc"], 2: ["abc", "d"]}
 
 
@@ -73,10 +71,7 @@ def test_media_that_cover_each_other_stop_counting() -> None:
 
 def test_a_long_name_in_every_block_is_hashed_once_and_differs_from_other_names() -> None:
     long, longer = "n" * 1_000_000, "n" * 1_000_001
-    chains = [
-        held_links(ids(2000), 1, 1, SECRET, {block: [name] for block in range(2000)}).tolist()
-        for name in (long, longer)
-    ]
+    chains = [held_links(ids(2000), 1, 1, SECRET, {block: [name] for block in range(2000)}).tolist() for name in (long, longer)]
     assert not set(chains[0]) & set(chains[1])
     salts = [held_links(ids(16), 16, 1, SECRET, {0: ["s" * size]}).tolist() for size in (127, 128, 129, 130)]
     assert len({salt for [salt] in salts}) == 4
@@ -85,10 +80,7 @@ def test_a_long_name_in_every_block_is_hashed_once_and_differs_from_other_names(
 def test_extra_keys_count_in_any_order_and_only_for_whole_blocks() -> None:
     one, two = ({0: names, 9: ["far"]} for names in (["a", "b"], ["b", "a"]))
     assert held_links(ids(32), 16, 1, SECRET, one).tolist() == held_links(ids(32), 16, 1, SECRET, two).tolist()
-    assert (
-        held_links(ids(16), 16, 1, SECRET, {0: ["ab"]}).tolist()
-        != held_links(ids(16), 16, 1, SECRET, {0: ["a", "b"]}).tolist()
-    )
+    assert held_links(ids(16), 16, 1, SECRET, {0: ["ab"]}).tolist() != held_links(ids(16), 16, 1, SECRET, {0: ["a", "b"]}).tolist()
 
 
 def test_index_keys_stand_for_one_block_each() -> None:

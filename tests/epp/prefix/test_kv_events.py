@@ -65,8 +65,7 @@ def test_two_fields_make_a_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [(5, 5), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1), (b"\x00" * 24 + b"\x01" * 8, 0x0101010101010101), (b"\x07", 7)],
+    ("value", "expected"), [(5, 5), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1), (b"\x00" * 24 + b"\x01" * 8, 0x0101010101010101), (b"\x07", 7)]
 )
 def test_a_hash_is_an_integer_of_any_width_or_the_last_eight_bytes(value, expected) -> None:
     assert one(["BlockRemoved", [value]]).hashes == [expected]
@@ -77,8 +76,7 @@ def test_a_parent_of_zero_means_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("medium", "tier"),
-    [("GPU", "gpu"), ("CPU", "cpu"), ("CPU_PINNED", "cpu"), ("DISK", "disk"), ("STORAGE", "storage"), (None, "gpu")],
+    ("medium", "tier"), [("GPU", "gpu"), ("CPU", "cpu"), ("CPU_PINNED", "cpu"), ("DISK", "disk"), ("STORAGE", "storage"), (None, "gpu")]
 )
 def test_the_medium_names_the_tier(medium, tier) -> None:
     assert one(["BlockRemoved", [1], medium]).tier == tier
@@ -98,8 +96,7 @@ def test_the_salt_of_sglangs_map_belongs_to_the_first_block_of_a_prompt_only() -
 
 
 @pytest.mark.parametrize(
-    ("more", "name", "number"),
-    [([3], "", 3), ([3, "GPU", "sql"], "sql", 3), (["id"], "", "id"), ([None], "", None), ([0], "", None)],
+    ("more", "name", "number"), [([3], "", 3), ([3, "GPU", "sql"], "sql", 3), (["id"], "", "id"), ([None], "", None), ([0], "", None)]
 )
 def test_an_adapter_has_a_number_and_perhaps_a_name(more, name, number) -> None:
     event = one([*STORED, *more])
@@ -109,18 +106,13 @@ def test_an_adapter_has_a_number_and_perhaps_a_name(more, name, number) -> None:
 def test_sglang_with_eagle_has_pairs_of_tokens_and_the_first_ones_count() -> None:
     pairs = [[100, 101], [101, 102], [102, 103], [103, 104]]
     assert one(["BlockStored", [11, 12], None, pairs, 2]).tokens.tolist() == [100, 101, 102, 103]
-    assert (
-        one({"type": "BlockStored", "block_hashes": [1], "token_ids": pairs, "block_size": 4}).tokens.dtype == np.uint32
-    )
+    assert one({"type": "BlockStored", "block_hashes": [1], "token_ids": pairs, "block_size": 4}).tokens.dtype == np.uint32
 
 
 def test_extra_keys_are_strings_or_pairs_and_the_adapters_name_is_none_of_them() -> None:
     event = one([*STORED, 1, "GPU", "sql", [["sql", ["picture", 7]], None]])
     assert [list(names) for names in event.extras] == [["picture"], []]
-    assert [list(names) for names in one([*STORED, None, None, None, [[["p", 0], 5, None, "q"]]]).extras] == [
-        ["p", "q"],
-        [],
-    ]
+    assert [list(names) for names in one([*STORED, None, None, None, [[["p", 0], 5, None, "q"]]]).extras] == [["p", "q"], []]
 
 
 @pytest.mark.parametrize(
@@ -155,9 +147,7 @@ def test_an_event_that_cannot_be_decoded_is_skipped_and_the_others_count(event: 
         assert decode(payload) == Batch([Cleared()], 1, 3)
 
 
-@pytest.mark.parametrize(
-    "payload", [b"", b"\xc1", b"\x90" * 2000, encode(5), encode([]), encode([1.0]), encode([1.0, 5]), encode({})]
-)
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x90" * 2000, encode(5), encode([]), encode([1.0]), encode([1.0, 5]), encode({})])
 def test_a_payload_that_is_no_batch_is_refused(payload) -> None:
     with pytest.raises(MalformedBatch):
         decode(payload)
@@ -175,17 +165,8 @@ def test_the_topic_names_pod_and_model(topic, parts) -> None:
     assert topic_parts(topic) == parts
 
 
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=8)
-    | st.binary(max_size=9)
-)
-values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
-)
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8) | st.binary(max_size=9)
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=4), inner, max_size=4))
 tags = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared"])
 odd_events = st.tuples(tags, st.lists(values, max_size=11)).map(lambda pair: [pair[0], *pair[1]])
 
@@ -211,9 +192,7 @@ def test_every_event_of_a_list_is_taken_or_counted(events) -> None:
             assert len(event.extras) in (0, len(event.hashes))
 
 
-@pytest.mark.parametrize(
-    "tokens", [["x" * 1_000_000, *["a"] * 2000], [1, "x"], [1.5], [-1], [1 << 32], [[1]], [None], [b"x"]]
-)
+@pytest.mark.parametrize("tokens", [["x" * 1_000_000, *["a"] * 2000], [1, "x"], [1.5], [-1], [1 << 32], [[1]], [None], [b"x"]])
 def test_token_ids_that_are_no_ids_are_malformed_and_take_no_memory(tokens) -> None:
     batch = decode(encode([1.0, [["BlockStored", [1], None, tokens, len(tokens)], ["BlockRemoved", [2]]]]))
     assert (batch.malformed, [type(event) for event in batch.events]) == (1, [Removed])

@@ -99,9 +99,7 @@ def test_a_full_match_scores_as_much_as_any_however_large_the_servers_blocks_are
     shares = match.share(candidates(count=3))
     assert shares is not None
     assert shares.tolist() == [1.0, 896 / 992, 512 / 992]
-    equal = PrefixMatch(
-        np.array([16.0, 14.0, 8.0]), np.zeros(16, np.uint64), 64, 1000, servers=ServerBlocks(np.full(3, 128.0))
-    )
+    equal = PrefixMatch(np.array([16.0, 14.0, 8.0]), np.zeros(16, np.uint64), 64, 1000, servers=ServerBlocks(np.full(3, 128.0)))
     shares = equal.share(candidates(count=3))
     assert shares is not None
     assert shares.tolist() == [1.0, 1.0, 512 / 896]

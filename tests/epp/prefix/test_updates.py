@@ -29,9 +29,7 @@ def pairs(sent: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
 
 
 @given(st.sampled_from([LEARN, FORGET]), updates)
-def test_updates_survive_encoding_and_decoding_in_order_and_frames_fit(
-    kind: int, sent: list[tuple[int, bytes]]
-) -> None:
+def test_updates_survive_encoding_and_decoding_in_order_and_frames_fit(kind: int, sent: list[tuple[int, bytes]]) -> None:
     received: list[tuple[int, bytes]] = []
     for data in frames(kind, sent):
         assert len(data) <= FRAME_BYTES_MAX
@@ -87,12 +85,9 @@ def test_a_truncated_or_extended_frame_is_refused(data: bytes, extra: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("version", "kind", "count", "why"),
-    [(2, 1, 1, "version 2"), (1, 6, 1, "kind 6"), (1, 1, 0, "0 records"), (1, 1, 9, "do not fit")],
+    ("version", "kind", "count", "why"), [(2, 1, 1, "version 2"), (1, 6, 1, "kind 6"), (1, 1, 0, "0 records"), (1, 1, 9, "do not fit")]
 )
-def test_frames_with_a_good_checksum_and_invalid_content_are_refused(
-    version: int, kind: int, count: int, why: str
-) -> None:
+def test_frames_with_a_good_checksum_and_invalid_content_are_refused(version: int, kind: int, count: int, why: str) -> None:
     from struct import pack
     from zlib import crc32
 

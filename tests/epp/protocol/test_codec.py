@@ -30,9 +30,7 @@ def unframed(data: bytes) -> list[pb.ProcessingResponse]:
 
 
 @given(st.lists(st.tuples(names, values, st.booleans()), max_size=40), st.booleans(), st.booleans())
-def test_headers_are_read_as_the_protobuf_library_reads_them(
-    pairs: list[tuple[str, bytes, bool]], last: bool, metadata: bool
-) -> None:
+def test_headers_are_read_as_the_protobuf_library_reads_them(pairs: list[tuple[str, bytes, bool]], last: bool, metadata: bool) -> None:
     request = pb.ProcessingRequest()
     expected = {}
     request.request_headers.end_of_stream = last
@@ -141,9 +139,7 @@ def test_a_subset_hint_has_a_limit() -> None:
         codec.subset(hint(["a"] * (SUBSET_ENTRIES_MAX + 1)))
 
 
-@given(
-    st.integers(0, 10**9), st.dictionaries(names, st.text(st.characters(max_codepoint=255), max_size=200), max_size=5)
-)
+@given(st.integers(0, 10**9), st.dictionaries(names, st.text(st.characters(max_codepoint=255), max_size=200), max_size=5))
 def test_the_routing_answer_names_the_target_twice(size: int, extra: dict[str, str]) -> None:
     (response,) = unframed(codec.request_headers_answer(codec.Destination("10.0.0.1:8000,[::1]:8000"), size, extra))
     common = response.request_headers.response
@@ -159,9 +155,7 @@ def test_an_immediate_answer_has_status_headers_and_body() -> None:
     (response,) = unframed(codec.immediate_answer(429, {"content-type": "application/json"}, b"{}"))
     immediate = response.immediate_response
     assert (immediate.status.code, immediate.body) == (429, b"{}")
-    assert [(o.header.key, o.header.raw_value) for o in immediate.headers.set_headers] == [
-        ("content-type", b"application/json")
-    ]
+    assert [(o.header.key, o.header.raw_value) for o in immediate.headers.set_headers] == [("content-type", b"application/json")]
 
 
 def test_constant_answers_have_the_right_kind() -> None:

@@ -7,17 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.protocol.exposition import (
-    FAMILY_BYTES_MAX,
-    LINES_MAX,
-    SERIES_MAX,
-    Finder,
-    Malformed,
-    Sample,
-    Selector,
-    labels_of,
-    parse_selector,
-)
+from epp.protocol.exposition import FAMILY_BYTES_MAX, LINES_MAX, SERIES_MAX, Finder, Malformed, Sample, Selector, labels_of, parse_selector
 
 FAMILIES = ("a", "ab", "vllm:x", "vllm:x_total", "lora_info")
 TEXT = st.text(st.sampled_from('ab"\\\n{},= #\u00e9'), max_size=6)
@@ -76,9 +66,7 @@ SELECTORS = st.builds(
 
 
 @given(st.lists(pages(), min_size=1, max_size=4), SELECTORS)
-def test_a_finder_agrees_with_the_client_librarys_parser_on_every_page_of_a_sequence(
-    sequence: list[str], selector: Selector
-) -> None:
+def test_a_finder_agrees_with_the_client_librarys_parser_on_every_page_of_a_sequence(sequence: list[str], selector: Selector) -> None:
     finder = Finder(selector)
     for page in sequence:
         wanted = expected(page, selector)
@@ -131,9 +119,7 @@ def test_a_new_series_beside_the_remembered_one_is_noticed(typed: bool, before: 
     assert values(finder, page) == [3.0]
 
 
-@pytest.mark.parametrize(
-    "between", [b"# a word\n", b"\n", b"\r\n", b"#\n", b"other 9\n", b"# TYPE other gauge\nother 9\n"]
-)
+@pytest.mark.parametrize("between", [b"# a word\n", b"\n", b"\r\n", b"#\n", b"other 9\n", b"# TYPE other gauge\nother 9\n"])
 def test_series_of_one_family_in_several_places_are_all_found(between: bytes) -> None:
     finder = Finder(Selector("queue"))
     one, other = b'# TYPE queue gauge\nqueue{n="a"} 1\n', b'queue{n="b"} 2\nqueue{n="c"} 3\n'
@@ -181,9 +167,7 @@ LORA = Selector("lora")
         (b"x 1\n", []),
     ],
 )  # fmt: skip
-def test_of_metrics_with_a_time_as_value_the_newest_of_each_data_parallel_rank_counts(
-    page: bytes, newest: list[bytes]
-) -> None:
+def test_of_metrics_with_a_time_as_value_the_newest_of_each_data_parallel_rank_counts(page: bytes, newest: list[bytes]) -> None:
     assert Finder(LORA).newest(page) == (newest, "")
 
 
@@ -229,16 +213,7 @@ def test_forms_that_servers_use_are_read(page: bytes) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [
-        b"queue x\n",
-        b"queue \n",
-        b"queue 1_0\n",
-        b"queue 0x1p3\n",
-        b"queue 1 yesterday\n",
-        b'queue{a="b" 3\n',
-        b'queue{a="b\n',
-        b"queue{\n",
-    ],
+    [b"queue x\n", b"queue \n", b"queue 1_0\n", b"queue 0x1p3\n", b"queue 1 yesterday\n", b'queue{a="b" 3\n', b'queue{a="b\n', b"queue{\n"],
 )
 def test_a_line_that_cannot_be_read_is_malformed(page: bytes) -> None:
     with pytest.raises(Malformed):

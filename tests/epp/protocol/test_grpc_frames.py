@@ -19,10 +19,7 @@ def feed(data: bytes, cuts: list[int]) -> list[bytes]:
     return [bytes(message) for a, b in itertools.pairwise(borders) for message in frames.feed(data[a:b])]
 
 
-@given(
-    st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=8),
-    st.lists(st.integers(0, 10_000), max_size=40),
-)
+@given(st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=8), st.lists(st.integers(0, 10_000), max_size=40))
 def test_all_messages_are_found_whatever_the_chunk_borders(messages: list[tuple[bytes, bool]], cuts: list[int]) -> None:
     data = b"".join(frame(gzip.compress(m), flag=1) if packed else frame(m) for m, packed in messages)
     assert feed(data, cuts) == [m for m, _ in messages]

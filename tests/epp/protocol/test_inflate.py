@@ -9,17 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import Cause, Refused
-from epp.protocol.inflate import (
-    FREE_BYTES,
-    MEMBERS_MAX,
-    RATIO_MAX,
-    STEP_BYTES,
-    TooLong,
-    at_once,
-    body_slices,
-    gunzip,
-    reach,
-)
+from epp.protocol.inflate import FREE_BYTES, MEMBERS_MAX, RATIO_MAX, STEP_BYTES, TooLong, at_once, body_slices, gunzip, reach
 
 
 def unpacked(body: bytes, coding: str, limit: int) -> bytes:
@@ -37,9 +27,7 @@ def test_packed_content_is_unpacked(members: list[bytes]) -> None:
             gunzip(data, len(whole) - 1)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"plain", gzip.compress(b"hello", mtime=0)[:-3], gzip.compress(b"hello", mtime=0) + b"tail"]
-)
+@pytest.mark.parametrize("data", [b"", b"plain", gzip.compress(b"hello", mtime=0)[:-3], gzip.compress(b"hello", mtime=0) + b"tail"])
 def test_incomplete_or_other_data_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="gzip"):
         gunzip(data, 1000)

@@ -27,12 +27,7 @@ def struct(key: str, value: str) -> Struct:
     return built
 
 
-HEADERS = ext_proc.HeaderMap(
-    headers=[
-        ext_proc.HeaderValue(key="a", value="b"),
-        ext_proc.HeaderValue(key="c", raw_value=b"d"),
-    ]
-)
+HEADERS = ext_proc.HeaderMap(headers=[ext_proc.HeaderValue(key="a", value="b"), ext_proc.HeaderValue(key="c", raw_value=b"d")])
 HTTP_HEADERS = ext_proc.HttpHeaders(headers=HEADERS, end_of_stream=True)
 HTTP_BODY = ext_proc.HttpBody(body=b"xy", end_of_stream=True)
 HTTP_TRAILERS = ext_proc.HttpTrailers(trailers=HEADERS)
@@ -48,9 +43,7 @@ HEADER_MUTATION = ext_proc.HeaderMutation(
 )
 HEADERS_RESPONSE = ext_proc.HeadersResponse(
     response=ext_proc.CommonResponse(
-        status=ext_proc.CommonResponse.CONTINUE_AND_REPLACE,
-        header_mutation=HEADER_MUTATION,
-        clear_route_cache=True,
+        status=ext_proc.CommonResponse.CONTINUE_AND_REPLACE, header_mutation=HEADER_MUTATION, clear_route_cache=True
     )
 )
 TRAILERS_RESPONSE = ext_proc.TrailersResponse(header_mutation=HEADER_MUTATION)
@@ -60,15 +53,9 @@ def body_response(mutation: ext_proc.BodyMutation) -> ext_proc.BodyResponse:
     return ext_proc.BodyResponse(response=ext_proc.CommonResponse(body_mutation=mutation))
 
 
-STREAMED = body_response(
-    ext_proc.BodyMutation(streamed_response=ext_proc.StreamedBodyResponse(body=b"xy", end_of_stream=True))
-)
+STREAMED = body_response(ext_proc.BodyMutation(streamed_response=ext_proc.StreamedBodyResponse(body=b"xy", end_of_stream=True)))
 IMMEDIATE = ext_proc.ImmediateResponse(
-    status=ext_proc.HttpStatus(code=429),
-    headers=HEADER_MUTATION,
-    body=b"no",
-    grpc_status=ext_proc.GrpcStatus(status=8),
-    details="why",
+    status=ext_proc.HttpStatus(code=429), headers=HEADER_MUTATION, body=b"no", grpc_status=ext_proc.GrpcStatus(status=8), details="why"
 )
 
 REQUESTS = {
@@ -94,16 +81,12 @@ RESPONSES = {
     "22060a041a021001": {"response_body": body_response(ext_proc.BodyMutation(clear_body=True))},
     "2a160a140a0c0a060a016b1a0176180220011204676f6e65": {"request_trailers": TRAILERS_RESPONSE},
     "32160a140a0c0a060a016b1a0176180220011204676f6e65": {"response_trailers": TRAILERS_RESPONSE},
-    "3a280a0308ad0312140a0c0a060a016b1a0176180220011204676f6e651a026e6f220208082a03776879": {
-        "immediate_response": IMMEDIATE
-    },
+    "3a280a0308ad0312140a0c0a060a016b1a0176180220011204676f6e651a026e6f220208082a03776879": {"immediate_response": IMMEDIATE},
 }
 HEALTH: dict[str, Message] = {
     "0a0173": health.HealthCheckRequest(service="s"),
     "0802": health.HealthCheckResponse(status=health.HealthCheckResponse.NOT_SERVING),
-    "0a070a017312020801": health.HealthListResponse(
-        statuses={"s": health.HealthCheckResponse(status=health.HealthCheckResponse.SERVING)}
-    ),
+    "0a070a017312020801": health.HealthListResponse(statuses={"s": health.HealthCheckResponse(status=health.HealthCheckResponse.SERVING)}),
 }
 WIRE: list[tuple[str, Message]] = [
     *((wire, ext_proc.ProcessingRequest(**fields)) for wire, fields in REQUESTS.items()),

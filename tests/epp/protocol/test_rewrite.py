@@ -14,19 +14,9 @@ from epp.protocol.rewrite import MODELS_MAX, ModelRestorer, model_spans, with_mo
 from tests.examples import examples
 
 names = st.text(min_size=1, max_size=12)
-keys = st.sampled_from(["model", "prompt", "Model", "mode", "modell", "a", "é", '"model"', "\\model"]) | st.text(
-    max_size=6
-)
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8)
-)
-values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
-)
+keys = st.sampled_from(["model", "prompt", "Model", "mode", "modell", "a", "é", '"model"', "\\model"]) | st.text(max_size=6)
+scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8)
 blanks = st.text(" \t\r\n", max_size=3)
 
 
@@ -84,10 +74,7 @@ def test_no_byte_outside_of_the_values_changes(case: tuple[bytes, int], name: st
     spans = model_spans(body)
     rewritten, value, at = with_model(body, name), json.dumps(name, ensure_ascii=False).encode(), 0
     assert len(spans) == count
-    kept = [
-        body[a:b]
-        for a, b in zip([0, *(end for _, end in spans)], [*(start for start, _ in spans), len(body)], strict=True)
-    ]
+    kept = [body[a:b] for a, b in zip([0, *(end for _, end in spans)], [*(start for start, _ in spans), len(body)], strict=True)]
     for piece in kept:
         at = rewritten.index(piece, at) + len(piece)
     assert rewritten.startswith(kept[0]) and rewritten.endswith(kept[-1])
@@ -97,10 +84,7 @@ def test_no_byte_outside_of_the_values_changes(case: tuple[bytes, int], name: st
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (
-            b'{"model":"a","n":12345678901234567890123,"x":1.50,"t":"<&>"}',
-            b'{"model":"B","n":12345678901234567890123,"x":1.50,"t":"<&>"}',
-        ),
+        (b'{"model":"a","n":12345678901234567890123,"x":1.50,"t":"<&>"}', b'{"model":"B","n":12345678901234567890123,"x":1.50,"t":"<&>"}'),
         (b' { "model" :\n"a" } ', b' { "model" :\n"B" } '),
         (b'{"messages":[{"model":"a"}],"model":"a"}', b'{"messages":[{"model":"a"}],"model":"B"}'),
         (b'{"t":"\\"model\\":\\"a\\"","model":"a"}', b'{"t":"\\"model\\":\\"a\\"","model":"B"}'),
@@ -118,9 +102,7 @@ def test_a_name_is_written_as_json() -> None:
     assert with_model(b'{"model":1}', 'a"b\\c/é\n') == '{"model":"a\\"b\\\\c/é\\n"}'.encode()
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b'"model"', b'{"model":', b'\xef\xbb\xbf{"model":"a"}', b'{"model":"a"} {}']
-)
+@pytest.mark.parametrize("body", [b"", b"[]", b'"model"', b'{"model":', b'\xef\xbb\xbf{"model":"a"}', b'{"model":"a"} {}'])
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(Refused) as refused:
         with_model(body, "b")
@@ -172,11 +154,7 @@ def test_an_ordinary_end_of_an_event_holds_nothing_back() -> None:
 def test_names_are_cached_unless_they_are_long() -> None:
     before = rewrite._kept.cache_info()
     for _ in range(2):
-        assert (
-            ModelRestorer("served-by", "y" * rewrite.KEPT_CHARS_MAX)
-            .feed(b'"model":"served-by"')
-            .startswith(b'"model":"yy')
-        )
+        assert ModelRestorer("served-by", "y" * rewrite.KEPT_CHARS_MAX).feed(b'"model":"served-by"').startswith(b'"model":"yy')
         ModelRestorer("served-by", "asked-for")
     after = rewrite._kept.cache_info()
     assert (after.misses - before.misses, after.hits - before.hits) == (1, 1)

@@ -58,9 +58,7 @@ def test_whole_numbers_and_tuples_are_encoded_and_other_values_are_refused() -> 
 def test_damaged_metadata_are_read_or_refused(data: st.DataObject, metadata: dict[str, dict[str, Any]]) -> None:
     whole = message(metadata)
     at = data.draw(st.integers(0, len(whole) - 1))
-    damaged = data.draw(
-        st.sampled_from([whole[:at], whole[:at] + bytes([data.draw(st.integers(0, 255))]) + whole[at + 1 :]])
-    )
+    damaged = data.draw(st.sampled_from([whole[:at], whole[:at] + bytes([data.draw(st.integers(0, 255))]) + whole[at + 1 :]]))
     for read in (codec.subset, codec.gateway_metadata):
         with contextlib.suppress(ProtocolViolation):
             read(damaged)
@@ -83,9 +81,7 @@ def test_a_list_that_is_cut_off_or_has_something_else_is_refused(items: bytes) -
 
 def test_the_last_of_several_values_counts() -> None:
     entry = field(1, b"a") + field(2, field(3, b"one")) + field(2, field(3, b"two") + field(3, b"three"))
-    data = field(8, field(1, field(1, b"other") + field(2, b""))) + field(
-        8, field(1, field(1, b"m") + field(2, field(1, entry)))
-    )
+    data = field(8, field(1, field(1, b"other") + field(2, b""))) + field(8, field(1, field(1, b"m") + field(2, field(1, entry))))
     found = structs.filter_metadata(data, b"m")
     assert found is not None
     assert structs.value(data, found["a"]) == "three"

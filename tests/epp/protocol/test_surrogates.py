@@ -27,9 +27,7 @@ def test_each_half_is_replaced_and_the_length_stays(text: bytes, expected: bytes
     assert replaced(memoryview(text)) == expected
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"{}", rb'"\ud83d\ude00"', rb'"\\ud83d"', rb'"\u00e9"', b'"\xf0\x9f\x98\x80"', rb"\ud8"]
-)
+@pytest.mark.parametrize("text", [b"", b"{}", rb'"\ud83d\ude00"', rb'"\\ud83d"', rb'"\u00e9"', b'"\xf0\x9f\x98\x80"', rb"\ud8"])
 def test_a_text_without_a_half_is_left_alone(text: bytes) -> None:
     assert replaced(text) is None
 

@@ -76,9 +76,7 @@ def test_the_last_usage_that_is_not_null_wins() -> None:
 
 
 def test_the_last_of_many_usages_in_one_piece_counts() -> None:
-    events = b"".join(
-        b'data: {"usage":{"prompt_tokens":1,"completion_tokens":%d}}\n\n' % n for n in range(2 * KEYS_MAX)
-    )
+    events = b"".join(b'data: {"usage":{"prompt_tokens":1,"completion_tokens":%d}}\n\n' % n for n in range(2 * KEYS_MAX))
     assert feed(events, []) == feed(events, list(range(0, len(events), 100))) == Usage(1, 2 * KEYS_MAX - 1, None)
 
 
@@ -118,9 +116,7 @@ class Read:
 
 @pytest.mark.parametrize("scanner", [UsageScanner, SglangScanner, HttpBodyScanner])
 @pytest.mark.parametrize("inside", [b"{", b'"', b'"":{', b'"' + b"a" * 5000, b'"' + b"\\a" * 5000, b" "])
-def test_an_object_that_comes_byte_by_byte_is_read_once(
-    scanner: type[Any], inside: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_that_comes_byte_by_byte_is_read_once(scanner: type[Any], inside: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     monkeypatch.setattr(usage, "_TOKENS", Read(usage._TOKENS, seen))
     monkeypatch.setattr(usage, "_QUOTED", Read(usage._QUOTED, seen))
@@ -184,9 +180,7 @@ def generated(kind: int, *numbers: int) -> bytes:
 
 
 VLLM_GRPC = generated(2, 11, 7, 4)
-VLLM_GRPC_STREAM = (
-    frame(field(1, packed(1, [5]))) + generated(1, 11, 6, 4) + frame(b"\xff\xff") + generated(1, 11, 7, 4)
-)
+VLLM_GRPC_STREAM = frame(field(1, packed(1, [5]))) + generated(1, 11, 6, 4) + frame(b"\xff\xff") + generated(1, 11, 7, 4)
 VERTEX = frame(field(1, "application/json") + field(2, PLAIN))
 VERTEX_STREAM = frame(field(2, SSE[:100])) + frame(field(2, SSE[100:]))
 OTHERS = [
@@ -213,9 +207,7 @@ def read(scanner: Scanner, data: bytes, cuts: list[int]) -> Usage | None:
 
 @pytest.mark.parametrize(("scanner", "data"), OTHERS)
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=60))
-def test_usage_of_other_apis_is_found_whatever_the_chunk_borders(
-    scanner: type[Any], data: bytes, cuts: list[int]
-) -> None:
+def test_usage_of_other_apis_is_found_whatever_the_chunk_borders(scanner: type[Any], data: bytes, cuts: list[int]) -> None:
     assert read(scanner(), data, cuts) == Usage(11, 7, 4)
 
 
@@ -270,9 +262,7 @@ def test_a_request_can_mark_its_answer_as_not_to_be_read() -> None:
     assert request[ANSWER] == AnswerHandling(None, skip=True)
 
 
-@pytest.mark.parametrize(
-    "scanner", [AnthropicScanner, SglangScanner, VllmGenerateScanner, VllmEmbedScanner, HttpBodyScanner]
-)
+@pytest.mark.parametrize("scanner", [AnthropicScanner, SglangScanner, VllmGenerateScanner, VllmEmbedScanner, HttpBodyScanner])
 @given(chunks=st.lists(st.binary(max_size=50), max_size=20))
 def test_arbitrary_answers_are_harmless(scanner: type[Any], chunks: list[bytes]) -> None:
     found = scanner()
@@ -283,10 +273,5 @@ def test_arbitrary_answers_are_harmless(scanner: type[Any], chunks: list[bytes])
 
 @given(name=st.text(st.sampled_from('a"\\{}'), max_size=12), cuts=st.lists(st.integers(0, 10_000), max_size=10))
 def test_strings_inside_the_object_may_contain_anything(name: str, cuts: list[int]) -> None:
-    usage = {
-        "tier": {name: name},
-        "prompt_tokens": 11,
-        "completion_tokens": 7,
-        "prompt_tokens_details": {"cached_tokens": 4},
-    }
+    usage = {"tier": {name: name}, "prompt_tokens": 11, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 4}}
     assert feed(json.dumps({"usage": usage}).encode(), cuts) == Usage(11, 7, 4)

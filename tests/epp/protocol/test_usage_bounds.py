@@ -38,10 +38,7 @@ def test_an_answer_has_at_most_as_many_tokens_as_bytes() -> None:
     assert completion(request(), 700) == 700
 
 
-@pytest.mark.parametrize(
-    ("extent", "most"),
-    [({}, 50), ({"choices": 3}, 150), ({"prompts": 4}, 200), ({"choices": 3, "prompts": 4}, 600)],
-)
+@pytest.mark.parametrize(("extent", "most"), [({}, 50), ({"choices": 3}, 150), ({"prompts": 4}, 200), ({"choices": 3, "prompts": 4}, 600)])
 def test_an_answer_has_at_most_max_tokens_for_each_choice_of_each_prompt(extent: dict[str, int], most: int) -> None:
     assert completion(request(max_tokens=50, **extent), LIE) == most
 
@@ -61,9 +58,7 @@ def test_an_answer_that_leaves_out_reasoning_is_bounded_by_max_tokens_or_by_its_
         ({"unseen_tokens": 9000}, 9400 + TEMPLATE_TOKENS),
     ],
 )
-def test_a_prompt_has_at_most_the_tokens_of_its_body_and_of_what_the_body_refers_to(
-    extent: dict[str, int], most: int
-) -> None:
+def test_a_prompt_has_at_most_the_tokens_of_its_body_and_of_what_the_body_refers_to(extent: dict[str, int], most: int) -> None:
     assert prompt(request(**extent)) == most
 
 

@@ -5,15 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.learning.samples import is_samples
-from epp.recording.batches import (
-    CONTENT_MAX,
-    PACKET_BYTES_MAX,
-    Assembler,
-    CorruptPacket,
-    Whole,
-    is_records,
-    packets,
-)
+from epp.recording.batches import CONTENT_MAX, PACKET_BYTES_MAX, Assembler, CorruptPacket, Whole, is_records, packets
 
 contents = st.binary(min_size=1, max_size=3 * CONTENT_MAX)
 

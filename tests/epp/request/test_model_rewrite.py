@@ -42,9 +42,7 @@ def test_a_rule_that_names_the_model_precedes_an_older_rule_for_every_model() ->
 
 
 def test_the_oldest_object_applies_and_one_without_an_age_is_the_oldest() -> None:
-    objects = [
-        rewrite(n, rule(n, models=("a",)), created=at) for n, at in (("late", 2.0), ("early", 1.0), ("first", None))
-    ]
+    objects = [rewrite(n, rule(n, models=("a",)), created=at) for n, at in (("late", 2.0), ("early", 1.0), ("first", None))]
     assert target(compiled(objects), "a") == "first"
     assert target(compiled(objects[:2]), "a") == "early"
 
@@ -56,9 +54,7 @@ def test_objects_of_equal_age_apply_in_their_order() -> None:
 
 
 def test_the_first_rule_of_an_object_applies() -> None:
-    rules = compiled(
-        [rewrite("r", rule("x", models=("a", "b")), rule("y", models=("b", "c")), rule("z"), rule("never"))]
-    )
+    rules = compiled([rewrite("r", rule("x", models=("a", "b")), rule("y", models=("b", "c")), rule("z"), rule("never"))])
     assert [target(rules, model) for model in ("a", "b", "c", "other")] == ["x", "x", "y", "z"]
 
 
@@ -147,10 +143,7 @@ rules_ = st.builds(
     st.lists(st.text("xyz", min_size=1, max_size=2).map(Target), min_size=1, max_size=3).map(tuple),
 )
 rewrites_ = st.builds(
-    Rewrite,
-    st.text("rs", max_size=3),
-    st.none() | st.sampled_from([0.0, 1.0, 2.0]),
-    st.lists(rules_, max_size=4).map(tuple),
+    Rewrite, st.text("rs", max_size=3), st.none() | st.sampled_from([0.0, 1.0, 2.0]), st.lists(rules_, max_size=4).map(tuple)
 )
 
 

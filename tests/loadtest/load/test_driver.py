@@ -40,9 +40,7 @@ class SimulatedClockLoop(asyncio.SelectorEventLoop):
 class Connection:
     """Answers each stream after `delay` seconds. With `stalled` it answers nothing before `release`."""
 
-    def __init__(
-        self, loop: SimulatedClockLoop, delay: float = 0.0, *, stalled: bool = False, status: str = "0"
-    ) -> None:
+    def __init__(self, loop: SimulatedClockLoop, delay: float = 0.0, *, stalled: bool = False, status: str = "0") -> None:
         self._loop = loop
         self._delay = delay
         self._stalled = stalled
@@ -131,9 +129,7 @@ def test_an_open_loop_begins_requests_on_schedule_even_if_the_picker_is_slow(loo
     assert connection.open_most == 20
 
 
-def test_an_open_loop_measures_latency_from_the_scheduled_time_even_if_the_driver_stalls(
-    loop: SimulatedClockLoop,
-) -> None:
+def test_an_open_loop_measures_latency_from_the_scheduled_time_even_if_the_driver_stalls(loop: SimulatedClockLoop) -> None:
     connection = Connection(loop)
 
     async def run() -> Tally:
@@ -163,9 +159,7 @@ def test_a_closed_loop_keeps_the_requested_number_of_streams_open_until_its_end(
     assert {round(seconds, 6) for seconds in tally.full} == {0.1}
 
 
-def test_an_open_loop_limits_its_streams_while_the_picker_stands_still(
-    loop: SimulatedClockLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_open_loop_limits_its_streams_while_the_picker_stands_still(loop: SimulatedClockLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "OPEN_LOOP_MAX", 5)
     connection = Connection(loop, stalled=True)
     loop.call_later(3.0, connection.release)
@@ -243,8 +237,7 @@ def test_a_target_without_a_port_is_wrong_usage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "text"),
-    [("--rate", "-5"), ("--processes", "0"), ("--concurrency", "-1"), ("--seconds", "nan"), ("--chunks", "1.5")],
+    ("option", "text"), [("--rate", "-5"), ("--processes", "0"), ("--concurrency", "-1"), ("--seconds", "nan"), ("--chunks", "1.5")]
 )
 def test_an_invalid_amount_is_wrong_usage(capsys: pytest.CaptureFixture[str], option: str, text: str) -> None:
     with pytest.raises(SystemExit) as stop:

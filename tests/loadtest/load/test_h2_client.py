@@ -226,10 +226,7 @@ async def test_the_end_of_the_request_follows_all_waiting_data() -> None:
     stream.half_close()
     assert [flags for kind, flags, *_ in await peer.sent() if kind == DATA] == [0]
     peer.widen(1, 3)
-    assert [(flags, payload) for kind, flags, _, payload in await peer.sent() if kind == DATA] == [
-        (0, b"abc"),
-        (END_STREAM, b""),
-    ]
+    assert [(flags, payload) for kind, flags, _, payload in await peer.sent() if kind == DATA] == [(0, b"abc"), (END_STREAM, b"")]
 
 
 @looped
@@ -422,9 +419,7 @@ def conversations(draw: st.DrawFn) -> tuple[bytes, list[list[bytes]]]:
         cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
         parts = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
         end = frame(HEADERS, END_HEADERS | END_STREAM, number, trailers("0"))
-        queues.append(
-            [frame(HEADERS, END_HEADERS, number, b""), *(frame(DATA, 0, number, part) for part in parts), end]
-        )
+        queues.append([frame(HEADERS, END_HEADERS, number, b""), *(frame(DATA, 0, number, part) for part in parts), end])
     out = []
     while any(queues):
         queue = draw(st.sampled_from([queue for queue in queues if queue]))
@@ -456,9 +451,7 @@ def test_messages_are_whole_and_in_order_however_frames_and_reads_are_cut(
     st.integers(0, 50),
     st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(1, 60)), max_size=40),
 )
-def test_bytes_leave_in_order_and_never_exceed_the_windows(
-    sent: list[bytes], initial: int, grants: list[tuple[int, int]]
-) -> None:
+def test_bytes_leave_in_order_and_never_exceed_the_windows(sent: list[bytes], initial: int, grants: list[tuple[int, int]]) -> None:
     whole = b"".join(map(message, sent))
 
     async def run() -> None:

@@ -56,9 +56,7 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def pieces() -> Any:
     """The results of the parts that need no gateway."""
-    done = subprocess.run(
-        [sys.executable, "-c", PIECES], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", PIECES], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -99,9 +97,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
             status, reason = self.server.refuse
             self._answer(status, b"", {"x-llm-d-request-dropped-reason": reason})
             return
-        events = [{"choices": [{"delta": {"content": "word "}}]}] * self.server.tokens + [
-            {"choices": [], "usage": USAGE}
-        ]
+        events = [{"choices": [{"delta": {"content": "word "}}]}] * self.server.tokens + [{"choices": [], "usage": USAGE}]
         text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + self.server.end
         self._answer(200, text.encode(), {"content-type": "text/event-stream", "x-served-by": "10.0.0.7:80"})
 
@@ -146,9 +142,7 @@ def locust(gateway: Gateway, directory: Path, *arguments: str) -> tuple[int, dic
     ]
     command += ["--only-summary", "--csv", str(directory / "run"), "-u", "3", "-r", "100", "--pace", "4"]
     wanted = len(gateway.requests) + REQUESTS
-    with subprocess.Popen(
-        [*command, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as run:
+    with subprocess.Popen([*command, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         deadline = time.monotonic() + TIMEOUT_S
         while len(gateway.requests) < wanted and run.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -163,9 +157,7 @@ def locust(gateway: Gateway, directory: Path, *arguments: str) -> tuple[int, dic
         return code, rows, [row["Error"] for row in csv.DictReader(file)]
 
 
-def test_a_chat_grows_after_a_system_prompt_and_only_its_requests_are_in_the_statistics(
-    gateway: Gateway, tmp_path: Path
-) -> None:
+def test_a_chat_grows_after_a_system_prompt_and_only_its_requests_are_in_the_statistics(gateway: Gateway, tmp_path: Path) -> None:
     code, rows, errors = locust(gateway, tmp_path, "Chat")
     assert (code, errors) == (0, [])
     count = int(rows["chat chat"]["Request Count"])
@@ -177,9 +169,7 @@ def test_a_chat_grows_after_a_system_prompt_and_only_its_requests_are_in_the_sta
     assert all(body["stream"] for _, body in gateway.requests)
 
 
-def test_the_html_report_has_hit_rate_share_per_endpoint_and_errors_of_each_task(
-    gateway: Gateway, tmp_path: Path
-) -> None:
+def test_the_html_report_has_hit_rate_share_per_endpoint_and_errors_of_each_task(gateway: Gateway, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     assert locust(gateway, tmp_path, "--html", str(page), "Chat", "Documents")[0] == 0
     text = page.read_text()

@@ -44,9 +44,7 @@ def request(number: int, at: float) -> list[Record]:
         number, 0, at, 0.001, 1, "m", "", 0, 0, 0, None, True, 100, OUTPUT, blocks * TOKENS, TOKENS, hashes, 1, None, b"", None, None, [],
         [number % 2], "",
     )  # fmt: skip
-    ended = Ended(
-        number, 200, number % 2, first, first + (OUTPUT - 1) * DECODE_S, True, True, 100, blocks * TOKENS, 0, OUTPUT
-    )
+    ended = Ended(number, 200, number % 2, first, first + (OUTPUT - 1) * DECODE_S, True, True, 100, blocks * TOKENS, 0, OUTPUT)
     return [decided, ended]
 
 
@@ -62,9 +60,7 @@ def write(folder: Path, count: int, more: Sequence[Record] = (), later: Sequence
     return str(folder)
 
 
-def asked(
-    at: float, *blocks: int, target: int = 0, lasted: float = 0.5, output: int = OUTPUT, **fields: object
-) -> Asked:
+def asked(at: float, *blocks: int, target: int = 0, lasted: float = 0.5, output: int = OUTPUT, **fields: object) -> Asked:
     """Returns a recorded request, with one token per unit of a block of TOKENS."""
     size = len(blocks) * TOKENS
     values = {
@@ -76,9 +72,7 @@ def asked(
     return Asked(**values)  # type: ignore[arg-type]
 
 
-def lifetime(
-    slot: int, joined: float = 0.0, left: float = float("inf"), down: tuple[tuple[float, float], ...] = ()
-) -> Lifetime:
+def lifetime(slot: int, joined: float = 0.0, left: float = float("inf"), down: tuple[tuple[float, float], ...] = ()) -> Lifetime:
     """Returns an endpoint that is there from `joined` to `left`."""
     member = Member(joined, True, slot, 0, "default", f"pod-{slot}", f"10.0.0.{slot + 1}:8000", {})
     return Lifetime(member, joined, left, down)

@@ -43,11 +43,7 @@ def test_of_n_clients_at_most_n_have_a_request_under_way() -> None:
     assert arrivals.due >= 7.0 and arrivals.pop() == 3
 
 
-@given(
-    st.lists(st.floats(0.0, 5.0), min_size=1, max_size=30),
-    st.sampled_from((0, 1, 4)),
-    st.randoms(use_true_random=False),
-)
+@given(st.lists(st.floats(0.0, 5.0), min_size=1, max_size=30), st.sampled_from((0, 1, 4)), st.randoms(use_true_random=False))
 def test_each_request_arrives_once_in_the_order_of_time(gaps: list[float], clients: int, rng: object) -> None:
     at, requests = 0.0, []
     for number, gap in enumerate(gaps):

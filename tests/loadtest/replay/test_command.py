@@ -41,9 +41,7 @@ def test_the_fit_finds_the_speeds_and_the_replay_gives_the_measured_times(record
 
 
 def test_a_condition_that_holds_sets_the_exit_code_and_names_the_configuration(recording: str, config: str) -> None:
-    assert (
-        run(recording, f"--config={config}", "--fail-if=ttft_p95 > 2 * base", "--fail-if=errors > base").exit_code == 0
-    )
+    assert run(recording, f"--config={config}", "--fail-if=ttft_p95 > 2 * base", "--fail-if=errors > base").exit_code == 0
     done = run(recording, f"--config={config}", "--fail-if=errors > base", "--fail-if=ttft_p95 > 0.5 * base")
     assert done.exit_code == 1 and f"'ttft_p95 > 0.5 * base' holds for {config}" in done.output
 
@@ -61,15 +59,10 @@ def test_more_endpoints_than_recorded_take_requests(recording: str) -> None:
 def test_the_table_has_a_row_per_configuration_and_the_error_of_the_model(recording: str, config: str) -> None:
     done = run(recording, f"--config={config}", f"--config={config}")
     assert done.exit_code == 0, done.output
-    assert (
-        f"{config[-24:]} (2)" in done.stdout
-        and "the model's error under the recorded configuration: p50" in done.stdout
-    )
+    assert f"{config[-24:]} (2)" in done.stdout and "the model's error under the recorded configuration: p50" in done.stdout
 
 
-def test_the_report_loads_nothing_from_elsewhere_and_runs_no_script(
-    recording: str, config: str, tmp_path: Path
-) -> None:
+def test_the_report_loads_nothing_from_elsewhere_and_runs_no_script(recording: str, config: str, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     assert run(recording, f"--config={config}", f"--html={file}").exit_code == 0
     page = file.read_text()

@@ -16,8 +16,7 @@ from tests.loadtest.tune.test_search import PINNED
 def trace(tmp_path: Path) -> str:
     """Mooncake's format: prompts of ten kinds, whose first blocks are equal."""
     lines = [
-        {"timestamp": 50 * n, "input_length": 1500, "output_length": 20, "hash_ids": [n % 10, 100 + n % 10, 1000 + n]}
-        for n in range(300)
+        {"timestamp": 50 * n, "input_length": 1500, "output_length": 20, "hash_ids": [n % 10, 100 + n % 10, 1000 + n]} for n in range(300)
     ]
     file = tmp_path / "mooncake.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))

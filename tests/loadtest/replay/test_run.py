@@ -7,16 +7,7 @@ from msgspec.structs import replace
 from epp.config.load import load
 from loadtest.replay.fleet import Fleet
 from loadtest.replay.reading import Asked, Lifetime
-from loadtest.replay.run import (
-    FAILED,
-    REFUSED,
-    Replay,
-    Run,
-    headers_of,
-    prompt_text,
-    request_of,
-    world,
-)
+from loadtest.replay.run import FAILED, REFUSED, Replay, Run, headers_of, prompt_text, request_of, world
 from loadtest.replay.servers import UNBOUNDED, Speed
 from loadtest.replay.services import ReplayServices
 from tests.loadtest.replay.recordings import RANDOM, asked, lifetime
@@ -42,9 +33,7 @@ schedulingProfiles:
 """
 
 
-def replayed(
-    text: str | None, requests: list[Asked], endpoints: list[Lifetime], speed: Speed = SPEED, clients: int = 0
-) -> Run:
+def replayed(text: str | None, requests: list[Asked], endpoints: list[Lifetime], speed: Speed = SPEED, clients: int = 0) -> Run:
     made = world(requests, endpoints, [speed] * len(endpoints), open=not clients, clients=clients)
     return Replay(load(text, "test"), made).run()
 

@@ -119,10 +119,7 @@ def test_a_full_cache_forgets_what_was_unused_longest_and_ends_of_prompts_first(
     assert cache.take(job(3, 1, 2), 0) == 100
 
 
-@given(
-    st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 300)), max_size=25),
-    st.integers(0, 2_000),
-)
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 300)), max_size=25), st.integers(0, 2_000))
 def test_a_cache_of_runs_is_like_a_cache_of_blocks(prompts: list[tuple[list[int], int]], tokens: int) -> None:
     chains = [chained(words) for words, _ in prompts]
     of_runs, of_blocks = Cache(tokens), Cache(tokens)

@@ -18,10 +18,7 @@ def times(mean: float, seed: int, count: int = 960) -> list[float]:
 
 def test_a_clear_difference_is_said_with_its_interval() -> None:
     found = change([run(times(0.1, 1))], [run([1.2 * each for each in times(0.1, 1)])])
-    assert (
-        verdict("b.yaml", found)
-        == "b.yaml: first tokens 20.0% later on average (95 % interval: 20.0% later to 20.0% later)"
-    )
+    assert verdict("b.yaml", found) == "b.yaml: first tokens 20.0% later on average (95 % interval: 20.0% later to 20.0% later)"
 
 
 def test_a_difference_that_chance_explains_is_called_so() -> None:

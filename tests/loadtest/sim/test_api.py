@@ -76,11 +76,7 @@ def test_base_models_aliases_and_adapters_are_known() -> None:
     assert read(Completion, model="alias", prompt="x").lora is None
     assert read(Completion, model="lora-a", prompt="x").lora == "lora-a"
     listing = json.loads(MODELS.listing(1))["data"]
-    assert [(item["id"], item["parent"]) for item in listing] == [
-        ("base", None),
-        ("alias", None),
-        ("lora-a", "base"),
-    ]
+    assert [(item["id"], item["parent"]) for item in listing] == [("base", None), ("alias", None), ("lora-a", "base")]
 
 
 def test_models_and_cache_salts_share_no_blocks() -> None:

@@ -5,9 +5,7 @@ import pytest
 from loadtest.sim.chunked import ChunkedServer, ChunkedSettings
 from loadtest.sim.engine import Job, JobState
 
-SETTINGS = ChunkedSettings(
-    max_running=4, kv_blocks=64, step_tokens=32, prefill_s_per_token=1 / 64, decode_s=0.25, decode_growth=0.0
-)
+SETTINGS = ChunkedSettings(max_running=4, kv_blocks=64, step_tokens=32, prefill_s_per_token=1 / 64, decode_s=0.25, decode_growth=0.0)
 
 
 def job(tokens: int, output: int = 1) -> Job:

@@ -6,26 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.sim.engine import (
-    Engine,
-    EngineSettings,
-    Job,
-    JobState,
-    NoLoraSlots,
-    QueueFull,
-    TooLong,
-)
+from loadtest.sim.engine import Engine, EngineSettings, Job, JobState, NoLoraSlots, QueueFull, TooLong
 from tests.examples import examples
 
 # Powers of two, so that sums of times are exact.
 PLAIN = EngineSettings(
-    max_running=4,
-    kv_blocks=64,
-    prefill_s_per_token=1 / 1024,
-    decode_s=1 / 16,
-    decode_growth=0.0,
-    max_loras=2,
-    lora_load_s=0.5,
+    max_running=4, kv_blocks=64, prefill_s_per_token=1 / 1024, decode_s=1 / 16, decode_growth=0.0, max_loras=2, lora_load_s=0.5
 )
 TOKEN = PLAIN.prefill_s_per_token
 STEP = PLAIN.decode_s
@@ -281,9 +267,7 @@ MOVES = st.lists(
 
 @examples(200)
 @given(MOVES)
-def test_random_arrivals_and_departures_keep_all_invariants(
-    moves: list[tuple[str, int, int, str | None, bool]],
-) -> None:
+def test_random_arrivals_and_departures_keep_all_invariants(moves: list[tuple[str, int, int, str | None, bool]]) -> None:
     engine = Engine(replace(PLAIN, kv_blocks=10, max_running=3))
     now, jobs = 0.0, list[Job]()
     for kind, number, size, lora, streams in moves:

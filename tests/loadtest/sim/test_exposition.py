@@ -98,11 +98,7 @@ def test_the_newest_adapter_series_has_the_largest_value() -> None:
     newest = max(samples, key=lambda sample: sample.value)
     assert len(samples) == 2
     assert newest.value == 11.5
-    assert newest.labels == {
-        "max_lora": "1",
-        "running_lora_adapters": "a,b",
-        "waiting_lora_adapters": "a,b",
-    }
+    assert newest.labels == {"max_lora": "1", "running_lora_adapters": "a,b", "waiting_lora_adapters": "a,b"}
 
 
 def test_the_oldest_adapter_series_are_dropped_beyond_the_limit() -> None:

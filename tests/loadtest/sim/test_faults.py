@@ -5,15 +5,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.sim.faults import (
-    DELAY_DEFAULT_S,
-    BadFault,
-    FaultOrder,
-    RequestFault,
-    ServerFault,
-    parse_header,
-    parse_order,
-)
+from loadtest.sim.faults import DELAY_DEFAULT_S, BadFault, FaultOrder, RequestFault, ServerFault, parse_header, parse_order
 
 
 @pytest.mark.parametrize("kind", list(ServerFault))

@@ -9,10 +9,7 @@ from loadtest.sim.http import BadHttp, HttpRequest, RequestReader
 
 GET = b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /v1 HTTP/1.1\r\nContent-Length: 5\r\nX-A:  b \r\n\r\nhello"
-CHUNKED = (
-    b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-    b"5;note=1\r\nhello\r\nA\r\n0123456789\r\n0\r\nTrailer: t\r\n\r\n"
-)
+CHUNKED = b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;note=1\r\nhello\r\nA\r\n0123456789\r\n0\r\nTrailer: t\r\n\r\n"
 
 
 def read_all(reader: RequestReader, data: bytes) -> list[HttpRequest]:
@@ -47,11 +44,7 @@ def test_the_requests_do_not_depend_on_how_the_bytes_are_cut(cuts: list[int]) ->
     requests += read_all(reader, stream)
     paths = [request.path for request in requests]
     assert paths == [b"/metrics", b"/v1", b"/c", b"/metrics", b"/metrics", b"/v1"]
-    assert [request.body for request in requests if request.body] == [
-        b"hello",
-        b"hello0123456789",
-        b"hello",
-    ]
+    assert [request.body for request in requests if request.body] == [b"hello", b"hello0123456789", b"hello"]
     assert reader.buffered == 0
 
 
@@ -81,16 +74,9 @@ def test_only_a_head_with_expect_waits_for_100_continue() -> None:
 
 @pytest.mark.parametrize(
     ("version", "header", "stays"),
-    [
-        (b"1.1", b"A: b", True),
-        (b"1.1", b"Connection: close", False),
-        (b"1.0", b"A: b", False),
-        (b"1.0", b"Connection: Keep-Alive", True),
-    ],
+    [(b"1.1", b"A: b", True), (b"1.1", b"Connection: close", False), (b"1.0", b"A: b", False), (b"1.0", b"Connection: Keep-Alive", True)],
 )
-def test_version_and_header_decide_whether_the_connection_stays_open(
-    version: bytes, header: bytes, *, stays: bool
-) -> None:
+def test_version_and_header_decide_whether_the_connection_stays_open(version: bytes, header: bytes, *, stays: bool) -> None:
     (request,) = read_all(RequestReader(), b"GET / HTTP/" + version + b"\r\n" + header + b"\r\n\r\n")
     assert request.keep_alive is stays
 
@@ -109,10 +95,7 @@ def test_version_and_header_decide_whether_the_connection_stays_open(
         (b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n", 400),
         (b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffff\r\n", 413),
         (b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1" * 2000, 400),
-        (
-            b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"A: b\r\n" * sim_http.HEAD_MAX,
-            431,
-        ),
+        (b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"A: b\r\n" * sim_http.HEAD_MAX, 431),
         (b"x" * (sim_http.HEAD_MAX + 1), 431),
         (b"GET / HTTP/1.1\r\nA: " + b"x" * sim_http.HEAD_MAX + b"\r\n\r\n", 431),
     ],

@@ -26,10 +26,7 @@ def test_every_dialect_can_be_decoded(name: str) -> None:
     assert [list(extra) for extra in first.extras] == [["tenant"]]
     assert (second.hashes, second.parent, second.tokens.tolist()) == ([12], 11, tokens_of(prompt[64:]))
     assert (moved.hashes, moved.tokens, moved.tier) == ([5], None, "cpu")
-    assert [(event.hashes, event.tier) for event in removed if isinstance(event, Removed)] == [
-        ([5, 6], "gpu"),
-        ([7], "cpu"),
-    ]
+    assert [(event.hashes, event.tier) for event in removed if isinstance(event, Removed)] == [([5, 6], "gpu"), ([7], "cpu")]
     assert decode(payload([Dialect(name).cleared()])).events == [Cleared()]
 
 
@@ -51,6 +48,4 @@ def test_after_thousands_of_events_the_index_equals_the_pools(seed: int) -> None
     assert fleet.writer.evictions == 0
     assert fleet.differences() == 0
     counts = fleet.holdings.counts
-    assert (counts.malformed_events, counts.malformed_batches, counts.stores_skipped, counts.removals_skipped) == (
-        0,
-    ) * 4
+    assert (counts.malformed_events, counts.malformed_batches, counts.stores_skipped, counts.removals_skipped) == (0,) * 4

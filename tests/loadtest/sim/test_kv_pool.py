@@ -76,9 +76,7 @@ CHAINS = st.integers(0, 5).flatmap(lambda root: st.integers(0, 6).map(lambda n: 
 
 
 @given(st.lists(st.tuples(st.booleans(), CHAINS, st.integers(0, 4)), max_size=60))
-def test_random_allocations_and_releases_leak_no_blocks(
-    moves: list[tuple[bool, list[int], int]],
-) -> None:
+def test_random_allocations_and_releases_leak_no_blocks(moves: list[tuple[bool, list[int], int]]) -> None:
     pool, held = KvPool(12), []
     for enters, chain, private in moves:
         if enters:
@@ -114,10 +112,7 @@ def test_evicted_blocks_go_to_the_cpu_tier_and_are_loaded_again() -> None:
     assert (pool.blocks(GPU), pool.blocks(CPU)) == ({1, 9}, set())
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 8), st.integers(0, 3)), max_size=60),
-    st.sampled_from([0, 3, 9]),
-)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 8), st.integers(0, 3)), max_size=60), st.sampled_from([0, 3, 9]))
 def test_the_log_tells_what_each_tier_holds(requests: list[tuple[int, int, int]], cpu_blocks: int) -> None:
     pool = KvPool(12, cpu_blocks, logs=True)
     held: dict[str, set[int]] = {GPU: set(), CPU: set()}

@@ -18,11 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "loadtest.sim.main", *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", "loadtest.sim.main", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -74,9 +70,7 @@ def test_a_port_in_use_is_named_and_the_exit_code_is_1(capsys: pytest.CaptureFix
         (["--servers", "3", "--role", "prefill,decode"], "--role has 2 roles for 3 servers"),
     ],
 )
-def test_a_wrong_command_line_is_refused_with_its_reason(
-    arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_refused_with_its_reason(arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         sim.main(arguments)
     assert end.value.code == 2
@@ -96,9 +90,7 @@ def test_servers_get_consecutive_ports_or_free_ones() -> None:
 
 
 def test_options_become_engine_seconds_and_slots() -> None:
-    options = sim.parser().parse_args(
-        ["--decode-ms", "10", "--prefill-us-per-token", "25", "--loras", "a,b", "--max-loras", "1"]
-    )
+    options = sim.parser().parse_args(["--decode-ms", "10", "--prefill-us-per-token", "25", "--loras", "a,b", "--max-loras", "1"])
     settings = sim.settings(options)
     assert settings.engine.decode_s == 0.01
     assert settings.engine.prefill_s_per_token == 25e-6

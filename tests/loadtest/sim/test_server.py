@@ -21,11 +21,7 @@ COMPLETIONS = "/v1/completions"
 
 def metrics(answer: Answer) -> dict[str, float]:
     """Sample values by sample name. Of the samples with one name the last one counts."""
-    return {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(answer.body.decode())
-        for sample in family.samples
-    }
+    return {sample.name: sample.value for family in text_string_to_metric_families(answer.body.decode()) for sample in family.samples}
 
 
 def test_an_answer_names_its_server_and_the_received_bytes() -> None:
@@ -447,10 +443,7 @@ def test_a_server_that_vanished_without_end_returns_by_an_order_to_another_serve
 def test_an_invalid_order_is_refused() -> None:
     async def work(fleet: Fleet) -> None:
         port = fleet.servers[0].port
-        for body, word in (
-            ({"kind": "explode"}, b"vanish"),
-            ({"kind": "hang", "server": 9}, b"no server 9"),
-        ):
+        for body, word in (({"kind": "explode"}, b"vanish"), ({"kind": "hang", "server": 9}, b"no server 9")):
             answer = await ask(port, "/sim/fault", body)
             assert answer.status == 400
             assert word in answer.body

@@ -3,9 +3,7 @@
 from loadtest.sim.engine import Job, JobState
 from loadtest.sim.slots import SlotServer, SlotSettings
 
-SETTINGS = SlotSettings(
-    slots=2, kv_blocks=64, block_size=16, overhead_s=0.25, prefill_s_per_token=1 / 64, decode_s=0.125
-)
+SETTINGS = SlotSettings(slots=2, kv_blocks=64, block_size=16, overhead_s=0.25, prefill_s_per_token=1 / 64, decode_s=0.125)
 
 
 def job(tokens: int, output: int = 1) -> Job:

@@ -42,9 +42,7 @@ def test_a_decode_server_lets_a_prefill_server_compute_the_prompt_and_names_it()
         assert "kv_transfer_params" not in answers[0].json()
         assert (prefill.counts["requests"], prefill.counts["prefilled_for_others"]) == (2, 2)
         assert (decode.counts["requests"], decode.counts["prefilled_elsewhere"]) == (2, 2)
-        assert (
-            decode.engine.seen.transferred == 85 + 5
-        )  # the second time the decode server holds 80 of 85 tokens already
+        assert decode.engine.seen.transferred == 85 + 5  # the second time the decode server holds 80 of 85 tokens already
         assert prefill.engine.seen.generation_tokens == 2
         page = (await ask(decode.port, "/metrics")).body.decode()
         assert 'vllm:external_prefix_cache_hits_total{engine="0",model_name="sim-model"} 90.0' in page

@@ -98,9 +98,7 @@ async def ask(port: int, path: str, body: Any = None, **options: Any) -> Answer:
         return await client.ask(path, body, **options)
 
 
-def with_fleet(
-    work: Callable[[Fleet], Awaitable[None]], *, servers: int = 1, roles: Sequence[str] = ("",), **options: Any
-) -> None:
+def with_fleet(work: Callable[[Fleet], Awaitable[None]], *, servers: int = 1, roles: Sequence[str] = ("",), **options: Any) -> None:
     """Runs `work` against a fleet on free ports, under uvloop like `loadtest.sim.main`.
 
     `options` are the fields of ServerSettings.

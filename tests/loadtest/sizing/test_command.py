@@ -23,15 +23,7 @@ def run(*arguments: str) -> Result:
 def test_a_load_becomes_cores_memory_and_flags_with_the_sources_of_the_figures() -> None:
     result = run(*LOAD)
     assert result.exit_code == 0
-    for text in (
-        "cores",
-        "memory",
-        "shared memory",
-        "epp serve --workers=",
-        "resources: requests cpu",
-        MACHINE,
-        "make bench",
-    ):
+    for text in ("cores", "memory", "shared memory", "epp serve --workers=", "resources: requests cpu", MACHINE, "make bench"):
         assert text in result.stdout
     for cost in COSTS.values():
         assert cost.source in result.stdout

@@ -101,17 +101,13 @@ def test_the_shared_memory_is_that_of_a_real_instance(tmp_path: Path, workers: i
     found = size(Load(requests=1, endpoints=endpoints, workers=workers))
     changes = {"workers": workers, "max_endpoints": found.max_endpoints, "index_entries": found.index_entries}
     with made(tmp_path, **changes) as instance:
-        segments = sum(
-            (SHARED_MEMORY / segment.name.strip("/")).stat().st_size for segment in instance.memory.segments.values()
-        )
+        segments = sum((SHARED_MEMORY / segment.name.strip("/")).stat().st_size for segment in instance.memory.segments.values())
     assert found.shared_mib == pytest.approx(segments / sizing.MIB, rel=0.15)
 
 
 @pytest.mark.parametrize("text", [None, "featureGates: [flowControl]"])
 @pytest.mark.parametrize("workers", [1, 2, 8])
-def test_the_recommended_size_of_dev_shm_is_enough_with_objects_and_flow_control(
-    tmp_path: Path, workers: int, text: str | None
-) -> None:
+def test_the_recommended_size_of_dev_shm_is_enough_with_objects_and_flow_control(tmp_path: Path, workers: int, text: str | None) -> None:
     found = size(Load(requests=1, workers=workers))
     changes = {"workers": workers, "max_endpoints": found.max_endpoints, "index_entries": found.index_entries}
     layout = Layout(options(tmp_path, objects_dir="objects", **changes), load(text, "test"))

@@ -26,11 +26,7 @@ schedulingProfiles:
 
 def test_weights_of_scorers_and_parameters_with_a_range_may_change() -> None:
     found = {knob.name: knob for knob in knobs(yaml_nodes.plain(TEXT), registry.known())}
-    assert {
-        "default/q weight",
-        "default/prefix-cache-scorer weight",
-        "concurrency-detector.maxConcurrency",
-    } <= found.keys()
+    assert {"default/q weight", "default/prefix-cache-scorer weight", "concurrency-detector.maxConcurrency"} <= found.keys()
     weight, most = found["default/q weight"], found["concurrency-detector.maxConcurrency"]
     assert (weight.low, weight.now, weight.high, weight.log) == (2 / 64, 2.0, 128.0, True)
     assert (most.low, most.now, most.high, most.integer) == (1, 40, 1024, True)

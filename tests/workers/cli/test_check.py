@@ -51,9 +51,7 @@ def test_a_valid_file_prints_the_effective_configuration_and_exits_0(tmp_path: P
 def test_what_clients_can_do_is_told_for_each_trusted_group_unless_the_gateway_removes_their_headers() -> None:
     told = check("-", stdin=GOOD)
     assert (told.exit_code, told.stderr.count("\n")) == (0, 1)
-    assert told.stderr.startswith(
-        "<stdin>: note[client-headers]: headers that --trust-client-headers trusts let a client "
-    )
+    assert told.stderr.startswith("<stdin>: note[client-headers]: headers that --trust-client-headers trusts let a client ")
     for group in GROUPS:
         assert (f"{POWERS[group]} ({group})" in told.stderr) == (group in TRUSTED_BY_DEFAULT)
     some = check("-", "--trust-client-headers=debug,slo", stdin=GOOD).stderr
@@ -111,18 +109,12 @@ def test_json_has_all_findings_in_the_order_of_the_text_and_the_effective_config
 
 
 def test_migrate_prints_the_file_in_its_current_form_and_the_findings_about_that(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(
-        "apiVersion: llm-d.ai/v1alpha1  # old\n" + GOOD.replace("endpoints: {pluginRef: f}", "pluginRef: f")
-    )
+    (tmp_path / "c.yaml").write_text("apiVersion: llm-d.ai/v1alpha1  # old\n" + GOOD.replace("endpoints: {pluginRef: f}", "pluginRef: f"))
     result = check("--migrate", "--strict", STRIPS, str(tmp_path / "c.yaml"))
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("apiVersion: llm-d.ai/v1  # old\n")
     assert "dataLayer: {discovery: {endpoints: {pluginRef: f}}}" in result.stdout
-    stays = check(
-        "--migrate",
-        "-",
-        stdin="plugins: [{type: by-label, parameters: {label: a, validValues: [''], allowsNoLabel: true}}]",
-    )
+    stays = check("--migrate", "-", stdin="plugins: [{type: by-label, parameters: {label: a, validValues: [''], allowsNoLabel: true}}]")
     assert "<stdin>: not migrated: plugin type 'by-label' stays" in stays.stderr
     assert check("--migrate", "-", stdin="a: [").exit_code == 78
 
@@ -176,10 +168,7 @@ def test_the_limit_on_waiting_bytes_is_compared_with_the_memory_limit() -> None:
 
 def test_an_unreadable_file_is_a_configuration_error_with_its_path(tmp_path: Path) -> None:
     result = check(str(tmp_path / "none.yaml"))
-    assert (result.exit_code, result.stderr) == (
-        78,
-        f"{tmp_path}/none.yaml: error[unreadable]: No such file or directory\n",
-    )
+    assert (result.exit_code, result.stderr) == (78, f"{tmp_path}/none.yaml: error[unreadable]: No such file or directory\n")
     assert check(str(tmp_path)).stderr == f"{tmp_path}: error[unreadable]: Is a directory\n"
     assert check("-", stdin=b"a: \xff").stderr == "<stdin>: error[unreadable]: not UTF-8 at byte 3\n"
 
@@ -236,9 +225,7 @@ def test_without_a_configuration_the_built_in_one_is_used() -> None:
 
 def test_endpoints_must_have_exactly_one_source() -> None:
     assert "give --endpoints host:port,..., a file-discovery plugin" in refused(Options())
-    assert "from plugin 'f' of --config-text and from --endpoint-selector" in refused(
-        Options(config_text=GOOD, endpoint_selector="a")
-    )
+    assert "from plugin 'f' of --config-text and from --endpoint-selector" in refused(Options(config_text=GOOD, endpoint_selector="a"))
     assert "from --endpoints and from --endpoint-selector" in refused(Options(endpoints="a:1", endpoint_selector="a"))
 
 
@@ -265,9 +252,7 @@ def test_names_with_an_invalid_form_for_kubernetes_are_refused(given: dict[str, 
     load_config(Options(**{**given, "endpoint_selector": ""}, endpoints="a:1"))
 
 
-@pytest.mark.parametrize(
-    ("given", "place"), [({"endpoints": "a:1"}, "--endpoints"), ({"config_text": GOOD}, "plugin 'f'")]
-)
+@pytest.mark.parametrize(("given", "place"), [({"endpoints": "a:1"}, "--endpoints"), ({"config_text": GOOD}, "plugin 'f'")])
 def test_without_kubernetes_leader_election_is_refused_and_flags_about_tokens_get_a_warning(
     given: dict[str, str], place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,17 +263,11 @@ def test_without_kubernetes_leader_election_is_refused_and_flags_about_tokens_ge
     warnings = capsys.readouterr().err
     assert "--metrics-endpoint-auth has no effect" in warnings and "--debug-port-forward has no effect" in warnings
     load_config(Options(**given))
-    load_config(
-        Options(
-            endpoint_selector="a", ha_enable_leader_election=True, metrics_endpoint_auth=True, debug_port_forward=True
-        )
-    )
+    load_config(Options(endpoint_selector="a", ha_enable_leader_election=True, metrics_endpoint_auth=True, debug_port_forward=True))
     assert capsys.readouterr().err == ""
 
 
-def test_endpoints_replace_the_discovery_plugin_of_a_configuration_with_a_notice(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_endpoints_replace_the_discovery_plugin_of_a_configuration_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     options = Options(config_text=GOOD, endpoints="a:1")
     config = load_config(options)
     assert "notice: --endpoints replaces plugin 'f' of --config-text, which is not read" in capsys.readouterr().err
@@ -299,9 +278,7 @@ def test_endpoints_replace_the_discovery_plugin_of_a_configuration_with_a_notice
 
 def test_a_plugin_that_keeps_its_state_in_one_worker_gets_one_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     text = GOOD.replace("[{type", "[{type: thunder-agent, name: thunder}, {type", 1) + "featureGates: [flowControl]\n"
-    text += (
-        "flowControl: {saturationDetector: {pluginRef: thunder}, defaultPriorityBand: {fairnessPolicyRef: thunder}}\n"
-    )
+    text += "flowControl: {saturationDetector: {pluginRef: thunder}, defaultPriorityBand: {fairnessPolicyRef: thunder}}\n"
     options = Options(config_text=text, workers=4, workers_max=8, allow_experimental_plugins=True)
     alone = with_one_worker(options, load_config(options))
     assert (alone.workers, alone.workers_max) == (1, 1)

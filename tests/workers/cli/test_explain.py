@@ -117,16 +117,11 @@ def test_an_invalid_endpoints_file_is_refused_with_its_line(tmp_path: Path, text
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            ENDPOINTS + "- {name: a, address: 10.0.0.4, port: '8000'}\n",
-            ":5: endpoint 'a' is given again, first in line 2",
-        ),
+        (ENDPOINTS + "- {name: a, address: 10.0.0.4, port: '8000'}\n", ":5: endpoint 'a' is given again, first in line 2"),
         (ENDPOINTS + "---\n" + ENDPOINTS, ":6: a second document"),
     ],
 )
-def test_endpoints_that_contradict_each_other_are_refused(
-    files: tuple[str, str], tmp_path: Path, text: str, message: str
-) -> None:
+def test_endpoints_that_contradict_each_other_are_refused(files: tuple[str, str], tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "endpoints.yaml").write_text(text)
     result = run(*files)
     assert (result.exit_code, message in result.output) == (78, True), result.output
@@ -190,21 +185,15 @@ def picker() -> Iterator[str]:
         thread.join()
 
 
-def test_a_running_picker_returns_the_newest_decision_or_that_of_one_request(
-    picker: str, files: tuple[str, str]
-) -> None:
+def test_a_running_picker_returns_the_newest_decision_or_that_of_one_request(picker: str, files: tuple[str, str]) -> None:
     Page.answer = (200, run(*files, "--json").output.encode())
     assert "picks b" in run(f"--url={picker}", "--last").output
     assert "picks b" in run(f"--url={picker}", "--request-id=a b").output
     assert Page.paths == ["/debug/decisions?n=1", "/debug/decisions?request_id=a+b"]
 
 
-@pytest.mark.parametrize(
-    "options", [("--at=10m",), ("--flow=default-flow",), ("--endpoint=b",), ("--at=1s", "--endpoint=b")]
-)
-def test_what_is_not_recorded_is_looked_for_in_what_workers_remember(
-    picker: str, files: tuple[str, str], options: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("options", [("--at=10m",), ("--flow=default-flow",), ("--endpoint=b",), ("--at=1s", "--endpoint=b")])
+def test_what_is_not_recorded_is_looked_for_in_what_workers_remember(picker: str, files: tuple[str, str], options: tuple[str, ...]) -> None:
     Page.answer = (200, run(*files, "--json").output.encode())
     result = run(f"--url={picker}", *options)
     assert "picks b" in result.output
@@ -311,9 +300,7 @@ class Sneaky(Scorer):
 """
 
 
-def test_offline_a_foreign_plugin_may_use_only_declared_data_as_in_workers(
-    files: tuple[str, str], tmp_path: Path
-) -> None:
+def test_offline_a_foreign_plugin_may_use_only_declared_data_as_in_workers(files: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "sneaky.py").write_text(SNEAKY)
     config = tmp_path / "config.yaml"

@@ -34,9 +34,7 @@ def test_anything_else_is_refused_with_what_to_write(text: str) -> None:
         moment(text, NOW)
 
 
-def decided(
-    ago_s: float, flow: str = "a", target: str = "10.0.0.1:8000", name: str = "pod-1", worker: int = 0
-) -> Explanation:
+def decided(ago_s: float, flow: str = "a", target: str = "10.0.0.1:8000", name: str = "pod-1", worker: int = 0) -> Explanation:
     candidate = Candidate(name, target, "fresh", True, 1.0, [], {})
     run = Profiled("default", False, "max-score-picker", 1, [], [candidate], 0, [name], 1, "", None)
     return Explanation(

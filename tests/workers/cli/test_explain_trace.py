@@ -28,9 +28,7 @@ def recording(tmp_path: Path) -> tuple[Path, Recording]:
     answered(site, body, **{"x-request-id": ID})
     live.sender.flush()
     members = [Member(1.0, True, slot, 0, "default", f"pod-{slot}", f"10.0.0.{slot + 1}:8000", {}) for slot in range(3)]
-    scraped = Scraped(
-        1.0, [KV_USAGE.name, WAITING.name], _ints(0, 1, 2), _floats(1, 1, 1), _floats(0.1, 2, 0.2, 0, 0.3, 1), b"\1\1\1"
-    )
+    scraped = Scraped(1.0, [KV_USAGE.name, WAITING.name], _ints(0, 1, 2), _floats(1, 1, 1), _floats(0.1, 2, 0.2, 0, 0.3, 1), b"\1\1\1")
     files = RecordFiles(str(tmp_path / "rec"), "epp", Limits())
     content = [batch([Opened(VERSION, "", 1, 5000.0, 0.0, 1), *members, scraped]), *live.batches()]
     files.put(Frame(1, frame(content), 1))
@@ -62,16 +60,12 @@ def test_the_recorded_decision_has_the_totals_and_scores_of_the_live_one(recordi
     for ours, theirs in zip(told["profiles"][0]["candidates"], real.profiles[0].candidates, strict=True):
         assert (ours["endpoint"], ours["state"]) == (theirs.endpoint, "fresh")
         assert ours["total"] == pytest.approx(theirs.total)
-        assert {s["scorer"]: s["raw"] for s in ours["scores"]} == pytest.approx(
-            {s.scorer: s.raw for s in theirs.scores}, abs=1e-3
-        )
+        assert {s["scorer"]: s["raw"] for s in ours["scores"]} == pytest.approx({s.scorer: s.raw for s in theirs.scores}, abs=1e-3)
         assert ours["values"]["inflight_requests"] == theirs.values["inflight_requests"]
         assert ours["predicted_tokens"] == theirs.predicted_tokens == (149 if theirs.picked else 0)
 
 
-def test_another_configuration_decides_at_the_recorded_moment(
-    recording: tuple[Path, Recording], tmp_path: Path
-) -> None:
+def test_another_configuration_decides_at_the_recorded_moment(recording: tuple[Path, Recording], tmp_path: Path) -> None:
     (tmp_path / "queue.yaml").write_text(QUEUE)
     done = run(f"--trace={recording[0]}", f"--id={ID}", f"--config-file={tmp_path / 'queue.yaml'}", "--json")
     assert done.exit_code == 0, done.output

@@ -23,10 +23,7 @@ def test_a_command_without_its_extra_says_what_to_install(monkeypatch: pytest.Mo
     failing(monkeypatch, "rich")
     result = CliRunner().invoke(cli.main, ["demo"])
     assert result.exit_code == 1
-    assert (
-        "'epp demo' needs the Python module rich, which is not installed; run pip install 'endpoint-picker[lab]'"
-        in result.stderr
-    )
+    assert "'epp demo' needs the Python module rich, which is not installed; run pip install 'endpoint-picker[lab]'" in result.stderr
 
 
 def test_a_command_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +72,7 @@ def test_an_unknown_command_is_a_usage_error() -> None:
         ("", "", "epp (not installed: run from a source tree)"),
     ],
 )
-def test_the_version_names_distribution_commit_and_mode(
-    monkeypatch: pytest.MonkeyPatch, commit: str, version: str, shown: str
-) -> None:
+def test_the_version_names_distribution_commit_and_mode(monkeypatch: pytest.MonkeyPatch, commit: str, version: str, shown: str) -> None:
     monkeypatch.setattr(cli, "commit", lambda: commit)
     monkeypatch.setattr(cli, "version", lambda: version)
     assert CliRunner().invoke(cli.main, ["--version"]).stdout == f"{shown}, {choose()}\n"

@@ -183,9 +183,7 @@ def test_doctor_shows_findings_escaped_and_no_line_of_a_name_looks_like_a_fix(mo
     monkeypatch.setattr(doctor, "running", lambda *_: Running(None, "http://x", state, [found]))
     done = run("doctor")
     assert safe(done.output)
-    assert [line for line in done.output.split("\n") if line.startswith("         fix:")] == [
-        f"         fix: look {SAFE_NAME}"
-    ]
+    assert [line for line in done.output.split("\n") if line.startswith("         fix:")] == [f"         fix: look {SAFE_NAME}"]
     done = run("doctor", "--json")
     assert safe(done.output) and json.loads(done.output)["findings"][0]["title"] == found.title
 

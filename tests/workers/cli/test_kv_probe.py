@@ -25,9 +25,7 @@ class Server:
         self.port, self.replay_port = free_ports(2)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         address = f"tcp://{HOST}:"
-        self._publisher = KvPublisher(
-            self._context, f"{address}{self.port}", f"{address}{self.replay_port}", topic=topic
-        )
+        self._publisher = KvPublisher(self._context, f"{address}{self.port}", f"{address}{self.replay_port}", topic=topic)
         self._live = live
         for _ in range(kept):
             self._publish()

@@ -45,9 +45,7 @@ def zones(*names: str) -> Candidates:
     """Endpoints that differ only in their zones."""
     plain = candidates({"waiting_requests": [0] * len(names)}).snapshot
     roster = Roster(endpoints(len(names), [{"zone": name} for name in names]))
-    made = Snapshot(
-        roster, {}, fresh=plain.fresh, known=plain.known, down=plain.down, inflight_at_scrape=plain.inflight_at_scrape
-    )
+    made = Snapshot(roster, {}, fresh=plain.fresh, known=plain.known, down=plain.down, inflight_at_scrape=plain.inflight_at_scrape)
     return Candidates(made, plain.inflight_at_scrape)
 
 

@@ -75,10 +75,7 @@ def test_one_type_is_shown_with_the_docstring_of_its_class() -> None:
 def test_one_type_is_shown_with_its_metrics() -> None:
     text = plugins("disagg-profile-handler").stdout
     assert "    counter: llm_d_epp_disagg_decision_total{plugin_name,plugin_type,model_name,decision_type}\n" in text
-    assert (
-        "    histogram: llm_d_epp_prefix_indexer_hit_ratio{plugin_name,plugin_type}\n"
-        in plugins("approx-prefix-cache-producer").stdout
-    )
+    assert "    histogram: llm_d_epp_prefix_indexer_hit_ratio{plugin_name,plugin_type}\n" in plugins("approx-prefix-cache-producer").stdout
 
 
 def test_a_type_with_required_parameters_is_listed_with_the_data_that_it_produces() -> None:
@@ -90,10 +87,7 @@ def test_one_type_is_shown_with_the_meaning_of_empty_values_and_with_nested_fiel
     assert "    maxBusyScore = 1.0  (number)\n        The highest possible score of a busy endpoint" in text
     assert "\nParameters: Limits of the score.\n" in text
     text = plugins("disagg-profile-handler").stdout
-    assert (
-        '\nStageProfiles: Scheduling profiles of the stages; empty means the default name.\n    decode = ""  (string)\n'
-        in text
-    )
+    assert '\nStageProfiles: Scheduling profiles of the stages; empty means the default name.\n    decode = ""  (string)\n' in text
     assert '    mode = "dynamic"  (one of "", dynamic, static)\n' in plugins("token-producer").stdout
     assert plugins("queue-scorer").stdout.endswith("linear between.\n")
 

@@ -38,9 +38,7 @@ UNUSED = (
 
 def test_a_picker_loads_nothing_that_only_few_pickers_need() -> None:
     root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD], cwd=root, capture_output=True, text=True, timeout=120, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", LOAD], cwd=root, capture_output=True, text=True, timeout=120, check=True)
     loaded = set(done.stdout.split())
     assert "workers.supervisor.main" in loaded
     assert loaded.isdisjoint(UNUSED), loaded.intersection(UNUSED)

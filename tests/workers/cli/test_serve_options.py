@@ -133,36 +133,15 @@ def test_port_0_means_any_free_port_and_the_process_names_the_instance() -> None
 
 
 def test_every_flag_has_an_environment_variable_and_the_command_line_wins() -> None:
-    env: Env = {
-        "EPP_GRPC_PORT": "1",
-        "EPP_SECURE_SERVING": "false",
-        "EPP_MAX_ENDPOINTS": "7",
-        "EPP_POOL_NAMESPACE": "a",
-        "NAMESPACE": "b",
-    }
+    env: Env = {"EPP_GRPC_PORT": "1", "EPP_SECURE_SERVING": "false", "EPP_MAX_ENDPOINTS": "7", "EPP_POOL_NAMESPACE": "a", "NAMESPACE": "b"}
     options = ok("--grpc-port=2", env=env)
-    assert (options.grpc_port, options.secure_serving, options.max_endpoints, options.pool_namespace) == (
-        2,
-        False,
-        7,
-        "a",
-    )
+    assert (options.grpc_port, options.secure_serving, options.max_endpoints, options.pool_namespace) == (2, False, 7, "a")
 
 
 def test_variables_that_kubernetes_sets_are_honoured_or_ignored() -> None:
-    env: Env = {
-        "NAMESPACE": "inference",
-        "POD_NAME": "my-epp-5d8f9c-x2x4z",
-        "EPP_METRICS_PORT": "tcp://10.0.0.1:9090",
-        "EPP_GRPC_PORT": "",
-    }
+    env: Env = {"NAMESPACE": "inference", "POD_NAME": "my-epp-5d8f9c-x2x4z", "EPP_METRICS_PORT": "tcp://10.0.0.1:9090", "EPP_GRPC_PORT": ""}
     options = ok(env=env)
-    assert (options.pool_namespace, options.pool_name, options.metrics_port, options.grpc_port) == (
-        "inference",
-        "my-epp",
-        9090,
-        9002,
-    )
+    assert (options.pool_namespace, options.pool_name, options.metrics_port, options.grpc_port) == ("inference", "my-epp", 9090, 9002)
     assert ok(env={"POD_NAME": "short"}).pool_name == "epp"
 
 
@@ -265,23 +244,13 @@ def test_a_maximum_below_the_number_of_workers_is_refused() -> None:
 
 
 def test_all_errors_come_at_once() -> None:
-    assert (
-        len(
-            refused(
-                "--instance=a/b", "--client-ca-file=c", "--secure-serving=false", "--config-file=a", "--config-text=b"
-            )
-        )
-        == 3
-    )
+    assert len(refused("--instance=a/b", "--client-ca-file=c", "--secure-serving=false", "--config-file=a", "--config-text=b")) == 3
 
 
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (
-            ["--grpc-port=9090"],
-            "error: --grpc-port and --metrics-port have the same port 9090; give each of them its own",
-        ),
+        (["--grpc-port=9090"], "error: --grpc-port and --metrics-port have the same port 9090; give each of them its own"),
         (
             ["--grpc-port=7", "--grpc-health-port=7", "--metrics-port=7"],
             "error: --grpc-port and --grpc-health-port and --metrics-port have the same port 7; give each of them its own",
@@ -369,24 +338,15 @@ def test_profiles_are_served_unless_the_flag_says_no() -> None:
 
 
 def test_a_staleness_threshold_below_the_minimum_gets_a_warning() -> None:
-    assert warned("--metrics-staleness-threshold=500ms") == [
-        "warning: --metrics-staleness-threshold 0.5s is below the minimum; 2s is used"
-    ]
+    assert warned("--metrics-staleness-threshold=500ms") == ["warning: --metrics-staleness-threshold 0.5s is below the minimum; 2s is used"]
 
 
 def test_a_misspelt_variable_gets_a_warning_and_other_variables_do_not() -> None:
-    services = {
-        "EPP_WORKER_PORT": "tcp://1.2.3.4:1",
-        "EPP_WORKERS_SERVICE_PORT_GRPC": "1",
-        "EPP_IMAGE": "x",
-        "EPP_WORKERS": "3",
-    }
+    services = {"EPP_WORKER_PORT": "tcp://1.2.3.4:1", "EPP_WORKERS_SERVICE_PORT_GRPC": "1", "EPP_IMAGE": "x", "EPP_WORKERS": "3"}
     assert ok(env=services).workers == 3
     result, options = run(env={"EPP_WROKERS": "3"})
     assert options is not None
-    assert (
-        result.stderr == "warning: EPP_WROKERS has no effect: no flag has this variable (did you mean 'EPP_WORKERS'?)\n"
-    )
+    assert result.stderr == "warning: EPP_WROKERS has no effect: no flag has this variable (did you mean 'EPP_WORKERS'?)\n"
 
 
 def test_a_repeated_flag_gets_a_warning_and_the_last_one_counts() -> None:

@@ -21,9 +21,7 @@ def command() -> None:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     is_one = [True]
     monkeypatch.setattr(which, "_asks", lambda: is_one[0])
-    monkeypatch.setattr(
-        which.observe, "find", lambda run_dir, *, ask, **wanted: (ask or (lambda seen: seen[0]))(RUNNING)
-    )
+    monkeypatch.setattr(which.observe, "find", lambda run_dir, *, ask, **wanted: (ask or (lambda seen: seen[0]))(RUNNING))
     yield is_one
 
 

@@ -47,12 +47,7 @@ def test_the_image_comes_before_the_checkout_and_nothing_is_an_empty_commit(tmp_
 
 @pytest.mark.parametrize(
     ("origin", "expected"),
-    [
-        (f'{{"url": "u", "vcs_info": {{"vcs": "git", "commit_id": "{A}"}}}}', A),
-        ('{"dir_info": {}}', ""),
-        (None, ""),
-        ("{", ""),
-    ],
+    [(f'{{"url": "u", "vcs_info": {{"vcs": "git", "commit_id": "{A}"}}}}', A), ('{"dir_info": {}}', ""), (None, ""), ("{", "")],
 )
 def test_an_installation_from_a_repository_names_its_commit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: str | None, expected: str

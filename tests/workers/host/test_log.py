@@ -267,9 +267,7 @@ def test_the_text_of_other_exceptions_is_logged_up_to_a_length() -> None:
     assert len(error_text(RuntimeError("x" * 10_000))) == ERROR_CHARS_MAX + len("RuntimeError: ")
 
 
-def test_a_line_begins_with_time_and_level_and_names_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_begins_with_time_and_level_and_names_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.host.log._own", {"process": "parent"})
     before = structlog.get_config()
     with (tmp_path / "log").open("wb") as file:

@@ -8,15 +8,7 @@ import pytest
 from tests.layers import sources
 
 LEVELS = {"debug", "info", "warning", "error", "critical", "exception"}
-REPORTERS = {
-    "report",
-    "once",
-    "warn",
-    "log",
-    "on_failure",
-    "on_accept_failure",
-    "Rarely",
-}  # they pass an event on to a logger
+REPORTERS = {"report", "once", "warn", "log", "on_failure", "on_accept_failure", "Rarely"}  # they pass an event on to a logger
 SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -130,8 +122,6 @@ def test_a_fixed_event_with_fields_passes(line: str) -> None:
 
 
 def test_every_event_in_the_tree_is_one_fixed_text() -> None:
-    texts = {
-        module: text for module, text in sources(("epp", "workers")).items() if not module.startswith("epp.config.")
-    }
+    texts = {module: text for module, text in sources(("epp", "workers")).items() if not module.startswith("epp.config.")}
     # `epp.config` logs nothing; its function `warn` collects findings for `epp config check`.
     assert [message for module, source in texts.items() for message in violations(module, source)] == []

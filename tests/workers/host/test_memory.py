@@ -60,12 +60,7 @@ def test_without_a_cgroup_limit_there_is_no_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "cgroup", "workers", "bytes_"),
-    [
-        (None, 5 * GIB, 4, int(0.8 * GIB)),
-        (None, None, 4, 0),
-        (LIMIT, 5 * GIB, 4, LIMIT),
-        (0, 5 * GIB, 4, 0),
-    ],
+    [(None, 5 * GIB, 4, int(0.8 * GIB)), (None, None, 4, 0), (LIMIT, 5 * GIB, 4, LIMIT), (0, 5 * GIB, 4, 0)],
 )
 def test_a_share_is_the_flag_or_four_fifths_of_the_limit_divided_by_the_workers_plus_one(
     given: int | None, cgroup: int | None, workers: int, bytes_: int
@@ -84,9 +79,7 @@ class Files:
         self.statm.write_text(f"999 {resident // PAGE} 5 1 0 7 0\n")
         self.rollup.unlink(missing_ok=True)
         if proportional is not None:
-            self.rollup.write_text(
-                f"00-ff ---p 00000000 00:00 0 [rollup]\nRss: 1 kB\nPss: {proportional >> 10} kB\nPss_Anon: 9 kB\n"
-            )
+            self.rollup.write_text(f"00-ff ---p 00000000 00:00 0 [rollup]\nRss: 1 kB\nPss: {proportional >> 10} kB\nPss_Anon: 9 kB\n")
 
 
 def test_shared_pages_count_in_proportion(tmp_path: Path) -> None:

@@ -111,9 +111,7 @@ class World:
                 assert self.slots[source].number in self.texts.keys() - self.bad, "it was never in force, or is bad"
                 self._write(slot, Written(number, self.slots[source].text))
             case Publish(slot, number):
-                assert self.candidate.number in (0, number), (
-                    "a candidate beside a configuration that it was not tried for"
-                )
+                assert self.candidate.number in (0, number), "a candidate beside a configuration that it was not tried for"
                 self.in_force = self._named(slot, number)
             case Try(slot, number):
                 self.candidate = self._named(slot, number)

@@ -39,9 +39,7 @@ def closed(sockets: Sockets) -> None:
         found.close()
 
 
-def test_a_socket_of_systemd_is_used_and_the_other_ports_are_bound(
-    passed: Callable[..., dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_socket_of_systemd_is_used_and_the_other_ports_are_bound(passed: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     with listen(0, "--x") as held:
         port = held.getsockname()[1]
         environ = passed(held) | {"HOME": "/"}
@@ -62,11 +60,7 @@ def test_a_socket_of_systemd_is_used_and_the_other_ports_are_bound(
 def test_each_port_can_have_a_socket(passed: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     with listen(0, "--x") as one, listen(0, "--y") as two, listen(0, "--z") as three:
         sockets = Sockets.bind(options(tmp_path), received(passed(one, two, three, names="metrics:grpc:health")))
-        assert sockets.ports() == {
-            "metrics": one.getsockname()[1],
-            "grpc": two.getsockname()[1],
-            "health": three.getsockname()[1],
-        }
+        assert sockets.ports() == {"metrics": one.getsockname()[1], "grpc": two.getsockname()[1], "health": three.getsockname()[1]}
         closed(sockets)
 
 
@@ -89,10 +83,7 @@ def test_sockets_for_another_process_are_left_alone(pid: str) -> None:
         ("", r"passes 2 sockets \(LISTEN_FDS\) and 0 names"),
         ("grpc", "passes 2 sockets .* and 1 names .*: each socket needs one; set FileDescriptorName="),
         ("grpc:health:metrics", "passes 2 sockets .* and 3 names"),
-        (
-            "grpc:endpoint-picker.socket",
-            "the name 'endpoint-picker.socket'; the names are grpc, health, metrics: set FileDes",
-        ),
+        ("grpc:endpoint-picker.socket", "the name 'endpoint-picker.socket'; the names are grpc, health, metrics: set FileDes"),
         ("grpc:grpc", "2 sockets with the name 'grpc': leave one in the .socket unit"),
     ],
 )
@@ -104,18 +95,12 @@ def test_names_that_do_not_fit_are_refused(passed: Callable[..., dict[str, str]]
 @pytest.mark.parametrize(
     ("family", "kind", "why"),
     [
-        (
-            socket.AF_INET,
-            socket.SOCK_DGRAM,
-            "the socket 'grpc' of systemd is no TCP socket: give its port to ListenStream=",
-        ),
+        (socket.AF_INET, socket.SOCK_DGRAM, "the socket 'grpc' of systemd is no TCP socket: give its port to ListenStream="),
         (socket.AF_UNIX, socket.SOCK_STREAM, "is no TCP socket"),
         (socket.AF_INET, socket.SOCK_STREAM, "does not listen: set Accept=no in the .socket unit"),
     ],
 )
-def test_a_socket_that_accepts_no_connections_is_refused(
-    passed: Callable[..., dict[str, str]], family: int, kind: int, why: str
-) -> None:
+def test_a_socket_that_accepts_no_connections_is_refused(passed: Callable[..., dict[str, str]], family: int, kind: int, why: str) -> None:
     with socket.socket(family, kind) as wrong, pytest.raises(Unusable, match=why):
         received(passed(wrong))
 
@@ -140,9 +125,7 @@ def test_another_port_than_that_of_the_flag_is_refused_and_nothing_stays_open(
         assert os.listdir(tmp_path) == []
 
 
-def test_a_port_that_cannot_be_bound_closes_the_sockets_of_systemd(
-    passed: Callable[..., dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_port_that_cannot_be_bound_closes_the_sockets_of_systemd(passed: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     with listen(0, "--x") as held, listen(0, "--y") as taken:
         given = received(passed(held))
         with pytest.raises(StartError, match="--metrics-port"):
@@ -150,8 +133,6 @@ def test_a_port_that_cannot_be_bound_closes_the_sockets_of_systemd(
         assert given["grpc"].fileno() == -1
 
 
-def test_a_transport_that_binds_its_port_itself_refuses_a_socket(
-    passed: Callable[..., dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_transport_that_binds_its_port_itself_refuses_a_socket(passed: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     with listen(0, "--x") as held, pytest.raises(Unusable, match="--transport grpcio binds its port itself"):
         Sockets.bind(options(tmp_path, transport="grpcio"), received(passed(held)))

@@ -129,9 +129,7 @@ def broken_pairs(authority: Authority, old: Pair) -> dict[str, tuple[Pair, str]]
 
 
 @pytest.mark.parametrize("broken", list(broken_pairs(Authority(), Authority().pair())))
-def test_an_unusable_pair_does_not_replace_the_old_one_and_is_logged_once_per_change(
-    tmp_path: Path, logged: Logged, broken: str
-) -> None:
+def test_an_unusable_pair_does_not_replace_the_old_one_and_is_logged_once_per_change(tmp_path: Path, logged: Logged, broken: str) -> None:
     authority = Authority()
     old = authority.pair()
     certificates = followed(tmp_path, old)

@@ -31,9 +31,7 @@ def test_an_unusable_secret_is_refused(tmp_path: Path, content: str | None, why:
 
 def test_tls_uses_a_self_signed_certificate_by_default(tmp_path: Path) -> None:
     assert certificates(options(tmp_path)) == (None, None)
-    ext_proc, metrics = certificates(
-        options(tmp_path, secure_serving=True, tls_cipher_suites=("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",))
-    )
+    ext_proc, metrics = certificates(options(tmp_path, secure_serving=True, tls_cipher_suites=("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",)))
     assert ext_proc is not None
     assert metrics is None
     known = {cipher["name"] for cipher in ext_proc.context.current.get_ciphers()}
@@ -48,9 +46,7 @@ def test_tls_uses_a_self_signed_certificate_by_default(tmp_path: Path) -> None:
         (("TLS_AES_128_GCM_SHA256",), ssl.TLSVersion.TLSv1_3),
     ],
 )
-def test_a_list_with_only_tls_1_3_suites_disables_older_versions(
-    tmp_path: Path, suites: tuple[str, ...], oldest: ssl.TLSVersion
-) -> None:
+def test_a_list_with_only_tls_1_3_suites_disables_older_versions(tmp_path: Path, suites: tuple[str, ...], oldest: ssl.TLSVersion) -> None:
     ext_proc, _ = certificates(options(tmp_path, secure_serving=True, tls_cipher_suites=suites))
     assert ext_proc is not None
     assert ext_proc.context.current.minimum_version is oldest
@@ -71,9 +67,7 @@ def test_impossible_tls_settings_are_refused(tmp_path: Path, changes: dict, why:
 
 
 @needs_redis
-def test_replicas_get_one_seed_through_the_store_unless_a_file_gives_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_get_one_seed_through_the_store_unless_a_file_gives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork, "threads", lambda: 1)  # the test runner has more
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef\n")

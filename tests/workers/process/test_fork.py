@@ -19,9 +19,7 @@ def child(main, closed=()):
 
 
 def run(body: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT + body], capture_output=True, text=True, timeout=30, check=False
-    )
+    return subprocess.run([sys.executable, "-c", SCRIPT + body], capture_output=True, text=True, timeout=30, check=False)
 
 
 def out(body: str) -> str:
@@ -61,10 +59,7 @@ os._exit(0)
 
 
 def test_the_child_has_the_given_process_name() -> None:
-    assert (
-        out("print(child(lambda: print(open('/proc/self/comm').read().strip(), flush=True) or 0))").splitlines()[0]
-        == "epp: worker 0"
-    )
+    assert out("print(child(lambda: print(open('/proc/self/comm').read().strip(), flush=True) or 0))").splitlines()[0] == "epp: worker 0"
 
 
 def test_a_child_ignores_signals_to_the_group_and_does_not_keep_the_parents_handlers() -> None:

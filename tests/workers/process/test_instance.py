@@ -38,9 +38,7 @@ def test_an_instance_has_all_parts_and_records_them(tmp_path: Path) -> None:
             info |= json.loads(line)
             segments += json.loads(line).get("segments", [])
         assert info["ports"]["grpc"] == instance.sockets.ext_proc.getsockname()[1]
-        assert [f"/dev/shm{name}" for name in segments] == [
-            path for name in segments if os.path.exists(path := f"/dev/shm{name}")
-        ]
+        assert [f"/dev/shm{name}" for name in segments] == [path for name in segments if os.path.exists(path := f"/dev/shm{name}")]
         assert all(stat.S_IMODE(os.stat(f"/dev/shm{name}").st_mode) == 0o600 for name in segments)
     assert not any(os.path.exists(f"/dev/shm{name}") for name in segments)
     assert os.listdir(tmp_path) == []
@@ -53,16 +51,13 @@ def test_too_little_shared_memory_is_an_error_that_names_the_flags_and_leaves_no
     values[0:5] = [4096, 4096, 256, 256, 256]
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
     with pytest.raises(
-        SegmentError,
-        match=r"1\.0 MiB free of 1\.0 MiB.*--workers-max, --max-endpoints, --index-entries or --kv-index-blocks",
+        SegmentError, match=r"1\.0 MiB free of 1\.0 MiB.*--workers-max, --max-endpoints, --index-entries or --kv-index-blocks"
     ):
         Instance.create(options(tmp_path), load(None, "test"))
     assert os.listdir(tmp_path) == []
 
 
-def test_replicas_have_different_identities_even_if_their_pods_have_the_same_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_have_different_identities_even_if_their_pods_have_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAME", "epp-5d-x7")
     with made(tmp_path) as one, made(tmp_path) as two:
         assert one.identity != two.identity
@@ -83,11 +78,7 @@ def test_the_supervisor_does_not_hold_the_writing_ends_of_life_and_family(tmp_pa
     with made(tmp_path) as instance:
         closed = instance.not_for_supervisor()
         assert {instance.pipes.parent_pipe.writer, instance.pipes.workers_pipe.writer} <= set(closed)
-        assert not {
-            instance.pipes.parent_pipe.reader,
-            instance.pipes.workers_pipe.reader,
-            *instance.pipes.bus_readers,
-        } & set(closed)
+        assert not {instance.pipes.parent_pipe.reader, instance.pipes.workers_pipe.reader, *instance.pipes.bus_readers} & set(closed)
 
 
 def test_an_instance_that_cannot_be_created_leaves_nothing(tmp_path: Path) -> None:

@@ -82,9 +82,7 @@ def test_a_change_of_a_metric_under_its_name_is_refused(tmp_path: Path) -> None:
         names = first.layout.names
         family = names.families[0]
         other = family._replace(metric=family.metric._replace(buckets=(1.0, 2.0)))
-        changed = Bundle(
-            2, "test", QUEUE, "", {}, type(names)(names.columns, (other,), (), names.width, names.lane_end), 0.0
-        )
+        changed = Bundle(2, "test", QUEUE, "", {}, type(names)(names.columns, (other,), (), names.width, names.lane_end), 0.0)
         with pytest.raises(StartError, match="other labels, buckets"):
             first.under(load(QUEUE, "test"), changed)
 

@@ -16,10 +16,7 @@ def test_the_need_for_shared_memory_is_known_before_it_is_created(tmp_path: Path
     needed = Layout(options(tmp_path), config).needs()
     assert os.listdir(tmp_path) == []
     with made(tmp_path) as instance:
-        taken = {
-            s.name.rpartition("-")[2]: os.stat(f"/dev/shm{s.name}").st_blocks * 512
-            for s in instance.memory.segments.values()
-        }
+        taken = {s.name.rpartition("-")[2]: os.stat(f"/dev/shm{s.name}").st_blocks * 512 for s in instance.memory.segments.values()}
     assert taken == needed
 
 

@@ -32,9 +32,7 @@ def alive(pid: int) -> bool:
 class Picker:
     """One fake picker, its log and its files."""
 
-    def __init__(
-        self, run_dir: Path, mode: str = "normal", *, workers: int = 2, instance: str = "", port: int = 0
-    ) -> None:
+    def __init__(self, run_dir: Path, mode: str = "normal", *, workers: int = 2, instance: str = "", port: int = 0) -> None:
         self.run_dir = run_dir
         self.instance = instance or f"test-{uuid.uuid4().hex[:8]}"
         self.log = run_dir / f"{self.instance}-{uuid.uuid4().hex[:4]}.log"
@@ -97,9 +95,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Picker]]:
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_a_truncated_segment_ends_the_picker_with_a_reason_and_leaves_nothing(
-    start: Callable[..., Picker], part: int
-) -> None:
+def test_a_truncated_segment_ends_the_picker_with_a_reason_and_leaves_nothing(start: Callable[..., Picker], part: int) -> None:
     picker = start().up()
     segment = picker.segments()[part]
     os.truncate(segment, 0)
@@ -110,9 +106,7 @@ def test_a_truncated_segment_ends_the_picker_with_a_reason_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_after_a_stop_it_exits_0_and_leaves_no_segment_no_file_and_no_process(
-    start: Callable[..., Picker], number: int
-) -> None:
+def test_after_a_stop_it_exits_0_and_leaves_no_segment_no_file_and_no_process(start: Callable[..., Picker], number: int) -> None:
     picker = start().up()
     assert picker.stop(number) == 0
     assert picker.nothing_left()
@@ -347,9 +341,7 @@ def signal_often(picker: Picker, number: signal.Signals) -> None:
         time.sleep(0.001)
 
 
-def test_many_signals_of_both_kinds_keep_the_number_of_workers_within_its_limits(
-    start: Callable[..., Picker],
-) -> None:
+def test_many_signals_of_both_kinds_keep_the_number_of_workers_within_its_limits(start: Callable[..., Picker]) -> None:
     picker = start(workers=2).up()
     for _ in range(100):
         picker.process.send_signal(signal.SIGTTIN)
@@ -380,9 +372,7 @@ def test_an_added_worker_that_cannot_start_does_not_end_the_picker(start: Callab
     picker = start(workers=1).up(2)
     (picker.run_dir / "cannot-start").touch()
     picker.process.send_signal(signal.SIGTTIN)
-    wait_until(
-        lambda: len([e for e in picker.events("child ended") if "(BOOT_FAILED)" in e["ending"]]) >= 2, "two tries"
-    )
+    wait_until(lambda: len([e for e in picker.events("child ended") if "(BOOT_FAILED)" in e["ending"]]) >= 2, "two tries")
     assert workers_of(picker) == ["worker 0"]
     (picker.run_dir / "cannot-start").unlink()
     wait_until(lambda: workers_of(picker) == ["worker 0", "worker 1"], "a third try that works")

@@ -165,8 +165,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with made(tmp_path, QUEUE) as instance:
         made_world = World(instance)
         monkeypatch.setattr(
-            "workers.process.reload.fork",
-            SimpleNamespace(TITLE=fork.TITLE, spawn=made_world.spawn, end_with=lambda _: None),
+            "workers.process.reload.fork", SimpleNamespace(TITLE=fork.TITLE, spawn=made_world.spawn, end_with=lambda _: None)
         )
         monkeypatch.setattr(os, "kill", made_world.kill)
         monkeypatch.setattr(os, "killpg", made_world.kill)
@@ -216,9 +215,7 @@ def test_an_ended_trial_is_made_again_if_a_rollback_comes_before_its_spread(worl
     world.writes()
     world.crash()
     world.ends()
-    assert world.instance.generations.candidate_number == 0, (
-        "it was tried beside a configuration that is no longer in force"
-    )
+    assert world.instance.generations.candidate_number == 0, "it was tried beside a configuration that is no longer in force"
     world.settle()
     in_force_everywhere(world, "first")
     assert world.instance.generations.candidate().text == "candidate"
@@ -306,17 +303,11 @@ def test_a_rollback_of_a_candidate_ends_when_no_worker_uses_it(world: World) -> 
     world.adopts(2)
     world.turn()
     status = world.status()
-    assert (status.busy, status.successful, status.text) == (
-        False,
-        True,
-        "candidate 2 is taken back: epp config rollback",
-    )
+    assert (status.busy, status.successful, status.text) == (False, True, "candidate 2 is taken back: epp config rollback")
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_after_any_order_of_events_all_processes_use_one_configuration_and_the_status_is_true(
-    world: World, part: int
-) -> None:
+def test_after_any_order_of_events_all_processes_use_one_configuration_and_the_status_is_true(world: World, part: int) -> None:
     """A number names one configuration for ever; what is in force is always readable; a success is said only if all use it."""
     contents: dict[int, str | None] = {1: "first"}
     for seed in range(part * ROUNDS // 4, (part + 1) * ROUNDS // 4):
@@ -363,11 +354,6 @@ def step(world: World, rng: random.Random) -> None:
         (1, lambda: world.refuses(seat, world.instance.generations.candidate_number)),
     ]
     if world.trial is not None:
-        events += [
-            (4, world.writes),
-            (1, lambda: world.writes("error: no")),
-            (3, world.ends),
-            (1, lambda: world.ends(CRASHED)),
-        ]
+        events += [(4, world.writes), (1, lambda: world.writes("error: no")), (3, world.ends), (1, lambda: world.ends(CRASHED))]
     weights, acts = zip(*events, strict=True)
     rng.choices(acts, weights)[0]()

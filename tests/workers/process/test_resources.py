@@ -16,9 +16,7 @@ def test_workers_write_series_and_a_reader_sums_them(tmp_path: Path) -> None:
             block = writer.block(("m", "m", "", "0", "Internal"))
             writer.words[block + writer.counter_at["request_error_total"]] += 1
         rows = instance.memory.series_reader(ERROR).rows()
-        assert {labels[-1]: values.counters for labels, values in rows.items()} == {
-            "Internal": (instance.layout.seats - 1,)
-        }
+        assert {labels[-1]: values.counters for labels, values in rows.items()} == {"Internal": (instance.layout.seats - 1,)}
 
 
 def test_groups_of_one_worker_share_their_caps(tmp_path: Path) -> None:

@@ -378,12 +378,7 @@ def test_any_events_leave_every_wanted_seat_filled_exactly_once(data: st.DataObj
 
 
 def test_the_texts_for_seats_and_endings() -> None:
-    assert [seat_name(0, 4), seat_name(1, 4), seat_name(3, 4), seat_name(4, 4)] == [
-        "supervisor",
-        "worker 0",
-        "worker 2",
-        "kv-events",
-    ]
+    assert [seat_name(0, 4), seat_name(1, 4), seat_name(3, 4), seat_name(4, 4)] == ["supervisor", "worker 0", "worker 2", "kv-events"]
     assert seat_name(kv_events_seat(4), 4) == "kv-events"
     assert [ending(-9), ending(-35)] == ["signal 9 (SIGKILL)", "signal 35"]
     assert [ending(75), ending(7)] == ["exit code 75 (RECYCLED)", "exit code 7"]

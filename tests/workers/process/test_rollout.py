@@ -127,9 +127,7 @@ def test_a_configuration_that_does_not_spread_is_replaced_by_the_one_before_unde
     why = "processes in seats [2] do not use it after 10 s"
     assert restore == Restore(0, 2, 3, why)
     assert publish == Publish(2, 3)
-    assert story.wait(0.1) == [
-        Say(1, 1, successful=False, text=f"error[rolled-back]: generation 2 is taken back: {why}")
-    ]
+    assert story.wait(0.1) == [Say(1, 1, successful=False, text=f"error[rolled-back]: generation 2 is taken back: {why}")]
 
 
 def test_crashes_count_against_a_configuration_for_a_while_after_its_change() -> None:

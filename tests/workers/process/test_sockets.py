@@ -16,9 +16,7 @@ def test_a_port_serves_ipv4_and_ipv6() -> None:
                 client.connect((address, port))
 
 
-@pytest.mark.parametrize(
-    ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
-)
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")])
 def test_the_error_for_a_port_in_use_names_the_flag_and_a_command_to_find_the_holder(family: int, address: str) -> None:
     with socket.socket(family) as holder:
         holder.bind((address, 0))

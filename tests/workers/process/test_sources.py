@@ -24,11 +24,7 @@ def test_endpoints_and_objects_come_from_kubernetes_if_no_other_source_is_given(
     tmp_path: Path, changes: dict, in_kubernetes: bool, asks_objects: bool, has_objects: bool
 ) -> None:
     sources = Sources(options(tmp_path, **{"endpoints": "", **changes}), load(None, "test"))
-    assert (sources.in_kubernetes, sources.asks_objects, sources.has_objects) == (
-        in_kubernetes,
-        asks_objects,
-        has_objects,
-    )
+    assert (sources.in_kubernetes, sources.asks_objects, sources.has_objects) == (in_kubernetes, asks_objects, has_objects)
 
 
 SOURCE = """
@@ -58,12 +54,8 @@ def test_an_interval_that_somebody_has_set_is_fixed_unless_a_budget_is_set_too(
     assert sources.pacing.budget == budget
 
 
-@pytest.mark.parametrize(
-    ("scorer", "budget"), [("kv-cache-utilization-scorer", METRICS_BUDGET), ("lora-affinity-scorer", None)]
-)
-def test_pages_come_at_the_interval_if_a_plugin_reads_what_only_they_tell(
-    tmp_path: Path, scorer: str, budget: float | None
-) -> None:
+@pytest.mark.parametrize(("scorer", "budget"), [("kv-cache-utilization-scorer", METRICS_BUDGET), ("lora-affinity-scorer", None)])
+def test_pages_come_at_the_interval_if_a_plugin_reads_what_only_they_tell(tmp_path: Path, scorer: str, budget: float | None) -> None:
     text = f"plugins:\n- type: {scorer}\nschedulingProfiles: [{{name: p, plugins: [{{pluginRef: {scorer}}}]}}]"
     assert Sources(options(tmp_path), load(text, "test")).pacing.budget == budget
 

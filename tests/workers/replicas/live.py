@@ -73,16 +73,7 @@ class Replica:
         self.taught = Taught(self.index, places)
         self.pages = Pages(places)
         self.exchange = Exchange(
-            Parts(
-                open_link,
-                self.remote,
-                places,
-                OwnLoad(self.lanes, places, rows_max),
-                self.taught,
-                self.index,
-                waiting,
-                self.pages,
-            ),
+            Parts(open_link, self.remote, places, OwnLoad(self.lanes, places, rows_max), self.taught, self.index, waiting, self.pages),
             name=name,
             most=8,
             secret=secret,
@@ -94,10 +85,7 @@ class Replica:
 
     def know(self, *addresses: str) -> None:
         """Publishes the endpoints document with these endpoints."""
-        records = [
-            EndpointRecord("d", a, *a.split(":")[:1], int(a.split(":")[1]), {}, self.slots[a], 1, self.owners[a])
-            for a in addresses
-        ]
+        records = [EndpointRecord("d", a, *a.split(":")[:1], int(a.split(":")[1]), {}, self.slots[a], 1, self.owners[a]) for a in addresses]
         self._documents.write(ENDPOINTS, encode(records))
 
     def serve(self, address: str, requests: int, tokens: int = 0) -> None:

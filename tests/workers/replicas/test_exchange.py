@@ -241,14 +241,7 @@ def test_a_store_that_lies_leaves_the_picker_running(tmp_path: Path) -> None:
         a, b = pair(server.unix_url)
         async with running(a, b):
             await until(lambda: b.exchange.others.live)
-            lies = [
-                b"",
-                b"\xff" * 100,
-                b"\x91\x63",
-                b"x" * ((1 << 20) + 1),
-                message("a", 1 << 60),
-                message("z", 1, {1: (0, 5)}),
-            ]
+            lies = [b"", b"\xff" * 100, b"\x91\x63", b"x" * ((1 << 20) + 1), message("a", 1 << 60), message("z", 1, {1: (0, 5)})]
             for lie in lies:
                 await asyncio.to_thread(server.command, "PUBLISH", "p:1:all", lie)
             a.serve(X, 2)

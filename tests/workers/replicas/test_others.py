@@ -9,16 +9,7 @@ from compiled.kernels import lanes_reference
 from tests.workers.replicas.messages import message, rows_of
 from workers.replicas.others import FADE_S, REMEMBERED_S, SUPERSEDED_S, Others
 from workers.replicas.rates import BYTES_MAX, MESSAGES_MAX
-from workers.replicas.wire import (
-    EPOCH_FOLLOWED_MAX,
-    FORM,
-    REQUESTS_MAX,
-    ROW,
-    ROWS_MAX,
-    TOKENS_MAX,
-    Message,
-    encode,
-)
+from workers.replicas.wire import EPOCH_FOLLOWED_MAX, FORM, REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, Message, encode
 
 
 def others(most: int = 8) -> Others:
@@ -43,9 +34,7 @@ def test_a_whole_message_removes_what_it_does_not_name() -> None:
     assert seen.totals == {2: (4, 0)}
 
 
-ROWS = st.lists(
-    st.tuples(st.sampled_from([1, 2, 1 << 63]), st.integers(0, 2), st.sampled_from([0, 5, 1 << 63])), max_size=6
-)
+ROWS = st.lists(st.tuples(st.sampled_from([1, 2, 1 << 63]), st.integers(0, 2), st.sampled_from([0, 5, 1 << 63])), max_size=6)
 
 
 @given(st.lists(st.tuples(st.booleans(), ROWS), max_size=8))

@@ -17,9 +17,7 @@ def test_beyond_the_rows_of_a_message_the_most_loaded_endpoints_are_named() -> N
     known = replica.exchange.parts.places
     known.refresh()
     own = OwnLoad(replica.lanes, known, rows_max=2)
-    keys = {
-        address: key for key, slot in known.slots.items() for address in ADDRESSES if replica.slots[address] == slot
-    }
+    keys = {address: key for key, slot in known.slots.items() for address in ADDRESSES if replica.slots[address] == slot}
     for requests, address in enumerate(ADDRESSES):
         replica.serve(address, requests)
     for whole in (True, False):
@@ -57,9 +55,7 @@ def test_rows_name_exactly_the_endpoints_whose_load_changed_with_and_without_the
             replica.serve(address, *load)
         told = one.rows(whole=all_of_them)
         workers, serving = replica.lanes.of_workers()
-        assert told == load_rows(
-            workers, serving, other._words, known.key_array, other._said, all_of_them, REQUESTS_MAX, TOKENS_MAX
-        )
+        assert told == load_rows(workers, serving, other._words, known.key_array, other._said, all_of_them, REQUESTS_MAX, TOKENS_MAX)
         assert all(seen[key] != load for key, load in loads_of(told)) or all_of_them
         seen |= dict(loads_of(told))
         requests, tokens = replica.own.inflight, replica.own.tokens

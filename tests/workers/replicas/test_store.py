@@ -103,8 +103,7 @@ def test_an_answer_of_a_lying_store_is_a_store_error(tmp_path: Path, lie: bytes)
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [b"$1\r\n5\r\n", b":-3\r\n", b":9223372036854775807\r\n", b"$-1\r\n", b"-ERR value is not an integer\r\n"],
+    "answer", [b"$1\r\n5\r\n", b":-3\r\n", b":9223372036854775807\r\n", b"$-1\r\n", b"-ERR value is not an integer\r\n"]
 )
 def test_an_epoch_that_is_no_number_of_the_picker_is_reported_with_its_key(tmp_path: Path, answer: bytes) -> None:
     with pytest.raises(StoreError, match="p:1:epoch in the store is not a number of this picker: delete the key"):
@@ -135,19 +134,7 @@ def test_answers_and_messages_are_read_however_they_are_cut(cuts: list[int]) -> 
     assert read == once * 2
 
 
-PIECES = (
-    MESSAGE,
-    b":5\r\n",
-    b">3\r\n$7\r\nmessage\r\n$",
-    b"0",
-    b"1\r\nx",
-    b"\r\n",
-    b"$",
-    b"2\r\nhi",
-    b":",
-    b"-",
-    b"99999999999",
-)
+PIECES = (MESSAGE, b":5\r\n", b">3\r\n$7\r\nmessage\r\n$", b"0", b"1\r\nx", b"\r\n", b"$", b"2\r\nhi", b":", b"-", b"99999999999")
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join), st.integers(0, 20))

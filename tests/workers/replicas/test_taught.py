@@ -53,12 +53,7 @@ def test_what_is_taken_back_follows_what_was_taught_before_and_precedes_what_is_
     a.taught.forget(HASHES[:3], a.owners[X])
     a.teach(Y)
     first, second = a.taught.take(), a.taught.take()
-    assert [runs_of(part) for part in (*first, *second)] == [
-        [(key(a, X), NUMBERS)],
-        [(key(a, X), NUMBERS[:3])],
-        [(key(a, Y), NUMBERS)],
-        [],
-    ]
+    assert [runs_of(part) for part in (*first, *second)] == [[(key(a, X), NUMBERS)], [(key(a, X), NUMBERS[:3])], [(key(a, Y), NUMBERS)], []]
     b.taught.learn(*first)
     b.taught.learn(*second)
     assert b.index.size() == 0, "nothing is written before the end of the turn"

@@ -32,9 +32,7 @@ class Pool:
         self.now = self._began = 100.0
         schema = AnswersSchema(SLOTS, workers, KINDS, len(OUTCOMES))
         region = Region(memoryview(bytearray(schema.bytes)))
-        self.workers = [
-            AnswerCounts(AnswersWriter(schema, region, index), lambda: self.now) for index in range(workers)
-        ]
+        self.workers = [AnswerCounts(AnswersWriter(schema, region, index), lambda: self.now) for index in range(workers)]
         self.reader = AnswersReader(schema, region)
         self.served, self.failed = np.zeros(SLOTS, dtype=np.int64), np.zeros(SLOTS, dtype=np.int64)
         self.endpoints: dict[int, Any] = {slot: Server() for slot in range(size)}
@@ -55,21 +53,10 @@ class Pool:
     def usable(self) -> list[int]:
         """The endpoints that get requests now, with those on trial for which no request was sent yet."""
         flags = {slot: self.ejections.flags(slot) for slot in self.endpoints}
-        return [
-            slot
-            for slot, word in flags.items()
-            if not word & EJECTED or (word != EJECTED and self._tried.get(slot) != word)
-        ]
+        return [slot for slot, word in flags.items() if not word & EJECTED or (word != EJECTED and self._tried.get(slot) != word)]
 
     def send(
-        self,
-        status: Status = OK,
-        *,
-        to: int = -1,
-        model: str = "m",
-        flow: str = DEFAULT_FLOW,
-        body: int | None = None,
-        also: int = -1,
+        self, status: Status = OK, *, to: int = -1, model: str = "m", flow: str = DEFAULT_FLOW, body: int | None = None, also: int = -1
     ) -> int:
         """Sends one request, which is answered at once. `to`: its endpoint, if that one is usable. `also`: a second one works for it.
 

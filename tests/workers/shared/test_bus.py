@@ -122,9 +122,7 @@ def test_reported_tokens_arrive_with_their_owner(pipe: Pipe) -> None:
         writer = BusWriter(pipe.writer, pytest.fail)
         writer.cached(65_535, 1 << 32)
         writer.cached(3, 700)
-        reader = BusReader(
-            loop, [pipe.reader], index, now=lambda: 0.0, on_cached=lambda owner, tokens: cached.append((owner, tokens))
-        )
+        reader = BusReader(loop, [pipe.reader], index, now=lambda: 0.0, on_cached=lambda owner, tokens: cached.append((owner, tokens)))
         reader.drain()
         assert cached == [(65_535, 1 << 32), (3, 700)]
         assert not index.batches and not index.forgotten and not reader.corrupt
@@ -326,9 +324,7 @@ def test_samples_reach_their_reader_and_bad_ones_are_counted(pipe: Pipe) -> None
     async def scenario(loop: asyncio.AbstractEventLoop) -> None:
         model = LatencyModel()
         writer = BusWriter(pipe.writer, pytest.fail)
-        reader = BusReader(
-            loop, [pipe.reader], Index(), now=lambda: 0.0, on_samples=lambda frame: samples.learn(model, frame)
-        )
+        reader = BusReader(loop, [pipe.reader], Index(), now=lambda: 0.0, on_samples=lambda frame: samples.learn(model, frame))
         good = samples.frame([samples.per_token(1, 0, 2.0, 0.03, 1.0)])
         for frame in (good, good[:-1], good):
             writer.send(frame)

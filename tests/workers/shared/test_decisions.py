@@ -74,11 +74,7 @@ def test_a_question_wakes_all_workers_and_their_answers_come_newest_first() -> N
     site.answer(1)
     assert site.asking.answered(number)
     explanations = site.asking.read()
-    assert [(e.request_id, e.worker, e.ago_s) for e in explanations] == [
-        ("new", 0, 0.0),
-        ("middle", 1, 1.0),
-        ("old", 0, 2.0),
-    ]
+    assert [(e.request_id, e.worker, e.ago_s) for e in explanations] == [("new", 0, 0.0), ("middle", 1, 1.0), ("old", 0, 2.0)]
     middle = by_request(explanations, "middle")
     assert middle is not None and middle.targets == ["10.0.0.2:8000"]
     assert by_request(explanations, "unknown") is None

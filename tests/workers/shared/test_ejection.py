@@ -9,16 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.table import EJECTED, LANE_MASK, TRIAL_LANE_AT, TRIAL_NUMBER_AT
-from workers.shared.ejection import (
-    BACK_OFF_S,
-    BACK_OFF_S_MAX,
-    CALM_S,
-    CONNECTION_POINTS,
-    SHARE_MAX,
-    TRIAL_S,
-    Ejections,
-    Step,
-)
+from workers.shared.ejection import BACK_OFF_S, BACK_OFF_S_MAX, CALM_S, CONNECTION_POINTS, SHARE_MAX, TRIAL_S, Ejections, Step
 
 TICK_S = 0.005
 
@@ -39,9 +30,7 @@ class World:
         self.workers = [1, 2]
         self.inflight = dict.fromkeys(range(size), 0)
         self.ejections = Ejections(
-            lambda: (self.served[: self.used].copy(), self.failed[: self.used].copy()),
-            lambda: self.workers,
-            self.inflight.__getitem__,
+            lambda: (self.served[: self.used].copy(), self.failed[: self.used].copy()), lambda: self.workers, self.inflight.__getitem__
         )
 
     def sweep(self, seconds: float = TICK_S) -> list[tuple[int, Step]]:

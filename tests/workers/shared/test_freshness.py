@@ -60,18 +60,8 @@ def test_an_adopted_endpoint_keeps_its_values_until_the_limit_from_now() -> None
     assert freshness.newly_stale(5.2, never) == ["a"]
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from("abc"),
-            st.sampled_from(("good", "failed", "refused", "forget", "sweep")),
-        ),
-        max_size=60,
-    )
-)
-def test_an_endpoint_is_fresh_exactly_while_its_last_good_scrape_is_recent(
-    steps: list[tuple[str, str]],
-) -> None:
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(("good", "failed", "refused", "forget", "sweep"))), max_size=60))
+def test_an_endpoint_is_fresh_exactly_while_its_last_good_scrape_is_recent(steps: list[tuple[str, str]]) -> None:
     freshness: Freshness[str] = Freshness(0.5)
     health, last, refusals, now = {}, {}, Counter(), 0.0
     for name, step in steps:

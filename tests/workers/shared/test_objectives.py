@@ -66,11 +66,7 @@ def test_a_place_is_reused_only_after_a_time_and_only_if_no_request_waits_there(
     assert bands.waiting == frozenset()
 
 
-@given(
-    st.lists(
-        st.tuples(st.sets(st.integers(-4, 4)), st.floats(0.0, 10.0), st.sets(st.integers(0, PLACES - 1))), max_size=20
-    )
-)
+@given(st.lists(st.tuples(st.sets(st.integers(-4, 4)), st.floats(0.0, 10.0), st.sets(st.integers(0, PLACES - 1))), max_size=20))
 @examples(200)
 def test_a_place_never_has_two_bands_and_never_changes_its_band_while_requests_wait_there(steps: list) -> None:
     waits: set[int] = set()
@@ -95,9 +91,7 @@ class Documents:
         region: Region = region_for(schema)
         self.writer, self.reader = DocumentWriter(schema, region), DocumentReader(schema, region)
 
-    def watch(
-        self, folder: Path | None, reports: Reports, flow: FlowLanes | None = None, now: float = 0.0
-    ) -> ObjectsWatch:
+    def watch(self, folder: Path | None, reports: Reports, flow: FlowLanes | None = None, now: float = 0.0) -> ObjectsWatch:
         directory = str(folder) if folder is not None else ""
         return ObjectsWatch(directory, self.reader, self.writer, (0,), flow, report=reports, now=lambda: now)
 
@@ -177,9 +171,7 @@ def test_priorities_without_a_place_are_reported_and_have_no_band(tmp_path: Path
     assert "wait in band 0 until a place of a band is free count=2 priorities=[2, 1] reason=all 3 places" in reports[0]
 
 
-def test_a_report_names_some_of_many_priorities_without_a_place_and_is_not_repeated_at_each_change(
-    tmp_path: Path,
-) -> None:
+def test_a_report_names_some_of_many_priorities_without_a_place_and_is_not_repeated_at_each_change(tmp_path: Path) -> None:
     documents, reports = Documents(), Reports()
     path = tmp_path / "all.yaml"
     path.write_text("\n---\n".join(objective(f"p{n}", n) for n in range(1, 21)))

@@ -12,10 +12,7 @@ from workers.shared.outliers import BLAMED_S, HALF_LIFE_S, LOOK_S, excess, worse
 RATE = 40.0  # good requests per second
 
 
-@pytest.mark.parametrize(
-    ("status", "cause"),
-    [(404, "404"), (429, "429"), (400, "400"), (401, "other 4xx"), (NOTHING, "empty answers")],
-)
+@pytest.mark.parametrize(("status", "cause"), [(404, "404"), (429, "429"), (400, "400"), (401, "other 4xx"), (NOTHING, "empty answers")])
 def test_a_server_that_answers_errors_at_once_is_ejected_and_named(status: int, cause: str) -> None:
     """It gets nine of ten requests, because it looks idle."""
     pool = Pool(4)
@@ -113,9 +110,7 @@ def test_a_client_whose_requests_fail_everywhere_ejects_none() -> None:
 
 @pytest.mark.parametrize("rate", [1.0, 5.0, 40.0])
 @pytest.mark.parametrize("bound", [0.0, 0.5, 0.97, 1.0])
-def test_a_client_with_a_flow_of_its_own_ejects_none_whatever_mixture_of_servers_it_meets(
-    rate: float, bound: float
-) -> None:
+def test_a_client_with_a_flow_of_its_own_ejects_none_whatever_mixture_of_servers_it_meets(rate: float, bound: float) -> None:
     """`bound`: the part of its requests that goes to one endpoint, as with session affinity."""
     pool = Pool()
     bad = lambda: pool.send(400, to=3 if pool.rng.random() < bound else -1, flow="its own")  # noqa: E731
@@ -134,9 +129,7 @@ def test_a_client_without_a_flow_of_its_own_that_is_bound_to_one_server_costs_li
     pool.run(BLAMED_S, (RATE, pool.send), (rate, bad))
     assert pool.out_s <= 4 * BACK_OFF_S
     if pool.ejected():
-        returned = [
-            reason for reason, (_, _, step) in zip(pool.reasons, pool.events, strict=True) if step is Step.RETURNED
-        ]
+        returned = [reason for reason, (_, _, step) in zip(pool.reasons, pool.events, strict=True) if step is Step.RETURNED]
         assert returned[-1][0] == "requests" and "look at their clients" in returned[-1][1]
 
 
@@ -209,11 +202,7 @@ def test_more_kinds_than_a_worker_tells_apart_hide_no_outlier() -> None:
 
 def test_clients_that_make_up_flows_hide_no_outlier() -> None:
     pool = Pool()
-    pool.run(
-        10.0,
-        (RATE, lambda: pool.send(failing(3))),
-        (RATE, lambda: pool.send(400, flow=f"flow {pool.requests}")),
-    )
+    pool.run(10.0, (RATE, lambda: pool.send(failing(3))), (RATE, lambda: pool.send(400, flow=f"flow {pool.requests}")))
     assert set(pool.ejected()) == {3}
 
 
@@ -252,9 +241,7 @@ def test_z_is_that_of_mantel_and_haenszel_with_their_correction() -> None:
     """One kind: 8 of 8 requests of the first group failed, and 0 of 24 of the second. By hand: expected 2, variance 4608 / 3968."""
     one = np.array([[[8.0, 24.0], [8.0, 0.0]]])
     assert excess(one)[0] == pytest.approx((8 - 2 - 0.5) / (8 * 24 * 8 * 24 / (32 * 32 * 31)) ** 0.5)
-    assert excess(np.concatenate((one, one)))[0] == pytest.approx(
-        (12 - 0.5) / (2 * 8 * 24 * 8 * 24 / (32 * 32 * 31)) ** 0.5
-    )
+    assert excess(np.concatenate((one, one)))[0] == pytest.approx((12 - 0.5) / (2 * 8 * 24 * 8 * 24 / (32 * 32 * 31)) ** 0.5)
     alone = np.array([[[8.0, 0.0], [8.0, 0.0]]])
     assert excess(alone).tolist() == [0.0, 0.0], "nobody else has requests of this kind"
     assert excess(np.zeros((3, 2, 2))).tolist() == [0.0, 0.0]

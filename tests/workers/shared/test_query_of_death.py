@@ -14,18 +14,7 @@ from epp.request import Request
 from tests.pair import Pair
 from tests.workers.worker.extproc.streams import BODY, Broken, Waits, pair, refusal
 from workers.host.exit_codes import ExitCode
-from workers.shared.query_of_death import (
-    HARMLESS,
-    LISTED_S,
-    MEMORY_S,
-    OWN_HEADERS,
-    PLACES,
-    TRIED,
-    WORDS,
-    Deciding,
-    Suspects,
-    crashed,
-)
+from workers.shared.query_of_death import HARMLESS, LISTED_S, MEMORY_S, OWN_HEADERS, PLACES, TRIED, WORDS, Deciding, Suspects, crashed
 
 LANES = 3
 
@@ -136,8 +125,7 @@ def test_a_request_that_ends_each_worker_is_listed_although_the_lanes_of_success
 
 
 @pytest.mark.parametrize(
-    ("code", "counts"),
-    [(-11, True), (-6, True), (-7, True), (1, True), (3, True), (-9, False), (-15, False), (0, False)],
+    ("code", "counts"), [(-11, True), (-6, True), (-7, True), (1, True), (3, True), (-9, False), (-15, False), (0, False)]
 )
 def test_a_crash_counts_and_a_kill_from_outside_does_not(code: int, counts: bool) -> None:
     assert crashed(code) is counts

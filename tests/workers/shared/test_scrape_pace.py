@@ -37,9 +37,7 @@ class Server:
         return [after - before for before, after in pairwise(asked)]
 
 
-@pytest.mark.parametrize(
-    ("cost_s", "gap_s"), [(0.0001, 0.05), (0.0005, 0.05), (0.001, 0.1), (0.014, 1.4), (0.02, 2.0), (0.5, 2.0)]
-)
+@pytest.mark.parametrize(("cost_s", "gap_s"), [(0.0001, 0.05), (0.0005, 0.05), (0.001, 0.1), (0.014, 1.4), (0.02, 2.0), (0.5, 2.0)])
 def test_pages_take_1_percent_of_a_servers_time_with_one_in_2_s_at_least(cost_s: float, gap_s: float) -> None:
     server = Server(cost_s)
     server.run(5.0)
@@ -107,9 +105,7 @@ def test_a_server_to_which_others_send_does_not_rest_for_half_a_minute_although_
         ([(40, 40, 40), (37, 40, 40), (0, 0, 0)], False),
     ],
 )
-def test_the_account_differs_if_more_requests_came_or_went_than_the_picker_knows(
-    pages: list[tuple[int, int, int]], differs: bool
-) -> None:
+def test_the_account_differs_if_more_requests_came_or_went_than_the_picker_knows(pages: list[tuple[int, int, int]], differs: bool) -> None:
     server = Server(0.001)
     for shown, asked, read in pages:
         while not server.turn():
@@ -139,9 +135,7 @@ def test_a_hastened_page_is_paid_for_by_the_next_one() -> None:
     assert not server.turn(), "the one before has to be paid for"
     while not server.turn():
         pass
-    assert server.now - before == pytest.approx(1.4, abs=TURN_S), (
-        "hastened again, it comes as soon as the first one is paid for"
-    )
+    assert server.now - before == pytest.approx(1.4, abs=TURN_S), "hastened again, it comes as soon as the first one is paid for"
 
 
 @pytest.mark.parametrize("seed", range(20))

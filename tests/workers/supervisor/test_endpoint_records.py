@@ -27,9 +27,7 @@ class Site:
         self.records = EndpointRecords(instance)
 
     def publish(self, *names: str) -> None:
-        records = [
-            EndpointRecord("ns", name, "10.0.0.1", 80, {"a": "b"}, slot, 1, slot) for slot, name in enumerate(names)
-        ]
+        records = [EndpointRecord("ns", name, "10.0.0.1", 80, {"a": "b"}, slot, 1, slot) for slot, name in enumerate(names)]
         self._documents.write(ENDPOINTS, encode(records))
 
 

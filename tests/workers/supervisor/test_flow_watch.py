@@ -49,9 +49,7 @@ def test_there_is_one_warning_if_requests_wait_for_long_while_most_endpoints_hav
 @pytest.mark.parametrize(
     ("waiting", "unseen"), [(0, Unseen(3, 3)), (9, Unseen(1, 2)), (9, Unseen(0, 0))], ids=["none", "half", "empty pool"]
 )
-def test_there_is_no_warning_while_no_request_waits_or_half_of_the_endpoints_have_metrics(
-    waiting: int, unseen: Unseen
-) -> None:
+def test_there_is_no_warning_while_no_request_waits_or_half_of_the_endpoints_have_metrics(waiting: int, unseen: Unseen) -> None:
     looks = Looks()
     looks.waiting, looks.unseen = waiting, unseen
     assert looks.look(100) == 0

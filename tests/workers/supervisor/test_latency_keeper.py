@@ -47,18 +47,14 @@ class Site:
         self.surprises: list[int] = []
         self.table = TableWriter(table, memory.table)
         self._documents = DocumentWriter(documents, memory.documents)
-        self.worker = SharedLearning(
-            DocumentReader(latency, memory.latency), PromptStarts(starts, memory.starts, 0), self.frames.append
-        )
+        self.worker = SharedLearning(DocumentReader(latency, memory.latency), PromptStarts(starts, memory.starts, 0), self.frames.append)
 
     def keeper(self) -> LatencyKeeper:
         return LatencyKeeper(self.instance, now=lambda: 50.0, surprised=self.surprises.append)
 
     def endpoints(self, *names: str, first: int = 0) -> None:
         """Publishes endpoints in the slots from `first` on, with the generation 1."""
-        records = [
-            EndpointRecord("ns", name, name, 80, {}, slot, 1, 9 + slot) for slot, name in enumerate(names, first)
-        ]
+        records = [EndpointRecord("ns", name, name, 80, {}, slot, 1, 9 + slot) for slot, name in enumerate(names, first)]
         self._documents.write(ENDPOINTS, encode(records))
 
 
@@ -115,9 +111,7 @@ def test_a_restart_finds_endpoints_again_by_their_identity(tmp_path: Path) -> No
     assert restarted.model.first.theta == pytest.approx(keeper.model.first.theta)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"EPPLEARN", b"something else that is long enough", b"EPPLEARN\x09\0\0\0" + b"\0" * 40]
-)
+@pytest.mark.parametrize("content", [b"", b"EPPLEARN", b"something else that is long enough", b"EPPLEARN\x09\0\0\0" + b"\0" * 40])
 def test_a_file_that_is_no_model_is_refused_and_replaced(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     site = Site(str(tmp_path))
@@ -159,13 +153,7 @@ def test_batch_limits_come_from_scrapes_and_each_scrape_counts_once() -> None:
     observe(keeper, 3, 0.2, 1)
     for scrape in range(1, 30):
         site.table.write(
-            handle,
-            state=State.FRESH,
-            flags=0,
-            updated_at=float(scrape),
-            inflight_at_scrape=0.0,
-            values=(6.0, 2.0),
-            present=0b11,
+            handle, state=State.FRESH, flags=0, updated_at=float(scrape), inflight_at_scrape=0.0, values=(6.0, 2.0), present=0b11
         )
         site.table.publish()
         keeper.look()

@@ -128,9 +128,7 @@ def test_nothing_keeps_the_data_layer_that_a_reload_has_replaced(tmp_path: Path)
     run(scenario)
 
 
-def test_flow_control_that_a_reload_switches_on_counts_for_the_scaling_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flow_control_that_a_reload_switches_on_counts_for_the_scaling_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Callable[[], int]] = []
     original = main.ScalingSignal
 

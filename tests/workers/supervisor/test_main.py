@@ -15,16 +15,7 @@ from structlog.testing import capture_logs
 from shm.table import DOWN, State, TableReader
 from tests.waiting import until
 from tests.workers.instances import made
-from tests.workers.supervisor.supervising import (
-    check,
-    file_config,
-    model_server,
-    page,
-    page_server,
-    run,
-    serve_worker,
-    supervised,
-)
+from tests.workers.supervisor.supervising import check, file_config, model_server, page, page_server, run, serve_worker, supervised
 from workers.host.exit_codes import ExitCode
 from workers.host.yaml_files import DiscoveryError
 from workers.supervisor.endpoints import discovery, endpoint_log
@@ -46,9 +37,7 @@ def test_endpoints_are_scraped_into_the_table_and_shown_on_the_page(tmp_path: Pa
                     assert 'llm_d_epp_average_queue_size{name="epp"} 4.0' in body
                     assert f'per_endpoint_queue_size{{model_server_endpoint="127.0.0.1:{two}",name="epp"}} 5.0' in body
                     for port in (one, two):
-                        assert re.search(
-                            rf'endpoint_scrape_seconds\{{[^}}]*="127\.0\.0\.1:{port}"[^}}]*\}} [\d.e-]+', body
-                        )
+                        assert re.search(rf'endpoint_scrape_seconds\{{[^}}]*="127\.0\.0\.1:{port}"[^}}]*\}} [\d.e-]+', body)
 
     run(scenario)
 
@@ -56,25 +45,19 @@ def test_endpoints_are_scraped_into_the_table_and_shown_on_the_page(tmp_path: Pa
 def test_pages_are_scraped_from_the_port_of_the_data_source(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with model_server(3) as serving, model_server(5) as metrics:
-            config = (
-                f"plugins: [{{type: queue-scorer}}, {{type: metrics-data-source, parameters: {{port: {metrics}}}}}]"
-            )
+            config = f"plugins: [{{type: queue-scorer}}, {{type: metrics-data-source, parameters: {{port: {metrics}}}}}]"
             with made(tmp_path, config, endpoints=f"127.0.0.1:{serving}") as instance:
                 async with supervised(instance):
                     table = TableReader(instance.layout.table, instance.memory.table)
                     await until(lambda: (table.copy().state == State.FRESH).any(), "fresh")
                     _, body = await page(instance, "/metrics")
-                    assert (
-                        f'per_endpoint_queue_size{{model_server_endpoint="127.0.0.1:{serving}",name="epp"}} 5.0' in body
-                    )
+                    assert f'per_endpoint_queue_size{{model_server_endpoint="127.0.0.1:{serving}",name="epp"}} 5.0' in body
 
     run(scenario)
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])
-def test_all_endpoints_and_each_failed_scrape_are_logged_at_debug_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
-) -> None:
+def test_all_endpoints_and_each_failed_scrape_are_logged_at_debug_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     monkeypatch.setattr(endpoint_log, "SNAPSHOT_EVERY_S", 0.05)
 
     async def scenario() -> None:
@@ -177,9 +160,7 @@ def test_a_bad_endpoints_file_ends_the_first_start_with_a_report(tmp_path: Path)
     run(scenario)
 
 
-def test_a_resolver_that_hangs_does_not_delay_endpoints_with_an_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resolver_that_hangs_does_not_delay_endpoints_with_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(_names: Names, _name: str) -> None:
         await asyncio.Event().wait()
 

@@ -18,11 +18,7 @@ from workers.shared.documents import EndpointsView
 from workers.supervisor.data_layer import OverwrittenError
 from workers.supervisor.main import Supervisor
 
-GARBAGE: dict[str, Callable[[int], bytes]] = {
-    "random": random.Random(1).randbytes,
-    "ones": lambda size: b"\xff" * size,
-    "zeros": bytes,
-}
+GARBAGE: dict[str, Callable[[int], bytes]] = {"random": random.Random(1).randbytes, "ones": lambda size: b"\xff" * size, "zeros": bytes}
 
 
 def overwrite(instance: Instance, garbage: Callable[[int], bytes]) -> None:

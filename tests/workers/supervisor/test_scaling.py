@@ -29,9 +29,7 @@ class Site:
         table = TableSchema(tuple(column.name for column in (RUNNING, WAITING, KV_USAGE)), SLOTS)
         documents = DocumentSchema((4096, 1, 1, 1))
         lanes = LaneSchema(SLOTS, (REPLICAS_NEEDED, HEADROOM), COUNTERS, (), lanes=2)
-        memory = SimpleNamespace(
-            table=region(table.bytes), documents=region(documents.bytes), lanes=Lanes(lanes, region(lanes.bytes))
-        )
+        memory = SimpleNamespace(table=region(table.bytes), documents=region(documents.bytes), lanes=Lanes(lanes, region(lanes.bytes)))
         instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table, documents=documents), memory=memory)
         self.now, self.waiting, self.prompt_s = 100.0, 0, 0.0
         self.table = TableWriter(table, memory.table)
@@ -41,12 +39,7 @@ class Site:
         memory.lanes.set_serving(1, True)
         self.worker, self.own = memory.lanes.lane(1), memory.lanes.lane(0)
         self.signal = ScalingSignal(
-            instance,
-            self.own,
-            LatencyModel,
-            prompt_s=lambda: self.prompt_s,
-            waiting=lambda: self.waiting,
-            now=lambda: self.now,
+            instance, self.own, LatencyModel, prompt_s=lambda: self.prompt_s, waiting=lambda: self.waiting, now=lambda: self.now
         )
 
     def shown(self) -> tuple[int, int]:
@@ -60,13 +53,7 @@ class Site:
             assert handle is not None
             values = (running, 0.0, running / 20.0)
             self.table.write(
-                handle,
-                state=State.FRESH,
-                flags=0,
-                updated_at=self.now,
-                inflight_at_scrape=0.0,
-                values=values,
-                present=PRESENT,
+                handle, state=State.FRESH, flags=0, updated_at=self.now, inflight_at_scrape=0.0, values=values, present=PRESENT
             )
         for _ in range(seconds):
             self.worker.add(self.worker.schema.counter["picks_total"], picks)

@@ -162,9 +162,7 @@ def test_pages_that_are_no_newer_or_have_other_values_change_nothing(page) -> No
     assert replica.member.page is not None
     at = replica.member.page[2]
     assert not replica.sharing.told(replica.member.handle.slot, replica.member.owner, page(at, replica.world.now))
-    assert not replica.sharing.told(
-        replica.member.handle.slot, replica.member.owner + 1, Page(at + 1, 0, (1.0, 0.1), 3)
-    )
+    assert not replica.sharing.told(replica.member.handle.slot, replica.member.owner + 1, Page(at + 1, 0, (1.0, 0.1), 3))
     assert replica.row() == before
 
 

@@ -76,9 +76,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return cluster
 
 
-def leading(
-    scenario: Callable[[Instance, Supervisor], Awaitable[None]], path: Path, text: str | None = None, **options: Any
-) -> None:
+def leading(scenario: Callable[[Instance, Supervisor], Awaitable[None]], path: Path, text: str | None = None, **options: Any) -> None:
     """Runs a scenario with a supervisor and a worker. `options` change the defaults of ELECTED."""
 
     async def run_it() -> None:
@@ -132,9 +130,7 @@ def test_a_standby_is_not_ready_names_the_leader_and_knows_all_endpoints(tmp_pat
     leading(scenario, tmp_path)
 
 
-def test_without_the_feature_gate_a_standby_knows_no_endpoints_before_it_has_led_once(
-    tmp_path: Path, cluster: Cluster
-) -> None:
+def test_without_the_feature_gate_a_standby_knows_no_endpoints_before_it_has_led_once(tmp_path: Path, cluster: Cluster) -> None:
     cluster.held_by("other-picker")
 
     async def scenario(_: Instance, supervisor: Supervisor) -> None:

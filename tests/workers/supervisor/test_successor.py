@@ -12,24 +12,14 @@ from structlog.testing import capture_logs
 from shm.table import State, TableReader
 from tests.waiting import until
 from tests.workers.instances import made
-from tests.workers.supervisor.supervising import (
-    file_config,
-    killed,
-    model_server,
-    page,
-    run,
-    serve_worker,
-    supervised,
-)
+from tests.workers.supervisor.supervising import file_config, killed, model_server, page, run, serve_worker, supervised
 from workers.host.exit_codes import ExitCode
 from workers.supervisor import main
 from workers.supervisor.main import Supervisor
 from workers.transport.tls import self_signed
 
 
-def test_a_restarted_picker_keeps_the_index_entries_of_endpoints_that_still_exist(
-    tmp_path: Path,
-) -> None:
+def test_a_restarted_picker_keeps_the_index_entries_of_endpoints_that_still_exist(tmp_path: Path) -> None:
     from shm.prefix_reader import IndexReader
 
     hashes = np.random.default_rng(1).integers(1, 2**64, 199, dtype=np.uint64)
@@ -133,9 +123,7 @@ def test_a_successor_keeps_slots_owners_and_counters(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_successor_with_a_bad_file_keeps_and_scrapes_the_endpoints_of_its_predecessor(
-    tmp_path: Path,
-) -> None:
+def test_a_successor_with_a_bad_file_keeps_and_scrapes_the_endpoints_of_its_predecessor(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "endpoints.yaml"
         path.write_text("endpoints:\n- {name: a, address: 127.0.0.1, port: 1}\n")

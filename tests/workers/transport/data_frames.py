@@ -7,6 +7,4 @@ BIG = bytes(range(256)) * 1600  # 409,600 bytes
 
 def data_frames(data: bytes, number: int = 1, size: int = 16384, end: bool = False) -> bytes:
     cuts = range(0, len(data), size)
-    return b"".join(
-        frame(DATA, 1 if end and at + size >= len(data) else 0, number, data[at : at + size]) for at in cuts
-    )
+    return b"".join(frame(DATA, 1 if end and at + size >= len(data) else 0, number, data[at : at + size]) for at in cuts)

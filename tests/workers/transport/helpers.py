@@ -110,9 +110,7 @@ class Engine:
         self.abuses: list[str] = []
         self.errors: list[BaseException] = []
         self.wakes = 0
-        self.connection = Connection(
-            self._application, 0.0, self._wake, limits, budget, self.abuses.append, self.errors.append
-        )
+        self.connection = Connection(self._application, 0.0, self._wake, limits, budget, self.abuses.append, self.errors.append)
         if hello:
             self.greeting = self.receive(PREFACE + frame(SETTINGS, 0, 0))
             if acknowledged:

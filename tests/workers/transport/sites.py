@@ -42,9 +42,7 @@ class Held:
 class Site:
     """`transport`: native or grpcio. `held` has the handlers of `/test/Hold`; the echo serves the other methods."""
 
-    def __init__(
-        self, transport: str = "grpcio", certificates: Any = None, beside: Self | None = None, **options: Any
-    ) -> None:
+    def __init__(self, transport: str = "grpcio", certificates: Any = None, beside: Self | None = None, **options: Any) -> None:
         self.held: list[Held] = []
         self.errors: list[BaseException] = []
         self.abuses: list[str] = []
@@ -67,9 +65,7 @@ class Site:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.call(self.server.abort)
         asyncio.run_coroutine_threadsafe(self.server.closed(), self.loop).result(WAIT)
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -92,14 +92,7 @@ class Worker:
         self.fleet = fleet
         fleet.append(self)
         self.gate = Gate(
-            self.loop,
-            listening,
-            lambda: self.load,
-            self.others,
-            self.take,
-            room,
-            self.failures,
-            queued=lambda listening: listening.waiting,
+            self.loop, listening, lambda: self.load, self.others, self.take, room, self.failures, queued=lambda listening: listening.waiting
         )
         self.gate.open()
 

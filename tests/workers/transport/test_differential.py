@@ -125,9 +125,7 @@ class Player:
         streams = []
         for number, script in enumerate(scripts):
             streams.append(Played(self._channel, script))
-            self.site.until(
-                lambda number=number: len(self._handlers) > number
-            )  # so that handlers have the numbers of their streams
+            self.site.until(lambda number=number: len(self._handlers) > number)  # so that handlers have the numbers of their streams
         for turn in range(max(len(script.messages) for script in scripts)):
             for played, handler in zip(streams, self._handlers, strict=True):
                 self._take_turn(played, handler, turn)
@@ -248,10 +246,7 @@ RESPONSE_TRAILERS = pb.ProcessingRequest(response_trailers=pb.HttpTrailers()).Se
 CHUNK = b'data: {"choices":[{"text":" word"}]}\n\n'
 UNSTREAMED = (headers(), body(BODY), response_headers(), response_body(USAGE))
 STREAMED = (
-    *(
-        headers("/v1/chat/completions"),
-        body(b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'),
-    ),
+    *(headers("/v1/chat/completions"), body(b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}')),
     *(response_headers("text/event-stream"), *[response_body(CHUNK, last=False)] * 20),
     *(response_body(b"data: [DONE]\n\n", last=False), response_body(b"")),
 )
@@ -271,11 +266,7 @@ def same(players: list[Player], *scripts: Script) -> list[Outcome]:
 RECORDED = {  # name -> messages, gRPC status, number of answers
     "an unstreamed request": (UNSTREAMED, 0, 4),
     "a streamed request": (STREAMED, 0, 25),
-    "a body in pieces": (
-        (headers(), *(body(piece, last=piece is PIECES[-1]) for piece in PIECES), *UNSTREAMED[2:]),
-        0,
-        7,
-    ),
+    "a body in pieces": ((headers(), *(body(piece, last=piece is PIECES[-1]) for piece in PIECES), *UNSTREAMED[2:]), 0, 7),
     "long bodies": ((headers(), body(prompt(180_000)), response_headers(), response_body(b"r" * 250_000)), 0, 10),
     "trailers end the request": ((headers(), body(BODY, last=False), TRAILERS, response_headers(last=True)), 0, 4),
     "no body": ((headers("/v1/models", last=True, host="10.0.0.2"), response_headers(), response_body(b"x")), 0, 3),
@@ -302,9 +293,7 @@ def test_both_transports_answer_a_recorded_stream_alike(players: list[Player], n
 
 
 @pytest.mark.parametrize("count", range(len(UNSTREAMED) + 1))
-def test_a_stream_that_is_cancelled_at_any_point_is_closed_alike_and_releases_everything(
-    players: list[Player], count: int
-) -> None:
+def test_a_stream_that_is_cancelled_at_any_point_is_closed_alike_and_releases_everything(players: list[Player], count: int) -> None:
     (outcome,) = same(players, Script(UNSTREAMED[:count], CANCEL))
     assert outcome.events == (*["message"] * count, "closed")
 
@@ -323,17 +312,7 @@ any_message = st.one_of(
     pieces,
     sizes.map(lambda size: response_body(b"r" * size, last=size % 2 == 0)),
     st.binary(max_size=40),
-    st.sampled_from(
-        [
-            headers(),
-            headers(last=True, host="10.0.0.1"),
-            TRAILERS,
-            RESPONSE_TRAILERS,
-            response_headers(),
-            b"",
-            body(BODY),
-        ]
-    ),
+    st.sampled_from([headers(), headers(last=True, host="10.0.0.1"), TRAILERS, RESPONSE_TRAILERS, response_headers(), b"", body(BODY)]),
 )
 cut = st.tuples(legal, st.integers(0, 12)).map(lambda pair: pair[0][: pair[1]])
 spoiled = st.tuples(legal, st.integers(0, 8), any_message).map(
@@ -344,30 +323,18 @@ scripts = st.builds(Script, messages, st.sampled_from([HALF_CLOSE, HALF_CLOSE, C
 
 
 @given(st.lists(scripts, min_size=1, max_size=4))
-@examples(
-    60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_both_transports_answer_any_streams_alike(players: list[Player], played: list[Script]) -> None:
     same(players, *played)
 
 
 STREAMS_MAX = 5
-plain_headers = st.sampled_from(
-    [headers(), headers("/v1/chat/completions"), headers(host="10.0.0.3"), headers("/v2/other")]
-)
+plain_headers = st.sampled_from([headers(), headers("/v1/chat/completions"), headers(host="10.0.0.3"), headers("/v2/other")])
 any_headers = st.builds(
     lambda path, names, values, last: named_headers(path, dict(zip(names, values, strict=False)), last=last),
     st.sampled_from(["/v1/completions", "/v1/chat/completions?x=1", "/v1/embeddings", "/generate", ""]),
     st.lists(
-        st.sampled_from(
-            [
-                "x-request-id",
-                "content-encoding",
-                "prefer",
-                "x-llm-d-inference-fairness-id",
-                "x-gateway-destination-endpoint",
-            ]
-        ),
+        st.sampled_from(["x-request-id", "content-encoding", "prefer", "x-llm-d-inference-fairness-id", "x-gateway-destination-endpoint"]),
         max_size=3,
         unique=True,
     ),

@@ -63,8 +63,7 @@ def test_a_header_block_may_come_in_continuations_cut_anywhere():
 
 
 @pytest.mark.parametrize(
-    "between",
-    [frame(PING, 0, 0, bytes(8)), frame(DATA, 0, 1, b"x"), frame(CONTINUATION, 4, 3), frame(HEADERS, 4, 3, block())],
+    "between", [frame(PING, 0, 0, bytes(8)), frame(DATA, 0, 1, b"x"), frame(CONTINUATION, 4, 3), frame(HEADERS, 4, 3, block())]
 )
 def test_no_other_frame_may_come_between_the_parts_of_a_header_block(between):
     engine = Engine()

@@ -65,16 +65,7 @@ def test_entries_beyond_the_table_are_evicted_oldest_first():
 
 @pytest.mark.parametrize(
     "block",
-    [
-        b"\x80",
-        b"\xbe",
-        b"\xff\xff\xff\xff\xff\x0f",
-        b"\x40\x05ab",
-        b"\x40\x01a\x83\xff\xff\xff",
-        b"\x3f\xe2\x1f",
-        b"\x82\x20",
-        b"\x40",
-    ],
+    [b"\x80", b"\xbe", b"\xff\xff\xff\xff\xff\x0f", b"\x40\x05ab", b"\x40\x01a\x83\xff\xff\xff", b"\x3f\xe2\x1f", b"\x82\x20", b"\x40"],
 )
 def test_broken_blocks_are_refused(block):
     with pytest.raises(BrokenBlock):
@@ -135,8 +126,7 @@ def test_refusals_have_their_http_status():
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("1H", 3600.0), ("2M", 120.0), ("3S", 3.0), ("4m", 0.004), ("5u", 5e-6), ("99999999n", 0.099999999)],
+    ("text", "seconds"), [("1H", 3600.0), ("2M", 120.0), ("3S", 3.0), ("4m", 0.004), ("5u", 5e-6), ("99999999n", 0.099999999)]
 )
 def test_a_timeout_is_read_in_all_its_units(text, seconds):
     fields = as_bytes([*GRPC, ("grpc-timeout", text)])
@@ -164,10 +154,7 @@ def test_a_request_with_only_a_new_timeout_is_decoded_as_if_it_came_alone(last, 
 @examples(60)
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from(["plain", "timeout", "more", "trailers", "smaller", "again"]), st.integers(1, 10**8 - 1)
-        ),
-        max_size=200,
+        st.tuples(st.sampled_from(["plain", "timeout", "more", "trailers", "smaller", "again"]), st.integers(1, 10**8 - 1)), max_size=200
     )
 )
 def test_requests_that_differ_only_in_the_timeout_are_decoded_like_any_others(blocks):
@@ -207,9 +194,7 @@ def test_a_block_that_refers_to_an_evicted_entry_is_broken():
         decoder.request(block)
 
 
-@pytest.mark.parametrize(
-    "end", [b"", b"\x85", b"\xff\xff\xff\xff\x7f", b"\x04\x31\x75", b"\x01\x31", b"\x02\x31\x75\x82"]
-)
+@pytest.mark.parametrize("end", [b"", b"\x85", b"\xff\xff\xff\xff\x7f", b"\x04\x31\x75", b"\x01\x31", b"\x02\x31\x75\x82"])
 def test_a_timeout_that_is_cut_or_followed_by_more_is_decoded_as_if_it_came_alone(end):
     encoder, decoder, other = hpack.Encoder(), HeaderDecoder(Limits()), HeaderDecoder(Limits())
     for number in range(3):

@@ -97,8 +97,7 @@ def test_an_application_may_end_a_stream_at_once():
 
 
 @pytest.mark.parametrize(
-    ("changes", "status"),
-    [({"method": "GET"}, "405"), ({"content_type": "text/html"}, "415"), ({"content_type": None}, "415")],
+    ("changes", "status"), [({"method": "GET"}, "405"), ({"content_type": "text/html"}, "415"), ({"content_type": None}, "415")]
 )
 def test_requests_that_are_not_grpc_get_an_http_status(changes, status):
     engine = Engine()
@@ -178,9 +177,7 @@ def test_writing_to_a_stream_that_is_gone_does_nothing():
     assert engine.handler.count("closed") == 1
 
 
-@pytest.mark.parametrize(
-    "state", ["open", "half_closed", "in_message", "answered", "ended_queued", "finished", "reset"]
-)
+@pytest.mark.parametrize("state", ["open", "half_closed", "in_message", "answered", "ended_queued", "finished", "reset"])
 def test_a_reset_in_any_state_closes_the_handler_at_most_once(state):
     engine = Engine()
     engine.open(flags=5 if state == "half_closed" else 4)

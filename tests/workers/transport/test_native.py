@@ -97,8 +97,7 @@ def hold(channel):
 
 def connect(site):
     return grpc.insecure_channel(
-        f"127.0.0.1:{site.port}",
-        options=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)],
+        f"127.0.0.1:{site.port}", options=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     )
 
 
@@ -291,12 +290,7 @@ def test_a_peer_that_does_not_read_costs_bounded_memory(site):
             assert list(mirror(channel)(iter([b"x"]), timeout=WAIT)) == [b"x"]
 
 
-HEADERS_OF_MIRROR = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/test/Mirror"),
-    ("content-type", "application/grpc"),
-]
+HEADERS_OF_MIRROR = [(":method", "POST"), (":scheme", "http"), (":path", "/test/Mirror"), ("content-type", "application/grpc")]
 
 
 def test_many_streams_in_one_write_are_all_answered(site):
@@ -419,10 +413,7 @@ def test_a_gateway_that_opens_a_connection_for_each_request_is_not_a_flood():
     try:
         for _ in range(2 * connections):
             time_[0] += GAP_S
-            with (
-                socket.create_connection(("127.0.0.1", site.port), WAIT) as plain,
-                context.wrap_socket(plain) as gateway,
-            ):
+            with socket.create_connection(("127.0.0.1", site.port), WAIT) as plain, context.wrap_socket(plain) as gateway:
                 gateway.sendall(request + frame(PING, 0, 0, b"all-read"))
                 answer = b""
                 while b"all-read" not in answer:

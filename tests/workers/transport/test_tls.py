@@ -91,9 +91,7 @@ def test_an_encrypted_key_is_refused_without_a_password_prompt(tmp_path: Path) -
     certificate, key = self_signed()
     private = serialization.load_pem_private_key(key, None)
     encrypted = private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(b"secret"),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
     )
     write_pair(tmp_path, Pair(certificate, encrypted))
     with pytest.raises(TlsError, match="unencrypted"):

@@ -77,9 +77,7 @@ def test_many_are_freed_together_while_changes_go_on(freed: list[int]) -> None:
 
 
 @interpreted_only("replaces the part that loads")
-def test_a_configuration_that_cannot_be_used_and_stays_in_force_is_tried_again_after_a_pause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_configuration_that_cannot_be_used_and_stays_in_force_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[int] = []
     begun: list[object] = []
     monkeypatch.setattr(
@@ -113,9 +111,7 @@ def test_a_configuration_that_cannot_be_used_and_stays_in_force_is_tried_again_a
 
 
 @interpreted_only("replaces the part that loads")
-def test_a_candidate_that_was_promoted_and_is_not_withdrawn_yet_is_not_loaded_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_candidate_that_was_promoted_and_is_not_withdrawn_yet_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[object] = []
     monkeypatch.setattr("workers.worker.adoption.Loading", lambda *_, **__: begun.append(1))
 

@@ -71,9 +71,7 @@ class Relieved:
 
     def __init__(self, bodies: Sequence[Body], limit: int = 0) -> None:
         self.said: list[str] = []
-        self.relief = BodyRelief(
-            limit, lambda among: bodies if among is None else among, lambda: 100.0, self.said.append
-        )
+        self.relief = BodyRelief(limit, lambda among: bodies if among is None else among, lambda: 100.0, self.said.append)
 
     def __call__(self, excess: int, among: Any = None) -> None:
         self.relief(among, excess)

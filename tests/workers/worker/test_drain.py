@@ -107,12 +107,7 @@ class World:
         return list(dict.fromkeys(event for _, event in self.events))
 
     def drain_of(self) -> Drain:
-        return Drain(
-            self,
-            timeout_s=TIMEOUT_S,
-            hurried=lambda: self.clock.now >= self._hurried_at,
-            refuse_waiting=self.refuse_waiting,
-        )
+        return Drain(self, timeout_s=TIMEOUT_S, hurried=lambda: self.clock.now >= self._hurried_at, refuse_waiting=self.refuse_waiting)
 
     async def together(self) -> None:
         await self.drain_of().together(lambda: self.clock.now < self._busy_until)

@@ -33,16 +33,7 @@ from workers.shared.profiles import (
     unpacked,
 )
 from workers.supervisor.pages.page import PageAnswer, Pause, Request
-from workers.supervisor.pages.profile import (
-    BINARY,
-    COLLAPSED,
-    LEFT_OUT,
-    NANOSECONDS,
-    PPROF,
-    ProfilePage,
-    collapsed,
-    pprof,
-)
+from workers.supervisor.pages.profile import BINARY, COLLAPSED, LEFT_OUT, NANOSECONDS, PPROF, ProfilePage, collapsed, pprof
 from workers.worker.profiler import DEPTH_MAX, STACKS_MAX, Profiler, Sampler
 
 
@@ -62,8 +53,7 @@ class Site:
         reader, writer = DocumentReader(documents, region), DocumentWriter(documents, region)
         self.asking = Asking(self.lanes.lane(0), self.lanes, reader, self.woken.append, lambda: self.time)
         self.profilers = [
-            Profiler(Answering(self.lanes, self.lanes.lane(index + 1), writer, index, lambda: self.time), self.later)
-            for index in range(2)
+            Profiler(Answering(self.lanes, self.lanes.lane(index + 1), writer, index, lambda: self.time), self.later) for index in range(2)
         ]
 
     def later(self, seconds: float, act: Callable[..., None], *arguments: object) -> Any:
@@ -138,9 +128,7 @@ def test_no_timer_runs_and_no_handler_is_installed_without_a_question(site: Site
     assert signal.getitimer(signal.ITIMER_PROF)[1] > 0
     site.advance(1)
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
-    assert signal.getsignal(signal.SIGPROF) is signal.SIG_IGN, (
-        "the default would end a worker whose last signal is late"
-    )
+    assert signal.getsignal(signal.SIGPROF) is signal.SIG_IGN, "the default would end a worker whose last signal is late"
     site.ask("worker=0&seconds=1")
     site.profilers[0].close()
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
@@ -320,11 +308,7 @@ def test_pprof_reads_the_other_form() -> None:
     functions = {f.id: (texts[f.name], texts[f.filename], f.start_line) for f in read.function}
     at = {location.id: functions[location.line[0].function_id] for location in read.location}
     samples = [([at[n][0] for n in sample.location_id], list(sample.value)) for sample in read.sample]
-    assert samples == [
-        (["b.g", "a.f"], [7, 7 * NANOSECONDS]),
-        (["a.f"], [2, 2 * NANOSECONDS]),
-        ([LEFT_OUT], [4, 4 * NANOSECONDS]),
-    ]
+    assert samples == [(["b.g", "a.f"], [7, 7 * NANOSECONDS]), (["a.f"], [2, 2 * NANOSECONDS]), ([LEFT_OUT], [4, 4 * NANOSECONDS])]
     assert functions[2] == ("b.g", "b.py", 300)
     assert (read.duration_nanos, read.period) == (2_000_000_000, NANOSECONDS)
     assert texts[read.period_type.type] == "cpu"

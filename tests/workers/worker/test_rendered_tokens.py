@@ -102,10 +102,7 @@ def run(scenario: Callable[[Site], Awaitable[None]]) -> Site:
     return site
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [(CHAT, {"messages": [{"role": "user", "content": "hi"}]}), (COMPLETIONS, {"prompt": "hi"})],
-)
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": [{"role": "user", "content": "hi"}]}), (COMPLETIONS, {"prompt": "hi"})])
 def test_a_prompt_is_rendered_by_the_server_while_the_decision_waits(path: str, body: dict[str, Any]) -> None:
     async def scenario(site: Site) -> None:
         request = await site.decided(path, **body)

@@ -117,9 +117,7 @@ def test_a_configuration_of_which_a_part_cannot_be_made_leaves_flow_control_as_i
     one_worker(FLOW, main)
 
 
-def test_flow_control_stays_as_it_is_if_eviction_cannot_be_prepared(
-    one_worker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flow_control_stays_as_it_is_if_eviction_cannot_be_prepared(one_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise MemoryError("evictions")
 

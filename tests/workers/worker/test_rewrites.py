@@ -28,9 +28,7 @@ class World:
         self.schema = series_schema_of(MODEL_REWRITES, lanes=1)
         self.region = region_for(self.schema)
         self.caps = LabelCaps()
-        decisions = SeriesWriter(
-            self.schema, self.schema.lane(self.region, 0), names=self.caps.names(MODEL_REWRITES.labels)
-        )
+        decisions = SeriesWriter(self.schema, self.schema.lane(self.region, 0), names=self.caps.names(MODEL_REWRITES.labels))
         self.view = RewritesView(reader, decisions, self.caps, random.Random(3).random)
 
     def write(self, *given: Rewrite) -> None:
@@ -84,9 +82,7 @@ def test_a_version_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(decoded) == 1
 
 
-def test_requests_try_an_unreadable_version_once_and_keep_the_rules_and_heartbeats_try_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_try_an_unreadable_version_once_and_keep_the_rules_and_heartbeats_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world, tries = World(), list[int]()
     world.write(Rewrite("r", None, (rule("x"),)))
     assert world.rewrite("a") == "x"
@@ -105,9 +101,7 @@ def test_requests_try_an_unreadable_version_once_and_keep_the_rules_and_heartbea
 
 def test_decisions_are_counted_by_rewrite_and_both_models_even_if_the_name_stays() -> None:
     world = World()
-    world.write(
-        Rewrite("r", None, (rule("x", "y", models=("a",)), rule("b", models=("b",)))), Rewrite("s", None, (rule("z"),))
-    )
+    world.write(Rewrite("r", None, (rule("x", "y", models=("a",)), rule("b", models=("b",)))), Rewrite("s", None, (rule("z"),)))
     for _ in range(40):
         world.rewrite("a")
     for model in ("b", "c", "c"):

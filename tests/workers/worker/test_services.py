@@ -86,19 +86,9 @@ def test_a_call_that_raises_is_counted_too() -> None:
 def test_every_extension_point_has_a_timed_wrapper_with_the_right_number_of_arguments() -> None:
     timers = CallTimers(lanes().lane(0), {(point.value, "s"): 0 for point in Point}, Clock())
     arguments = {Point.REQUEST_HEADER: 1, Point.PICKER: 4} | dict.fromkeys(
-        (
-            Point.PARSER,
-            Point.PROFILE_PICKER,
-            Point.FILTER,
-            Point.SCORER,
-            Point.RESPONSE_RECEIVED,
-            Point.RESPONSE_COMPLETE,
-        ),
-        3,
+        (Point.PARSER, Point.PROFILE_PICKER, Point.FILTER, Point.SCORER, Point.RESPONSE_RECEIVED, Point.RESPONSE_COMPLETE), 3
     )
     for point in Point:
         given = tuple(range(arguments.get(point, 2)))
-        timed = timers(
-            point, Plugin("s", NoParams()), lambda *args, point=point: None if point is Point.PRODUCER else args
-        )
+        timed = timers(point, Plugin("s", NoParams()), lambda *args, point=point: None if point is Point.PRODUCER else args)
         assert timed(*given) == (None if point is Point.PRODUCER else given)

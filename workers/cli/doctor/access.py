@@ -25,9 +25,7 @@ def needed(picker: Running) -> Iterator[Access]:
     for verb in ("list", "watch"):
         yield Access(verb, "", "pods", namespace)
         if not picker.flag("endpoint-selector"):
-            yield Access(
-                verb, picker.flag("pool-group") or POOL_GROUP, "inferencepools", namespace, picker.flag("pool-name")
-            )
+            yield Access(verb, picker.flag("pool-group") or POOL_GROUP, "inferencepools", namespace, picker.flag("pool-name"))
             for resource in ("inferenceobjectives", "inferencemodelrewrites"):
                 yield Access(verb, GROUPS[0], resource, namespace)
     if not picker.flag("endpoint-selector"):
@@ -73,11 +71,7 @@ async def _review(api: Api, access: Access) -> Finding | None:
         "namespace": access.namespace,
         "name": access.name,
     }
-    body = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
-    }
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
     answer = msgspec.json.decode(await api.request("POST", REVIEWS, body=msgspec.json.encode(body)))
     return verdict(access, answer)
 

@@ -9,8 +9,7 @@ from workers.cli.doctor.gateway import headers_from_outside
 from workers.shared.doctor_report import WARNING, Finding
 
 LET_THROUGH: Final = (
-    "remove them in early_header_mutation_extensions of the HTTP connection manager, before any filter; "
-    "deploy/envoy.yaml has all of it"
+    "remove them in early_header_mutation_extensions of the HTTP connection manager, before any filter; deploy/envoy.yaml has all of it"
 )
 
 

@@ -144,10 +144,7 @@ class Visit:
 
     def report(self, at: float) -> Report:
         """Returns the report for the page: what this command has found beyond the picker's own findings."""
-        return {
-            name: Check(at, [msgspec.structs.replace(each, found_by=DOCTOR) for each in found])
-            for name, found in self.found.items()
-        }
+        return {name: Check(at, [msgspec.structs.replace(each, found_by=DOCTOR) for each in found]) for name, found in self.found.items()}
 
     def _check(self, name: str, skipped: str, check: Callable[[], list[Finding]]) -> None:
         if skipped:

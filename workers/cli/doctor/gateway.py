@@ -89,9 +89,7 @@ def headers_from_outside(config: Json, port: int, names: Collection[str]) -> lis
     """
     managers = [each for each in _walk(config, 0) if str(each.get("@type", "")).endswith(MANAGER)]
     every = [each for each in managers if any(_filters(each))]
-    calling = [
-        each for each in every if any(_reaches(config, processor, port) for processor in _filters(each))
-    ] or every
+    calling = [each for each in every if any(_reaches(config, processor, port) for processor in _filters(each))] or every
     if not calling:
         return None
     removed = [{name for name in names if _removes(manager, name)} for manager in calling]
@@ -109,13 +107,9 @@ def tls_names(config: Json) -> Names:
             context = _mapping(_mapping(cluster.get("transport_socket")).get("typed_config"))
             common = _mapping(context.get("common_tls_context"))
             validation = _mapping(common.get("validation_context"))
-            validation = validation or _mapping(
-                _mapping(common.get("combined_validation_context")).get("default_validation_context")
-            )
+            validation = validation or _mapping(_mapping(common.get("combined_validation_context")).get("default_validation_context"))
             verified |= "trusted_ca" in validation
-            matches = [
-                _mapping(each.get("matcher", each)) for each in validation.get("match_typed_subject_alt_names", ())
-            ]
+            matches = [_mapping(each.get("matcher", each)) for each in validation.get("match_typed_subject_alt_names", ())]
             names += [str(match["exact"]) for match in matches if "exact" in match]
     return Names(tuple(dict.fromkeys(names)), verified)
 
@@ -219,9 +213,7 @@ def _tls(cluster: Mapping[str, Json], peer: Peer) -> Iterator[Finding]:
     if speaks == peer.tls:
         return
     how, other = ("TLS", "plaintext") if speaks else ("plaintext", "TLS")
-    fix = (
-        "remove its transport_socket, or start the picker with --secure-serving" if speaks else "add a transport_socket"
-    )
+    fix = "remove its transport_socket, or start the picker with --secure-serving" if speaks else "add a transport_socket"
     yield Finding(
         "gateway-tls",
         ERROR,
@@ -237,9 +229,7 @@ def _removes(manager: Mapping[str, Json], name: str) -> bool:
         if str(mutation.get("remove", "")).lower() == name:
             return True
         matcher = _mapping(_mapping(mutation.get("remove_on_match")).get("key_matcher"))
-        if str(matcher.get("exact", "")).lower() == name or name.startswith(
-            str(matcher.get("prefix", "")).lower() or "\0"
-        ):
+        if str(matcher.get("exact", "")).lower() == name or name.startswith(str(matcher.get("prefix", "")).lower() or "\0"):
             return True
     return False
 

@@ -23,9 +23,7 @@ PAGE_BYTES_MAX: Final = 8 << 20
 APART_S: Final = 5.0  # a header `Date` has whole seconds
 NAMED_MAX: Final = 5
 NAME_CHARS_MAX: Final = 64
-CACHING_OFF: Final = re.compile(
-    rb'^[\w:]*cache_config_info\{[^}\n]*enable_prefix_caching="(?:False|false|0)"', re.MULTILINE
-)
+CACHING_OFF: Final = re.compile(rb'^[\w:]*cache_config_info\{[^}\n]*enable_prefix_caching="(?:False|false|0)"', re.MULTILINE)
 SOURCE: Final = "metrics-data-source"
 
 

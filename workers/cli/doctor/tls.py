@@ -27,16 +27,11 @@ def tls_findings(host: str, port: int, wanted: Names) -> list[Finding]:
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
-        with (
-            socket.create_connection((host, port), TIMEOUT_S) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secured,
-        ):
+        with socket.create_connection((host, port), TIMEOUT_S) as plain, context.wrap_socket(plain, server_hostname=host) as secured:
             certificate = secured.getpeercert(binary_form=True)
     except (OSError, ssl.SSLError) as failed:
         fix = "look at the picker's log; with --secure-serving=false the port has no TLS"
-        return [
-            Finding("tls-handshake", ERROR, "No TLS handshake with the ext_proc port", f"{host}:{port}: {failed}", fix)
-        ]
+        return [Finding("tls-handshake", ERROR, "No TLS handshake with the ext_proc port", f"{host}:{port}: {failed}", fix)]
     assert certificate is not None
     return names_findings(shown_names(certificate), wanted)
 

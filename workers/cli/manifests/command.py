@@ -29,9 +29,7 @@ CONTAINER: Final = "epp"
 
 
 @click.command("manifests")
-@click.option(
-    "--mode", type=click.Choice(["gateway", "standalone"]), help="Behind a gateway, or with an Envoy of its own."
-)
+@click.option("--mode", type=click.Choice(["gateway", "standalone"]), help="Behind a gateway, or with an Envoy of its own.")
 @click.option("--pool-name", default="vllm", show_default=True, help="Name of the pool; objects are named after it.")
 @click.option("--namespace", "-n", default="default", show_default=True, help="Of all objects that have one.")
 @click.option("--selector", metavar="LABEL=VALUE,...", help="Which pods are model servers.")
@@ -45,12 +43,7 @@ CONTAINER: Final = "epp"
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="One such value; repeatable.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- FLAGS OF EPP SERVE]")
 def command(
-    pool_name: str,
-    namespace: str,
-    sources: tuple[str, ...],
-    assignments: tuple[str, ...],
-    flags: tuple[str, ...],
-    **short: Any,
+    pool_name: str, namespace: str, sources: tuple[str, ...], assignments: tuple[str, ...], flags: tuple[str, ...], **short: Any
 ) -> None:
     """Print the Kubernetes objects that install a picker. Renders the Helm chart, so it needs helm.
 
@@ -90,9 +83,7 @@ def in_layers(short: Mapping[str, Any]) -> list[Layer]:
         "cpu": lambda cpu: {"epp": {"resources": {"requests": {"cpu": cpu}}}},
         "workers": lambda workers: {"epp": {"flags": {"workers": workers}}},
         "image": lambda reference: {"epp": {"image": image(reference)}},
-        "config_file": lambda file: {
-            "epp": {"pluginsConfigFile": CONFIG_NAME, "pluginsCustomConfig": {CONFIG_NAME: read_file(file)}}
-        },
+        "config_file": lambda file: {"epp": {"pluginsConfigFile": CONFIG_NAME, "pluginsCustomConfig": {CONFIG_NAME: read_file(file)}}},
     }
     return [
         Layer(f"--{name.replace('_', '-')} {short[name]}", {"router": make(short[name])})
@@ -144,10 +135,7 @@ def check(objects: Sequence[Json]) -> list[str]:
     (deployment,) = (one for one in objects if one["kind"] == "Deployment")
     (container,) = (one for one in deployment["spec"]["template"]["spec"]["containers"] if one["name"] == CONTAINER)
     line = click.command("epp serve")(serve_options(lambda _options: None))
-    flags = [
-        *container["args"],
-        *(f"{flag_of(one['name'])}={one['value']}" for one in container["env"] if is_flag(one)),
-    ]
+    flags = [*container["args"], *(f"{flag_of(one['name'])}={one['value']}" for one in container["env"] if is_flag(one))]
     names = deployment["metadata"]
     with own_environment():
         context = line.make_context("epp serve", flags)
@@ -161,9 +149,7 @@ def without_registry(reference: str) -> list[str]:
     first, slash, _ = reference.partition("/")
     if slash and (first == "localhost" or "." in first or ":" in first):
         return []
-    return [
-        f"image '{reference}' names no registry, so it must be on the nodes already; give --image REGISTRY/NAME:TAG"
-    ]
+    return [f"image '{reference}' names no registry, so it must be on the nodes already; give --image REGISTRY/NAME:TAG"]
 
 
 def check_configuration(objects: Sequence[Json], container: Json, options: Options) -> list[str]:

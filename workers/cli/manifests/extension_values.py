@@ -18,14 +18,7 @@ from workers.cli.manifests.layers import merged
 from workers.cli.manifests.values import Json, Proxy
 
 EXTENSION, POOL = "inferenceExtension", "inferencePool"
-OLDER: Final = (
-    EXTENSION,
-    POOL,
-    "inferenceObjectives",
-    "experimentalHttpRoute",
-    "istio",
-    "gke",
-)  # at the top; here: none
+OLDER: Final = (EXTENSION, POOL, "inferenceObjectives", "experimentalHttpRoute", "istio", "gke")  # at the top; here: none
 _KEY: Final = re.compile(rf"^['\"]?({EXTENSION}|{POOL})['\"]?\s*:", re.MULTILINE)
 _SAME: Final = (
     "affinity", "env", "extProcPort", "extraContainerPorts", "metricsDataSource", "pluginsConfigFile", "replicas", "resources",
@@ -101,9 +94,7 @@ class _Translation:
         router = values.get("router", {})
         if router.get("mode") == "standalone" and isinstance(more := router.get("extraServicePorts"), list):
             # The Service of standalone mode has the proxy's port already.
-            router["extraServicePorts"] = [
-                one for one in more if not (isinstance(one, dict) and one.get("port") == PROXY_PORT)
-            ]
+            router["extraServicePorts"] = [one for one in more if not (isinstance(one, dict) and one.get("port") == PROXY_PORT)]
         return values, list(dict.fromkeys(self._remarks))
 
     def walk(self, value: Any, at: str) -> None:
@@ -172,16 +163,11 @@ class _Translation:
     def sidecar(self, value: Any) -> None:
         if isinstance(value, dict) and value.get("enabled"):
             self._put("router.mode", "standalone")
-            self._remark(
-                f"{EXTENSION}.sidecar", "standalone mode brings an Envoy with its own configuration (router.proxy)"
-            )
+            self._remark(f"{EXTENSION}.sidecar", "standalone mode brings an Envoy with its own configuration (router.proxy)")
 
     def predictor(self, value: Any) -> None:
         if isinstance(value, dict) and value.get("enabled"):
-            self._remark(
-                f"{EXTENSION}.latencyPredictor",
-                "the picker learns latencies itself (learned-latency-producer in its default)",
-            )
+            self._remark(f"{EXTENSION}.latencyPredictor", "the picker learns latencies itself (learned-latency-producer in its default)")
 
     def parser(self, value: Any) -> None:
         if value:
@@ -212,7 +198,5 @@ _CONVERTED: Final[Mapping[str, Callable[[_Translation, Any], None]]] = {
     "provider.name": _Translation.provider,
 }
 SECTIONS: Final = frozenset(
-    ".".join(path.split(".")[:length])
-    for path in (*MOVED, *DROPPED, *_CONVERTED)
-    for length in range(1, path.count(".") + 1)
+    ".".join(path.split(".")[:length]) for path in (*MOVED, *DROPPED, *_CONVERTED) for length in range(1, path.count(".") + 1)
 )

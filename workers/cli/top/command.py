@@ -27,9 +27,7 @@ WIDTH = 120  # without a terminal
 @flag("metrics-port", PORT, None, "Show the picker with this metrics port. [default: the only one that runs]")
 @flag("instance", str, "", "Show the picker with this name, whatever its ports are.")
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
-@click.option(
-    "--interval", type=DURATION, default="1s", show_default=True, help="Time between two looks, 100ms or more."
-)
+@click.option("--interval", type=DURATION, default="1s", show_default=True, help="Time between two looks, 100ms or more.")
 @click.option("--once", is_flag=True, help="Print one table, about the first interval, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line per interval, or one document with --once.")
 def command(metrics_port: int | None, instance: str, run_dir: str, interval: float, once: bool, as_json: bool) -> None:

@@ -145,9 +145,7 @@ def header(figures: Figures) -> list[Text]:
     if instance.life != "running":
         first.append(f"{instance.life}  ", "red")
     wanted = sum(worker.state != "removed" for worker in figures.workers)
-    first.append(
-        f"{figures.workers_serving} of {wanted} workers serving", "" if figures.workers_serving == wanted else "red"
-    )
+    first.append(f"{figures.workers_serving} of {wanted} workers serving", "" if figures.workers_serving == wanted else "red")
     first.append("  supervisor heartbeat ").append(_late(figures.supervisor.heartbeat_age_s))
     second = Text(f"requests {_rate(requests.per_s)}/s  ")
     second.append(f"errors {_rate(requests.errors_per_s)}/s", "red" if requests.errors_per_s else "")
@@ -178,9 +176,7 @@ def header(figures: Figures) -> list[Text]:
     if (others := figures.others) is not None:
         text = f"other replicas {others.replicas}: {others.requests} requests in flight, {others.waiting} waiting"
         stale = others.age_s > FRESH_S
-        lines.append(
-            Text(f"{text}  {others.age_s:.1f} s ago{', so they do not count' if stale else ''}", "red" if stale else "")
-        )
+        lines.append(Text(f"{text}  {others.age_s:.1f} s ago{', so they do not count' if stale else ''}", "red" if stale else ""))
     if figures.left_out:
         names = ", ".join(f"{printable(name)} (in {workers})" for name, workers in sorted(figures.left_out.items()))
         lines.append(Text(f"plugins that are left out for a while, because they failed too often: {names}", "red"))
@@ -214,9 +210,7 @@ def _tryout(tried: TryoutFigures) -> Text:
         return Text(f"{line}decides {100 * tried.share:g}% of the requests, by {tried.by}")
     compared = tried.agreed + tried.differed + tried.failed
     agreed = _share(tried.agreed / compared if compared else None)
-    return Text(
-        f"{line}a shadow  {_count(compared)} decisions compared, {agreed} agreed, {_count(tried.failed)} failed"
-    )
+    return Text(f"{line}a shadow  {_count(compared)} decisions compared, {agreed} agreed, {_count(tried.failed)} failed")
 
 
 def _precise(endpoints: Sequence[EndpointFigures]) -> list[Text]:
@@ -227,9 +221,7 @@ def _precise(endpoints: Sequence[EndpointFigures]) -> list[Text]:
     line = Text(f"matched precisely {whys.count('')} of {len(whys)} endpoints")
     reasons = Counter(why for why in whys if why)
     if reasons:
-        line.append(
-            "  approximately: " + ", ".join(f"{n} ({printable(why)})" for why, n in reasons.most_common()), "yellow"
-        )
+        line.append("  approximately: " + ", ".join(f"{n} ({printable(why)})" for why, n in reasons.most_common()), "yellow")
     return [line]
 
 

@@ -68,9 +68,7 @@ def _scores(request: Traced) -> list[dict[str, Any]]:
             {"scorer": name, "scores": floats(values).tolist() if values is not None else None}
             for name, values in zip(dynamic, run.scores, strict=False)
         ]
-        found.append(
-            {"profile": run.profile, "totals": floats(run.totals).tolist(), "picked": run.picked, "scorers": scores}
-        )
+        found.append({"profile": run.profile, "totals": floats(run.totals).tolist(), "picked": run.picked, "scorers": scores})
     return found
 
 

@@ -13,17 +13,7 @@ from typing import BinaryIO, Final
 from epp.recording.records import VERSION, CorruptFrame, Opened, Record, decode
 from workers.shared.recording import Unreadable
 from workers.shared.recording.files import SUFFIX
-from workers.shared.recording.framing import (
-    HEAD,
-    HEAD_MAGIC,
-    MARK,
-    MARK_MAGIC,
-    MARK_NAME,
-    NAME,
-    PACKED_BYTES_MAX,
-    PREFIX_BYTES,
-    unpack,
-)
+from workers.shared.recording.framing import HEAD, HEAD_MAGIC, MARK, MARK_MAGIC, MARK_NAME, NAME, PACKED_BYTES_MAX, PREFIX_BYTES, unpack
 
 FILES_MAX: Final = 4096
 
@@ -42,9 +32,7 @@ def files_of(path: str) -> list[Path]:
     if not files:
         raise Unreadable(f"{path}: the folder has no recording (*{SUFFIX})")
     if len(files) > FILES_MAX:
-        raise Unreadable(
-            f"{path}: the folder has {len(files)} recordings; give one file, or a folder of at most {FILES_MAX}"
-        )
+        raise Unreadable(f"{path}: the folder has {len(files)} recordings; give one file, or a folder of at most {FILES_MAX}")
     return sorted(files, key=lambda file: (file.stat().st_mtime, file.name))
 
 
@@ -73,9 +61,7 @@ def _check_head(path: Path, found: bytes) -> None:
     if size != HEAD.size - PREFIX_BYTES or name != NAME:
         raise Unreadable(f"{path}: not a recording of an endpoint picker; `epp record` writes them")
     if version > VERSION:
-        raise Unreadable(
-            f"{path}: version {version} of the format, and this epp reads up to {VERSION}: use the picker's own version"
-        )
+        raise Unreadable(f"{path}: version {version} of the format, and this epp reads up to {VERSION}: use the picker's own version")
 
 
 def _frames(path: Path, file: BinaryIO, tell: Report) -> Iterator[list[Record]]:

@@ -30,9 +30,7 @@ RESOLVE_EVERY_S = 30.0
 NAMES_S_MAX = 10.0  # limit for resolving all new names; well below the time that the parent gives a first start
 SLICE = 500  # entries that become endpoints in one turn of the event loop
 
-_DNS_NAME = re.compile(
-    r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)(\.[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)*\.?"
-)
+_DNS_NAME = re.compile(r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)(\.[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)*\.?")
 _FLAG_ENTRY = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*)):(\d{1,5})")
 
 Labels = tuple[tuple[str, str], ...]
@@ -195,9 +193,7 @@ def _endpoint_nodes(data: bytes, path: str) -> list[Node]:
     listed = root.value.get("endpoints") if isinstance(root.value, dict) else None
     if listed is None or not isinstance(listed.value, list):
         line = (listed or root).line
-        raise DiscoveryError(
-            [f"{path}:{line}: the list 'endpoints' is missing; write 'endpoints: []' if there are none"]
-        )
+        raise DiscoveryError([f"{path}:{line}: the list 'endpoints' is missing; write 'endpoints: []' if there are none"])
     if len(listed.value) > ENTRIES_MAX:
         raise DiscoveryError([f"{path}: more than {ENTRIES_MAX} endpoints"])
     return listed.value
@@ -217,9 +213,7 @@ def _entry(node: Node) -> Entry:
         raise Fault(entry_line, f"endpoint '{brief(_text(node, 'name'))}': {fault}") from None
     for key in ("namespace", "name"):
         if len(_text(node, key)) > NAME_CHARS_MAX:
-            raise Fault(
-                _line(node, key), f"{key} '{brief(_text(node, key))}' is longer than {NAME_CHARS_MAX} characters"
-            )
+            raise Fault(_line(node, key), f"{key} '{brief(_text(node, key))}' is longer than {NAME_CHARS_MAX} characters")
     return Entry(namespace, _text(node, "name"), host, port, _labels(node))
 
 
@@ -347,10 +341,7 @@ class Discovery:
     def _specs(self, entries: Iterable[Entry]) -> dict[tuple[str, str], EndpointSpec]:
         """Returns the endpoints of these entries by identity."""
         return {
-            spec.identity: spec
-            for entry in entries
-            for address in self._addresses(entry)
-            if (spec := entry.at(address, self._page(entry)))
+            spec.identity: spec for entry in entries for address in self._addresses(entry) if (spec := entry.at(address, self._page(entry)))
         }
 
     async def _changed_in_slices(self) -> None:

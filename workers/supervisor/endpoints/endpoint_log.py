@@ -234,9 +234,7 @@ class EndpointLog:
             return
         self._none = none
         if none:
-            self._log.error(
-                "no endpoint is healthy" if endpoints else "no endpoint is left", why=none, endpoints=endpoints
-            )
+            self._log.error("no endpoint is healthy" if endpoints else "no endpoint is left", why=none, endpoints=endpoints)
         else:
             self._log.info("there are endpoints again", endpoints=endpoints, usable=usable)
 
@@ -253,9 +251,7 @@ class EndpointLog:
                 del self._waiting[kind]
         self.left(len(members), sum(m.condition in (Condition.FRESH, Condition.UNKNOWN) for m in members))
 
-    def scrape_failed(
-        self, endpoint: str, address: str, cause: str, text: str, *, failures: int, next_try_s: float
-    ) -> None:
+    def scrape_failed(self, endpoint: str, address: str, cause: str, text: str, *, failures: int, next_try_s: float) -> None:
         """Logs a failed scrape at level debug. Callers check `debug` first, so that they do not compute the arguments in vain."""
         self._log.debug(
             "scrape failed",

@@ -132,14 +132,7 @@ class EndpointTable:
     def __len__(self) -> int:
         return len(self._members)
 
-    def start(
-        self,
-        scraper: Scraper,
-        *,
-        predecessor: Sequence[EndpointRecord] = (),
-        copy: TableCopy | None = None,
-        now: float,
-    ) -> None:
+    def start(self, scraper: Scraper, *, predecessor: Sequence[EndpointRecord] = (), copy: TableCopy | None = None, now: float) -> None:
         """Takes over the records of a predecessor and a copy of its table. Call it before all other methods."""
         self._scraper = scraper
         self._now = now
@@ -237,9 +230,7 @@ class EndpointTable:
             self._log.add(Kind.UNREADABLE, tag.trouble(now))
         if self._log.debug:
             next_try_s = 0.0 if failure.again else self._scraper.next_try_s(tag.target, now)
-            self._log.scrape_failed(
-                *shown(tag.spec), failure.cause, failure.text, failures=tag.failures, next_try_s=next_try_s
-            )
+            self._log.scrape_failed(*shown(tag.spec), failure.cause, failure.text, failures=tag.failures, next_try_s=next_try_s)
 
     def sweep(self, now: float) -> None:
         """Does what depends on time alone: marks stale endpoints, ejects, writes names, gives slots to waiting endpoints, and logs."""
@@ -425,14 +416,9 @@ class EndpointTable:
         self._table.publish()
 
 
-def _records(
-    inherited: Iterable[tuple[EndpointRecord, State, bool]], members: Iterable[Member]
-) -> list[EndpointRecord]:
+def _records(inherited: Iterable[tuple[EndpointRecord, State, bool]], members: Iterable[Member]) -> list[EndpointRecord]:
     """Returns the records of all endpoints, ordered by slot."""
-    found = [
-        *(record for record, _, _ in inherited),
-        *(records.record_of(member.spec, member.handle, member.owner) for member in members),
-    ]
+    found = [*(record for record, _, _ in inherited), *(records.record_of(member.spec, member.handle, member.owner) for member in members)]
     return sorted(found, key=lambda record: record.slot)
 
 

@@ -129,8 +129,7 @@ class FurtherPages:
         values = extracted.values
         if own.present:
             values = tuple(
-                mine if own.present >> at & 1 else value
-                for at, (value, mine) in enumerate(zip(values, own.values, strict=True))
+                mine if own.present >> at & 1 else value for at, (value, mine) in enumerate(zip(values, own.values, strict=True))
             )
         names = {**extracted.names, **own.names} if own.names else extracted.names
         return Extracted(values, extracted.present | own.present, names)
@@ -143,9 +142,7 @@ class FurtherPages:
         if before != extracted:
             self.changed(tag)
             if extracted.problems.keys() - (before.problems if before is not None else NONE).keys():
-                self._say(
-                    "data source cannot read all values of pages", 1, held, "; ".join(extracted.problems.values()), now
-                )
+                self._say("data source cannot read all values of pages", 1, held, "; ".join(extracted.problems.values()), now)
 
     def failed(self, tag: object, failure: Failure, now: float) -> None:
         """Counts a failed page. Reports endpoints whose pages have failed several times in a row."""

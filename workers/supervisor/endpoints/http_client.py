@@ -25,9 +25,7 @@ REFUSED: Final = frozenset((errno.ECONNREFUSED, errno.EHOSTUNREACH))
 def get_request(host: str, port: int, path: str) -> bytes:
     """Returns the bytes of a GET request. It has no Accept-Encoding, so that servers send pages uncompressed."""
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return (
-        f"GET {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: text/plain;version=0.0.4\r\nUser-Agent: epp\r\n\r\n"
-    ).encode("ascii")
+    return (f"GET {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: text/plain;version=0.0.4\r\nUser-Agent: epp\r\n\r\n").encode("ascii")
 
 
 class Connected(Protocol):
@@ -225,9 +223,7 @@ class _Knock(_Reach):
 
     __slots__ = ("_answered",)
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], answered: Callable[[int], object]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], answered: Callable[[int], object]) -> None:
         self._answered = answered
         super().__init__(loop, address)
 
@@ -242,12 +238,7 @@ class _Dial(_Reach):
     __slots__ = ("_buffer", "_caller", "_connection", "_task", "_tls")
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        tls: ssl.SSLContext | None,
-        address: tuple[str, int],
-        caller: Caller,
-        buffer: memoryview,
+        self, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext | None, address: tuple[str, int], caller: Caller, buffer: memoryview
     ) -> None:
         self._tls, self._caller, self._buffer = tls, caller, buffer
         self._task: asyncio.Task[None] | None = None

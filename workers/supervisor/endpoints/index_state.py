@@ -40,16 +40,7 @@ from shm.prefix_writer import IndexWriter
 from workers.process.prefix_secret import create_private
 from workers.shared.bus import AGE_TICKS
 from workers.shared.documents import Identity
-from workers.supervisor.endpoints.snapshot_file import (
-    FOOTER,
-    RefusedSnapshot,
-    age,
-    append,
-    finish,
-    publish,
-    read,
-    trailer_at,
-)
+from workers.supervisor.endpoints.snapshot_file import FOOTER, RefusedSnapshot, age, append, finish, publish, read, trailer_at
 
 SNAPSHOT = "prefix-index"
 EVERY_S = 60.0
@@ -228,9 +219,7 @@ class IndexState:
         if layout != our_layout:
             raise RefusedSnapshot("the index had another layout when it was written")
         if block_tokens != our_block_tokens:
-            raise RefusedSnapshot(
-                f"its blocks have {block_tokens} tokens, and this picker's {our_block_tokens} (blockSizeTokens)"
-            )
+            raise RefusedSnapshot(f"its blocks have {block_tokens} tokens, and this picker's {our_block_tokens} (blockSizeTokens)")
         if secret != our_secret:
             raise RefusedSnapshot("it was written with another prefix secret")
 

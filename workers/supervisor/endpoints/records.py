@@ -46,9 +46,7 @@ class Published:
         try:
             self._documents.write(document, blob)
         except DocumentTooLarge as failure:
-            self._report(
-                "workers keep the last document", document=("endpoints", "names")[document], reason=str(failure)
-            )
+            self._report("workers keep the last document", document=("endpoints", "names")[document], reason=str(failure))
 
 
 def longest(records: Sequence[EndpointRecord], excess: int) -> list[EndpointRecord]:

@@ -133,9 +133,7 @@ class Scraper:
         for target in self.wheel.targets():
             self.remove(target)
 
-    def add(
-        self, tag: object, slot: int, address: Address, reader: PageReader, server: str = "", own: Address | None = None
-    ) -> Target:
+    def add(self, tag: object, slot: int, address: Address, reader: PageReader, server: str = "", own: Address | None = None) -> Target:
         """Adds an endpoint. Its first scrape begins within a few ticks.
 
         `address`: of its page. `server`: the name in its certificate; "" means the address. `own`: its own address; None: that of the page.
@@ -147,9 +145,7 @@ class Scraper:
         self._dial_soon(target)
         return target
 
-    def change(
-        self, target: Target, address: Address, reader: PageReader, server: str = "", own: Address | None = None
-    ) -> None:
+    def change(self, target: Target, address: Address, reader: PageReader, server: str = "", own: Address | None = None) -> None:
         """Changes the addresses or the page reader of an endpoint."""
         self._drop(target)
         target.reader = reader

@@ -35,14 +35,7 @@ class Target:
     )  # fmt: skip
 
     def __init__(
-        self,
-        scraper: Scrapes,
-        tag: object,
-        slot: int,
-        address: Address,
-        reader: PageReader,
-        server: str,
-        own: Address | None,
+        self, scraper: Scrapes, tag: object, slot: int, address: Address, reader: PageReader, server: str, own: Address | None
     ) -> None:
         self._scraper = scraper
         self.tag = tag

@@ -37,9 +37,7 @@ LINE_BYTES_MAX: Final = 8 << 20  # enough for every object: etcd accepts at most
 START_S: Final = 10.0  # a watch has to begin within this time
 CLIENT: Final = "kubernetes_asyncio"  # the client library's module
 EMPTY: Final[Mapping[str, str]] = {}
-NO_EXTRA: Final = (
-    "Kubernetes needs the package kubernetes-asyncio, which is not installed: pip install 'endpoint-picker[k8s]'"
-)
+NO_EXTRA: Final = "Kubernetes needs the package kubernetes-asyncio, which is not installed: pip install 'endpoint-picker[k8s]'"
 NO_CLUSTER: Final = (
     "no Kubernetes API server is known: KUBECONFIG is not set, this is not a pod (KUBERNETES_SERVICE_HOST is not set), and there is "
     "no ~/.kube/config; set KUBECONFIG, or give --endpoints or a file-discovery plugin"
@@ -102,9 +100,7 @@ def kubeconfig_files(environ: Mapping[str, str]) -> str:
 class Api:
     """Sends requests to one API server, with the picker's credentials."""
 
-    def __init__(
-        self, open_session: Callable[[], Awaitable["Session"]], now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, open_session: Callable[[], Awaitable["Session"]], now: Callable[[], float] = time.monotonic) -> None:
         """`open_session` loads the credentials and returns a session that uses them."""
         self._session: Session | None = None
         self._open_session = open_session

@@ -51,9 +51,7 @@ def _check_kubeconfig(paths: list[str]) -> None:
                 merged[part].setdefault(name, (path, value))
     contexts = merged["contexts"]
     if not current:
-        raise ValueError(
-            f"{holder}: has no current-context; write one with kubectl config use-context NAME{_known(contexts)}"
-        )
+        raise ValueError(f"{holder}: has no current-context; write one with kubectl config use-context NAME{_known(contexts)}")
     if current not in contexts:
         raise ValueError(f"{holder}: the current-context '{current}' is not among the contexts{_known(contexts)}")
     path, context = contexts[current]
@@ -79,9 +77,7 @@ def _document(path: str) -> Mappings:
     except (yaml.YAMLError, ValueError, RecursionError) as wrong:
         raise ValueError(f"{path}: not YAML: {wrong}; correct the file") from wrong
     if not isinstance(document, dict):
-        raise ValueError(
-            f"{path}: is no kubeconfig, but {_kind(document)}; write one with kubectl config view --raw --flatten"
-        )
+        raise ValueError(f"{path}: is no kubeconfig, but {_kind(document)}; write one with kubectl config view --raw --flatten")
     return document
 
 
@@ -101,15 +97,11 @@ def _named(document: Mappings, part: str, path: str) -> Iterator[tuple[str, Mapp
     for number, item in enumerate(items):
         value = item.get(part.removesuffix("s")) if isinstance(item, dict) else None
         if not isinstance(item, dict) or "name" not in item or not isinstance(value, dict | None):
-            raise ValueError(
-                f"{path}: {part}[{number}] is no mapping with name and {part.removesuffix('s')}; correct the file"
-            )
+            raise ValueError(f"{path}: {part}[{number}] is no mapping with name and {part.removesuffix('s')}; correct the file")
         yield str(item["name"]), value or {}
 
 
-def _referred(
-    path: str, current: str, context: Mappings, part: str, known: Mapping[str, tuple[str, Mappings]]
-) -> tuple[str, Mappings]:
+def _referred(path: str, current: str, context: Mappings, part: str, known: Mapping[str, tuple[str, Mappings]]) -> tuple[str, Mappings]:
     """Returns file and value of what the context names as its cluster or user."""
     name = context.get(part)
     if name is None or str(name) not in known:
@@ -123,22 +115,16 @@ def _check_tls(cluster: Mappings, user: Mappings, path: str) -> None:
     authority = _pem(cluster, "certificate-authority", path)
     if authority is not None:
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
-                cadata=authority.text.decode("ascii", "replace")
-            )
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=authority.text.decode("ascii", "replace"))
         except (ssl.SSLError, ValueError) as wrong:
-            raise ValueError(
-                f"{authority.where}: has no CA certificate in PEM form; give the CA of the API server"
-            ) from wrong
+            raise ValueError(f"{authority.where}: has no CA certificate in PEM form; give the CA of the API server") from wrong
     certificate, key = _pem(user, "client-certificate", path), _pem(user, "client-key", path)
     if certificate is None:
         return
     key = key or certificate  # one file may have both
     for what, pem in (("CERTIFICATE", certificate), ("PRIVATE KEY", key)):
         if f"{what}-----".encode() not in pem.text:
-            raise ValueError(
-                f"{pem.where}: has no {what.lower()} in PEM form; give the user a client-certificate and its client-key"
-            )
+            raise ValueError(f"{pem.where}: has no {what.lower()} in PEM form; give the user a client-certificate and its client-key")
 
 
 class _Pem(NamedTuple):

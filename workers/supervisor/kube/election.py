@@ -88,12 +88,7 @@ class Election:
     """Decides for one picker what it does in the election. All times are seconds on its monotonic clock."""
 
     def __init__(
-        self,
-        identity: str,
-        times: Times = TIMES,
-        *,
-        leads_until: float = NEVER,
-        random: Callable[[], float] = lambda: 0.0,
+        self, identity: str, times: Times = TIMES, *, leads_until: float = NEVER, random: Callable[[], float] = lambda: 0.0
     ) -> None:
         """`leads_until`: the time until which a predecessor with the same identity leads; NEVER if it does not.
 

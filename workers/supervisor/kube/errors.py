@@ -17,9 +17,7 @@ class ApiError(Exception):
     `retry_after_s`: the pause that the server asked for, in seconds; 0 if it asked for none.
     """
 
-    def __init__(
-        self, status: int, reason: str, message: str, verb: str, path: str, *, retry_after_s: float = 0.0
-    ) -> None:
+    def __init__(self, status: int, reason: str, message: str, verb: str, path: str, *, retry_after_s: float = 0.0) -> None:
         self.status = status
         self.reason = reason
         self.message = message

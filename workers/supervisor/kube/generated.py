@@ -24,9 +24,7 @@ class _Empty(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         return ModuleSpec(fullname, self) if fullname.startswith(GENERATED) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

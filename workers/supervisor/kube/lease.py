@@ -228,16 +228,10 @@ class Candidacy:
 
     async def _watch(self) -> None:
         """Watches the lease and sets `_hint` when it changes. A failure here only delays the next read of the lease."""
-        query = {
-            "watch": "true",
-            "fieldSelector": f"metadata.name={self.name}",
-            "timeoutSeconds": str(WATCH_S),
-        }
+        query = {"watch": "true", "fieldSelector": f"metadata.name={self.name}", "timeoutSeconds": str(WATCH_S)}
         while True:
             try:
-                lines = self._server.lines(
-                    self._collection, query=query, idle_s=WATCH_S + self.election.times.request_s
-                )
+                lines = self._server.lines(self._collection, query=query, idle_s=WATCH_S + self.election.times.request_s)
                 async with contextlib.aclosing(lines) as events:
                     async for _ in events:
                         self._hint.set()
@@ -295,9 +289,7 @@ def encoded(action: Write, name: str, wall: float) -> bytes:
         "acquireTime": before.acquired if kept else at,
         "renewTime": at,
     }
-    return msgspec.json.encode(
-        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-    )
+    return msgspec.json.encode({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec})
 
 
 def micro_time(wall: float) -> str:

@@ -18,18 +18,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from workers.host.yaml_files import DiscoveryError, Fault, Node, documents, log_fields, read_file
-from workers.supervisor.kube.object_kinds import (
-    KINDS,
-    Found,
-    Object,
-    Once,
-    PoolName,
-    Remark,
-    by_name,
-    child,
-    read,
-    text,
-)
+from workers.supervisor.kube.object_kinds import KINDS, Found, Object, Once, PoolName, Remark, by_name, child, read, text
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 FILES_MAX: Final = 1000

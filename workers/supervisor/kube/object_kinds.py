@@ -21,16 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from epp.request.model_rewrite import (
-    MODEL_CHARS_MAX,
-    MODELS_MAX,
-    RULES_MAX,
-    TARGETS_MAX,
-    WEIGHT_MAX,
-    Rewrite,
-    Rule,
-    Target,
-)
+from epp.request.model_rewrite import MODEL_CHARS_MAX, MODELS_MAX, RULES_MAX, TARGETS_MAX, WEIGHT_MAX, Rewrite, Rule, Target
 from workers.host.options import POOL_GROUP
 from workers.host.yaml_files import Fault, Node
 
@@ -124,9 +115,7 @@ def read(node: Node, kind: str, version: str, place: str) -> Object:
     Raises Fault with the kind and name of the object, the field and the line.
     """
     if version not in API_VERSIONS:
-        raise Fault(
-            _line(node, "apiVersion"), f"apiVersion '{version[:128]}': {kind} needs {' or '.join(API_VERSIONS)}"
-        )
+        raise Fault(_line(node, "apiVersion"), f"apiVersion '{version[:128]}': {kind} needs {' or '.join(API_VERSIONS)}")
     name = ""
     try:
         metadata = child(node, "metadata") or Node(node.line, {})
@@ -192,9 +181,7 @@ def _rules(spec: Node) -> Iterator[Rule]:
 
 def _rule(node: Node, where: str) -> Rule:
     if not isinstance(node.value, dict):
-        raise Fault(
-            node.line, f"{where}: a rule is a mapping with targets, and with matches unless it is for all models"
-        )
+        raise Fault(node.line, f"{where}: a rule is a mapping with targets, and with matches unless it is for all models")
     matches = _list(node, "matches", where, MODELS_MAX)
     models = [_model(match, f"{where}.matches[{at}]") for at, match in enumerate(matches)]
     targets = _list(node, "targets", where, TARGETS_MAX)
@@ -279,9 +266,7 @@ def _line(node: Node, key: str) -> int:
     return node.value[key].line if isinstance(node.value, dict) and key in node.value else node.line
 
 
-def by_name(
-    objects: Iterable[Object], pool: PoolName, *, once: Callable[[Remark], None], faults: list[Remark]
-) -> Found:
+def by_name(objects: Iterable[Object], pool: PoolName, *, once: Callable[[Remark], None], faults: list[Remark]) -> Found:
     """Returns the objects of a source that belong to this pool, in the order of the source, without duplicates.
 
     Calls `once` with a remark for each object of another pool, and with the remarks of all objects that it returns. Adds duplicates, and
@@ -312,18 +297,13 @@ def by_name(
 
 def merge(directory: Found, api: Found, once: Callable[[Remark], None]) -> Objects:
     """Merges both sources. Calls `once` with a remark for each object that both have."""
-    both: list[tuple[Object, Object]] = [
-        (directory.objectives[n], api.objectives[n]) for n in directory.objectives.keys() & api.objectives
-    ]
+    both: list[tuple[Object, Object]] = [(directory.objectives[n], api.objectives[n]) for n in directory.objectives.keys() & api.objectives]
     both += [(directory.rewrites[n], api.rewrites[n]) for n in directory.rewrites.keys() & api.rewrites]
     for winner, loser in sorted(both, key=lambda pair: pair[0][:1]):
         both_have = f"{winner.kind} '{winner.name}' is in the directory and in Kubernetes ({loser.place})"
         once(Remark(winner.place, f"{both_have}: the directory wins"))
     objectives = {**api.objectives, **directory.objectives}
-    rewrites = [
-        *directory.rewrites.values(),
-        *(api.rewrites[n] for n in sorted(api.rewrites.keys() - directory.rewrites)),
-    ]
+    rewrites = [*directory.rewrites.values(), *(api.rewrites[n] for n in sorted(api.rewrites.keys() - directory.rewrites))]
     return Objects({name: each.priority for name, each in objectives.items()}, [each.rewrite for each in rewrites])
 
 

@@ -21,9 +21,7 @@ class Outage:
         if is_away(failure):
             if not self._away:
                 self._since = now
-                self._report(
-                    "the Kubernetes API is away: what is known stays, and the picker tries again", reason=str(failure)
-                )
+                self._report("the Kubernetes API is away: what is known stays, and the picker tries again", reason=str(failure))
             self._away.add(resource)
             return
         text = str(failure)

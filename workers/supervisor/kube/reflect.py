@@ -65,10 +65,7 @@ class Pace:
     """
 
     def __init__(
-        self,
-        report: Callable[..., None],
-        cpu: Callable[[], float] = time.thread_time,
-        clock: Callable[[], float] = time.perf_counter,
+        self, report: Callable[..., None], cpu: Callable[[], float] = time.thread_time, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         """`report` is called with an event and a reason.
 
@@ -95,9 +92,7 @@ class Pace:
         self._quiet_at = now + wait_s + QUIET_S
         if self._slowed_s >= SLOWED_S and now >= self._again_at:
             self._slowed_s, self._again_at = 0.0, now + AGAIN_S
-            reason = (
-                f"its events may take {SHARE:.1%} of the supervisor's time; look for objects that change all the time"
-            )
+            reason = f"its events may take {SHARE:.1%} of the supervisor's time; look for objects that change all the time"
             self._report("a watch sends events faster than they are processed: changes arrive late", reason=reason)
         return wait_s
 

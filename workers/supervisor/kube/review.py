@@ -49,17 +49,9 @@ NEEDED: Final = Verdict(
     "this page needs `Authorization: Bearer TOKEN`, the token of a service account that may get the page",
     CHALLENGE,
 )
-UNKNOWN: Final = Verdict(
-    HTTPStatus.UNAUTHORIZED, "the API server does not accept this token; it may have expired", CHALLENGE
-)
-BUSY: Final = Verdict(
-    HTTPStatus.SERVICE_UNAVAILABLE, "too many tokens are waiting for a review; try again in a second", LATER
-)
-FAILED: Final = Verdict(
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    "the API server could not review this token; the picker's log says why",
-    LATER,
-)
+UNKNOWN: Final = Verdict(HTTPStatus.UNAUTHORIZED, "the API server does not accept this token; it may have expired", CHALLENGE)
+BUSY: Final = Verdict(HTTPStatus.SERVICE_UNAVAILABLE, "too many tokens are waiting for a review; try again in a second", LATER)
+FAILED: Final = Verdict(HTTPStatus.SERVICE_UNAVAILABLE, "the API server could not review this token; the picker's log says why", LATER)
 
 
 class ReviewApi(Protocol):
@@ -100,10 +92,7 @@ class Reviewer:
     """Reviews tokens and caches the verdicts."""
 
     def __init__(
-        self,
-        server: Callable[[], ReviewApi | None],
-        report: Callable[..., None],
-        now: Callable[[], float] = time.monotonic,
+        self, server: Callable[[], ReviewApi | None], report: Callable[..., None], now: Callable[[], float] = time.monotonic
     ) -> None:
         """`server` returns the API server, or None before there is a connection to it."""
         self._server = server

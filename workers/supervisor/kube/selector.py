@@ -88,9 +88,7 @@ class _Tokens:
     def take(self) -> str:
         taken, self.next = self.next, next(self._tokens)
         if taken is None:
-            raise ValueError(
-                f"'{self._text}' ends too early; write a selector such as 'app=vllm, tier in (a, b), !canary'"
-            )
+            raise ValueError(f"'{self._text}' ends too early; write a selector such as 'app=vllm, tier in (a, b), !canary'")
         return taken
 
     def expect(self, sign: str) -> None:
@@ -150,9 +148,7 @@ def _value(tokens: _Tokens) -> str:
         return ""
     value = tokens.take()
     if len(value) > NAME_MAX or not _NAME.fullmatch(value):
-        raise ValueError(
-            f"'{value[:PREFIX_MAX]}' is not a label value: use up to {NAME_MAX} letters, digits, '-', '_' and '.'"
-        )
+        raise ValueError(f"'{value[:PREFIX_MAX]}' is not a label value: use up to {NAME_MAX} letters, digits, '-', '_' and '.'")
     return value
 
 

@@ -60,13 +60,7 @@ class Session:
         if token:
             fields["Authorization"] = token.strip()
         return await self._http.request(
-            verb,
-            self.host + url,
-            headers=fields,
-            data=body,
-            timeout=self._timeout,
-            allow_redirects=False,
-            **self._more,
+            verb, self.host + url, headers=fields, data=body, timeout=self._timeout, allow_redirects=False, **self._more
         )
 
     async def close(self) -> None:
@@ -100,16 +94,7 @@ async def open_session(files: str, environ: Mapping[str, str]) -> Session:
             kube_config._cleanup_temp_files()  # keys inside a kubeconfig were written to files for TLS to read
     except TimeoutError as late:
         raise Unreachable(f"{files}: the exec plugin did not end within {LOAD_S_MAX:g} s") from late
-    except (
-        ConfigException,
-        yaml.YAMLError,
-        OSError,
-        ssl.SSLError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AssertionError,
-    ) as bad:
+    except (ConfigException, yaml.YAMLError, OSError, ssl.SSLError, ValueError, TypeError, KeyError, AssertionError) as bad:
         invalid = " is not a kubeconfig" if files and not isinstance(bad, ConfigException | OSError) else ""
         raise Unreachable(f"{files or 'the service account'}{invalid}: {bad or type(bad).__name__}") from bad
 

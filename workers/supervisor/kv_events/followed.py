@@ -75,9 +75,7 @@ class Followed:
             self.heard, self._messages_before = before.heard, before.messages
             self.holder = Holder(holdings, kept.owners, kept.group)
             self.holder.block_tokens = kept.block_tokens
-            self.stream = Stream(
-                self, replays=bool(replay_address), position=kept.position, check=kept.check, remark=kept.remark
-            )
+            self.stream = Stream(self, replays=bool(replay_address), position=kept.position, check=kept.check, remark=kept.remark)
             self.publish()
         else:
             self.holder = Holder(holdings)
@@ -187,9 +185,7 @@ class Followed:
         held = self.holder.held
         self._positions.write(
             self.endpoint.slot,
-            StreamPosition(
-                stream.position, stream.check, self.heard, self._messages_before + self.messages, held, stream.dropped
-            ),
+            StreamPosition(stream.position, stream.check, self.heard, self._messages_before + self.messages, held, stream.dropped),
         )
 
     def kept(self) -> Kept:

@@ -88,15 +88,7 @@ class Loaded(NamedTuple):
 class HeldState:
     """Saves and loads the snapshot of one picker."""
 
-    def __init__(
-        self,
-        folder: str,
-        writer: HeldWriter,
-        tiers: Sequence[str],
-        *,
-        seed: int,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, folder: str, writer: HeldWriter, tiers: Sequence[str], *, seed: int, wall: Callable[[], float] = time.time) -> None:
         """`seed`: the prefix secret. `wall` returns Unix time in seconds.
 
         `tiers`: the names of the tiers, in the order of the owner ids.
@@ -225,9 +217,7 @@ class HeldState:
         if version != our_version:
             raise RefusedSnapshot(f"it has version {version}, and this picker reads version {our_version}")
         if entries != our_entries:
-            raise RefusedSnapshot(
-                f"it has room for {entries} links, and this picker for {our_entries} (--kv-index-blocks)"
-            )
+            raise RefusedSnapshot(f"it has room for {entries} links, and this picker for {our_entries} (--kv-index-blocks)")
         if layout != our_layout:
             raise RefusedSnapshot("the table of links had another layout when it was written")
         if secret != our_secret:

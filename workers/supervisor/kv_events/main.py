@@ -81,9 +81,7 @@ class Follower:
         self.publishing = Publishing(memory, self.positions)
         predecessors = self.publishing.predecessors()
         if self.positions.applying:
-            log.warning(
-                "kv-events: the predecessor ended in the middle of an update; the index of held blocks starts empty"
-            )
+            log.warning("kv-events: the predecessor ended in the middle of an update; the index of held blocks starts empty")
             writer.empty()
             predecessors = {}
         self.predecessors = predecessors
@@ -254,11 +252,7 @@ class Follower:
             raise
         if subscription is not None:
             self._poll(subscription)
-        log.info(
-            "kv-events: follows an endpoint",
-            endpoint=endpoint.name,
-            address=subscription.address if subscription else "bound",
-        )
+        log.info("kv-events: follows an endpoint", endpoint=endpoint.name, address=subscription.address if subscription else "bound")
         return followed
 
     def _subscribe_again(self, followed: Followed, before: Subscription) -> None:

@@ -80,9 +80,7 @@ def _few_sizes(records: list[StreamRecord]) -> list[StreamRecord]:
         return records
     rare = {size for size, _ in frequent[SIZES_MAX:]}
     return [
-        msgspec.structs.replace(record, followed=False, why=RARE_SIZE)
-        if record.followed and record.block_tokens in rare
-        else record
+        msgspec.structs.replace(record, followed=False, why=RARE_SIZE) if record.followed and record.block_tokens in rare else record
         for record in records
     ]
 

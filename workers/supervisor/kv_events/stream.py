@@ -19,17 +19,7 @@ from collections import deque
 from typing import Final, Protocol
 from zlib import crc32
 
-from epp.prefix.streams import (
-    COOLING,
-    LOST,
-    NO_ANSWER,
-    NO_EVENTS,
-    NOT_CONNECTED,
-    PARTIAL,
-    REPLAYING,
-    UNPROVEN,
-    UNSURE,
-)
+from epp.prefix.streams import COOLING, LOST, NO_ANSWER, NO_EVENTS, NOT_CONNECTED, PARTIAL, REPLAYING, UNPROVEN, UNSURE
 
 COOL_DOWN_S: Final = 30.0
 # A connection that is lost for longer makes the endpoint approximate. With the delay of the loop, this takes less than a second.

@@ -48,9 +48,7 @@ Review = Callable[[str, str], "Verdict | asyncio.Future[Verdict]"]
 class Access:
     """The guard of the metrics port."""
 
-    def __init__(
-        self, *, secret: str, review: Review | None, loopback: bool, certified: bool = False, remote: bool = False
-    ) -> None:
+    def __init__(self, *, secret: str, review: Review | None, loopback: bool, certified: bool = False, remote: bool = False) -> None:
         """`secret`: the token of processes on this machine. `review`: returns the verdict on a token and a path; None: without reviews.
 
         `loopback`: whether clients on the loopback interface need no token. `certified`: whether the port verifies certificates of

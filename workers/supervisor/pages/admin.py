@@ -75,9 +75,7 @@ class AdminServer:
         listening.setblocking(False)
         self._loop = loop = asyncio.get_running_loop()
         self._context = context
-        self.turns = Turns(
-            loop, on_used_up=lambda host: self.costly(host, "takes most of the time that this port may use")
-        )
+        self.turns = Turns(loop, on_used_up=lambda host: self.costly(host, "takes most of the time that this port may use"))
         self.sender = RoundRobinSender(loop, self.turns)
         self._listener = Listener(loop, listening, self._take, self._report)
         self._listener.open()

@@ -40,9 +40,7 @@ REQUESTS_PER_S: Final = 20.0
 
 FAILED_VERDICT: Final = Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the log says why")
 FAILED: Final = PageAnswer(f"{FAILED_VERDICT.text}\n".encode(), status=FAILED_VERDICT.status)
-CROWDED: Final = PageAnswer(
-    b"too many clients wait for a page\n", status=HTTPStatus.SERVICE_UNAVAILABLE, fields=(("Retry-After", "1"),)
-)
+CROWDED: Final = PageAnswer(b"too many clients wait for a page\n", status=HTTPStatus.SERVICE_UNAVAILABLE, fields=(("Retry-After", "1"),))
 TOO_MANY_TEXT: Final = b"too many requests on one connection\n"
 TOO_MANY: Final = PageAnswer(TOO_MANY_TEXT, status=HTTPStatus.TOO_MANY_REQUESTS, fields=(("Retry-After", "1"),))
 

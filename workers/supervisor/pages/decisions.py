@@ -51,11 +51,7 @@ class DecisionsPage:
     """Makes the page. It asks the workers for their decisions through shared memory."""
 
     def __init__(
-        self,
-        asking: Asking,
-        now: Callable[[], float],
-        *,
-        answered: Callable[[Sequence[Explanation]], None] = lambda _: None,
+        self, asking: Asking, now: Callable[[], float], *, answered: Callable[[Sequence[Explanation]], None] = lambda _: None
     ) -> None:
         """`now`: a clock in seconds. `answered`: called with the decisions of each answer."""
         self._asking = asking

@@ -41,14 +41,9 @@ def _histogram(family: Family, labels: str, parts: Sequence[tuple[list[int], flo
     name, before, braced = family.name, f"{labels}," if labels else "", _braced(labels)
     counts = [sum(column) for column in zip(*(counts for counts, _ in parts), strict=True)]
     bounds = [*map(go_float, family.bounds), "+Inf"]
-    lines = [
-        f'{name}_bucket{{{before}le="{bound}"}} {go_float(count)}\n'
-        for bound, count in zip(bounds, counts, strict=True)
-    ]
+    lines = [f'{name}_bucket{{{before}le="{bound}"}} {go_float(count)}\n' for bound, count in zip(bounds, counts, strict=True)]
     total = sum(total for _, total in parts)
-    return "".join(
-        (*lines, f"{name}_count{braced} {go_float(counts[-1])}\n", f"{name}_sum{braced} {go_float(total)}\n")
-    )
+    return "".join((*lines, f"{name}_count{braced} {go_float(counts[-1])}\n", f"{name}_sum{braced} {go_float(total)}\n"))
 
 
 def _braced(labels: str) -> str:

@@ -87,10 +87,7 @@ class FlowFigures:
 
     def _totals(self) -> Iterator[Shown]:
         plan, flow = self._plan, self._flow
-        for unit, word, limit in (
-            ("requests", WAITING, plan.max_requests),
-            ("bytes", WAITING_BYTES, plan.max_bytes),
-        ):
+        for unit, word, limit in (("requests", WAITING, plan.max_requests), ("bytes", WAITING_BYTES, plan.max_bytes)):
             if limit:
                 yield Shown(FLOW_CAPACITY_ALL[unit], OF_POOL, [((self._pool,), flow.total(word) / limit)])
 

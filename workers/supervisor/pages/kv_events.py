@@ -34,11 +34,7 @@ TOTALS: Final[Mapping[Metric, str]] = {
     names.ERRORS: "errors",
     names.QUEUE_DEPTH: "waiting",
 }
-INDEX_TOTALS: Final[Mapping[Metric, str]] = {
-    names.ADMISSIONS: "stored",
-    names.OVERWRITTEN: "evictions",
-    names.ENTRIES: "entries",
-}
+INDEX_TOTALS: Final[Mapping[Metric, str]] = {names.ADMISSIONS: "stored", names.OVERWRITTEN: "evictions", names.ENTRIES: "entries"}
 
 
 class StreamFigures(NamedTuple):
@@ -85,9 +81,7 @@ class KvFigures:
         left = self._documents.read(COUNTS)
         return _counts.decode(left[1]) if left is not None and left[1] else KvCounts()
 
-    def families(
-        self, pool: str, endpoints: Sequence[tuple[Endpoint, float]], now: float
-    ) -> Iterator[tuple[Metric, Labels, list[Row]]]:
+    def families(self, pool: str, endpoints: Sequence[tuple[Endpoint, float]], now: float) -> Iterator[tuple[Metric, Labels, list[Row]]]:
         """Yields all metrics with their labels and rows. Leaves out those of the index unless the configuration enables them.
 
         `endpoints`: each with its data-parallel ranks; NaN: not known.

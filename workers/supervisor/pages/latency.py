@@ -19,23 +19,15 @@ class LatencyFigures:
     def __init__(self, model: Callable[[], LatencyModel]) -> None:
         self._model = model
 
-    def families(
-        self, pool: str, endpoints: Sequence[Endpoint], now: float
-    ) -> Iterator[tuple[Metric, Labels, list[Row]]]:
+    def families(self, pool: str, endpoints: Sequence[Endpoint], now: float) -> Iterator[tuple[Metric, Labels, list[Row]]]:
         """Yields all metrics with their labels and rows."""
         model = self._model()
-        known = [
-            (endpoint.name, model.endpoints[endpoint.slot])
-            for endpoint in endpoints
-            if endpoint.slot in model.endpoints
-        ]
+        known = [(endpoint.name, model.endpoints[endpoint.slot]) for endpoint in endpoints if endpoint.slot in model.endpoints]
         if not any(each.samples for _, each in known):
             return
         yield ERRORS, BY_ENDPOINT, [((pool, name), (list(accumulate(e.errors)), e.error_sum)) for name, e in known]
         coefficients: list[Row] = [
-            ((pool, name, term), seconds)
-            for name, each in known
-            for term, seconds in terms(model, each.slot, now).items()
+            ((pool, name, term), seconds) for name, each in known for term, seconds in terms(model, each.slot, now).items()
         ]
         yield SECONDS, SECONDS.labels, coefficients
         yield USED, (), [((), float(model.trusted))]

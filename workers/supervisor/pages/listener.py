@@ -74,10 +74,7 @@ class Listener:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 raise
-            self._report(
-                "cannot accept a connection on the metrics port",
-                reason=f"{error.strerror}; raise the limit of open files",
-            )
+            self._report("cannot accept a connection on the metrics port", reason=f"{error.strerror}; raise the limit of open files")
             self._pause(NO_DESCRIPTORS_PAUSE_S)
             return
         self._share.spend(self._cpu() - begun)

@@ -179,9 +179,7 @@ class MetricsPage:
             for name in names[:1]
         }
         self._now = now
-        self._series_texts = [
-            SeriesText(group, reader, legacy=content.legacy_names) for group, reader in content.series
-        ]
+        self._series_texts = [SeriesText(group, reader, legacy=content.legacy_names) for group, reader in content.series]
         self._leads = leads
         self._reload = reload
 
@@ -297,9 +295,7 @@ class MetricsPage:
         every = range(1, max(used, default=0) + 1)
         present = [seat for seat in every if seat not in removed]
         gauges: dict[Metric, Sequence[float]] = {
-            metric._replace(name=_gauge_name(metric.name)): lanes.scalars(metric.name)
-            for metric in WORKER_GAUGES
-            if metric is not LOOP_LAG
+            metric._replace(name=_gauge_name(metric.name)): lanes.scalars(metric.name) for metric in WORKER_GAUGES if metric is not LOOP_LAG
         }
         gauges[WORKER_LOOP_LAG] = [lag / 1e6 for lag in lanes.scalars(LOOP_LAG.name)]
         gauges[WORKER_SERVING] = [lanes.serving(seat) for seat in range(len(ages))]
@@ -359,11 +355,7 @@ class MetricsPage:
         rows: list[Row] = [(user, size) for user in users]
         # All plugins use the same index, so the twin is not the sum over plugins.
         yield from self._shown(INDEX_SIZE, ("plugin_name", "plugin_type"), rows, of_twin=[((), size)] if users else [])
-        for metric, count in (
-            (INDEX_EVICTIONS, index.evictions),
-            (INDEX_DROPPED, index.dropped),
-            (BUS_CORRUPT, index.corrupt),
-        ):
+        for metric, count in ((INDEX_EVICTIONS, index.evictions), (INDEX_DROPPED, index.dropped), (BUS_CORRUPT, index.corrupt)):
             yield from self._shown(metric, (), [((), count())])
         freed: list[Row] = [((cause,), count) for cause, count in index.freed().items()]
         yield from self._shown(INDEX_FREED, INDEX_FREED.labels, freed)

@@ -203,12 +203,7 @@ class RoundRobinSender:
             self._timer = None
 
     def _make_ready(self, delivery: Delivery) -> None:
-        if (
-            delivery in self._under_way
-            and delivery.full_since is None
-            and delivery not in self._ready
-            and delivery not in self._pausing
-        ):
+        if delivery in self._under_way and delivery.full_since is None and delivery not in self._ready and delivery not in self._pausing:
             self._ready.append(delivery)
             self._schedule()
 

@@ -3,13 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from epp.metrics import Metric
-from epp.metrics.computed import (
-    CERTIFICATE_EXPIRY,
-    PROCESS_CPU,
-    PROCESS_EXITS,
-    PROCESS_MEMORY,
-    SUPERVISOR_STARTS,
-)
+from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY, SUPERVISOR_STARTS
 from shm.lanes import SUPERVISOR_LANE, Lanes
 from workers.host.proc import ProcessUse, process_use
 from workers.process.layout import CERTIFICATE_UNTIL

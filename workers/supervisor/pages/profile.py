@@ -100,12 +100,8 @@ def pprof(profile: Profile) -> bytes:
         data += field(2, locations + _int(2, count) + _int(2, count * NANOSECONDS))
     for number, (name, file, line) in enumerate(functions, 1):
         data += field(4, _int(1, number) + field(4, _int(1, number) + _int(2, line)))
-        data += field(
-            5, _int(1, number) + _int(2, text(name)) + _int(3, text(name)) + _int(4, text(file)) + _int(5, line)
-        )
-    data += (
-        _int(10, profile.seconds * 1_000_000_000) + field(11, value_type("cpu", "nanoseconds")) + _int(12, NANOSECONDS)
-    )
+        data += field(5, _int(1, number) + _int(2, text(name)) + _int(3, text(name)) + _int(4, text(file)) + _int(5, line))
+    data += _int(10, profile.seconds * 1_000_000_000) + field(11, value_type("cpu", "nanoseconds")) + _int(12, NANOSECONDS)
     return data + b"".join(field(6, value.encode()) for value in texts)
 
 

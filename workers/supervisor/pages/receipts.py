@@ -89,9 +89,7 @@ class ReceiptPage:
         number, until = self._asking.ask(), self._now() + ANSWER_S
         while not self._asking.answered(number) and self._now() < until:
             yield Pause(LOOK_AGAIN_S)
-        found = [
-            each for each in self._asking.read() if each.request_id and hash_of(each.request_id) == receipt.request
-        ]
+        found = [each for each in self._asking.read() if each.request_id and hash_of(each.request_id) == receipt.request]
         self._answered(found[:1])
         yield encode(self.opened(receipt, found[0] if found else None)) + b"\n"
 

@@ -30,15 +30,10 @@ class ReplicaFigures:
         yield names.REPLICAS, (), [((), float(1 + len(others.live)))]
         live = sorted(others.live.items())
         yield names.AGE, names.AGE.labels, [((name,), now - other.heard_at) for name, other in live]
-        loads: list[Row] = [
-            ((name,), float(sum(requests for requests, _ in other.loads.values()))) for name, other in live
-        ]
+        loads: list[Row] = [((name,), float(sum(requests for requests, _ in other.loads.values()))) for name, other in live]
         yield names.REQUESTS, names.REQUESTS.labels, loads
         yield names.LAG, (), [((), exchange.lag_s)]
-        for metric, sent, received in (
-            (names.MESSAGES, exchange.sent, others.messages),
-            (names.BYTES, exchange.sent_bytes, others.bytes),
-        ):
+        for metric, sent, received in ((names.MESSAGES, exchange.sent, others.messages), (names.BYTES, exchange.sent_bytes, others.bytes)):
             yield metric, metric.labels, [(("sent",), float(sent)), (("received",), float(received))]
         dropped = others.refused | {
             "lost": others.lost,

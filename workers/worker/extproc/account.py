@@ -60,16 +60,9 @@ class Account:
         total = np.maximum(running + waiting + more, 0.0)
         runs = np.minimum(total, batch)
         kv = np.clip(page.kv + (runs - running) * self._held[slots], 0.0, 1.0)
-        return Load(
-            np.where(np.isnan(page.running), np.nan, runs),
-            np.where(np.isnan(page.waiting), np.nan, total - runs),
-            kv,
-            counted,
-        )
+        return Load(np.where(np.isnan(page.running), np.nan, runs), np.where(np.isnan(page.waiting), np.nan, total - runs), kv, counted)
 
-    def _take(
-        self, slots: Any, generation: Words, page_at: Floats, page: Load, running: Floats, waiting: Floats
-    ) -> None:
+    def _take(self, slots: Any, generation: Words, page_at: Floats, page: Load, running: Floats, waiting: Floats) -> None:
         """Takes the pages that have come since the last call."""
         another = self._generation[slots] != generation
         new = another | (self._page_at[slots] != page_at)

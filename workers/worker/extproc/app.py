@@ -52,12 +52,7 @@ class Guards:
     """
 
     def __init__(
-        self,
-        *,
-        body_bytes_max: int,
-        deciding: Deciding,
-        on_fault: Callable[[BaseException], None],
-        hidden_headers: Collection[str] = (),
+        self, *, body_bytes_max: int, deciding: Deciding, on_fault: Callable[[BaseException], None], hidden_headers: Collection[str] = ()
     ) -> None:
         self.body_bytes_max = body_bytes_max
         self.deciding = deciding

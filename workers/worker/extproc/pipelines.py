@@ -31,9 +31,7 @@ class Used(NamedTuple):
 class Pipelines:
     """Gives out the pipelines of one worker. `whole`: the configured pipeline. `wrap`: the function that wraps a pipeline's calls."""
 
-    def __init__(
-        self, whole: Pipeline, wrap: Wrap = bare, *, timing: Timing | None = None, tracer: Tracer | None = None
-    ) -> None:
+    def __init__(self, whole: Pipeline, wrap: Wrap = bare, *, timing: Timing | None = None, tracer: Tracer | None = None) -> None:
         """`timing` times calls; None: no call is timed. `tracer` traces requests; None: no request is traced."""
         self.whole = whole
         self.timing = timing

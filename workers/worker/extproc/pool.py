@@ -117,9 +117,7 @@ class SharedPool:
         """Returns the endpoints that the gateway allows, with the current load. `subset`: the gateway's choice; None allows all."""
         now = self.now()
         age = now - self._built_at
-        if age > REBUILD_MAX_S or (
-            age > REBUILD_MIN_S and self._copy is not None and self._table.epoch() != self._copy.epoch
-        ):
+        if age > REBUILD_MAX_S or (age > REBUILD_MIN_S and self._copy is not None and self._table.epoch() != self._copy.epoch):
             self._snapshot = self._build(now)
             self._built_at = now
         candidates = self._loaded(self._snapshot, self._used, self._scattered)

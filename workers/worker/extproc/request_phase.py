@@ -84,16 +84,12 @@ class RequestPhase:
         self._small = 0  # the number of small pieces since the last piece that is not small
         self._subset: Sequence[str] | None = None
         self._trailers = False
-        self._uncounted = (
-            0  # bytes of the piece that completed the body: the transport counts only those before it as held
-        )
+        self._uncounted = 0  # bytes of the piece that completed the body: the transport counts only those before it as held
         self._place = 0  # the index of the parser's call in `Pipeline.parses`
         self._coroutine: Coroutine[Any, Any, Decision] | None = None
         self.body_bytes = 0
         self.buffered = 0  # the body mode if the gateway buffers the body, else 0; see `epp.protocol.codec.modes`
-        self.gateway: GatewayContext | None = (
-            None  # the gateway's trace context; None without one, or if traces are off
-        )
+        self.gateway: GatewayContext | None = None  # the gateway's trace context; None without one, or if traces are off
         self.parser: Parser | None = None
         self.restorer: ModelRestorer | None = None
         self._renamed: bytes | None = None  # the whole body after its model was renamed; None if it was not
@@ -349,11 +345,7 @@ class RequestPhase:
             if self._trailers:
                 send(codec.REQUEST_TRAILERS_ANSWER)
             return
-        send(
-            codec.request_headers_answer(
-                app.destination(decision), self.body_bytes, decision.headers, scores, decision.removed_headers
-            )
-        )
+        send(codec.request_headers_answer(app.destination(decision), self.body_bytes, decision.headers, scores, decision.removed_headers))
         for message, start, end, begin, stop in self.pieces:
             if end - start <= PIECE_BYTES_MAX:
                 send(codec.request_body_answer(message, start, end))

@@ -144,13 +144,7 @@ class ResponsePhase:
         return gateway
 
     def _read_headers(
-        self,
-        stream: Shell,
-        headers: codec.Headers,
-        status: str,
-        request: Request,
-        decision: Decision,
-        gateway: Mapping[str, object] | None,
+        self, stream: Shell, headers: codec.Headers, status: str, request: Request, decision: Decision, gateway: Mapping[str, object] | None
     ) -> Mapping[str, str] | None:
         """Returns the headers that plugins add to the response; None if no plugin was called. Raises ProtocolViolation.
 
@@ -208,9 +202,7 @@ class ResponsePhase:
         if self._streaming:
             self._chunk_seen(stream, empty=empty)
 
-    def _pass_on(
-        self, stream: Shell, message: bytes, payload: tuple[int, int], data: tuple[int, int], last: bool
-    ) -> None:
+    def _pass_on(self, stream: Shell, message: bytes, payload: tuple[int, int], data: tuple[int, int], last: bool) -> None:
         """Sends one piece of the answer on. The piece stays unchanged unless the model was renamed. The last one has plugins' metadata."""
         (start, end), (begin, stop) = payload, data
         metadata = self._metadata(stream) if last else b""
@@ -352,9 +344,7 @@ class ResponsePhase:
         """Returns the status of the answer; 0 if there was none."""
         return self._response.status if self._response is not None else OK if self._begun_at else 0
 
-    def _answered(
-        self, stream: Shell, request: Request, decision: Decision, pipeline: Pipeline, usage: Usage | None
-    ) -> None:
+    def _answered(self, stream: Shell, request: Request, decision: Decision, pipeline: Pipeline, usage: Usage | None) -> None:
         """Counts the end of a request that was sent to an endpoint, and calls the ResponseComplete plugins."""
         app = stream.app
         # A streamed answer counts the time that its chunks took in this process, without the time that the model server took.
@@ -391,11 +381,7 @@ def _name(stream: Shell, exchange: Exchange) -> None:
 
 
 def _with_receipt(
-    stream: Shell,
-    pipeline: Pipeline | None,
-    request: Request,
-    decision: Decision,
-    set_headers: Mapping[str, str] | None,
+    stream: Shell, pipeline: Pipeline | None, request: Request, decision: Decision, set_headers: Mapping[str, str] | None
 ) -> Mapping[str, str] | None:
     """Returns the headers for the client, with the receipt of the decision. A fault here does not disturb the answer."""
     receipts = stream.app.receipts

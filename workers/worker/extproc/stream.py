@@ -174,11 +174,7 @@ class ExtProcStream(Shell):
         answer.exchange = app.telemetry.routed(request, decision, used, self.received_at)
         if request is not None and app.evictions is not None:
             reservation.victim = app.evictions.track(request, request.sent_at, self.evict)
-        if (
-            app.request_phase_only
-            or self.half
-            or (request is not None and (handling := request[ANSWER]) is not None and handling.skip)
-        ):
+        if app.request_phase_only or self.half or (request is not None and (handling := request[ANSWER]) is not None and handling.skip):
             if answer.exchange is not None:
                 answer.exchange.served()
             self.end(0, "")  # the gateway passes the answer on without the picker
@@ -219,9 +215,7 @@ class ExtProcStream(Shell):
         waits = self.state in (AWAIT_BODY, DECIDING)
         if waits:
             queued = self.state == DECIDING
-            self.refuse(
-                Refused(Cause.SHUTTING_DOWN, "request evicted from queue" if queued else "request rejected pre-queue")
-            )
+            self.refuse(Refused(Cause.SHUTTING_DOWN, "request evicted from queue" if queued else "request rejected pre-queue"))
         return waits
 
     def evict(self) -> bool:

@@ -39,13 +39,7 @@ class Tryout:
     """Tries a candidate configuration in one worker. `app`: the candidate's app, which decides the requests of its share."""
 
     def __init__(
-        self,
-        app: App,
-        share: Share,
-        *,
-        seed: int,
-        figures: TryoutFigures,
-        later: Callable[[Coroutine[Any, Any, None]], object],
+        self, app: App, share: Share, *, seed: int, figures: TryoutFigures, later: Callable[[Coroutine[Any, Any, None]], object]
     ) -> None:
         """`seed`: a number that is the same in all workers, so that all choose the same requests. `later` runs a coroutine in the event
         loop.

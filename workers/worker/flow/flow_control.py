@@ -100,10 +100,7 @@ class FlowObserver:
     """
 
     def __init__(
-        self,
-        blocked: Callable[[], object] | None,
-        cycled: Callable[[float], None],
-        policy_failed: Callable[[str, BaseException], None],
+        self, blocked: Callable[[], object] | None, cycled: Callable[[float], None], policy_failed: Callable[[str, BaseException], None]
     ) -> None:
         self._blocked = blocked
         self.cycled = cycled
@@ -218,9 +215,7 @@ class FlowControl:
 
     def use(self, plan: FlowPlan, probe: Probe) -> None:
         """Continues with the plan of a later configuration (`FlowController.use`)."""
-        self.gate = PoolGate(
-            probe, plan.usage_limits, plan.detector.name, now=self._now, report=self._observer.policy_failed
-        )
+        self.gate = PoolGate(probe, plan.usage_limits, plan.detector.name, now=self._now, report=self._observer.policy_failed)
         self._static = plan.static()
         self._controller.use(plan, self.gate)
         if self._sweep is None or self._sweep_at > self._now() + SWEEP_S:

@@ -65,9 +65,7 @@ class FlowMetrics:
     def enters(self, request: Request, size: int, seconds: float) -> int:
         """Counts a request that begins to wait. `seconds`: the time that queueing it took. Returns the block that `leaves` needs."""
         fairness_id = request.fairness_id
-        block = self._queues.block(
-            (fairness_id, str(request.priority), self._pool, request.model, request.target_model)
-        )
+        block = self._queues.block((fairness_id, str(request.priority), self._pool, request.model, request.target_model))
         enqueues = self._enqueues
         enqueues.observe(enqueues.block((fairness_id, str(request.priority), NOT_FINALIZED)), ENQUEUE, seconds)
         words = self._queues.words

@@ -17,19 +17,7 @@ import xxhash
 from compiled.calls import increase
 from epp.flow.ports import Elsewhere, Head, Held, Wanted
 from epp.request.flows import FlowKey
-from shm.flow_lanes import (
-    BACKLOGGED,
-    DISPATCHED,
-    END,
-    FLOW_HASH_MAX,
-    PENDING,
-    REQUESTS,
-    TIME,
-    WAITING,
-    WAITING_BYTES,
-    YIELDED,
-    FlowLanes,
-)
+from shm.flow_lanes import BACKLOGGED, DISPATCHED, END, FLOW_HASH_MAX, PENDING, REQUESTS, TIME, WAITING, WAITING_BYTES, YIELDED, FlowLanes
 from shm.lanes import Lanes
 from shm.remote_lane import HEAD as REMOTE_HEAD
 
@@ -41,14 +29,7 @@ class LanePeers:
     """Reads what the other shards show, and writes what one worker shows to them. `worker`: the worker's number, from 0."""
 
     def __init__(
-        self,
-        flow: FlowLanes,
-        lanes: Lanes,
-        worker: int,
-        places: Mapping[int, int],
-        *,
-        wakeups: Sequence[int],
-        now: Callable[[], float],
+        self, flow: FlowLanes, lanes: Lanes, worker: int, places: Mapping[int, int], *, wakeups: Sequence[int], now: Callable[[], float]
     ) -> None:
         self._flow = flow
         self._lanes = lanes
@@ -97,10 +78,7 @@ class LanePeers:
 
     def totals(self) -> tuple[int, int]:
         words, bases = self._words, self._look()
-        requests, size = (
-            sum(words[base + WAITING] for base in bases),
-            sum(words[base + WAITING_BYTES] for base in bases),
-        )
+        requests, size = (sum(words[base + WAITING] for base in bases), sum(words[base + WAITING_BYTES] for base in bases))
         if (remote := self._lanes.added) is not None:
             more, more_bytes = remote.waiting()
             return requests + more, size + more_bytes
@@ -206,12 +184,7 @@ class BandLedger:
     """Implements `epp.plugin.Ledger` for one band, over the lanes. A band without a place shows nothing, and reads 0 from other shards."""
 
     def __init__(
-        self,
-        other_bases: Callable[[], tuple[int, ...]],
-        flow: FlowLanes,
-        worker: int,
-        places: Mapping[int, int],
-        priority: int,
+        self, other_bases: Callable[[], tuple[int, ...]], flow: FlowLanes, worker: int, places: Mapping[int, int], priority: int
     ) -> None:
         self._other_bases = other_bases  # returns the offsets, in words, at which the lanes of the other shards begin
         self._flow = flow

@@ -132,12 +132,7 @@ class PredictionWatch:
     """Runs in the supervisor and watches the counts of all workers. `report` gets each warning."""
 
     def __init__(
-        self,
-        series: SeriesReader,
-        table: TableReader,
-        endpoints: EndpointsView,
-        evictions: Callable[[], int],
-        report: Callable[..., None],
+        self, series: SeriesReader, table: TableReader, endpoints: EndpointsView, evictions: Callable[[], int], report: Callable[..., None]
     ) -> None:
         self._series = series
         self._table = table

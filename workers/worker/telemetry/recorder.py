@@ -126,14 +126,7 @@ class Pending:
     __slots__ = ("by", "decision", "now", "number", "received_at", "refused", "request")
 
     def __init__(
-        self,
-        by: "Recorder",
-        number: int,
-        request: Request,
-        decision: Decision | None,
-        refused: str,
-        received_at: float,
-        now: float,
+        self, by: "Recorder", number: int, request: Request, decision: Decision | None, refused: str, received_at: float, now: float
     ) -> None:
         self.by = by
         self.number = number
@@ -147,15 +140,7 @@ class Pending:
 class Recorder:
     """Records the requests of one configuration."""
 
-    def __init__(
-        self,
-        sender: RecordSender,
-        keyed: Keyed,
-        *,
-        generation: int,
-        config_hash: str,
-        pipeline: "Pipeline",
-    ) -> None:
+    def __init__(self, sender: RecordSender, keyed: Keyed, *, generation: int, config_hash: str, pipeline: "Pipeline") -> None:
         """`generation`, `config_hash`: the number and the hash of the configuration with this pipeline."""
         self._sender = sender
         self._keyed = keyed

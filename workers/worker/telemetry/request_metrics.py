@@ -14,14 +14,7 @@ from epp.candidates import Endpoint
 from epp.decision.decision import Usage
 from epp.metrics import OTHER
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.series import (
-    BETWEEN_CHUNKS,
-    REQUEST_BYTES,
-    REQUEST_ERRORS,
-    REQUEST_RUNNING,
-    REQUEST_TOTAL,
-    SCHEDULER_ATTEMPTS,
-)
+from epp.metrics.series import BETWEEN_CHUNKS, REQUEST_BYTES, REQUEST_ERRORS, REQUEST_RUNNING, REQUEST_TOTAL, SCHEDULER_ATTEMPTS
 from epp.request import Request
 from shm.series import SeriesWriter
 from workers.transport.interface import Clock
@@ -54,13 +47,7 @@ class RequestMetrics:
     """Counts the requests, errors and scheduling attempts of one worker."""
 
     def __init__(
-        self,
-        clock: Clock,
-        requests: SeriesWriter,
-        figures: SeriesWriter,
-        errors: SeriesWriter,
-        attempts: SeriesWriter,
-        caps: LabelCaps,
+        self, clock: Clock, requests: SeriesWriter, figures: SeriesWriter, errors: SeriesWriter, attempts: SeriesWriter, caps: LabelCaps
     ) -> None:
         """The writers of the groups REQUEST, REQUEST_FIGURES, ERROR and ATTEMPTS, and the names that they share."""
         self.clock = clock

@@ -22,9 +22,7 @@ from workers.worker.telemetry.request_metrics import Exchange, RequestMetrics
 from workers.worker.telemetry.shadow_agreement import Agreements
 from workers.worker.telemetry.usage_doubts import UsageDoubts
 
-FOR_LOAD: Final = frozenset(
-    (Cause.NOT_ADMITTED, Cause.SHED, Cause.QUEUE_AT_CAPACITY, Cause.TTL_EXPIRED, Cause.DISPLACED)
-)
+FOR_LOAD: Final = frozenset((Cause.NOT_ADMITTED, Cause.SHED, Cause.QUEUE_AT_CAPACITY, Cause.TTL_EXPIRED, Cause.DISPLACED))
 NOT_SCHEDULED: Final = frozenset((Cause.NO_CANDIDATES, Cause.NO_ENDPOINT_LEFT))
 
 
@@ -91,9 +89,7 @@ class Telemetry:
         """Records that a stream was opened."""
         self._lane.add(self._at.streams)
 
-    def routed(
-        self, request: Request | None, decision: Decision, used: Used | None, received_at: float
-    ) -> Exchange | None:
+    def routed(self, request: Request | None, decision: Decision, used: Used | None, received_at: float) -> Exchange | None:
         """Records that a request got its endpoint from the pipeline in `used`.
 
         `request`: None for a request that is no inference request. Then the result is None, too.
@@ -182,9 +178,7 @@ class Telemetry:
         if self.access_log is not None:
             self.access_log.ended(exchange, request, decision, status, self._now())
 
-    def answered(
-        self, request: Request, decision: Decision, usage: Usage | None, seconds: float | None, *, failed: bool
-    ) -> None:
+    def answered(self, request: Request, decision: Decision, usage: Usage | None, seconds: float | None, *, failed: bool) -> None:
         """Records that a request is over. `usage`: what the model server has reported. `failed`: whether it has failed the request.
 
         `seconds`: the time that this process has spent on the answer; None if there was no answer.

@@ -50,18 +50,7 @@ class StreamMetrics:
 class _Measured:
     """A layer between transport and handler: a handler to the transport, a stream to the handler. So it sees how the stream ends."""
 
-    __slots__ = (
-        "_metrics",
-        "_opened_at",
-        "_stream",
-        "gathered",
-        "handler",
-        "hold",
-        "release",
-        "send",
-        "send_parts",
-        "send_raw",
-    )
+    __slots__ = ("_metrics", "_opened_at", "_stream", "gathered", "handler", "hold", "release", "send", "send_parts", "send_raw")
 
     def __init__(self, metrics: StreamMetrics, stream: Stream, opened_at: float) -> None:
         self._metrics = metrics

@@ -75,9 +75,7 @@ class Span:
         "attributes", "end", "error", "name", "parent", "problem", "remote", "span_id", "start", "trace_id",
     )  # fmt: skip
 
-    def __init__(
-        self, name: str, trace_id: int, span_id: int, parent: int, start: int, attributes: dict[str, Any]
-    ) -> None:
+    def __init__(self, name: str, trace_id: int, span_id: int, parent: int, start: int, attributes: dict[str, Any]) -> None:
         self.name = name
         self.trace_id = trace_id
         self.span_id = span_id
@@ -217,9 +215,7 @@ class Trace:
         tracer, opened = self._tracer, self._open
         begin = at or tracer.clock() + self._offset
         parent = opened[-1].span_id if opened else 0
-        span = Span(
-            name, self.trace_id, tracer.bits(64) or 1, parent, begin, attributes if attributes is not None else {}
-        )
+        span = Span(name, self.trace_id, tracer.bits(64) or 1, parent, begin, attributes if attributes is not None else {})
         opened.append(span)
         return span
 

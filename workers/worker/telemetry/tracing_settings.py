@@ -39,15 +39,10 @@ RATIO = 0.1
 TIMEOUT_MS = 10_000
 COMPRESSIONS = ("none", "gzip")
 FILES = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
-MODULES = {
-    "console": ("opentelemetry.sdk.trace",),
-    "otlp": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc"),
-}
+MODULES = {"console": ("opentelemetry.sdk.trace",), "otlp": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc")}
 
 
-def settings(
-    environ: Mapping[str, str], installed: Callable[[str], Any] = find_spec
-) -> tuple[TracingOptions | None, list[str]]:
+def settings(environ: Mapping[str, str], installed: Callable[[str], Any] = find_spec) -> tuple[TracingOptions | None, list[str]]:
     """Returns the settings and a list of errors. The settings are None if traces are off or if there are errors."""
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     if exporter in ("", "none") or environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -57,8 +52,7 @@ def settings(
         errors.append(f"OTEL_TRACES_EXPORTER '{exporter}' is not supported; use {', '.join(EXPORTERS)} or none")
     elif not _installed(exporter, installed):
         errors.append(
-            f"OTEL_TRACES_EXPORTER={exporter} needs OpenTelemetry, which is not installed; "
-            f"pip install '{EXTRA}', or unset the variable"
+            f"OTEL_TRACES_EXPORTER={exporter} needs OpenTelemetry, which is not installed; pip install '{EXTRA}', or unset the variable"
         )
     sampler, ratio = _sampler(environ, errors)
     options = TracingOptions(exporter=exporter, ratio=ratio, parent_based=sampler.startswith(PARENT_BASED))
@@ -108,9 +102,7 @@ def _otlp(environ: Mapping[str, str], options: TracingOptions, errors: list[str]
         timeout = str(TIMEOUT_MS)
     name, endpoint = setting("ENDPOINT", "")
     if endpoint and not _is_endpoint(endpoint):
-        errors.append(
-            f"{name} '{endpoint}' is not an http:// or https:// URL with a host; use for example http://localhost:4317"
-        )
+        errors.append(f"{name} '{endpoint}' is not an http:// or https:// URL with a host; use for example http://localhost:4317")
     for what in FILES:
         name, path = setting(what, "")
         if path and not os.access(path, os.R_OK):

@@ -31,9 +31,7 @@ class UsageDoubts:
         if rarely is None:
             if len(self._by_server) >= SERVERS_MAX:
                 self._by_server.clear()
-            rarely = self._by_server[server] = Rarely(
-                "a server reports more tokens than its answers can have", self._report
-            )
+            rarely = self._by_server[server] = Rarely("a server reports more tokens than its answers can have", self._report)
         rarely.tell(
             self._now(),
             f"{server.namespace}/{server.name} ({server.address}): {reported.prompt} prompt and {reported.completion} completion tokens "

@@ -18,12 +18,7 @@ from epp.data import (
     WAITING_MODELS,
     Column,
 )
-from epp.plugins.extractors.core_metrics import (
-    CORE,
-    CoreMetricsExtractor,
-    ExtractError,
-    Extraction,
-)
+from epp.plugins.extractors.core_metrics import CORE, CoreMetricsExtractor, ExtractError, Extraction
 
 WANTED = (*CORE, ACTIVE_MODELS, WAITING_MODELS)
 VLLM = b"""# HELP vllm:num_requests_running Number of requests running.
@@ -82,9 +77,7 @@ def vllm(wanted: tuple[Column, ...] = WANTED) -> Extraction:
 def test_each_engines_page_yields_the_columns_that_it_reports(engine: str, page: bytes, columns: str) -> None:
     values = {WAITING: 3.0, RUNNING: 7.0, KV_USAGE: 0.25, MAX_LORA: 4.0}
     values |= {CACHE_BLOCK_SIZE: 16.0, CACHE_NUM_BLOCKS: 20000.0, CACHE_TOKENS: 320000.0, CACHE_RANKS: 1.0}
-    absent = {"all": (), "no lora": (MAX_LORA,), "no lora and ranks": (MAX_LORA, CACHE_RANKS), "queues": CORE[2:]}[
-        columns
-    ]
+    absent = {"all": (), "no lora": (MAX_LORA,), "no lora and ranks": (MAX_LORA, CACHE_RANKS), "queues": CORE[2:]}[columns]
     reader = extractor().extraction({"llm-d.ai/engine-type": engine}, WANTED)
     for _ in range(2):
         got = reader.extract(page)
@@ -112,23 +105,12 @@ def test_only_wanted_metrics_must_be_on_the_page() -> None:
         ({}, "vllm"),
         ({"llm-d.ai/engine-type": "sglang"}, "sglang"),
         ({"inference.networking.k8s.io/engine-type": "triton"}, "triton"),
-        (
-            {"llm-d.ai/engine-type": "", "inference.networking.k8s.io/engine-type": "triton"},
-            "triton",
-        ),
-        (
-            {
-                "llm-d.ai/engine-type": "sglang",
-                "inference.networking.k8s.io/engine-type": "triton",
-            },
-            "sglang",
-        ),
+        ({"llm-d.ai/engine-type": "", "inference.networking.k8s.io/engine-type": "triton"}, "triton"),
+        ({"llm-d.ai/engine-type": "sglang", "inference.networking.k8s.io/engine-type": "triton"}, "sglang"),
         ({"llm-d.ai/engine-type": "unknown"}, "vllm"),
     ],
 )
-def test_the_engine_is_chosen_by_label_then_by_legacy_label_then_by_default(
-    labels: dict[str, str], engine: str
-) -> None:
+def test_the_engine_is_chosen_by_label_then_by_legacy_label_then_by_default(labels: dict[str, str], engine: str) -> None:
     assert extractor().engine(labels).name == engine
 
 
@@ -169,38 +151,16 @@ def test_a_custom_metric_that_one_server_lacks_leaves_its_queue() -> None:
     ("params", "field"),
     [
         ({"defaultEngine": "nosuch"}, "defaultEngine: unknown engine 'nosuch'; known: sglang"),
-        (
-            {"engineConfigs": [{"name": "default"}]},
-            r"engineConfigs\[0\].name: 'default' is reserved",
-        ),
-        (
-            {"engineConfigs": [{"name": "a"}, {"name": "a"}]},
-            r"engineConfigs\[1\].name: 'a' is given",
-        ),
-        (
-            {"engineConfigs": [{"name": "a", "kvUsageSpec": "x y"}]},
-            "engine 'a': kvUsageSpec: 'x y'",
-        ),
+        ({"engineConfigs": [{"name": "default"}]}, r"engineConfigs\[0\].name: 'default' is reserved"),
+        ({"engineConfigs": [{"name": "a"}, {"name": "a"}]}, r"engineConfigs\[1\].name: 'a' is given"),
+        ({"engineConfigs": [{"name": "a", "kvUsageSpec": "x y"}]}, "engine 'a': kvUsageSpec: 'x y'"),
         ({"engineConfigs": [{"name": "a", "loraSpec": "x{y}"}]}, "engine 'a': loraSpec"),
-        (
-            {"engineConfigs": [{"name": "a", "customMetrics": [{"attributeKey": "k", "metricSpec": "{"}]}]},
-            r"customMetrics\[0\].metricSpec",
-        ),
+        ({"engineConfigs": [{"name": "a", "customMetrics": [{"attributeKey": "k", "metricSpec": "{"}]}]}, r"customMetrics\[0\].metricSpec"),
         (
             {"engineConfigs": [{"name": "a", "customMetrics": [{"attributeKey": "k", "metricSpec": "m"}] * 2}]},
             r"customMetrics\[1\].attributeKey: 'k' is taken",
         ),
-        (
-            {
-                "engineConfigs": [
-                    {
-                        "name": "a",
-                        "customMetrics": [{"attributeKey": "max_lora", "metricSpec": "m"}],
-                    }
-                ]
-            },
-            "'max_lora' is taken",
-        ),
+        ({"engineConfigs": [{"name": "a", "customMetrics": [{"attributeKey": "max_lora", "metricSpec": "m"}]}]}, "'max_lora' is taken"),
     ],
 )
 def test_an_error_names_the_field_with_the_wrong_parameter(params: dict[str, object], field: str) -> None:

@@ -195,19 +195,9 @@ def test_usages_become_their_mean_and_a_custom_metric_too() -> None:
 @pytest.mark.parametrize(
     ("engine", "text", "blocks", "tokens"),
     [
-        (
-            "vllm",
-            b'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="100"} 1\n',
-            200.0,
-            3200.0,
-        ),
+        ("vllm", b'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="100"} 1\n', 200.0, 3200.0),
         ("sglang", b'sglang:cache_config_info{dp_rank="%d",num_pages="50",page_size="8"} 1\n', 100.0, 800.0),
-        (
-            "trtllm-serve",
-            b'trtllm_kv_cache_tokens_per_block{model="%d"} 32\ntrtllm_kv_cache_max_blocks{model="%d"} 100\n',
-            200.0,
-            6400.0,
-        ),
+        ("trtllm-serve", b'trtllm_kv_cache_tokens_per_block{model="%d"} 32\ntrtllm_kv_cache_max_blocks{model="%d"} 100\n', 200.0, 6400.0),
     ],
 )
 def test_the_blocks_of_all_ranks_are_added_up(engine: str, text: bytes, blocks: float, tokens: float) -> None:
@@ -251,9 +241,7 @@ def test_thousands_of_combinations_of_adapters_cost_nothing_else() -> None:
     """8,000 are 1.7 MB. More than are read cost the columns of adapters alone."""
     for number, adapters in ((8000, {"a5000"}), (70_000, set())):
         series = b"".join(LORA % (b"", 4, b"a%d" % n, b"x", b"1.7e9") for n in range(number))
-        text = page("vllm-idle") + series.replace(
-            LORA % (b"", 4, b"a5000", b"x", b"1.7e9"), LORA % (b"", 4, b"a5000", b"", b"1.8e9")
-        )
+        text = page("vllm-idle") + series.replace(LORA % (b"", 4, b"a5000", b"x", b"1.7e9"), LORA % (b"", 4, b"a5000", b"", b"1.8e9"))
         found = read(text)
         assert load(found) == [0.0, 0.0, 0.0]
         assert found.names["active_models"] == adapters

@@ -125,9 +125,7 @@ def test_a_cluster_reports_the_averages_of_its_pool() -> None:
 
 
 def test_a_missing_average_leaves_the_other_one() -> None:
-    assert read("multicluster-metrics-extractor", b"llm_d_epp_average_queue_size 2\n", *BOTH) == Extracted(
-        (0.0, 2.0), 2, {}
-    )
+    assert read("multicluster-metrics-extractor", b"llm_d_epp_average_queue_size 2\n", *BOTH) == Extracted((0.0, 2.0), 2, {})
 
 
 def test_an_average_that_is_no_number_leaves_the_other_one_and_is_named() -> None:
@@ -170,13 +168,8 @@ def test_the_cluster_with_the_shortest_average_queue_scores_one() -> None:
     assert score(made("multicluster-queue-scorer"), clusters([2, 10, 4], [0, 0, 0])) == [1.0, 0.0, 0.75]
 
 
-@pytest.mark.parametrize(
-    ("queue", "expected"),
-    [([3, 3], [1, 1]), ([5, NONE], [1, 0]), ([NONE, NONE], [0, 0]), ([2, NONE, 4], [1, 0, 0])],
-)
-def test_clusters_with_equal_queues_score_one_and_silent_ones_nothing(
-    queue: list[float], expected: list[float]
-) -> None:
+@pytest.mark.parametrize(("queue", "expected"), [([3, 3], [1, 1]), ([5, NONE], [1, 0]), ([NONE, NONE], [0, 0]), ([2, NONE, 4], [1, 0, 0])])
+def test_clusters_with_equal_queues_score_one_and_silent_ones_nothing(queue: list[float], expected: list[float]) -> None:
     assert score(made("multicluster-queue-scorer"), clusters(queue, [0.0] * len(queue))) == expected
 
 

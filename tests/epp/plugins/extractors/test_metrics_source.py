@@ -15,8 +15,7 @@ def test_by_default_it_scrapes_plain_http_at_metrics_with_the_period_of_the_flag
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("50ms", 0.05), ("1s", 1.0), ("1m30s", 90.0), (".1h", 360.0), ("250us", 0.00025), ("+1s", 1.0)],
+    ("text", "seconds"), [("50ms", 0.05), ("1s", 1.0), ("1m30s", 90.0), (".1h", 360.0), ("250us", 0.00025), ("+1s", 1.0)]
 )
 def test_intervals_are_durations(text: str, seconds: float) -> None:
     assert source(interval=text).interval_s == pytest.approx(seconds)

@@ -63,10 +63,7 @@ def test_counters_of_cluster_and_filter_are_read(admin: Admin) -> None:
         "http.gateway.ext_proc.streams_failed": 3,
         "http.other.ext_proc.streams_failed": 2,
     }
-    assert envoy_admin.stats(admin.address, "endpoint-picker") == {
-        "upstream_cx_connect_timeout": 7,
-        "streams_failed": 5,
-    }
+    assert envoy_admin.stats(admin.address, "endpoint-picker") == {"upstream_cx_connect_timeout": 7, "streams_failed": 5}
 
 
 def test_a_gateway_that_reaches_the_picker_has_no_finding() -> None:

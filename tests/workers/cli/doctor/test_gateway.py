@@ -91,10 +91,7 @@ def test_a_dump_of_the_admin_port_is_read_as_the_file_is() -> None:
     dump = {
         "configs": [
             {"@type": "type.googleapis.com/envoy.admin.v3.BootstrapConfigDump", "bootstrap": config},
-            {
-                "@type": "type.googleapis.com/envoy.admin.v3.ClustersConfigDump",
-                "static_clusters": [{"cluster": cluster(config)}],
-            },
+            {"@type": "type.googleapis.com/envoy.admin.v3.ClustersConfigDump", "static_clusters": [{"cluster": cluster(config)}]},
         ]
     }
     assert [found.rule for found in gateway_findings(dump, PEER)] == ["gateway-frames", "gateway-frames"]

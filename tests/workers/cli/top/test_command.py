@@ -52,18 +52,10 @@ def test_once_with_json_prints_one_document_with_the_keys_of_the_help(instance: 
 
 
 def test_the_help_also_has_the_nested_keys(instance: Instance) -> None:
-    document = json.loads(
-        top(instance.options.run_dir, f"--instance={instance.options.instance}", "--once", "--json").stdout
-    )
+    document = json.loads(top(instance.options.run_dir, f"--instance={instance.options.instance}", "--once", "--json").stdout)
     described = CliRunner().invoke(cli.main, ["top", "--help"]).stdout.split()
     words = {word.removesuffix("{}") for word in described}
-    for part in (
-        document["requests"],
-        document["supervisor"],
-        document["workers"][0],
-        document["index"],
-        document["instance"],
-    ):
+    for part in (document["requests"], document["supervisor"], document["workers"][0], document["index"], document["instance"]):
         assert set(part) <= words
 
 
@@ -101,9 +93,7 @@ def test_the_view_ends_with_the_picker_and_exit_code_0(instance: Instance, monke
     assert result.stderr == f"{instance.options.instance} (pid {instance.parent_pid}) has stopped\n"
 
 
-def test_a_picker_that_ends_before_the_only_look_is_an_error(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picker_that_ends_before_the_only_look_is_an_error(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observe, "instance", lambda *_: None)
     monkeypatch.setattr(source, "GONE_S", -1.0)
     result = top(instance.options.run_dir, f"--instance={instance.options.instance}", "--once")

@@ -32,16 +32,11 @@ def printed(shown: Figures, width: int, height: int | None = None, *, terminal: 
 
 def with_endpoints(count: int, workers: int = 2) -> Figures:
     endpoints = [
-        endpoint(
-            f"model-server-{n:03}", inflight_requests=n, inflight_tokens=n * 1000, picks=n * 10, index_entries=n * 999
-        )
+        endpoint(f"model-server-{n:03}", inflight_requests=n, inflight_tokens=n * 1000, picks=n * 10, index_entries=n * 999)
         for n in range(count)
     ]
     lanes = [lane() for _ in range(1 + workers)]
-    return of(
-        look(at=102.0, lanes=lanes, endpoints=endpoints),
-        look(lanes=lanes, endpoints=[endpoint(e.name) for e in endpoints]),
-    )
+    return of(look(at=102.0, lanes=lanes, endpoints=endpoints), look(lanes=lanes, endpoints=[endpoint(e.name) for e in endpoints]))
 
 
 @pytest.mark.parametrize("height", [None, 10, 24, 60])

@@ -55,11 +55,7 @@ class Servers:
         loop = asyncio.get_running_loop()
         dialer = Dialer(loop)
         self.scraper = Scraper(
-            loop,
-            pacing=Pacing(0.05),
-            dialing=Dialing(dialer.dial, dialer.knock),
-            inflight=lambda slot: 0,
-            sink=self.seen,
+            loop, pacing=Pacing(0.05), dialing=Dialing(dialer.dial, dialer.knock), inflight=lambda slot: 0, sink=self.seen
         )
         self.scraper.start()
 
@@ -89,6 +85,4 @@ class Servers:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         me = asyncio.current_task()
-        await until(
-            lambda: all(task is me or "wait_for" in repr(task) for task in asyncio.all_tasks()), "no task is left"
-        )
+        await until(lambda: all(task is me or "wait_for" in repr(task) for task in asyncio.all_tasks()), "no task is left")

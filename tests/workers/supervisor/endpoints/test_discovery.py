@@ -57,9 +57,7 @@ def test_the_start_reports_all_faults_at_once(tmp_path: Path) -> None:
     assert shown[1].startswith(f"{path}:3: ")
 
 
-def test_a_reload_leaves_out_bad_entries_keeps_the_last_endpoints_of_a_bad_file_and_reports_once(
-    tmp_path: Path,
-) -> None:
+def test_a_reload_leaves_out_bad_entries_keeps_the_last_endpoints_of_a_bad_file_and_reports_once(tmp_path: Path) -> None:
     reports = Reports()
     path = tmp_path / "e.yaml"
     good = GOOD.replace(b"  comment: [ignored, {too: 1}]\n", b"")
@@ -87,11 +85,7 @@ def test_a_reload_leaves_out_bad_entries_keeps_the_last_endpoints_of_a_bad_file_
 
 @pytest.mark.parametrize(
     ("text", "hosts"),
-    [
-        ("10.0.0.1:8000", [("10.0.0.1", 8000)]),
-        ("[::1]:8000, vllm:80", [("::1", 8000), ("vllm", 80)]),
-        ("a.b-c.d:1,", [("a.b-c.d", 1)]),
-    ],
+    [("10.0.0.1:8000", [("10.0.0.1", 8000)]), ("[::1]:8000, vllm:80", [("::1", 8000), ("vllm", 80)]), ("a.b-c.d:1,", [("a.b-c.d", 1)])],
 )
 def test_the_endpoints_flag_takes_addresses_and_names(text: str, hosts: list[tuple[str, int]]) -> None:
     assert [(entry.host, entry.port) for entry in parse_flag(text)] == hosts
@@ -118,13 +112,7 @@ def test_a_wrong_endpoints_flag_is_refused_with_the_wrong_part(text: str, fault:
     assert fault in str(failure.value)
 
 
-SPECS = st.builds(
-    EndpointSpec,
-    st.just("default"),
-    st.sampled_from("abcd"),
-    st.sampled_from(("10.0.0.1", "10.0.0.2")),
-    st.integers(1, 2),
-)
+SPECS = st.builds(EndpointSpec, st.just("default"), st.sampled_from("abcd"), st.sampled_from(("10.0.0.1", "10.0.0.2")), st.integers(1, 2))
 
 
 @given(st.sets(SPECS, max_size=6), st.sets(SPECS, max_size=6))
@@ -186,9 +174,7 @@ def test_a_file_renamed_into_place_and_a_swapped_link_are_followed(
     run(scenario())
 
 
-def test_a_change_that_the_watch_cannot_notice_is_found_by_reading_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_that_the_watch_cannot_notice_is_found_by_reading_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints_file, "LOOK_EVERY_S", 0.02)
     elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
     elsewhere.mkdir()

@@ -93,9 +93,7 @@ def test_the_endpoints_of_a_predecessor_stay_for_a_while_if_the_file_is_empty(tm
 
 
 @pytest.mark.parametrize("watch", [True, False])
-def test_a_follower_of_the_file_believes_its_empty_list_after_a_while(
-    tmp_path: Path, watch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_follower_of_the_file_believes_its_empty_list_after_a_while(tmp_path: Path, watch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.supervisor.endpoints.empty_list.HOLD_S", 0.2)
     path = tmp_path / "e.yaml"
     path.write_bytes(EMPTY)

@@ -36,13 +36,9 @@ def test_each_change_is_logged_with_the_condition_before_its_duration_and_the_ca
     ]
     for now in (101.0, 101.7):
         ours.table.failed(a, REFUSED, now)
-    assert logged(ours, 101.7) == [
-        ("warning", "endpoint down", A | {"previous": "stale", "lasted_s": 1.0, "cause": "refused"})
-    ]
+    assert logged(ours, 101.7) == [("warning", "endpoint down", A | {"previous": "stale", "lasted_s": 1.0, "cause": "refused"})]
     ours.table.scraped(a, page(1.0), 0, 104.2)
-    assert logged(ours, 104.2) == [
-        ("info", "endpoint up", A | {"previous": "down", "lasted_s": 2.5, "cause": "refused"})
-    ]
+    assert logged(ours, 104.2) == [("info", "endpoint up", A | {"previous": "down", "lasted_s": 2.5, "cause": "refused"})]
     assert logged(ours, 104.3) == []
     ours.apply()
     assert logged(ours, 104.3) == [("info", "endpoint left", A | {"previous": "fresh", "lasted_s": 0.1})]
@@ -55,9 +51,7 @@ def test_a_server_with_a_page_that_was_never_readable_is_logged_once_with_the_ca
     for _ in range(100):
         ours.table.failed(ours.member("a"), Failure("status", "status 404 instead of 200"), 101.0)
     why = {"cause": "status", "why": "status 404 instead of 200"}
-    assert logged(ours, 101.0) == [
-        ("warning", "endpoint not readable", A | {"previous": "unknown", "lasted_s": 1.0} | why)
-    ]
+    assert logged(ours, 101.0) == [("warning", "endpoint not readable", A | {"previous": "unknown", "lasted_s": 1.0} | why)]
 
 
 def test_values_that_cannot_be_read_are_logged_when_a_cause_appears_and_shown_while_it_lasts() -> None:
@@ -72,9 +66,7 @@ def test_values_that_cannot_be_read_are_logged_when_a_cause_appears_and_shown_wh
     assert logged(ours, 100.1) == [("warning", "endpoint partly readable", A | why)]
     ours.table.scraped(a, bad._replace(problems={"x rule": "x: -1.0 is not a count"}), 0, 100.2)
     assert logged(ours, 100.2) == []
-    assert ours.table.troubles() == {
-        "default/a 10.0.0.1:8000": "its metrics page has values that cannot be read: x: -1.0 is not a count"
-    }
+    assert ours.table.troubles() == {"default/a 10.0.0.1:8000": "its metrics page has values that cannot be read: x: -1.0 is not a count"}
     ours.table.scraped(a, page(1.0), 0, 100.3)
     assert logged(ours, 100.3) == [] and ours.table.troubles() == {}
 
@@ -128,9 +120,7 @@ def test_an_endpoint_that_is_down_is_not_also_logged_as_stale() -> None:
     ours.table.sweep(101.0)
     assert ours.member("a").health.state is State.STALE
     assert ours.log.events() == ["endpoint appeared", "endpoint fresh", "endpoint down"]
-    assert ours.log.pool == [
-        "no endpoint is healthy: all are stale or down, and get requests all the same: see their lines for the causes"
-    ]
+    assert ours.log.pool == ["no endpoint is healthy: all are stale or down, and get requests all the same: see their lines for the causes"]
 
 
 def test_a_single_failed_scrape_without_consequence_is_not_logged_and_is_not_a_cause_later() -> None:
@@ -186,9 +176,7 @@ def test_an_endpoint_that_flaps_ten_times_a_second_gets_few_lines_that_count_all
     for event in ("endpoint down", "endpoint up"):
         lines = ours.log.of(event)
         assert len(lines) <= 5 + 61
-        assert len(lines) + sum(line.get("suppressed", 0) for line in lines) == (
-            600 if event == "endpoint down" else 599
-        )
+        assert len(lines) + sum(line.get("suppressed", 0) for line in lines) == (600 if event == "endpoint down" else 599)
     assert len(ours.log.lines) < 140
 
 
@@ -232,11 +220,7 @@ def test_a_successor_logs_the_endpoints_that_it_takes_over_and_those_that_have_l
         ("info", "endpoint left", {"endpoint": "default/b", "address": "10.0.0.2:8000"}),
     ]
     assert logged(second, 101.3) == [
-        (
-            "warning",
-            "endpoint stale",
-            A | {"previous": "fresh", "cause": "pending", "why": "the scrape under way has had no answer yet"},
-        )
+        ("warning", "endpoint stale", A | {"previous": "fresh", "cause": "pending", "why": "the scrape under way has had no answer yet"})
     ]
 
 
@@ -251,10 +235,5 @@ def test_failed_scrapes_are_logged_at_debug_only() -> None:
         if not debug:
             assert lines == []
             continue
-        assert lines[0] == A | {
-            "cause": "extract",
-            "text": "vllm:x: nan is not a finite number",
-            "failures": 1,
-            "next_try_s": 0.04,
-        }
+        assert lines[0] == A | {"cause": "extract", "text": "vllm:x: nan is not a finite number", "failures": 1, "next_try_s": 0.04}
         assert (lines[1]["failures"], lines[1]["next_try_s"], len(lines[1]["text"])) == (2, 0.0, 400)

@@ -25,9 +25,7 @@ def test_yaml_and_json_files_are_read_and_unknown_keys_are_ignored() -> None:
 
 
 def test_a_name_that_is_too_long_is_a_fault_of_its_entry() -> None:
-    text = (
-        f"endpoints:\n- {{name: {'x' * 513}, address: 10.0.0.1, port: 1}}\n- {{name: b, address: 10.0.0.2, port: 1}}\n"
-    )
+    text = f"endpoints:\n- {{name: {'x' * 513}, address: 10.0.0.1, port: 1}}\n- {{name: b, address: 10.0.0.2, port: 1}}\n"
     parsed = parse_file(text.encode(), "f")
     assert [entry.name for entry in parsed.entries] == ["b"]
     (fault,) = parsed.faults
@@ -43,10 +41,7 @@ def test_the_last_duplicate_of_an_endpoint_wins() -> None:
 
 
 def test_a_server_under_two_names_and_an_unknown_field_get_remarks_and_both_endpoints_stay() -> None:
-    entries = [
-        "- {name: a, address: '::1', port: 1}",
-        "- {name: b, address: '0::1', port: 1, lables: {x: y}, cached: 1}",
-    ]
+    entries = ["- {name: a, address: '::1', port: 1}", "- {name: b, address: '0::1', port: 1, lables: {x: y}, cached: 1}"]
     parsed = parse_file("\n".join(["endpoints:", *entries]).encode(), "f")
     assert [entry.name for entry in parsed.entries] == ["a", "b"]
     assert parsed.remarks == [
@@ -59,10 +54,7 @@ def test_a_server_under_two_names_and_an_unknown_field_get_remarks_and_both_endp
     ("lines", "fault"),
     [
         (["name: a", "port: 1"], "f:2: endpoint 'a': no address"),
-        (
-            ["name: a", "address: 10.0.0.300", "port: 1"],
-            "f:3: endpoint 'a': address '10.0.0.300' is",
-        ),
+        (["name: a", "address: 10.0.0.300", "port: 1"], "f:3: endpoint 'a': address '10.0.0.300' is"),
         (["name: a", "address: a b", "port: 1"], "f:3: endpoint 'a': address 'a b' is neither"),
         (["name: a", "address: 'fe80::1%eth0'", "port: 1"], "f:3: endpoint 'a': address"),
         (["name: a", "address: -x.y", "port: 1"], "f:3: endpoint 'a': address '-x.y'"),
@@ -71,10 +63,7 @@ def test_a_server_under_two_names_and_an_unknown_field_get_remarks_and_both_endp
         (["name: a", "address: 10.0.0.1", "port: 8e3"], "f:4: endpoint 'a': port '8e3'"),
         (["name: a", "address: 10.0.0.1"], "f:2: endpoint 'a': port ''"),
         (["name: [a]", "address: 10.0.0.1", "port: 1"], "f:2: name must be a text"),
-        (
-            ["name: a", "address: 10.0.0.1", "port: 1", "labels: [x]"],
-            "f:5: labels must be a mapping",
-        ),
+        (["name: a", "address: 10.0.0.1", "port: 1", "labels: [x]"], "f:5: labels must be a mapping"),
         (["name: a", "address: 10.0.0.1", "port: 1", "labels: {x: [y]}"], "f:5: x must be a text"),
     ],
 )
@@ -111,10 +100,7 @@ def test_the_fault_of_a_text_instead_of_an_endpoint_has_its_line() -> None:
             + b"".join(b"a%d: &a%d [%b]\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 9)),
             "f:5: alias *a3: aliases stand for more than 100000 values; write less of them",
         ),
-        (
-            b"a0: &a0 [1]\n" + b"".join(b"a%d: &a%d [*a%d]\n" % (n, n, n - 1) for n in range(1, 40)),
-            "f:16: nested deeper than 16",
-        ),
+        (b"a0: &a0 [1]\n" + b"".join(b"a%d: &a%d [*a%d]\n" % (n, n, n - 1) for n in range(1, 40)), "f:16: nested deeper than 16"),
         (b"[" * 500_000, "f:1: nested deeper than 16"),
         (b"- " * 300_000, "f:1: nested deeper than 16"),
         (b"endpoints: []\n---\nendpoints: []\n", "f:3: a second document; write all endpoints into one list"),
@@ -158,9 +144,7 @@ endpoints:
         Entry("prod", "c", "10.0.0.2", 1, role),
         Entry("default", "d", "10.0.0.4", 2),
     ]
-    assert [remark.partition(" (")[0] for remark in parsed.remarks] == [
-        "f:10: field '<<' of endpoint 'd' has no effect"
-    ]
+    assert [remark.partition(" (")[0] for remark in parsed.remarks] == ["f:10: field '<<' of endpoint 'd' has no effect"]
 
 
 def test_what_a_report_repeats_is_short() -> None:

@@ -123,9 +123,7 @@ def test_any_number_of_endpoints_is_counted_in_bounded_memory() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(list(Kind)[:3]), st.integers(0, 40)), max_size=120))
-def test_every_change_is_logged_or_counted_and_a_kind_gets_few_lines_per_second(
-    steps: list[tuple[int, Kind, int]],
-) -> None:
+def test_every_change_is_logged_or_counted_and_a_kind_gets_few_lines_per_second(steps: list[tuple[int, Kind, int]]) -> None:
     log, recorder = made()
     now = 100.0
     for name, kind, wait in steps:
@@ -187,9 +185,7 @@ class Pool:
         self.documents = DocumentWriter(document_schema, memory)
         self.handles = [self.table.take(n + 1, lambda slot: True) for n in range(endpoints)]
         records = [
-            EndpointRecord(
-                "default", f"vllm-llama-7d9f8b6c5-{n:05}-rank-0", f"10.0.{n >> 8}.{n & 255}", 8000, {}, *handle, n + 1
-            )
+            EndpointRecord("default", f"vllm-llama-7d9f8b6c5-{n:05}-rank-0", f"10.0.{n >> 8}.{n & 255}", 8000, {}, *handle, n + 1)
             for n, handle in enumerate(self.handles)
             if handle is not None
         ]
@@ -208,9 +204,7 @@ class Pool:
     def write(self, n: int, state: State, *values: float, at: float = 99.0, present: int = 3, flags: int = 0) -> None:
         handle = self.handles[n]
         assert handle is not None
-        self.table.write(
-            handle, state=state, flags=flags, updated_at=at, inflight_at_scrape=0, values=values, present=present
-        )
+        self.table.write(handle, state=state, flags=flags, updated_at=at, inflight_at_scrape=0, values=values, present=present)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """The parts of the next snapshot."""
@@ -234,24 +228,10 @@ def test_a_snapshot_has_all_endpoints_by_state_with_values_and_ages() -> None:
         "part": 1,
         "of": 1,
         "fresh": {
-            name(0): {
-                "address": "10.0.0.0:8000",
-                "age_s": 0.01,
-                "waiting_requests": 3,
-                "kv_cache_usage": 0.1235,
-                "active_models": 2,
-            },
+            name(0): {"address": "10.0.0.0:8000", "age_s": 0.01, "waiting_requests": 3, "kv_cache_usage": 0.1235, "active_models": 2},
             name(2): {"address": "10.0.0.2:8000", "age_s": 0.0, "waiting_requests": 7},
         },
-        "stale": {
-            name(1): {
-                "address": "10.0.0.1:8000",
-                "age_s": 2.0,
-                "down": True,
-                "waiting_requests": 4,
-                "kv_cache_usage": 0.5,
-            }
-        },
+        "stale": {name(1): {"address": "10.0.0.1:8000", "age_s": 2.0, "down": True, "waiting_requests": 4, "kv_cache_usage": 0.5}},
         "unknown": {name(3): {"address": "10.0.0.3:8000"}},
     }
     assert pool.recorder.lines[0][:2] == ("debug", "endpoints")
@@ -287,9 +267,7 @@ def test_a_snapshot_of_a_thousand_endpoints_has_one_line_per_part_and_respects_t
 
 
 @given(st.lists(st.tuples(st.sampled_from(("fresh", "stale")), st.integers(0, 6000)), max_size=60))
-def test_parts_contain_each_endpoint_once_and_only_a_single_long_endpoint_makes_a_part_too_long(
-    sizes: list[tuple[str, int]],
-) -> None:
+def test_parts_contain_each_endpoint_once_and_only_a_single_long_endpoint_makes_a_part_too_long(sizes: list[tuple[str, int]]) -> None:
     rows = [(state, f"e{n}", {"address": "x" * size}) for n, (state, size) in enumerate(sorted(sizes))]
     found = parts(rows)
     held = [(state, name) for part in found for state in ("fresh", "stale") for name in part.get(state, ())]
@@ -315,9 +293,5 @@ def test_the_last_endpoint_that_leaves_or_fails_has_a_line_and_the_first_that_re
     for endpoints, usable in ((0, 0), (2, 2), (2, 1), (2, 0), (2, 0), (0, 0), (1, 1)):
         log.left(endpoints, usable)
     told = [(level, event, fields["endpoints"]) for level, event, fields in recorder.lines]
-    assert told == [
-        ("error", "no endpoint is healthy", 2),
-        ("error", "no endpoint is left", 0),
-        ("info", "there are endpoints again", 1),
-    ]
+    assert told == [("error", "no endpoint is healthy", 2), ("error", "no endpoint is left", 0), ("info", "there are endpoints again", 1)]
     assert "stale or down" in recorder.lines[0][2]["why"] and "discovery knows none" in recorder.lines[1][2]["why"]

@@ -115,9 +115,7 @@ def test_pages_that_keep_failing_are_reported_once_a_minute_with_their_number() 
             for tag in ("one", "two"):
                 world.pages.failed(tag, Failure("refused", "Connection refused", refused=True), float(turn))
         (report,) = world.reports
-        assert report == (
-            "data source cannot read the pages of endpoints source=dcgm count=1 last=10.0.0.1:9400 reason=Connection refused"
-        )
+        assert report == ("data source cannot read the pages of endpoints source=dcgm count=1 last=10.0.0.1:9400 reason=Connection refused")
         world.pages.failed("two", Failure("refused", "Connection refused"), 10.0 + REPORT_EVERY_S)
         assert len(world.reports) == 2 and " count=2 " in world.reports[1]
         world.gpu("one", 0.1, 100.0)
@@ -136,8 +134,7 @@ def test_values_that_cannot_be_read_are_reported_when_a_cause_appears() -> None:
         for now in (1.0, 2.0, 100.0):
             world.pages.scraped("one", bad, 0, now)
         assert world.reports == [
-            "data source cannot read all values of pages source=dcgm count=1 last=10.0.0.1:9400 "
-            "reason=gpu: a value is not a finite number"
+            "data source cannot read all values of pages source=dcgm count=1 last=10.0.0.1:9400 reason=gpu: a value is not a finite number"
         ]
         assert world.pages.overlay("one", FIRST).present == 0b111
 
@@ -164,9 +161,7 @@ def test_an_endpoint_that_left_is_no_longer_scraped() -> None:
         (MetricsDataSource("m", MetricsDataSource.Params()), SPEC._replace(page=("10.9.9.9", 9)), ("10.9.9.9", 9)),
     ],
 )
-def test_where_the_page_of_an_endpoint_is(
-    page_source: MetricsDataSource, spec: EndpointSpec, expected: tuple[str, int]
-) -> None:
+def test_where_the_page_of_an_endpoint_is(page_source: MetricsDataSource, spec: EndpointSpec, expected: tuple[str, int]) -> None:
     assert page_address(page_source, spec) == expected
 
 

@@ -34,9 +34,7 @@ NAMES: list[Identity] = [("default", name, "10.0.0.1", 8000 + n, f"uid-{name}") 
 class Life:
     """One run of a picker with the folder: its index, clock and endpoints."""
 
-    def __init__(
-        self, folder: Path, *, entries: int = 100_000, seed: int = SEED, block_tokens: int = 64, wall: float = 1e9
-    ) -> None:
+    def __init__(self, folder: Path, *, entries: int = 100_000, seed: int = SEED, block_tokens: int = 64, wall: float = 1e9) -> None:
         schema = IndexSchema(entries)
         region = region_for(schema)
         self.writer, self.reader = IndexWriter(schema, region), IndexReader(schema, region)
@@ -44,12 +42,7 @@ class Life:
         self.ticks = 1000
         self.owners: dict[Identity, int] = {}
         self.state = IndexState(
-            str(folder),
-            self.writer,
-            seed=seed,
-            block_tokens=lambda: block_tokens,
-            ticks=lambda: self.ticks,
-            wall=lambda: self.wall,
+            str(folder), self.writer, seed=seed, block_tokens=lambda: block_tokens, ticks=lambda: self.ticks, wall=lambda: self.wall
         )
 
     def fill(self, count: int = 3000) -> dict[Identity, np.ndarray]:
@@ -134,9 +127,7 @@ def test_no_snapshot_is_written_while_the_index_does_not_change(tmp_path: Path) 
 def test_a_successor_saves_the_entries_that_its_predecessor_did_not_save(tmp_path: Path) -> None:
     life = Life(tmp_path)
     held = life.fill()
-    state = IndexState(
-        str(tmp_path), life.writer, seed=SEED, block_tokens=lambda: 64, ticks=lambda: 1, wall=lambda: 1e9
-    )
+    state = IndexState(str(tmp_path), life.writer, seed=SEED, block_tokens=lambda: 64, ticks=lambda: 1, wall=lambda: 1e9)
     asyncio.run(state.save(lambda: life.owners))
     second = Life(tmp_path)
     assert second.reader.match(held[NAMES[1]]) == {} and second.state.load() == life.owners
@@ -159,9 +150,7 @@ def test_the_first_start_logs_nothing(tmp_path: Path) -> None:
         ({"wall": 1e9 - 100}, "it was written 100 seconds in the future: the clock was set back"),
     ],
 )
-def test_a_snapshot_that_does_not_fit_is_refused_with_the_reason(
-    tmp_path: Path, change: dict[str, float], why: str
-) -> None:
+def test_a_snapshot_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path, change: dict[str, float], why: str) -> None:
     saved(tmp_path)
     assert why in refusal(Life(tmp_path, **change))  # type: ignore[arg-type]
 
@@ -208,9 +197,7 @@ def test_a_snapshot_that_is_a_pipe_or_a_folder_is_refused(tmp_path: Path) -> Non
     assert "Is a directory" in refusal(Life(tmp_path))
 
 
-def test_a_failed_save_is_logged_once_and_so_is_the_next_good_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_is_logged_once_and_so_is_the_next_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(tmp_path / "state")
     life.fill()
 
@@ -277,9 +264,7 @@ def test_the_event_loop_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: 
     assert Life(tmp_path).state.load()
 
 
-def test_snapshots_are_saved_when_the_picker_begins_to_stop_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshots_are_saved_when_the_picker_begins_to_stop_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(tmp_path)
     life.fill()
     path = tmp_path / SNAPSHOT

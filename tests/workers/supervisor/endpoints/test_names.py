@@ -119,9 +119,7 @@ def test_a_name_without_an_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -
     assert reports == ["name cannot be resolved name=a reason=no answer within 0.01 s addresses_kept=0"]
 
 
-def test_a_resolver_that_hangs_delays_the_other_changes_of_a_file_only_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_resolver_that_hangs_delays_the_other_changes_of_a_file_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "NAMES_S_MAX", 0.01)
     fake = FakeNames()
     fake.held = asyncio.Event()
@@ -182,10 +180,7 @@ def test_a_long_list_becomes_endpoints_in_slices_between_which_the_event_loop_tu
     assert published[0][1] >= 10
 
 
-@given(
-    st.ip_addresses().map(str)
-    | st.from_regex(r"[a-z0-9][a-z0-9-]{0,8}[a-z0-9](\.[a-z0-9]{1,4}){0,4}\.?", fullmatch=True)
-)
+@given(st.ip_addresses().map(str) | st.from_regex(r"[a-z0-9][a-z0-9-]{0,8}[a-z0-9](\.[a-z0-9]{1,4}){0,4}\.?", fullmatch=True))
 def test_an_accepted_host_is_known_to_be_an_address_without_parsing_it(text: str) -> None:
     try:
         host = discovery._host(text)

@@ -9,13 +9,7 @@ from epp.plugins.extractors.core_metrics import Extracted
 from tests.workers.supervisor.endpoints.scraping import EXTRACTOR, PAGE, Bench, FakeKnock, reader
 from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import CONNECT_S_MAX
-from workers.supervisor.endpoints.scrape import (
-    FLOOD_PAUSE_S,
-    LARGE_PAGE_BYTES,
-    PAUSE_S,
-    REFUSALS_TO_PAUSE,
-    SCRAPE_S_MAX,
-)
+from workers.supervisor.endpoints.scrape import FLOOD_PAUSE_S, LARGE_PAGE_BYTES, PAUSE_S, REFUSALS_TO_PAUSE, SCRAPE_S_MAX
 from workers.supervisor.endpoints.scrape_results import Failure
 
 
@@ -78,10 +72,7 @@ def test_only_a_reset_of_a_new_connection_counts_as_refused() -> None:
         assert bench.seen.bad == [("a", "refused" if refused else "closed", refused)]
 
 
-@pytest.mark.parametrize(
-    ("code", "refused"),
-    [(errno.ECONNREFUSED, True), (errno.EHOSTUNREACH, True), (errno.EMFILE, False)],
-)
+@pytest.mark.parametrize(("code", "refused"), [(errno.ECONNREFUSED, True), (errno.EHOSTUNREACH, True), (errno.EMFILE, False)])
 def test_some_connect_errors_count_as_refused(code: int, refused: bool) -> None:
     bench = Bench()
     bench.scraper.add("a", 1, ("10.0.0.1", 8000), reader())
@@ -94,8 +85,7 @@ PAGE_AT, OWN = ("10.0.0.1", 9400), ("10.0.0.1", 8000)
 
 
 @pytest.mark.parametrize(
-    ("own", "refused", "serves"),
-    [(0, False, True), (errno.ECONNREFUSED, True, False), (errno.ENETUNREACH, False, False)],
+    ("own", "refused", "serves"), [(0, False, True), (errno.ECONNREFUSED, True, False), (errno.ENETUNREACH, False, False)]
 )
 def test_an_endpoint_refuses_only_if_its_own_address_does(own: int, refused: bool, serves: bool) -> None:
     bench = Bench()

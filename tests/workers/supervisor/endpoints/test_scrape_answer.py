@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.supervisor.endpoints.http_answer import (
-    CHUNKS_MAX,
-    HEAD_BYTES_MAX,
-    PAGE_BYTES_MAX,
-    HttpError,
-    ServerAnswer,
-)
+from workers.supervisor.endpoints.http_answer import CHUNKS_MAX, HEAD_BYTES_MAX, PAGE_BYTES_MAX, HttpError, ServerAnswer
 from workers.supervisor.endpoints.http_client import get_request
 
 PAGE = b"a 1\nb 2\n" * 5
@@ -31,10 +25,7 @@ ANSWERS = {
     "chunked": OK + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED,
     "gzip": sized(PACKED, b"Content-Encoding: gzip\r\n"),
     "until close": b"HTTP/1.0 200 OK\r\n\r\n" + PAGE,
-    "chunked gzip": OK
-    + b"Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n\r\n%x\r\n" % len(PACKED)
-    + PACKED
-    + b"\r\n0\r\n\r\n",
+    "chunked gzip": OK + b"Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n\r\n%x\r\n" % len(PACKED) + PACKED + b"\r\n0\r\n\r\n",
 }
 
 
@@ -116,10 +107,7 @@ def test_a_gzip_bomb_and_an_endless_body_end_at_the_page_limit() -> None:
     assert endless.receive(b"HTTP/1.1 200 OK\r\n\r\n") is None
     for answer, raw in (
         (ServerAnswer(), sized(bomb, b"Content-Encoding: gzip\r\n")),
-        (
-            ServerAnswer(),
-            OK + b"Transfer-Encoding: chunked\r\n\r\n1f4\r\n" + b"x" * 500 + b"\r\n%x\r\n" % (PAGE_BYTES_MAX - 499),
-        ),
+        (ServerAnswer(), OK + b"Transfer-Encoding: chunked\r\n\r\n1f4\r\n" + b"x" * 500 + b"\r\n%x\r\n" % (PAGE_BYTES_MAX - 499)),
         (endless, b"x" * PAGE_BYTES_MAX),
     ):
         with pytest.raises(HttpError) as failure:

@@ -109,9 +109,7 @@ def test_a_server_whose_page_shows_requests_of_others_is_not_at_rest(paced: Pace
     assert paced.until_asked() == pytest.approx(1.4, abs=0.03)
 
 
-def test_a_server_that_others_use_is_read_within_the_budget_for_half_a_minute_although_it_has_no_requests(
-    paced: Paced,
-) -> None:
+def test_a_server_that_others_use_is_read_within_the_budget_for_half_a_minute_although_it_has_no_requests(paced: Paced) -> None:
     paced.sink.requests = 9.0
     paced.until_asked()
     paced.inflight, paced.sink.requests = 0, 0.0
@@ -152,9 +150,7 @@ def test_a_server_that_has_closed_an_idle_connection_is_read_at_once_as_it_may_b
     assert paced.net.requested == [paced.connection]
 
 
-def test_a_server_that_closes_connections_after_a_page_is_tried_at_each_turn_and_read_within_the_budget(
-    paced: Paced,
-) -> None:
+def test_a_server_that_closes_connections_after_a_page_is_tried_at_each_turn_and_read_within_the_budget(paced: Paced) -> None:
     paced.close_after_answer()
     pages = tries = 0
     for _ in range(round(20.0 / 0.005)):
@@ -190,9 +186,7 @@ def test_a_server_that_closes_idle_connections_gets_new_ones_and_is_read_within_
     assert not paced.seen.bad
 
 
-def test_a_killed_server_is_refused_twice_within_one_interval_although_its_connection_was_never_used(
-    paced: Paced,
-) -> None:
+def test_a_killed_server_is_refused_twice_within_one_interval_although_its_connection_was_never_used(paced: Paced) -> None:
     paced.target.pace.told(paced.time, 0.0)
     paced.connection.lose()
     paced.connection = paced.net.attempts[0].succeed()
@@ -239,9 +233,7 @@ def test_a_slow_page_is_late_only_when_the_next_one_is_due(paced: Paced) -> None
 
 
 @pytest.mark.parametrize(("shown", "in_flight", "foreign"), [(3, 3, 0), (9, 3, 1), (7, 3, 0), (30, 30, 0), (60, 30, 1)])
-def test_pages_with_far_more_requests_than_are_in_flight_there_are_counted(
-    paced: Paced, shown: int, in_flight: int, foreign: int
-) -> None:
+def test_pages_with_far_more_requests_than_are_in_flight_there_are_counted(paced: Paced, shown: int, in_flight: int, foreign: int) -> None:
     paced.until_asked()
     paced.sink.requests, paced.inflight = float(shown), in_flight
     before = paced.scraper.counters.foreign

@@ -80,9 +80,7 @@ def test_an_endpoint_whose_own_address_accepts_connections_is_down_no_longer() -
     assert ours.log.events()[-2:] == ["endpoint down", "endpoint up"]
 
 
-@pytest.mark.parametrize(
-    "failure", [Failure("timeout", ""), Failure("status", ""), Failure("refused", "", serves=True)]
-)
+@pytest.mark.parametrize("failure", [Failure("timeout", ""), Failure("status", ""), Failure("refused", "", serves=True)])
 def test_an_endpoint_whose_page_never_came_is_neither_idle_nor_down(failure: Failure) -> None:
     shared = Shared()
     ours = Supervisor(shared)
@@ -100,10 +98,7 @@ def test_labels_change_in_place_but_a_new_address_is_a_new_endpoint() -> None:
     ours = Supervisor(shared)
     ours.apply(spec("a"))
     ours.apply(spec("a", role="prefill"))
-    assert (shared.view.current()[0].labels, shared.view.current()[0].generation) == (
-        {"role": "prefill"},
-        1,
-    )
+    assert (shared.view.current()[0].labels, shared.view.current()[0].generation) == ({"role": "prefill"}, 1)
     assert shared.owners.live == {1}
     ours.apply(spec("a", "10.0.0.9"))
     assert (shared.view.current()[0].host, shared.view.current()[0].generation) == ("10.0.0.9", 2)

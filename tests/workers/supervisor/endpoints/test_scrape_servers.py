@@ -34,10 +34,7 @@ def test_bad_servers_do_not_affect_the_scrapes_of_others() -> None:
         await servers.add("closing", serving(answer(more=b"Connection: close\r\n"), then="close"))
         for tag, (serve, _) in BAD.items():
             await servers.add(tag, serve)
-        await until(
-            lambda: all(cause in servers.causes(tag) for tag, (_, cause) in BAD.items()),
-            "a failure of each bad server",
-        )
+        await until(lambda: all(cause in servers.causes(tag) for tag, (_, cause) in BAD.items()), "a failure of each bad server")
         before = {f"good {n}": servers.good(f"good {n}") for n in range(5)}
         await until(lambda: all(servers.good(tag) > count + 5 for tag, count in before.items()), "scrapes of good ones")
         assert not any(servers.causes(tag) for tag in before)
@@ -83,9 +80,7 @@ def test_a_server_whose_metrics_port_refuses_refuses_only_when_its_own_port_does
         await until(lambda: sum(failure.serves for failure in failures) > 2, "its own port accepts")
         assert not any(failure.refused for failure in failures)
         server.close()
-        await until(
-            lambda: failures[-1].refused and failures[-1].text.startswith(f"127.0.0.1:{page[1]}: "), "it refuses"
-        )
+        await until(lambda: failures[-1].refused and failures[-1].text.startswith(f"127.0.0.1:{page[1]}: "), "it refuses")
         await servers.close()
 
     run(scenario())

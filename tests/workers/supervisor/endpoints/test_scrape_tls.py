@@ -41,9 +41,7 @@ def test_https_pages_are_scraped_with_and_without_verification(tmp_path: Any) ->
             params = MetricsDataSource.Params(scheme="https", **params)  # type: ignore[arg-type]
             source = MetricsDataSource("s", params)
             seen[name] = Seen()
-            scraper = scraper_of(
-                source, loop, pacing=Pacing(0.05), tls=source_tls(source), inflight=lambda slot: 0, sink=seen[name]
-            )
+            scraper = scraper_of(source, loop, pacing=Pacing(0.05), tls=source_tls(source), inflight=lambda slot: 0, sink=seen[name])
             scraper.start()
             scraper.add("a", 0, address, reader())
             scrapers.append(scraper)
@@ -63,18 +61,9 @@ def test_https_pages_are_scraped_with_and_without_verification(tmp_path: Any) ->
 @pytest.mark.parametrize(
     ("params", "named"),
     [
-        (
-            {"insecure_skip_verify": False, "ca_cert_path": "/nowhere/ca.pem"},
-            "caCertPath /nowhere/ca.pem: not usable (No such file",
-        ),
-        (
-            {"client_cert_path": "/nowhere/c", "client_key_path": "/nowhere/k"},
-            "clientCertPath /nowhere/c, clientKeyPath /nowhere/k: ",
-        ),
-        (
-            {"insecure_skip_verify": False, "ca_cert_path": __file__},
-            f"caCertPath {__file__}: not usable (NO_CERTIFICATE",
-        ),
+        ({"insecure_skip_verify": False, "ca_cert_path": "/nowhere/ca.pem"}, "caCertPath /nowhere/ca.pem: not usable (No such file"),
+        ({"client_cert_path": "/nowhere/c", "client_key_path": "/nowhere/k"}, "clientCertPath /nowhere/c, clientKeyPath /nowhere/k: "),
+        ({"insecure_skip_verify": False, "ca_cert_path": __file__}, f"caCertPath {__file__}: not usable (NO_CERTIFICATE"),
     ],
 )
 def test_unusable_certificates_for_https_pages_are_refused_with_their_paths(params: dict[str, Any], named: str) -> None:
@@ -100,10 +89,6 @@ def _certificate(directory: Any) -> tuple[Any, Any]:
     )
     (directory / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     (directory / "key.pem").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return directory / "cert.pem", directory / "key.pem"

@@ -44,9 +44,7 @@ def test_a_successor_frees_slots_that_a_killed_predecessor_taken_without_a_recor
 
 def test_a_successor_that_resumes_scrapes_before_discovery_has_found_anything() -> None:
     shared = Shared()
-    known = [
-        spec(name, host, a="x", b="y")._replace(uid=name * 3) for name, host in (("a", "10.0.0.1"), ("b", "10.0.0.2"))
-    ]
+    known = [spec(name, host, a="x", b="y")._replace(uid=name * 3) for name, host in (("a", "10.0.0.1"), ("b", "10.0.0.2"))]
     Supervisor(shared).apply(*known)
     before = seen(shared)
     second = Supervisor(shared)

@@ -223,17 +223,12 @@ def _line(kind: str, thing: Object) -> bytes:
 def _selects(query: Mapping[str, str], thing: Object) -> bool:
     metadata = thing["metadata"]
     name = query.get("fieldSelector", "").removeprefix("metadata.name=")
-    return (not name or metadata["name"] == name) and parse(query.get("labelSelector", "")).matches(
-        metadata.get("labels", {})
-    )
+    return (not name or metadata["name"] == name) and parse(query.get("labelSelector", "")).matches(metadata.get("labels", {}))
 
 
 def pod(ip: str = "10.0.0.1", *, app: str = "vllm", ready: bool = True, **metadata: Any) -> Object:
     status = "True" if ready else "False"
-    return {
-        "metadata": {"labels": {"app": app}, **metadata},
-        "status": {"podIP": ip, "conditions": [{"type": "Ready", "status": status}]},
-    }
+    return {"metadata": {"labels": {"app": app}, **metadata}, "status": {"podIP": ip, "conditions": [{"type": "Ready", "status": status}]}}
 
 
 def pool(*ports: int, app: str = "vllm", protocol: str = "http", **metadata: Any) -> Object:

@@ -37,13 +37,7 @@ class Followed:
         self.changes: list[Change[str]] = []
         self.deletes: Counter[str] = Counter()
         self.reflector = Reflector(
-            api,
-            THINGS,
-            decode=decode,
-            changed=self._changed,
-            report=self.reports,
-            expects=expects,
-            rng=random.Random(7),
+            api, THINGS, decode=decode, changed=self._changed, report=self.reports, expects=expects, rng=random.Random(7)
         )
 
     def _changed(self, change: Change[str]) -> None:

@@ -270,11 +270,7 @@ def test_renewed_credentials_are_used_when_the_server_refuses_the_old_ones(tmp_p
 
 def test_the_token_can_come_from_an_exec_plugin(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
-    credential = {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "kind": "ExecCredential",
-        "status": {"token": "fresh"},
-    }
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "fresh"}}
     plugin.write_text(f"print({json.dumps(json.dumps(credential))})")
 
     async def main(client: Api) -> None:
@@ -284,9 +280,7 @@ def test_the_token_can_come_from_an_exec_plugin(tmp_path: Path) -> None:
     scenario(tmp_path, echo, main, exec=command)
 
 
-def test_an_exec_plugin_that_hangs_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exec_plugin_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     from workers.supervisor.kube import session
 
     monkeypatch.setattr(session, "LOAD_S_MAX", 1.0)
@@ -412,16 +406,8 @@ def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.Monke
         ("GET", "/api/v1/namespaces/n/pods/x", Access("get", "", "pods", "n")),
         ("PATCH", "/api/v1/namespaces/n/pods/x/status", Access("patch", "", "pods/status", "n")),
         ("watch", "/apis/g.io/v1/namespaces/n/things", Access("watch", "g.io", "things", "n")),
-        (
-            "PUT",
-            "/apis/coordination.k8s.io/v1/namespaces/n/leases/l",
-            Access("update", "coordination.k8s.io", "leases", "n"),
-        ),
-        (
-            "POST",
-            "/apis/authentication.k8s.io/v1/tokenreviews",
-            Access("create", "authentication.k8s.io", "tokenreviews"),
-        ),
+        ("PUT", "/apis/coordination.k8s.io/v1/namespaces/n/leases/l", Access("update", "coordination.k8s.io", "leases", "n")),
+        ("POST", "/apis/authentication.k8s.io/v1/tokenreviews", Access("create", "authentication.k8s.io", "tokenreviews")),
         ("GET", "/api/v1/namespaces", Access("list", "", "namespaces")),
         ("GET", "/api/v1/namespaces/n", Access("get", "", "namespaces")),
         ("DELETE", "/api", Access("delete", "", "")),
@@ -439,10 +425,7 @@ def test_cluster_wide_resources_need_a_cluster_role() -> None:
 def test_a_resource_has_a_path_and_a_name() -> None:
     thing = Resource("example.com", "v2", "things", "space")
     assert (thing.path, str(thing)) == ("/apis/example.com/v2/namespaces/space/things", "things.example.com")
-    assert (Resource("", "v1", "pods", "n").path, str(Resource("", "v1", "pods", "n"))) == (
-        "/api/v1/namespaces/n/pods",
-        "pods",
-    )
+    assert (Resource("", "v1", "pods", "n").path, str(Resource("", "v1", "pods", "n"))) == ("/api/v1/namespaces/n/pods", "pods")
 
 
 def test_the_client_library_is_not_imported_before_the_first_request() -> None:

@@ -47,9 +47,7 @@ def cluster(**values: Any) -> Change:
 
 
 def user(**values: Any) -> Change:
-    return lambda config: config["users"][0].update(
-        user={key.replace("_", "-"): value for key, value in values.items()}
-    )
+    return lambda config: config["users"][0].update(user={key.replace("_", "-"): value for key, value in values.items()})
 
 
 def both(*changes: Change) -> Change:
@@ -67,18 +65,13 @@ GOOD: dict[str, Change] = {
     "a token file": user(tokenFile="token"),
     "an exec plugin": user(exec={"command": sys.executable}),
     "plain HTTP without a user": both(cluster(server="http://h:1"), lambda c: c["contexts"][0]["context"].pop("user")),
-    "files of a user that plain HTTP does not read": both(
-        cluster(server="http://h:1"), user(client_certificate="none")
-    ),
+    "files of a user that plain HTTP does not read": both(cluster(server="http://h:1"), user(client_certificate="none")),
 }
 BAD: dict[str, tuple[Change, str]] = {
     "no current context": (lambda c: c.pop("current-context"), "has no current-context; write one with kubectl config"),
     "an empty current context": (lambda c: c.update({"current-context": ""}), "has no current-context"),
     "an unknown context": (lambda c: c.update({"current-context": "x"}), "'x' is not among the contexts (known: c)"),
-    "no contexts": (
-        lambda c: c.update(contexts=None),
-        "the current-context 'c' is not among the contexts (there is none)",
-    ),
+    "no contexts": (lambda c: c.update(contexts=None), "the current-context 'c' is not among the contexts (there is none)"),
     "contexts of another shape": (lambda c: c.update(contexts={"c": 1}), "contexts is no list, but a dict"),
     "an item of another shape": (lambda c: c.update(users=[1]), "users[0] is no mapping with name and user"),
     "an unknown cluster": (lambda c: c.update(clusters=[]), "context 'c' names the cluster 'k', which is not among"),
@@ -87,26 +80,14 @@ BAD: dict[str, tuple[Change, str]] = {
     "no user with TLS": (lambda c: c["contexts"][0]["context"].pop("user"), "context 'c' names no user (known: u)"),
     "no server": (cluster(server=None), "cluster 'k' has no server; give it an http:// or https:// URL"),
     "a server without a scheme": (cluster(server="10.0.0.1"), "cluster 'k' has no server"),
-    "a missing CA": (
-        cluster(**{"certificate-authority": "none"}),
-        "/none: cannot be read: No such file or directory; ",
-    ),
+    "a missing CA": (cluster(**{"certificate-authority": "none"}), "/none: cannot be read: No such file or directory; "),
     "a CA that is none": (cluster(**{"certificate-authority": "text"}), "/text: has no CA certificate in PEM form"),
-    "CA data that are none": (
-        cluster(**{"certificate-authority-data": "!"}),
-        "certificate-authority-data is not base64",
-    ),
+    "CA data that are none": (cluster(**{"certificate-authority-data": "!"}), "certificate-authority-data is not base64"),
     "a missing certificate": (user(client_certificate="none", client_key="key"), "/none: cannot be read"),
-    "a certificate that is none": (
-        user(client_certificate="text", client_key="key"),
-        "/text: has no certificate in PEM",
-    ),
+    "a certificate that is none": (user(client_certificate="text", client_key="key"), "/text: has no certificate in PEM"),
     "a certificate without its key": (user(client_certificate="crt"), "/crt: has no private key in PEM form"),
     "a missing token file": (user(tokenFile="none"), "/none: cannot be read"),
-    "a missing exec plugin": (
-        user(exec={"command": "no-such-plugin"}),
-        "the exec plugin 'no-such-plugin' is not installed",
-    ),
+    "a missing exec plugin": (user(exec={"command": "no-such-plugin"}), "the exec plugin 'no-such-plugin' is not installed"),
     "exec without a command": (user(exec={"args": []}), "exec has no command"),
 }
 
@@ -173,14 +154,10 @@ def config_of(options: Options) -> EffectiveConfig:
     return load_config(options)
 
 
-def test_the_start_is_refused_only_if_endpoints_come_from_kubernetes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_start_is_refused_only_if_endpoints_come_from_kubernetes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", changed(folder, BAD["no current context"][0]))
     options = Options(pool_given=True)
-    with pytest.raises(
-        BadConfiguration, match=f"error: Kubernetes: {folder}/config: has no current-context"
-    ) as refused:
+    with pytest.raises(BadConfiguration, match=f"error: Kubernetes: {folder}/config: has no current-context") as refused:
         check_kubernetes(options, config_of(options))
     assert refused.value.exit_code == 78
     elsewhere = Options(pool_given=True, endpoints="a:1")

@@ -146,9 +146,7 @@ def test_deleting_the_pool_removes_its_endpoints_until_it_is_created_again() -> 
 
 
 def test_a_selector_needs_no_pool() -> None:
-    options = Options(
-        endpoint_selector="app in (vllm, sglang),!canary", endpoint_target_ports=(8000, 8001), pool_namespace="space"
-    )
+    options = Options(endpoint_selector="app in (vllm, sglang),!canary", endpoint_target_ports=(8000, 8001), pool_namespace="space")
 
     async def main(world: World) -> None:
         assert world.states == [""]
@@ -185,9 +183,7 @@ def test_only_pods_that_match_become_endpoints_whatever_the_server_sends() -> No
         request = api.request
 
         async def careless(verb: str, path: str, *, query: Any, **more: Any) -> bytes:
-            return await request(
-                verb, path, query={key: v for key, v in query.items() if key != "labelSelector"}, **more
-            )
+            return await request(verb, path, query={key: v for key, v in query.items() if key != "labelSelector"}, **more)
 
         api.request = careless  # type: ignore[method-assign]
         async with running(api, BY_NAME, successor=False) as world:
@@ -201,9 +197,7 @@ APPS = ("vllm", "other")
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(
-            ("pod", "pod", "pod", "unready", "going", "delete", "pool", "no pool", "break", "forget", "away", "back")
-        ),
+        st.sampled_from(("pod", "pod", "pod", "unready", "going", "delete", "pool", "no pool", "break", "forget", "away", "back")),
         st.integers(0, 4),
         st.sampled_from(APPS),
         st.sampled_from((0.0, 0.0, 0.02, 0.5, 3.0)),
@@ -214,9 +208,7 @@ STEPS = st.lists(
 
 @examples(200)
 @given(STEPS)
-def test_the_endpoints_become_those_of_the_pool_whatever_changes_in_any_order(
-    steps: list[tuple[str, int, str, float]],
-) -> None:
+def test_the_endpoints_become_those_of_the_pool_whatever_changes_in_any_order(steps: list[tuple[str, int, str, float]]) -> None:
     def act(api: FakeApi, step: str, which: int, app: str) -> None:
         name, ip = f"p{which}", f"10.0.0.{which}"
         match step:
@@ -254,9 +246,7 @@ def test_the_endpoints_become_those_of_the_pool_whatever_changes_in_any_order(
                 ready = thing["status"]["conditions"][0]["status"] == "True"
                 if ready and "deletionTimestamp" not in thing["metadata"] and thing["metadata"]["labels"]["app"] == app:
                     uid = thing["metadata"]["uid"]
-                    expected |= {
-                        (f"{name}-rank-{rank}", thing["status"]["podIP"], 8000 + rank, uid) for rank in range(ports)
-                    }
+                    expected |= {(f"{name}-rank-{rank}", thing["status"]["podIP"], 8000 + rank, uid) for rank in range(ports)}
         assert (world.applied[-1] if world.applied else set()) == expected
         assert (world.missing == "") == (found is not None)
 
@@ -281,9 +271,7 @@ def test_thousands_of_flapping_pods_are_applied_in_batches_and_the_last_state_co
             await elapse(0.05)
         await elapse(APPLIED_S)
         assert len(world.applied) - before <= 15
-        assert {name for name in world.names if name.startswith("flap")} == {
-            f"flap{n}-rank-0" for n in range(0, 10_000, 2)
-        }
+        assert {name for name in world.names if name.startswith("flap")} == {f"flap{n}-rank-0" for n in range(0, 10_000, 2)}
 
     scenario(main)
 

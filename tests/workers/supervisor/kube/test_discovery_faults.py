@@ -105,9 +105,7 @@ def test_a_missing_definition_is_reported_and_its_installation_is_noticed() -> N
 
 def test_a_pool_that_cannot_be_read_is_not_reported_as_missing() -> None:
     async def main(world: World) -> None:
-        without_ports = (
-            "InferencePool 'pool' in namespace space is not known: it cannot be read: Object missing required field"
-        )
+        without_ports = "InferencePool 'pool' in namespace space is not known: it cannot be read: Object missing required field"
         assert world.missing.startswith(without_ports)
         world.api.put(POOLS, "pool", pool())
         await elapse(APPLIED_S)

@@ -220,9 +220,7 @@ def test_objects_beyond_the_limit_are_left_out_and_reported() -> None:
     known.objects = {str(n): 1 for n in range(OBJECTS_MAX)}
     line = {"type": "ADDED", "object": {"metadata": {"name": "x", "resourceVersion": "5"}}}
     assert known.event(json.dumps(line).encode()) is None
-    assert reports == [
-        f"too many objects, the others are left out resource=things.example.com namespace=space limit={OBJECTS_MAX}"
-    ]
+    assert reports == [f"too many objects, the others are left out resource=things.example.com namespace=space limit={OBJECTS_MAX}"]
 
 
 def test_resources_share_one_outage() -> None:

@@ -284,8 +284,7 @@ class World:
         self.calm = math.inf  # no faults after this time
         draw = self.random.uniform
         self.pickers = [
-            Picker(f"p{i}", draw(0.85, 1.15), draw(-1e6, 1e6), Election(f"p{i}", random=self.random.random))
-            for i in range(plan.candidates)
+            Picker(f"p{i}", draw(0.85, 1.15), draw(-1e6, 1e6), Election(f"p{i}", random=self.random.random)) for i in range(plan.candidates)
         ]
         for picker in self.pickers:
             self.later(draw(0, 20), picker, self.wake)
@@ -404,9 +403,7 @@ plans = st.builds(
     kill=st.sampled_from((0.0, 0.01, 0.1)),
     pause=st.sampled_from((0.0, 0.01, 0.1)),
     resign=st.sampled_from((0.0, 0.0, 0.02)),
-    outages=st.lists(
-        st.tuples(st.floats(0, 250), st.floats(0, 60)).map(lambda span: (span[0], span[0] + span[1])), max_size=3
-    ),
+    outages=st.lists(st.tuples(st.floats(0, 250), st.floats(0, 60)).map(lambda span: (span[0], span[0] + span[1])), max_size=3),
 )
 
 

@@ -86,9 +86,7 @@ def test_without_the_right_to_create_events_the_picker_asks_once() -> None:
 
 
 def test_an_event_that_an_outage_prevents_is_dropped_and_later_ones_are_sent() -> None:
-    server = Server(
-        Unreachable("away"), ApiError(500, "InternalError", "oh", "create", "/api/v1/namespaces/space/events")
-    )
+    server = Server(Unreachable("away"), ApiError(500, "InternalError", "oh", "create", "/api/v1/namespaces/space/events"))
     assert len(sent(server, "one", "two", "three", together=False)) == 2
     assert [event["message"] for event in server.stored] == ["three"]
 

@@ -287,9 +287,7 @@ def test_while_the_api_is_away_the_leader_leads_until_its_deadline_and_then_give
             assert one.leads
             await elapse(1)
             assert not one.leads
-            assert one.candidacy.missing() == (
-                f"not the leader any more: the lease {NAME} cannot be renewed (connection refused)"
-            )
+            assert one.candidacy.missing() == (f"not the leader any more: the lease {NAME} cannot be renewed (connection refused)")
             await elapse(60)
             api.away = False
             await elapse(TIMES.retry_s + 0.1)
@@ -368,9 +366,7 @@ def test_a_leader_sends_a_request_every_two_seconds_and_a_candidate_only_few() -
 
 @examples(25)
 @given(seed=st.integers(0, 2**32), lost=st.sampled_from((0.0, 0.1, 0.4)), watched=st.booleans())
-def test_at_most_one_picker_leads_with_lost_answers_killed_pickers_and_outages(
-    seed: int, lost: float, watched: bool
-) -> None:
+def test_at_most_one_picker_leads_with_lost_answers_killed_pickers_and_outages(seed: int, lost: float, watched: bool) -> None:
     async def scenario() -> None:
         api = ApiServer(seed)
         api.lost, api.watched = lost, watched
@@ -404,9 +400,7 @@ def test_at_most_one_picker_leads_with_lost_answers_killed_pickers_and_outages(
 
 def test_a_lease_with_missing_fields_is_decoded() -> None:
     assert decoded(b'{"metadata": {"resourceVersion": "5"}}') == Lease("5")
-    assert decoded(
-        b'{"metadata": {"resourceVersion": "5"}, "spec": {"holderIdentity": null, "leaseDurationSeconds": -3}}'
-    ) == Lease("5")
+    assert decoded(b'{"metadata": {"resourceVersion": "5"}, "spec": {"holderIdentity": null, "leaseDurationSeconds": -3}}') == Lease("5")
     full = (
         b'{"kind": "Lease", "metadata": {"resourceVersion": "5", "name": "n"}, "spec": {"holderIdentity": "h", '
         b'"leaseDurationSeconds": 15, "leaseTransitions": 2, "acquireTime": "a", "renewTime": "r", "strategy": null}}'

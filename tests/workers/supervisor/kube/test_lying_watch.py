@@ -121,9 +121,7 @@ def test_a_foreign_object_changes_nothing_and_is_reported_once(event: str, forei
     assert followed.priorities == {"a": 1, "b": 2}
     assert (followed.changes, api.lists) == (1, 1)
     (report,) = followed.reports
-    assert report.startswith(
-        "the API server sent an object of another resource, which is ignored resource=inferenceobjectives"
-    )
+    assert report.startswith("the API server sent an object of another resource, which is ignored resource=inferenceobjectives")
     assert f" reason={why}" in report
     assert len(report) < 1000
 

@@ -73,9 +73,7 @@ def test_yaml_and_json_files_with_several_documents_of_both_groups_are_read(at: 
 
 
 def test_a_missing_priority_is_0(at: Watched) -> None:
-    at.write(
-        "a.yaml", f"apiVersion: {NEW}\nkind: InferenceObjective\nmetadata: {{name: a}}\nspec: {{poolRef: {{name: p}}}}"
-    )
+    at.write("a.yaml", f"apiVersion: {NEW}\nkind: InferenceObjective\nmetadata: {{name: a}}\nspec: {{poolRef: {{name: p}}}}")
     at.write("b.yaml", f"apiVersion: {NEW}\nkind: InferenceObjective\nmetadata: {{name: b}}")
     assert at.load() == {"a": 0, "b": 0}
 
@@ -244,9 +242,7 @@ def test_rewrites_of_both_groups_are_read_from_yaml_and_json_together_with_objec
 
 def test_rewrites_keep_their_creation_time_and_the_order_of_files_and_documents(at: Watched) -> None:
     at.write("b.yaml", rewrite("b"))
-    at.write(
-        "a.yaml", rewrite("a2", metadata='creationTimestamp: "1970-01-01T01:00:10+01:00"') + "---\n" + rewrite("a1")
-    )
+    at.write("a.yaml", rewrite("a2", metadata='creationTimestamp: "1970-01-01T01:00:10+01:00"') + "---\n" + rewrite("a1"))
     assert [(r.name, r.created) for r in at.rewrites()] == [("a2", 10.0), ("a1", None), ("b", None)]
 
 
@@ -281,21 +277,12 @@ EMPTIES = [{}] * 2000
         (f"[{{targets: [{{modelRewrite: {LONG_NAME}}}]}}]", "5: spec.rules[0].targets[0].modelRewrite: 'xxx"),
         ("\n  - targets:\n    - modelRewrite: x\n      weight: 0", "8: spec.rules[0].targets[0].weight: '0' is not an"),
         ("[{targets: [{modelRewrite: x, weight: -1}]}]", "5: spec.rules[0].targets[0].weight: '-1' is not an"),
-        (
-            "[{targets: [{modelRewrite: x, weight: 1000001}]}]",
-            "5: spec.rules[0].targets[0].weight: '1000001' is not an",
-        ),
-        (
-            "[{targets: [{modelRewrite: x, weight: 1.5}]}]",
-            "5: spec.rules[0].targets[0].weight: '1.5' is not an integer",
-        ),
+        ("[{targets: [{modelRewrite: x, weight: 1000001}]}]", "5: spec.rules[0].targets[0].weight: '1000001' is not an"),
+        ("[{targets: [{modelRewrite: x, weight: 1.5}]}]", "5: spec.rules[0].targets[0].weight: '1.5' is not an integer"),
         (f"[{{matches: [5], {TO_X}}}]", "5: spec.rules[0].matches[0]: a match is a mapping with the field model"),
         (f"[{{matches: [{{model: 5}}], {TO_X}}}]", "5: spec.rules[0].matches[0].model must be a mapping"),
         (f"[{{matches: [{{model: {{}}}}], {TO_X}}}]", "5: spec.rules[0].matches[0].model.value: nothing"),
-        (
-            f"[{{matches: [{{model: {{type: Regex, value: a}}}}], {TO_X}}}]",
-            "5: spec.rules[0].matches[0].model.type: 'Regex'",
-        ),
+        (f"[{{matches: [{{model: {{type: Regex, value: a}}}}], {TO_X}}}]", "5: spec.rules[0].matches[0].model.type: 'Regex'"),
         (str(EMPTIES[: RULES_MAX + 1]), f"5: spec.rules: more than {RULES_MAX}"),
         (f"[{{targets: {EMPTIES[: TARGETS_MAX + 1]}}}]", f"5: spec.rules[0].targets: more than {TARGETS_MAX}"),
         (f"[{{matches: {EMPTIES[: MODELS_MAX + 1]}}}]", f"5: spec.rules[0].matches: more than {MODELS_MAX}"),
@@ -312,21 +299,12 @@ def test_a_fault_in_a_rule_has_file_line_and_field(at: Watched, rules: str, faul
     [
         (rewrite("a").partition("spec")[0] + "spec: 5", "4: InferenceModelRewrite 'a': spec must be a mapping"),
         (rewrite("a").partition("spec")[0], "1: InferenceModelRewrite 'a': spec.rules: the list of rules is missing"),
-        (
-            rewrite("a", metadata="creationTimestamp: yesterday"),
-            "3: InferenceModelRewrite 'a': metadata.creationTimestamp: 'yest",
-        ),
-        (
-            rewrite("a", metadata="creationTimestamp: 2026-01-31T12:00:00"),
-            "3: InferenceModelRewrite 'a': metadata.creationTime",
-        ),
+        (rewrite("a", metadata="creationTimestamp: yesterday"), "3: InferenceModelRewrite 'a': metadata.creationTimestamp: 'yest"),
+        (rewrite("a", metadata="creationTimestamp: 2026-01-31T12:00:00"), "3: InferenceModelRewrite 'a': metadata.creationTime"),
         (rewrite("a", more="  poolRef: 5\n"), "6: InferenceModelRewrite 'a': spec.poolRef must be a mapping"),
         (rewrite("a") + "---\n" + rewrite("a"), "7: InferenceModelRewrite 'a' is given twice; first in"),
         (rewrite("A b"), "3: InferenceModelRewrite 'A b': metadata.name: a name has up to 253"),
-        (
-            rewrite("a", group="llm-d.ai/v1"),
-            "1: apiVersion 'llm-d.ai/v1': InferenceModelRewrite needs llm-d.ai/v1alpha2 or",
-        ),
+        (rewrite("a", group="llm-d.ai/v1"), "1: apiVersion 'llm-d.ai/v1': InferenceModelRewrite needs llm-d.ai/v1alpha2 or"),
     ],
 )
 def test_a_fault_in_a_rewrite_has_file_and_line(at: Watched, text: str, fault: str) -> None:
@@ -340,9 +318,7 @@ def test_a_match_without_a_model_matches_nothing_and_is_reported_once(at: Watche
     assert [r.rules[0].models for r in at.rewrites()] == [(), ("m",)]
     at.folder.reload()
     assert len(at.reports) == 1
-    assert (
-        "a.yaml:1 reason=InferenceModelRewrite 'a': spec.rules[0] has matches, but none with a model" in at.reports[0]
-    )
+    assert "a.yaml:1 reason=InferenceModelRewrite 'a': spec.rules[0] has matches, but none with a model" in at.reports[0]
 
 
 def test_targets_that_are_never_chosen_are_reported_once(at: Watched) -> None:
@@ -370,9 +346,7 @@ OLDER_POOLS = "inference.networking.x-k8s.io"
         ("{name: other}", "inference.networking.k8s.io", False),
     ],
 )
-def test_an_object_counts_for_the_pool_with_its_name_and_group(
-    tmp_path: Path, reference: str, group: str, counts: bool
-) -> None:
+def test_an_object_counts_for_the_pool_with_its_name_and_group(tmp_path: Path, reference: str, group: str, counts: bool) -> None:
     named, unnamed = Watched(tmp_path, "mine", group), Watched(tmp_path)
     ref = f"  poolRef: {reference}\n"
     named.write("a.yaml", rewrite("a", more=ref) + "---\n" + objective("o", more=ref))

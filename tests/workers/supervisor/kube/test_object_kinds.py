@@ -10,17 +10,7 @@ from epp.request.model_rewrite import Rewrite
 from tests.examples import examples
 from tests.reports import Reports
 from workers.supervisor.kube import object_kinds
-from workers.supervisor.kube.object_kinds import (
-    Found,
-    ModelRewrite,
-    Object,
-    Objective,
-    Once,
-    PoolName,
-    Remark,
-    by_name,
-    merge,
-)
+from workers.supervisor.kube.object_kinds import Found, ModelRewrite, Object, Objective, Once, PoolName, Remark, by_name, merge
 
 POOL = PoolName("pool")
 
@@ -89,9 +79,7 @@ def test_the_number_of_objects_per_kind_is_limited(monkeypatch: pytest.MonkeyPat
     objects = [*(objective(name, 1) for name in "abc"), rewrite("r"), objective("a", 2, 1)]
     seen = by_name(objects, POOL, once=lambda *_: None, faults=faults)
     assert list(seen.objectives) == ["a", "b"] and list(seen.rewrites) == ["r"]
-    assert list(map(str, faults)) == [
-        "file/c: InferenceObjective 'c': more than 2 objects of this kind: it is left out"
-    ]
+    assert list(map(str, faults)) == ["file/c: InferenceObjective 'c': more than 2 objects of this kind: it is left out"]
 
 
 def test_the_number_of_reports_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +101,7 @@ def test_a_name_gets_its_priority_from_the_directory_before_the_api_and_from_the
     directory: Sequence[Objective], api: Sequence[Objective]
 ) -> None:
     objects = merge(found(*directory), found(*api), lambda *_: None)
-    ranked = [
-        (source, each.group, at, each)
-        for source, given_ in enumerate((directory, api))
-        for at, each in enumerate(given_)
-    ]
+    ranked = [(source, each.group, at, each) for source, given_ in enumerate((directory, api)) for at, each in enumerate(given_)]
     for name in {each.name for *_, each in ranked}:
         first = min((rank for rank in ranked if rank[3].name == name), key=lambda rank: rank[:3])
         assert objects.priorities[name] == first[3].priority

@@ -15,16 +15,7 @@ from tests.reports import Reports
 from tests.waiting import until
 from workers.supervisor.kube.api import EMPTY
 from workers.supervisor.kube.errors import ApiError
-from workers.supervisor.kube.object_kinds import (
-    API_VERSIONS,
-    GROUPS,
-    OBJECTIVE,
-    REWRITE,
-    Found,
-    ModelRewrite,
-    Objective,
-    PoolName,
-)
+from workers.supervisor.kube.object_kinds import API_VERSIONS, GROUPS, OBJECTIVE, REWRITE, Found, ModelRewrite, Objective, PoolName
 from workers.supervisor.kube.object_watch import DEPTH_MAX, KubeObjects, decode
 from workers.supervisor.kube.reflect import Outage
 
@@ -51,10 +42,7 @@ def objective(name: str, priority: Any, version: int = 1, pool: Any = None, **me
 
 
 def rewrite(name: str, target: str, version: int = 1, **more: Any) -> dict[str, Any]:
-    rule = {
-        "matches": [{"model": {"type": "Exact", "value": name}}],
-        "targets": [{"modelRewrite": target, "weight": 3}],
-    }
+    rule = {"matches": [{"model": {"type": "Exact", "value": name}}], "targets": [{"modelRewrite": target, "weight": 3}]}
     return item(name, {"poolRef": {"name": "pool"}, "rules": [rule], **more}, version)
 
 
@@ -115,13 +103,7 @@ def followed(api: FakeApi, test: Callable[[Received], Awaitable[None]], expects:
     async def run() -> Received:
         received = Received()
         objects = received.objects = KubeObjects(
-            api,
-            "ns",
-            POOL,
-            changed=received.changed,
-            report=received.reports,
-            outage=Outage(received.reports),
-            expects=expects,
+            api, "ns", POOL, changed=received.changed, report=received.reports, outage=Outage(received.reports), expects=expects
         )
         running = asyncio.create_task(objects.run())
         try:
@@ -273,9 +255,7 @@ def test_the_newer_group_wins_for_each_name_and_the_older_group_is_reported_once
     assert f"{OLD} of InferenceObjective is deprecated" in report and NEW in report
 
 
-def test_kinds_that_are_not_installed_have_no_objects_until_they_are_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kinds_that_are_not_installed_have_no_objects_until_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.supervisor.kube.reflect.ABSENT_S", 0.01)
     api = FakeApi()
     api.lists = {path(OBJECTIVES, OLD): [objective("a", 1)]}
@@ -348,9 +328,7 @@ def test_an_empty_list_of_a_kind_that_had_objects_is_believed_after_a_while(monk
     followed(api, test, [OBJECTIVE, REWRITE])
 
 
-def test_a_predecessors_objects_stay_while_the_role_to_list_them_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_predecessors_objects_stay_while_the_role_to_list_them_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.supervisor.kube.object_watch.HOLD_S", 0.1)
     api = FakeApi()
     for group in (NEW, OLD):
@@ -393,39 +371,15 @@ def test_a_kind_that_cannot_be_listed_does_not_delay_readiness_for_ever(monkeypa
 
 
 scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(1 << 40), 1 << 40)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5)
+    st.none() | st.booleans() | st.integers(-(1 << 40), 1 << 40) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
 )
 keys = st.sampled_from(
-    [
-        "poolRef",
-        "name",
-        "group",
-        "priority",
-        "rules",
-        "matches",
-        "model",
-        "type",
-        "value",
-        "targets",
-        "modelRewrite",
-        "weight",
-    ]
+    ["poolRef", "name", "group", "priority", "rules", "matches", "model", "type", "value", "targets", "modelRewrite", "weight"]
 )
-specs = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=5), max_leaves=20
-)
+specs = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=5), max_leaves=20)
 
 
-@given(
-    st.sampled_from([OBJECTIVE, REWRITE]),
-    specs,
-    st.text(max_size=8) | st.sampled_from(["a", "a.b"]),
-    st.text(max_size=30),
-)
+@given(st.sampled_from([OBJECTIVE, REWRITE]), specs, st.text(max_size=8) | st.sampled_from(["a", "a.b"]), st.text(max_size=30))
 @examples(300)
 def test_any_object_is_either_read_or_refused_with_a_text(kind: str, spec: Any, name: str, created: str) -> None:
     try:

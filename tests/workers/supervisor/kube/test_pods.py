@@ -34,10 +34,7 @@ def found(thing: Any, selector: Selector = APP, ports: tuple[int, ...] = (8000,)
 
 def test_a_ready_pod_has_an_endpoint_per_port_with_the_position_of_the_port_as_rank() -> None:
     specs = specs_of(decode_pod(json.dumps(pod()).encode()), APP, (8000, 8001))
-    assert [spec[:4] for spec in specs] == [
-        ("prod", "vllm-0-rank-0", "10.0.0.1", 8000),
-        ("prod", "vllm-0-rank-1", "10.0.0.1", 8001),
-    ]
+    assert [spec[:4] for spec in specs] == [("prod", "vllm-0-rank-0", "10.0.0.1", 8000), ("prod", "vllm-0-rank-1", "10.0.0.1", 8001)]
     for spec in specs:
         assert spec.labels == (("a", "b"), ("app", "vllm"))
         assert spec.uid == "u1"
@@ -76,10 +73,7 @@ def test_an_address_that_no_pod_can_have_makes_no_endpoint(address: str) -> None
 @pytest.mark.parametrize("key", [ACTIVE_PORTS, ACTIVE_PORTS_LEGACY])
 def test_the_annotation_keeps_only_the_ports_that_it_lists_with_their_ranks(key: str) -> None:
     thing = pod(metadata={"annotations": {key: " 8002, x,8000,9999,", "other": "y"}})
-    assert found(thing, ports=(8000, 8001, 8002)) == [
-        ("vllm-0-rank-0", "10.0.0.1", 8000),
-        ("vllm-0-rank-2", "10.0.0.1", 8002),
-    ]
+    assert found(thing, ports=(8000, 8001, 8002)) == [("vllm-0-rank-0", "10.0.0.1", 8000), ("vllm-0-rank-2", "10.0.0.1", 8002)]
     assert found(pod(metadata={"annotations": {key: ""}})) == []
 
 
@@ -92,9 +86,7 @@ def test_anything_but_numbers_in_the_annotation_is_ignored(text: str) -> None:
     assert active_ports(text, (8000, 8001)) == {8000}
 
 
-@pytest.mark.parametrize(
-    "raw", [b"{}", b"[]", b'{"metadata": {"name": 5}}', b"{", b'{"metadata": {"name": "a", "labels": {"a": 1}}}']
-)
+@pytest.mark.parametrize("raw", [b"{}", b"[]", b'{"metadata": {"name": 5}}', b"{", b'{"metadata": {"name": "a", "labels": {"a": 1}}}'])
 def test_an_object_that_is_not_a_pod_is_refused(raw: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         decode_pod(raw)
@@ -162,9 +154,7 @@ def test_the_endpoints_of_any_pod_follow_the_rules(
     thing = pod(metadata=metadata, status={"podIP": address, "conditions": conditions})
     specs = specs_of(decode_pod(json.dumps(thing).encode()), of_labels(wanted), ports)
     serves = ready == "True" and not deleted and bool(address) and wanted.items() <= (labels or {}).items()
-    expected = [
-        (f"vllm-0-rank-{i}", port) for i, port in enumerate(ports) if serves and (listed is None or port in listed)
-    ]
+    expected = [(f"vllm-0-rank-{i}", port) for i, port in enumerate(ports) if serves and (listed is None or port in listed)]
     assert [(spec.name, spec.port) for spec in specs] == expected
     assert {spec.uid for spec in specs} <= {uid}
 
@@ -178,8 +168,6 @@ def test_the_endpoints_of_any_pod_follow_the_rules(
         ({"nodeName": None}, {}, None),
     ],
 )
-def test_the_label_of_the_host_is_the_node_unless_the_pod_has_one(
-    spec: dict[str, Any], own: dict[str, str], expected: str | None
-) -> None:
+def test_the_label_of_the_host_is_the_node_unless_the_pod_has_one(spec: dict[str, Any], own: dict[str, str], expected: str | None) -> None:
     thing = pod(spec=spec, metadata={"labels": {"app": "vllm", **own}})
     assert dict(decode_pod(json.dumps(thing).encode()).labels).get("kubernetes.io/hostname") == expected

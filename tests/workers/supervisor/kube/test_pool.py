@@ -22,12 +22,8 @@ def test_a_pool_has_a_selector_ports_and_a_protocol() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "kubernetes.io/h2c", None])
-@pytest.mark.parametrize(
-    "reference", [None, {"name": "picker"}, {"name": "picker", "port": {"number": 9002}, "failureMode": "FailOpen"}]
-)
-def test_the_picker_needs_no_reference_to_itself_and_takes_each_protocol(
-    reference: dict[str, Any] | None, protocol: str | None
-) -> None:
+@pytest.mark.parametrize("reference", [None, {"name": "picker"}, {"name": "picker", "port": {"number": 9002}, "failureMode": "FailOpen"}])
+def test_the_picker_needs_no_reference_to_itself_and_takes_each_protocol(reference: dict[str, Any] | None, protocol: str | None) -> None:
     given = {"endpointPickerRef": reference, "appProtocol": protocol}
     found = decode_pool(pool(**{name: value for name, value in given.items() if value is not None}))
     assert (found.ports, found.app_protocol) == ((8000, 8001), protocol or "")

@@ -67,9 +67,7 @@ def test_an_outage_removes_nothing_and_is_reported_once_at_its_begin_and_once_at
         await elapse(7)
         assert followed.known == followed.truth
         begin, end = followed.reports
-        assert begin.startswith("the Kubernetes API is away: what is known stays") and begin.endswith(
-            "reason=connection refused"
-        )
+        assert begin.startswith("the Kubernetes API is away: what is known stays") and begin.endswith("reason=connection refused")
         assert end.startswith("the Kubernetes API answers again away_s=18")
         assert followed.reflector.problem == ""
 
@@ -212,18 +210,7 @@ STEPS = st.lists(
         st.sampled_from(
             (
                 *("put", "put", "put", "delete", "delete"),
-                *(
-                    "break",
-                    "forget",
-                    "away",
-                    "back",
-                    "away 503",
-                    "empty lists",
-                    "full lists",
-                    "silent",
-                    "speaking",
-                    "page",
-                ),
+                *("break", "forget", "away", "back", "away 503", "empty lists", "full lists", "silent", "speaking", "page"),
             )
         ),
         st.integers(0, 4),

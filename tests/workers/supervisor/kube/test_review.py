@@ -30,12 +30,7 @@ from workers.supervisor.kube.review import (
 )
 from workers.supervisor.pages.page import ALLOWED, Request, Token, Verdict
 
-PROMETHEUS = {
-    "username": "system:serviceaccount:monitoring:prometheus",
-    "uid": "u",
-    "groups": ["g"],
-    "extra": {"k": ["v"]},
-}
+PROMETHEUS = {"username": "system:serviceaccount:monitoring:prometheus", "uid": "u", "groups": ["g"], "extra": {"k": ["v"]}}
 
 
 class Server:
@@ -131,16 +126,13 @@ def test_an_unknown_token_gets_401_and_a_user_without_access_gets_403_with_the_m
         refused = await world.verdict("other")
         assert refused.status == HTTPStatus.FORBIDDEN
         assert refused.text == (
-            "mallory may not get /metrics; bind it to a ClusterRole with the rule "
-            '{nonResourceURLs: ["/metrics"], verbs: ["get"]}'
+            'mallory may not get /metrics; bind it to a ClusterRole with the rule {nonResourceURLs: ["/metrics"], verbs: ["get"]}'
         )
 
     in_a_world(scenario)
 
 
-@pytest.mark.parametrize(
-    ("token", "reviews", "seconds"), [("good", 2, ALLOWED_S), ("stranger", 1, REFUSED_S), ("other", 2, REFUSED_S)]
-)
+@pytest.mark.parametrize(("token", "reviews", "seconds"), [("good", 2, ALLOWED_S), ("stranger", 1, REFUSED_S), ("other", 2, REFUSED_S)])
 def test_a_verdict_is_cached_for_its_time(token: str, reviews: int, seconds: float) -> None:
     async def scenario(world: World) -> None:
         first = await world.verdict(token)
@@ -158,9 +150,7 @@ def test_each_path_has_its_own_review() -> None:
     async def scenario(world: World) -> None:
         await world.verdict("good", "/metrics")
         await world.verdict("good", "/debug/decisions")
-        assert [
-            spec["nonResourceAttributes"]["path"] for path, spec in world.server.requests if path == ACCESS_REVIEWS
-        ] == [
+        assert [spec["nonResourceAttributes"]["path"] for path, spec in world.server.requests if path == ACCESS_REVIEWS] == [
             "/metrics",
             "/debug/decisions",
         ]
@@ -193,9 +183,7 @@ def test_concurrent_requests_with_the_same_token_share_one_review_which_outlives
         ApiError(500, "InternalError", "no", "create", TOKEN_REVIEWS),
     ],
 )
-def test_a_failed_review_gives_503_for_a_second_and_the_log_has_the_cause_without_the_token(
-    failure: Exception,
-) -> None:
+def test_a_failed_review_gives_503_for_a_second_and_the_log_has_the_cause_without_the_token(failure: Exception) -> None:
     async def scenario(world: World) -> None:
         world.server.failure = failure
         assert await world.verdict("good-secret") == FAILED
@@ -216,9 +204,7 @@ def test_a_picker_without_the_right_to_review_tokens_reports_the_missing_rule() 
     async def scenario(world: World) -> None:
         world.server.failure = ApiError(403, "Forbidden", "no", "create", TOKEN_REVIEWS)
         await world.verdict("good")
-        assert (
-            '{apiGroups: ["authentication.k8s.io"], resources: ["tokenreviews"], verbs: ["create"]}' in world.reports[0]
-        )
+        assert '{apiGroups: ["authentication.k8s.io"], resources: ["tokenreviews"], verbs: ["create"]}' in world.reports[0]
 
     in_a_world(scenario)
 

@@ -30,9 +30,7 @@ from workers.supervisor.kube.selector import of_labels, parse
         ("in in (in)", [{"in": "in"}], [{}]),
     ],
 )
-def test_a_selector_matches_the_right_labels(
-    text: str, matches: list[dict[str, str]], does_not: list[dict[str, str]]
-) -> None:
+def test_a_selector_matches_the_right_labels(text: str, matches: list[dict[str, str]], does_not: list[dict[str, str]]) -> None:
     selector = parse(text)
     assert all(selector.matches(labels) for labels in matches)
     assert not any(selector.matches(labels) for labels in does_not)
@@ -65,9 +63,7 @@ def test_an_invalid_selector_is_refused_with_the_reason(text: str, why: str) -> 
         parse(text)
 
 
-LABELS = st.dictionaries(
-    st.from_regex(r"[a-z]([a-z0-9.]{0,3}[a-z0-9])?", fullmatch=True), st.sampled_from(("", "x", "Y.1")), max_size=4
-)
+LABELS = st.dictionaries(st.from_regex(r"[a-z]([a-z0-9.]{0,3}[a-z0-9])?", fullmatch=True), st.sampled_from(("", "x", "Y.1")), max_size=4)
 
 
 @given(LABELS, LABELS)

@@ -26,9 +26,7 @@ def opened(subscription: Subscription) -> bool:
     return list(subscription.changes()) == [OPENED]
 
 
-def test_a_full_socket_keeps_its_connection(
-    context: "zmq.Context[zmq.Socket[bytes]]", monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_socket_keeps_its_connection(context: "zmq.Context[zmq.Socket[bytes]]", monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "RECEIVED_MAX", 1)
     publisher = KvPublisher(context, f"{HOST}:*")
     address = publisher.address

@@ -141,9 +141,7 @@ def test_the_model_that_a_topic_names_has_no_effect(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("topic", "why"), [("", ""), ("kv@a@m", ""), ("events", OTHER_TOPIC)])
-def test_messages_count_without_a_topic_and_with_one_that_the_filter_lets_through(
-    tmp_path: Path, topic: str, why: str
-) -> None:
+def test_messages_count_without_a_topic_and_with_one_that_the_filter_lets_through(tmp_path: Path, topic: str, why: str) -> None:
     """vLLM sends messages without a topic unless it is told to use one."""
     (port,) = free_ports(1)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -163,9 +161,7 @@ def test_messages_count_without_a_topic_and_with_one_that_the_filter_lets_throug
             assert held(follower) == {"server-0": 0 if why else 10}
             (followed,) = follower.followed.values()
             assert (followed.counts().dropped == followed.messages) == bool(why)
-            assert eventually(
-                lambda: follower.turn(time.monotonic()) or bool(why) == ("'topic': 'events'" in str(logs))
-            )
+            assert eventually(lambda: follower.turn(time.monotonic()) or bool(why) == ("'topic': 'events'" in str(logs)))
         publisher.close()
     context.term()
 
@@ -203,17 +199,13 @@ def test_a_successor_of_the_process_knows_the_adapters_that_events_have_named(tm
             each.close()
 
 
-def test_a_publisher_of_a_message_above_the_limit_is_followed_again_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_publisher_of_a_message_above_the_limit_is_followed_again_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.supervisor.kv_events.costs.REPORT_S", 0.1)
     monkeypatch.setattr("workers.supervisor.kv_events.followed.AGAIN_S", 0.1)
     (port,) = free_ports(1)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     publisher = KvPublisher(context, f"tcp://127.0.0.1:{port}")
-    with made(
-        tmp_path / "run", CONFIG.replace("socketPort: 9", f"socketPort: {port}"), kv_index_blocks=4096
-    ) as instance:
+    with made(tmp_path / "run", CONFIG.replace("socketPort: 9", f"socketPort: {port}"), kv_index_blocks=4096) as instance:
         DocumentWriter(instance.layout.documents, instance.memory.documents).write(ENDPOINTS, encode([server(0)]))
         follower = Follower(instance)
 
@@ -226,9 +218,7 @@ def test_a_publisher_of_a_message_above_the_limit_is_followed_again_and_named(
         assert eventually(heard_of)
         with capture_logs() as logs:
             publisher.publish_bytes(bytes(FRAME_BYTES_MAX + 1))
-            assert eventually(
-                lambda: follower.turn(time.monotonic()) or any("longer" in line["event"] for line in logs)
-            )
+            assert eventually(lambda: follower.turn(time.monotonic()) or any("longer" in line["event"] for line in logs))
         (line,) = (line for line in logs if "longer" in line["event"])
         assert (line["endpoint"], line["count"]) == ("server-0", 1)
         for each in follower.followed.values():

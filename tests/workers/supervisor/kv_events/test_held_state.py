@@ -29,13 +29,7 @@ class Life:
     """One run of a picker with the folder: three endpoints, their blocks, and the snapshot."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        blocks: int = 1 << 12,
-        seed: int = 5,
-        wall: float = WALL,
-        tiers: Sequence[str] = ("gpu", "cpu", "other"),
+        self, folder: Path, *, blocks: int = 1 << 12, seed: int = 5, wall: float = WALL, tiers: Sequence[str] = ("gpu", "cpu", "other")
     ) -> None:
         self.blocks = Blocks(endpoints=0, blocks=blocks)
         self.state = HeldState(str(folder), self.blocks.writer, tiers, seed=seed, wall=lambda: wall)
@@ -49,10 +43,7 @@ class Life:
         world.apply(stored(range(1, 6), None, TOKENS[: 5 * BLOCK]), stored([1], None, TOKENS[:BLOCK]), at=1)
 
     def trailer(self) -> Trailer:
-        kept = [
-            Kept(holder.owners, 100 + at, 7, holder.block_tokens, None, "")
-            for at, holder in enumerate(self.blocks.holders)
-        ]
+        kept = [Kept(holder.owners, 100 + at, 7, holder.block_tokens, None, "") for at, holder in enumerate(self.blocks.holders)]
         return Trailer(0.0, [], [11], list(zip(NAMES, kept, strict=True)))
 
     def save(self) -> None:
@@ -151,9 +142,7 @@ def test_the_first_start_logs_nothing(tmp_path: Path) -> None:
         ({"wall": WALL - 100}, "it was written 100 seconds in the future: the clock was set back"),
     ],
 )
-def test_a_snapshot_that_does_not_fit_is_refused_with_the_reason(
-    tmp_path: Path, change: dict[str, object], why: str
-) -> None:
+def test_a_snapshot_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path, change: dict[str, object], why: str) -> None:
     saved(tmp_path)
     assert why in refusal(Life(tmp_path, **change))  # type: ignore[arg-type]
 
@@ -170,9 +159,7 @@ def test_a_snapshot_that_does_not_fit_is_refused_with_the_reason(
         (lambda content: content + bytes(80 << 20), "it is damaged: it has"),
     ],
 )
-def test_a_foreign_or_damaged_snapshot_is_refused_with_the_reason(
-    tmp_path: Path, damage: Callable[[bytes], bytes], why: str
-) -> None:
+def test_a_foreign_or_damaged_snapshot_is_refused_with_the_reason(tmp_path: Path, damage: Callable[[bytes], bytes], why: str) -> None:
     saved(tmp_path)
     path = tmp_path / SNAPSHOT
     path.write_bytes(damage(path.read_bytes()))
@@ -235,9 +222,7 @@ def test_it_is_saved_regularly_at_the_beginning_of_the_stop_and_at_the_end(tmp_p
     assert len(second.links.places) == 10
 
 
-def test_a_failed_save_is_logged_once_and_so_is_the_next_good_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_is_logged_once_and_so_is_the_next_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(tmp_path / "state")
     life.fill()
 

@@ -34,9 +34,7 @@ class World:
     def apply(self, *events: object, at: int = 0) -> None:
         self.holders[at].apply(encode([1.0, list(events)]))
 
-    def held(
-        self, tokens, *, size: int = BLOCK, adapter: str = "", features=(), salt: str = ""
-    ) -> tuple[list[int], list[int]]:
+    def held(self, tokens, *, size: int = BLOCK, adapter: str = "", features=(), salt: str = "") -> tuple[list[int], list[int]]:
         self.holdings.flush(1)
         owners = Owners(len(self.holders))
         for row, holder in enumerate(self.holders):

@@ -51,9 +51,7 @@ def words(*numbers: int, life: str = "a") -> list[bytes]:
 class World:
     """A stream and its publisher, which keeps messages for replays."""
 
-    def __init__(
-        self, *, replays: bool = True, first: int = 0, kept: int = 10_000, position: int = 0, check: int = 0
-    ) -> None:
+    def __init__(self, *, replays: bool = True, first: int = 0, kept: int = 10_000, position: int = 0, check: int = 0) -> None:
         self.sink = Recorder()
         self.stream = Stream(self.sink, replays=replays, position=position, check=check)
         self.now = 100.0
@@ -289,17 +287,13 @@ def test_the_backlog_of_a_replay_is_bounded_and_the_loss_is_noticed() -> None:
     assert world.sink.applied == words(*range(10, BACKLOG_MESSAGES_MAX + 10))
 
 
-steps = st.lists(
-    st.sampled_from(["publish", "miss", "restart", "cut", "open", "answer", "pause", "restart at 1"]), max_size=60
-)
+steps = st.lists(st.sampled_from(["publish", "miss", "restart", "cut", "open", "answer", "pause", "restart at 1"]), max_size=60)
 
 
 @examples(400)
 @example(["restart at 1", "open", "answer", "miss", "publish", "miss", "publish", "answer"], True)
 @given(steps, st.booleans())
-def test_a_precise_stream_without_a_remark_has_applied_exactly_the_publishers_life(
-    story: list[str], replays: bool
-) -> None:
+def test_a_precise_stream_without_a_remark_has_applied_exactly_the_publishers_life(story: list[str], replays: bool) -> None:
     world = World(replays=replays)
     for step in story:
         match step:

@@ -91,9 +91,7 @@ def served(
     uvloop.run(run())
 
 
-def talk(
-    sent: bytes, *, pieces: int = 1, host: str = "127.0.0.1", reports: list[str] | None = None, half: bool = False
-) -> bytes:
+def talk(sent: bytes, *, pieces: int = 1, host: str = "127.0.0.1", reports: list[str] | None = None, half: bool = False) -> bytes:
     """Sends bytes and returns everything that the server answers until it closes. `half`: the client closes its sending side at once."""
     answer = b""
 

@@ -98,9 +98,7 @@ def test_head_of_a_long_page_generates_no_piece() -> None:
 
 def test_a_request_waits_for_the_long_page_before_it() -> None:
     sent = (
-        b"GET /long HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /long HTTP/1.1\r\nHost: x\r\n"
-        + CLOSE
-        + b"\r\n"
+        b"GET /long HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /long HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n"
     )
     for pieces in (1, 5):
         first, second, third = talk(sent, pieces=pieces).split(b"HTTP/1.1 200 OK\r\n")[1:]
@@ -133,9 +131,7 @@ def test_pythons_client_reads_a_long_page_and_the_next_one() -> None:
 @pytest.mark.parametrize("query", [b"at-once", b"before"])
 def test_a_page_that_fails_before_its_first_piece_is_500_and_the_connection_stays(query: bytes) -> None:
     reports: list[str] = []
-    sent = (
-        b"GET /broken?" + query + b" HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n"
-    )
+    sent = b"GET /broken?" + query + b" HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n"
     answer = talk(sent, reports=reports)
     assert answer.startswith(b"HTTP/1.1 500 ")
     assert answer.endswith(b"ok\n")

@@ -8,17 +8,7 @@ from pathlib import Path
 
 from tests.waiting import until
 from tests.workers.authority import CLIENT, Authority, write, write_pair
-from tests.workers.supervisor.pages.servers import (
-    CLOSE,
-    PIECE,
-    PIECES,
-    Endless,
-    disconnected,
-    finished,
-    served,
-    settled,
-    split,
-)
+from tests.workers.supervisor.pages.servers import CLOSE, PIECE, PIECES, Endless, disconnected, finished, served, settled, split
 from tests.workers.supervisor.pages.test_page_streaming import unchunked
 from workers.supervisor.pages.admin import CONNECTIONS_MAX, AdminServer
 from workers.transport.tls import Settings, server_context
@@ -127,9 +117,7 @@ def test_a_flood_of_handshakes_of_one_host_does_not_keep_out_another(tmp_path: P
         flooding = [asyncio.create_task(flood()) for _ in range(100)]
         await until(lambda: done >= 100)
         for _ in range(5):
-            reader, writer = await asyncio.open_connection(
-                *address, ssl=context, server_hostname="localhost", local_addr=("127.0.0.2", 0)
-            )
+            reader, writer = await asyncio.open_connection(*address, ssl=context, server_hostname="localhost", local_addr=("127.0.0.2", 0))
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n")
             assert (await reader.read()).endswith(b"ok\n")
             writer.close()

@@ -40,11 +40,7 @@ def test_bands_show_their_use_over_all_workers_and_the_age_of_the_oldest_request
             for shard in w.shards:
                 shard.ask("high", "high", body=b'{"model": "m", "prompt": "x"}')
             found = rows(figures(w))
-            assert found["flow_control_capacity_utilization_requests"] == {
-                ("5", "epp"): 0.5,
-                ("0", "epp"): 0.0,
-                ("-1", "epp"): 0.0,
-            }
+            assert found["flow_control_capacity_utilization_requests"] == {("5", "epp"): 0.5, ("0", "epp"): 0.0, ("-1", "epp"): 0.0}
             assert found["flow_control_capacity_utilization_bytes"]["5", "epp"] == 0.058
             assert found["flow_control_global_capacity_utilization_requests"] == {("epp",): 0.2}
             assert "flow_control_global_capacity_utilization_bytes" not in found
@@ -96,9 +92,7 @@ def test_every_series_of_flow_control_also_appears_under_its_older_name(tmp_path
                     elif line.startswith("# HELP"):
                         names.add(line.splitlines()[1].split()[2])
             of_pages = {FLOW_SATURATION.name, FLOW_CYCLE.name}
-            twins = {
-                twin.name for name, twin in TWINS.items() if name.startswith("flow_control_") and name not in of_pages
-            }
+            twins = {twin.name for name, twin in TWINS.items() if name.startswith("flow_control_") and name not in of_pages}
             assert twins <= names
 
     asyncio.run(test())
@@ -128,10 +122,7 @@ def page(w: World) -> str:
     endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
     metrics = MetricsPage(
         instance.memory.lanes,
-        Content(
-            instance.layout.families,
-            [(group, instance.memory.series_reader(group)) for group in instance.layout.groups],
-        ),
+        Content(instance.layout.families, [(group, instance.memory.series_reader(group)) for group in instance.layout.groups]),
         PoolFigures(TableReader(instance.layout.table, instance.memory.table), endpoints, name="epp", fresh_for_s=1.0),
         IndexFigures(lambda: 0, lambda: 0, lambda: 0, lambda: 0, dict),
         Readings([("source", "extractor")]),

@@ -41,10 +41,7 @@ class World:
         memory = instance.memory
         self.groups = instance.layout.shown_groups
         self.caps = [LabelCaps(10 * INVENTED) for _ in range(LANES)]
-        self.writers = {
-            group.name: [memory.series_writer(group, lane, self.caps[lane]) for lane in range(LANES)]
-            for group in self.groups
-        }
+        self.writers = {group.name: [memory.series_writer(group, lane, self.caps[lane]) for lane in range(LANES)] for group in self.groups}
         self.texts = [SeriesText(group, memory.series_reader(group), legacy=True) for group in self.groups]
 
     def count(self, group: Group, lane: int, labels: tuple[str, ...], value: int = 1) -> None:
@@ -62,8 +59,7 @@ class World:
             caps.served(model, model, fairness_id)
         for group in self.groups:
             labels = tuple(
-                model if label in MODEL_LABELS else fairness_id if label in (FAIRNESS_ID, "program_id") else "0"
-                for label in group.labels
+                model if label in MODEL_LABELS else fairness_id if label in (FAIRNESS_ID, "program_id") else "0" for label in group.labels
             )
             for lane in range(LANES):
                 self.count(group, lane, labels)

@@ -46,9 +46,7 @@ class World:
         self.documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
         self.records: list[EndpointRecord] = []
         reader = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
-        pool = PoolFigures(
-            TableReader(instance.layout.table, instance.memory.table), reader, name="pool-a", fresh_for_s=FRESH_FOR_S
-        )
+        pool = PoolFigures(TableReader(instance.layout.table, instance.memory.table), reader, name="pool-a", fresh_for_s=FRESH_FOR_S)
         self.page = MetricsPage(
             instance.memory.lanes,
             Content(
@@ -187,9 +185,7 @@ def test_queue_sizes_are_shown_for_fresh_and_stale_endpoints_but_not_for_unknown
     world.endpoint("a", kv=0.5, waiting=4)
     world.endpoint("stale", kv=0.5, waiting=9, at=NOW - 60, state=State.STALE)
     world.endpoint("never", kv=0.0, waiting=0, state=State.UNKNOWN)
-    shown = [
-        (dict(labels), v) for (name, labels), v in world.samples().items() if name.endswith("per_endpoint_queue_size")
-    ]
+    shown = [(dict(labels), v) for (name, labels), v in world.samples().items() if name.endswith("per_endpoint_queue_size")]
     found = {labels["model_server_endpoint"]: value for labels, value in shown}
     assert found == {"a": 4, "stale": 9}
 
@@ -220,17 +216,10 @@ def test_errors_of_the_data_layer_have_source_and_extractor_as_labels(world: Wor
     lane.add(lane.schema.counter["datalayer_poll_errors_total"], 3)
     lane.add(lane.schema.counter["datalayer_extract_errors_total"], 2)
     assert world.value("datalayer_poll_errors_total", source_type="metrics-data-source") == 3
-    assert (
-        world.value(
-            "datalayer_extract_errors_total", source_type="metrics-data-source", extractor_type="core-metrics-extractor"
-        )
-        == 2
-    )
+    assert world.value("datalayer_extract_errors_total", source_type="metrics-data-source", extractor_type="core-metrics-extractor") == 2
 
 
-def test_errors_of_further_data_sources_have_their_own_labels_and_those_of_one_type_are_added(
-    world: World, tmp_path: Path
-) -> None:
+def test_errors_of_further_data_sources_have_their_own_labels_and_those_of_one_type_are_added(world: World, tmp_path: Path) -> None:
     further = [("dcgm-data-source", "dcgm-extractor"), ("metrics-data-source", "core-metrics-extractor")]
     world = World(world.instance, further=further)
     lane = world.instance.memory.lanes.lane(0)
@@ -460,11 +449,7 @@ def test_counters_and_histograms_agree_even_if_they_grow_while_the_page_is_sent(
     observed(world, 4, tenant="tin")
     text = b"".join((before, *pieces))
     found = {(s.name, s.labels.get("le")): s.value for f in parse_text(text.decode()) for s in f.samples}
-    assert {
-        value
-        for (name, le), value in found.items()
-        if "request_duration_seconds" in name and (le is None or float(le) >= 1)
-    } == {3}
+    assert {value for (name, le), value in found.items() if "request_duration_seconds" in name and (le is None or float(le) >= 1)} == {3}
     e2e = {value for (name, le), value in found.items() if "scheduler_e2e" in name and le in (None, "+Inf")}
     assert e2e == {3}
     assert found["llm_d_epp_picks_total", None] == 3
@@ -487,9 +472,7 @@ def test_both_formats_have_the_same_values(world: World) -> None:
     world.endpoint('quo"te\n', kv=0.5, waiting=4)
     observed(world, 2)
     plain = {
-        (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in parse_text(world.text())
-        for sample in family.samples
+        (sample.name, *sorted(sample.labels.items())): sample.value for family in parse_text(world.text()) for sample in family.samples
     }
     open_ = {
         (sample.name, *sorted(sample.labels.items())): sample.value

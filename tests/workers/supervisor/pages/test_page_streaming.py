@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.supervisor.pages.page import Pause, Piece
-from workers.supervisor.pages.page_streaming import (
-    FAIR_S,
-    PAGES_MAX,
-    SLOW_S,
-    WAITING_MAX,
-    Coding,
-    Delivery,
-    RoundRobinSender,
-)
+from workers.supervisor.pages.page_streaming import FAIR_S, PAGES_MAX, SLOW_S, WAITING_MAX, Coding, Delivery, RoundRobinSender
 
 
 class Timer:
@@ -72,9 +64,7 @@ class FakeLoop:
 class Client:
     """The reader of one page. `room`: how many writes it takes before it is full."""
 
-    def __init__(
-        self, sender: RoundRobinSender, pieces: Iterator[Piece], *, room: int = 1000, host: str = "host"
-    ) -> None:
+    def __init__(self, sender: RoundRobinSender, pieces: Iterator[Piece], *, room: int = 1000, host: str = "host") -> None:
         self.host = host
         self.room = room
         self._sender = sender
@@ -121,9 +111,7 @@ def endless() -> Iterator[bytes]:
         yield b"x"
 
 
-def test_a_turn_of_the_loop_generates_one_piece_for_any_number_of_pages(
-    loop: FakeLoop, sender: RoundRobinSender
-) -> None:
+def test_a_turn_of_the_loop_generates_one_piece_for_any_number_of_pages(loop: FakeLoop, sender: RoundRobinSender) -> None:
     clients = [Client(sender, endless()) for _ in range(3)]
     for made in range(1, 10):
         loop.turn()
@@ -149,9 +137,7 @@ def test_no_piece_is_generated_for_a_full_reader_until_it_has_room(loop: FakeLoo
     assert slow.generated == 3
 
 
-def test_a_reader_that_reports_room_twice_still_gets_one_piece_per_turn(
-    loop: FakeLoop, sender: RoundRobinSender
-) -> None:
+def test_a_reader_that_reports_room_twice_still_gets_one_piece_per_turn(loop: FakeLoop, sender: RoundRobinSender) -> None:
     client = Client(sender, endless())
     for _ in range(3):
         sender.resume(client.delivery)
@@ -332,9 +318,7 @@ def test_a_waiting_page_has_no_compressor_yet(sender: RoundRobinSender, monkeypa
     assert created == []
 
 
-def test_endless_pages_take_no_place_and_are_never_broken_off_for_others(
-    loop: FakeLoop, sender: RoundRobinSender
-) -> None:
+def test_endless_pages_take_no_place_and_are_never_broken_off_for_others(loop: FakeLoop, sender: RoundRobinSender) -> None:
     viewers = [Endless(sender) for _ in range(PAGES_MAX)]
     pages = [Client(sender, iter([Pause(1000.0)])) for _ in range(PAGES_MAX)]
     waiting = Client(sender, letters())

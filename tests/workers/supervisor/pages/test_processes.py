@@ -24,9 +24,7 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
 
 
 def world(instance: Instance, uses: dict[int, ProcessUse]) -> World:
-    figures = ProcessFigures(
-        instance.memory.lanes, instance.roll, metrics_certificate=lambda: UNTIL + 7.0, use=uses.get
-    )
+    figures = ProcessFigures(instance.memory.lanes, instance.roll, metrics_certificate=lambda: UNTIL + 7.0, use=uses.get)
     return World(instance, sections=Sections(processes=figures))
 
 

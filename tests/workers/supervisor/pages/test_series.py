@@ -110,9 +110,7 @@ class Oracle(Collector):
         for index, member in enumerate(group.histograms):
             metric = member.metric
             extra = (member.label,) if member.label else ()
-            family = families.setdefault(
-                metric.name, HistogramMetricFamily(PREFIX + metric.name, metric.help, labels=(*names, *extra))
-            )
+            family = families.setdefault(metric.name, HistogramMetricFamily(PREFIX + metric.name, metric.help, labels=(*names, *extra)))
             bounds = [*map(go_float, metric.buckets), "+Inf"]
             for labels, values in rows.items():
                 counts, total = values.histograms[index]
@@ -123,8 +121,7 @@ class Oracle(Collector):
 
 
 @pytest.mark.parametrize(
-    ("accept", "parse"),
-    [("text/plain", parse_text), ("application/openmetrics-text; version=1.0.0", parse_openmetrics)],
+    ("accept", "parse"), [("text/plain", parse_text), ("application/openmetrics-text; version=1.0.0", parse_openmetrics)]
 )
 def test_the_text_is_equivalent_to_that_of_prometheus_client(filled: World, accept: str, parse: Any) -> None:
     registry = CollectorRegistry(auto_describe=False)
@@ -259,12 +256,7 @@ def test_the_tuple_other_and_its_twin_are_shown_after_their_first_count() -> Non
 
 
 def test_parts_are_joined_to_pieces_by_size_and_empty_parts_become_empty_pieces() -> None:
-    assert list(pieces(["ab", "", "c", "de", "\u00e4" * 5, "f"], size=4)) == [
-        b"",
-        b"abcde",
-        "\u00e4".encode() * 5,
-        b"f",
-    ]
+    assert list(pieces(["ab", "", "c", "de", "\u00e4" * 5, "f"], size=4)) == [b"", b"abcde", "\u00e4".encode() * 5, b"f"]
     assert list(pieces([])) == [b""]
 
 

@@ -113,9 +113,7 @@ def test_the_host_that_takes_most_of_a_used_up_share_is_named_once_per_second(wo
 
 
 @pytest.mark.parametrize("frozen", [0.009, 3.0])
-def test_time_in_which_the_process_was_frozen_or_waited_for_a_core_is_charged_to_nobody(
-    world: World, frozen: float
-) -> None:
+def test_time_in_which_the_process_was_frozen_or_waited_for_a_core_is_charged_to_nobody(world: World, frozen: float) -> None:
     named: list[str] = []
     turns, done = world.turns(named.append), []
     for number in range(1000):
@@ -186,9 +184,7 @@ def test_what_an_urgent_act_causes_is_charged_to_the_urgent_share(world: World) 
     turns.prompt(world.work(0.0, done, "other"))
     begun = world.now
     world.turn()
-    assert world.now == begun and done == ["handshake", "next"], (
-        "it was queued as a prompt act before the share was used up"
-    )
+    assert world.now == begun and done == ["handshake", "next"], "it was queued as a prompt act before the share was used up"
 
 
 def test_nobody_is_named_while_the_share_is_not_used_up(world: World) -> None:

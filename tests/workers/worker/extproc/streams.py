@@ -65,9 +65,7 @@ class Broken(DataProducer):
         raise ZeroDivisionError
 
 
-def pair(
-    *others: Plugin, waiting: tuple[float, ...] = (2, 0, 1), parsers: tuple[Parser, ...] = (), **more: Any
-) -> Pair:
+def pair(*others: Plugin, waiting: tuple[float, ...] = (2, 0, 1), parsers: tuple[Parser, ...] = (), **more: Any) -> Pair:
     picker, scorer = MaxScore("p", MaxScore.Params()), QueueDepth("q", NoParams())
     parsers = (OpenAI("o", NoParams()), *parsers, Passthrough("x", NoParams()))
     pipeline = compile_pipeline(

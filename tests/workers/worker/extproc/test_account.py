@@ -107,9 +107,7 @@ def test_kv_usage_moves_by_what_a_running_request_holds() -> None:
     servers.inflight[:] = [0, 0]
     servers.read([0.0, 0.0], [0.0, 0.0], [0.05, 0.0])
     servers.inflight[:] = [3, 3]
-    assert shown(servers.carried().kv) == [0.35, 0.0], (
-        "0.1 each, as when it was last seen to run some; never seen: nothing"
-    )
+    assert shown(servers.carried().kv) == [0.35, 0.0], "0.1 each, as when it was last seen to run some; never seen: nothing"
     servers.inflight[:] = [40, 0]
     assert max(servers.carried().kv) <= 1.0
 

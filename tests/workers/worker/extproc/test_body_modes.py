@@ -19,9 +19,7 @@ def config(request: Mode, response: Mode) -> bytes:
     return bytes((0x5A, len(inner))) + inner
 
 
-def begun(
-    p: Any, request: Mode, response: Mode = Mode.FULL_DUPLEX_STREAMED, *, last: bool = False, **headers: str
-) -> Any:
+def begun(p: Any, request: Mode, response: Mode = Mode.FULL_DUPLEX_STREAMED, *, last: bool = False, **headers: str) -> Any:
     """A stream that has sent its headers, and the bytes that it got."""
     envoy = p.open()
     message = pb.ProcessingRequest()
@@ -79,9 +77,7 @@ def test_a_body_that_the_gateway_cut_off_is_413() -> None:
     assert code == 413 and "cut the request body off after 9 bytes" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("response", "asks"), [(Mode.BUFFERED, True), (Mode.FULL_DUPLEX_STREAMED, False), (Mode.NONE, False)]
-)
+@pytest.mark.parametrize(("response", "asks"), [(Mode.BUFFERED, True), (Mode.FULL_DUPLEX_STREAMED, False), (Mode.NONE, False)])
 def test_streamed_answers_are_asked_for_if_the_gateway_would_buffer_them(response: Mode, asks: bool) -> None:
     envoy = begun(pair(), Mode.BUFFERED, response)
     assert envoy.stream.sent.endswith(OVERRIDE) == asks

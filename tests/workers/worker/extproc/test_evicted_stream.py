@@ -48,9 +48,7 @@ def test_an_evicted_request_gets_429_with_the_exact_text_and_reason() -> None:
     answer = evicted(envoy)
     assert answer.status.code == 429
     assert answer.body == b"request evicted by flow control"
-    assert [(o.header.key, o.header.raw_value) for o in answer.headers.set_headers] == [
-        ("x-llm-d-request-dropped-reason", b"evicted")
-    ]
+    assert [(o.header.key, o.header.raw_value) for o in answer.headers.set_headers] == [("x-llm-d-request-dropped-reason", b"evicted")]
     assert envoy.stream.ended == (0, "")
     assert sum(p.inflight) == 0
     assert tracked.ends == tracked.victims

@@ -346,9 +346,7 @@ def test_a_shadow_profile_that_fails_does_not_disturb_the_request() -> None:
     pool = FakePool(candidates({"waiting_requests": [0, 0, 0]}))
     wiring = made(plugin).wiring
     shadow = WiredProfile("shadow", ((Fails("f", NoParams()), 1.0), (plugin, 1.0)), shadow=True)
-    pipeline = compile_pipeline(
-        Wiring(wiring.plugins, wiring.parsers, wiring.handler, (*wiring.profiles, shadow), wiring.producers)
-    )
+    pipeline = compile_pipeline(Wiring(wiring.plugins, wiring.parsers, wiring.handler, (*wiring.profiles, shadow), wiring.producers))
     envoy = Pair(pipeline, pool).open()
     envoy.headers()
     assert envoy.body(BODY)[0].WhichOneof("response") == "request_headers"

@@ -98,21 +98,14 @@ class World:
     def breaks_count(self, number: int) -> None:
         """Lets the count with this number fail, among those that a request begins with."""
         real, calls = reservation.increase, itertools.count()
-        self.monkeypatch.setattr(
-            reservation, "increase", lambda *given: raises() if next(calls) == number else real(*given)
-        )
+        self.monkeypatch.setattr(reservation, "increase", lambda *given: raises() if next(calls) == number else real(*given))
 
     def breaks_block(self, writer: Any) -> None:
         self.monkeypatch.setattr(type(writer), "block", lambda one, labels: raises() if one is writer else 0)
 
     def run(self) -> Envoy:
         envoy = self.pair.open()
-        for step in (
-            envoy.headers,
-            lambda: envoy.body(BODY),
-            envoy.response_headers,
-            lambda: envoy.response_body(USAGE),
-        ):
+        for step in (envoy.headers, lambda: envoy.body(BODY), envoy.response_headers, lambda: envoy.response_body(USAGE)):
             if envoy.stream.ended is None:
                 step()
         if envoy.stream.ended is None:

@@ -127,12 +127,7 @@ class Agent:
         message = pb.ProcessingRequest()
         fields = message.request_headers.headers.headers
         fields.add(key="content-type", raw_value=b"application/json")
-        for name, value in (
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":authority", "a"),
-            (":path", "/v1/completions"),
-        ):
+        for name, value in ((":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", "/v1/completions")):
             fields.add(key=name, value=value)
         duplex = BodyMode.FULL_DUPLEX_STREAMED
         self._envoy.handler.message(message.SerializeToString() + config(duplex, duplex))
@@ -204,9 +199,7 @@ def test_agentgateway_names_the_server_with_every_message_of_the_response() -> N
 
 
 @pytest.mark.parametrize(("status", "served", "points"), [("200", 1, 0), ("500", 0, 3)])
-def test_agentgateway_has_the_status_behind_the_other_fields_and_it_counts(
-    status: str, served: int, points: int
-) -> None:
+def test_agentgateway_has_the_status_behind_the_other_fields_and_it_counts(status: str, served: int, points: int) -> None:
     p = pair()
     agent = Agent(p)
     agent.request(BODY)

@@ -75,9 +75,7 @@ def test_list_and_check_have_the_same_status() -> None:
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_with_leader_election_only_readiness_depends_on_the_picker_and_other_names_are_unknown(
-    ready: bool,
-) -> None:
+def test_with_leader_election_only_readiness_depends_on_the_picker_and_other_names_are_unknown(ready: bool) -> None:
     health = Health(lambda: ready, elects=True)
     for service in ("", "readiness", EXT_PROC):
         assert call(health, CHECK, request(service)).sent == [SERVING if ready else NOT_SERVING]
@@ -141,10 +139,7 @@ def test_malformed_requests_are_refused(message: bytes) -> None:
 
 
 def test_unknown_fields_are_skipped_and_the_last_service_counts() -> None:
-    assert (
-        read_service(b"\x10\x96\x01" + request("a") + b"\x1d1234" + b"\x2112345678" + b"\x32\x01x" + request("b"))
-        == "b"
-    )
+    assert read_service(b"\x10\x96\x01" + request("a") + b"\x1d1234" + b"\x2112345678" + b"\x32\x01x" + request("b")) == "b"
 
 
 @given(st.binary(max_size=100))

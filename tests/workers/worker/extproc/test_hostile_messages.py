@@ -169,10 +169,7 @@ def test_a_message_with_too_many_bytes_besides_a_body_ends_the_stream(kind: int)
     if kind == 3:
         envoy.body(BODY)
     envoy.handler.message(field(kind, b"") + field(99, bytes(BESIDES_MAX)))
-    assert envoy.stream.ended == (
-        INVALID_ARGUMENT,
-        f"malformed message: more than {BESIDES_MAX} bytes besides a body's",
-    )
+    assert envoy.stream.ended == (INVALID_ARGUMENT, f"malformed message: more than {BESIDES_MAX} bytes besides a body's")
 
 
 def test_bytes_besides_a_piece_of_a_body_count_as_held_too() -> None:

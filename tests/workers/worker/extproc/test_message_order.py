@@ -66,11 +66,7 @@ def test_both_directions_may_end_with_trailers() -> None:
     envoy = pair().open()
     envoy.headers()
     envoy.body(BODY, last=False)
-    assert [a.WhichOneof("response") for a in envoy.trailers()] == [
-        "request_headers",
-        "request_body",
-        "request_trailers",
-    ]
+    assert [a.WhichOneof("response") for a in envoy.trailers()] == ["request_headers", "request_body", "request_trailers"]
     envoy.response_headers()
     assert bodies(envoy.response_body(USAGE, last=False), "response_body") == (USAGE, [False])
     assert [a.WhichOneof("response") for a in envoy.response_trailers()] == ["response_trailers"]
@@ -107,14 +103,7 @@ def test_a_repeated_last_piece_is_harmless_in_any_state(times: int) -> None:
 
 
 STEPS = ("headers", "end", "body", "last", "trailers", "rheaders", "rbody", "rlast", "rtrailers")
-ORDER = (
-    "request_headers",
-    "request_body",
-    "request_trailers",
-    "response_headers",
-    "response_body",
-    "response_trailers",
-)
+ORDER = ("request_headers", "request_body", "request_trailers", "response_headers", "response_body", "response_trailers")
 
 
 @given(st.lists(st.sampled_from(STEPS), max_size=16), st.booleans(), st.booleans(), st.sampled_from([1, 7, 90_000]))
@@ -197,9 +186,7 @@ def test_the_load_moves_to_the_endpoint_that_served_the_request_and_is_released_
     assert served.targets[0] == "10.0.0.3:8000"
 
 
-@pytest.mark.parametrize(
-    "metadata", [{}, {SERVED: 7.0}, {SERVED: "10.0.0.2:8000"}, {SERVED: "10.9.9.9:1"}, {"other": "x"}]
-)
+@pytest.mark.parametrize("metadata", [{}, {SERVED: 7.0}, {SERVED: "10.0.0.2:8000"}, {SERVED: "10.9.9.9:1"}, {"other": "x"}])
 def test_the_load_stays_if_the_gateway_names_no_other_known_endpoint(metadata: dict[str, Any]) -> None:
     p, envoy = routed(Served())
     answered(envoy, **metadata)

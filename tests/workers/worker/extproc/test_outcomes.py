@@ -54,9 +54,7 @@ def answered(status: str, *, dated: bool, served: str = "") -> tuple[list[int], 
         ("502", False, 0, CONNECTION_POINTS),
     ],
 )
-def test_a_status_counts_for_the_endpoint_as_a_success_or_by_its_points(
-    status: str, dated: bool, served: int, points: int
-) -> None:
+def test_a_status_counts_for_the_endpoint_as_a_success_or_by_its_points(status: str, dated: bool, served: int, points: int) -> None:
     assert answered(status, dated=dated) == ([0, served, 0], [0, points, 0])
 
 
@@ -110,12 +108,9 @@ def counted(p: Any, kinds: int = 1) -> tuple[list[int], list[int], dict[str, int
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome"),
-    [("400", "400"), ("404", "404"), ("422", "other 4xx"), ("429", "429"), ("500", "5xx"), ("501", "5xx")],
+    ("status", "outcome"), [("400", "400"), ("404", "404"), ("422", "other 4xx"), ("429", "429"), ("500", "5xx"), ("501", "5xx")]
 )
-def test_an_answer_with_an_error_status_is_compared_with_those_of_the_other_endpoints(
-    status: str, outcome: str
-) -> None:
+def test_an_answer_with_an_error_status_is_compared_with_those_of_the_other_endpoints(status: str, outcome: str) -> None:
     p = pair()
     answered_by(p, status, b"sorry")
     assert counted(p) == ([0, 1, 0], [0, 1, 0], {"sent": 1, outcome: 1})

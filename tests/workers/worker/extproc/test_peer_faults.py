@@ -23,11 +23,7 @@ def test_faults_are_counted_by_cause_and_logged_at_a_limited_rate() -> None:
     rows = SeriesReader(schema, region, serving=lambda _: True).rows()
     counted = {labels[0]: values.counters[0] for labels, values in rows.items()}
     assert counted == {"pings": 2, "handshake_failed": 2, "slow_body": 1}
-    assert lines == [
-        ("peers' faults", 1, "pings"),
-        ("peers' faults", 1, "handshake failed: one reason"),
-        ("peers' faults", 1, "slow_body"),
-    ]
+    assert lines == [("peers' faults", 1, "pings"), ("peers' faults", 1, "handshake failed: one reason"), ("peers' faults", 1, "slow_body")]
 
 
 def test_there_is_room_for_every_cause() -> None:

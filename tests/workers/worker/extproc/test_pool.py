@@ -28,10 +28,7 @@ class World:
     def __init__(self, count: int = 3, *, lane: int = 0, paced: bool = False, fresh_for_s: float = 0.2) -> None:
         schema = TableSchema(("waiting_requests", "kv_cache_usage"), 8)
         documents = DocumentSchema((4096, 4096))
-        table_region, document_region = (
-            Region(memoryview(bytearray(schema.bytes))),
-            Region(memoryview(bytearray(documents.bytes))),
-        )
+        table_region, document_region = (Region(memoryview(bytearray(schema.bytes))), Region(memoryview(bytearray(documents.bytes))))
         self.writer = TableWriter(schema, table_region)
         self.documents = DocumentWriter(documents, document_region)
         self.lanes = lanes(slots=8, workers=2)
@@ -68,9 +65,7 @@ class World:
         ]
         self.documents.write(ENDPOINTS, encode(records))
 
-    def scrape(
-        self, index: int, waiting: float, kv: float, *, inflight: int = 0, present: int = 3, flags: int = 0
-    ) -> None:
+    def scrape(self, index: int, waiting: float, kv: float, *, inflight: int = 0, present: int = 3, flags: int = 0) -> None:
         self.writer.write(
             self.handles[index],
             state=State.FRESH,
@@ -174,9 +169,7 @@ def test_a_burst_between_two_pages_spreads_evenly() -> None:
     assert sent == [50] * 4
 
 
-@pytest.mark.parametrize(
-    "parameters", [{}, {"metricsStalenessThreshold": "200ms"}, {"metricsStalenessThreshold": "1m"}]
-)
+@pytest.mark.parametrize("parameters", [{}, {"metricsStalenessThreshold": "200ms"}, {"metricsStalenessThreshold": "1m"}])
 def test_without_scrapes_a_detector_counts_what_is_in_flight_and_blocks_nothing(parameters: dict[str, str]) -> None:
     """The last scrapes show full servers. Then the scrapes stop."""
     w, detector = World(2), made("utilization-detector", **parameters)

@@ -12,24 +12,9 @@ from tests.workers.worker.extproc.streams import BODY, Waits, pair, refusal
     [
         ("/v1/completions", b"{", 400, "inference error: BadRequest - invalid request body: "),
         ("/v1/completions", b'{"prompt":"x"}', 400, "inference error: BadRequest - model not found in request body"),
-        (
-            "/v1/completions",
-            b'{"model":7,"prompt":"x"}',
-            400,
-            "inference error: BadRequest - model not found in request body",
-        ),
-        (
-            "/v1/completions",
-            b'{"model":"m"}',
-            400,
-            "inference error: BadRequest - invalid completions request: must have prompt field",
-        ),
-        (
-            "/v1/completions",
-            b'{"model":"m","prompt":["a",1]}',
-            400,
-            "inference error: BadRequest - invalid completions request: prompt: ",
-        ),
+        ("/v1/completions", b'{"model":7,"prompt":"x"}', 400, "inference error: BadRequest - model not found in request body"),
+        ("/v1/completions", b'{"model":"m"}', 400, "inference error: BadRequest - invalid completions request: must have prompt field"),
+        ("/v1/completions", b'{"model":"m","prompt":["a",1]}', 400, "inference error: BadRequest - invalid completions request: prompt: "),
         (
             "/v1/chat/completions",
             b'{"model":"m","messages":[]}',
@@ -42,12 +27,7 @@ from tests.workers.worker.extproc.streams import BODY, Waits, pair, refusal
             400,
             "inference error: BadRequest - invalid embeddings request: must have input field",
         ),
-        (
-            "/v1/responses",
-            b'{"model":"m"}',
-            400,
-            "inference error: BadRequest - invalid responses request: must have input field",
-        ),
+        ("/v1/responses", b'{"model":"m"}', 400, "inference error: BadRequest - invalid responses request: must have input field"),
         (
             "/v1/conversations",
             b'{"model":"m","items":[]}',
@@ -231,10 +211,7 @@ def test_a_subset_without_endpoints_is_503_with_a_reason(subset: list[str]) -> N
 
 
 def test_both_messages_may_have_the_subset_and_the_one_of_the_body_wins() -> None:
-    for first, second, expected in (
-        (["10.0.0.1"], None, "10.0.0.1:8000"),
-        (["10.0.0.1"], ["10.0.0.3:8000"], "10.0.0.3:8000"),
-    ):
+    for first, second, expected in ((["10.0.0.1"], None, "10.0.0.1:8000"), (["10.0.0.1"], ["10.0.0.3:8000"], "10.0.0.3:8000")):
         envoy = pair().open()
         envoy.headers(subset=first)
         assert set_headers(envoy.body(BODY, subset=second)[0])["x-gateway-destination-endpoint"] == expected

@@ -122,19 +122,7 @@ def test_the_cache_of_target_lists_is_bounded() -> None:
 
 
 messages = st.sampled_from(
-    [
-        "headers",
-        "headers-last",
-        "body",
-        "body-last",
-        "trailers",
-        "rheaders",
-        "rbody",
-        "rbody-last",
-        "rtrailers",
-        "half",
-        "closed",
-    ]
+    ["headers", "headers-last", "body", "body-last", "trailers", "rheaders", "rbody", "rbody-last", "rtrailers", "half", "closed"]
 )
 
 

@@ -90,9 +90,7 @@ def test_a_server_that_reports_far_more_than_is_possible_is_counted_and_named(co
     assert world.counted() == ({"pod-1": 1} if named else {})
     assert len(world.reports) == named
     if named:
-        assert (
-            f"pod-1 (10.0.0.2:8000): 9 prompt and {LIE} completion tokens reported, 9 and {LIMIT}" in world.reports[0]
-        )
+        assert f"pod-1 (10.0.0.2:8000): 9 prompt and {LIE} completion tokens reported, 9 and {LIMIT}" in world.reports[0]
 
 
 def test_each_server_is_named_once_in_a_while() -> None:

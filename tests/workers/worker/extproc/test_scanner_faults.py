@@ -71,9 +71,7 @@ def opened(parser: Foreign) -> tuple[Pair, Remembers, Envoy]:
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
 @pytest.mark.parametrize("point", ["made", "pending", "feed", "usage", "type"])
-def test_a_scanner_that_raises_is_left_out_for_this_answer_and_its_parser_is_blamed_once(
-    point: str, after: int
-) -> None:
+def test_a_scanner_that_raises_is_left_out_for_this_answer_and_its_parser_is_blamed_once(point: str, after: int) -> None:
     parser = Foreign(point, after)
     site, remembers, envoy = opened(parser)
     answers = envoy.response_headers(kind="text/event-stream")

@@ -91,11 +91,7 @@ def test_usage_of_the_model_server_reaches_plugins_and_counters() -> None:
     envoy.response_body(USAGE[:30], last=False)
     envoy.response_body(USAGE[30:])
     assert remembers.usages == [Usage(9, 4, 5)]
-    assert [p.counter(n) for n in ("prompt_tokens_total", "cached_prompt_tokens_total", "completion_tokens_total")] == [
-        9,
-        5,
-        4,
-    ]
+    assert [p.counter(n) for n in ("prompt_tokens_total", "cached_prompt_tokens_total", "completion_tokens_total")] == [9, 5, 4]
 
 
 @pytest.mark.parametrize("status", ["5" * 6_000, "20", "2x0", "٢٠٠"])
@@ -187,10 +183,7 @@ def test_a_broken_plugin_is_500_for_this_request_only() -> None:
 
 def test_a_path_goes_to_the_parser_with_the_longest_matching_suffix_or_to_the_fallback() -> None:
     app = pair().app
-    types = {
-        path: app.pipelines.parser(path)[0].type_name
-        for path in ("/v1/chat/completions/", "/p/v1/completions", "/whatever")
-    }
+    types = {path: app.pipelines.parser(path)[0].type_name for path in ("/v1/chat/completions/", "/p/v1/completions", "/whatever")}
     assert list(types.values()) == ["openai-parser", "openai-parser", "passthrough-parser"]
 
 

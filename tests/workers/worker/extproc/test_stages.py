@@ -45,9 +45,7 @@ def pair(*others: Plugin, roles: tuple[str, ...] = ROLES) -> Pair:
             plugins=(handler, picker, parser, *others),
             parsers=(parser,),
             handler=handler,
-            profiles=tuple(
-                WiredProfile(name, ((kind(name, NoParams()), 1.0), (picker, 1.0))) for name, kind in profiles.items()
-            ),
+            profiles=tuple(WiredProfile(name, ((kind(name, NoParams()), 1.0), (picker, 1.0))) for name, kind in profiles.items()),
             producers=(),
         )
     )
@@ -55,10 +53,7 @@ def pair(*others: Plugin, roles: tuple[str, ...] = ROLES) -> Pair:
     size = len(roles)
     yes, no, zeros = np.ones(size, dtype=bool), np.zeros(size, dtype=bool), np.zeros(size)
     roster = Roster(endpoints(size, [{"llm-d.ai/role": role} for role in roles]))
-    return Pair(
-        pipeline,
-        FakePool(Candidates(Snapshot(roster, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=zeros), zeros)),
-    )
+    return Pair(pipeline, FakePool(Candidates(Snapshot(roster, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=zeros), zeros)))
 
 
 def sent(p: Pair) -> Envoy:

@@ -78,9 +78,7 @@ def test_no_header_that_chooses_an_endpoint_survives(way: Any, scores: bool) -> 
     p.app.emit_scores = scores
     for sent in variants():
         answers = way(p, sent)
-        if (
-            answers[0].WhichOneof("response") == "immediate_response"
-        ):  # the request reaches no server, and the client gets only this
+        if answers[0].WhichOneof("response") == "immediate_response":  # the request reaches no server, and the client gets only this
             assert EVIL not in answers[0].SerializeToString()
             continue
         gets = model_server_gets(sent, answers[0])

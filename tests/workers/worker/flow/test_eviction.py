@@ -168,12 +168,7 @@ def test_revocations_are_counted_by_the_waiting_priority_and_by_their_outcome() 
     metrics.issued(5, 2)
     metrics.confirmed(0.02)
     metrics.timed_out()
-    issued, ended, seconds = (
-        SeriesReader(s, r, serving=lambda _: True).rows() for s, r in zip(schemas, regions, strict=True)
-    )
+    issued, ended, seconds = (SeriesReader(s, r, serving=lambda _: True).rows() for s, r in zip(schemas, regions, strict=True))
     assert {labels: row.counters for labels, row in issued.items()} == {("5", "pool"): (2,)}
-    assert {labels: row.counters for labels, row in ended.items()} == {
-        ("confirmed", "pool"): (1,),
-        ("timed_out", "pool"): (1,),
-    }
+    assert {labels: row.counters for labels, row in ended.items()} == {("confirmed", "pool"): (1,), ("timed_out", "pool"): (1,)}
     assert list(seconds) == [("pool",)]

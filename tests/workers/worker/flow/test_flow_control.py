@@ -108,9 +108,7 @@ def test_an_answer_that_ends_in_one_worker_wakes_a_request_that_waits_in_another
     run(test)
 
 
-def test_a_full_queue_accepts_a_more_important_request_and_refuses_one_that_waits_in_any_worker(
-    tmp_path: Path,
-) -> None:
+def test_a_full_queue_accepts_a_more_important_request_and_refuses_one_that_waits_in_any_worker(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path, "maxRequests: 2", objectives=THREE, shards=2) as w:
             one, other = w.shards
@@ -163,9 +161,7 @@ def test_a_request_is_refused_at_the_end_of_its_ttl(tmp_path: Path) -> None:
     run(test)
 
 
-def test_at_the_end_of_the_drain_timeout_all_waiting_requests_and_all_later_ones_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_at_the_end_of_the_drain_timeout_all_waiting_requests_and_all_later_ones_are_refused(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path) as w:
             (shard,) = w.shards
@@ -292,10 +288,7 @@ def test_the_outcome_of_each_request_is_counted_once_and_waiting_requests_while_
             await until(lambda: waits.sent)
             waits.end()
             assert shown(w, FLOW_QUEUES) == {("t", "0", "epp", "m", "m"): [0, 0]}
-            assert shown(w, FLOW_REQUESTS) == {
-                ("Dispatched", "0", "epp"): [2],
-                ("RejectedCapacity", "0", "epp"): [1],
-            }
+            assert shown(w, FLOW_REQUESTS) == {("Dispatched", "0", "epp"): [2], ("RejectedCapacity", "0", "epp"): [1]}
             durations = w.instance.memory.series_reader(FLOW_DURATIONS).rows()
             assert {labels[2]: sum(row.histograms[0][0]) for labels, row in durations.items() if labels[0] == "t"} == {
                 "Dispatched": 2,
@@ -316,9 +309,7 @@ def test_a_flow_without_waiting_requests_has_a_queue_length_of_0_for_autoscalers
     run(test)
 
 
-def test_without_the_gate_a_sheddable_request_is_refused_with_its_reason_while_its_endpoints_are_full(
-    tmp_path: Path,
-) -> None:
+def test_without_the_gate_a_sheddable_request_is_refused_with_its_reason_while_its_endpoints_are_full(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path, objectives=THREE, gate=False) as w:
             (shard,) = w.shards
@@ -337,9 +328,7 @@ def test_without_the_gate_a_sheddable_request_is_refused_with_its_reason_while_i
     run(test)
 
 
-def test_a_failing_check_for_room_leaves_no_request_waiting_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_check_for_room_leaves_no_request_waiting_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with world(tmp_path) as w:
             (shard,) = w.shards

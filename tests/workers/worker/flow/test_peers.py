@@ -101,9 +101,7 @@ def test_each_band_has_a_separate_ledger_and_one_without_a_place_has_none(shards
     assert (ledger.time(), ledger.end(), ledger.backlogged(), ledger.alone()) == (0.0, 0.0, 0, True)
 
 
-def test_the_ledger_shows_whether_others_have_served_and_whether_a_request_of_the_band_waits_elsewhere(
-    shards: Shards,
-) -> None:
+def test_the_ledger_shows_whether_others_have_served_and_whether_a_request_of_the_band_waits_elsewhere(shards: Shards) -> None:
     one, two, _ = shards.peers
     ledger = one.ledger(5)
     before = ledger.served()

@@ -59,18 +59,14 @@ class Worker:
         return {} if found is None else {n: v for n, v in zip(names, found.counters, strict=True) if v}
 
 
-def decided(
-    blocks: float | None, picked: int = 1, tokens: int = 1000, room: float | None = None
-) -> tuple[Request, Decision]:
+def decided(blocks: float | None, picked: int = 1, tokens: int = 1000, room: float | None = None) -> tuple[Request, Decision]:
     """A request to pod-1. `tokens`: its length by the picker's count. `blocks`: how many blocks of 64 tokens pod-1 holds of it.
 
     `room`: for how many tokens its cache has room, by its metrics.
     """
     those = candidates({} if room is None else {"cache_tokens": [9e9, room, 9e9]}, count=3)
     asked = request(b"x")
-    asked.data[MATCH] = PrefixMatch(
-        None if blocks is None else np.array([0.0, blocks, 0.0]), np.zeros(20, np.uint64), 64, tokens
-    )
+    asked.data[MATCH] = PrefixMatch(None if blocks is None else np.array([0.0, blocks, 0.0]), np.zeros(20, np.uint64), 64, tokens)
     run = ProfileRun(those, those.zeros(), [picked])
     return asked, Decision(run.targets, {"default": run}, "default")
 
@@ -92,14 +88,7 @@ def test_predicted_and_reported_tokens_are_counted_per_endpoint() -> None:
 
 def test_hits_for_which_the_cache_has_no_room_by_its_metrics_are_told_and_only_when_there_are_more() -> None:
     worker, owner = Worker(), candidates(count=3).endpoints[1].owner
-    for room, cached in (
-        (1600.0, 1600),
-        (1600.0, 1700),
-        (1600.0, 1650),
-        (1600.0, 1800),
-        (None, 2000),
-        (math.nan, 3000),
-    ):
+    for room, cached in ((1600.0, 1600), (1600.0, 1700), (1600.0, 1650), (1600.0, 1800), (None, 2000), (math.nan, 3000)):
         worker.comparison.answered(*decided(5, room=room), Usage(4000, 10, cached))
     assert worker.told == [(owner, 1700), (owner, 1800), (owner, 3000)]
 
@@ -283,10 +272,7 @@ class Supervised:
         record = EndpointRecord("default", "pod-1", "10.0.0.2", 8000, {}, *handle, 1)
         documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
         documents.write(ENDPOINTS, encode([record]))
-        self.workers = [
-            Comparison(MATCH, instance.memory.series_writer(PREDICTION, index), lambda owner, tokens: None)
-            for index in (0, 1)
-        ]
+        self.workers = [Comparison(MATCH, instance.memory.series_writer(PREDICTION, index), lambda owner, tokens: None) for index in (0, 1)]
         self.watch = PredictionWatch(
             instance.memory.series_reader(PREDICTION),
             TableReader(instance.layout.table, instance.memory.table),

@@ -40,9 +40,7 @@ class Recording:
         self.sender = RecordSender(3, self._offer, self._count)
         self.sender.use(1)
         used = pipeline or site.app.pipelines.whole
-        site.app.telemetry.recorder = Recorder(
-            self.sender, Keyed(SECRET), generation=2, config_hash="abc", pipeline=used
-        )
+        site.app.telemetry.recorder = Recorder(self.sender, Keyed(SECRET), generation=2, config_hash="abc", pipeline=used)
 
     def _offer(self, packet: bytes) -> bool:
         if not self.full:
@@ -147,9 +145,7 @@ def test_configuration_and_endpoints_are_described_once_per_file() -> None:
     assert [r.number for r in first if isinstance(r, Decided)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("plugin", "cause"), [(Denies("d", NoParams()), "no_endpoint_left"), (Broken("b", NoParams()), "internal")]
-)
+@pytest.mark.parametrize(("plugin", "cause"), [(Denies("d", NoParams()), "no_endpoint_left"), (Broken("b", NoParams()), "internal")])
 def test_a_refused_request_is_recorded_with_its_cause(plugin: Any, cause: str) -> None:
     site = pair(plugin)
     recording = Recording(site)

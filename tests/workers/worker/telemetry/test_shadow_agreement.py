@@ -99,9 +99,7 @@ def test_a_stream_counts_once_per_decision_and_a_failed_run_is_not_counted() -> 
     members: dict[str, tuple[Plugin, ...]] = {"same": (one,), "other": (two,), "empty": (none,), "broken": (breaks,)}
     parser, handler = OpenAI("parser", NoParams()), SingleProfile("handler", NoParams())
     profiles = [WiredProfile("real", ((one, 1.0), (picker, 1.0)))]
-    profiles += [
-        WiredProfile(name, (*((m, 1.0) for m in given), (picker, 1.0)), shadow=True) for name, given in members.items()
-    ]
+    profiles += [WiredProfile(name, (*((m, 1.0) for m in given), (picker, 1.0)), shadow=True) for name, given in members.items()]
     plugins: tuple[Plugin, ...] = (parser, handler, picker, one, two, none, breaks)
     pipeline = compile_pipeline(Wiring(plugins, (parser,), handler, tuple(profiles), ()))
     pair, counts = Pair(pipeline, FakePool(candidates({"waiting_requests": [0, 0, 0]}))), Counts()

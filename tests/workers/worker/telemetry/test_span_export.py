@@ -37,10 +37,7 @@ def test_an_exporter_of_opentelemetry_gets_all_fields_of_the_spans(monkeypatch: 
     assert orchestration.parent.span_id == root.context.span_id
     assert f"{root.context.trace_id:032x}" == TRACE_ID
     assert (root.status.status_code, root.status.description) == (StatusCode.ERROR, "not-admitted: no luck")
-    assert dict(root.events[0].attributes) == {
-        "exception.type": "Refused",
-        "exception.message": "not-admitted: no luck",
-    }
+    assert dict(root.events[0].attributes) == {"exception.type": "Refused", "exception.message": "not-admitted: no luck"}
     assert spans["llm_d.epp.scorer.queue-scorer"].status.status_code is StatusCode.UNSET
     assert spans["llm_d.epp.scorer.queue-scorer"].attributes["llm_d.epp.scorer.weight"] == 2.0
     assert root.resource.attributes["service.name"] == "llm-d-epp"

@@ -115,11 +115,7 @@ def test_scoring_with_only_kept_scores_has_a_span_too() -> None:
     site = Site((KvUtilization("kv", NoParams()),))
     site.answered()
     site.answered(traceparent=SAMPLED)
-    assert [name.strip() for name in site.tree()[2:]] == [
-        "run_scheduler_profile",
-        "llm_d.epp.scoring",
-        "pick_endpoints",
-    ]
+    assert [name.strip() for name in site.tree()[2:]] == ["run_scheduler_profile", "llm_d.epp.scoring", "pick_endpoints"]
 
 
 def test_a_profile_without_scorers_has_no_scoring() -> None:

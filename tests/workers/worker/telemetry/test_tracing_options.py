@@ -16,9 +16,7 @@ from workers.host.options import Options, TracingOptions
 from workers.worker.telemetry.tracing_settings import settings
 
 
-def read_settings(
-    installed: Callable[[str], Any] = lambda _: True, **environ: str
-) -> tuple[TracingOptions | None, list[str]]:
+def read_settings(installed: Callable[[str], Any] = lambda _: True, **environ: str) -> tuple[TracingOptions | None, list[str]]:
     return settings({f"OTEL_{name}": value for name, value in environ.items()}, installed)
 
 
@@ -32,10 +30,7 @@ def test_there_are_no_traces_unless_an_exporter_is_named(environ: dict[str, str]
 
 
 def test_the_defaults_are_a_tenth_of_the_requests_in_plain_grpc() -> None:
-    assert read_settings(TRACES_EXPORTER="otlp") == (
-        TracingOptions(exporter="otlp", ratio=0.1, timeout_s=10.0, compression="none"),
-        [],
-    )
+    assert read_settings(TRACES_EXPORTER="otlp") == (TracingOptions(exporter="otlp", ratio=0.1, timeout_s=10.0, compression="none"), [])
     assert read_settings(TRACES_EXPORTER="console") == (TracingOptions(exporter="console"), [])
 
 

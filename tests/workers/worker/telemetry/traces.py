@@ -69,9 +69,7 @@ class Broken(Scorer):
 class Both(ProfileHandler):
     """Runs all profiles in one round. The last one with an endpoint decides."""
 
-    def pick(
-        self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]
-    ) -> Sequence[Profile]:
+    def pick(self, request: Request, profiles: Mapping[str, Profile], runs: Mapping[str, ProfileRun | None]) -> Sequence[Profile]:
         return () if runs else tuple(profiles.values())
 
     def result(self, request: Request, runs: Mapping[str, ProfileRun | None]) -> Decision:
@@ -184,9 +182,7 @@ class Site:
 
 
 def headers(**values: str) -> codec.Headers:
-    message = b"".join(
-        codec.field(1, codec.field(1, name.encode()) + codec.field(3, value.encode())) for name, value in values.items()
-    )
+    message = b"".join(codec.field(1, codec.field(1, name.encode()) + codec.field(3, value.encode())) for name, value in values.items())
     payload = codec.field(1, message)
     return codec.Headers(payload, 0, len(payload))
 
@@ -205,8 +201,6 @@ def decided(site: Site, **given: str) -> tuple[list[list[float] | None], list[fl
 def python(script: str, **environ: str) -> str:
     """The output of a new interpreter."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=clean | environ, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=clean | environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

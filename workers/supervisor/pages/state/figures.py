@@ -39,9 +39,7 @@ from workers.supervisor.pages.state.look import (
     counts_of,
 )
 
-SUPERVISOR_SILENT_S: Final = (
-    1.0  # a row is not fresh if its values and the supervisor's heartbeat are both older than this
-)
+SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's heartbeat are both older than this
 REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
 ENDED: Final[Mapping[int, str]] = {
     Leaving.LEAVES: "removed",
@@ -408,9 +406,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
                 predicted_share=predicted,
                 reported_share=reported,
                 predicted_tokens=e.cached.predicted / e.cached.requests if e.cached and e.cached.requests else None,
-                not_precise=None
-                if e.stream is None
-                else e.stream.why or of_ranks(e.scraped.get(CACHE_RANKS.name, 1.0)) or tokenless,
+                not_precise=None if e.stream is None else e.stream.why or of_ranks(e.scraped.get(CACHE_RANKS.name, 1.0)) or tokenless,
                 events_age_s=e.stream.age_s if e.stream is not None else None,
                 held_blocks=e.stream.held if e.stream is not None else None,
                 first_token=e.first_token,

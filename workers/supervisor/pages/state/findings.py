@@ -116,9 +116,7 @@ def _workers(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Findi
     for worker in values["workers"]:
         name = f"worker {worker['worker']}"
         if worker["state"] == "not serving":
-            yield Finding(
-                "worker-away", ERROR, f"{name} does not serve", f"{worker['starts']} starts", "look at the picker's log"
-            )
+            yield Finding("worker-away", ERROR, f"{name} does not serve", f"{worker['starts']} starts", "look at the picker's log")
         if worker.get("loop_lag_s", 0.0) > LAG_S:
             lag = f"its event loop is {worker['loop_lag_s']:g} s late"
             yield Finding("worker-late", WARNING, f"{name} is overloaded", lag, "give the picker more CPU: `epp size`")

@@ -68,11 +68,7 @@ class Frames:
     """The current state, and the last patches that led to it."""
 
     def __init__(
-        self,
-        source: Source,
-        further: Callable[[Mapping[str, int]], Further],
-        now: Callable[[], float],
-        wall: Callable[[], float],
+        self, source: Source, further: Callable[[Mapping[str, int]], Further], now: Callable[[], float], wall: Callable[[], float]
     ) -> None:
         """`further(counters)`: returns what is not in the source's figures, for the counters of a look.
 

@@ -115,11 +115,7 @@ class History:
 
     def endpoint(self, slot: int, generation: int, now: float) -> tuple[Sequence[float], Mapping[str, Sequence[float]]]:
         """Returns the ages of the rows of one endpoint, oldest first, and its figures by name."""
-        rows = [
-            row
-            for row in self._rows
-            if slot < len(row.generations) and row.generations[slot] == generation and now - row.at <= KEPT_S
-        ]
+        rows = [row for row in self._rows if slot < len(row.generations) and row.generations[slot] == generation and now - row.at <= KEPT_S]
         ages = [round(now - row.at, 1) for row in rows]
         return ages, {name: [float(r.values[slot, at]) for r in rows] for at, name in enumerate(ENDPOINT_FIGURES)}
 

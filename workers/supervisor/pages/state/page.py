@@ -26,9 +26,7 @@ VIEWERS_MAX: Final = 8
 BEHIND_MAX: Final = 4  # frames
 NO_STORE: Final = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
 TOO_MANY: Final = PageAnswer(
-    f"{VIEWERS_MAX} viewers follow the state already\n".encode(),
-    status=HTTPStatus.SERVICE_UNAVAILABLE,
-    fields=(("Retry-After", "5"),),
+    f"{VIEWERS_MAX} viewers follow the state already\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE, fields=(("Retry-After", "5"),)
 )
 
 

@@ -87,8 +87,7 @@ def caching_off(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Fi
         for each in endpoints.values()
         if each.get("predicted_share", 0.0) - each.get("reported_share", 0.0) > APART
         and not each.get("reported_share")
-        and each.get("predicted_tokens", 0.0)
-        > BLOCKS_BEYOND * each["scraped"].get("cache_block_size", UNKNOWN_BLOCK_TOKENS)
+        and each.get("predicted_tokens", 0.0) > BLOCKS_BEYOND * each["scraped"].get("cache_block_size", UNKNOWN_BLOCK_TOKENS)
     ]
     if which:
         yield Finding(

@@ -27,16 +27,7 @@ from shm.flow_lanes import FlowLanes, FlowSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Schema
 from shm.observe import Life, Part, Seen
-from shm.prefix_index import (
-    DROPPED,
-    EVICTIONS,
-    FAR_MARK,
-    OWNER_LIVE,
-    OWNER_MASK,
-    OWNER_RETIRED,
-    WAYS,
-    IndexSchema,
-)
+from shm.prefix_index import DROPPED, EVICTIONS, FAR_MARK, OWNER_LIVE, OWNER_MASK, OWNER_RETIRED, WAYS, IndexSchema
 from shm.remote_lane import RemoteLane, RemoteSchema
 from shm.segment import Region, Segment, SegmentError
 from shm.series import SeriesSchema
@@ -89,12 +80,7 @@ class Source:
     """
 
     def __init__(
-        self,
-        seen: Seen,
-        run_dir: str,
-        segments: Iterable[Segment] | None = None,
-        *,
-        counted_buckets: int = COUNTED_BUCKETS_MAX,
+        self, seen: Seen, run_dir: str, segments: Iterable[Segment] | None = None, *, counted_buckets: int = COUNTED_BUCKETS_MAX
     ) -> None:
         """`segments`: those that this process has mapped already; None: maps them by their names.
 
@@ -274,9 +260,7 @@ class Source:
         try:
             return self._endpoints.current()
         except msgspec.MsgspecError as failure:
-            raise SegmentError(
-                f"the endpoints of {self.seen.name} cannot be read ({failure}): it runs another version"
-            ) from failure
+            raise SegmentError(f"the endpoints of {self.seen.name} cannot be read ({failure}): it runs another version") from failure
 
     def _scraped(self, copy: TableCopy, slot: int) -> Mapping[str, float]:
         present = int(copy.present[slot])
@@ -304,16 +288,10 @@ class Source:
         if status is None:
             return None
         used = self.lanes.scalars(GENERATION)
-        workers = sum(
-            number == status.generation and self.lanes.serving(seat) for seat, number in enumerate(used) if seat
-        )
+        workers = sum(number == status.generation and self.lanes.serving(seat) for seat, number in enumerate(used) if seat)
         failed = "" if status.successful else status.text
         return Configuration(
-            generation=status.generation,
-            hash=status.hash,
-            workers=workers,
-            last_reload_failed=failed,
-            tryout=tryout_figures(status.tryout),
+            generation=status.generation, hash=status.hash, workers=workers, last_reload_failed=failed, tryout=tryout_figures(status.tryout)
         )
 
     def _left_out(self) -> Mapping[str, int]:
@@ -365,9 +343,7 @@ class Source:
             return None
         assert isinstance(documents.schema, DocumentSchema)
         assert isinstance(positions.schema, StreamPositionsSchema)
-        return KvFigures(
-            DocumentReader(documents.schema, documents.region), StreamPositions(positions.schema, positions.region)
-        )
+        return KvFigures(DocumentReader(documents.schema, documents.region), StreamPositions(positions.schema, positions.region))
 
     def _flow_of(self, parts: Mapping[str, Part]) -> FlowLanes | None:
         """Returns the lanes of flow control; None if it is off."""
@@ -414,9 +390,7 @@ class Source:
         for part in parts.values():
             if isinstance(part.schema, kind):
                 return part.schema, part.region
-        raise SegmentError(
-            f"instance {self.seen} is not complete: no {kind.__name__} in its segments; try again in a moment"
-        )
+        raise SegmentError(f"instance {self.seen} is not complete: no {kind.__name__} in its segments; try again in a moment")
 
 
 def _stream(found: StreamFigures) -> StreamLook:

@@ -77,11 +77,7 @@ def test_the_state_of_a_worker_that_leaves_is_leaving() -> None:
 def test_workers_that_ended_on_purpose_are_removed_or_ended_and_have_no_age() -> None:
     removed, ended = ({"serving": False, "gauges": {"leaving": state}} for state in (2, 3))
     found = of(look(lanes=(lane(), lane(), lane(**removed), lane(**ended))))
-    assert [(w.state, w.heartbeat_age_s) for w in found.workers] == [
-        ("serving", 0.05),
-        ("removed", None),
-        ("ended", None),
-    ]
+    assert [(w.state, w.heartbeat_age_s) for w in found.workers] == [("serving", 0.05), ("removed", None), ("ended", None)]
 
 
 def test_a_picker_that_stops_is_draining() -> None:
@@ -193,9 +189,7 @@ def refused(requests: int) -> dict[str, int]:
         ({}, refused(1), 0, "no tokens (403 from /render: fix it)"),
     ],
 )
-def test_no_endpoint_is_precise_while_most_requests_have_no_tokens(
-    then: dict[str, int], now: dict[str, int], picks: int, why: str
-) -> None:
+def test_no_endpoint_is_precise_while_most_requests_have_no_tokens(then: dict[str, int], now: dict[str, int], picks: int, why: str) -> None:
     def picked(number: int) -> list[EndpointLook]:
         known, unknown = StreamLook(why="", age_s=1.0, held=5), StreamLook(why="no connection", age_s=None, held=0)
         return [endpoint("a", stream=known, picks=number), endpoint("b", stream=unknown), endpoint("c")]

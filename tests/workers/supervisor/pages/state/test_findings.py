@@ -51,25 +51,14 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "generations": ({"configuration": RELOAD | {"last_reload_failed": "", "workers": 0}}, {}, "0 of 1"),
     "configuration": ({"settings": {"warnings": ["a warning"]}}, {}, "a warning"),
     "left-out": ({"left_out": {"my-scorer": 2}}, {}, "in 2 workers"),
-    "full": (
-        {"flow_control": {"saturation": {"effective": 1.2}}, "bands": [{"requests": 4}]},
-        {},
-        "saturation 1.2, 4 requests wait",
-    ),
+    "full": ({"flow_control": {"saturation": {"effective": 1.2}}, "bands": [{"requests": 4}]}, {}, "saturation 1.2, 4 requests wait"),
     "hot-flow": (
-        {
-            "bands": [{"requests": 20}],
-            "flows": [{"fairness_id": "x", "requests": 15}, {"fairness_id": "y", "requests": 5}],
-        },
+        {"bands": [{"requests": 20}], "flows": [{"fairness_id": "x", "requests": 15}, {"fairness_id": "y", "requests": 5}]},
         {},
         "x has 15 of 20",
     ),
     "bus-drops": ({"bus_drops": 3}, {}, "3 updates"),
-    "handshakes-given-up": (
-        {"recent": {"handshakes_given_up_total": 20, "connections_total": 100}},
-        {},
-        "20 TLS connections",
-    ),
+    "handshakes-given-up": ({"recent": {"handshakes_given_up_total": 20, "connections_total": 100}}, {}, "20 TLS connections"),
     "replicas": ({"replica_store_connected": False, "others": {"age_s": 9}}, {}, "9 s ago"),
     "scrapes-late": ({"recent": {"scrapes_total": 100, "scrapes_skipped_total": 40}}, {}, "40 scrapes skipped"),
     "other-senders": ({"recent": {"scrapes_total": 100, "scrapes_foreign_total": 40}}, {}, "40 of 100 metrics pages"),
@@ -79,11 +68,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "faults": ({"recent": {"faults_total": 4}}, {}, "4 faults"),
     "objectives": ({"recent": {"objectives_unknown_total": 5}}, {}, "5 requests"),
     "usage": ({"recent": {"usage_beyond_bounds_total@a": 5}}, {}, "a: 5 answers"),
-    "tokens": (
-        {"recent": {"requests_without_tokens_total@r:80 403 from /render: start it otherwise": 5}},
-        {},
-        "403 from /render: 5 times",
-    ),
+    "tokens": ({"recent": {"requests_without_tokens_total@r:80 403 from /render: start it otherwise": 5}}, {}, "403 from /render: 5 times"),
     "kv-events": ({}, {"not_precise": OTHER_TOPIC}, f"10.0.0.1:80): {OTHER_TOPIC}"),
     "kv-replay": ({"recent": {"kv_cache_events_replays_failed_total": 2}}, {}, "2 replays without an answer"),
     "cpu-limit": ({"host": {"workers": 8, "cpus": 3}}, {}, "8 workers, 3 CPUs"),
@@ -115,8 +100,7 @@ def test_each_fault_is_found_with_its_evidence(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "severities"),
-    [("r:80 403 from /x: y", ["error"]), ("r:80 400 from /x: y", ["warning"]), (" no API", [])],
+    ("reason", "severities"), [("r:80 403 from /x: y", ["error"]), ("r:80 400 from /x: y", ["warning"]), (" no API", [])]
 )
 def test_a_server_that_renders_nothing_is_an_error_a_refused_body_is_not_and_an_api_without_endpoint_is_nothing(
     reason: str, severities: list[str]
@@ -130,8 +114,7 @@ def test_one_implausible_report_is_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "reported", "found"),
-    [(NO_EVENTS, 0.0, 0), (NO_EVENTS, 0.4, 1), (NOT_CONNECTED, 0.0, 1), (PARTLY_REUSED, 0.4, 0)],
+    ("why", "reported", "found"), [(NO_EVENTS, 0.0, 0), (NO_EVENTS, 0.4, 1), (NOT_CONNECTED, 0.0, 1), (PARTLY_REUSED, 0.4, 0)]
 )
 def test_kv_events_are_missing_where_a_server_must_have_sent_some(why: str, reported: float, found: int) -> None:
     each = endpoint(not_precise=why, reported_share=reported)
@@ -139,9 +122,7 @@ def test_kv_events_are_missing_where_a_server_must_have_sent_some(why: str, repo
 
 
 @pytest.mark.parametrize(("tokens", "block"), [(30.0, 16), (250.0, 128), (2000.0, None), (None, 16)])
-def test_predictions_of_few_blocks_are_no_evidence_that_a_server_caches_no_prefixes(
-    tokens: float | None, block: int | None
-) -> None:
+def test_predictions_of_few_blocks_are_no_evidence_that_a_server_caches_no_prefixes(tokens: float | None, block: int | None) -> None:
     """A server with larger blocks than the picker believes, or a prompt that is a little shorter than it counts, reports none either."""
     scraped = endpoint()["scraped"] | {"cache_block_size": block}
     each = endpoint(scraped={name: value for name, value in scraped.items() if value is not None}, **UNREPORTED)
@@ -189,8 +170,6 @@ def test_advice_about_a_configuration_is_no_finding_of_a_running_picker() -> Non
     assert findings(values(settings={"warnings": [warning]}), {"a": endpoint()}) == []
 
 
-@pytest.mark.parametrize(
-    "recent", [{"handshakes_given_up_total": 9}, {"handshakes_given_up_total": 20, "connections_total": 500}]
-)
+@pytest.mark.parametrize("recent", [{"handshakes_given_up_total": 9}, {"handshakes_given_up_total": 20, "connections_total": 500}])
 def test_a_few_handshakes_that_peers_give_up_are_no_finding(recent: dict[str, int]) -> None:
     assert findings(values(recent=recent), {"a": endpoint()}) == []

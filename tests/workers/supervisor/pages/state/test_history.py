@@ -50,10 +50,7 @@ def test_an_endpoint_has_no_figures_of_the_one_that_had_its_slot_before() -> Non
     history = History()
     history.add(sample(NOW, generation=1, running=7))
     history.add(sample(NOW + 1, generation=2, running=3))
-    assert history.endpoint(0, 2, NOW + 1) == (
-        [0.0],
-        {"running": [3.0], "waiting": [0.0], "kv_cache_usage": [0.0], "in_flight": [0.0]},
-    )
+    assert history.endpoint(0, 2, NOW + 1) == ([0.0], {"running": [3.0], "waiting": [0.0], "kv_cache_usage": [0.0], "in_flight": [0.0]})
 
 
 def test_figures_that_are_unknown_are_not_numbers_and_old_samples_are_left_out() -> None:

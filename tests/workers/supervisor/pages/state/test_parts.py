@@ -27,8 +27,6 @@ def test_a_value_that_may_have_a_password_is_not_shown() -> None:
     assert shown_option("replica_store", "") == ""
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(True, "true"), (None, ""), (("a", "b"), "a,b"), (30.0, "30.0"), ("x" * 900, "x" * 200)]
-)
+@pytest.mark.parametrize(("value", "text"), [(True, "true"), (None, ""), (("a", "b"), "a,b"), (30.0, "30.0"), ("x" * 900, "x" * 200)])
 def test_values_are_written_as_flags_take_them(value: Any, text: str) -> None:
     assert shown_option("any", value) == text

@@ -8,14 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epp.metrics.series import (
-    ATTEMPTS,
-    ISOLATION,
-    PLUGIN_LEFT_OUT,
-    PREDICTION,
-    SCHEDULER_ATTEMPTS,
-    USAGE_BEYOND_BOUNDS,
-)
+from epp.metrics.series import ATTEMPTS, ISOLATION, PLUGIN_LEFT_OUT, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from shm import observe
 from shm.documents import DocumentWriter
@@ -55,15 +48,7 @@ class World:
         columns = self.instance.layout.table.columns
         present = sum(1 << columns.index(column) for column in scraped)
         values = [scraped.get(column, 0.0) for column in columns]
-        self._table.write(
-            handle,
-            state=State.FRESH,
-            flags=0,
-            updated_at=NOW - 0.5,
-            inflight_at_scrape=0,
-            values=values,
-            present=present,
-        )
+        self._table.write(handle, state=State.FRESH, flags=0, updated_at=NOW - 0.5, inflight_at_scrape=0, values=values, present=present)
         record = EndpointRecord("default", name, host, 8000, {}, *handle, owner)
         self._records.append(record)
         self._documents.write(ENDPOINTS, encode(self._records))
@@ -83,9 +68,7 @@ def test_the_counters_name_endpoints_whose_reported_usage_is_implausible(world: 
     writer.words[writer.block(("a", "default", "8000")) + writer.counter_at[USAGE_BEYOND_BOUNDS.name]] += 3
     writer.block(("b", "default", "8000"))
     counters = world.source.look(NOW).counters
-    assert {name: n for name, n in counters.items() if name.startswith(USAGE_BEYOND_BOUNDS.name)} == {
-        "usage_beyond_bounds_total@a": 3
-    }
+    assert {name: n for name, n in counters.items() if name.startswith(USAGE_BEYOND_BOUNDS.name)} == {"usage_beyond_bounds_total@a": 3}
 
 
 def test_the_counters_name_servers_that_give_no_tokens_and_the_reason(tmp_path: Path) -> None:

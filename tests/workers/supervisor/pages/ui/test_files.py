@@ -52,9 +52,7 @@ def test_everything_that_the_page_names_is_in_the_package() -> None:
 def test_no_own_file_writes_html_from_text() -> None:
     for path in PAGES:
         if "/vendor/" not in path:
-            assert not re.search(
-                rb"innerHTML|outerHTML|dangerouslySet|insertAdjacent|document\.write|eval\(", body(path)
-            )
+            assert not re.search(rb"innerHTML|outerHTML|dangerouslySet|insertAdjacent|document\.write|eval\(", body(path))
 
 
 def test_the_first_paint_takes_few_bytes() -> None:

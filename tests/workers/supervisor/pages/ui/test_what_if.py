@@ -13,10 +13,7 @@ from workers.supervisor.pages.ui.what_if import KEPT, WhatIfPage
 
 def candidate(name: str, *raw: float, picked: bool = False) -> Candidate:
     weights = (3.0, 1.0)
-    scores = [
-        Scored(f"scorer-{at}", value, weight, value * weight)
-        for at, (value, weight) in enumerate(zip(raw, weights, strict=True))
-    ]
+    scores = [Scored(f"scorer-{at}", value, weight, value * weight) for at, (value, weight) in enumerate(zip(raw, weights, strict=True))]
     return Candidate(name, f"{name}:80", "fresh", picked, sum(s.weighted for s in scores), scores, {})
 
 
