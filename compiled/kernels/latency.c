@@ -8,6 +8,7 @@ enum { PLACE_S = FEATURES, OVERDUE_S, SERIAL, IN_TURN, PLACE, SHARP, USUAL_SPEED
        PARAMETERS };
 enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, ROWS };
 #define THOUSAND 1000.0
+#define INSTANT 1e-12
 #define FITTED_MAX 8
 
 /* As Python's max and min: the first one, unless the other one is larger or smaller. So a NaN in `a` stays, and one in `b` does not count. */
@@ -27,7 +28,8 @@ static void describe(double uncached, double place_s, double overdue_s, const st
     if (s->ahead > 0.0) {
         x[REST] = s->ahead / THOUSAND;
         x[BUSY] = 1.0;
-        if (uncached > 0.0) x[REST] = larger(-overdue_s / uncached, x[REST] - s->elapsed / (s->speed * uncached));
+        double own = s->speed * uncached;
+        if (own > INSTANT) x[REST] = larger(-overdue_s / uncached, x[REST] - s->elapsed / own);
     }
     if (s->limit > 0.0) {
         x[QUEUE] = larger(0.0, s->load - s->limit + 1.0) * place_s / s->limit;

@@ -13,6 +13,7 @@ from compiled.outlook import AHEAD, UNCACHED
 Floats = NDArray[np.float64]
 
 THOUSAND: Final = 1000.0
+INSTANT: Final = 1e-12  # seconds per 1000 tokens; an endpoint that computes faster computes at once, and no time divides by it
 # What `first_tokens` gets, in this order: coefficients, and what else is the same for all endpoints.
 PARAMETERS: Final = (
     "base", "uncached", "rest", "busy", "queue", "running", "place_s", "overdue_s", "serial", "in_turn", "place", "sharp", "usual_speed",
@@ -33,8 +34,9 @@ def features(
     rest = busy = queue = 0.0
     if ahead > 0.0:
         rest, busy = ahead / THOUSAND, 1.0
-        if uncached > 0.0:
-            rest = max(-overdue_s / uncached, rest - elapsed / (speed * uncached))
+        own = speed * uncached
+        if own > INSTANT:
+            rest = max(-overdue_s / uncached, rest - elapsed / own)
     if limit > 0.0:
         queue, load = max(0.0, load - limit + 1.0) * place_s / limit, min(load, limit)
     return [1.0, tokens / THOUSAND, rest, busy, queue, load]

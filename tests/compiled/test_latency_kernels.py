@@ -91,6 +91,16 @@ def test_features_are_those_of_the_reference(values: list[float]) -> None:
     same(kernels.features(*values), reference.features(*values))
 
 
+@pytest.mark.parametrize("features", [kernels.features, reference.features])
+@pytest.mark.parametrize("uncached", [0.0, 5e-324, 1e-320, 1e-300])
+@pytest.mark.parametrize("speed", [0.5, 1.0])
+@pytest.mark.parametrize("elapsed", [0.0, 2.0])
+def test_an_endpoint_that_computes_in_no_time_divides_nothing_by_it(features: Any, uncached: float, speed: float, elapsed: float) -> None:
+    """5e-324 s at half of the speed are 0 s, and 0 s / 0 s is not a number."""
+    rest = features(uncached, 1.0, 0.05, 8.0, speed, 100.0, 500.0, elapsed, 3.0)[2]
+    assert rest == 0.5
+
+
 @native_only
 @given(
     st.sampled_from(COUNTS),
