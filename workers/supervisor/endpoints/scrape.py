@@ -6,7 +6,7 @@ into the emptiest one, and stays there until it is removed. So the scrapes of ma
 share one bucket: their answers arrive together, wake up the process once, and change the table once.
 
     wheel   | bucket 0 | bucket 1 | ... | bucket n-1 |      one bucket per tick, n ticks = interval
-    timer   at the next tick that has work: a bucket with endpoints, connections to open, or the sink's `sweep` every `SWEEP_S`
+    timer   at the next tick that has work: a bucket with a busy endpoint, connections to open, or the sink's `sweep` every `SWEEP_S`
     target  idle -> (connecting ->) waiting -> idle         `began` is set except when idle
     limits  each turn ends the scrapes that take too long: oldest first, up to the first one within its limit, so it is cheap
 

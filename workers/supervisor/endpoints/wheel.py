@@ -46,9 +46,12 @@ class Wheel:
         return [target for number in numbers for target in buckets[number % len(buckets)]]
 
     def ticks_to_wait(self, most: int) -> int:
-        """Returns the number of ticks until the next turn of a bucket with endpoints, at most `most`."""
+        """Returns the number of ticks until the next turn of a bucket with a busy endpoint, at most `most`.
+
+        Endpoints that rest have time: a few ticks late are little against the time between their pages. So an idle pool seldom wakes up.
+        """
         for ticks in range(1, most):
-            if self._buckets[(self.turns + ticks - 1) % len(self._buckets)]:
+            if not all(target.pace.rests for target in self._buckets[(self.turns + ticks - 1) % len(self._buckets)]):
                 return ticks
         return most
 

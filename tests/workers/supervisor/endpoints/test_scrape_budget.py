@@ -246,3 +246,24 @@ def test_costs_are_learned_with_and_without_a_budget(paced: Paced) -> None:
     bench = Bench()
     bench.up()
     assert len(bench.scraper.wheel.costs()) == 0, "the fake server of this test takes no time"
+
+
+def test_a_quiet_pool_wakes_up_only_for_sweeps_and_reads_its_page_once_in_two_seconds_all_the_same() -> None:
+    bench = Paced()
+    bench.sink.requests = 0.0
+    bench.begin()
+    bench.until_asked()
+    assert bench.target.pace.rests
+    pages = 0
+    while bench.turns < 1600:  # of 5 ms: 8 s
+        ticks = bench.scraper.ticks_to_wait()
+        assert ticks == 5
+        bench.turns += ticks
+        bench.time += 0.005 * ticks
+        bench.scraper.turn(bench.time, bench.turns)
+        pages += len(bench.net.requested)
+        if bench.net.requested:
+            bench.answer()
+    assert 3 <= pages <= 4
+    bench.scraper.change(bench.target, ("10.0.0.1", 8001), reader())
+    assert bench.scraper.ticks_to_wait() == 1
