@@ -1,9 +1,13 @@
 """Starts real engines with tiny models, and asks them for their pages."""
 
 import asyncio
+import contextlib
 import itertools
 import json
+import os
+import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -51,6 +55,17 @@ class Engine:
         self.child.kill_group()
         self.child.process.wait()
         cluster.children.all.remove(self.child)
+
+    def kill_rank(self, rank: int) -> None:
+        """Kills the process of one data-parallel rank of a vLLM server."""
+        title = f"VLLM::EngineCore_DP{rank}".encode()
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                pid = int(entry.parent.name)
+                if entry.read_bytes().startswith(title) and os.getpgid(pid) == self.child.process.pid:
+                    os.kill(pid, signal.SIGKILL)
+                    return
+        raise AssertionError(f"no process is named {title!r}")
 
     def samples(self, name: str) -> list[Sample]:
         """Returns the series of a metric on the engine's page."""

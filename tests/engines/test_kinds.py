@@ -8,7 +8,7 @@ import pytest
 from epp.prefix.streams import NOT_CONNECTED, OTHER_TOPIC, PARTLY_REUSED, of_ranks
 from loadtest.demo.ports import free_ports, free_row
 from tests.e2e.cluster import Cluster, ask, eventually
-from tests.engines.conftest import PRECISE, Pool, Site
+from tests.engines.conftest import APPROXIMATE, PRECISE, Pool, Site
 from tests.engines.conversations import converse, exact
 from tests.engines.servers import MODEL, vllm
 from tests.engines.setup import MODELS
@@ -107,3 +107,16 @@ def test_the_doctor_names_what_is_wrong_with_tokens_and_events(cluster: Cluster)
         ("1 replay without an answer", "kv-replay", pool._replace(replay=nowhere)),
     ):
         assert evidence in found_by(Site(cluster, seen, PRECISE), rule)
+
+
+def test_the_doctor_names_a_server_that_ended_because_a_rank_has_died(cluster: Cluster) -> None:
+    """vLLM ends the whole server if one of its ranks dies."""
+    engine = vllm(cluster, "--data-parallel-size=2")
+    site = Site(cluster, Pool([engine], 0), APPROXIMATE)
+    assert len(engine.samples("vllm:cache_config_info")) == 2
+    assert eventually(lambda: not site.findings()), site.findings()
+    engine.kill_rank(1)
+    assert eventually(lambda: site.endpoints()[0]["state"] == "down", 30), site.endpoints()
+    (finding,) = site.findings()
+    assert finding["rule"] == "endpoints-down"
+    assert "Connection refused" in finding["evidence"]

@@ -4,13 +4,17 @@ import contextlib
 import json
 import re
 import socket
+import statistics
+import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from epp.metrics.learning import RECENT, SECONDS
+from epp.metrics.learning import ERRORS, RECENT, SECONDS
 from epp.plugins.producers.tokenizer import PIXEL
 from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import CHAT, COMPLETIONS, Cluster, ask, eventually
@@ -180,24 +184,59 @@ def test_the_doctor_has_no_finding_on_healthy_servers(kind: str, request: pytest
     assert eventually(silent), last
 
 
-def learned(site: Site, name: str, **labels: str) -> float:
-    """Returns the sum of some series of the learned latency model."""
+def learned(site: Site, name: str, **labels: str) -> list[Sample]:
+    """Returns some series of the learned latency model."""
     series = (sample for family in text_string_to_metric_families(site.picker.page()) for sample in family.samples)
     named = (sample for sample in series if sample.name == f"llm_d_epp_{name}")
-    return sum(sample.value for sample in named if labels.items() <= sample.labels.items())
+    return [sample for sample in named if labels.items() <= sample.labels.items()]
+
+
+def errors(site: Site) -> Counter[float]:
+    """Returns upper bound -> number of predictions, of all endpoints, whose error is at most that."""
+    counted: Counter[float] = Counter()
+    for sample in learned(site, f"{ERRORS.name}_bucket"):
+        counted[float(sample.labels["le"])] += int(sample.value)
+    return counted
+
+
+def median(counted: Counter[float]) -> float:
+    """Returns the median of a histogram, as PromQL's `histogram_quantile` does."""
+    half = max(counted.values()) / 2
+    bounds = [0.0, *sorted(counted)]
+    at = next(number for number, bound in enumerate(bounds) if counted[bound] >= half)
+    below, bound = bounds[at - 1], bounds[at]
+    return below + (bound - below) * (half - counted[below]) / (counted[bound] - counted[below])
+
+
+def question(number: int, tokens: int = 8) -> bytes:
+    """Returns the body of a request. Its prompt has up to 3,000 tokens and shares no block with another one's."""
+    text = f"{number} " + "Tell me about endpoint pickers. " * (number % 40 * 12)
+    return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "stream": True}).encode()
+
+
+def unsteadiness(engine: Engine) -> float:
+    """Returns the median distance of an engine's times from their median, as a part of that: each for a prompt of the same length."""
+    times = []
+    for number in range(20):
+        began = time.perf_counter()
+        assert ask(engine.port, CHAT, question(1_000_030 + 40 * number, tokens=1)).status == 200
+        times.append(time.perf_counter() - began)
+    middle = statistics.median(times)
+    return statistics.median(abs(each - middle) / middle for each in times)
 
 
 def test_two_equal_servers_are_learned_alike_and_share_a_burst(cluster: Cluster, pair: Pool) -> None:
     site = Site(cluster, pair, "")
-
     for number in range(REQUESTS):
-        text = f"{number} " + "Tell me about endpoint pickers. " * (number % 40)
-        fields = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8, "stream": True}
-        assert ask(site.gateway, CHAT, json.dumps(fields).encode()).status == 200
-    assert learned(site, RECENT.name, predicted_by="model") < learned(site, RECENT.name, predicted_by="mean")
+        assert ask(site.gateway, CHAT, question(number)).status == 200
     names = [f"engine-rank-{rank}" for rank in range(len(pair.engines))]
-    costs = [learned(site, SECONDS.name, model_server_endpoint=name, term="per_uncached_token") for name in names]
+    costs = [learned(site, SECONDS.name, model_server_endpoint=name, term="per_uncached_token")[0].value for name in names]
     assert 0 < max(costs) <= 1.3 * min(costs), costs
+    before = errors(site)
+    for number in range(REQUESTS, REQUESTS + 100):
+        assert ask(site.gateway, CHAT, question(number)).status == 200
+    assert median(errors(site) - before) <= 0.2 + unsteadiness(pair.engines[0])
+    assert learned(site, RECENT.name, predicted_by="model")[0].value < learned(site, RECENT.name, predicted_by="mean")[0].value
     assert site.becomes_quiet()
     with streams(site, 40):
         assert eventually(lambda: sum(each["in_flight"] for each in site.endpoints()) == 40)
