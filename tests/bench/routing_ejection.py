@@ -13,7 +13,6 @@ from epp.request import Request
 from shm.answers import AnswersReader, AnswersSchema, AnswersWriter
 from shm.segment import Region
 from shm.table import EJECTED, FAILING_AT, FAILING_MASK, LANE_MASK, TRIAL_LANE_AT, TRIAL_NUMBER_AT
-from tests.bench.routing_servers import SERVERS
 from workers.shared.ejection import CONNECTION_POINTS, Ejections
 from workers.shared.outliers import EMPTY, KINDS, OUTCOMES, Outliers
 from workers.worker.extproc.answer_counts import NOT_COUNTED, AnswerCounts, outcome_of
@@ -44,18 +43,19 @@ class SharedEjection:
     def __init__(self, inflight: Floats, workers: int) -> None:
         """`inflight`: the requests in flight of each server, which its owner changes."""
         self._now = self._due = 0.0
-        schema = AnswersSchema(SERVERS, workers, KINDS, len(OUTCOMES))
+        servers = len(inflight)
+        schema = AnswersSchema(servers, workers, KINDS, len(OUTCOMES))
         region = Region(memoryview(bytearray(schema.bytes)))
         self._workers = [AnswerCounts(AnswersWriter(schema, region, index), lambda: self._now) for index in range(workers)]
-        self._served, self._failed = np.zeros(SERVERS, dtype=np.int64), np.zeros(SERVERS, dtype=np.int64)
+        self._served, self._failed = np.zeros(servers, dtype=np.int64), np.zeros(servers, dtype=np.int64)
         self._ejections = Ejections(
             lambda: (self._served.copy(), self._failed.copy()),
             lambda: range(1, workers + 1),
             lambda slot: int(inflight[slot]),
             Outliers(AnswersReader(schema, region)),
         )
-        self.scrapes = {server: Scrapes() for server in range(SERVERS)}
-        self._listed: Sequence[int] = range(SERVERS)
+        self.scrapes = {server: Scrapes() for server in range(servers)}
+        self._listed: Sequence[int] = range(servers)
         self._counted: dict[str, int] = {}  # id of a request in flight -> how it was counted
         self._tried: dict[int, int] = {}  # server -> the last trial that was used
         self.version = 0
@@ -78,7 +78,7 @@ class SharedEjection:
     def down(self, worker: int) -> Mask:
         """Returns which servers get no requests of this worker."""
         found = []
-        for server in range(SERVERS):
+        for server in range(len(self.scrapes)):
             flags = self._ejections.flags(server)
             mine = flags >> TRIAL_LANE_AT & LANE_MASK == worker + 1 and self._tried.get(server) != flags >> TRIAL_NUMBER_AT
             found.append(self.scrapes[server].is_down or (flags & EJECTED != 0 and not mine))
@@ -86,7 +86,7 @@ class SharedEjection:
 
     def failing(self) -> Floats | None:
         """Returns which share of its requests each server fails beyond the others; None if none does."""
-        steps = [self._ejections.flags(server) >> FAILING_AT & FAILING_MASK for server in range(SERVERS)]
+        steps = [self._ejections.flags(server) >> FAILING_AT & FAILING_MASK for server in range(len(self.scrapes))]
         return np.array(steps) / FAILING_MASK if any(steps) else None
 
     def sent(self, worker: int, request: Request, server: int) -> None:

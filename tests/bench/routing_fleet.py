@@ -1,6 +1,6 @@
 """Does one run of the routing benchmark: simulated servers and pickers in virtual time.
 
-    client ── choose ──▶ (SEND_S) ──▶ server 0..7 ──▶ first token ──▶ end ──▶ (think) ──▶ next turn
+    client ── choose ──▶ (SEND_S) ──▶ server 0..n ──▶ first token ──▶ end ──▶ (think) ──▶ next turn
 
 Each server has its scrape timer, as in the supervisor. Events come from one heap, ordered by time; equal seeds give equal runs. A
 request goes to a random worker, the same one under every policy. A server may die: its requests fail, and so do those that are still
@@ -18,7 +18,7 @@ from loadtest.sim.engine import Job, JobState
 from loadtest.sim.kv_pool import Change
 from loadtest.sim.server_model import ServerModel
 from tests.bench.routing_blocks import Blocks
-from tests.bench.routing_servers import SERVERS, Kind
+from tests.bench.routing_servers import Kind
 from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Turn, Workload
 
 WORKERS = 4
@@ -103,18 +103,19 @@ class Fleet:
     ) -> None:
         """`scrape_s`: the time between two scrapes of a server. `page_s`: how long a server stands still for its page."""
         self._scrape_s, self._page_s = scrape_s, page_s
-        self._factors = [1.0] * SERVERS
         self.kv_blocks = workload.kv_blocks
-        self.servers = kind.make(workload.kv_blocks, self._changed)
+        servers = range(workload.servers)
+        self.servers = kind.make(workload.servers, workload.kv_blocks, self._changed)
+        self._factors = [1.0 for _ in servers]
         self.now = 0.0
-        self.underway: list[list[Call]] = [[] for _ in range(SERVERS)]  # sent, not yet received by the server
-        self.coming = [Blocks() for _ in range(SERVERS)]  # of the requests without a first token
-        self.up = [server < workload.servers for server in range(SERVERS)]
+        self.underway: list[list[Call]] = [[] for _ in servers]  # sent, not yet received by the server
+        self.coming = [Blocks() for _ in servers]  # of the requests without a first token
+        self.up = [True for _ in servers]
         self._workload = workload
         self._seconds = seconds
         self.calls: list[Call] = []
         self._by_job: dict[Job, Call] = {}
-        self._due: list[float | None] = [None] * SERVERS
+        self._due: list[float | None] = [None for _ in servers]
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._events = 0
         self._open = 0
@@ -123,15 +124,13 @@ class Fleet:
         for session in sessions:
             turns = iter(session.turns)
             self._begin(next(turns), turns, session.at)
-        for server in range(SERVERS):
+        for server in servers:
             self._at(self._rng.random() * scrape_s, lambda now, server=server: self._scrape(server, now))  # type: ignore[misc]
-        if workload.servers < SERVERS:
-            self._listed()
         if workload.pauses is not None:
             paused, share, lasts = workload.pauses
             self._at(share * seconds, lambda now: self._slow(paused, STILL, now))
             self._at((share + lasts) * seconds, lambda now: self._slow(paused, 1.0, now))
-        for server, (share, factor) in kind.slowed.items():
+        for server, (share, factor) in kind.slowed_of(workload.servers).items():
             self._at(share * seconds, lambda now, server=server, factor=factor: self._slow(server, factor, now))  # type: ignore[misc]
         if workload.dies is not None:
             server, share = workload.dies
@@ -171,9 +170,7 @@ class Fleet:
         if call.turn.tokens < most:
             return False
         own, hashes = self.hits(server, call.turn.hashes), call.turn.hashes
-        return any(
-            (self.hits(other, hashes) - own) * BLOCK_TOKENS >= most for other in range(SERVERS) if other != server and self.up[other]
-        )
+        return any((self.hits(other, hashes) - own) * BLOCK_TOKENS >= most for other, up in enumerate(self.up) if up and other != server)
 
     def _changed(self, server: int, job: Job, changes: Sequence[Change]) -> None:
         self._policy.changed(server, job, changes, self.now)
@@ -286,4 +283,4 @@ class Fleet:
         self._listed()
 
     def _listed(self) -> None:
-        self._policy.members([server for server in range(SERVERS) if self.up[server]])
+        self._policy.members([server for server, up in enumerate(self.up) if up])

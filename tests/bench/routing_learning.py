@@ -11,7 +11,7 @@ import numpy as np
 
 from epp.learning import state
 from epp.learning.model import FirstToken, Floats, LatencyModel
-from tests.bench.routing_servers import SERVERS
+from tests.bench.routing_traffic import SERVERS
 from workers.supervisor.latency_keeper import PUBLISH_S
 from workers.worker.learning import FLUSH_S
 
@@ -21,7 +21,7 @@ LEARN_S = FLUSH_S
 class SharedLearning:
     """Implements `epp.plugin.Learning` for all workers of a picker."""
 
-    def __init__(self) -> None:
+    def __init__(self, servers: int = SERVERS) -> None:
         self._model = LatencyModel()
         self._published = LatencyModel()
         self._changes = self._model.changes
@@ -29,7 +29,7 @@ class SharedLearning:
         self._now = 0.0
         self._samples: deque[tuple[float, Callable[[], object]]] = deque()
         self._scraped: dict[int, tuple[float, float]] = {}  # slot -> running and waiting requests, since the last look
-        self._starts = np.zeros((1, SERVERS))
+        self._starts = np.zeros((1, servers))
 
     def model(self) -> LatencyModel:
         return self._published

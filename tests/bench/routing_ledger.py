@@ -15,7 +15,6 @@ from loadtest.sim.kv_pool import Change
 from loadtest.sim.server_model import ServerModel
 from tests.bench.routing_blocks import Blocks
 from tests.bench.routing_fleet import Call, Fleet
-from tests.bench.routing_servers import SERVERS
 from tests.bench.routing_traffic import BLOCK_TOKENS
 
 RATES_MAX = 64
@@ -88,13 +87,14 @@ class Ledger:
         self._fleet = fleet
         self._formula = formula
         self._rng = random.Random(f"{seed}/ledger")
-        self._servers = [Server(server) for server in range(SERVERS)]
-        self._scrapes = [0] * SERVERS
-        self._rates = [_Rates() for _ in range(SERVERS)]
+        servers = len(fleet.servers)
+        self._servers = [Server(server) for server in range(servers)]
+        self._scrapes = [0] * servers
+        self._rates = [_Rates() for _ in range(servers)]
         self._sent: dict[Call, Sent] = {}
-        self._active = [Blocks() for _ in range(SERVERS)]  # of the requests in flight
-        self._listed: Sequence[int] = range(SERVERS)
-        self._refusals = [0] * SERVERS
+        self._active = [Blocks() for _ in range(servers)]  # of the requests in flight
+        self._listed: Sequence[int] = range(servers)
+        self._refusals = [0] * servers
 
     def choose(self, call: Call, now: float) -> int:
         turn = call.turn

@@ -39,31 +39,29 @@ from tests.bench.routing_ejection import SharedEjection
 from tests.bench.routing_fleet import WORKERS, Call
 from tests.bench.routing_held import SharedHeld
 from tests.bench.routing_learning import SharedLearning
-from tests.bench.routing_servers import SERVERS
-from tests.bench.routing_traffic import BLOCK_TOKENS
+from tests.bench.routing_traffic import BLOCK_TOKENS, SERVERS
 from tests.fakes import FakeServices, endpoints
 from workers.shared.bus import AGE_TICKS
 from workers.worker.extproc.account import STEP_S, Account, Load
 from workers.worker.extproc.pool import REBUILD_MAX_S
 
 LEARN_S = 0.003
-INDEX_ENTRIES = 1 << 19
+INDEX_ENTRIES = 1 << 16  # of a server
 OK = 200
 SECRET = 99  # of the fake services
-GENERATIONS = np.ones(SERVERS, dtype=np.uint64)
 SCRAPED = tuple(column.name for column in (WAITING, RUNNING, KV_USAGE, CACHE_BLOCK_SIZE, CACHE_TOKENS))
 
 
 class SharedIndex:
     """The index of all workers: the real one, with updates delayed by `LEARN_S`."""
 
-    def __init__(self, blocks_max: int = 0) -> None:
+    def __init__(self, blocks_max: int = 0, servers: int = SERVERS) -> None:
         """`blocks_max`: how many blocks of a server the index holds; 0 is no limit."""
-        schema = IndexSchema(INDEX_ENTRIES)
+        schema = IndexSchema(INDEX_ENTRIES * servers)
         region = Region(memoryview(bytearray(schema.bytes)))
         self._writer, reader = IndexWriter(schema, region), IndexReader(schema, region)
         self.match: Callable[[Hashes], Mapping[int, int]] = reader.match
-        self.owners = [self._writer.new_owner() for _ in range(SERVERS)]
+        self.owners = [self._writer.new_owner() for _ in range(servers)]
         for owner in self.owners:
             self._writer.limit(owner, blocks_max)
         self._pending: deque[tuple[float, Hashes, int, bool]] = deque()
@@ -88,8 +86,8 @@ class SharedIndex:
 class ExactIndex:
     """An index that applies updates at once and never forgets."""
 
-    def __init__(self) -> None:
-        self.owners = list(range(1, SERVERS + 1))
+    def __init__(self, servers: int = SERVERS) -> None:
+        self.owners = list(range(1, servers + 1))
         self._held: dict[int, set[int]] = {}
 
     def match(self, hashes: Hashes) -> Mapping[int, int]:
@@ -186,6 +184,7 @@ class Picked:
         cache_blocks: int = 0,
         streamed: float = 1.0,
         learning: SharedLearning | None = None,
+        servers: int = SERVERS,
     ) -> None:
         """`exact`: whether the prefix index is exact and unbounded. `scraped_only`: whether the load is that of the last scrape, without
         requests in flight. `held`: whether servers publish KV events. `cache_blocks`: the size of each server's cache, if it limits the
@@ -196,10 +195,10 @@ class Picked:
         self._streams = random.Random(f"{seed}/streams")
         self._scraped_only = scraped_only
         self._now = 0.0
-        self._index = ExactIndex() if exact else SharedIndex(cache_blocks * BLOCK_TOKENS // BLOCK_TOKENS_MIN)
+        self._index = ExactIndex(servers) if exact else SharedIndex(cache_blocks * BLOCK_TOKENS // BLOCK_TOKENS_MIN, servers)
         self._held = SharedHeld(self._index.owners, SECRET) if held else None
-        self._inflight, self._tokens = np.zeros(SERVERS), np.zeros(SERVERS)
-        self._learning = learning or SharedLearning()
+        self._inflight, self._tokens = np.zeros(servers), np.zeros(servers)
+        self._learning = learning or SharedLearning(servers)
         self._pipelines: list[Pipeline] = []
         self._services: list[Services] = []
         prefills = PrefillsSchema(workers)
@@ -213,21 +212,22 @@ class Picked:
             pipeline.start(services)
             self._pipelines.append(pipeline)
             self._services.append(services)
-        self._endpoints = endpoints(SERVERS)
+        self._endpoints = endpoints(servers)
         for server, owner in zip(self._endpoints, self._index.owners, strict=True):
             server.owner = owner
-        self._columns = {name: np.zeros(SERVERS) for name in SCRAPED}
+        self._columns = {name: np.zeros(servers) for name in SCRAPED}
         self._columns[CACHE_BLOCK_SIZE.name][:] = BLOCK_TOKENS
-        self._at_scrape = np.zeros(SERVERS)
-        self._known = np.zeros(SERVERS, dtype=bool)
-        self._scraped_at = np.zeros(SERVERS)
-        self._accounts = [Account(SERVERS) for _ in range(workers)]
+        self._at_scrape = np.zeros(servers)
+        self._known = np.zeros(servers, dtype=bool)
+        self._scraped_at = np.zeros(servers)
+        self._generations = np.ones(servers, dtype=np.uint64)
+        self._accounts = [Account(servers) for _ in range(workers)]
         self._made_at = [0.0] * workers
         self._ejection = SharedEjection(self._inflight, workers)
         self._worker = 0  # the worker that decides now
         self._snapshots: dict[int, Snapshot] = {}  # by worker, until something changes
         self._version = 0  # of the ejection, when these were made
-        self.members(range(SERVERS))
+        self.members(range(servers))
 
     def passed(self, now: float) -> None:
         self._now = now
@@ -366,7 +366,7 @@ class Picked:
             if not self._scraped_only and ages.max(initial=0.0) > STEP_S:
                 page = Load(values[RUNNING.name], values[WAITING.name], values[KV_USAGE.name], counted)
                 load = self._accounts[self._worker].carry(
-                    members, GENERATIONS[members], self._scraped_at[members], page, self._inflight[members], self._now
+                    members, self._generations[members], self._scraped_at[members], page, self._inflight[members], self._now
                 )
                 values |= {RUNNING.name: load.running, WAITING.name: load.waiting, KV_USAGE.name: load.kv}
                 counted = load.counted

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 
 from tests.bench.routing_fleet import SCRAPE_S, Call, Fleet
-from tests.bench.routing_servers import PREFILL_S, SERVERS, Kind
-from tests.bench.routing_traffic import Workload, paced
+from tests.bench.routing_servers import PLACES, PREFILL_S, Kind
+from tests.bench.routing_traffic import BLOCK_TOKENS, Workload, paced
 from tests.bench.routing_zoo import Policies
 
 WARM_UP = 0.25  # the share of the time that fills the caches and does not count, unless a run is about that time
@@ -20,10 +20,10 @@ class Outcome:
 
     `errors`: requests that failed. Shares, from 0 to 1: `goodput`, of requests with the first token within TTFT_MAX_S and at most
     TOKEN_MAX_S per further token on average; `cached`, of prompt tokens that servers had cached; `duplicates`, of requests of which a
-    server computed most although another one held it (`Fleet.is_duplicate`). `load`: requests in flight of the busiest server divided
-    by the mean of all servers. `astray`: the share of the requests that went to the server that answers errors (`Workload.fails`), from
-    ASTRAY_AFTER_S after it began to. `work`: the share of the time of all slots that requests took; without slots, the share of the time
-    that computing their prompts takes at the usual speed.
+    server computed most although another one held it (`Fleet.is_duplicate`). `load`: requests in flight of the busiest server divided by
+    the mean of all servers. `astray`: the share of the requests that went to the server that answers errors (`Workload.fails`), from
+    ASTRAY_AFTER_S after it began to. `work`: the share of what the servers can do that the requests took, see `work`. `scale`: times the
+    requests per second of a trace.
     """
 
     requests: float
@@ -36,6 +36,7 @@ class Outcome:
     load: float
     astray: float = 0.0
     work: float = 0.0
+    scale: float = 1.0
 
 
 def outcome(calls: list[Call], kind: Kind, workload: Workload, seconds: float, warm_up: float = WARM_UP) -> Outcome:
@@ -43,7 +44,7 @@ def outcome(calls: list[Call], kind: Kind, workload: Workload, seconds: float, w
     counted = [call for call in calls if call.at >= warm_up * seconds]
     answered = [call for call in counted if not call.failed]
     waits = sorted(call.first_at - call.at for call in answered)
-    busy = [0.0] * SERVERS
+    busy = [0.0] * workload.servers
     for call in answered:
         busy[call.server] += call.ended_at - call.at
     return Outcome(
@@ -54,18 +55,23 @@ def outcome(calls: list[Call], kind: Kind, workload: Workload, seconds: float, w
         ttft_p95=waits[int(0.95 * len(waits))],
         cached=sum(call.job.cached_tokens for call in answered) / sum(call.turn.tokens for call in answered),
         duplicates=sum(call.duplicate for call in answered) / len(answered),
-        load=max(busy) / (sum(busy) / SERVERS),
+        load=max(busy) / (sum(busy) / workload.servers),
         astray=astray(calls, workload, seconds),
-        work=work(answered, kind) / ((1 - warm_up) * seconds),
+        work=work(answered, kind, workload) / ((1 - warm_up) * seconds),
     )
 
 
-def work(calls: list[Call], kind: Kind) -> float:
-    """Returns how many seconds of work the requests are for each server, on average."""
-    if kind.slots:
-        return sum(call.job.ended_at - call.job.admitted_at for call in calls) * kind.pace / (SERVERS * kind.slots)
+def work(calls: list[Call], kind: Kind, workload: Workload) -> float:
+    """Returns for how many seconds the requests keep each server busy, on average: with that of which it has least.
+
+    That is its places for requests, its KV cache as far as requests in progress need it, or, without slots, its time to compute prompts.
+    """
+    held = [(call, call.ended_at - call.first_at + kind.pace * (call.job.first_token_at - call.job.admitted_at)) for call in calls]
+    places = sum(seconds for _, seconds in held) / (kind.slots or PLACES)
+    memory = sum(seconds * (call.turn.tokens + call.turn.output) for call, seconds in held) / (workload.kv_blocks * BLOCK_TOKENS)
     uncached = sum(call.turn.tokens - call.job.cached_tokens for call in calls)
-    return uncached * PREFILL_S * kind.pace / SERVERS
+    computes = 0.0 if kind.slots else uncached * PREFILL_S * kind.pace / kind.capacity
+    return max(places, memory, computes) / workload.servers
 
 
 def astray(calls: list[Call], workload: Workload, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""The server models of the routing benchmark: eight servers of one kind. No policy but the oracles is told which kind it is.
+"""The server models of the routing benchmark: servers of one kind, usually eight. No policy but the oracles is told which kind it is.
 
 Shares of time are of the run, from 0 to 1. `PACES` are further kinds, each with a pace of its own: from 0.02 to 1 ms a token, with 4, 8 or
 32 slots or with shared prefill. Everything in them takes longer by the same factor.
@@ -20,43 +20,52 @@ SLOT_DECODE_S = 0.010
 SLOWER = 3.0
 SLOW_FROM_THE_START, SLOW_LATER = (2, 5), 6
 
+PLACES = 256  # requests that a server without slots runs at once
+
 Changed = Callable[[int, Job, Sequence[Change]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of servers. `make(kv_blocks, changed)`: returns the servers; `changed` gets the changes of their pools, if they tell them.
+    """A kind of servers. `make(servers, kv_blocks, changed)`: returns so many; `changed` gets the changes of their pools, if told.
 
-    `rate`: how much of the requests per second of a workload these servers get. `slowed`: server -> (share of time, factor from then on).
-    `pace`: how many times longer everything takes, also the time between requests. `slots`: of a server; 0: it has none.
+    `rate`: how much of the requests per second of a workload these servers get. `slowed`: server -> (share of time, factor from then on),
+    of the first SERVERS; further ones are like these. `pace`: how many times longer everything takes, also the time between requests.
+    `slots`: of a server; 0: it has none. `capacity`: how much of the prompts that servers could compute at the usual speed these can
+    compute while they also decode, at their slowest.
     """
 
     name: str
-    make: Callable[[int, Changed], list[SlowedServer]]
+    make: Callable[[int, int, Changed], list[SlowedServer]]
     rate: Mapping[str, float] = field(default_factory=dict)
     usual_rate: float = 1.0
     slowed: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     pace: float = 1.0
     slots: int = 0
+    capacity: float = 1.0
+
+    def slowed_of(self, servers: int) -> Mapping[int, tuple[float, float]]:
+        """Returns `slowed` for so many servers."""
+        return {server: self.slowed[server % SERVERS] for server in range(servers) if server % SERVERS in self.slowed}
 
 
-def shared(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
+def shared(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]:
     settings = EngineSettings(kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=0.025)
-    return _all(lambda server: Engine(settings, lambda job, changes: changed(server, job, changes)))
+    return _all(servers, lambda server: Engine(settings, lambda job, changes: changed(server, job, changes)))
 
 
-def slots(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
+def slots(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]:
     settings = SlotSettings(kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S)
-    return _all(lambda _: SlotServer(settings))
+    return _all(servers, lambda _: SlotServer(settings))
 
 
-def chunked(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
+def chunked(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]:
     settings = ChunkedSettings(kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S)
-    return _all(lambda _: ChunkedServer(settings))
+    return _all(servers, lambda _: ChunkedServer(settings))
 
 
-def _all(make: Callable[[int], ServerModel]) -> list[SlowedServer]:
-    return [SlowedServer(make(server)) for server in range(SERVERS)]
+def _all(servers: int, make: Callable[[int], ServerModel]) -> list[SlowedServer]:
+    return [SlowedServer(make(server)) for server in range(servers)]
 
 
 SLOT_RATES = {  # about three quarters of the slots are taken
@@ -75,8 +84,14 @@ SLOT_RATES = {  # about three quarters of the slots are taken
 KINDS = (
     Kind("shared", shared),
     Kind("slots", slots, rate=SLOT_RATES, slots=SlotSettings().slots),
-    Kind("chunked", chunked),
-    Kind("mixed", shared, usual_rate=0.7, slowed={**dict.fromkeys(SLOW_FROM_THE_START, (0.0, SLOWER)), SLOW_LATER: (0.5, SLOWER)}),
+    Kind("chunked", chunked, capacity=0.9),
+    Kind(
+        "mixed",
+        shared,
+        usual_rate=0.7,
+        slowed={**dict.fromkeys(SLOW_FROM_THE_START, (0.0, SLOWER)), SLOW_LATER: (0.5, SLOWER)},
+        capacity=(5 + 3 / SLOWER) / SERVERS,
+    ),
 )
 PACES_MS = (0.02, 0.1, 0.3, 1.0)  # per token
 SLOTS = (4, 8, 32)
@@ -86,11 +101,11 @@ def _paced(ms: float, slots: int) -> Kind:
     """Returns the kind of servers with this pace. `slots`: 0: prefill is shared."""
     pace = ms / 1000.0 / PREFILL_S
 
-    def make(kv_blocks: int, changed: Changed) -> list[SlowedServer]:
+    def make(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]:
         if not slots:
-            return [SlowedServer(SlowedServer(server, pace)) for server in shared(kv_blocks, changed)]
+            return [SlowedServer(SlowedServer(server, pace)) for server in shared(servers, kv_blocks, changed)]
         settings = SlotSettings(slots, kv_blocks, BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S)
-        return _all(lambda _: SlowedServer(SlotServer(settings), pace))
+        return _all(servers, lambda _: SlowedServer(SlotServer(settings), pace))
 
     rates = {name: rate * slots / 8 for name, rate in SLOT_RATES.items()} if slots else {}
     return Kind(f"{ms:g} ms, {slots or 'no'} slots", make, rate=rates, pace=pace, slots=slots)

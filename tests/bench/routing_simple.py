@@ -7,14 +7,14 @@ from loadtest.sim.engine import Job
 from loadtest.sim.kv_pool import Change
 from loadtest.sim.server_model import ServerModel
 from tests.bench.routing_fleet import Call, Fleet
-from tests.bench.routing_servers import SERVERS
+from tests.bench.routing_traffic import SERVERS
 
 
 class Blind:
     """A policy without state about requests and servers. It knows which servers discovery lists."""
 
-    def __init__(self) -> None:
-        self._listed: Sequence[int] = range(SERVERS)
+    def __init__(self, servers: int = SERVERS) -> None:
+        self._listed: Sequence[int] = range(servers)
 
     def members(self, servers: Sequence[int]) -> None:
         self._listed = servers
@@ -44,8 +44,8 @@ class Blind:
 class RoundRobin(Blind):
     """Chooses one server after the other. All workers share the turn."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, servers: int = SERVERS) -> None:
+        super().__init__(servers)
         self._turn = -1
 
     def choose(self, call: Call, now: float) -> int:
@@ -56,8 +56,8 @@ class RoundRobin(Blind):
 class Random(Blind):
     """Chooses a random server."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__()
+    def __init__(self, seed: int, servers: int = SERVERS) -> None:
+        super().__init__(servers)
         self._rng = random.Random(f"{seed}/random")
 
     def choose(self, call: Call, now: float) -> int:
@@ -71,7 +71,7 @@ class Oracle(Blind):
     """
 
     def __init__(self, fleet: Fleet) -> None:
-        super().__init__()
+        super().__init__(len(fleet.servers))
         self._fleet = fleet
 
     def choose(self, call: Call, now: float) -> int:
@@ -79,7 +79,7 @@ class Oracle(Blind):
 
     def _usable(self, now: float) -> list[int]:
         """Returns the servers that would serve a request now; all that are up if none would."""
-        up = [server for server in range(SERVERS) if self._fleet.up[server]]
+        up = [server for server, up in enumerate(self._fleet.up) if up]
         return [server for server in up if not self._fleet.error(server, now)] or up
 
     def _load(self, server: int) -> int:

@@ -10,6 +10,7 @@ from tests.bench.routing_run import Outcome
 NEAR_MEAN, NEAR_P95 = 1.05, 1.2  # of the oracle's
 NOISE = 0.05
 COLD_MEAN, COLD_NOISE = 1.10, 0.03
+TRACE_MEAN, TRACE_P95, TRACE_CACHED = 1.05, 1.15, 0.98  # of the oracle's
 BASELINES = ("field's weights", "round-robin")
 
 
@@ -17,7 +18,7 @@ BASELINES = ("field's weights", "round-robin")
 class Row:
     """One policy on one traffic: means over the runs. `mean`, `p95`: TTFT divided by the oracle's; `*_range`: half of their range.
 
-    `astray`, `work`: as in `Outcome`.
+    `astray`, `work`, `scale`: as in `Outcome`.
     """
 
     mean: float
@@ -30,6 +31,7 @@ class Row:
     errors: float
     astray: float = 0.0
     work: float = 0.0
+    scale: float = 1.0
 
 
 Table = dict[str, Row]
@@ -56,17 +58,18 @@ def _row(outcomes: Sequence[Outcome], oracle: Sequence[Outcome]) -> Row:
         errors=sum(outcome.errors for outcome in outcomes) / count,
         astray=sum(outcome.astray for outcome in outcomes) / count,
         work=sum(outcome.work for outcome in outcomes) / count,
+        scale=sum(outcome.scale for outcome in outcomes) / count,
     )
 
 
 def text(title: str, table: Table) -> str:
     """Renders a table."""
-    lines = [f"{title:30} mean            p95            TTFT ms cached %  dup % errors astray % work %"]
+    lines = [f"{title:30} mean            p95            TTFT ms cached %  dup % errors astray % work %  scale"]
     for name, row in table.items():
         lines.append(
             f"  {name:24} {row.mean:7.2f} ±{row.mean_range:5.2f} {row.p95:7.2f} ±{row.p95_range:5.2f} "
             f"{1000 * row.ttft_s:8.0f} {100 * row.cached:8.1f} {100 * row.duplicates:6.1f} {row.errors:6.1f} "
-            f"{100 * row.astray:8.1f} {100 * row.work:6.0f}"
+            f"{100 * row.astray:8.1f} {100 * row.work:6.0f} {row.scale:6.2f}"
         )
     return "\n".join(lines)
 
@@ -127,6 +130,26 @@ def cold_text(tables: Mapping[str, Mapping[str, Table]], policy: str) -> str:
     ]
     lines += [f"  {name:30} {table[policy].mean:5.2f}, simple {_baseline(table):5.2f}" for name, table in missed.items()]
     return "\n".join(lines)
+
+
+def traces_text(tables: Mapping[str, Mapping[str, Table]], policy: str) -> str:
+    """Renders the cells in which a policy misses a goal for traces of real traffic, with its cached tokens divided by the first row's."""
+    cells = _cells(tables)
+    cached = {name: _cached(table, policy) for name, table in cells.items()}
+    rows = {name: table[policy] for name, table in cells.items()}
+    missed = [name for name, row in rows.items() if row.mean > TRACE_MEAN or row.p95 > TRACE_P95 or cached[name] < TRACE_CACHED]
+    lines = [
+        f"{policy}: {len(missed)} of {len(cells)} cells are above {TRACE_MEAN:.2f} times the oracle's mean or {TRACE_P95:.2f} times its "
+        f"p95, or below {TRACE_CACHED:.2f} times its cached tokens:"
+    ]
+    lines += [f"  {name:50} {rows[name].mean:5.2f} {rows[name].p95:5.2f} {cached[name]:5.2f}" for name in missed]
+    return "\n".join(lines)
+
+
+def _cached(table: Table, policy: str) -> float:
+    """Returns the cached tokens of a policy, divided by those of the first row, which is the oracle's; 1 if it has none."""
+    oracle = next(iter(table.values())).cached
+    return table[policy].cached / oracle if oracle else 1.0
 
 
 def digest_text(tables: Mapping[str, Mapping[str, Table]]) -> str:

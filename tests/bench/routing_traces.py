@@ -5,7 +5,9 @@ from its seed.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
 from epp.recording.imports import Arrival
 from loadtest.sim.kv_pool import BYTES_PER_TOKEN
@@ -15,19 +17,29 @@ from workers.shared.recording.arrivals import arrivals
 NAME = "trace"
 
 
+def name_of(path: str) -> str:
+    """Returns the name of a trace: that of its file, without what follows the first dot."""
+    return Path(path).name.partition(".")[0]
+
+
+@cache
+def sorted_arrivals(path: str) -> Sequence[Arrival]:
+    """Reads a trace. Raises Unreadable."""
+    return sorted(arrivals(path, lambda _: None), key=lambda arrival: arrival.at)
+
+
 def traced(path: str, scale: float) -> Workload:
     """Returns the traffic of a trace, with `scale` times its requests per second. Raises Unreadable."""
-    trace = sorted(arrivals(path, lambda _: None), key=lambda arrival: arrival.at)
+    trace = sorted_arrivals(path)
 
-    def make(rng: random.Random, seconds: float, rate: float) -> list[Session]:
-        times = scale * rate
-        start = rng.uniform(0.0, max(0.0, trace[-1].at - times * seconds))
-        part = [arrival for arrival in trace if start <= arrival.at < start + times * seconds]
+    def make(rng: random.Random, seconds: float, _: float) -> list[Session]:
+        start = rng.uniform(0.0, max(0.0, trace[-1].at - scale * seconds))
+        part = [arrival for arrival in trace if start <= arrival.at < start + scale * seconds]
         blocks = {block: b"" for arrival in part for block in arrival.blocks}
         for arrival in part:
             for block in arrival.blocks:
                 blocks[block] = blocks[block] or rng.randbytes(arrival.block_tokens * BYTES_PER_TOKEN)
-        return [single((arrival.at - start) / times, prompt(arrival, blocks, rng), max(1, arrival.output_tokens)) for arrival in part]
+        return [single((arrival.at - start) / scale, prompt(arrival, blocks, rng), max(1, arrival.output_tokens)) for arrival in part]
 
     return Workload(NAME, make, usual=False)
 

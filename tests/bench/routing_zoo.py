@@ -47,7 +47,7 @@ PRECISE_FIELD_TEXT = FIELD_TEXT.replace("plugins:\n", f"plugins:\n{PRECISE}", 1)
 
 def configured(text: str, streamed: float = 1.0) -> Callable[[Fleet, int], Policy]:
     """Returns a function that makes the policy with the pipeline of this configuration. `streamed`: the share of streamed answers."""
-    return lambda fleet, seed: Picked(text, seed, cache_blocks=fleet.kv_blocks, streamed=streamed)
+    return lambda fleet, seed: Picked(text, seed, cache_blocks=fleet.kv_blocks, streamed=streamed, servers=len(fleet.servers))
 
 
 ORACLE = "oracle"
@@ -55,10 +55,12 @@ LINE: Policies = {
     ORACLE: lambda fleet, _: Oracle(fleet),
     "default": configured(DEFAULT_TEXT),
     "token weights": configured(TOKENS_TEXT),
-    "field's weights": lambda fleet, seed: Picked(FIELD_TEXT, seed, scraped_only=True, cache_blocks=fleet.kv_blocks),
+    "field's weights": lambda fleet, seed: Picked(
+        FIELD_TEXT, seed, scraped_only=True, cache_blocks=fleet.kv_blocks, servers=len(fleet.servers)
+    ),
     "field's, own load": configured(FIELD_TEXT),
-    "round-robin": lambda _, seed: RoundRobin(),
-    "random": lambda _, seed: Random(seed),
+    "round-robin": lambda fleet, _: RoundRobin(len(fleet.servers)),
+    "random": lambda fleet, seed: Random(seed, len(fleet.servers)),
     **{name: by_formula(formula) for name, formula in FORMULAS.items()},
 }
 FURTHER: Policies = {

@@ -10,7 +10,7 @@ from tests.bench.routing_ledger import BIAS_SHARE, FIRST_RATE, Ledger, Prompt, S
 from tests.bench.routing_servers import KINDS
 from tests.bench.routing_traffic import BLOCK_TOKENS, WORKLOADS, Turn
 
-SCRAPED = KINDS[0].make(100, lambda server, job, changes: None)[0]
+SCRAPED = KINDS[0].make(1, 100, lambda server, job, changes: None)[0]
 
 
 class Watched:

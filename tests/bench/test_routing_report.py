@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench.routing import ORACLE, SMOKE_POLICIES, cells, chosen
+from tests.bench.routing import ORACLE, SMOKE_POLICIES, Cell, cells, chosen
 from tests.bench.routing_chart import COLUMN, LEAST, MOST, PANEL_HEIGHT, chart
 from tests.bench.routing_run import Outcome
 from tests.bench.routing_servers import KINDS
@@ -33,14 +33,14 @@ def test_names_are_chosen_by_their_beginning(only: list[str], names: list[str]) 
 
 def test_without_a_selection_all_models_run_all_usual_traffic_and_policies() -> None:
     todo = cells([], smoke=False)
-    assert {kind for kind, _, _ in todo} == {kind.name for kind in KINDS}
+    assert {kind for kind, *_ in todo} == {kind.name for kind in KINDS}
     assert len(todo) == 4 * 8
-    assert all(policies == tuple(LINE) for _, _, policies in todo)
-    assert all(set(policies) == {ORACLE, *SMOKE_POLICIES} for _, _, policies in cells([], smoke=True))
+    assert all(cell.policies == tuple(LINE) for cell in todo)
+    assert all(set(cell.policies) == {ORACLE, *SMOKE_POLICIES} for cell in cells([], smoke=True))
 
 
 def test_the_oracle_runs_whatever_is_selected() -> None:
-    assert cells(["slots/chats/random"], smoke=False) == [("slots", "chats", (ORACLE, "random"))]
+    assert cells(["slots/chats/random"], smoke=False) == [Cell("slots", "chats", (ORACLE, "random"))]
 
 
 def outcome(mean: float, p95: float, errors: float = 0.0) -> Outcome:
@@ -58,7 +58,7 @@ def test_figures_are_divided_by_those_of_the_oracle_in_the_same_run() -> None:
     assert (row.mean, row.mean_range, row.p95, row.p95_range) == (1.5, 0.5, 3.0, 1.0)
     assert (row.ttft_s, row.cached, row.duplicates, row.errors) == (0.2, 0.5, 0.25, 2.5)
     lines = text("shared, chats", summary(RUNS, "oracle")).splitlines()
-    assert lines[2].split() == ["random", "1.50", "±", "0.50", "3.00", "±", "1.00", "200", "50.0", "25.0", "2.5", "20.0", "0"]
+    assert lines[2].split() == ["random", "1.50", "±", "0.50", "3.00", "±", "1.00", "200", "50.0", "25.0", "2.5", "20.0", "0", "1.00"]
 
 
 def test_the_digest_counts_cells_near_the_oracle_and_behind_the_baselines() -> None:
