@@ -14,6 +14,7 @@ from loadtest.replay.imported import Assumed, assumed_options
 from loadtest.replay.progress import Progress
 from loadtest.replay.report.page import page
 from loadtest.replay.scenario import Clients, Outcome, Scenario, WhatIf, read_scenario
+from loadtest.replay.servers import Form
 from loadtest.replay.tables import lines
 from loadtest.replay.verdict import change
 from workers.cli.configuration import add_plugins, experimental_option, plugin_path_option
@@ -55,6 +56,7 @@ def command(
     fail_if: tuple[str, ...],
     html: str,
     as_json: bool,
+    form: Form | None,
     prefill_us: float | None,
     decode_ms: float | None,
     cache_tokens: int | None,
@@ -78,7 +80,7 @@ def command(
     with Progress() as progress:
         try:
             scenario = read_scenario(
-                trace, progress, Clients(is_open, clients or 0), endpoints, Assumed(prefill_us, decode_ms, cache_tokens)
+                trace, progress, Clients(is_open, clients or 0), endpoints, Assumed(form, prefill_us, decode_ms, cache_tokens)
             )
             for warning in differs(first, scenario.recording.configs):
                 progress.caution(warning)

@@ -1,7 +1,7 @@
 """Traces of public formats, which have no endpoints and no times: servers are assumed, and answers take what these servers need."""
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, get_args
 
 import click
 import numpy as np
@@ -10,7 +10,7 @@ from epp.recording.imports import Arrival
 from epp.recording.records import Member
 from epp.request import BYTES_PER_TOKEN
 from loadtest.replay.reading import NAN, REQUESTS_MAX, Asked, Lifetime, Recording, Sight
-from loadtest.replay.servers import UNBOUNDED, Speed
+from loadtest.replay.servers import UNBOUNDED, Form, Speed
 from workers.cli.flags import Whole
 from workers.shared.recording import Unreadable
 from workers.shared.recording.arrivals import arrivals, is_recording
@@ -23,15 +23,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Assumed(NamedTuple):
-    """The servers of a trace without times; None: not given."""
+    """The servers of a trace without times; None: not given. `form`: one of `loadtest.replay.servers`."""
 
+    form: Form | None = None
     prefill_us: float | None = None
     decode_ms: float | None = None
     cache_tokens: int | None = None
 
     def speed(self) -> Speed:
         return Speed(
-            "steps",
+            self.form or "steps",
             OVERHEAD_S,
             (self.prefill_us or PREFILL_US) * 1e-6,
             (self.decode_ms or DECODE_MS) * 1e-3,
@@ -52,6 +53,9 @@ def assumed_options(command: F) -> F:
     where = "of each server, for a trace without times"
     above_0 = click.FloatRange(0, min_open=True)
     options = (
+        click.option(
+            "--form", type=click.Choice(get_args(Form)), help=f"How it computes requests {where.replace('each', 'a')}. [default: steps]"
+        ),
         click.option("--prefill-us", type=above_0, help=f"Microseconds per prompt token {where}. [default: 100]"),
         click.option("--decode-ms", type=above_0, help=f"Milliseconds per token of one answer {where}. [default: 20]"),
         click.option("--cache-tokens", type=Whole(1), help=f"Tokens in the cache {where}. [default: 400000]"),
@@ -65,7 +69,7 @@ def imported(path: str, endpoints: int | None, assumed: Assumed) -> tuple[Record
     """Reads a trace of a public format with assumed servers. Returns None if `path` is a recording. Raises Unreadable."""
     if is_recording(path):
         if assumed != NOTHING_ASSUMED:
-            options = "--prefill-us, --decode-ms and --cache-tokens"
+            options = "--form, --prefill-us, --decode-ms and --cache-tokens"
             raise Unreadable(f"{path}: {options} are for traces without times; servers are fitted to a recording")
         return None
     asked = []

@@ -17,6 +17,7 @@ from loadtest.replay.imported import Assumed, assumed_options
 from loadtest.replay.progress import Progress
 from loadtest.replay.run import World, world
 from loadtest.replay.scenario import Clients, Scenario, read_scenario
+from loadtest.replay.servers import Form
 from loadtest.tune.confirm import Verdict, confirm
 from loadtest.tune.search import Candidate, Goal, Part, Search, Space
 from loadtest.tune.search import Progress as Trial
@@ -70,6 +71,7 @@ def command(
     output: str,
     as_json: bool,
     endpoints: int | None,
+    form: Form | None,
     prefill_us: float | None,
     decode_ms: float | None,
     cache_tokens: int | None,
@@ -93,7 +95,7 @@ def command(
         space = _space(config, text, added)
         try:
             behaviour = Clients(is_open, clients or 0)
-            assumed = Assumed(prefill_us, decode_ms, cache_tokens)
+            assumed = Assumed(form, prefill_us, decode_ms, cache_tokens)
             scenario = read_scenario(trace, progress, behaviour, endpoints, assumed)
             for warning in differs(config, scenario.recording.configs):
                 progress.caution(warning)

@@ -64,14 +64,21 @@ def test_llm_d_has_tokens_in_a_field_of_their_own_or_not() -> None:
     ("text", "why"),
     [
         ("", "the trace is empty"),
-        ("hello\n", "no known format"),
-        ('{"timestamp": 1, "input_length": 5}\n', "'output_length' is missing"),
-        ('{"input_length": -5, "output_length": 1, "timestamp": 1}\n', "-5 tokens"),
-        (MOONCAKE + "{", "line 3"),
-        (AZURE + "yesterday,1,2\n", "Invalid isoformat"),
+        ("hello\n", "no known format: convert the file to one of mooncake"),
+        ('{"timestamp": 1, "input_length": 5}\n', "line 1: .* 'output_length' is missing: correct or delete the line"),
+        ('{"input_length": -5, "output_length": 1, "timestamp": 1}\n', "line 1: .* input_length is -5, not a number of tokens from 0 to"),
+        (MOONCAKE + "{", "line 3: .* truncated"),
+        (MOONCAKE + MOONCAKE.replace("26", "9e99"), "line 4: .* output_length is 9e"),
+        (MOONCAKE.replace("46", "-46"), r"line 1: .* hash_ids is \[-46, 47, 48\], not a list of whole numbers"),
+        (MOONCAKE.replace("[46, 47, 48]", '"abc"'), "line 1: .* hash_ids is 'abc'"),
+        (AZURE + "yesterday,1,2\n", "line 4: .* TIMESTAMP is 'yesterday', not a time such as 2023"),
+        (AZURE + "2023-11-16 18:15:50.99,5\n", "line 4: .* GeneratedTokens is None"),
+        (BURSTGPT.replace("45", "nan"), "line 3: .* Timestamp is 'nan', not a time"),
+        (VLLM.replace("200", '"many"'), "input_lens is 'many', .*: correct the file"),
+        ('{"start_time": 1, "input_tokens": 1, "output_tokens": "' + "x" * 99 + '"}', "line 1: .* output_tokens is 'x{39}…,"),
     ],
 )
-def test_a_bad_trace_is_refused_with_its_reason(text: str, why: str) -> None:
+def test_a_bad_trace_is_refused_with_its_line_the_field_and_what_to_do(text: str, why: str) -> None:
     with pytest.raises(BadTrace, match=why):
         read(text)
 

@@ -1,6 +1,7 @@
 """Reads the arrivals of any trace: of a recording, or of a public format (`epp.recording.imports`)."""
 
 import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,8 +27,12 @@ def arrivals(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:
         opened = gzip.open if path.endswith(".gz") else open
         with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as lines:
             yield from imported(lines)
-    except (OSError, EOFError) as refused:
-        raise Unreadable(f"{path}: {getattr(refused, 'strerror', None) or refused}") from refused
+    except gzip.BadGzipFile as wrong:
+        raise Unreadable(f"{path}: not packed with gzip, although the name ends with .gz: rename the file") from wrong
+    except (EOFError, zlib.error) as cut:
+        raise Unreadable(f"{path}: the packed file is cut off or damaged: copy it again") from cut
+    except OSError as refused:
+        raise Unreadable(f"{path}: {refused.strerror or refused}") from refused
     except BadTrace as wrong:
         raise Unreadable(f"{path}: {wrong}") from wrong
 
