@@ -5,16 +5,15 @@ refused at every level. A null means that the field is not given. Deprecated fie
 fields that replace them, with a warning.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from epp.config import schema
 from epp.config.findings import WHOLE, Findings, Place, nearest
-from epp.config.schema import API_VERSION, API_VERSIONS_DEPRECATED, KIND, names
+from epp.config.node_reader import NodeReader
+from epp.config.schema import names
 from epp.config.written import (
     FLOW_CONTROL_GATE,
     GATES,
-    Amount,
     BandEntry,
     FlowControlEntry,
     PluginEntry,
@@ -25,7 +24,7 @@ from epp.config.written import (
 )
 from epp.config.yaml_nodes import Node
 from epp.decision.response_phase import PHASES
-from epp.quantities import parse_bool, parse_duration, parse_quantity
+from epp.quantities import parse_bool
 
 GATES_REMOVED = frozenset(("dataLayer", "enableLegacyMetrics", "prepareDataPlugins"))
 PRIORITY_END = 1 << 31
@@ -38,7 +37,6 @@ _FLOW_CONTROL = names(schema.FlowControl)
 _BAND = names(schema.Band)
 _PLUGIN = names(schema.PluginEntry)
 _PROFILE = names(schema.ProfileEntry)
-_MEMBER = names(schema.ProfileMember)
 _SOURCE = names(schema.SourceEntry)
 _HANDLER = names(schema.RequestHandler)
 _REF = names(schema.PluginRef)
@@ -46,7 +44,7 @@ _REF = names(schema.PluginRef)
 
 def read(root: Node, findings: Findings) -> WrittenConfig:
     """Reads a configuration from its root node. Leaves out what it cannot read and notes an error for it."""
-    reader = _Reader(findings)
+    reader = NodeReader(findings)
     written = WrittenConfig()
     fields = reader.mapping(root, "the configuration", _ROOT)
     reader.header(fields)
@@ -68,137 +66,7 @@ def read(root: Node, findings: Findings) -> WrittenConfig:
     return written
 
 
-class _Reader:
-    """Reads the values of nodes by type. Notes an error for a wrong value and treats it as not given."""
-
-    def __init__(self, findings: Findings) -> None:
-        self.findings = findings
-        self.version = ""  # the apiVersion that the file names; empty if none
-
-    def moved(self, place: Place, old: str, new: str) -> None:
-        """Notes that a field has moved: an error if the file has the current apiVersion, which lacks the `old` field; else a warning."""
-        what = f"the field '{old}'"
-        if self.version == API_VERSION:
-            why = f"{what} is not part of {API_VERSION}"
-            self.findings.error(place, "unknown-field", why, f"write '{new}'; epp config check --migrate does it")
-        else:
-            self.findings.deprecated(place, what, f"'{new}'")
-
-    def mapping(self, node: Node | None, what: str, known: Sequence[str]) -> dict[str, Node]:
-        """Returns the fields that are given. Notes an error for each unknown field."""
-        value = self._typed(node, what, dict, "a mapping")
-        if node is None or value is None:
-            return {}
-        for name in value:
-            if name not in known:
-                self.findings.error(node.keys[name], "unknown-field", f"{what}: unknown field '{name[:128]}'", nearest(name, known))
-        return {name: child for name, child in value.items() if name in known and child.value is not None}
-
-    def sequence(self, node: Node | None, what: str) -> list[Node]:
-        return self._typed(node, what, list, "a list") or []
-
-    def text(self, node: Node | None, what: str) -> str:
-        """Returns the text, or '' if it is not given."""
-        return self._typed(node, what, str, "text") or ""
-
-    def boolean(self, node: Node | None, what: str, default: bool) -> bool:
-        value = self._typed(node, what, bool, "true or false")
-        return default if value is None else bool(value)
-
-    def number(self, node: Node | None, what: str, kinds: tuple[type, ...] = (int, float)) -> float | None:
-        value = self._typed(node, what, kinds, "an integer" if float not in kinds else "a number")
-        return None if value is None else float(value)
-
-    def ref(self, node: Node | None, what: str, at: Place) -> Ref | None:
-        """Reads a mapping with a `pluginRef`."""
-        if node is None:
-            return None
-        fields = self.mapping(node, what, _REF)
-        return self.ref_in(fields, what, at) if isinstance(node.value, dict) else None
-
-    def refs(self, node: Node | None, what: str) -> list[Ref]:
-        refs = (self.ref(n, f"{what}[{i}]", n.place) for i, n in enumerate(self.sequence(node, what)))
-        return [ref for ref in refs if ref is not None]
-
-    def ref_in(self, fields: Mapping[str, Node], what: str, at: Place) -> Ref | None:
-        name = self.text(fields.get("pluginRef"), f"{what}.pluginRef")
-        if not name:
-            if "pluginRef" not in fields or fields["pluginRef"].value == "":
-                self.findings.error(at, "missing-field", f"{what}: 'pluginRef' is required")
-            return None
-        return Ref(name, fields["pluginRef"].place)
-
-    def member(self, node: Node, what: str) -> Ref | None:
-        """Reads a member of a profile: a reference with an optional weight."""
-        fields = self.mapping(node, what, _MEMBER)
-        if not isinstance(node.value, dict):
-            if node.value is None:
-                self.findings.error(node.place, "missing-field", f"{what}: 'pluginRef' is required")
-            return None
-        weight = self.number(fields.get("weight"), f"{what}.weight")
-        ref = self.ref_in(fields, what, node.place)
-        if ref is None or weight is None:
-            return ref
-        return Ref(ref.name, ref.place, weight, fields["weight"].place)
-
-    def quantity(self, node: Node | None, what: str) -> Amount | None:
-        """Reads a Kubernetes quantity of 0 or more, as text or number."""
-        value = self._typed(node, what, (str, int, float), "a quantity such as 500M or 1Gi")
-        return self._parsed(node, what, "bad-quantity", parse_quantity, None if value is None else _digits(value))
-
-    def duration(self, node: Node | None, what: str) -> Amount | None:
-        """Reads a Go duration of 0 or more, in seconds."""
-        value = self._typed(node, what, str, "a duration such as 200ms or 1m30s")
-        return self._parsed(node, what, "bad-duration", parse_duration, value)
-
-    def _parsed(self, node: Node | None, what: str, rule: str, parse: Callable[[str], float], text: str | None) -> Amount | None:
-        if node is None or text is None:
-            return None
-        try:
-            amount = parse(text)
-        except ValueError as error:
-            self.findings.error(node.place, rule, f"{what}: {error}")
-            return None
-        if amount < 0:
-            self.findings.error(node.place, rule, f"{what}: '{text}' is negative; give 0 or more")
-            return None
-        return Amount(amount, node.place)
-
-    def optional_ref(self, node: Node | None, what: str) -> Ref | None:
-        """Reads a reference that is a plain name, without a mapping around it."""
-        name = self.text(node, what)
-        return Ref(name, node.place) if node is not None and name else None
-
-    def _typed(self, node: Node | None, what: str, kind: Any, expected: str) -> Any:
-        if node is None or node.value is None:
-            return None
-        wrong = isinstance(node.value, bool) and kind is not bool
-        if wrong or not isinstance(node.value, kind):
-            quote = "put it in quotes" if expected == "text" and not isinstance(node.value, (dict, list)) else ""
-            self.findings.error(node.place, "wrong-type", f"{what}: expected {expected}, got {node.kind()}", quote)
-            return None
-        return node.value
-
-    def header(self, fields: Mapping[str, Node]) -> None:
-        """Checks `apiVersion` and `kind`. Both are optional."""
-        version, kind = fields.get("apiVersion"), fields.get("kind")
-        text = self.version = self.text(version, "apiVersion")
-        if version and text in API_VERSIONS_DEPRECATED:
-            self.findings.deprecated(version.place, f"apiVersion '{text}'", f"'{API_VERSION}'")
-        elif version and text and text != API_VERSION:
-            self.findings.error(version.place, "api-version", f"apiVersion '{text[:128]}' is not supported", nearest(text, (API_VERSION,)))
-        text = self.text(kind, "kind")
-        if kind and text and text != KIND:
-            self.findings.error(kind.place, "kind", f"kind '{text[:128]}' is not supported", nearest(text, (KIND,)))
-
-
-def _digits(value: str | float) -> str:
-    if isinstance(value, str):
-        return value
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e18 else repr(value)
-
-
-def _gates(reader: _Reader, node: Node | None, written: WrittenConfig) -> None:
+def _gates(reader: NodeReader, node: Node | None, written: WrittenConfig) -> None:
     """Reads entries of the form `name` or `name=bool`. The last entry for a name wins."""
     for index, entry in enumerate(reader.sequence(node, "featureGates")):
         text = reader.text(entry, f"featureGates[{index}]")
@@ -222,7 +90,7 @@ def _gates(reader: _Reader, node: Node | None, written: WrittenConfig) -> None:
             written.gate_places[name] = entry.place
 
 
-def _plugin(reader: _Reader, node: Node, what: str, written: WrittenConfig) -> None:
+def _plugin(reader: NodeReader, node: Node, what: str, written: WrittenConfig) -> None:
     fields = reader.mapping(node, what, _PLUGIN)
     type_name = reader.text(fields.get("type"), f"{what}.type")
     name = reader.text(fields.get("name"), f"{what}.name") or type_name
@@ -244,7 +112,7 @@ def _plugin(reader: _Reader, node: Node, what: str, written: WrittenConfig) -> N
     written.plugins.append(entry)
 
 
-def _profile(reader: _Reader, node: Node, what: str, written: WrittenConfig) -> None:
+def _profile(reader: NodeReader, node: Node, what: str, written: WrittenConfig) -> None:
     fields = reader.mapping(node, what, _PROFILE)
     name = reader.text(fields.get("name"), f"{what}.name")
     if not name and ("name" not in fields or fields["name"].value == ""):
@@ -259,7 +127,7 @@ def _profile(reader: _Reader, node: Node, what: str, written: WrittenConfig) -> 
     written.profiles.append(ProfileEntry(name, tuple(m for m in members if m), node.place, shadow))
 
 
-def _data_layer(reader: _Reader, node: Node | None, written: WrittenConfig) -> None:
+def _data_layer(reader: NodeReader, node: Node | None, written: WrittenConfig) -> None:
     fields = reader.mapping(node, "dataLayer", _DATA_LAYER)
     written.inject_defaults = reader.boolean(fields.get("injectDefaults"), "dataLayer.injectDefaults", True)
     for index, source in enumerate(reader.sequence(fields.get("sources"), "dataLayer.sources")):
@@ -273,7 +141,7 @@ def _data_layer(reader: _Reader, node: Node | None, written: WrittenConfig) -> N
     _cross_replica(reader, node, fields, written)
 
 
-def _discovery(reader: _Reader, node: Node | None, fields: Mapping[str, Node], written: WrittenConfig) -> None:
+def _discovery(reader: NodeReader, node: Node | None, fields: Mapping[str, Node], written: WrittenConfig) -> None:
     """Reads how endpoints and peers are found. A field at its current place takes precedence over the same field at its older place."""
     what = "dataLayer.discovery"
     discovery = fields.get("discovery")
@@ -293,7 +161,7 @@ def _discovery(reader: _Reader, node: Node | None, fields: Mapping[str, Node], w
             reader.findings.warning(peers.place, "no-effect", f"{what}.peers has no effect", "remove it")
 
 
-def _cross_replica(reader: _Reader, node: Node | None, fields: Mapping[str, Node], written: WrittenConfig) -> None:
+def _cross_replica(reader: NodeReader, node: Node | None, fields: Mapping[str, Node], written: WrittenConfig) -> None:
     """Reads the section `crossReplica`, and its fields under their older names."""
     section = reader.mapping(fields.get("crossReplica"), "dataLayer.crossReplica", _CROSS_REPLICA)
     for name in _CROSS_REPLICA:
@@ -314,7 +182,7 @@ def _cross_replica(reader: _Reader, node: Node | None, fields: Mapping[str, Node
             reader.findings.warning(amount.place, "no-effect", why, "remove it")
 
 
-def _flow_control(reader: _Reader, node: Node | None, written: WrittenConfig, at: Place) -> None:
+def _flow_control(reader: NodeReader, node: Node | None, written: WrittenConfig, at: Place) -> None:
     """Reads the section `flowControl`. Warns if more than the saturation detector is given although the feature gate is off."""
     fields = reader.mapping(node, "flowControl", _FLOW_CONTROL)
     if detector := fields.get("saturationDetector"):
@@ -340,7 +208,7 @@ def _flow_control(reader: _Reader, node: Node | None, written: WrittenConfig, at
         reader.findings.warning(at, "gate-missing", why, f"add '{FLOW_CONTROL_GATE}' to featureGates")
 
 
-def _response_phase(reader: _Reader, node: Node | None, written: WrittenConfig) -> None:
+def _response_phase(reader: NodeReader, node: Node | None, written: WrittenConfig) -> None:
     what = "requestHandler.responsePhase"
     phase = reader.text(node, what)
     if node is None or not phase:
@@ -351,7 +219,7 @@ def _response_phase(reader: _Reader, node: Node | None, written: WrittenConfig) 
     written.response_phase, written.response_phase_place = phase, node.place
 
 
-def _bands(reader: _Reader, node: Node | None) -> tuple[BandEntry, ...]:
+def _bands(reader: NodeReader, node: Node | None) -> tuple[BandEntry, ...]:
     bands: list[BandEntry] = []
     # bands without an error; a band with an unreadable priority is left out, because its priority 0 would look like a duplicate
     read: list[BandEntry] = []
@@ -370,7 +238,7 @@ def _bands(reader: _Reader, node: Node | None) -> tuple[BandEntry, ...]:
     return tuple(bands)
 
 
-def _band(reader: _Reader, node: Node | None, what: str) -> BandEntry | None:
+def _band(reader: NodeReader, node: Node | None, what: str) -> BandEntry | None:
     if node is None:
         return None
     fields = reader.mapping(node, what, _BAND)
@@ -388,7 +256,7 @@ def _band(reader: _Reader, node: Node | None, what: str) -> BandEntry | None:
     )
 
 
-def _priority(reader: _Reader, node: Node | None, what: str) -> int:
+def _priority(reader: NodeReader, node: Node | None, what: str) -> int:
     """Reads a priority: an integer of 32 bits, as in an InferenceObjective."""
     priority = int(reader.number(node, what, (int,)) or 0)
     if node is not None and not -PRIORITY_END <= priority < PRIORITY_END:
@@ -398,14 +266,14 @@ def _priority(reader: _Reader, node: Node | None, what: str) -> int:
     return priority
 
 
-def _detector(reader: _Reader, node: Node, what: str) -> Ref | None:
+def _detector(reader: NodeReader, node: Node, what: str) -> Ref | None:
     """Reads a reference to a saturation detector. Its `pluginRef` is optional."""
     fields = reader.mapping(node, what, _REF)
     name = reader.text(fields.get("pluginRef"), f"{what}.pluginRef")
     return Ref(name, fields["pluginRef"].place) if name else None
 
 
-def _deprecated(reader: _Reader, root: Node, fields: Mapping[str, Node], written: WrittenConfig) -> None:
+def _deprecated(reader: NodeReader, root: Node, fields: Mapping[str, Node], written: WrittenConfig) -> None:
     """Reads top-level fields that have moved. A field at its current place takes precedence over the same field at its older place."""
     moved = {"saturationDetector": "flowControl.saturationDetector", "parser": "requestHandler.parsers"}
     for old, new in moved.items():
