@@ -46,6 +46,7 @@ from epp.protocol.codec.envelope import (
     SUBSET_NAMESPACE,
     Kind,
     gateway_metadata,
+    metadata_text,
     split,
     subset,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "headers_passed",
     "immediate_answer",
     "learn_chunk",
+    "metadata_text",
     "mode_name",
     "needle",
     "request_body_answer",

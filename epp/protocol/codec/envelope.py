@@ -6,7 +6,7 @@ from typing import Final
 
 from epp.errors import ProtocolViolation
 from epp.protocol.codec.fields import read_varint, walk
-from epp.protocol.codec.structs import filter_metadata, texts, value
+from epp.protocol.codec.structs import filter_metadata, text_below, texts, value
 
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 SUBSET_ENTRIES_MAX: Final = 8192  # entries of a subset hint; each costs 0.5 us to read and 0.2 us to compare
@@ -87,3 +87,15 @@ def gateway_metadata(message: bytes) -> Mapping[str, object] | None:
         return None
     fields = filter_metadata(message, _METADATA_NAMESPACE)
     return None if fields is None else {name: value(message, place) for name, place in fields.items()}
+
+
+def metadata_text(message: bytes, namespace: bytes, path: Sequence[bytes]) -> str:
+    """Returns the text, or the whole number as text, at a path of names in one namespace of the message's metadata; "": there is none.
+
+    `path`: at least one name. Raises ProtocolViolation.
+    """
+    if namespace not in message:
+        return ""
+    fields = filter_metadata(message, namespace)
+    place = fields.get(path[0].decode()) if fields is not None else None
+    return text_below(message, place, path[1:]) if place is not None else ""

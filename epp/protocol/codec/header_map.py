@@ -54,6 +54,10 @@ class Headers(Mapping[str, str]):
         value = header(self._message, needle, self._start, self._end)
         return self._all().get(needle[2:-1].decode()) if value is None else value
 
+    def sent(self, name: str) -> str | None:
+        """Returns the value of a header even if it is hidden; None: there is none."""
+        return self._all().get(name)
+
     def mentions(self, text: bytes) -> bool:
         """Returns whether names and values contain this text anywhere, in any case: a cheap check before an expensive one.
 
@@ -87,15 +91,20 @@ class Headers(Mapping[str, str]):
 class Unseen(Headers):
     """Hides some headers, as if the client had not sent them."""
 
-    __slots__ = ("_hidden", "_hides")
+    __slots__ = ("_every", "_hidden", "_hides")
 
     def __init__(self, message: bytes, start: int, end: int, hidden: Collection[str]) -> None:
         super().__init__(message, start, end)
         self._hidden = hidden
+        self._every: dict[str, str] = {}  # with those that are hidden; known when the headers are decoded
         self._hides = False  # whether there is a hidden header; known when the headers are decoded
 
     def find(self, needle: bytes) -> str | None:
         return self._all().get(needle[2:-1].decode())
+
+    def sent(self, name: str) -> str | None:
+        self._all()
+        return self._every.get(name)
 
     def removed(self) -> tuple[str, ...]:
         """Returns the names of headers to remove before the request goes on: all that are hidden, or none if it has none of them."""
@@ -105,7 +114,7 @@ class Unseen(Headers):
     def _all(self) -> dict[str, str]:
         found = self._found
         if found is None:
-            decoded = self._decoded()
+            decoded = self._every = self._decoded()
             found = self._found = {name: value for name, value in decoded.items() if name not in self._hidden}
             self._hides = len(found) < len(decoded)
         return found

@@ -16,6 +16,7 @@ from epp.errors import ProtocolViolation
 from epp.protocol.codec.fields import field, read_varint, walk
 
 DEPTH_MAX: Final = 32  # values inside values
+EXACT_MAX: Final = 2.0**53  # whole numbers below it are exact
 CONTEXT: Final = 0x42  # tags: field number << 3 | wire type
 FIRST: Final = 0x0A
 SECOND: Final = 0x12
@@ -60,6 +61,27 @@ def value(message: bytes, place: Place, depth: int = 0) -> object:
         pairs = _pairs(message, (start, end))
         return {text(message, key): value(message, inner, depth + 1) for key, inner in pairs}
     return None
+
+
+def text_below(message: bytes, place: Place, path: Sequence[bytes]) -> str:
+    """Returns the text at a path of names below a Value, or a whole number as text; "" if there is neither. Raises ProtocolViolation."""
+    for name in path:
+        tag, start, end = _kind(message, place)
+        if tag != STRUCT:
+            return ""
+        found: Place | None = None
+        for key, inner in _pairs(message, (start, end)):
+            found = inner if message[key[0] : key[1]] == name else found
+        if found is None:
+            return ""
+        place = found
+    tag, start, end = _kind(message, place)
+    if tag == TEXT:
+        return text(message, (start, end))
+    if tag == NUMBER and end - start == 8:
+        number: float = struct.unpack("<d", message[start:end])[0]
+        return str(int(number)) if number.is_integer() and abs(number) < EXACT_MAX else ""
+    return ""
 
 
 def texts(message: bytes, place: Place, most: int) -> list[str] | None:

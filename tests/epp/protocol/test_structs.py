@@ -42,6 +42,26 @@ def test_metadata_read_as_they_were_written(metadata: dict[str, dict[str, Any]],
         assert {key: structs.value(data, place) for key, place in found.items()} == metadata[name]
 
 
+def at(values: Any, path: list[str]) -> str:
+    """What `codec.metadata_text` returns, by the values that protobuf has."""
+    for name in path:
+        values = values.get(name) if isinstance(values, dict) else None
+    if isinstance(values, float) and values.is_integer():
+        return str(int(values))
+    return values if isinstance(values, str) else ""
+
+
+@given(st.dictionaries(NAMES, STRUCTS, max_size=3), NAMES.filter(bool), st.data())
+def test_the_text_at_a_path_is_found_and_no_other_value(metadata: dict[str, dict[str, Any]], name: str, data: st.DataObject) -> None:
+    path, values = [], metadata.get(name)
+    while isinstance(values, dict) and values and len(path) < 4:
+        path.append(data.draw(st.sampled_from(sorted(values))))
+        values = values[path[-1]]
+    path += data.draw(st.lists(st.text(max_size=3), min_size=0 if path else 1, max_size=2))
+    found = codec.metadata_text(message(metadata), name.encode(), [part.encode() for part in path])
+    assert found == at(metadata.get(name), path)
+
+
 @given(STRUCTS)
 def test_protobuf_reads_an_encoded_struct(fields: dict[str, Any]) -> None:
     assert MessageToDict(Struct.FromString(structs.encoded(fields))) == fields
