@@ -35,6 +35,7 @@ class Cause(enum.Enum):
     DISPLACED = "displaced"
     FLOW_CONTROL = "flow-control"
     SHUTTING_DOWN = "shutting-down"
+    UNKNOWN_TENANT = "unknown-tenant"
     QUERY_OF_DEATH = "deadly"
     INTERNAL = "internal"
 

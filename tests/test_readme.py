@@ -44,6 +44,7 @@ FOREIGN_FLAGS = {
     "--file", "--tag", "--shm-size",  # docker
     "--enable-prompt-tokens-details",  # vLLM
     "--enable-scale-out",  # vLLM
+    "--api-key",  # vLLM
     "--disable-access-log-for-endpoints",  # vLLM
     "--only", "--targets", "--cases", "--seconds", "--reference", "--smoke", "--five-minutes", "--outage-s", "--reads",  # benchmarks, tests
     "--hold", "--config", "--seeds", "--jobs", "--json", "--markdown", "--svg", "--sim", "--envoy", "--cold",  # make bench-routing

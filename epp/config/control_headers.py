@@ -12,11 +12,12 @@ from epp.endpoints.roles import STEERING
 from epp.protocol.codec import DESTINATION, NEVER_PASSED
 from epp.request.client_headers import DEBUG_GROUP, GATEWAY, GROUPS
 
+FAIRNESS: Final = "fairness"
 TARGET_HEADERS: Final = (DESTINATION, *NEVER_PASSED)  # name or narrow the servers of a request
 CONTROL_HEADERS: Final = (*TARGET_HEADERS, *STEERING, *(name for names in GROUPS.values() for name in names))
 # Group of --trust-client-headers -> what a client can do that may set its headers.
 POWERS: Final[Mapping[str, str]] = {
-    "fairness": "queue as another tenant, or as many tenants",
+    FAIRNESS: "queue as another tenant, or as many tenants",
     "objective": "take the priority of any objective, and the place of other requests",
     "ttl": "end the wait of its own requests sooner",
     "slo": "claim urgency where a plugin reads it",
@@ -35,9 +36,12 @@ def exposed(trusted: Collection[str]) -> list[str]:
     return [f"{power} ({group})" for group, power in POWERS.items() if group in trusted]
 
 
-def header_notes(trusted: Collection[str], source: str) -> list[ConfigNote]:
-    """Returns a note of what clients can do; none if the gateway removes their headers. `source` names the file that is checked."""
-    if GATEWAY in trusted or not (powers := exposed(trusted)):
+def header_notes(trusted: Collection[str], source: str, *, tenants: bool = False) -> list[ConfigNote]:
+    """Returns a note of what clients can do; none if the gateway removes their headers. `source` names the file that is checked.
+
+    `tenants`: whether tenants are configured, so that no client names its fairness id.
+    """
+    if GATEWAY in trusted or not (powers := exposed([group for group in trusted if not (tenants and group == FAIRNESS)])):
         return []
     text = f"headers that --trust-client-headers trusts let a client {'; '.join(powers)}"
     return [ConfigNote(source, WHOLE.line, WHOLE.column, "client-headers", text, FIX)]

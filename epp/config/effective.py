@@ -16,11 +16,13 @@ from epp.config.findings import ConfigWarning
 from epp.config.flow_assembly import IMPLIED
 from epp.config.origins import Path, origins
 from epp.config.schema import API_VERSION, KIND
-from epp.config.written import WrittenConfig
+from epp.config.tenants import as_section
+from epp.config.written import TenantsEntry, WrittenConfig
 from epp.decision.pipeline import Pipeline
 from epp.decision.response_phase import FULL
 from epp.flow.plan import BandPlan, FlowPlan
 from epp.plugin import Discovery, Plugin, SaturationDetector, Scorer
+from epp.request.tenant_keys import Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class EffectiveConfig:
     saturation: SaturationDetector | None = None  # None only in tests that build this value themselves
     flow: FlowPlan | None = None  # None: flow control is off
     places: Mapping[Path, int] = field(default_factory=dict)
+    tenants: TenantsEntry | None = None  # None: clients name their fairness ids
+    keys: Mapping[str, Keys] = field(default_factory=dict)  # of the files that `tenants` names, when they were read
 
     def as_yaml(self) -> str:
         """Returns the configuration with all defaults, as YAML text."""
@@ -84,6 +88,8 @@ def as_document(written: WrittenConfig, assembly: Assembly) -> dict[str, Any]:
         section = {"saturationDetector": _ref(assembly.saturation.name)} | section
     if section:
         effective["flowControl"] = section
+    if written.tenants is not None:
+        effective["tenants"] = as_section(written.tenants)
     return effective
 
 

@@ -67,6 +67,9 @@ ERRORS: Mapping[str, str] = {
     "bad-priority": "A priority does not fit 32 bits.",
     "too-many-bands": "There are more bands than shared memory has places for.",
     "queue-mismatch": "A queue cannot do what its band's policies need.",
+    "tenants": "The section tenants is incomplete, or has a wrong value.",
+    "tenant-source": "A source of tenants is incomplete or wrong, or its header is not trusted.",
+    "tenant-keys": "A file of tenants' API keys is missing, or has a wrong line.",
     "unsupported": "Something of llm-d-router is not supported by this version.",
 }
 WARNINGS: Mapping[str, str] = {
@@ -97,9 +100,10 @@ WARNINGS: Mapping[str, str] = {
     "limit-above-memory": "The limit on waiting bytes is above the container's memory.",
     "one-by-one": "The saturation detector does not say how much one more request adds, so requests are dispatched one at a time.",
     "gateway-list": "The gateway of --gateway cannot use a list of endpoints as the picker's answer.",
-    "gateway-headers": "The gateway of --gateway does not pass on headers that a plugin sets.",
+    "gateway-headers": "The gateway of --gateway does not pass on headers that a plugin sets, or passes on those that the picker removes.",
     "gateway-response": "The gateway of --gateway does not show the picker the response that a plugin reads.",
     "gateway-metadata": "The gateway of --gateway ignores the metadata that a plugin sends.",
+    "keys-unread": "A file of tenants' API keys cannot be read here (`epp config check` only; `epp serve` needs it).",
     "limit-below-body": "A limit on waiting bytes is below the length that one request body may have.",
 }
 

@@ -55,6 +55,9 @@ def gateway_findings(config: EffectiveConfig, name: str, source: str) -> list[Co
     def warn(rule: str, message: str, hint: str) -> None:
         found.append(ConfigWarning(source, WHOLE.line, WHOLE.column, rule, message, hint))
 
+    if config.tenants is not None and not gateway.headers:
+        why = f"tenants: {gateway.title} passes on the client's own headers, also fairness ids and API keys that the picker removes"
+        warn("gateway-headers", why, "use another gateway, or make sure that model servers ignore these headers")
     reads = _readers(config)
     for written in config.document["plugins"]:
         plugin, kind = written["name"], written["type"]

@@ -75,6 +75,7 @@ def load(
         saturation=assembly.saturation,
         flow=assembly.flow,
         places=places(root),
+        tenants=written.tenants,
     )
 
 

@@ -43,6 +43,10 @@ class NodeReader:
                 self.findings.error(node.keys[name], "unknown-field", f"{what}: unknown field '{name[:128]}'", nearest(name, known))
         return {name: child for name, child in value.items() if name in known and child.value is not None}
 
+    def entries(self, node: Node | None, what: str) -> dict[str, Node]:
+        """Returns the entries of a mapping whose keys are free."""
+        return self._typed(node, what, dict, "a mapping") or {}
+
     def sequence(self, node: Node | None, what: str) -> list[Node]:
         return self._typed(node, what, list, "a list") or []
 

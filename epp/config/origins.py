@@ -3,8 +3,8 @@
     file      ─ places ───▶ path of a value -> its line
     effective ─ origins ──▶ for each line of the effective text: the line of the file, or DEFAULT
 
-A path names an element of a list by what identifies it (its name, type, reference or priority), because the effective configuration has
-further elements. A value that the file gives under an older name counts as a default.
+A path names an element of a list by what identifies it (its name, type, reference or priority, or else its first key), because the
+effective configuration has further elements. A value that the file gives under an older name counts as a default.
 """
 
 from collections.abc import Iterator, Mapping
@@ -58,5 +58,5 @@ def _lines(node: Node, path: Path) -> Iterator[tuple[Path, int]]:
 def _identity(element: Node) -> str:
     if isinstance(element.value, dict):
         given = (element.value[key].value for key in IDENTITIES if key in element.value)
-        return str(next(given, ""))
+        return str(next(given, next(iter(element.value), "")))
     return str(element.value).partition("=")[0]  # a feature gate may have the form name=value

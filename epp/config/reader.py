@@ -7,7 +7,7 @@ fields that replace them, with a warning.
 
 from collections.abc import Mapping
 
-from epp.config import schema
+from epp.config import schema, tenants
 from epp.config.findings import WHOLE, Findings, Place, nearest
 from epp.config.node_reader import NodeReader
 from epp.config.schema import names
@@ -62,6 +62,7 @@ def read(root: Node, findings: Findings) -> WrittenConfig:
     if (priority := handler.get("propagatePriority")) and reader.boolean(priority, "requestHandler.propagatePriority", False):
         why = "requestHandler.propagatePriority is not supported by this version: bodies keep the priority that they have"
         findings.error(priority.place, "unsupported", why, "remove it; servers then do not reorder what the picker has ordered")
+    written.tenants = tenants.read(reader, fields.get("tenants"), root.keys.get("tenants", WHOLE))
     _deprecated(reader, root, fields, written)
     return written
 

@@ -183,6 +183,54 @@ class RequestHandler(_Form):
     ] = None
 
 
+class TenantMetadata(_Form):
+    """A value in the metadata that filters of the gateway add. The gateway must forward the namespace to the picker."""
+
+    namespace: Annotated[Text, Meta(description="The namespace, such as envoy.filters.http.jwt_authn.")]
+    path: Annotated[Text, Meta(description="Up to 8 names with dots between them, such as payload.sub.")]
+
+
+class TenantKeys(_Form):
+    """API keys. The file has one line per key: TENANT sha256:HEX."""
+
+    header: Annotated[Text, Meta(description="The header with the key, with or without the word Bearer before it.")]
+    file: Annotated[Text, Meta(description="The path of the file of keys.")]
+    pass_on: Annotated[bool | None, Meta(description="Whether model servers get the header. Default: false.")] = None
+
+
+class TenantSource(_Form):
+    """One source of the tenant's name: `metadata`, `header` or `apiKey`."""
+
+    metadata: Annotated[TenantMetadata | None, Meta(description="The name is in the gateway's metadata, such as a claim of a JWT.")] = None
+    header: Annotated[Text | None, Meta(description="The name is in a header that the gateway sets or removes in every request.")] = None
+    trusted: Annotated[bool | None, Meta(description="Must be true beside a header: the gateway sets or removes it.")] = None
+    pass_on: Annotated[bool | None, Meta(description="Whether model servers get the header. Default: true.")] = None
+    api_key: Annotated[TenantKeys | None, Meta(description="The tenant is that of an API key.")] = None
+
+
+class OneTenant(_Form):
+    """What is different for one tenant."""
+
+    objectives: Annotated[list[Text] | None, Meta(description="In place of tenants.objectives. Default: those.")] = None
+
+
+class Tenants(_Form):
+    """Who sends a request, by what the gateway or an API key vouches for. The tenant is the fairness id of its requests."""
+
+    from_: Annotated[
+        list[TenantSource], Meta(description="Sources of the tenant's name; the first that gives a valid name counts.", min_length=1)
+    ] = msgspec.field(name="from")
+    unknown: Annotated[
+        Literal["refuse", "share"] | None,
+        Meta(description="What happens without a known tenant: status 401, or all share a tenant named unknown. Default: refuse."),
+    ] = None
+    objectives: Annotated[
+        list[Text] | None,
+        Meta(description="The InferenceObjectives that tenants may claim; for others and for none, the first counts. Default: any."),
+    ] = None
+    per_tenant: Annotated[dict[str, OneTenant] | None, Meta(description="What is different for single tenants, by name.")] = None
+
+
 class Configuration(_Form):
     """The configuration of an endpoint picker. Missing fields get defaults; `epp config check FILE` prints all of them."""
 
@@ -202,6 +250,7 @@ class Configuration(_Form):
     data_layer: Annotated[DataLayer | None, Meta(description="Where endpoints and their metrics come from.")] = None
     flow_control: Annotated[FlowControl | None, Meta(description="How requests wait while the pool is full.")] = None
     request_handler: Annotated[RequestHandler | None, Meta(description="How requests are parsed.")] = None
+    tenants: Annotated[Tenants | None, Meta(description="Who sends a request. Default: clients name their fairness ids.")] = None
     saturation_detector: Annotated[Detector | None, _DEPRECATED, Meta(description="Use flowControl.saturationDetector.")] = None
     parser: Annotated[PluginRef | None, _DEPRECATED, Meta(description="Use requestHandler.parsers.")] = None
 

@@ -98,6 +98,48 @@ class FlowControlEntry:
         return [*self.bands, *(band for band in (self.default_band, self.negative_band) if band is not None)]
 
 
+@dataclass(frozen=True, slots=True)
+class MetadataSource:
+    """Names a value in the gateway's metadata that names a tenant."""
+
+    namespace: str
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderSource:
+    """Names a header that names a tenant. `passed_on`: whether model servers get the header."""
+
+    header: str
+    passed_on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeySource:
+    """Names a header with an API key, and the file of all keys. `place`: of the file's name."""
+
+    header: str
+    file: str
+    passed_on: bool
+    place: Place = WHOLE
+
+
+TenantSource = MetadataSource | HeaderSource | KeySource
+
+
+@dataclass(frozen=True, slots=True)
+class TenantsEntry:
+    """Holds the section `tenants`. `shares`: whether requests without a known tenant share one.
+
+    `per_tenant`: objectives by tenant; an empty list stands for `objectives`.
+    """
+
+    sources: tuple[TenantSource, ...]
+    shares: bool = False
+    objectives: tuple[str, ...] = ()
+    per_tenant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class WrittenConfig:
     """Holds a whole configuration as it is written."""
@@ -117,3 +159,4 @@ class WrittenConfig:
     response_phase_place: Place = WHOLE
     flow_control: FlowControlEntry | None = None
     saturation: Ref | None = None
+    tenants: TenantsEntry | None = None

@@ -10,6 +10,8 @@ from epp.errors import Cause, Refused
 DROP_REASON: Final = "x-llm-d-request-dropped-reason"
 CONTENT_TYPE: Final = "content-type"
 RETRY_AFTER: Final = "retry-after"
+CHALLENGE: Final = "www-authenticate"  # an answer 401 must have it
+UNAUTHORIZED: Final = 401
 
 
 class ErrorAnswer(NamedTuple):
@@ -72,6 +74,7 @@ RULES: Mapping[Cause, _Rule] = {
     Cause.QUERY_OF_DEATH: _Rule(
         400, "BadRequest", "two processes of the endpoint picker ended while they read this request: it is refused for {} seconds"
     ),
+    Cause.UNKNOWN_TENANT: _Rule(401, "Unauthorized", "this request has no valid credentials of a tenant"),
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }
 
@@ -87,6 +90,8 @@ def answer(refused: Refused) -> ErrorAnswer:
     headers = {CONTENT_TYPE: "application/json"}
     if rule.drop_reason:
         headers[DROP_REASON] = rule.drop_reason
+    if rule.status == UNAUTHORIZED:
+        headers[CHALLENGE] = "Bearer"
     if refused.retry_after_s:
         headers[RETRY_AFTER] = str(refused.retry_after_s)
     return ErrorAnswer(rule.status, rule.code, headers, msgspec.json.encode({"error": error}))

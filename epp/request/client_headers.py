@@ -42,6 +42,7 @@ GATEWAY: Final = "gateway"  # in --trust-client-headers: the gateway removes the
 DEBUG_GROUP: Final = "debug"
 TRUSTED_BY_DEFAULT: Final = tuple(group for group in GROUPS if group != DEBUG_GROUP)
 
+DEFAULT_FLOW: Final = "default-flow"  # of requests that state no fairness id
 FAIRNESS_CHARS_MAX: Final = 64
 OBJECTIVE_CHARS_MAX: Final = 253
 MODEL_CHARS_MAX: Final = 256
@@ -83,7 +84,12 @@ def names_flow(value: str) -> bool:
 def objective(headers: Headers) -> str:
     """Returns the name of the InferenceObjective that the request states; empty if it states none or no valid one."""
     value = first_value(headers, OBJECTIVE)
-    return value if value and len(value) <= OBJECTIVE_CHARS_MAX and _OBJECTIVE.fullmatch(value) else ""
+    return value if value and names_objective(value) else ""
+
+
+def names_objective(value: str) -> bool:
+    """Returns whether a text is a valid name of an InferenceObjective."""
+    return len(value) <= OBJECTIVE_CHARS_MAX and _OBJECTIVE.fullmatch(value) is not None
 
 
 def ttl_s(headers: Headers) -> float | None:
@@ -98,7 +104,7 @@ def ttl_s(headers: Headers) -> float | None:
 def _duration_s(value: str | None) -> float:
     """Returns a duration in seconds; infinite for one that is not stated, invalid or not above 0."""
     try:
-        seconds = parse_duration(_utf8(value)) if value else 0.0
+        seconds = parse_duration(as_utf8(value)) if value else 0.0
     except ValueError:
         seconds = 0.0
     return seconds if seconds > 0.0 else math.inf
@@ -132,14 +138,14 @@ def model_rewrite(headers: Headers) -> str | None:
     value = first_value(headers, MODEL_REWRITE)
     if value is None:
         return None
-    name = _utf8(value)
+    name = as_utf8(value)
     if len(name) > MODEL_CHARS_MAX or not name.isprintable():
         detail = f"invalid header {MODEL_REWRITE[0]}: a model's name has at most {MODEL_CHARS_MAX} printable characters"
         raise Refused(Cause.INVALID_BODY, detail)
     return name.strip()
 
 
-def _utf8(value: str) -> str:
+def as_utf8(value: str) -> str:
     """Returns the text of a header value that is UTF-8, because all header values are decoded as Latin-1."""
     try:
         return value.encode("latin-1").decode()

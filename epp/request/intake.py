@@ -6,7 +6,7 @@
 The server and `epp explain` both use it. `workers.worker.extproc.request_phase` gathers and unpacks bodies before.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from epp.decision.pipeline import ParseCall, Pipeline
@@ -15,6 +15,7 @@ from epp.plugin import Parser
 from epp.protocol import codec, surrogates
 from epp.request import DEFAULT_FLOW, Request, Subset, client_headers
 from epp.request.renaming import MENTIONED, Renamed, parse_renamed
+from epp.request.tenant import Tenant
 
 REQUEST_ID: Final = "x-request-id"
 PATH_NEEDLE: Final = codec.needle(":path")
@@ -26,7 +27,7 @@ OBJECTIVE: Final = b"-inference-objective"  # the suffix of both names of this h
 TTL: Final = b"-ttl"  # a part of the names of both headers with a TTL
 
 Rewrites = Callable[[], Callable[[str], str | None] | None]
-PriorityOf = Callable[[Mapping[str, str]], int]
+PriorityOf = Callable[[str], int]
 
 
 class Intake:
@@ -35,18 +36,21 @@ class Intake:
     `rewrites`: returns a function that maps the model name of a request to the name to request instead, under the present rules; None if
     there are no rules. The function returns None if no InferenceModelRewrite applies. Its result takes precedence over the header
     `x-llm-d-model-name-rewrite`. `rewrites` itself is None if the picker does not watch InferenceModelRewrites.
-    `priority_of`: a function that maps request headers to the priority of the InferenceObjective that they name; None if the picker does
-    not watch InferenceObjectives.
+    `priority_of`: a function that maps the name of an InferenceObjective to its priority; None if the picker does not watch
+    InferenceObjectives.
     """
 
     def __init__(self, rewrites: Rewrites | None = None, priority_of: PriorityOf | None = None) -> None:
         self.rewrites = rewrites
         self.priority_of = priority_of
 
-    def begin(self, headers: codec.Headers, now: float, body_bytes: int, subset: Sequence[str] | None) -> Request:
+    def begin(
+        self, headers: codec.Headers, now: float, body_bytes: int, subset: Sequence[str] | None, tenant: Tenant | None = None
+    ) -> Request:
         """Creates the request from its headers; `read` adds the body.
 
         `now`: monotonic seconds. `subset`: the endpoints that the gateway allows, `ip:port` or `ip`; None: all.
+        `tenant`: None if no tenants are configured; then the client names its flow.
         The request's path is "" if the gateway does not tell it; NGINX Gateway Fabric does not.
         """
         path = headers.find(PATH_NEEDLE) or headers.get("x-original-path") or headers.get("x-forwarded-path") or ""
@@ -66,6 +70,8 @@ class Intake:
                 request.fairness_id = client_headers.fairness_id(headers) or DEFAULT_FLOW
             if headers.mentions(TTL):
                 request.ttl_s = client_headers.ttl_s(headers)
+        if tenant is not None:
+            request.tenant, request.fairness_id = tenant, tenant.name
         return request
 
     def _parsed(self, reader: Parser, parse: ParseCall, request: Request, body: bytes | memoryview, *, named: bool) -> Renamed | None:
@@ -75,6 +81,11 @@ class Intake:
             return parse_renamed(rewrite, reader, parse, request, body, header=named)
         parse(request, request.path, body)
         return None
+
+    def _priority(self, priority_of: PriorityOf, request: Request) -> int:
+        """Returns the priority of the objective that the client claims, if it may, or else of its tenant's first one; 0 without one."""
+        objective = request_objective(request)
+        return priority_of(objective) if objective else 0
 
     def read(
         self, request: Request, headers: codec.Headers, pipeline: Pipeline, parser: tuple[Parser, int], body: bytes | memoryview
@@ -98,8 +109,8 @@ class Intake:
         except Exception as problem:
             blame(problem, reader)
             raise
-        if self.priority_of is not None and wishes and headers.mentions(OBJECTIVE):
-            request.priority = self.priority_of(headers)
+        if self.priority_of is not None and ((wishes and headers.mentions(OBJECTIVE)) or request.tenant is not None):
+            request.priority = self._priority(self.priority_of, request)
         for read in pipeline.request_header:
             try:
                 read(request)
@@ -107,3 +118,9 @@ class Intake:
                 blame(problem, pipeline.owner(read))
                 raise
         return renamed
+
+
+def request_objective(request: Request) -> str:
+    """Returns the InferenceObjective of a request: what its client claims, unless its tenant may not; "" if there is none."""
+    claimed = client_headers.objective(request.headers) if request.wishes else ""
+    return claimed if request.tenant is None else request.tenant.objective(claimed)

@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from epp.data import Datum
+from epp.request.client_headers import DEFAULT_FLOW
 
 if TYPE_CHECKING:
     from epp.candidates import Candidates
     from epp.decision.decision import ProfileRun
+    from epp.request.tenant import Tenant
 
 T = TypeVar("T")
 
-DEFAULT_FLOW: Final = "default-flow"
 NOTHING: Final[Mapping[str, Any]] = {}
 BYTES_PER_TOKEN: Final = 4  # the usual estimate if no plugin tokenizes
 
@@ -125,6 +126,7 @@ class Request:
     `extent` (None: that of USUAL). `prompt` and `cache_salt` are empty after the decision. `target_model`: the model that is requested
     from the model server.
     For flow control: `fairness_id`, `priority`, `ttl_s` (the longest wait in seconds that the client wants; None: no wish).
+    `tenant`: by what the gateway or a key vouches for (None: no tenants are configured).
     Times in monotonic seconds: `arrived_at`, when its body was complete; `now`, which the runtime sets at each phase (decision, response
     headers, body chunk, end); `sent_at`, when the picker answered the gateway.
     Set by the runtime: `profile`, the name of the running profile; `considered`, the candidates from which profiles start; `runs`, the
@@ -134,8 +136,8 @@ class Request:
 
     __slots__ = (
         "arrived_at", "body_bytes", "cache_salt", "considered", "data", "emptied", "extent", "fairness_id", "headers", "id", "max_tokens",
-        "model", "now", "path", "priority", "profile", "prompt", "runs", "sent_at", "streaming", "subset", "target_model", "ttl_s",
-        "unscored", "wishes",
+        "model", "now", "path", "priority", "profile", "prompt", "runs", "sent_at", "streaming", "subset", "target_model", "tenant",
+        "ttl_s", "unscored", "wishes",
     )  # fmt: skip
 
     def __init__(
@@ -168,6 +170,7 @@ class Request:
         self.fairness_id = fairness_id
         self.priority = priority
         self.ttl_s = ttl_s
+        self.tenant: Tenant | None = None
         # Whether it may have client headers (`epp.request.client_headers`): a cheap check before expensive ones.
         self.wishes = False
         self.sent_at = 0.0

@@ -32,10 +32,16 @@ def _lines(about: Mapping[str, str], sections: Mapping[str, Section]) -> Iterato
     yield "|---|---|---|---|---|---|"
     for name, section in sections.items():
         counts = [len(section.same), *(len(section.why[verdict]) for verdict in VERDICTS)]
-        only = len(code[name] - set(section.all())) if name in ONLY_HERE else "–"
+        only = len(_only(code[name], section)) if name in ONLY_HERE else "–"
         yield f"| {section.title.lower()} | {' | '.join(map(str, counts))} | {only} |"
     for name, section in sections.items():
-        yield from _section(section, code[name] - set(section.all()) if name in ONLY_HERE else set())
+        yield from _section(section, _only(code[name], section) if name in ONLY_HERE else set())
+
+
+def _only(code: set[str], section: Section) -> set[str]:
+    """Returns the names that the reference picker lacks, without the fields of a field that it lacks."""
+    only = code - set(section.all())
+    return {name for name in only if not any(name.startswith(f"{outer}.") for outer in only)}
 
 
 def _section(section: Section, only: set[str]) -> Iterator[str]:

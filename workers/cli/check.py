@@ -20,6 +20,7 @@ from workers.cli.configuration import (
     add_plugins,
     check_discovery,
     findings_text,
+    key_findings,
     missing_packages,
     object_findings,
     read_file,
@@ -82,7 +83,7 @@ def command(
     findings += object_findings(options.objects_dir)
     failed = effective is None or any(strict or finding.severity == "error" for finding in findings)
     if effective is not None:
-        findings += header_notes(options.trust_client_headers, source)
+        findings += header_notes(options.trust_client_headers, source, tenants=effective.tenants is not None)
     if as_json:
         echo_text(_json(findings, None if effective is None else effective.document))
     else:
@@ -103,13 +104,14 @@ def _found(text: str, source: str, options: Options, memory_limit: int | None) -
     )
     try:
         config = load(text, source, allow_experimental=options.allow_experimental_plugins, surroundings=surroundings)
+        unread = key_findings(config)
     except ConfigErrors as errors:
         return None, [*errors.warnings, *errors.errors]
     except PluginImportError as error:
         raise click.ClickException(str(error)) from error
     if options.endpoints or options.pool_given or options.endpoint_selector:  # else the source is not known here
         check_discovery(options, config)
-    return config, [*config.warnings, *missing_packages(options, config)]
+    return config, [*config.warnings, *unread, *missing_packages(options, config)]
 
 
 def _migrated(text: str, source: str) -> str:

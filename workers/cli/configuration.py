@@ -19,6 +19,7 @@ from epp.config import registry
 from epp.config.findings import ConfigError, ConfigWarning, Finding
 from epp.config.load import ConfigErrors, EffectiveConfig, Surroundings, load
 from epp.config.registry import PluginImportError
+from epp.config.tenants import keys_of
 from epp.plugins.discovery import FileDiscovery
 from workers.cli.flags import BOOL, BadConfiguration, flag
 from workers.cli.output import echo, echo_text
@@ -26,7 +27,7 @@ from workers.cli.serve_flags import EXPERIMENTAL, PLUGIN_PATH
 from workers.host.options import Options
 from workers.host.printable import printable
 from workers.host.yaml_files import DiscoveryError
-from workers.process.loading import CONFIG_BYTES_MAX, Given, UnreadablePlugins, load_given, read_plugins, use_plugins
+from workers.process.loading import CONFIG_BYTES_MAX, Given, UnreadablePlugins, load_given, read_keys, read_plugins, use_plugins
 from workers.process.sources import Sources
 from workers.supervisor.endpoints.discovery import parse_flag
 from workers.supervisor.endpoints.endpoints_file import File
@@ -127,6 +128,16 @@ def load_text(text: str | None, source: str, *, allow_experimental: bool, surrou
         raise BadConfiguration(findings_text([*errors.warnings, *errors.errors])) from errors
     except PluginImportError as error:
         raise click.ClickException(str(error)) from error
+
+
+def key_findings(config: EffectiveConfig) -> list[Finding]:
+    """Checks the API keys of a configuration. Returns a warning for each of their files that cannot be read. Raises ConfigErrors.
+
+    A machine that checks a configuration need not have the keys.
+    """
+    texts, unread = read_keys(config)
+    keys_of(texts)
+    return [ConfigWarning(each.file, each.line, each.column, "keys-unread", each.message, "epp serve needs it") for each in unread]
 
 
 def object_findings(folder: str) -> list[Finding]:

@@ -8,13 +8,15 @@ The endpoints file has the format of file discovery. An entry may also have thes
     cached: 0.8                               share of the prompt that the endpoint's prefix cache holds
     state: fresh | stale | unknown | down     default: fresh if there are values, otherwise unknown
 
-Nothing is remembered between decisions: plugins that learn from requests start empty.
+Nothing is remembered between decisions: plugins that learn from requests start empty. If tenants are configured, the fairness id in the
+request's headers names the tenant.
 """
 
 import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -25,6 +27,7 @@ from epp.candidates import Candidates, Endpoint, Roster, Snapshot
 from epp.config import parameters, yaml_nodes
 from epp.config.findings import ConfigErrors, Findings, nearest
 from epp.config.load import EffectiveConfig
+from epp.config.tenants import tenants_of
 from epp.data import COUNTED
 from epp.decision import if_available
 from epp.decision.decide import choose
@@ -35,10 +38,12 @@ from epp.metrics.catalogue import plugin_groups
 from epp.plugin import Hashes, Plugin, PrefixIndex, Profile
 from epp.points import guard
 from epp.protocol import codec
-from epp.request import Subset, client_headers
+from epp.request import Subset
+from epp.request.client_headers import fairness_id
 from epp.request.intake import REQUEST_ID, Intake
 from epp.request.model_rewrite import compiled
 from epp.request.paths import Parsers
+from epp.request.tenant import UNKNOWN, Tenant
 from shm.lanes import Lane, Lanes
 from shm.prefills import local_prefills
 from shm.segment import Region
@@ -103,8 +108,8 @@ async def _decided(config: EffectiveConfig, offline_request: OfflineRequest, poo
         pipeline = pipeline.wrapped(guard.guard(lambda _point, _plugin, _access: None))
     headers = codec.headers_of({REQUEST_ID: "offline", **offline_request.headers, ":path": offline_request.path})
     rewrite = partial(compiled(objects.rewrites).target, random=random.Random(SEED).random)
-    intake = Intake(lambda: rewrite, lambda headers: objects.priorities.get(client_headers.objective(headers), 0))
-    request = intake.begin(headers, time.monotonic(), len(offline_request.body), None)
+    intake = Intake(lambda: rewrite, lambda objective: objects.priorities.get(objective, 0))
+    request = intake.begin(headers, time.monotonic(), len(offline_request.body), None, _tenant(config, headers))
     decision, refusal = None, None
     try:
         parser = Parsers(pipeline).find(request.path)
@@ -116,6 +121,13 @@ async def _decided(config: EffectiveConfig, offline_request: OfflineRequest, poo
     finally:
         await services.close()
     return explain(pipeline, request, decision, refusal)
+
+
+def _tenant(config: EffectiveConfig, headers: codec.Headers) -> Tenant | None:
+    """Returns the tenant that the fairness id names, because offline no gateway vouches for one; None if no tenants are configured."""
+    if config.tenants is None:
+        return None
+    return tenants_of(replace(config.tenants, sources=()), {}).named(fairness_id(headers) or UNKNOWN)
 
 
 class Pool(PrefixIndex, Protocol):

@@ -47,7 +47,8 @@ def command(options: Options) -> None:
         except (StartError, SegmentError) as error:
             raise click.ClickException(str(error)) from error
         names = instance.layout.names
-        instance.begin(Bundle(1, given.source, given.text, options.plugin_path, given.plugins, names, time.time()))
+        keys = {path: file.text for path, file in config.keys.items()}
+        instance.begin(Bundle(1, given.source, given.text, options.plugin_path, given.plugins, names, time.time(), keys=keys))
         code = run_parent(instance)
     sys.exit(code)
 

@@ -50,7 +50,10 @@ FLAGS = (
         flag("allow-experimental-plugins", BOOL, "false", EXPERIMENTAL),
         flag("plugin-path", str, "", PLUGIN_PATH),
         flag(
-            "config-watch", BOOL, "false", "Reload the configuration when its file, a plugin file, or a CA file of a data source changes."
+            "config-watch",
+            BOOL,
+            "false",
+            "Reload the configuration when its file, a plugin file, a CA file of a data source, or a file of API keys changes.",
         ),
     ),
     *group(

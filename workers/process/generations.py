@@ -5,9 +5,9 @@
              try_out ─▶ a word: the same two numbers of the candidate
 
 Each configuration that was ever in force has a number, its *generation*. A file holds everything that a process needs to use the
-configuration: the text, the plugin files, and the names that have places in shared memory (`workers.process.layout.Names`). So all
-processes use the same bytes, even if the files on disk change meanwhile. The files have no names (memfd). The parent creates them before
-the first fork, and children inherit them.
+configuration: the text, the plugin files, the API keys, and the names that have places in shared memory
+(`workers.process.layout.Names`). So all processes use the same bytes, even if the files on disk change meanwhile. The files have no
+names (memfd). The parent creates them before the first fork, and children inherit them.
 
 The parent changes the configuration of the picker with one store to a word in shared memory. So every process finds the old or the new
 number, never a mixture, even if the parent is killed. A trial child writes only a file that no word names yet.
@@ -35,6 +35,8 @@ SUM_BYTES: Final = 4
 class Bundle(msgspec.Struct, frozen=True, array_like=True):
     """One configuration. `text`: its YAML; None stands for the built-in configuration. `plugins`: the files in `plugin_path` by name.
 
+    `keys`: the texts of its files of API keys, by path.
+
     `followed`: whether it was read from the files that the picker follows. False for a candidate, and for an earlier configuration that
     is in force again. `share`: the requests that it decides while it is a candidate.
     """
@@ -48,11 +50,13 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
     at: float  # when the picker accepted it, in seconds since the epoch
     followed: bool = True
     share: Share = Share()
+    keys: dict[str, str] = {}
 
     @property
     def hash(self) -> str:
-        """Identifies the text and the plugin files. If both are equal, two configurations have the same hash, whatever their numbers."""
-        digest = hashlib.blake2b(msgspec.msgpack.encode([self.text, sorted(self.plugins.items())]), digest_size=6)
+        """Identifies the text, the plugin files and the keys. If all are equal, so are the hashes of two configurations."""
+        parts = [self.text, sorted(self.plugins.items()), *([sorted(self.keys.items())] if self.keys else [])]
+        digest = hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=6)
         return digest.hexdigest()
 
 
@@ -135,7 +139,9 @@ class Generations:
         """Stores an offer in a file. Raises ValueError if it is too large."""
         blob = msgspec.msgpack.encode(offer)
         if len(blob) > BUNDLE_BYTES_MAX:
-            raise ValueError(f"configuration and plugin files have {len(blob)} bytes together; at most {BUNDLE_BYTES_MAX} are possible")
+            raise ValueError(
+                f"configuration, plugin files and keys have {len(blob)} bytes together; at most {BUNDLE_BYTES_MAX} are possible"
+            )
         file = self._files[slot]
         os.ftruncate(file, 0)
         os.pwrite(file, zlib.crc32(blob).to_bytes(SUM_BYTES, "little"), 0)

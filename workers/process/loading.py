@@ -4,10 +4,14 @@ The start, a trial, and every process that takes over a later configuration use 
 """
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from epp.config import registry, yaml_nodes
+from epp.config.findings import ConfigError, ConfigErrors
 from epp.config.load import EffectiveConfig, Surroundings, load
+from epp.config.tenants import key_files, keys_of
 from workers.host.memory import cgroup_limit
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
@@ -19,14 +23,19 @@ CONFIG_BYTES_MAX: Final = 4 * yaml_nodes.TEXT_MAX  # no shorter than the longest
 PLUGIN_FILES_MAX: Final = 256
 PLUGIN_BYTES_MAX: Final = 8 << 20  # limit of the sizes of all plugin files together
 SUFFIX: Final = ".py"
+KEYS_BYTES_MAX: Final = 4 << 20  # of one file of API keys: some 40,000 keys
 
 
 class Given(NamedTuple):
-    """A configuration as it was read. `text`: its YAML; None stands for the built-in configuration. `plugins`: the plugin files by name."""
+    """A configuration as it was read. `text`: its YAML; None stands for the built-in configuration. `plugins`: the plugin files by name.
+
+    `keys`: the texts of its files of API keys, by path; None: they are read when the configuration is loaded, which names them.
+    """
 
     text: str | None
     source: str
     plugins: dict[str, bytes]
+    keys: Mapping[str, str] | None = None
 
 
 class UnreadablePlugins(Exception):
@@ -54,6 +63,44 @@ def read_plugins(folder: str) -> dict[str, bytes]:
     return found
 
 
+def read_keys(config: EffectiveConfig) -> tuple[dict[str, str], list[ConfigError]]:
+    """Reads the files of API keys that a configuration names. Returns their texts by path, and an error for each unreadable file."""
+    found: dict[str, str] = {}
+    errors: list[ConfigError] = []
+    for path, place in key_files(config.tenants).items():
+        try:
+            found[path] = read_text(path)
+        except ValueError as unreadable:
+            hint = "each of its lines has a tenant and the hash of a key: docs/tenants.md"
+            errors.append(ConfigError(config.source, place.line, place.column, "tenant-keys", str(unreadable), hint))
+    return found, errors
+
+
+def read_text(path: str) -> str:
+    """Reads a file of API keys. Raises ValueError, which says why it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(KEYS_BYTES_MAX + 1)
+        if len(data) > KEYS_BYTES_MAX:
+            raise ValueError(f"the file {path} has more than {KEYS_BYTES_MAX} bytes")
+        return data.decode("utf-8-sig")
+    except OSError as refused:
+        raise ValueError(f"the file {path} cannot be read: {refused.strerror or refused}") from refused
+    except UnicodeDecodeError as wrong:
+        raise ValueError(f"the file {path} is not UTF-8 at byte {wrong.start}") from wrong
+
+
+def with_keys(config: EffectiveConfig, texts: Mapping[str, str] | None = None) -> EffectiveConfig:
+    """Returns the configuration with its API keys. `texts`: of their files; None: reads them. Raises ConfigErrors."""
+    if config.tenants is None:
+        return config
+    if texts is None:
+        texts, errors = read_keys(config)
+        if errors:
+            raise ConfigErrors(errors)
+    return replace(config, keys=keys_of(texts))
+
+
 def surroundings_of(options: "Options") -> Surroundings:
     """Returns what the linter has to know about this picker to judge a configuration."""
     return Surroundings(
@@ -67,8 +114,9 @@ def use_plugins(folder: str, given: Given) -> None:
 
 
 def load_given(options: "Options", given: Given) -> EffectiveConfig:
-    """Loads a configuration whose plugins are registered. Raises ConfigErrors, PluginImportError."""
-    return load(given.text, given.source, allow_experimental=options.allow_experimental_plugins, surroundings=surroundings_of(options))
+    """Loads a configuration whose plugins are registered, with its API keys. Raises ConfigErrors, PluginImportError."""
+    allowed = options.allow_experimental_plugins
+    return with_keys(load(given.text, given.source, allow_experimental=allowed, surroundings=surroundings_of(options)), given.keys)
 
 
 def candidate(instance: Instance) -> Instance:
@@ -80,7 +128,7 @@ def candidate(instance: Instance) -> Instance:
 
 
 def _under(instance: Instance, bundle: Bundle) -> Instance:
-    given = Given(bundle.text, bundle.source, bundle.plugins)
+    given = Given(bundle.text, bundle.source, bundle.plugins, bundle.keys)
     use_plugins(instance.options.plugin_path, given)
     return instance.under(load_given(instance.options, given), bundle)
 

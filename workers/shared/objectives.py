@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 
 from epp.flow.plan import FlowPlan
-from epp.request import client_headers
 from shm.documents import DocumentReader
 from workers.shared.documents import OBJECTIVES
 
@@ -154,19 +153,14 @@ class ObjectivesView:
 
 
 class Priorities:
-    """Finds the priority of a request by the objective that its headers name. Calls `unknown` for an unknown objective."""
+    """Finds the priority of an objective. Calls `unknown` for an unknown objective."""
 
     def __init__(self, view: ObjectivesView, unknown: Callable[[], None]) -> None:
         self._priority = view.priority
         self._unknown = unknown
 
-    def of(self, headers: Mapping[str, str]) -> int:
-        """Returns the priority of a request with these headers; 0 without a known objective. Call it only if the objective header is
-        present.
-        """
-        objective = client_headers.objective(headers)
-        if not objective:
-            return 0
+    def of(self, objective: str) -> int:
+        """Returns the priority of the objective with this name; 0 for an unknown one."""
         priority = self._priority(objective)
         if priority is None:
             self._unknown()

@@ -1,4 +1,4 @@
-"""Watches the files of the configuration: the file itself, the files of --plugin-path, and the CA files of data sources.
+"""Watches the files of the configuration: the file itself, those of --plugin-path, CA files of data sources, and files of API keys.
 
 Each check compares inodes, times, sizes, and where symbolic links lead. So it notices an editor that writes a file, an editor that
 renames another file over it, and the kubelet, which swaps one symbolic link of a mounted ConfigMap. Events of inotify only make the
@@ -13,10 +13,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from epp.config.tenants import key_files
 from workers.host.directory import LOOK_EVERY_S, changes
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
-from workers.process.loading import PLUGIN_FILES_MAX, SUFFIX, UnreadablePlugins, read_plugins
+from workers.process.loading import PLUGIN_FILES_MAX, SUFFIX, UnreadablePlugins, read_plugins, read_text
 
 SETTLE_S: Final = 0.05
 
@@ -100,7 +101,8 @@ class ConfigWatch:
                 return False
             with open(self._config_file, encoding="utf-8-sig") as file:
                 text = file.read()
-            return (text, read_plugins(self._plugin_path)) != (in_force.text, in_force.plugins)
+            keys = {path: read_text(path) for path in in_force.keys}
+            return (text, read_plugins(self._plugin_path), keys) != (in_force.text, in_force.plugins, in_force.keys)
         except (OSError, ValueError, UnreadablePlugins, GenerationLost):
             return False
 
@@ -109,4 +111,6 @@ class ConfigWatch:
 
     def _named(self) -> list[str]:
         """Returns the configuration file, and the files to which the present configuration refers."""
-        return [self._config_file, *(path for source in self._present().sources.all for path in source.files)]
+        present = self._present()
+        files = (path for source in present.sources.all for path in source.files)
+        return [self._config_file, *files, *key_files(present.config.tenants)]

@@ -15,6 +15,7 @@ from functools import partial
 
 import structlog
 
+from epp.config.tenants import tenants_of
 from epp.data import Column
 from epp.decision.admission import OPEN, Admission
 from epp.decision.decision import Decision
@@ -99,6 +100,8 @@ class Parts:
         self._clock = clock
         self._bus = bus
         self.kept = before.kept if before is not None else Kept(instance, index, lane, bus, clock=clock)
+        entry = instance.config.tenants
+        self._tenants = tenants_of(entry, instance.config.keys) if entry is not None else None
         self._rng, self._documents = self.kept.rng, self.kept.documents
         self.services = self._services(bus)
         configured = instance.config.pipeline
@@ -139,6 +142,7 @@ class Parts:
             scores=options.emit_endpoint_scores,
             request_phase_only=self.instance.config.response_phase == NONE,
             receipts=self._receipt if DEBUG_GROUP in options.trust_client_headers else None,
+            tenants=self._tenants,
         )
 
     def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":
@@ -305,6 +309,7 @@ class Parts:
 
     def _guards(self, pipelines: Pipelines) -> Guards:
         instance, lane = self.instance, self._lane
+        hidden = untrusted(instance.options.trust_client_headers)
         isolation = Isolation(
             pipelines,
             self.series(ISOLATION),
@@ -326,7 +331,7 @@ class Parts:
                 refused=refused,
             ),
             on_fault=isolation.fault,
-            hidden_headers=untrusted(instance.options.trust_client_headers),
+            hidden_headers=hidden if self._tenants is None else self._tenants.hidden(hidden),
         )
 
     def _intake(self) -> Intake:

@@ -38,6 +38,12 @@ def test_a_plugin_that_reads_responses_cannot_work_where_the_picker_sees_none() 
     assert rules(SESSIONS, "envoy") == []
 
 
+def test_a_gateway_that_ignores_removals_of_headers_passes_on_keys() -> None:
+    tenants = SESSIONS + "tenants: {from: [{header: x-tenant, trusted: true}]}\n"
+    assert "gateway-headers" in rules(tenants, "nginx")
+    assert "gateway-headers" not in rules(tenants, "agentgateway")
+
+
 def test_a_warning_names_the_plugin_the_gateway_and_the_fix() -> None:
     (warning,) = gateway_findings(load(LISTS, "f"), "agentgateway", "f")
     assert str(warning) == (

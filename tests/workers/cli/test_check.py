@@ -199,6 +199,36 @@ def test_a_broken_plugin_module_is_an_error_of_the_installation(monkeypatch: pyt
     assert "epp.plugins.x" in result.stderr
 
 
+# API keys of tenants
+
+
+def with_keys(file: Path) -> str:
+    return f"{GOOD}tenants:\n  from:\n  - apiKey: {{header: authorization, file: {file}}}\n"
+
+
+def test_wrong_keys_are_errors_of_their_file(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("acme sk-secret\n")
+    result = check("-", STRIPS, stdin=with_keys(tmp_path / "keys"))
+    assert result.exit_code == ExitCode.CONFIG
+    assert result.stderr.startswith(f"{tmp_path}/keys:1:1: error[tenant-keys]: there is no hash of a key (write TENANT sha256:HEX")
+    assert "sk-secret" not in result.output
+    assert "error[tenant-keys]" in refused(Options(config_text=with_keys(tmp_path / "keys")))
+
+
+def test_a_file_of_keys_that_is_missing_is_a_warning_for_check_and_an_error_for_serve(tmp_path: Path) -> None:
+    result = check("-", STRIPS, stdin=with_keys(tmp_path / "keys"))
+    assert result.exit_code == ExitCode.OK
+    assert f"<stdin>:5:43: warning[keys-unread]: the file {tmp_path}/keys cannot be read: No such file" in result.stderr
+    assert check("-", STRIPS, "--strict", stdin=with_keys(tmp_path / "keys")).exit_code == ExitCode.CONFIG
+    assert "--config-text:5:43: error[tenant-keys]: the file" in refused(Options(config_text=with_keys(tmp_path / "keys")))
+
+
+def test_with_tenants_no_client_queues_as_another_one() -> None:
+    tenants = "tenants: {from: [{header: x-tenant, trusted: true}]}\n"
+    told = check("-", stdin=GOOD + tenants).stderr
+    assert "(objective)" in told and "(fairness)" not in told
+
+
 # What `epp serve` loads
 
 

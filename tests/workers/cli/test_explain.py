@@ -66,6 +66,14 @@ def test_offline_the_configuration_file_decides(files: tuple[str, str], tmp_path
     assert "picks a, 0.513 above" in run(*files, f"--config-file={config}").output
 
 
+def test_offline_the_fairness_id_names_the_tenant_because_no_gateway_vouches_for_one(files: tuple[str, str], tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("tenants: {from: [{apiKey: {header: authorization, file: keys}}]}\nplugins:\n- {type: prefix-cache-scorer}\n")
+    named = run(*files, f"--config-file={config}", "--header=x-llm-d-inference-fairness-id: acme")
+    assert (named.exit_code, "flow acme" in named.output) == (0, True)
+    assert "flow unknown" in run(*files, f"--config-file={config}").output
+
+
 def test_text_from_a_client_does_not_control_the_terminal(files: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text(json.dumps({"model": "m\x1b[2J\nsent to", "prompt": "x"}))
     result = run(*files, "--header=x-request-id: \x9b2J")

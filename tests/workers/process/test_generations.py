@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from workers.process.generations import Bundle, GenerationLost, Generations, Offer
@@ -43,6 +44,12 @@ def test_a_file_that_was_cleared_torn_or_used_again_is_not_taken_for_the_generat
 def test_equal_configurations_have_equal_hashes_whatever_their_numbers() -> None:
     assert bundle(1).hash == bundle(2).hash
     assert len({bundle(1).hash, bundle(1, "other").hash, bundle(1, None).hash, bundle(1, "text", a=b"").hash}) == 4
+
+
+def test_other_keys_make_another_configuration_and_no_keys_the_same_as_ever() -> None:
+    one, other = (msgspec.structs.replace(bundle(1), keys={"keys": text}) for text in ("a", "b"))
+    assert len({bundle(1).hash, one.hash, other.hash}) == 3
+    assert bundle(1).hash == "00fbdd0cf59f"
 
 
 def test_an_offer_that_is_too_large_is_refused(generations: Generations) -> None:

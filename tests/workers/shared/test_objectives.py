@@ -203,10 +203,7 @@ def test_a_request_without_a_known_objective_has_priority_0_and_is_counted() -> 
     documents, unknown = Documents(), list[int]()
     documents.writer.write(OBJECTIVES, encode(ObjectivesRecord({"a": 9}, {})))
     priorities = Priorities(ObjectivesView(documents.reader, ()), lambda: unknown.append(1))
-    current, older = "x-llm-d-inference-objective", "x-gateway-inference-objective"
-    assert priorities.of({current: "a"}) == 9
-    assert priorities.of({older: "a"}) == 9
+    assert priorities.of("a") == 9
     assert unknown == []
-    assert priorities.of({current: "b"}) == 0
-    assert priorities.of({current: "", older: "a"}) == 0
+    assert priorities.of("b") == 0
     assert len(unknown) == 1

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from epp.config.load import load
+from epp.config.written import KeySource, TenantsEntry
 from shm.prefix_reader import IndexReader
 from tests.waiting import until
 from tests.workers.instances import made
@@ -172,18 +173,21 @@ def test_files_to_which_a_later_configuration_refers_are_watched_and_their_appea
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config_watch, "SETTLE_S", 0.0)
-    authority = tmp_path / "ca.pem"
+    authority, keys = tmp_path / "ca.pem", tmp_path / "keys"
     authority.write_text("one")
+    keys.write_text("one")
     config = tmp_path / "c.yaml"
     config.write_text("")
     options = SimpleNamespace(config_file=str(config), plugin_path="")
-    present = [SimpleNamespace(options=options, sources=SimpleNamespace(all=()))]
+    plain = SimpleNamespace(tenants=None)
+    tenants = SimpleNamespace(tenants=TenantsEntry((KeySource("authorization", str(keys), False),)))
+    present = [SimpleNamespace(options=options, sources=SimpleNamespace(all=()), config=plain)]
     changes: list[int] = []
     watch = ConfigWatch(lambda: present[-1], lambda: changes.append(1))  # type: ignore[arg-type,return-value]
 
     async def scenario() -> None:
         source = SimpleNamespace(files=[str(authority)])
-        present.append(SimpleNamespace(options=options, sources=SimpleNamespace(all=(source,))))
+        present.append(SimpleNamespace(options=options, sources=SimpleNamespace(all=(source,)), config=tenants))
         await watch.look()
         await watch.look()
         assert not changes
@@ -191,6 +195,10 @@ def test_files_to_which_a_later_configuration_refers_are_watched_and_their_appea
         await watch.look()
         await watch.look()
         assert len(changes) == 1
+        keys.write_text("another")
+        await watch.look()
+        await watch.look()
+        assert len(changes) == 2
 
     asyncio.run(scenario())
 

@@ -15,6 +15,7 @@ from epp.decision.pipeline import Pipeline
 from epp.protocol import codec
 from epp.request import Request
 from epp.request.intake import Intake
+from epp.request.tenants import Tenants
 from shm.lanes import Lane
 from workers.shared.query_of_death import Deciding
 from workers.transport.interface import Clock
@@ -75,12 +76,13 @@ class StreamOptions(NamedTuple):
 
     `scores`: whether the answer has the score of each endpoint. `request_phase_only`: whether a stream ends with the answer to its
     request, so that the response passes without the picker. `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a
-    decision; None if clients get no receipts.
+    decision; None if clients get no receipts. `tenants`: finds the tenant of each request; None if no tenants are configured.
     """
 
     scores: bool = False
     request_phase_only: bool = False
     receipts: Receipts | None = None
+    tenants: Tenants | None = None
 
 
 USUAL: Final = StreamOptions()
@@ -116,7 +118,7 @@ class App:
         self.admission: Admission = OPEN
         self.evictions: Evictions | None = None
         self.intake = intake if intake is not None else Intake()
-        self.emit_scores, self.request_phase_only, self.receipts = options
+        self.emit_scores, self.request_phase_only, self.receipts, self.tenants = options
         self._destinations: dict[str, codec.Destination] = {}
         self._several: dict[str, codec.Destination] = {}
 

@@ -25,10 +25,11 @@ from epp.protocol.inflate import Unpacking, body_slices
 from epp.protocol.rewrite import REMOVED, ModelRestorer
 from epp.protocol.stream import AWAIT_BODY, DECIDING, ROUTED
 from epp.request import Subset
-from epp.request.client_headers import PREFER
+from epp.request.client_headers import OBJECTIVE, PREFER
 from epp.request.intake import REQUEST_ID, REQUEST_ID_NEEDLE
 from epp.request.paths import DEFAULT_PATH, inferred_path
 from epp.request.renaming import CONTENT_ENCODING
+from epp.request.tenant import Tenant
 from workers.worker.extproc.pipelines import Lease
 from workers.worker.extproc.shell import Shell
 from workers.worker.telemetry.trace_context import GatewayContext
@@ -66,6 +67,7 @@ class RequestPhase:
         "_renamed",
         "_small",
         "_subset",
+        "_tenant",
         "_trailers",
         "_uncounted",
         "body_bytes",
@@ -83,6 +85,7 @@ class RequestPhase:
         self._hash: xxh3_64 | None = None  # of the pieces so far; None while there is none, or only one
         self._small = 0  # the number of small pieces since the last piece that is not small
         self._subset: Sequence[str] | None = None
+        self._tenant: Tenant | None = None  # None if no tenants are configured
         self._trailers = False
         self._uncounted = 0  # bytes of the piece that completed the body: the transport counts only those before it as held
         self._place = 0  # the index of the parser's call in `Pipeline.parses`
@@ -107,6 +110,8 @@ class RequestPhase:
         self._headers = headers
         if app.pipelines.tracer is not None:
             stream.trace = app.pipelines.tracer.begin(headers, self.gateway)
+        if app.tenants is not None:
+            self._tenant = app.tenants.of(headers, message)
         if start > SHORTEST_ENVELOPE or end != len(message):
             self._subset = codec.subset(message)
         last = codec.end_of_stream(message, start, end)
@@ -220,7 +225,7 @@ class RequestPhase:
 
     def _start_deciding(self, stream: Shell) -> None:
         app, headers = stream.app, self._headers
-        request = stream.request = app.intake.begin(headers, app.clock.now, self.body_bytes, self._subset)
+        request = stream.request = app.intake.begin(headers, app.clock.now, self.body_bytes, self._subset, self._tenant)
         if stream.trace is not None:
             stream.trace.deciding(request)
         prefers, encoded = headers.mentions(PREFERS), headers.mentions(ENCODED)
@@ -332,6 +337,8 @@ class RequestPhase:
             decision.removed_headers += REMOVED
         if isinstance(self._headers, codec.Unseen):
             decision.removed_headers += self._headers.removed()
+            if self._tenant is not None and not self._tenant.may_send(self._headers):
+                decision.removed_headers += OBJECTIVE
         if not (request.id if request is not None else self._headers.find(REQUEST_ID_NEEDLE)):
             decision.headers[REQUEST_ID] = str(uuid.UUID(int=app.rng.getrandbits(128), version=4))
         if stream.trace is not None:

@@ -53,15 +53,16 @@ class Tryout:
         # The candidate's pipeline, and the same pipeline without effects.
         self._bare: tuple[Pipeline, Pipeline] | None = None
 
-    def chosen(self, headers: codec.Headers) -> bool:
-        """Whether the candidate decides the request with these headers.
+    def chosen(self, headers: codec.Headers, tenant: str = "") -> bool:
+        """Whether the candidate decides the request with these headers. `tenant`: its name; "" if no tenants are configured.
 
-        The choice follows from the fairness id if the share is by flow; otherwise, or without a fairness id, from the request's id.
+        The choice follows from the tenant, or else the fairness id, if the share is by flow; otherwise, or without one, from the request's
+        id.
         """
         share = self._share
         if not share.millionths:
             return False
-        key = client_headers.fairness_id(headers) if share.by == BY_FLOW else ""
+        key = (tenant or client_headers.fairness_id(headers)) if share.by == BY_FLOW else ""
         key = key or headers.find(REQUEST_ID_NEEDLE) or str(self.app.rng.getrandbits(RANDOM_BITS))
         return share.takes(key, self._seed)
 
@@ -84,7 +85,7 @@ class Tryout:
             priority=request.priority,
             ttl_s=request.ttl_s,
         )
-        copied.target_model, copied.wishes = request.target_model, request.wishes
+        copied.target_model, copied.wishes, copied.tenant = request.target_model, request.wishes, request.tenant
         copied.prompt, copied.cache_salt = request.prompt, request.cache_salt
         copied.streaming, copied.max_tokens = request.streaming, request.max_tokens
         return copied
@@ -168,7 +169,8 @@ class TriedStream(ExtProcStream):
                 return
             hidden = self.app.guards.hidden_headers
             headers = codec.Unseen(message, start, end, hidden) if hidden else codec.Headers(message, start, end)
-            if self._tryout.chosen(headers):
+            tenants = self.app.tenants
+            if self._tryout.chosen(headers, tenants.of(headers, message).name if tenants is not None else ""):
                 self._tried = True
                 self.app = self._tryout.app
         except Exception:  # the request phase reads the message again, and answers the error

@@ -28,8 +28,8 @@ from epp.recording.batches import CONTENT_MAX, packets
 from epp.recording.keys import Keyed, id_hash
 from epp.recording.records import ARRAY, ARRAY_HEAD, BATCH, CONFIGURED, DECIDED, ENDED, ROSTER
 from epp.recording.sample import Sample
-from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, Request, client_headers
-from epp.request.intake import REQUEST_ID
+from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, Request
+from epp.request.intake import REQUEST_ID, request_objective
 
 if TYPE_CHECKING:
     from epp.candidates import Candidates, Roster
@@ -195,7 +195,7 @@ class Recorder:
             if match.blocks is not None:
                 matched = match.blocks.tobytes()
         headers = request.headers
-        objective = client_headers.objective(headers) if request.wishes else ""
+        objective = request_objective(request)
         flow, model, target = request.fairness_id, request.model, request.target_model
         sender.add(
             (

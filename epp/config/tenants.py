@@ -1,0 +1,233 @@
+"""Reads the section `tenants`, checks files of keys, and makes the `Tenants` that workers ask.
+
+    section ─ read ─▶ TenantsEntry ─┬─▶ tenants_of ─▶ Tenants
+    texts of the files of keys ─ keys_of ─▶ Keys ┘
+
+The files are read elsewhere, because `epp` opens none.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from epp.config import schema
+from epp.config.control_headers import CONTROL_HEADERS
+from epp.config.findings import WHOLE, ConfigError, ConfigErrors, Place, nearest
+from epp.config.node_reader import NodeReader
+from epp.config.schema import names
+from epp.config.written import HeaderSource, KeySource, MetadataSource, TenantsEntry, TenantSource
+from epp.config.yaml_nodes import Node
+from epp.request import tenant_keys
+from epp.request.client_headers import FAIRNESS_ID, names_objective
+from epp.request.tenant import NAME_RULE, names_tenant
+from epp.request.tenant_keys import Keys
+from epp.request.tenants import FromHeader, FromKey, FromMetadata, Source, Tenants
+
+REFUSE: Final = "refuse"
+SHARE: Final = "share"
+PATH_NAMES_MAX: Final = 8
+SOURCES: Final = ("metadata", "header", "apiKey")
+_HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,127}")
+_TENANTS: Final = names(schema.Tenants)
+_SOURCE: Final = names(schema.TenantSource)
+_METADATA: Final = names(schema.TenantMetadata)
+_API_KEY: Final = names(schema.TenantKeys)
+_ONE: Final = names(schema.OneTenant)
+
+
+def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | None:
+    """Reads the section. Returns None if it is not given. `at`: its place, also if its value is null.
+
+    A null is an error here, because a section that was cut off would let all clients in.
+    """
+    if node is None and at == WHOLE:
+        return None
+    if node is None or not isinstance(node.value, dict):
+        got = "nothing" if node is None else node.kind()
+        reader.findings.error(at, "tenants", f"tenants: expected a mapping, got {got}", "remove it if there are no tenants")
+        return None
+    fields = reader.mapping(node, "tenants", _TENANTS)
+    listed = reader.sequence(fields.get("from"), "tenants.from")
+    sources = [_source(reader, each, f"tenants.from[{index}]") for index, each in enumerate(listed)]
+    if "from" not in fields or fields["from"].value == []:
+        why = "tenants.from is empty: nothing says who sends a request"
+        reader.findings.error(fields["from"].place if "from" in fields else at, "tenants", why, f"list one of {', '.join(SOURCES)}")
+    unknown = reader.text(fields.get("unknown"), "tenants.unknown") or REFUSE
+    if unknown not in (REFUSE, SHARE):
+        why = f"tenants.unknown: '{unknown[:128]}' is not known"
+        reader.findings.error(fields["unknown"].place, "tenants", why, nearest(unknown, (REFUSE, SHARE)))
+    return TenantsEntry(
+        tuple(source for source in sources if source is not None),
+        unknown == SHARE,
+        _objectives(reader, fields.get("objectives"), "tenants.objectives"),
+        _per_tenant(reader, fields.get("perTenant")),
+    )
+
+
+def _per_tenant(reader: NodeReader, node: Node | None) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for name, child in reader.entries(node, "tenants.perTenant").items():
+        what = f"tenants.perTenant.{name[:128]}"
+        if node is not None and not names_tenant(name):
+            reader.findings.error(node.keys[name], "tenants", f"{what}: this is not a valid name", NAME_RULE)
+        fields = reader.mapping(child, what, _ONE)
+        found[name] = _objectives(reader, fields.get("objectives"), f"{what}.objectives")
+    return found
+
+
+def _objectives(reader: NodeReader, node: Node | None, what: str) -> tuple[str, ...]:
+    nodes = reader.sequence(node, what)
+    if node is not None and node.value == []:
+        reader.findings.error(node.place, "tenants", f"{what} is empty", "name at least one objective, or omit it to allow all")
+    found: list[str] = []
+    for index, child in enumerate(nodes):
+        name = reader.text(child, f"{what}[{index}]")
+        if not name and child.value not in (None, ""):
+            continue  # of a wrong type
+        if not names_objective(name):
+            why = f"{what}[{index}]: '{name[:128]}' is not the name of an InferenceObjective"
+            reader.findings.error(child.place, "tenants", why, "it has lower-case letters, digits, '-' and '.'")
+        elif name in found:
+            reader.findings.error(child.place, "tenants", f"{what}: '{name}' is given twice")
+        else:
+            found.append(name)
+    return tuple(found)
+
+
+def _source(reader: NodeReader, node: Node, what: str) -> TenantSource | None:
+    fields = reader.mapping(node, what, _SOURCE)
+    given = [kind for kind in SOURCES if kind in fields]
+    if len(given) != 1:
+        if isinstance(node.value, dict) or node.value is None:
+            got = " and ".join(given) or "none"
+            reader.findings.error(node.place, "tenant-source", f"{what}: a source has one of {', '.join(SOURCES)}, not {got}")
+        return None
+    (kind,) = given
+    if kind != "header":
+        for extra in ("trusted", "passOn"):
+            if extra in fields:
+                why = f"{what}: '{extra}' belongs to a header"
+                inside = f"; that of a key stands in {kind}" if (kind, extra) == ("apiKey", "passOn") else ""
+                reader.findings.error(fields[extra].place, "tenant-source", why, f"remove it{inside}")
+    kinds: Mapping[str, Callable[[], TenantSource | None]] = {
+        "metadata": lambda: _metadata(reader, fields["metadata"], f"{what}.metadata"),
+        "header": lambda: _header(reader, fields, what),
+        "apiKey": lambda: _api_key(reader, fields["apiKey"], f"{what}.apiKey"),
+    }
+    return kinds[kind]()
+
+
+def _required(reader: NodeReader, fields: Mapping[str, Node], name: str, what: str, at: Place) -> str:
+    value = reader.text(fields.get(name), f"{what}.{name}")
+    if not value and (name not in fields or fields[name].value == ""):
+        reader.findings.error(fields[name].place if name in fields else at, "tenant-source", f"{what}: '{name}' is required")
+    return value
+
+
+def _metadata(reader: NodeReader, node: Node, what: str) -> MetadataSource | None:
+    fields = reader.mapping(node, what, _METADATA)
+    if not isinstance(node.value, dict):
+        return None
+    namespace = _required(reader, fields, "namespace", what, node.place)
+    path = _required(reader, fields, "path", what, node.place)
+    if not namespace or not path:
+        return None
+    parts = tuple(path.split("."))
+    if not all(parts) or len(parts) > PATH_NAMES_MAX:
+        why = f"{what}.path: '{path[:128]}' is not a path"
+        hint = f"write 1 to {PATH_NAMES_MAX} names with dots between them, such as payload.sub"
+        reader.findings.error(fields["path"].place, "tenant-source", why, hint)
+        return None
+    return MetadataSource(namespace, parts)
+
+
+def _name_of_header(reader: NodeReader, fields: Mapping[str, Node], what: str, at: Place) -> str:
+    name = _required(reader, fields, "header", what, at).lower()
+    if name and (not _HEADER.fullmatch(name) or (name in CONTROL_HEADERS and name not in FAIRNESS_ID)):
+        why = f"{what}.header: '{name[:128]}' cannot name a tenant"
+        reader.findings.error(fields["header"].place, "tenant-source", why, "name a plain header, such as x-tenant")
+        return ""
+    return name
+
+
+def _header(reader: NodeReader, fields: Mapping[str, Node], what: str) -> HeaderSource | None:
+    name = _name_of_header(reader, fields, what, fields["header"].place)
+    passed_on = reader.boolean(fields.get("passOn"), f"{what}.passOn", True)
+    if not reader.boolean(fields.get("trusted"), f"{what}.trusted", False):
+        why = f"{what}: a client may set the header itself, unless the gateway sets or removes it in every request"
+        hint = "make sure that the gateway does so, then write trusted: true beside it"
+        reader.findings.error(fields["header"].place, "tenant-source", why, hint)
+    return HeaderSource(name, passed_on) if name else None
+
+
+def _api_key(reader: NodeReader, node: Node, what: str) -> KeySource | None:
+    fields = reader.mapping(node, what, _API_KEY)
+    if not isinstance(node.value, dict):
+        return None
+    header = _name_of_header(reader, fields, what, node.place)
+    file = _required(reader, fields, "file", what, node.place)
+    passed_on = reader.boolean(fields.get("passOn"), f"{what}.passOn", False)
+    return KeySource(header, file, passed_on, fields["file"].place) if header and file else None
+
+
+# What the section means
+
+
+def as_section(entry: TenantsEntry) -> dict[str, Any]:
+    """Returns the section with its defaults, as plain values."""
+    section: dict[str, Any] = {"from": [_as_source(source) for source in entry.sources], "unknown": SHARE if entry.shares else REFUSE}
+    if entry.objectives:
+        section["objectives"] = list(entry.objectives)
+    if entry.per_tenant:
+        section["perTenant"] = {
+            name: {"objectives": list(objectives)} if objectives else {} for name, objectives in entry.per_tenant.items()
+        }
+    return section
+
+
+def _as_source(source: TenantSource) -> dict[str, Any]:
+    match source:
+        case MetadataSource(namespace, path):
+            return {"metadata": {"namespace": namespace, "path": ".".join(path)}}
+        case HeaderSource(header, passed_on):
+            return {"header": header, "trusted": True, "passOn": passed_on}
+        case KeySource(header, file, passed_on):
+            return {"apiKey": {"header": header, "file": file, "passOn": passed_on}}
+
+
+def key_files(entry: TenantsEntry | None) -> dict[str, Place]:
+    """Returns the files of keys that the section names, and where it names each first."""
+    found: dict[str, Place] = {}
+    for source in entry.sources if entry is not None else ():
+        if isinstance(source, KeySource):
+            found.setdefault(source.file, source.place)
+    return found
+
+
+def keys_of(texts: Mapping[str, str]) -> dict[str, Keys]:
+    """Reads files of keys. `texts`: those of the files, by path. Raises ConfigErrors, with file and line."""
+    found: dict[str, Keys] = {}
+    errors: list[ConfigError] = []
+    for path, text in texts.items():
+        found[path], faults = tenant_keys.parse(text)
+        errors += [ConfigError(path, fault.line, 1 if fault.line else 0, "tenant-keys", fault.why, fault.hint) for fault in faults]
+    if errors:
+        raise ConfigErrors(errors)
+    return found
+
+
+def tenants_of(entry: TenantsEntry, keys: Mapping[str, Keys]) -> Tenants:
+    """Returns what workers ask. `keys`: of each file that the section names, by path."""
+    sources: Sequence[Source] = [_made(source, keys) for source in entry.sources]
+    per_tenant = {name: objectives or entry.objectives for name, objectives in entry.per_tenant.items()}
+    return Tenants(sources, shares=entry.shares, objectives=entry.objectives, per_tenant=per_tenant)
+
+
+def _made(source: TenantSource, keys: Mapping[str, Keys]) -> Source:
+    match source:
+        case MetadataSource(namespace, path):
+            return FromMetadata(namespace, path)
+        case HeaderSource(header, passed_on):
+            return FromHeader(header, passed_on)
+        case KeySource(header, file, passed_on):
+            return FromKey(header, passed_on, keys[file])

@@ -1,0 +1,98 @@
+"""API keys of tenants: reads a file of keys, and finds the tenant of a key.
+
+    # one line per key: the tenant, then the SHA-256 of the key
+    acme sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+
+Only hashes are kept. A key is compared in constant time, so the time of a refusal tells nothing about the keys that exist. No message has
+a part of a line, because a line may hold a key by mistake.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from epp.request.tenant import NAME_RULE, names_tenant
+
+FAULTS_MAX: Final = 20
+HASHED: Final = "sha256:"
+HEX_DIGITS: Final = 64
+HOW: Final = "printf %s KEY | sha256sum"
+BEARER: Final = "bearer "
+# Digests are found by their first bytes. An attacker who learns from times that a bucket exists does not know one bit of a key.
+BUCKET_BYTES: Final = 4
+NOTHING: Final = ((bytes(HEX_DIGITS // 2), ""),)
+_HEX: Final = re.compile(r"[0-9a-fA-F]*")
+_COMMENT: Final = re.compile(r"\s#.*")
+
+Buckets = Mapping[bytes, tuple[tuple[bytes, str], ...]]
+
+
+class Fault(NamedTuple):
+    """What is wrong in a line. `line`: counted from 1; 0: the whole file."""
+
+    line: int
+    why: str
+    hint: str
+
+
+class Keys:
+    """The keys of one file. `text`: that of the file."""
+
+    def __init__(self, text: str, digests: Mapping[bytes, str]) -> None:
+        """`digests`: SHA-256 of a key -> the key's tenant."""
+        self.text = text
+        buckets: dict[bytes, tuple[tuple[bytes, str], ...]] = {}
+        for digest, tenant in digests.items():
+            bucket = digest[:BUCKET_BYTES]
+            buckets[bucket] = (*buckets.get(bucket, ()), (digest, tenant))
+        self._buckets = buckets
+
+    def tenant(self, value: str) -> str:
+        """Returns the tenant of the key in a header's value; "" if there is no such key. The value may begin with the word Bearer."""
+        key = value[len(BEARER) :].strip() if value[: len(BEARER)].lower() == BEARER else value
+        presented = hashlib.sha256(key.encode("latin-1", "replace")).digest()
+        found = ""
+        for digest, tenant in self._buckets.get(presented[:BUCKET_BYTES], NOTHING):
+            if hmac.compare_digest(digest, presented):
+                found = tenant
+        return found
+
+
+def parse(text: str) -> tuple[Keys, list[Fault]]:
+    """Reads the text of a file of keys. Returns its keys, and at most FAULTS_MAX faults; with a fault, the keys are not to be used."""
+    digests: dict[bytes, str] = {}
+    lines: dict[bytes, int] = {}
+    faults: list[Fault] = []
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = _COMMENT.sub("", raw).strip()
+        if not line or line[0] == "#":
+            continue
+        entry = _entry(line)
+        if isinstance(entry, Fault):
+            faults.append(entry._replace(line=number))
+        elif entry[0] in digests:
+            faults.append(Fault(number, f"the same key as in line {lines[entry[0]]}", "a key stands for one tenant: remove a line"))
+        else:
+            digests[entry[0]], lines[entry[0]] = entry[1], number
+    if not digests and not faults:
+        hint = "a file that was cut off looks like this; to accept no keys, remove the source from tenants.from"
+        faults.append(Fault(0, "the file has no key", hint))
+    return Keys(text, digests), faults[:FAULTS_MAX]
+
+
+def _entry(line: str) -> Fault | tuple[bytes, str]:
+    """Returns the digest and the tenant of a line, or what is wrong with it."""
+    tenant, _, word = line.replace("\t", " ").rpartition(" ")
+    tenant = tenant.strip()
+    if not word.startswith(HASHED):
+        why = "there is no hash of a key" if tenant else "a line has a tenant and a hash"
+        return Fault(0, why, f"write TENANT {HASHED}HEX, where HEX comes from: {HOW}")
+    digits = word[len(HASHED) :]
+    if len(digits) != HEX_DIGITS or not _HEX.fullmatch(digits):
+        return Fault(0, f"{HASHED} is not followed by {HEX_DIGITS} hexadecimal digits", f"take those of: {HOW}")
+    if not names_tenant(tenant):
+        why = "the tenant's name is not valid" if tenant else "the tenant is missing"
+        return Fault(0, why, NAME_RULE)
+    return bytes.fromhex(digits), tenant

@@ -1,0 +1,113 @@
+"""Finds the tenant of a request: the first of the configured sources that gives a valid name counts.
+
+    metadata of the gateway (as of its JWT filter) ─┐
+    a header that the gateway sets                 ─┼─▶ name ─▶ Tenant, or Refused
+    an API key                                     ─┘
+
+Only what comes with the request's headers counts, not the metadata of later messages. What a client says itself never counts.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from epp.errors import Cause, Refused
+from epp.protocol import codec
+from epp.request.client_headers import FAIRNESS_ID, as_utf8
+from epp.request.tenant import UNKNOWN, Tenant, names_tenant
+from epp.request.tenant_keys import Keys
+
+NO_OBJECTIVES: Final[Mapping[str, Sequence[str]]] = {}
+
+
+class Source:
+    """A source of names. `header`: the header that it reads; "" for none. `passed_on`: whether model servers get this header."""
+
+    def __init__(self, header: str = "", passed_on: bool = False) -> None:
+        self.header = header
+        self.passed_on = passed_on
+
+    def name(self, headers: codec.Headers, message: bytes) -> str:
+        """Returns the name that the source gives; "" for none. `message`: the ProcessingRequest with the headers.
+
+        Raises ProtocolViolation.
+        """
+        raise NotImplementedError
+
+
+class FromMetadata(Source):
+    """Takes the text, or the whole number, at a path of the gateway's metadata."""
+
+    def __init__(self, namespace: str, path: Sequence[str]) -> None:
+        super().__init__()
+        self._namespace = namespace.encode()
+        self._path = tuple(name.encode() for name in path)
+
+    def name(self, headers: codec.Headers, message: bytes) -> str:
+        return codec.metadata_text(message, self._namespace, self._path)
+
+
+class FromHeader(Source):
+    """Takes the value of a header that the gateway sets or removes."""
+
+    def name(self, headers: codec.Headers, message: bytes) -> str:
+        value = headers.sent(self.header)
+        return "" if value is None else as_utf8(value)
+
+
+class FromKey(Source):
+    """Takes the tenant of the API key in a header."""
+
+    def __init__(self, header: str, passed_on: bool, keys: Keys) -> None:
+        super().__init__(header, passed_on)
+        self._keys = keys
+
+    def name(self, headers: codec.Headers, message: bytes) -> str:
+        value = headers.sent(self.header)
+        return self._keys.tenant(value) if value else ""
+
+
+class Tenants:
+    """Knows the tenants of all requests under one configuration."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        shares: bool = False,
+        objectives: Sequence[str] = (),
+        per_tenant: Mapping[str, Sequence[str]] = NO_OBJECTIVES,
+    ) -> None:
+        """`shares`: whether requests without a known tenant share the tenant UNKNOWN; otherwise they are refused.
+
+        `objectives`: see `Tenant`. `per_tenant`: those of single tenants by name.
+        """
+        self._sources = tuple(sources)
+        self._shares = shares
+        self._objectives = tuple(objectives)
+        self._special = {name: Tenant(name, tuple(listed)) for name, listed in per_tenant.items()}
+
+    def of(self, headers: codec.Headers, message: bytes) -> Tenant:
+        """Returns the tenant of the request with these headers. `message`: the ProcessingRequest that they came with.
+
+        Raises Refused if it is unknown, and ProtocolViolation for malformed headers or metadata.
+        """
+        for source in self._sources:
+            name = source.name(headers, message)
+            if name and names_tenant(name):
+                return self.named(name)
+        if headers.problem is not None:
+            raise headers.problem
+        if not self._shares:
+            raise Refused(Cause.UNKNOWN_TENANT)
+        return self.named(UNKNOWN)
+
+    def named(self, name: str) -> Tenant:
+        """Returns the tenant with this name."""
+        tenant = self._special.get(name)
+        return tenant if tenant is not None else Tenant(name, self._objectives)
+
+    def hidden(self, untrusted: Collection[str]) -> frozenset[str]:
+        """Returns the headers to hide from all other readers and to remove: those of `untrusted`, fairness ids, and keys."""
+        read = [source for source in self._sources if source.header]
+        kept = {source.header for source in read} - {source.header for source in read if not source.passed_on}
+        return frozenset({*untrusted, *FAIRNESS_ID, *(source.header for source in read)} - kept)

@@ -1,0 +1,50 @@
+"""Files of API keys, as they are read with a configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from epp.config.load import ConfigErrors, EffectiveConfig, load
+from tests.epp.request.test_tenant_keys import hashed
+from workers.process.loading import KEYS_BYTES_MAX, read_keys, with_keys
+
+
+def config(file: Path) -> EffectiveConfig:
+    return load(f"tenants:\n  from:\n  - apiKey: {{header: authorization, file: {file}}}\n", "c.yaml")
+
+
+def test_a_configuration_gets_the_keys_of_its_files(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"acme {hashed('one')}")
+    keys = with_keys(config(file)).keys
+    assert {path: found.tenant("one") for path, found in keys.items()} == {str(file): "acme"}
+
+
+def test_texts_that_are_given_count_instead_of_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    keys = with_keys(config(file), {str(file): f"other {hashed('one')}"}).keys
+    assert keys[str(file)].tenant("one") == "other"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"acme \xff", "is not UTF-8 at byte 5"),
+        (b"#" * (KEYS_BYTES_MAX + 1), f"has more than {KEYS_BYTES_MAX} bytes"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_an_error_at_its_place_in_the_configuration(tmp_path: Path, content: bytes | None, why: str) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigErrors) as refused:
+        with_keys(config(file))
+    (error,) = refused.value.errors
+    assert str(error).startswith(f"c.yaml:3:43: error[tenant-keys]: the file {file} {why} (")
+
+
+def test_a_configuration_without_tenants_reads_nothing() -> None:
+    plain = load("plugins: [{type: queue-scorer}]", "c.yaml")
+    assert with_keys(plain) is plain
+    assert read_keys(plain) == ({}, [])
