@@ -1,0 +1,166 @@
+"""Tenants through a real Envoy: its JWT filter or an API key says who asks, and no client says it itself."""
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.demo.stack import get
+from tests.bench import reload as bench
+from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Picker, ask, completion, eventually
+from tests.e2e.echo import Server, gateway, got, picker_for, servers
+from tests.e2e.filters import TYPES, Json
+from tests.epp.request.test_tenant_keys import hashed
+
+SECRET = b"the secret of the issuer of tokens"
+FILTER = "envoy.filters.http.jwt_authn"
+CLAIMED = {"x-llm-d-inference-fairness-id": "somebody-else", "x-gateway-inference-fairness-id": "another", "x-tenant": "a-third"}
+CONFIG = """\
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- {{type: queue-scorer}}
+- {{type: file-discovery, parameters: {{path: {file}}}}}
+dataLayer: {{discovery: {{endpoints: {{pluginRef: file-discovery}}}}}}
+tenants:
+  from:
+  - metadata: {{namespace: envoy.filters.http.jwt_authn, path: payload.sub}}
+  - {{header: x-tenant, trusted: true}}
+  - apiKey: {{header: authorization, file: %s}}
+"""
+
+
+def encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def token(secret: bytes = SECRET, **claims: Any) -> str:
+    """A signed JWT."""
+    signed = f"{encoded(json.dumps({'alg': 'HS256', 'kid': 'k'}).encode())}.{encoded(json.dumps({'iss': 'us', **claims}).encode())}"
+    return f"{signed}.{encoded(hmac.digest(secret, signed.encode(), hashlib.sha256))}"
+
+
+def authenticated(manager: Json, _resources: Json) -> None:
+    """Adds Envoy's JWT filter, which lets requests without a valid token pass, and removes x-tenant of clients."""
+    keys = {"keys": [{"kty": "oct", "kid": "k", "alg": "HS256", "k": encoded(SECRET)}]}
+    local = {"issuer": "us", "local_jwks": {"inline_string": json.dumps(keys)}, "payload_in_metadata": "payload", "forward": True}
+    either = {"requires_any": {"requirements": [{"provider_name": "local"}, {"allow_missing_or_failed": {}}]}}
+    manager["http_filters"].insert(
+        0,
+        {
+            "name": FILTER,
+            "typed_config": {
+                "@type": TYPES + "extensions.filters.http.jwt_authn.v3.JwtAuthentication",
+                "providers": {"local": local},
+                "rules": [{"match": {"prefix": "/"}, "requires": either}],
+            },
+        },
+    )
+    (picker,) = [each for each in manager["http_filters"] if "processing_mode" in each["typed_config"]]
+    picker["typed_config"]["metadata_options"] = {"forwarding_namespaces": {"untyped": [FILTER]}}
+    (early,) = manager["early_header_mutation_extensions"]
+    early["typed_config"]["mutations"].append({"remove": "x-tenant"})
+
+
+class Site:
+    """A model server that tells what it got, a picker with tenants that follows its files, and an Envoy with a JWT filter."""
+
+    def __init__(self, cluster: Cluster, started: list[Server]) -> None:
+        self.cluster = cluster
+        self.keys = cluster.directory / "keys"
+        self.keys.write_text(f"acme {hashed('key-of-acme')}\n")
+        self.started = started
+        self.picker: Picker = picker_for(cluster, started, CONFIG % self.keys, "--config-watch", "--access-log=1")
+        self.port = gateway(cluster, self.picker.grpc, authenticated)
+
+    def ask(self, authorization: str = "", headers: dict[str, str] = CLAIMED) -> Answer:
+        sent = headers | ({"authorization": f"Bearer {authorization}"} if authorization else {})
+        return ask(self.port, COMPLETIONS, completion("hello"), sent)
+
+    def flow(self) -> str:
+        """Returns the fairness id of the last decision."""
+        page = get(self.picker.metrics, "/debug/decisions?n=1")
+        assert page is not None
+        return str(json.loads(page)["decisions"][0]["flow"])
+
+    def key_works(self, key: str) -> bool:
+        return self.ask(key).status == 200
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with Cluster() as cluster, servers(1) as started:
+        yield Site(cluster, started)
+
+
+def test_the_claim_of_a_token_that_envoy_has_verified_names_the_tenant(site: Site) -> None:
+    answer = site.ask(token(sub="ann"))
+    arrived = dict(got(answer))
+    assert site.flow() == "ann"
+    assert not {*CLAIMED, "authorization"} & arrived.keys()
+    assert '"flow": "ann"' in site.picker.child.text() or "flow=ann" in site.picker.child.text()
+
+
+def test_an_api_key_names_the_tenant_and_does_not_reach_the_model_server(site: Site) -> None:
+    answer = site.ask("key-of-acme")
+    assert site.flow() == "acme"
+    assert "key-of-acme" not in answer.body.decode()
+    assert not {*CLAIMED, "authorization"} & dict(got(answer)).keys()
+
+
+@pytest.mark.parametrize("authorization", ["", "a-wrong-key", "acme", token(b"another secret", sub="ann"), token(other="claim")])
+def test_a_client_that_nobody_vouches_for_gets_401_and_its_request_reaches_no_server(site: Site, authorization: str) -> None:
+    before = site.started[0].requests
+    answer = site.ask(authorization)
+    assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert answer.json()["error"] == {
+        "message": "inference error: Unauthorized - this request has no valid credentials of a tenant",
+        "type": "Unauthorized",
+        "code": 401,
+    }
+    assert site.started[0].requests == before
+    long = ask(site.port, COMPLETIONS, completion("word " * 50_000), CLAIMED)
+    listed = ask(site.port, "/v1/models", None, CLAIMED, method="GET")
+    assert (long.status, listed.status) == (401, 401)
+
+
+def test_metrics_name_the_tenant_and_count_refusals(site: Site) -> None:
+    site.ask("key-of-acme")
+    site.ask("a-wrong-key")
+    assert eventually(lambda: 'fairness_id="acme"' in site.picker.page())
+    page = site.picker.page()
+    assert not any(f'fairness_id="{claimed}"' in page for claimed in CLAIMED.values())
+    assert any('error_code="Unauthorized"' in line and float(line.rpartition(" ")[2]) > 0 for line in page.splitlines())
+
+
+def test_keys_are_followed_and_wrong_ones_change_nothing(site: Site) -> None:
+    def change(file: Path, text: str) -> None:
+        before = status().finished
+        bench.replace(file, text)
+        assert eventually(lambda: status().finished > before and not status().busy, 30.0)
+
+    with contextlib.closing(bench.watch(site.cluster, site.picker)) as watched:
+
+        def status() -> Any:
+            found = watched.status()
+            assert found is not None
+            return found
+
+        change(site.keys, f"acme {hashed('a-new-key')}\nbee {hashed('key-of-bee')}\n")
+        assert status().successful
+        assert [site.key_works(key) for key in ("a-new-key", "key-of-bee", "key-of-acme")] == [True, True, False]
+        change(site.keys, "acme a-plain-key\n")
+        assert not status().successful
+        assert f"{site.keys}:1:1: error[tenant-keys]: there is no hash of a key" in status().text
+        assert "a-plain-key" not in status().text + site.picker.child.text()
+        assert [site.key_works(key) for key in ("a-new-key", "key-of-bee", "a-plain-key")] == [True, True, False]
+        assert "llm_d_epp_config_last_reload_successful 0" in site.picker.page()
+        change(site.keys, f"acme {hashed('key-of-acme')}\n")
+        assert [site.key_works(key) for key in ("key-of-acme", "a-new-key")] == [True, False]
+        assert "llm_d_epp_config_last_reload_successful 1" in site.picker.page()
