@@ -34,7 +34,7 @@ from typing import NamedTuple
 from loadtest.demo.children import ChildFailed
 from tests.bench.routing_chart import chart
 from tests.bench.routing_fleet import SCRAPE_S
-from tests.bench.routing_live import live
+from tests.bench.routing_live import ORDERED, live
 from tests.bench.routing_load import scale_for
 from tests.bench.routing_run import WARM_UP, Outcome, measure
 from tests.bench.routing_servers import KINDS, PACES
@@ -143,12 +143,16 @@ def with_traces(todo: Sequence[Cell], traces: Sequence[str], busy: Sequence[floa
 
 
 def in_real_time(options: argparse.Namespace) -> int:
-    """Runs the selected traffic through an Envoy, for the default and the given configurations."""
+    """Runs the selected traffic, or traces, through an Envoy, for the configurations of `ORDERED` that are selected, and the given ones."""
     names = {workload for _, workload, *_ in cells(options.only, options.smoke)}
+    workloads = [workload for workload in WORKLOADS if workload.name in names and not (workload.dies or workload.joins)]
+    if options.trace:
+        workloads = [replace(traced(trace, options.scale), name=name_of(trace)) for trace in options.trace]
+    ordered = chosen(list(ORDERED), 2, options.only, ["default"] if options.smoke else list(ORDERED))
     try:
         live(
-            [workload for workload in WORKLOADS if workload.name in names and not (workload.dies or workload.joins)],
-            {file.stem: file.read_text() for file in options.config},
+            workloads,
+            {**{name: ORDERED[name] for name in ordered}, **{file.stem: file.read_text() for file in options.config}},
             seconds=SMOKE_SECONDS if options.smoke else options.seconds,
             seed=1,
             simulator=options.sim,

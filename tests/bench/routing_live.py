@@ -1,19 +1,21 @@
 """The routing benchmark in real time: simulated servers, a real picker and a real Envoy, on loopback.
 
-The traffic is that of the virtual runs. The servers are those of `epp sim`, or a simulator with the flags of llm-d-inference-sim, each
-with the size of the model `slots`. Times to the first token are divided by those of the oracle on that model in virtual time, so they
-include what picker, gateway, simulator and load generator take on this machine.
+The traffic is that of the virtual runs. The servers are those of `epp sim`, which are the model `shared`, or of a simulator with the flags
+of llm-d-inference-sim, with the size of the model `slots`. Times to the first token are divided by those of the oracle on that model in
+virtual time, so they include what picker, gateway, simulator and load generator take on this machine. Each configuration runs in virtual
+time, too, on the same model and traffic: the rank correlation of both orders says whether the virtual figures can be believed.
 """
 
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import numpy as np
 import yaml
 
 from epp.config.load import DEFAULT_TEXT
@@ -21,16 +23,31 @@ from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, get, picker_config
 from loadtest.sim.slots import SlotSettings
 from tests.bench.routing_run import WARM_UP, measure
-from tests.bench.routing_servers import KINDS, PREFILL_S, SERVERS, SLOT_DECODE_S
+from tests.bench.routing_servers import KINDS, PREFILL_S, SERVERS, SHARED_DECODE_S, SLOT_DECODE_S
 from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Workload
-from tests.bench.routing_zoo import FIELD_TEXT, LINE, ORACLE
+from tests.bench.routing_zoo import FIELD_TEXT, LINE, ORACLE, TOKENS_TEXT, configured
 from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Picker, write_endpoints
 
 SLOTS = SlotSettings(prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S, block_size=BLOCK_TOKENS)
 ANSWER_S = 120.0
 WORKERS = 2
 LETTERS = bytes(b"abcdefghijklmnopqrstuvwxyzABCDEF"[byte % 32] for byte in range(256))
-OURS, REFERENCE = "default", "reference"
+REFERENCE = "reference"
+ONE_PLUGIN = """\
+plugins:
+- type: {0}
+schedulingProfiles:
+- {{name: default, plugins: [{{pluginRef: {0}}}]}}
+"""
+ORDERED = {  # from good to bad policies, so that they have an order
+    "default": DEFAULT_TEXT,
+    "token weights": TOKENS_TEXT,
+    "field's, own load": FIELD_TEXT,
+    "least requests": ONE_PLUGIN.format("active-request-scorer"),
+    "shortest queue": ONE_PLUGIN.format("queue-scorer"),
+    "longest prefix": ONE_PLUGIN.format("prefix-cache-scorer"),
+    "random": ONE_PLUGIN.format("random-picker"),
+}
 
 
 class Result(NamedTuple):
@@ -41,13 +58,17 @@ class Result(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """One picker on one traffic: TTFT divided by the oracle's in virtual time, the TTFT in seconds, and failed requests."""
+    """One picker on one traffic: TTFT divided by the oracle's in virtual time, the TTFT in seconds, and failed requests.
+
+    `virtual`: the mean TTFT of the same configuration in virtual time, divided by the oracle's; 0: it has none.
+    """
 
     mean: float
     p95: float
     ttft_s: float
     errors: int
     requests: int
+    virtual: float = 0.0
 
 
 def text_of(prompt: bytes) -> str:
@@ -94,12 +115,15 @@ async def _first_token(client: aiohttp.ClientSession, port: int, body: bytes) ->
 
 
 @contextmanager
-def servers(cluster: Cluster, simulator: str) -> Iterator[Path]:
-    """Starts the servers. Yields the file with their addresses. `simulator`: the path of a binary; "": `epp sim`."""
+def servers(cluster: Cluster, simulator: str, kv_blocks: int) -> Iterator[Path]:
+    """Starts the servers. Yields the file with their addresses. `simulator`: the path of a binary; "": `epp sim`.
+
+    `kv_blocks`: of each server of `epp sim`.
+    """
     if not simulator:
-        engine = {"max-running": SLOTS.slots, "kv-blocks": SLOTS.kv_blocks, "decode-ms": 1e3 * SLOTS.decode_s}
-        flags = [f"--{name}={value}" for name, value in engine.items()]
-        yield cluster.fleet(SERVERS, *flags, "--decode-growth=0", f"--prefill-us-per-token={1e6 * PREFILL_S:.0f}").file
+        engine = {"kv-blocks": kv_blocks, "block-size": BLOCK_TOKENS, "decode-ms": 1e3 * SHARED_DECODE_S}
+        flags = [f"--{name}={value:g}" for name, value in engine.items()]
+        yield cluster.fleet(SERVERS, *flags, f"--prefill-us-per-token={1e6 * PREFILL_S:g}").file
         return
     ports = free_ports(SERVERS)
     for port in ports:
@@ -136,22 +160,37 @@ def live(
     reference: str = "",
     told: Callable[[str], object] = print,
 ) -> dict[str, dict[str, Figures]]:
-    """Runs each traffic under each picker. `configs`: further configurations, name -> text. Returns traffic -> picker -> figures."""
-    kind = next(kind for kind in KINDS if kind.name == "slots")
-    texts = {OURS: DEFAULT_TEXT, **configs}
+    """Runs each traffic under each picker. `configs`: name -> text. Returns traffic -> picker -> figures."""
+    kind = next(kind for kind in KINDS if kind.name == ("slots" if simulator else "shared"))
     tables: dict[str, dict[str, Figures]] = {}
     for workload in workloads:
         sessions = workload.make(random.Random(f"{seed}/{workload.name}"), seconds, kind.rate.get(workload.name, 1.0))
-        oracle = measure(kind, workload, {ORACLE: LINE[ORACLE]}, seed, seconds)[ORACLE]
+        policies = {ORACLE: LINE[ORACLE], **{name: configured(text) for name, text in configs.items()}}
+        virtual = measure(kind, workload, policies, seed, seconds)
+        oracle = virtual[ORACLE]
         told(f"{workload.name}, oracle in virtual time: {1e3 * oracle.ttft_mean:.0f} ms, p95 {1e3 * oracle.ttft_p95:.0f}")
         table = tables[workload.name] = {}
-        for name in (*texts, *([REFERENCE] if reference else [])):
-            with Cluster() as cluster, servers(cluster, simulator) as file:
-                picker = _picker(cluster, file, texts.get(name, ""), reference)
+        for name in (*configs, *([REFERENCE] if reference else [])):
+            with Cluster() as cluster, servers(cluster, simulator, workload.kv_blocks) as file:
+                picker = _picker(cluster, file, configs.get(name, ""), reference)
                 results = asyncio.run(play(cluster.envoy(picker), sessions))
-            row = table[name] = figures(results, WARM_UP * seconds, oracle.ttft_mean, oracle.ttft_p95)
-            told(f"  {name:24} {row.mean:7.2f} {row.p95:7.2f} {1e3 * row.ttft_s:8.0f} ms {row.errors} of {row.requests} failed")
+            twin = virtual[name].ttft_mean / oracle.ttft_mean if name in configs else 0.0
+            row = table[name] = figures(results, WARM_UP * seconds, oracle.ttft_mean, oracle.ttft_p95)._replace(virtual=twin)
+            told(
+                f"  {name:24} {row.mean:7.2f} {row.p95:7.2f} {1e3 * row.ttft_s:8.0f} ms {row.errors} of {row.requests} failed, "
+                f"{row.virtual:.2f} in virtual time"
+            )
+        told(f"  rank correlation with virtual time: {agreement(table.values()):.2f}")
     return tables
+
+
+def agreement(rows: Iterable[Figures]) -> float:
+    """Returns the rank correlation (Spearman's) of the real and the virtual means of the rows that have both; 1 for fewer than two."""
+    both = [(row.mean, row.virtual) for row in rows if row.virtual]
+    if len(both) < 2:
+        return 1.0
+    ranks = np.array(both).argsort(axis=0).argsort(axis=0)
+    return float(np.corrcoef(ranks, rowvar=False)[0, 1])
 
 
 def _picker(cluster: Cluster, file: Path, text: str, reference: str) -> Picker:

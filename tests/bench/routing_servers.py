@@ -16,7 +16,7 @@ from loadtest.sim.slowed import SlowedServer
 from tests.bench.routing_traffic import BLOCK_TOKENS, CACHES, CROWDED, SERVERS
 
 PREFILL_S = 100e-6  # per token
-SLOT_DECODE_S = 0.010
+SHARED_DECODE_S, SLOT_DECODE_S = 0.025, 0.010
 SLOWER = 3.0
 SLOW_FROM_THE_START, SLOW_LATER = (2, 5), 6
 
@@ -50,7 +50,7 @@ class Kind:
 
 
 def shared(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]:
-    settings = EngineSettings(kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=0.025)
+    settings = EngineSettings(kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=SHARED_DECODE_S)
     return _all(servers, lambda server: Engine(settings, lambda job, changes: changed(server, job, changes)))
 
 

@@ -1,6 +1,9 @@
 """The parts of the routing benchmark in real time that need no processes."""
 
-from tests.bench.routing_live import Figures, Result, figures, simulator_command, text_of
+import pytest
+
+from epp.config.load import load
+from tests.bench.routing_live import ORDERED, Figures, Result, agreement, figures, simulator_command, text_of
 
 
 def test_a_token_becomes_a_word_and_equal_prefixes_stay_equal() -> None:
@@ -22,3 +25,15 @@ def test_a_named_simulator_has_the_size_of_the_model() -> None:
     command = simulator_command("/opt/sim", 8001)
     assert command[0] == "/opt/sim"
     assert {"--port=8001", "--max-num-seqs=8", "--prefill-time-per-token=100us", "--inter-token-latency=10ms"} < set(command)
+
+
+def test_policies_that_run_in_real_and_in_virtual_time_agree_if_their_order_is_the_same() -> None:
+    rows = [Figures(mean, 1.0, 1.0, 0, 9, virtual) for mean, virtual in ((1.2, 1.0), (1.3, 1.1), (9.0, 1.2))]
+    assert agreement(rows) == pytest.approx(1.0)
+    assert agreement([*rows, Figures(0.5, 1.0, 1.0, 0, 9)]) == pytest.approx(1.0)  # this one has no figure in virtual time
+    assert agreement([rows[0]]) == 1.0
+    assert agreement([row._replace(virtual=-row.mean) for row in rows]) == pytest.approx(-1.0)
+
+
+def test_the_configurations_whose_order_is_compared_are_valid() -> None:
+    assert len([load(text, name).pipeline for name, text in ORDERED.items()]) >= 6
