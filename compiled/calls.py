@@ -11,6 +11,7 @@ add_scaled: Final = kernels.add_scaled
 answers: Final = kernels.answers
 by_row: Final = kernels.by_row
 careful: Final = kernels.careful
+carry: Final = kernels.carry
 cell: Final = kernels.cell
 cheapest: Final = kernels.cheapest
 column: Final = kernels.column

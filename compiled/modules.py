@@ -68,6 +68,7 @@ KERNEL_SOURCES: Final = tuple(
         "lanes",
         "latency",
         "links",
+        "loads",
         "module",
         "pages",
         "prefills",

@@ -21,4 +21,5 @@ else:
     from compiled.kernels.lanes_reference import *  # noqa: F403
     from compiled.kernels.latency_reference import *  # noqa: F403
     from compiled.kernels.links_reference import *  # noqa: F403
+    from compiled.kernels.loads_reference import *  # noqa: F403
     from compiled.kernels.reference import *  # noqa: F403

@@ -4,7 +4,7 @@
 #include "arrays.h"
 
 #define FUNCTIONS(each)                                                                                                      \
-    each(add_scaled) each(answers) each(by_row) each(careful) each(cell) each(chain) each(cheapest) each(column)             \
+    each(add_scaled) each(answers) each(by_row) each(careful) each(carry) each(cell) each(chain) each(cheapest) each(column)             \
     each(copied) each(data_header) each(features) each(fence) each(fewest) each(find) each(first_tokens) each(fit)           \
     each(flat_end) each(forget) each(framed_message) each(free_oldest) each(header) each(held) each(highest)                 \
     each(increase) each(insert) each(is_uuid) each(items) each(lane_loads) each(lane_sums) each(lane_total)                  \

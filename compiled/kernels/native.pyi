@@ -26,6 +26,20 @@ def careful(
     usage: Floats,
     /,
 ) -> Floats: ...
+def carry(
+    known: Floats,
+    slots: NDArray[np.intp],
+    generation: NDArray[np.uint64],
+    page_at: Floats,
+    running: Floats,
+    waiting: Floats,
+    kv: Floats,
+    counted: Floats,
+    inflight: NDArray[Any],
+    now: float,
+    step_s: float,
+    /,
+) -> tuple[Floats, Floats, Floats, Floats] | None: ...
 def cell(outlook: Floats, row: int, index: int, /) -> float: ...
 def chain(prompt: bytes, block_bytes: int, start: int, seed: int, rest: int, /) -> Hashes: ...
 def cheapest(costs: Floats, load: NDArray[Any], near: float, least: float, part: float, /) -> Floats: ...

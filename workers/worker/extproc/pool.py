@@ -202,7 +202,7 @@ class SharedPool:
         running, waiting, kv = (values.get(name, missing) for name in LOAD)
         inflight = self._lanes.inflight(self._used)[slots]
         load = self._account.carry(
-            slots, copy.generation[slots], copy.updated_at[slots], Load(running, waiting, kv, counted), inflight, now
+            self._roster.slots, copy.generation[slots], copy.updated_at[slots], Load(running, waiting, kv, counted), inflight, now
         )
         for name, carried in zip(LOAD, load[:3], strict=True):
             if name in values:

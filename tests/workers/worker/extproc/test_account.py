@@ -147,7 +147,7 @@ def test_another_server_in_the_same_slot_begins_anew() -> None:
 def test_a_carried_load_does_not_change_after_it_was_returned() -> None:
     servers = Servers(1)
     servers.account = Account(1)
-    servers.slots = slice(0, 1)
+    servers.slots = np.arange(1)
     servers.read([1.0], [0.0])
     servers.inflight[:] = 2
     load = servers.carried()
