@@ -1,5 +1,6 @@
 """Defines what the learned latency model says of one request: typed data between its producer and the scorer."""
 
+from collections.abc import Sequence
 from math import inf
 from typing import Final
 
@@ -21,11 +22,11 @@ class LearnedCosts:
     """Holds predictions and costs. Arrays: float64, shape (endpoints,), infinite for endpoints that were no candidates.
 
     `costs`: what a choice minimises; in seconds, or without a unit if the model is not used. `why_not`: why the model is not used: FEW or
-    WORSE; "" if it is. `model`: the model at that time. `outlook`: of `LatencyModel.outlook` for `candidates`. `sent`: what the producer
-    keeps of the request from its decision to its end.
+    WORSE; "" if it is. `model`: the model at that time. `outlook`: of `LatencyModel.outlook` for `candidates`. `waiting`: the
+    candidates that `add_waits` returned. `sent`: what the producer keeps of the request from its decision to its end.
     """
 
-    __slots__ = ("candidates", "costs", "model", "outlook", "sent", "why_not")
+    __slots__ = ("candidates", "costs", "model", "outlook", "sent", "waiting", "why_not")
 
     def __init__(self, costs: Floats, outlook: Floats, candidates: Candidates, model: LatencyModel, why_not: str) -> None:
         """`costs`: one per candidate."""
@@ -34,6 +35,7 @@ class LearnedCosts:
         self.costs = self._widened(costs)
         self.model = model
         self.why_not = why_not
+        self.waiting: Sequence[int] = ()
         self.sent: object = None
 
     @property

@@ -76,11 +76,13 @@ SOFT_S: Final = 0.02  # a difference of one decode step says little about an end
 SAME: Final = 0.2  # two endpoints whose speeds have logarithms that differ by less are as likely equal
 DOUBT_S: Final = 60.0  # without observations, the logarithm of a slow endpoint's speed halves in this time
 ENOUGH: Final = 4  # observations after which an endpoint is known
+ENOUGH_OF_POOL: Final = 10  # observations after which a pool is known whose prompts do not wait for each other
+YOUNG: Final = 300  # before so many first tokens, a model is judged by what it knows, and not by what it said
 FULL_SCRAPES: Final = 2  # scrapes with waiting requests at the largest batch that make it the limit
 NEAR_LIMIT: Final = 0.95
 LIMIT_STEP: Final = 0.002
 PLACE_FIRST_S: Final = 1.0
-PLACE_STEP: Final = 0.02  # the time that a place is taken is about the mean of the last 50 answers
+PLACE_STEP: Final = 0.02  # the time that a place is taken is about the mean of the last 50 answers, or of all and PLACE_FIRST_S
 ERROR_STEP: Final = 0.02  # the error is about that of the last 50 observations
 ERROR_FIRST: Final = 0.5
 WORSE: Final = 1.1  # a model is not used while its error is so many times that of the mean
@@ -197,6 +199,12 @@ class LatencyModel:
         differs = self._log_speed(known, now) - self.usual_log
         return exp(self.usual_log + (differs * (1.0 - (SAME / differs) ** 2) if abs(differs) > SAME else 0.0))
 
+    @property
+    def share(self) -> float:
+        """Returns the time of a token before this prompt, divided by that of one of it: 0 if prompts do not wait for each other."""
+        theta = self.first.theta
+        return theta[REST] / theta[UNCACHED] if theta[UNCACHED] > 0.0 else 0.0
+
     def token_speed(self, slot: int) -> float:
         """Returns how many times slower than the pool's mean the endpoint is with output tokens; 1 if nothing is known."""
         known = self.endpoints.get(slot)
@@ -254,9 +262,12 @@ class LatencyModel:
         )  # fmt: skip
         return float(found[0, 0])
 
+    def alone_s(self, slot: int, tokens: float, now: float) -> float:
+        """Predicts the time that an endpoint without other requests takes for a prompt of which it computes so many tokens."""
+        return self.speed(slot, now) * (self.first.theta[BASE] + self.first.theta[UNCACHED] * tokens / THOUSAND)
+
     def _tabulated(self, now: float) -> "Table":
-        theta = self.first.theta
-        share = theta[REST] / theta[UNCACHED] if theta[UNCACHED] > 0.0 else 0.0
+        theta, share = self.first.theta, self.share
         parameters = [
             *theta, self.place_s, OVERDUE_S, float(share >= IN_TURN), share**SHARP, PLACE, SHARP_FULL, exp(self.usual_log),
             self.usual_limit, LEAST_S, MOST_S, BURST, APART,
@@ -276,24 +287,24 @@ class LatencyModel:
         return bounded(self.token_speed(slot) * self.per_token.predict([1.0, min(load, limit) if limit > 0.0 else load]))
 
     def knows(self, slots: Sequence[int]) -> bool:
-        """Returns whether at least half of these endpoints are known."""
-        known = 0
-        for slot in slots:
-            found = self.endpoints.get(slot)
-            if found is not None and found.samples >= ENOUGH:
-                known += 1
-        return 2 * known >= len(slots)
+        """Returns whether at least half of these endpoints are known. Where prompts do not wait for each other, the pool's first answers
+        suffice: their mean stands in for all, and a rule without a model would count tokens ahead for which nobody waits.
+        """
+        if self.first.count >= ENOUGH_OF_POOL and self.share < IN_TURN:
+            return True
+        answered = (known for slot in slots if (known := self.endpoints.get(slot)) is not None)
+        return 2 * sum(known.samples >= ENOUGH for known in answered) >= len(slots)
 
     def learn_first(self, seen: FirstToken) -> None:
         """Takes the time to the first token of one answer."""
         at, slot, generation, tokens, ahead, elapsed, load, predicted, observed = seen
         observed = bounded(observed)
         endpoint = self._endpoint(slot, generation)
-        self._count_error(endpoint, bounded(predicted), observed)
         log_speed = self._log_speed(endpoint, at)
         speed = exp(log_speed)
         features = self.features(self.limit(slot), speed, tokens, ahead, elapsed, load)
         expected = bounded(speed * self.first.predict(features))
+        self._count_error(endpoint, bounded(predicted), expected, observed)
         surprise = ln((observed + SOFT_S) / (expected + SOFT_S))
         self.first.learn(features, observed / speed, FIRST_FLOOR_S)
         self._counted += 1
@@ -310,7 +321,7 @@ class LatencyModel:
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
         """Takes the mean time per output token of one answer, and how long it lasted from the first token on."""
-        self.place_s += PLACE_STEP * (bounded(lasted) - self.place_s)
+        self.place_s += max(PLACE_STEP, 1.0 / (self.per_token.count + 2.0)) * (bounded(lasted) - self.place_s)
         observed = bounded(observed)
         endpoint = self._endpoint(slot, generation)
         limit = self.limit(slot)
@@ -405,7 +416,10 @@ class LatencyModel:
         silent = now - known.learned_at
         return log * 0.5 ** (silent / DOUBT_S) if log > 0.0 and silent > 1.0 else log
 
-    def _count_error(self, endpoint: EndpointModel, predicted: float, observed: float) -> None:
+    def _count_error(self, endpoint: EndpointModel, predicted: float, expected: float, observed: float) -> None:
+        """Counts how wrong `predicted` was. A young model is judged by what it expects when the answer comes, because it has learned much
+        since the decision.
+        """
         wrong = abs(predicted - observed) / observed
         bucket = 0
         while bucket < len(ERROR_BOUNDS) and wrong > ERROR_BOUNDS[bucket]:
@@ -413,8 +427,9 @@ class LatencyModel:
         endpoint.errors[bucket] += 1
         endpoint.error_sum += wrong
         mean_s = self.mean_s or observed
-        endpoint.error += ERROR_STEP * (_relative(predicted, observed) - endpoint.error)
-        self.error += ERROR_STEP * (_relative(predicted, observed) - self.error)
+        judged = expected if self.first.count < YOUNG else predicted
+        endpoint.error += ERROR_STEP * (_relative(judged, observed) - endpoint.error)
+        self.error += ERROR_STEP * (_relative(judged, observed) - self.error)
         self.mean_error += ERROR_STEP * (_relative(mean_s, observed) - self.mean_error)
         self.mean_s = mean_s + ERROR_STEP * (observed - mean_s)
         self.trusted = self.error <= (WORSE if self.trusted else 1.0) * self.mean_error + SLACK

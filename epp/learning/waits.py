@@ -1,11 +1,13 @@
 """Says what it costs to wait for a prefix that an endpoint computes now, and what it costs to compute it a second time. Pure code.
 
 A prompt that shares its prefix with a prefill under way waits there until that prefill has ended, and then computes only its own rest.
-Anywhere else the prefix is computed a second time. For a request that comes right after the first one, both take the same time. Then it
-waits, because a second copy takes the time and the memory of another endpoint: TWICE of that time counts.
+Where prompts do not wait for each other, this is the only wait, and an endpoint that computes a prefix is no endpoint that holds it. Where
+they do, the wait for the prefill is one of the waits that the model predicts.
 
-This holds for long prefixes (LONG_TOKENS), and for siblings: requests within SIBLINGS_S, as a client sends that asks several questions
-about one document. A prefix that is short, or that more requests ask for while it is computed, is worth a second copy.
+Anywhere else the prefix is computed a second time. For a request that comes right after the first one, both take the same time. Then it
+waits, because a second copy takes the time and the memory of another endpoint: TWICE of that time counts. This holds for long prefixes
+(LONG_TOKENS), and for siblings: requests within SIBLINGS_S, as a client sends that asks several questions about one document. A prefix
+that is short, or that more requests ask for while it is computed, is worth a second copy.
 """
 
 from collections.abc import Sequence
@@ -44,18 +46,26 @@ def without_waits(outlook: Floats, waits: Sequence[Wait], now: float) -> Floats:
     return done
 
 
-def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook: Floats, waits: Sequence[Wait], now: float) -> None:
+def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook: Floats, waits: Sequence[Wait], now: float) -> list[int]:
     """Adds to an outlook what waiting, or computing twice, takes beyond the predicted times and costs of the candidates, in seconds.
 
-    `prompt`: all tokens of the prompt. `slots`, `outlook`: as of `LatencyModel.outlook`.
+    `prompt`: all tokens of the prompt. `slots`, `outlook`: as of `LatencyModel.outlook`. Returns the indices of the candidates whose
+    first token waits for the prefix longer than the model alone predicts.
     """
+    times, costs = outlook[TIMES], outlook[COSTS]
+    waiting: list[int] = []
+    for wait in waits:
+        slot = slots[wait.at]
+        left = model.alone_s(slot, wait.tokens, now) - (now - wait.since)
+        later = left + model.alone_s(slot, float(outlook[UNCACHED, wait.at]), now) - float(times[wait.at])
+        if left > 0.0 and later > 0.0:
+            times[wait.at] += later
+            costs[wait.at] += later
+            waiting.append(wait.at)
     siblings = _siblings(waits, now)
     if not siblings:
-        return
-    times, costs = outlook[TIMES], outlook[COSTS]
+        return waiting
     for wait in siblings:
-        left = model.first_token_s(slots[wait.at], wait.tokens, 0.0, 0.0, 0.0, now) - (now - wait.since)
-        times[wait.at] = max(left, float(times[wait.at]))
         costs[wait.at] = times[wait.at]  # what they wait for is no queue: no other request loses its turn
     shared = max(wait.shared for wait in siblings)
     own = prompt - shared  # tokens that no sibling computes
@@ -63,6 +73,7 @@ def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook:
         again = min(float(outlook[UNCACHED, i]) - own, shared)
         if again > 0.0:
             costs[i] += TWICE * model.speed(slot, now) * model.first.theta[models.UNCACHED] * again / THOUSAND
+    return waiting
 
 
 def _siblings(waits: Sequence[Wait], now: float) -> list[Wait]:

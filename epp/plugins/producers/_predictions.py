@@ -10,8 +10,8 @@ from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAIT
 from epp.decision.decision import Decision, ProfileRun, Response
 from epp.learning.choice import careful_costs
 from epp.learning.costs import FEW, WORSE, LearnedCosts
-from epp.learning.model import FirstToken, Ints, LatencyModel
-from epp.learning.waits import Wait, add_waits, is_sibling, without_waits
+from epp.learning.model import IN_TURN, FirstToken, Ints, LatencyModel
+from epp.learning.waits import Wait, add_waits, without_waits
 from epp.plugin import Learning
 from epp.prefix.match import PrefixMatch
 from epp.request import Request
@@ -23,11 +23,12 @@ class Sent:
 
     `index`: the candidate that computes the prompt; `slot`, `generation`: its endpoint. `decode_index` and so on: of the candidate that
     generates the answer, which is the same unless a prefill profile ran. `at`, `first_at`: when it was sent and when its first token came,
-    in monotonic seconds; `first_at` is 0 before. `counts`: whether the answer teaches anything. `outlook`: what was predicted.
+    in monotonic seconds; `first_at` is 0 before. `counts`: whether the answer teaches anything. `waits`: whether its first
+    token says nothing of the endpoint, because it waits for a prefix that another prompt computes. `outlook`: what was predicted.
     """
 
     __slots__ = (
-        "at", "counts", "decode_generation", "decode_index", "decode_slot", "first_at", "generation", "index", "outlook", "slot",
+        "at", "counts", "decode_generation", "decode_index", "decode_slot", "first_at", "generation", "index", "outlook", "slot", "waits",
     )  # fmt: skip
 
     def __init__(self, learned: LearnedCosts, computes: ProfileRun, answers: ProfileRun, at: float) -> None:
@@ -36,6 +37,7 @@ class Sent:
         self.at = at
         self.counts = False
         self.first_at = 0.0
+        self.waits = False
         endpoint = computes.target
         self.index = self.decode_index = candidates.index_of(computes.row)
         self.slot = self.decode_slot = endpoint.slot
@@ -83,8 +85,7 @@ class Predictions:
             snapshot.settled(WAITING, rows),
         )
         waits = [] if match is None else _waits(match, candidates, now)
-        if waits:
-            add_waits(model, slots.tolist(), prompt, outlook, waits, now)
+        waiting = add_waits(model, slots.tolist(), prompt, outlook, waits, now) if waits else ()
         why_not = self._reason(model, snapshot.roster.slots)
         if why_not:
             costs = careful_costs(
@@ -92,7 +93,8 @@ class Predictions:
             )
         else:
             costs = outlook[COSTS]
-        request[self._costs] = LearnedCosts(costs, outlook, candidates, model, why_not)
+        learned = request[self._costs] = LearnedCosts(costs, outlook, candidates, model, why_not)
+        learned.waiting = waiting
 
     def goes(self, request: Request, decision: Decision) -> None:
         """Takes a request that is sent to the endpoints of its decision."""
@@ -104,6 +106,7 @@ class Predictions:
         if sent.index < 0 or sent.decode_index < 0:
             return  # nothing was predicted for the endpoint: it was added after the prediction
         sent.counts = request.streaming
+        sent.waits = sent.index in learned.waiting and learned.known and learned.model.share < IN_TURN
         learned.sent = sent
         if calls.cell(learned.outlook, AHEAD, sent.index) <= 0.0:
             self._learning.begins(sent.slot, request.now)
@@ -124,7 +127,7 @@ class Predictions:
         if request.streaming:
             self._learning.begins(sent.slot, now)
         sent.first_at = now
-        if sent.counts:
+        if sent.counts and not sent.waits:
             took = now - (request.sent_at or sent.at)
             found = calls.column(sent.outlook, sent.index)
             self._learning.learn_first(
@@ -156,13 +159,8 @@ class Predictions:
 
 
 def _waits(match: PrefixMatch, candidates: Candidates, now: float) -> list[Wait]:
-    """Returns the prefills under way that this prompt can wait for, at most one per candidate: the one that shares most.
-
-    Returns none if none of them is of a sibling, because the others cost nothing.
-    """
+    """Returns the prefills under way that this prompt can wait for, at most one per candidate: the one that shares most."""
     block_tokens = match.block_tokens
-    if not any(is_sibling(float(each.blocks * block_tokens), each.since, now) for each in match.under_way):
-        return []
     row_of_owner = candidates.snapshot.roster.row_of_owner
     waits: dict[int, Wait] = {}
     for prefill in match.under_way:

@@ -24,7 +24,8 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
 
     All workers share one model (`epp.learning`). Of a disaggregated request, the prefill endpoint learns the time to the first token,
     and the decode endpoint the time per token. It learns from answers that are streamed and succeed. While it knows less than half
-    of the candidates, or predicts worse than the pool's mean time, the costs follow a rule without a model.
+    of the candidates, or predicts worse than the pool's mean time, the costs follow a rule without a model. Where prompts do not wait
+    for each other, ten answers suffice.
     """
 
     Params = LearnedLatencyParameters

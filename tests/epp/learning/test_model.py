@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compiled.outlook import COSTS, TIMES
-from epp.learning.model import ERROR_BOUNDS, FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, EndpointModel, FirstToken, LatencyModel
+from epp.learning.model import ERROR_BOUNDS, FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, YOUNG, EndpointModel, FirstToken, LatencyModel
 from epp.learning.state import decode, encode
 
 SERVERS = 4
@@ -143,6 +143,23 @@ def test_knows_the_candidates_when_half_of_them_have_answered_often_enough() -> 
     assert not model.knows([1, 2, 3])
 
 
+def test_where_prompts_do_not_wait_for_each_other_the_first_ten_answers_teach_what_all_endpoints_cost() -> None:
+    model = LatencyModel()
+    for step in range(10):
+        assert not model.knows([0, 7])
+        tokens = 1000.0 * (1 + step)
+        model.learn_first(FirstToken(1.0, 1, 0, tokens, 9000.0 * (step % 2), 0.0, 0.0, tokens * 1e-3, 0.03 + tokens * 1e-3))
+    assert model.knows([0, 7])
+    assert model.first_token_s(7, 10_000.0, 0.0, 0.0, 0.0, 1.0) == pytest.approx(10.0, rel=0.2), "no answer came from this endpoint"
+
+
+def test_the_first_answers_that_end_say_how_long_places_are_taken() -> None:
+    model = LatencyModel()
+    for _ in range(10):
+        model.learn_token(0, 0, 1.0, 0.1, 20.0)
+    assert model.place_s == pytest.approx(20.0, rel=0.15)
+
+
 def test_tokens_ahead_are_computed_while_time_passes() -> None:
     model = LatencyModel()
     times = [model.first_token_s(0, 1000.0, 8000.0, elapsed, 1.0, 0.0) for elapsed in (0.0, 0.2, 0.4, 0.8, 0.82)]
@@ -233,12 +250,24 @@ def test_requests_from_before_the_last_scrape_cost_nothing_beyond_what_was_learn
 
 def test_is_not_trusted_while_it_predicts_worse_than_the_mean() -> None:
     model = LatencyModel()
+    for _ in range(YOUNG):
+        model.learn_first(FirstToken(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1))
     for _ in range(200):  # a constant time, whatever the features are: the predictions of another process
         model.learn_first(FirstToken(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.5, 0.1))
     assert not model.trusted
     for _ in range(400):
         model.learn_first(FirstToken(1.0, 0, 0, 100.0, 0.0, 0.0, 1.0, 0.1, 0.1))
     assert model.trusted
+
+
+def test_a_young_model_is_judged_by_what_it_knows_when_an_answer_comes() -> None:
+    """The predictions for the first answers are of a time without answers."""
+    model = LatencyModel()
+    for step in range(YOUNG // 2):
+        tokens = 1000.0 * (1 + step % 9)
+        model.learn_first(FirstToken(1.0, step % 4, 0, tokens, 0.0, 0.0, 0.0, 0.03 + tokens * 1e-4, 0.02 + tokens * 1e-5))
+    assert model.trusted
+    assert model.error < 0.6 * model.mean_error
 
 
 def test_counts_errors_by_size() -> None:

@@ -33,10 +33,23 @@ def weighed(before: Floats, *waits: Wait) -> Floats:
     return found
 
 
-def test_the_first_token_comes_after_the_prefill_that_is_waited_for() -> None:
-    alone = LatencyModel().first_token_s(0, PROMPT, 0.0, 0.0, 0.0, NOW)
-    assert weighed(outlook(), sibling(ago=0.09))[TIMES, 0] == pytest.approx(alone - 0.09)
+@pytest.mark.parametrize("shared", [PROMPT - QUESTION, 500.0], ids=["long", "short"])
+def test_the_first_token_comes_after_the_prefill_that_is_waited_for(shared: float) -> None:
+    model, wait = LatencyModel(), sibling(ago=0.09, shared=shared)
+    expected = model.alone_s(0, PROMPT, NOW) - 0.09 + model.alone_s(0, QUESTION, NOW)
+    assert weighed(outlook(), wait)[TIMES, 0] == pytest.approx(expected)
+    assert weighed(outlook(), wait)[COSTS, 0] > outlook()[COSTS, 0]
+
+
+def test_a_prefill_that_should_have_ended_is_not_waited_for() -> None:
     assert weighed(outlook(), sibling(ago=100.0))[TIMES, 0] == outlook()[TIMES, 0]
+
+
+def test_where_prompts_wait_for_each_other_the_wait_for_a_prefix_does_not_count_twice() -> None:
+    before = outlook(ahead=3 * PROMPT)
+    assert weighed(before, sibling())[TIMES, 0] == before[TIMES, 0]
+    assert add_waits(LatencyModel(), [0, 1], PROMPT, before, [sibling()], NOW) == []
+    assert add_waits(LatencyModel(), [0, 1], PROMPT, outlook(), [sibling()], NOW) == [0]
 
 
 def test_siblings_wait_where_their_prefix_is_computed() -> None:
