@@ -154,12 +154,15 @@ class Parser(Plugin):
     `usage`, `parse` sets `request[ANSWER]` (`epp.protocol.usage`).
     `names_model`: whether the runtime may replace the model's name. The parser then promises that bodies are JSON objects with the name
     in the member `model`. It also promises that MODEL_MISSING is the last check of `parse`, because a header or a rule may give the name.
+    `salt_member`: the member of bodies that has the cache salt, which the runtime may set. The parser then promises that bodies are JSON
+    objects; "": the runtime sets none.
     """
 
     paths: ClassVar[tuple[str, ...]] = ()
     app_protocols: ClassVar[tuple[str, ...]] = ()
     reads_usage: ClassVar[bool] = False
     names_model: ClassVar[bool] = False
+    salt_member: ClassVar[str] = ""
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
         """Sets model, target_model, prompt, streaming, max_tokens and cache_salt of `request`, as far as the body has them.

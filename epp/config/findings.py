@@ -67,7 +67,7 @@ ERRORS: Mapping[str, str] = {
     "bad-priority": "A priority does not fit 32 bits.",
     "too-many-bands": "There are more bands than shared memory has places for.",
     "queue-mismatch": "A queue cannot do what its band's policies need.",
-    "tenants": "The section tenants is incomplete, or has a wrong value.",
+    "tenants": "The section tenants is incomplete, has a wrong value, or lacks a secret that lasts.",
     "tenant-source": "A source of tenants is incomplete or wrong, or its header is not trusted.",
     "tenant-keys": "A file of tenants' API keys is missing, or has a wrong line.",
     "unsupported": "Something of llm-d-router is not supported by this version.",

@@ -228,6 +228,10 @@ class Tenants(_Form):
         list[Text] | None,
         Meta(description="The InferenceObjectives that tenants may claim; for others and for none, the first counts. Default: any."),
     ] = None
+    cache_salt: Annotated[
+        Literal["tenant", "none"] | None,
+        Meta(description="tenant: requests get a cache salt of their tenant, so that tenants share no prefixes. Default: none."),
+    ] = None
     per_tenant: Annotated[dict[str, OneTenant] | None, Meta(description="What is different for single tenants, by name.")] = None
 
 

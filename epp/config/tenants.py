@@ -21,10 +21,12 @@ from epp.request import tenant_keys
 from epp.request.client_headers import FAIRNESS_ID, names_objective
 from epp.request.tenant import NAME_RULE, names_tenant
 from epp.request.tenant_keys import Keys
-from epp.request.tenants import FromHeader, FromKey, FromMetadata, Source, Tenants
+from epp.request.tenants import FromHeader, FromKey, FromMetadata, Salts, Source, Tenants
 
 REFUSE: Final = "refuse"
 SHARE: Final = "share"
+OF_TENANT: Final = "tenant"
+NO_SALT: Final = "none"
 PATH_NAMES_MAX: Final = 8
 SOURCES: Final = ("metadata", "header", "apiKey")
 _HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,127}")
@@ -56,11 +58,16 @@ def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | Non
     if unknown not in (REFUSE, SHARE):
         why = f"tenants.unknown: '{unknown[:128]}' is not known"
         reader.findings.error(fields["unknown"].place, "tenants", why, nearest(unknown, (REFUSE, SHARE)))
+    salt = reader.text(fields.get("cacheSalt"), "tenants.cacheSalt") or NO_SALT
+    if salt not in (OF_TENANT, NO_SALT):
+        why = f"tenants.cacheSalt: '{salt[:128]}' is not known"
+        reader.findings.error(fields["cacheSalt"].place, "tenants", why, nearest(salt, (OF_TENANT, NO_SALT)))
     return TenantsEntry(
         tuple(source for source in sources if source is not None),
         unknown == SHARE,
         _objectives(reader, fields.get("objectives"), "tenants.objectives"),
         _per_tenant(reader, fields.get("perTenant")),
+        fields["cacheSalt"].place if salt == OF_TENANT else None,
     )
 
 
@@ -176,6 +183,7 @@ def _api_key(reader: NodeReader, node: Node, what: str) -> KeySource | None:
 def as_section(entry: TenantsEntry) -> dict[str, Any]:
     """Returns the section with its defaults, as plain values."""
     section: dict[str, Any] = {"from": [_as_source(source) for source in entry.sources], "unknown": SHARE if entry.shares else REFUSE}
+    section["cacheSalt"] = NO_SALT if entry.salt_place is None else OF_TENANT
     if entry.objectives:
         section["objectives"] = list(entry.objectives)
     if entry.per_tenant:
@@ -216,11 +224,12 @@ def keys_of(texts: Mapping[str, str]) -> dict[str, Keys]:
     return found
 
 
-def tenants_of(entry: TenantsEntry, keys: Mapping[str, Keys]) -> Tenants:
-    """Returns what workers ask. `keys`: of each file that the section names, by path."""
+def tenants_of(entry: TenantsEntry, keys: Mapping[str, Keys], secret: int = 0) -> Tenants:
+    """Returns what workers ask. `keys`: of each file that the section names, by path. `secret`: the 64-bit seed of prefix hashes."""
     sources: Sequence[Source] = [_made(source, keys) for source in entry.sources]
     per_tenant = {name: objectives or entry.objectives for name, objectives in entry.per_tenant.items()}
-    return Tenants(sources, shares=entry.shares, objectives=entry.objectives, per_tenant=per_tenant)
+    salts = Salts(secret) if entry.salt_place is not None else None
+    return Tenants(sources, shares=entry.shares, objectives=entry.objectives, per_tenant=per_tenant, salts=salts)
 
 
 def _made(source: TenantSource, keys: Mapping[str, Keys]) -> Source:

@@ -131,13 +131,15 @@ TenantSource = MetadataSource | HeaderSource | KeySource
 class TenantsEntry:
     """Holds the section `tenants`. `shares`: whether requests without a known tenant share one.
 
-    `per_tenant`: objectives by tenant; an empty list stands for `objectives`.
+    `per_tenant`: objectives by tenant; an empty list stands for `objectives`. `salt_place`: of the setting by which each tenant
+    has a cache salt of its own; None: they have none.
     """
 
     sources: tuple[TenantSource, ...]
     shares: bool = False
     objectives: tuple[str, ...] = ()
     per_tenant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    salt_place: Place | None = None
 
 
 @dataclass(slots=True)

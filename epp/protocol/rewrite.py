@@ -1,8 +1,9 @@
-"""Replaces the name of the model in JSON requests, and restores it in answers. No other byte changes.
+"""Replaces the name of the model and the cache salt in JSON requests, and restores the name in answers. No other byte changes.
 
-Request: msgspec scans the body and returns the position of the raw value of the top-level member `model`. It handles escapes, blanks
-and nested members of that name. The bytes around the value are copied. If the member occurs several times, all are replaced,
-because it is unknown which one the model server reads. A body without the member gets it as its first member.
+Request: msgspec scans the body and returns the position of the raw value of the top-level member, such as `model`. It handles escapes,
+blanks and nested members of that name. The bytes around the value are copied. If the member occurs several times, all are replaced,
+because it is unknown which one the model server reads. A body without the member gets it as its first member; the kernels find that a
+body lacks it several times as fast as msgspec.
 
 Answer: `"model":"<target>"`, with or without a blank after the colon, becomes `"model":"<requested>"` at any position, however the
 answer is divided into pieces. If the end of a piece may be the beginning of such a text, it is held back until the next piece. In a JSON
@@ -17,64 +18,103 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from compiled import calls
 from epp.errors import Cause, Refused
+from epp.protocol.surrogates import replaced
 
 REMOVED: Final = ("accept-encoding", "content-encoding")  # removed from a rewritten request, so that request and answer are plain
-MODELS_MAX: Final = 2  # members `model` in one body that are accepted
+MEMBERS_MAX: Final = 2  # members of one name in one body that are accepted
+BEGIN_BYTES: Final = 256  # of a body, in which its first brace and the next character stand, except for blanks that nobody sends
 PAIRS_KEPT: Final = 256  # cached pairs; clients choose the names, so number and length are limited
 KEPT_CHARS_MAX: Final = 1024
-# The one member that is read. Made by `defstruct`, because msgspec cannot read annotations of compiled classes.
-_named: Final = msgspec.json.Decoder(msgspec.defstruct("_Named", [("model", msgspec.Raw, msgspec.Raw())]))
 _BLANKS: Final = b" \t\r\n"
 _KEY: Final = b'"model"'
 _BEGIN: Final = _KEY[:2]  # searched at the end of a piece, because it is rarer than a quote alone
-_ESCAPED: Final = b"\\u006"  # begins each letter of the key if it is escaped
+_MISSING: Final = msgspec.Raw()
 
 Body = bytes | memoryview
 Span = tuple[int, int]
 
 
+class Member:
+    """A top-level member of requests, whose value is a text."""
+
+    __slots__ = ("_decoder", "_escapes", "_key", "_name", "_names")
+
+    def __init__(self, name: str) -> None:
+        """`name`: of ASCII letters and `_`."""
+        self._name = name
+        self._names = (name.encode(),)
+        self._key = b'"' + self._names[0] + b'"'
+        # One of them begins each letter of the name if it is escaped.
+        self._escapes = tuple(sorted({b"\\u00%x" % (letter >> 4) for letter in self._names[0]}))
+        # Made by `defstruct`, because msgspec cannot read annotations of compiled classes.
+        self._decoder = msgspec.json.Decoder(msgspec.defstruct("_Named", [(name, msgspec.Raw, _MISSING)]))
+
+    def put(self, body: Body, value: str) -> bytes:
+        """Returns the JSON object `body` with `value` as the value of this member. Raises Refused."""
+        text = msgspec.json.encode(value)
+        found = calls.members(body, self._names, _MISSING)
+        if found is not None and found[0] is _MISSING:
+            return _with_member(body, self._key, text)
+        parts: list[Body] = []
+        at = 0
+        for start, end in self._spans(body):
+            parts += (body[at:start], text)
+            at = end
+        if not parts:
+            return _with_member(body, self._key, text)
+        parts.append(body[at:])
+        return b"".join(parts)
+
+    def _spans(self, body: Body) -> list[Span]:
+        try:
+            return self.spans(body)
+        except Refused:
+            readable = replaced(body)  # as long, with every value at its place
+            if readable is None:
+                raise
+            return self.spans(readable)
+
+    def spans(self, body: Body) -> list[Span]:
+        """Returns (start, end) of the value of each such member of a JSON object, in order. Raises Refused."""
+        spans: list[Span] = []
+        text = body
+        while (span := self._last(text)) is not None:
+            if len(spans) == MEMBERS_MAX:
+                raise Refused(Cause.INVALID_BODY, f"invalid request body: '{self._name}' occurs more than {MEMBERS_MAX} times")
+            spans.append(span)
+            before = bytes(text[: span[0]]).rstrip(_BLANKS)[:-1].rstrip(_BLANKS)  # up to the last quote of the key
+            before = before[: before.rfind(b'"', 0, -1)]  # a key with a quote inside is not this one
+            if self._key not in before and not any(escape in before for escape in self._escapes):
+                break
+            text = before + b'"":0}'  # the same object without its last such member
+        return spans[::-1]
+
+    def _last(self, text: Body) -> Span | None:
+        """Returns (start, end) of the value of the last such member; None: there is none. The decoder returns the last one."""
+        try:
+            named: Any = self._decoder.decode(text)
+            raw = memoryview(getattr(named, self._name))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Refused(Cause.INVALID_BODY, f"invalid request body: {error}") from None
+        if not len(raw):
+            return None
+        start = _address(raw) - _address(text)  # a Raw is a view of the decoded bytes
+        return start, start + len(raw)
+
+
+_MODEL: Final = Member("model")
+
+
 def with_model(body: Body, model: str) -> bytes:
     """Returns the JSON object `body` with `model` as the value of its member `model`. Raises Refused."""
-    name = msgspec.json.encode(model)
-    parts: list[Body] = []
-    at = 0
-    for start, end in model_spans(body):
-        parts += (body[at:start], name)
-        at = end
-    if not parts:
-        return _with_member(bytes(body), name)
-    parts.append(body[at:])
-    return b"".join(parts)
+    return _MODEL.put(body, model)
 
 
 def model_spans(body: Body) -> list[Span]:
     """Returns (start, end) of the value of each top-level member `model` of a JSON object, in order. Raises Refused."""
-    spans: list[Span] = []
-    text = body
-    while (span := _last(text)) is not None:
-        if len(spans) == MODELS_MAX:
-            raise Refused(Cause.INVALID_BODY, f"invalid request body: 'model' occurs more than {MODELS_MAX} times")
-        spans.append(span)
-        before = bytes(text[: span[0]]).rstrip(_BLANKS)[:-1].rstrip(_BLANKS)  # up to the last quote of the key
-        before = before[: before.rfind(b'"', 0, -1)]  # a key with a quote inside is not `model`
-        if _KEY not in before and _ESCAPED not in before:
-            break
-        text = before + b'"":0}'  # the same object without its last model
-    return spans[::-1]
-
-
-def _last(text: Body) -> Span | None:
-    """Returns (start, end) of the value of the last top-level member `model`; None: there is none. The decoder returns the last one."""
-    try:
-        named: Any = _named.decode(text)
-        raw = memoryview(named.model)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(Cause.INVALID_BODY, f"invalid request body: {error}") from None
-    if not len(raw):
-        return None
-    start = _address(raw) - _address(text)  # a Raw is a view of the decoded bytes
-    return start, start + len(raw)
+    return _MODEL.spans(body)
 
 
 def _address(data: Body) -> int:
@@ -82,11 +122,15 @@ def _address(data: Body) -> int:
     return address
 
 
-def _with_member(body: bytes, name: bytes) -> bytes:
-    inside = body.index(b"{") + 1
-    rest = body[inside:]
-    comma = b"" if rest.lstrip(_BLANKS).startswith(b"}") else b","
-    return body[:inside] + _KEY + b":" + name + comma + rest
+def _with_member(body: Body, key: bytes, value: bytes) -> bytes:
+    """Returns the JSON object with this member as its first one. Copies a long body once, unless it begins with many blanks."""
+    view = memoryview(body)
+    begin = bytes(view[:BEGIN_BYTES])
+    if not begin.lstrip(_BLANKS)[1:].lstrip(_BLANKS):
+        begin = bytes(view)
+    inside = begin.index(b"{") + 1
+    comma = b"" if begin[inside:].lstrip(_BLANKS).startswith(b"}") else b","
+    return b"".join((view[:inside], key, b":", value, comma, view[inside:]))
 
 
 def _pairs(target: str, requested: str) -> tuple[tuple[tuple[bytes, bytes], ...], int]:

@@ -13,8 +13,9 @@ from epp.decision.pipeline import ParseCall, Pipeline
 from epp.errors import Cause, Refused, blame
 from epp.plugin import Parser
 from epp.protocol import codec, surrogates
+from epp.protocol.usage import ANSWER
 from epp.request import DEFAULT_FLOW, Request, Subset, client_headers
-from epp.request.renaming import MENTIONED, Renamed, parse_renamed
+from epp.request.renaming import MENTIONED, Renamed, parse_renamed, salted
 from epp.request.tenant import Tenant
 
 REQUEST_ID: Final = "x-request-id"
@@ -92,13 +93,17 @@ class Intake:
     ) -> Renamed | None:
         """Reads the body into the request. `parser` is the result of `Parsers.find` for the path.
 
-        If the model is renamed, returns the body to send on instead and what restores the name in the response; else None. Raises Refused.
+        If the model or the cache salt is changed, returns the body to send on instead and what restores the model's name in the response;
+        else None. Raises Refused.
         """
         reader, place = parser
         parse = pipeline.parses[place]
         wishes = request.wishes
         named = wishes and headers.mentions(MENTIONED)
+        private: bytes | None = None  # the body with the salt of the tenant
         try:
+            if request.tenant is not None and (private := salted(reader, request.tenant, body)) is not None:
+                body = private
             try:
                 renamed = self._parsed(reader, parse, request, body, named=named)
             except Refused as refused:
@@ -109,6 +114,8 @@ class Intake:
         except Exception as problem:
             blame(problem, reader)
             raise
+        if private is not None:
+            renamed = _kept_private(request, private, renamed)
         if self.priority_of is not None and ((wishes and headers.mentions(OBJECTIVE)) or request.tenant is not None):
             request.priority = self._priority(self.priority_of, request)
         for read in pipeline.request_header:
@@ -118,6 +125,19 @@ class Intake:
                 blame(problem, pipeline.owner(read))
                 raise
         return renamed
+
+
+def _kept_private(request: Request, private: bytes, renamed: Renamed | None) -> Renamed | None:
+    """Sets the salt of the tenant, and returns the body to send on. None: the body reaches no cache, and passes unchanged.
+
+    `private`: the body with the salt. `renamed`: the same with another model, if it gets one.
+    """
+    answer = request[ANSWER]
+    if answer is not None and answer.skip:
+        return renamed
+    assert request.tenant is not None
+    request.cache_salt = request.tenant.salt
+    return renamed if renamed is not None else Renamed(private, None)
 
 
 def request_objective(request: Request) -> str:

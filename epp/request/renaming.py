@@ -1,4 +1,4 @@
-"""Renames models: requests another model from the model server than the body names.
+"""Changes bodies: requests another model from the model server than the body names, and sets a tenant's cache salt.
 
 The model comes from a header (for one request) or from a rule, `rewrite` (for all requests for a model). A rule takes precedence.
 Headers that are not trusted (`--trust-client-headers`) are not read. `epp.protocol.rewrite` changes the bodies.
@@ -11,9 +11,10 @@ from epp.decision.pipeline import ParseCall
 from epp.errors import Cause, Refused
 from epp.plugin import Parser
 from epp.protocol import codec
-from epp.protocol.rewrite import ModelRestorer, with_model
+from epp.protocol.rewrite import Member, ModelRestorer, with_model
 from epp.protocol.usage import ANSWER
 from epp.request import Request, client_headers
+from epp.request.tenant import Tenant
 
 MENTIONED: Final = b"-model-name-rewrite"  # the suffix of both names of the header
 CONTENT_ENCODING: Final = "content-encoding"
@@ -21,10 +22,13 @@ UNSIZED: Final = ("content-length",)  # removed from a response if its length ch
 
 
 class Renamed(NamedTuple):
-    """Holds the body to send on instead, and the restorer that puts the original model name into the response."""
+    """Holds the body to send on instead, and the restorer that puts the original model name into the response.
+
+    `restorer`: None if the model keeps its name, and only the cache salt is another.
+    """
 
     body: bytes
-    restorer: ModelRestorer
+    restorer: ModelRestorer | None
 
 
 def parse_renamed(
@@ -61,6 +65,19 @@ def parse_renamed(
     if request.prompt.read is not None:
         request.prompt.body = renamed
     return Renamed(renamed, ModelRestorer(target, request.model))
+
+
+_members: Final[dict[str, Member]] = {}  # by name; parsers determine the names
+
+
+def salted(parser: Parser, tenant: Tenant | None, body: bytes | memoryview) -> bytes | None:
+    """Returns the body with the tenant's cache salt in place of the client's; None if it keeps the client's. Raises Refused."""
+    if tenant is None or not tenant.salt or not parser.salt_member:
+        return None
+    member = _members.get(parser.salt_member)
+    if member is None:
+        member = _members[parser.salt_member] = Member(parser.salt_member)
+    return member.put(body, tenant.salt)
 
 
 def restorable(headers: codec.Headers) -> bool:

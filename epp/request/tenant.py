@@ -11,14 +11,16 @@ UNKNOWN: Final = "unknown"  # the tenant that all requests without a known one s
 class Tenant:
     """`name`: also the fairness id of its requests. `objectives`: the InferenceObjectives that it may claim; empty: any.
 
-    The first of the objectives is that of a request that claims none, or another one.
+    The first of the objectives is that of a request that claims none, or another one. `salt`: the cache salt of its requests, so that it
+    shares no prefixes with others; "": clients give theirs.
     """
 
-    __slots__ = ("name", "objectives")
+    __slots__ = ("name", "objectives", "salt")
 
-    def __init__(self, name: str, objectives: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, objectives: Sequence[str] = (), salt: str = "") -> None:
         self.name = name
         self.objectives = objectives
+        self.salt = salt
 
     def objective(self, claimed: str) -> str:
         """Returns the objective of a request. `claimed`: what its client says; "" for nothing. The result may be "", too."""

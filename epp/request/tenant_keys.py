@@ -1,7 +1,7 @@
 """API keys of tenants: reads a file of keys, and finds the tenant of a key.
 
     # one line per key: the tenant, then the SHA-256 of the key
-    acme sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+    acme sha256:93b1…0c7e
 
 Only hashes are kept. A key is compared in constant time, so the time of a refusal tells nothing about the keys that exist. No message has
 a part of a line, because a line may hold a key by mistake.

@@ -7,6 +7,8 @@
 Only what comes with the request's headers counts, not the metadata of later messages. What a client says itself never counts.
 """
 
+import hashlib
+import hmac
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -16,6 +18,9 @@ from epp.request.client_headers import FAIRNESS_ID, as_utf8
 from epp.request.tenant import UNKNOWN, Tenant, names_tenant
 from epp.request.tenant_keys import Keys
 
+KEPT_MAX: Final = 4096
+PURPOSE: Final = b"epp tenant salt"
+SALT_CHARS: Final = 32  # 128 bits
 NO_OBJECTIVES: Final[Mapping[str, Sequence[str]]] = {}
 
 
@@ -66,8 +71,20 @@ class FromKey(Source):
         return self._keys.tenant(value) if value else ""
 
 
+class Salts:
+    """Makes cache salts: the HMAC of a tenant's name under a secret. Who knows names but not the secret cannot tell a salt."""
+
+    def __init__(self, secret: int) -> None:
+        """`secret`: the 64-bit seed of prefix hashes. The salts do not tell it."""
+        self._key = hashlib.blake2b(secret.to_bytes(8, "little"), person=PURPOSE).digest()
+
+    def of(self, name: str) -> str:
+        """Returns the salt of a tenant: SALT_CHARS hexadecimal digits."""
+        return hmac.digest(self._key, name.encode("utf-8", "surrogatepass"), "sha256").hex()[:SALT_CHARS]
+
+
 class Tenants:
-    """Knows the tenants of all requests under one configuration."""
+    """Knows the tenants of all requests under one configuration. Keeps those of the last names, because requests repeat them."""
 
     def __init__(
         self,
@@ -76,15 +93,18 @@ class Tenants:
         shares: bool = False,
         objectives: Sequence[str] = (),
         per_tenant: Mapping[str, Sequence[str]] = NO_OBJECTIVES,
+        salts: Salts | None = None,
     ) -> None:
         """`shares`: whether requests without a known tenant share the tenant UNKNOWN; otherwise they are refused.
 
-        `objectives`: see `Tenant`. `per_tenant`: those of single tenants by name.
+        `objectives`: see `Tenant`. `per_tenant`: those of single tenants by name. `salts`: None if tenants get none.
         """
         self._sources = tuple(sources)
         self._shares = shares
         self._objectives = tuple(objectives)
-        self._special = {name: Tenant(name, tuple(listed)) for name, listed in per_tenant.items()}
+        self._per_tenant = {name: tuple(listed) for name, listed in per_tenant.items()}
+        self._salts = salts
+        self._kept: dict[str, Tenant] = {}
 
     def of(self, headers: codec.Headers, message: bytes) -> Tenant:
         """Returns the tenant of the request with these headers. `message`: the ProcessingRequest that they came with.
@@ -103,8 +123,13 @@ class Tenants:
 
     def named(self, name: str) -> Tenant:
         """Returns the tenant with this name."""
-        tenant = self._special.get(name)
-        return tenant if tenant is not None else Tenant(name, self._objectives)
+        tenant = self._kept.get(name)
+        if tenant is None:
+            if len(self._kept) >= KEPT_MAX:  # bounded, because a gateway may vouch for any number
+                self._kept.clear()
+            salt = self._salts.of(name) if self._salts is not None else ""
+            tenant = self._kept[name] = Tenant(name, self._per_tenant.get(name, self._objectives), salt)
+        return tenant
 
     def hidden(self, untrusted: Collection[str]) -> frozenset[str]:
         """Returns the headers to hide from all other readers and to remove: those of `untrusted`, fairness ids, and keys."""

@@ -14,6 +14,7 @@ import pytest
 from loadtest.demo.stack import get
 from tests.bench import reload as bench
 from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Picker, ask, completion, eventually
+from tests.e2e.conftest import FAST
 from tests.e2e.echo import Server, gateway, got, picker_for, servers
 from tests.e2e.filters import TYPES, Json
 from tests.epp.request.test_tenant_keys import hashed
@@ -66,6 +67,10 @@ def authenticated(manager: Json, _resources: Json) -> None:
     picker["typed_config"]["metadata_options"] = {"forwarding_namespaces": {"untyped": [FILTER]}}
     (early,) = manager["early_header_mutation_extensions"]
     early["typed_config"]["mutations"].append({"remove": "x-tenant"})
+
+
+def salted(text: str) -> str:
+    return text + "  cacheSalt: tenant\n"
 
 
 class Site:
@@ -164,3 +169,57 @@ def test_keys_are_followed_and_wrong_ones_change_nothing(site: Site) -> None:
         change(site.keys, f"acme {hashed('key-of-acme')}\n")
         assert [site.key_works(key) for key in ("key-of-acme", "a-new-key")] == [True, False]
         assert "llm_d_epp_config_last_reload_successful 1" in site.picker.page()
+
+
+def test_a_prompt_is_cached_within_a_tenant_and_never_across_tenants(cluster: Cluster) -> None:
+    """The simulated servers cache as vLLM does: under the model and the salt of a request."""
+    fleet = cluster.fleet(2, *FAST)
+    keys = cluster.directory / "keys"
+    keys.write_text("".join(f"{name} {hashed(name)}\n" for name in ("acme", "bee")))
+    text = salted(CONFIG % keys).replace("- {{type: queue-scorer}}", "- {{type: queue-scorer}}\n- {{type: prefix-cache-scorer}}")
+    secret = cluster.directory / "secret"
+    secret.write_text("a secret of all pickers")
+    flags = (f"--prefix-secret-file={secret}", "--record-dir=none")
+    picker = cluster.picker(fleet.file, *flags, workers=1, config_text=text.format(file=fleet.file))
+    port = gateway(cluster, picker.grpc, authenticated)
+    prompt = "one and the same prompt of many words " * 200
+
+    def cached(at: int, name: str, **more: Any) -> int:
+        answer = ask(at, COMPLETIONS, completion(prompt, max_tokens=1, **more), {"authorization": f"Bearer {name}"})
+        assert answer.status == 200, answer.body
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    def predicted(at: Picker) -> int:
+        page = get(at.metrics, "/debug/decisions?n=1")
+        assert page is not None
+        return int(json.loads(page)["decisions"][0]["cached"]["predicted"])
+
+    assert cached(port, "acme") == 0
+    assert eventually(lambda: cached(port, "acme") > 1000 and predicted(picker) > 1000)
+    assert (cached(port, "bee", cache_salt="acme"), predicted(picker)) == (0, 0)
+
+
+def test_a_client_cannot_claim_the_salt_of_another_tenant(cluster: Cluster) -> None:
+    keys, secret = cluster.directory / "keys", cluster.directory / "secret"
+    keys.write_text(f"acme {hashed('acme')}\nbee {hashed('bee')}\n")
+    secret.write_text("a secret of all pickers")
+    with servers(1) as started:
+
+        def entrance() -> int:
+            picker = picker_for(cluster, started, salted(CONFIG % keys), f"--prefix-secret-file={secret}")
+            return gateway(cluster, picker.grpc, authenticated)
+
+        port = entrance()
+
+        def arrived(name: str, at: int = port, **more: Any) -> Any:
+            answer = ask(at, COMPLETIONS, completion("hello", **more), {"authorization": f"Bearer {name}"})
+            return json.loads(answer.json()["body"])
+
+        of_acme = arrived("acme")["cache_salt"]
+        of_bee = {arrived("bee", **claim)["cache_salt"] for claim in ({}, {"cache_salt": of_acme}, {"cache_salt": None})}
+        assert len(of_bee) == 1 and of_acme not in of_bee
+        assert arrived("acme", entrance())["cache_salt"] == of_acme
+        secret.write_text("a secret of other pickers")
+        assert arrived("acme", entrance())["cache_salt"] != of_acme
+        long = arrived("acme", suffix="word " * 100_000)
+        assert (long["cache_salt"], len(long["suffix"])) == (of_acme, 500_000)

@@ -19,6 +19,7 @@ from workers.cli.configuration import (
     Unreadable,
     add_plugins,
     check_discovery,
+    check_secret,
     findings_text,
     key_findings,
     missing_packages,
@@ -111,6 +112,7 @@ def _found(text: str, source: str, options: Options, memory_limit: int | None) -
         raise click.ClickException(str(error)) from error
     if options.endpoints or options.pool_given or options.endpoint_selector:  # else the source is not known here
         check_discovery(options, config)
+        check_secret(options, config)
     return config, [*config.warnings, *unread, *missing_packages(options, config)]
 
 

@@ -101,7 +101,8 @@ class Parts:
         self._bus = bus
         self.kept = before.kept if before is not None else Kept(instance, index, lane, bus, clock=clock)
         entry = instance.config.tenants
-        self._tenants = tenants_of(entry, instance.config.keys) if entry is not None else None
+        seed = instance.credentials.prefix_seed
+        self._tenants = tenants_of(entry, instance.config.keys, seed) if entry is not None else None
         self._rng, self._documents = self.kept.rng, self.kept.documents
         self.services = self._services(bus)
         configured = instance.config.pipeline

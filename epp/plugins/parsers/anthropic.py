@@ -55,6 +55,7 @@ class Anthropic(Parser):
     app_protocols = ("h2c", "http")
     reads_usage = True
     names_model = True
+    salt_member = "cache_salt"
     keeps = (ANSWER,)
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:

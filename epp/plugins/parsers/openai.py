@@ -13,6 +13,7 @@ class OpenAI(Parser):
     app_protocols = ("h2c", "http")
     reads_usage = True
     names_model = True
+    salt_member = "cache_salt"
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
         _openai.named(request, _openai.read(request, _openai.api_of(path), body))

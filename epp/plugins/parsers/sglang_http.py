@@ -44,6 +44,7 @@ class SglangHttp(Parser):
     paths = (GENERATE,)
     app_protocols = ("h2c", "http")
     reads_usage = True
+    salt_member = "extra_key"
     keeps = (ANSWER,)
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:

@@ -65,6 +65,7 @@ class VllmHttp(Parser):
     app_protocols = ("h2c", "http")
     reads_usage = True
     names_model = True
+    salt_member = "cache_salt"
 
     def parse(self, request: Request, path: str, body: bytes | memoryview) -> None:
         try:

@@ -33,6 +33,7 @@ def test_the_section_is_written_with_its_defaults_and_read_again() -> None:
             {"apiKey": {"header": "x-key", "file": "keys", "passOn": True}},
         ],
         "unknown": "refuse",
+        "cacheSalt": "none",
         "objectives": ["batch", "standard"],
         "perTenant": {"acme": {"objectives": ["gold"]}, "plain": {}},
     }
@@ -82,3 +83,13 @@ def test_a_wrong_file_of_keys_is_refused_with_all_its_lines() -> None:
         "/etc/keys:3:1: error[tenant-keys]: the same key as in line 1",
         "empty: error[tenant-keys]: the file has no key",
     ]
+
+
+def test_tenants_have_salts_only_if_the_configuration_says_so() -> None:
+    text = "tenants: {from: [{header: x-tenant, trusted: true}], cacheSalt: tenant}"
+    entry, plain = ok(text).tenants, ok(text.replace("tenant}", "none}")).tenants
+    assert entry is not None and plain is not None
+    assert (entry.salt_place, plain.salt_place) == ((1, 65), None)
+    assert tenants_of(entry, {}, 1).named("a").salt not in ("", tenants_of(entry, {}, 2).named("a").salt)
+    assert tenants_of(plain, {}, 1).named("a").salt == ""
+    assert ok(text).document["tenants"]["cacheSalt"] == "tenant"

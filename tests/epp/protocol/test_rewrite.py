@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from epp.errors import Cause, Refused
 from epp.protocol import rewrite
-from epp.protocol.rewrite import MODELS_MAX, ModelRestorer, model_spans, with_model
+from epp.protocol.rewrite import MEMBERS_MAX, Member, ModelRestorer, model_spans, with_model
 from tests.examples import examples
 
 names = st.text(min_size=1, max_size=12)
@@ -51,7 +51,7 @@ def test_json_reads_the_new_name_and_all_else_unchanged(case: tuple[bytes, int],
         name.encode()
     except UnicodeError:
         return  # not JSON that a parser would accept
-    if count > MODELS_MAX:
+    if count > MEMBERS_MAX:
         with pytest.raises(Refused):
             with_model(body, name)
         return
@@ -69,7 +69,7 @@ def test_no_byte_outside_of_the_values_changes(case: tuple[bytes, int], name: st
         name.encode()
     except UnicodeError:
         return
-    if not 0 < count <= MODELS_MAX:
+    if not 0 < count <= MEMBERS_MAX:
         return
     spans = model_spans(body)
     rewritten, value, at = with_model(body, name), json.dumps(name, ensure_ascii=False).encode(), 0
@@ -102,6 +102,43 @@ def test_a_name_is_written_as_json() -> None:
     assert with_model(b'{"model":1}', 'a"b\\c/é\n') == '{"model":"a\\"b\\\\c/é\\n"}'.encode()
 
 
+SALT = Member("cache_salt")
+
+
+@given(written(), st.booleans(), st.booleans(), names)
+@examples(200)
+def test_a_salt_replaces_the_clients_or_comes_first_and_all_else_is_unchanged(
+    case: tuple[bytes, int], given_twice: bool, escaped: bool, salt: str
+) -> None:
+    body, _ = case
+    try:
+        body.decode()
+        salt.encode()
+    except UnicodeError:
+        return
+    own = b'"cache_salt" : "mine"' if not escaped else b'"c\\u0061che\\u005fsal\\u0074":7'
+    inside = body.strip()[1:-1].strip()
+    claimed = b"{" + b",".join(filter(None, (own if given_twice else b"", inside, own))) + b"}"
+    for text, count in ((claimed, 1 + given_twice), (b"{" + inside + b"}", 0)):
+        read = pairs(SALT.put(memoryview(text), salt))
+        expected = [(key, salt) if key == "cache_salt" else (key, value) for key, value in pairs(text)]
+        assert read == (expected if count else [("cache_salt", salt), *expected])
+
+
+@pytest.mark.parametrize("blanks", [0, 1, 254, 255, 256, 257, 1000])
+@pytest.mark.parametrize("inside", [b"", b'"a":1'])
+def test_a_member_is_added_behind_any_number_of_blanks(blanks: int, inside: bytes) -> None:
+    for body in (b" " * blanks + b"{" + inside + b"}", b"{" + b"\n" * blanks + inside + b"}"):
+        assert pairs(SALT.put(body, "s")) == [("cache_salt", "s"), *pairs(body)]
+        assert SALT.put(body, "s").count(b",") == len(pairs(body))
+
+
+@pytest.mark.parametrize("member", [b"", b',"cache_salt":"mine"'])
+def test_a_text_that_is_cut_within_an_emoji_stays_as_it_is(member: bytes) -> None:
+    body = b'{"prompt":"\\ud83d"' + member + b"}"
+    assert SALT.put(body, "s").replace(b'"cache_salt":"s"', b"").strip(b"{},") == b'"prompt":"\\ud83d"'
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b'"model"', b'{"model":', b'\xef\xbb\xbf{"model":"a"}', b'{"model":"a"} {}'])
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(Refused) as refused:
@@ -110,7 +147,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
 
 
 def test_too_many_models_are_refused_with_the_limit() -> None:
-    body = b"{" + b",".join([b'"model":"a"'] * (MODELS_MAX + 1)) + b"}"
+    body = b"{" + b",".join([b'"model":"a"'] * (MEMBERS_MAX + 1)) + b"}"
     with pytest.raises(Refused, match="'model' occurs more than 2 times"):
         with_model(body, "b")
 

@@ -9,7 +9,7 @@ from epp.request import DEFAULT_FLOW, client_headers
 from epp.request.intake import Intake, request_objective
 from epp.request.tenant import Tenant, names_tenant
 from epp.request.tenant_keys import parse
-from epp.request.tenants import FromHeader, FromKey, FromMetadata, Source, Tenants
+from epp.request.tenants import KEPT_MAX, FromHeader, FromKey, FromMetadata, Salts, Source, Tenants
 from tests.epp.request.test_tenant_keys import hashed
 
 JWT = "envoy.filters.http.jwt_authn"
@@ -127,3 +127,19 @@ def test_the_tenant_is_the_fairness_id_and_decides_the_objective() -> None:
     assert (request.fairness_id, request_objective(request)) == ("acme", "batch")
     assert request_objective(Intake().begin(headers, 1.0, 0, None, Tenant("acme"))) == "gold"
     assert request_objective(Intake().begin(headers, 1.0, 0, None)) == "gold"
+
+
+def test_each_tenant_has_a_salt_of_its_own_which_the_secret_decides() -> None:
+    one, again, other = Tenants([HEADER], salts=Salts(1)), Tenants([HEADER], salts=Salts(1)), Tenants([HEADER], salts=Salts(2))
+    salts = {tenants.named(name).salt for tenants in (one, other) for name in ("acme", "bee", "unknown", "café")}
+    assert len(salts) == 8 and all(len(salt) == 32 for salt in salts)
+    assert one.named("acme").salt == again.named("acme").salt
+    assert Tenants([HEADER]).named("acme").salt == ""
+
+
+def test_a_gateway_that_vouches_for_very_many_tenants_fills_no_memory() -> None:
+    tenants = Tenants([HEADER], per_tenant={"acme": ("gold",)})
+    for number in range(2 * KEPT_MAX):
+        assert tenants.named(str(number)).name == str(number)
+    assert len(tenants._kept) <= KEPT_MAX
+    assert tenants.named("acme").objectives == ("gold",)

@@ -223,6 +223,17 @@ def test_a_file_of_keys_that_is_missing_is_a_warning_for_check_and_an_error_for_
     assert "--config-text:5:43: error[tenant-keys]: the file" in refused(Options(config_text=with_keys(tmp_path / "keys")))
 
 
+def test_cache_salts_need_a_secret_that_lasts() -> None:
+    text = GOOD + "tenants: {from: [{header: x-tenant, trusted: true}], cacheSalt: tenant}\n"
+    why = "--config-text:3:65: error[tenants]: tenants.cacheSalt: without a secret that lasts"
+    assert refused(Options(config_text=text)).startswith(why)
+    for lasts in ({"prefix_secret_file": "s"}, {"state_dir": "d"}, {"replica_store": "r"}):
+        assert load_config(Options(config_text=text, **lasts)).tenants is not None  # type: ignore[arg-type]
+    assert check("-", STRIPS, stdin=text).exit_code == ExitCode.OK  # the flags of the picker are not known
+    assert check("-", STRIPS, "--endpoints=a:1", stdin=text).exit_code == ExitCode.CONFIG
+    assert check("-", STRIPS, "--endpoints=a:1", "--state-dir=d", stdin=text).exit_code == ExitCode.OK
+
+
 def test_with_tenants_no_client_queues_as_another_one() -> None:
     tenants = "tenants: {from: [{header: x-tenant, trusted: true}]}\n"
     told = check("-", stdin=GOOD + tenants).stderr

@@ -95,7 +95,7 @@ class RequestPhase:
         self.gateway: GatewayContext | None = None  # the gateway's trace context; None without one, or if traces are off
         self.parser: Parser | None = None
         self.restorer: ModelRestorer | None = None
-        self._renamed: bytes | None = None  # the whole body after its model was renamed; None if it was not
+        self._renamed: bytes | None = None  # the whole body after its model or salt was changed; None if it was not
         # The bytes, compressed and not, that a complete body holds while it waits for its turn or for a decision; 0 until then. It means
         # nothing once the request is decided.
         self.kept = 0
@@ -335,6 +335,8 @@ class RequestPhase:
             raise self._headers.problem
         if self.restorer is not None:
             decision.removed_headers += REMOVED
+        elif self._renamed is not None and self._headers.mentions(ENCODED):
+            decision.removed_headers += (CONTENT_ENCODING,)  # the body goes on unpacked
         if isinstance(self._headers, codec.Unseen):
             decision.removed_headers += self._headers.removed()
             if self._tenant is not None and not self._tenant.may_send(self._headers):

@@ -1,17 +1,24 @@
 """Tenants on streams: who is let in, whose request it is, and which headers model servers get."""
 
+import gzip
+import json
 from typing import Any
 
 import pytest
 
+from epp.plugin import NoParams
+from epp.plugins.parsers.anthropic import Anthropic
+from epp.plugins.parsers.sglang_http import SglangHttp
+from epp.protocol.codec import BodyMode
 from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request.client_headers import FAIRNESS_ID
 from epp.request.intake import Intake
 from epp.request.tenant_keys import parse
-from epp.request.tenants import FromHeader, FromKey, FromMetadata, Tenants
+from epp.request.tenants import FromHeader, FromKey, FromMetadata, Salts, Tenants
 from tests.epp.request.test_tenant_keys import hashed
-from tests.pair import Pair
-from tests.workers.worker.extproc.streams import BODY, pair, refusal
+from tests.pair import Pair, bodies, set_headers
+from tests.workers.worker.extproc.streams import BODY, Waits, pair, refusal
+from tests.workers.worker.extproc.test_body_modes import begun
 from tests.workers.worker.extproc.test_untrusted_headers import model_server_gets, send_headers
 
 JWT = "envoy.filters.http.jwt_authn"
@@ -122,3 +129,101 @@ def test_without_a_list_a_tenant_may_claim_any_objective() -> None:
     p = with_tenants(Tenants([KEY]), {"gold": 9})
     completed(p, [("authorization", b"secret"), (OBJECTIVE, b"gold")])
     assert p.recent.kept[-1][1].priority == 9
+
+
+# Cache salts
+
+SALTS = Salts(7)
+SECRET = ("authorization", b"Bearer secret")
+
+
+def salted(**more: Any) -> Pair:
+    p = pair(parsers=(Anthropic("a", NoParams()), SglangHttp("s", NoParams())), **more)
+    p.app.tenants = Tenants([KEY], shares=True, salts=SALTS)
+    p.app.guards.hidden_headers = p.app.tenants.hidden(())
+    return p
+
+
+def sent_on(p: Pair, path: str, body: bytes, *more: tuple[str, bytes], pieces: int = 1) -> tuple[dict[str, str], bytes, list[str]]:
+    """Returns the headers that the answer sets, the body that goes on, and the headers that it removes."""
+    envoy = p.open()
+    assert send_headers(envoy, [SECRET, *more], path) == []
+    size = -(-len(body) // pieces)
+    answers = [answer for at in range(0, len(body), size) for answer in envoy.body(body[at : at + size], last=at + size >= len(body))]
+    removed = answers[0].request_headers.response.header_mutation.remove_headers
+    return dict(set_headers(answers[0])), bodies(answers)[0], list(removed)
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+@pytest.mark.parametrize(
+    ("path", "member", "body", "claim"),
+    [
+        ("/v1/completions", "cache_salt", b'{"model":"m", "prompt":"hello",  "max_tokens":9}', b""),
+        ("/v1/completions", "cache_salt", b'{"model":"m", "prompt":"hello",  "max_tokens":9', b',"cache_salt":"that of another"}'),
+        ("/v1/chat/completions", "cache_salt", b'{"model":"m","messages":[{"role":"user","content":"cache_salt"}]}', b""),
+        ("/v1/messages", "cache_salt", b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}', b""),
+        ("/generate", "extra_key", b'{"input_ids":[1,2,3]', b', "extra_key": ["a"]}'),
+        ("/v1/completions", "cache_salt", b'{"model":"m", "prompt":"\\ud83d"}', b""),
+    ],
+)
+def test_a_request_goes_on_with_the_salt_of_its_tenant_and_else_as_it_is(
+    path: str, member: str, body: bytes, claim: bytes, pieces: int
+) -> None:
+    p = salted()
+    headers, sent, removed = sent_on(p, path, body + claim, pieces=pieces)
+    salt = f'"{member}":"{SALTS.of("acme")}"'.encode()
+    compact = sent.replace(b'": ', b'":') if claim else sent
+    assert compact.count(salt) == 1
+    assert b"another" not in sent and b'["a"]' not in sent
+    assert compact.replace(salt, b"").replace(b"{,", b"{").replace(b",}", b"}").replace(b", }", b"}").rstrip(b"}") == body.rstrip(b"}")
+    assert headers["content-length"] == str(len(sent))
+    assert not {"accept-encoding", "content-encoding"} & {*removed}
+    assert decided(p) == ["acme"]
+
+
+def test_the_pickers_own_index_uses_the_salt() -> None:
+    p = pair(Waits())
+    p.app.tenants = Tenants([KEY], shares=True, salts=SALTS)
+    p.app.guards.hidden_headers = p.app.tenants.hidden(())
+    for sent, name in (([SECRET], "acme"), ([], "unknown")):
+        envoy = p.open()
+        send_headers(envoy, sent, "/v1/completions")
+        envoy.body(BODY[:-1] + b',"cache_salt":"mine"}')
+        assert envoy.handler.request.cache_salt == SALTS.of(name)
+
+
+def test_a_body_that_is_renamed_has_the_salt_too() -> None:
+    _, sent, removed = sent_on(salted(), "/v1/completions", BODY, ("x-llm-d-model-name-rewrite", b"other"))
+    assert (json.loads(sent)["model"], json.loads(sent)["cache_salt"]) == ("other", SALTS.of("acme"))
+    assert "accept-encoding" in removed
+
+
+def test_a_compressed_body_goes_on_unpacked() -> None:
+    _, sent, removed = sent_on(salted(), "/v1/completions", gzip.compress(BODY), ("content-encoding", b"gzip"))
+    assert json.loads(sent) == {"cache_salt": SALTS.of("acme"), **json.loads(BODY)}
+    assert "content-encoding" in removed and "accept-encoding" not in removed
+
+
+def test_a_buffered_body_is_replaced() -> None:
+    envoy = begun(salted(), BodyMode.BUFFERED, authorization="Bearer secret")
+    envoy.answers()
+    (answer,) = envoy.body(BODY)
+    assert json.loads(answer.request_body.response.body_mutation.body)["cache_salt"] == SALTS.of("acme")
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/messages/count_tokens", b'{"model":"m"}'), ("/anything", b"no JSON")])
+def test_a_body_that_reaches_no_cache_or_that_no_parser_reads_passes_unchanged(path: str, body: bytes) -> None:
+    assert sent_on(salted(), path, body)[1] == body
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"model":"m","prompt":"x"} {}', b'{"prompt":"x"}'])
+def test_a_body_that_cannot_be_read_is_refused(body: bytes) -> None:
+    envoy = salted().open()
+    send_headers(envoy, [SECRET], "/v1/completions")
+    assert refusal(envoy.body(body))[0] == 400
+
+
+def test_without_salts_a_clients_salt_counts() -> None:
+    p = with_tenants(Tenants([KEY]))
+    body = BODY[:-1] + b',"cache_salt":"mine"}'
+    assert sent_on(p, "/v1/completions", body)[1] == body
