@@ -5,10 +5,11 @@
 
 enum { BASE, UNCACHED, REST, BUSY, QUEUE, RUNNING, FEATURES };
 enum { PLACE_S = FEATURES, OVERDUE_S, SERIAL, IN_TURN, PLACE, SHARP, USUAL_SPEED, USUAL_LIMIT, LEAST_S, MOST_S, BURST, APART,
-       PARAMETERS };
+       LATER, LONG, PARAMETERS };
 enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, ROWS };
 #define THOUSAND 1000.0
 #define INSTANT 1e-12
+#define NEARLY 0.01
 #define FITTED_MAX 8
 
 /* As Python's max and min: the first one, unless the other one is larger or smaller. So a NaN in `a` stays, and one in `b` does not count. */
@@ -83,6 +84,14 @@ static void predict(const double *p, struct situation *s, double *out, npy_intp 
     out[LOAD * n] = s->load;
 }
 
+/* Adds to the costs of `n` candidates what long prompts delay later ones. */
+static void delay_later(const double *p, double *made, npy_intp n) {
+    npy_intp busy = 0;
+    for (npy_intp i = 0; i < n; i++) busy += made[AHEAD * n + i] > 0.0;
+    double share = n > 0 ? (double)busy / n : 0.0, later = smaller(p[LATER], share / (NEARLY + 1.0 - share));
+    for (npy_intp i = 0; i < n; i++) made[COSTS * n + i] += later * p[REST] * larger(0.0, made[TOKENS * n + i] - p[LONG]) / THOUSAND;
+}
+
 /* Returns the newest start of a slot, 0 if there is none. Workers write the starts meanwhile. */
 static double newest(PyArrayObject *starts, npy_intp slot) {
     npy_intp workers = PyArray_DIM(starts, 0), width = PyArray_DIM(starts, 1);
@@ -132,6 +141,7 @@ KERNEL(first_tokens) {
         s.elapsed = begun > 0.0 ? larger(0.0, now - begun) : 0.0;
         predict(p, &s, DATA(double, made) + i, n);
     }
+    delay_later(p, DATA(double, made), n);
 end:
     for (int i = 0; i < ARRAYS; i++) Py_XDECREF(a[i]);
     return (PyObject *)made;

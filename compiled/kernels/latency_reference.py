@@ -8,16 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiled.kernels.reference import fewest, waiting
-from compiled.outlook import AHEAD, UNCACHED
+from compiled.outlook import AHEAD, COSTS, UNCACHED
 
 Floats = NDArray[np.float64]
 
 THOUSAND: Final = 1000.0
 INSTANT: Final = 1e-12  # seconds per 1000 tokens; an endpoint that computes faster computes at once, and no time divides by it
+NEARLY: Final = 0.01  # so that no time divides by the free share of endpoints that are all busy
 # What `first_tokens` gets, in this order: coefficients, and what else is the same for all endpoints.
 PARAMETERS: Final = (
     "base", "uncached", "rest", "busy", "queue", "running", "place_s", "overdue_s", "serial", "in_turn", "place", "sharp", "usual_speed",
-    "usual_limit", "least_s", "most_s", "burst", "apart"
+    "usual_limit", "least_s", "most_s", "burst", "apart", "later", "long"
 )  # fmt: skip
 
 
@@ -88,6 +89,10 @@ def first_tokens(
         steady = max(1.0 / p["apart"], min(p["apart"], speed))
         cost = max(cost, speed * alone + p["burst"] * steady * sent * (alone + p["busy"]))
         result.append([seconds, cost, tokens, rest_tokens, elapsed, load])
+    busy = sum(found[AHEAD] > 0.0 for found in result) / max(1, len(result))
+    later = min(p["later"], busy / (NEARLY + 1.0 - busy))
+    for found in result:
+        found[COSTS] += later * p["rest"] * max(0.0, found[UNCACHED] - p["long"]) / THOUSAND
     return np.array(result, dtype=np.float64).reshape(len(slots), 6).T
 
 

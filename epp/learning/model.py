@@ -22,12 +22,15 @@ learned: its speed counts as that which explains the time.
 
 The cost of a request is what it takes itself, and what later requests take longer:
 
-    cost = first token + turn * (b / a) ** SHARP + PLACE * own * full ** SHARP_FULL
+    cost = first token + turn * (b / a) ** SHARP + PLACE * own * full ** SHARP_FULL + later * b * long
 
 `turn` is the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a. It counts twice: requests that
 come later join the same step and make it longer, and where many wait, a prefix is worth a second copy. `own` is the time that the endpoint
 spends on this prompt. A prompt that is computed again keeps its place in the batch for so much longer, and where the batch is full, later
-requests wait for it. `full` is the taken share of the batch, 0 to 1 (0 if its limit is not known).
+requests wait for it. `full` is the taken share of the batch, 0 to 1 (0 if its limit is not known). Where prompts wait for each other,
+`later` requests wait for `long`, what is computed of a prompt beyond LONG_TOKENS: u / (1 - u), at most LATER. `u` is the share of the
+endpoints that have prompts without a first token. So a second copy of a long prefix is dear where most endpoints are busy. A short prefix
+is worth one.
 
 A model that has learned something strange, for example while one of the servers stood still, may see no cost in what is in flight, and may
 take one of two equal endpoints for much faster. So whatever was learned, requests that were sent since the last scrape (`sent`) cost a part
@@ -67,6 +70,8 @@ MOST_S: Final = 3600.0
 OVERDUE_S: Final = 0.05  # by how much a first token counts as overdue at most, at the pool's mean speed
 SHARP: Final = 4.0
 SHARP_FULL: Final = 8.0
+LATER: Final = 1.0  # how many later requests wait for a long prompt at most
+LONG_TOKENS: Final = 4096.0  # what is computed of a prompt beyond this delays later requests
 PLACE: Final = 1.5
 BURST: Final = 0.5  # of the time of a request alone that each request sent there since the last scrape costs at least
 APART: Final = 1.4  # endpoints count as at most so many times slower or faster than the mean for this
@@ -270,7 +275,7 @@ class LatencyModel:
         theta, share = self.first.theta, self.share
         parameters = [
             *theta, self.place_s, OVERDUE_S, float(share >= IN_TURN), share**SHARP, PLACE, SHARP_FULL, exp(self.usual_log),
-            self.usual_limit, LEAST_S, MOST_S, BURST, APART,
+            self.usual_limit, LEAST_S, MOST_S, BURST, APART, LATER, LONG_TOKENS,
         ]  # fmt: skip
         slots = range(max(self.endpoints, default=-1) + 1)
         return Table(

@@ -36,6 +36,7 @@ def arguments(draw: st.DrawFn) -> list[Any]:
     parameters = [draw(st.floats(0.0, 10.0)) for _ in range(8)] + [draw(st.sampled_from([0.0, 1.0]))]
     parameters += [draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 2.0)), 8.0, draw(POSITIVE)]
     parameters += [draw(st.sampled_from([0.0, 8.0])), 1e-6, 3600.0, draw(st.floats(0.0, 2.0)), draw(st.floats(1.0, 4.0))]
+    parameters += [draw(st.floats(0.0, 4.0)), draw(st.sampled_from([0.0, 2048.0]))]
     speeds = np.array([draw(POSITIVE) for _ in range(3)] * (SLOTS // 4))
     limits = np.array([draw(st.sampled_from([0.0, 1.0, 8.0, 256.0])) for _ in range(len(speeds))])
     starts = np.array([[rng.choice([0.0, 5.0, 99.0, 101.0]) for _ in range(SLOTS)] for _ in range(draw(st.integers(1, 3)))])
@@ -131,7 +132,7 @@ def test_a_fit_is_that_of_the_reference(observations: list[tuple[list[float], fl
 @pytest.mark.parametrize("wrong", [0, 1, 2, 5, 9, 13])
 def test_columns_of_different_lengths_are_refused(wrong: int) -> None:
     n = np.zeros(2)
-    given_ = [np.ones(18), n, n, np.zeros((1, 4)), 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n]
+    given_ = [np.ones(len(reference.PARAMETERS)), n, n, np.zeros((1, 4)), 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n]
     kernels.first_tokens(*given_)
     given_[wrong] = np.zeros(3, dtype=given_[wrong].dtype)
     with pytest.raises(ValueError, match="differ in length"):

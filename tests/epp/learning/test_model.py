@@ -248,6 +248,18 @@ def test_requests_from_before_the_last_scrape_cost_nothing_beyond_what_was_learn
     assert cost(7.0, 5.0) == pytest.approx(0.13 + 2 * 0.5 * 0.13)
 
 
+@pytest.mark.parametrize(("busy", "copies"), [(0, True), (2, False), (4, False)])
+def test_the_busier_the_pool_the_longer_a_request_waits_for_the_endpoint_that_holds_its_long_prefix(busy: int, copies: bool) -> None:
+    """Slot 0 holds all but 100 tokens of a prompt of 8,000, and prompts of 5,000 tokens before it."""
+    model, slots, none = LatencyModel(), np.arange(5, dtype=np.intp), np.zeros(5)
+    ahead = np.array([5_000.0] + [100.0] * busy + [0.0] * (4 - busy))
+    held = np.array([7_900.0, 0.0, 0.0, 0.0, 0.0])
+    for prompt, waits in ((8_000.0, not copies), (2_000.0, False)):
+        blocks = np.minimum(held, prompt - 100.0)
+        found = model.outlook(slots, np.zeros((1, 5)), 0.0, prompt, blocks, 1.0, ahead, none, none, none, none)
+        assert (found[COSTS].argmin() == 0) == waits
+
+
 def test_is_not_trusted_while_it_predicts_worse_than_the_mean() -> None:
     model = LatencyModel()
     for _ in range(YOUNG):
