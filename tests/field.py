@@ -32,6 +32,7 @@ import workers.worker.main  # noqa: F401
 from epp.config import yaml_nodes
 from epp.config.load import ConfigErrors, EffectiveConfig, load
 from epp.config.migrate import migrate
+from epp.config.written import HeaderSource
 from epp.endpoints.roles import RANK_HEADER
 from epp.plugins import screeners
 from epp.plugins.parsers.vertexai import VertexAi
@@ -62,11 +63,12 @@ Json = dict[str, Any]
 
 
 class Call(NamedTuple):
-    """A request: its path, content type and body."""
+    """A request: its path, content type and body. `tenant_headers`: those that name its tenant."""
 
     path: str
     kind: str
     body: bytes
+    tenant_headers: tuple[str, ...] = ()
 
 
 def call_for(config: EffectiveConfig) -> Call:
@@ -77,7 +79,8 @@ def call_for(config: EffectiveConfig) -> Call:
     if isinstance(first, VertexAi):
         path = "/google.cloud.aiplatform.v1.PredictionService/ChatCompletions"
         return Call(path, "application/grpc", _frame(field(2, field(2, CHAT))))
-    return Call("/v1/completions", "application/json", COMPLETION)
+    sources = config.tenants.sources if config.tenants is not None else ()
+    return Call("/v1/completions", "application/json", COMPLETION, tuple(each.header for each in sources if isinstance(each, HeaderSource)))
 
 
 def _frame(message: bytes) -> bytes:
@@ -163,7 +166,7 @@ async def ask(port: int, call: Call, addresses: Sequence[str]) -> Mapping[str, s
         headers, body = pb.ProcessingRequest(), pb.ProcessingRequest()
         pairs = (
             (":method", "POST"), (":path", call.path), ("content-type", call.kind), ("x-request-id", "field"),
-            (SELECTION, ",".join(addresses)),
+            (SELECTION, ",".join(addresses)), *((name, "tenant") for name in call.tenant_headers),
         )  # fmt: skip
         for key, value in pairs:
             headers.request_headers.headers.headers.add(key=key, raw_value=value.encode())
