@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from tests.e2e.cluster import Cluster, write_endpoints
 from tests.faults.client import Ending, Gateway
-from tests.faults.watch import Watched, descriptors, proportional_kib, until
+from tests.faults.watch import Watched, descriptors, links, proportional_kib, until
+from workers.shared.recording.files import SUFFIX
 
 CLIENTS = 32
 WARM_UP_MIN = 2_000
@@ -56,6 +57,11 @@ def _name(seat: int) -> str:
     return f"worker {seat - 1}" if seat else "supervisor"
 
 
+def _records(watched: Watched) -> bool:
+    """Returns whether the supervisor holds the file of a recording."""
+    return any(name.endswith(SUFFIX) for name in links(watched.children()[0]))
+
+
 async def streams(port: int, count: int, cancelled: float, rng: random.Random) -> Counter[Ending]:
     """Runs `count` streams with clients that share connections. Returns the endings."""
     gateway, endings, numbers = Gateway(port), Counter[Ending](), iter(range(count))
@@ -79,6 +85,7 @@ def leaks(count: int, cancelled: float, *, transport: str = "native", workers: i
         picker = cluster.picker(endpoints, f"--transport={transport}", workers=workers)
         watched = Watched(picker.child.pid, picker.instance, picker.grpc)
         asyncio.run(streams(picker.grpc, max(WARM_UP_MIN, int(count * WARM_UP_SHARE)), cancelled, rng))
+        until(lambda: _records(watched), QUIET_S)  # the file of the first sample stays open
         picker.page()
         before, begun = held(watched), time.monotonic()
         endings = asyncio.run(streams(picker.grpc, count, cancelled, rng))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.bench.floods import LITTLE_MEMORY, abuse, probe, pss_mib
+from tests.bench.floods import LITTLE_MEMORY, PROBE_EVERY_S, abuse, probe, pss_mib
 from tests.e2e.cluster import Cluster, eventually
 from tests.faults.attacks import ATTACKS, CALM, ELSEWHERE, PROVOCATIONS, Closed, client_context, exhaust, pour, provoking, shake_hands
 from tests.faults.client import Ending, Gateway, event_stream, long_request
@@ -155,7 +155,7 @@ def test_an_attack_on_the_metrics_port_keeps_no_probe_out_and_restarts_no_proces
         attacker.start()
         while attacker.is_alive():
             assert probe(picker.metrics)
-        attacker.join()
+            attacker.join(PROBE_EVERY_S)  # probes without a pause would be abuse, too
         if name == "pages: scrapes" or abuse(picker)["metrics_port_abuse"] > counted:
             break  # one client may read pages as fast as they are made
     else:

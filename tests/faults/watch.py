@@ -60,7 +60,7 @@ class Watched:
     def client_ports(self, pid: int) -> set[int]:
         """Returns the clients' ports of the ext_proc connections that a process holds."""
         held = set()
-        for entry in _links(pid):
+        for entry in links(pid):
             if entry.startswith("socket:["):
                 held.add(entry[8:-1])
         ports = set()
@@ -75,7 +75,7 @@ class Watched:
 
 def descriptors(pid: int) -> int:
     """Returns the number of open descriptors of a process."""
-    return len(_links(pid))
+    return len(links(pid))
 
 
 def proportional_kib(pid: int) -> int:
@@ -105,11 +105,12 @@ def until(happened: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def _links(pid: int) -> list[str]:
-    links = []
+def links(pid: int) -> list[str]:
+    """Returns what the open descriptors of a process are: paths of files, or names of sockets and pipes."""
+    found = []
     for entry in os.listdir(f"/proc/{pid}/fd"):
         try:
-            links.append(os.readlink(f"/proc/{pid}/fd/{entry}"))
+            found.append(os.readlink(f"/proc/{pid}/fd/{entry}"))
         except FileNotFoundError:
             continue
-    return links
+    return found
