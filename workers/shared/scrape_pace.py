@@ -36,7 +36,8 @@ class Pacing(NamedTuple):
 
 
 class Pace:
-    """The pace of one server's pages. `cost_s`: what a page costs the server; 0: not known. `rests`: whether the server has no requests.
+    """The pace of one server's pages. `cost_s`: what a page costs the server; 0: not known. `rests`: whether the server has no requests, so
+    that its budget is saved; never without a budget.
 
     `spare_s`: how much later a page is due because another replica has read the last one; 0: this one has.
     """
@@ -97,7 +98,7 @@ class Pace:
         self._others = least, largest = requests - most - slack, requests - min(asked, read) + slack
         if before is not None and (least > before[1] or largest < before[0]):
             self._doubted_until = self._asked_at + DOUBT_S
-        if not requests and not asked and self._asked_at >= self._doubted_until:
+        if self._budget is not None and not requests and not asked and self._asked_at >= self._doubted_until:
             self.rests = True
             self._due = self._asked_at + self._longest_s + self.spare_s
 

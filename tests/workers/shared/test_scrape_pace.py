@@ -75,6 +75,15 @@ def test_a_server_at_rest_is_asked_once_in_2_s_although_its_page_is_cheap() -> N
     assert len(gaps) == 4
 
 
+def test_without_a_budget_a_server_without_requests_does_not_rest() -> None:
+    pace = Pace(Pacing(TURN_S))
+    pace.asked(1.0)
+    pace.read(0.001)
+    pace.shows(0, 0, 0)
+    assert not pace.rests
+    assert pace.due(1.0)
+
+
 def pages(server: Server, seconds: float, shown: float) -> int:
     """Runs for some time in which each page shows so many requests and none is in flight. Returns the number of pages."""
     first = len(server.asked)
