@@ -21,6 +21,10 @@ static inline npy_intp size_of(PyArrayObject *array) {
     return size;
 }
 
+/* As Python's max and min: the first one, unless the other one is larger or smaller. So a NaN in `a` stays, and one in `b` does not count. */
+static inline double larger(double a, double b) { return b > a ? b : a; }
+static inline double smaller(double a, double b) { return b < a ? b : a; }
+
 #define DATA(type, array) ((type *)PyArray_DATA(array))
 
 /* Returns the values of `object` as a contiguous, aligned array of this type: the object itself, or a copy.

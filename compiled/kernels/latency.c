@@ -12,10 +12,6 @@ enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, ROWS };
 #define NEARLY 0.01
 #define FITTED_MAX 8
 
-/* As Python's max and min: the first one, unless the other one is larger or smaller. So a NaN in `a` stays, and one in `b` does not count. */
-static double larger(double a, double b) { return b > a ? b : a; }
-static double smaller(double a, double b) { return b < a ? b : a; }
-
 /* What one endpoint is for one request. */
 struct situation {
     double limit, speed, tokens, ahead, elapsed, load, sent;

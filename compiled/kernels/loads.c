@@ -15,8 +15,6 @@ static inline double number(double value) {
     return value > DBL_MAX ? DBL_MAX : value < -DBL_MAX ? -DBL_MAX : value;
 }
 
-static inline double larger(double a, double b) { return a > b ? a : b; }
-
 /* Takes a page of an endpoint, unless it is the one that is known. */
 static void take(Known *known, double generation, double page_at, double running, double waiting, double kv, double counted) {
     int another = known->generation != generation;

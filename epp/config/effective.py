@@ -49,6 +49,11 @@ class EffectiveConfig:
     tenants: TenantsEntry | None = None  # None: clients name their fairness ids
     keys: Mapping[str, Keys] = field(default_factory=dict)  # of the files that `tenants` names, when they were read
 
+    @property
+    def key_texts(self) -> dict[str, str]:
+        """Returns the texts of the files of keys, by path."""
+        return {path: file.text for path, file in self.keys.items()}
+
     def as_yaml(self) -> str:
         """Returns the configuration with all defaults, as YAML text."""
         return yaml_nodes.dump(self.document)

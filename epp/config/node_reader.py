@@ -44,7 +44,7 @@ class NodeReader:
         return {name: child for name, child in value.items() if name in known and child.value is not None}
 
     def entries(self, node: Node | None, what: str) -> dict[str, Node]:
-        """Returns the entries of a mapping whose keys are free."""
+        """Returns the entries of a mapping with any keys."""
         return self._typed(node, what, dict, "a mapping") or {}
 
     def sequence(self, node: Node | None, what: str) -> list[Node]:

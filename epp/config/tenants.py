@@ -54,14 +54,8 @@ def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | Non
     if "from" not in fields or fields["from"].value == []:
         why = "tenants.from is empty: nothing says who sends a request"
         reader.findings.error(fields["from"].place if "from" in fields else at, "tenants", why, f"list one of {', '.join(SOURCES)}")
-    unknown = reader.text(fields.get("unknown"), "tenants.unknown") or REFUSE
-    if unknown not in (REFUSE, SHARE):
-        why = f"tenants.unknown: '{unknown[:128]}' is not known"
-        reader.findings.error(fields["unknown"].place, "tenants", why, nearest(unknown, (REFUSE, SHARE)))
-    salt = reader.text(fields.get("cacheSalt"), "tenants.cacheSalt") or NO_SALT
-    if salt not in (OF_TENANT, NO_SALT):
-        why = f"tenants.cacheSalt: '{salt[:128]}' is not known"
-        reader.findings.error(fields["cacheSalt"].place, "tenants", why, nearest(salt, (OF_TENANT, NO_SALT)))
+    unknown = _choice(reader, fields, "unknown", (REFUSE, SHARE))
+    salt = _choice(reader, fields, "cacheSalt", (NO_SALT, OF_TENANT))
     return TenantsEntry(
         tuple(source for source in sources if source is not None),
         unknown == SHARE,
@@ -69,6 +63,14 @@ def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | Non
         _per_tenant(reader, fields.get("perTenant")),
         fields["cacheSalt"].place if salt == OF_TENANT else None,
     )
+
+
+def _choice(reader: NodeReader, fields: Mapping[str, Node], name: str, known: Sequence[str]) -> str:
+    """Returns the value of a field that has one of a few values; the first one if it is not given."""
+    value = reader.text(fields.get(name), f"tenants.{name}") or known[0]
+    if value not in known:
+        reader.findings.error(fields[name].place, "tenants", f"tenants.{name}: '{value[:128]}' is not known", nearest(value, known))
+    return value
 
 
 def _per_tenant(reader: NodeReader, node: Node | None) -> dict[str, tuple[str, ...]]:

@@ -16,11 +16,10 @@ from typing import Final, NamedTuple
 from compiled.outlook import AHEAD, COSTS, TIMES, UNCACHED
 from epp.candidates import Floats
 from epp.learning import model as models
-from epp.learning.model import THOUSAND, LatencyModel
+from epp.learning.model import LONG_TOKENS, THOUSAND, LatencyModel
 
 TWICE: Final = 0.25
 SIBLINGS_S: Final = 0.1
-LONG_TOKENS: Final = 4096
 
 
 class Wait(NamedTuple):

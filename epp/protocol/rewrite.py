@@ -24,7 +24,7 @@ from epp.protocol.surrogates import replaced
 
 REMOVED: Final = ("accept-encoding", "content-encoding")  # removed from a rewritten request, so that request and answer are plain
 MEMBERS_MAX: Final = 2  # members of one name in one body that are accepted
-BEGIN_BYTES: Final = 256  # of a body, in which its first brace and the next character stand, except for blanks that nobody sends
+BEGIN_BYTES: Final = 256  # of a body, in which its first brace and the next character stand, unless the body begins with many blanks
 PAIRS_KEPT: Final = 256  # cached pairs; clients choose the names, so number and length are limited
 KEPT_CHARS_MAX: Final = 1024
 _BLANKS: Final = b" \t\r\n"
@@ -37,7 +37,7 @@ Span = tuple[int, int]
 
 
 class Member:
-    """A top-level member of requests, whose value is a text."""
+    """A top-level member of requests, with a text as its value."""
 
     __slots__ = ("_decoder", "_escapes", "_key", "_name", "_names")
 

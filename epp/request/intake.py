@@ -83,11 +83,6 @@ class Intake:
         parse(request, request.path, body)
         return None
 
-    def _priority(self, priority_of: PriorityOf, request: Request) -> int:
-        """Returns the priority of the objective that the client claims, if it may, or else of its tenant's first one; 0 without one."""
-        objective = request_objective(request)
-        return priority_of(objective) if objective else 0
-
     def read(
         self, request: Request, headers: codec.Headers, pipeline: Pipeline, parser: tuple[Parser, int], body: bytes | memoryview
     ) -> Renamed | None:
@@ -117,7 +112,8 @@ class Intake:
         if private is not None:
             renamed = _kept_private(request, private, renamed)
         if self.priority_of is not None and ((wishes and headers.mentions(OBJECTIVE)) or request.tenant is not None):
-            request.priority = self._priority(self.priority_of, request)
+            objective = request_objective(request)
+            request.priority = self.priority_of(objective) if objective else 0
         for read in pipeline.request_header:
             try:
                 read(request)
@@ -141,6 +137,6 @@ def _kept_private(request: Request, private: bytes, renamed: Renamed | None) -> 
 
 
 def request_objective(request: Request) -> str:
-    """Returns the InferenceObjective of a request: what its client claims, unless its tenant may not; "" if there is none."""
+    """Returns the InferenceObjective of a request: what its client claims, if it may, or else its tenant's first one; "" without one."""
     claimed = client_headers.objective(request.headers) if request.wishes else ""
     return claimed if request.tenant is None else request.tenant.objective(claimed)

@@ -70,9 +70,9 @@ def parse_renamed(
 _members: Final[dict[str, Member]] = {}  # by name; parsers determine the names
 
 
-def salted(parser: Parser, tenant: Tenant | None, body: bytes | memoryview) -> bytes | None:
+def salted(parser: Parser, tenant: Tenant, body: bytes | memoryview) -> bytes | None:
     """Returns the body with the tenant's cache salt in place of the client's; None if it keeps the client's. Raises Refused."""
-    if tenant is None or not tenant.salt or not parser.salt_member:
+    if not tenant.salt or not parser.salt_member:
         return None
     member = _members.get(parser.salt_member)
     if member is None:

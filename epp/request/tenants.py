@@ -72,7 +72,7 @@ class FromKey(Source):
 
 
 class Salts:
-    """Makes cache salts: the HMAC of a tenant's name under a secret. Who knows names but not the secret cannot tell a salt."""
+    """Makes cache salts: the HMAC of a tenant's name under a secret. The names alone, without the secret, tell no salt."""
 
     def __init__(self, secret: int) -> None:
         """`secret`: the 64-bit seed of prefix hashes. The salts do not tell it."""

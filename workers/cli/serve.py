@@ -47,8 +47,7 @@ def command(options: Options) -> None:
         except (StartError, SegmentError) as error:
             raise click.ClickException(str(error)) from error
         names = instance.layout.names
-        keys = {path: file.text for path, file in config.keys.items()}
-        instance.begin(Bundle(1, given.source, given.text, options.plugin_path, given.plugins, names, time.time(), keys=keys))
+        instance.begin(Bundle(1, given.source, given.text, options.plugin_path, given.plugins, names, time.time(), keys=config.key_texts))
         code = run_parent(instance)
     sys.exit(code)
 

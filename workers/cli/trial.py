@@ -84,7 +84,7 @@ def tried(instance: Instance, attempt: Attempt) -> Bundle:
         time.time(),
         followed=ask is None,
         share=ask.share if ask is not None else Share(),
-        keys={path: file.text for path, file in config.keys.items()},
+        keys=config.key_texts,
     )
     view = instance.under(config, bundle, copied=True).with_scrape_tls()
     if ask is not None:

@@ -17,8 +17,8 @@ from compiled.calls import find
 from epp.decision.decision import Decision
 from epp.errors import Cause, Refused
 from epp.protocol import codec, refusals
-from epp.protocol.codec import REQUEST_BODY, REQUEST_HEADERS, REQUEST_TRAILERS, RESPONSE_BODY, RESPONSE_HEADERS, chunk_of_size  # fmt: skip
-from epp.protocol.stream import AWAIT_BODY, AWAIT_HEADERS, DECIDING, DONE, ENDED, ILLEGAL, NEXT, RESPONDING, ROUTED, violation  # fmt: skip
+from epp.protocol.codec import REQUEST_BODY, REQUEST_HEADERS, REQUEST_TRAILERS, RESPONSE_BODY, RESPONSE_HEADERS, chunk_of_size
+from epp.protocol.stream import AWAIT_BODY, AWAIT_HEADERS, DECIDING, DONE, ENDED, ILLEGAL, NEXT, RESPONDING, ROUTED, violation
 from epp.protocol.usage import ANSWER, KEY, SUSPECT
 from workers.transport.interface import Metadata, Stream
 from workers.worker.extproc.app import App
