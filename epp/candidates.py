@@ -77,8 +77,8 @@ class Endpoint:
         return f"Endpoint({self.namespace}/{self.name} {self.address})"
 
 
-class Roster:
-    """Lists the endpoints of a snapshot, in order. A roster stays the same object until discovery changes something.
+class EndpointList:
+    """Lists the endpoints of a snapshot, in order. An endpoint list stays the same object until discovery changes something.
 
     `slots` (int, shape (endpoints,)) are their slots. `row_of_owner` maps an owner id of the prefix index to the endpoint's row.
     `blocks`: what `epp.endpoints.server_blocks` keeps.
@@ -104,7 +104,7 @@ NO_AGE: Final = Age()
 
 
 class Snapshot:
-    """Holds a roster and the values scraped from its endpoints, as of one epoch of the endpoint table. Arrays have the shape (endpoints,).
+    """Holds an endpoint list and what was scraped from its endpoints, as of one epoch of the endpoint table. Arrays: shape (endpoints,).
 
     `values[name]`: float64, NaN where the engine does not report the column. `names[name]`: a list of frozensets.
     `fresh`, `known`, `down`: bool. Fresh: the last good scrape is recent. Known: at least one scrape succeeded. Down: the server refused
@@ -130,13 +130,13 @@ class Snapshot:
         "counted_at_scrape",
         "down",
         "ejected",
+        "endpoint_list",
         "endpoints",
         "failing",
         "fresh",
         "inflight_at_scrape",
         "known",
         "names",
-        "roster",
         "totals",
         "values",
         "weights",
@@ -144,7 +144,7 @@ class Snapshot:
 
     def __init__(
         self,
-        roster: Roster,
+        endpoint_list: EndpointList,
         values: Mapping[str, Floats],
         *,
         fresh: Mask,
@@ -156,9 +156,9 @@ class Snapshot:
         ejected: Mask | None = None,
         failing: Floats | None = None,
     ) -> None:
-        self.roster = roster
+        self.endpoint_list = endpoint_list
         self.blocks: object = None
-        self.endpoints = roster.endpoints
+        self.endpoints = endpoint_list.endpoints
         self.values = values
         self.names = names or {}
         self.fresh = fresh

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from epp.candidates import Age, Candidates, Endpoint, Roster, Snapshot
+from epp.candidates import Age, Candidates, Endpoint, EndpointList, Snapshot
 from epp.learning.local import LocalLearning
 from epp.metrics import Metric
 from epp.plugin import Filter, Hashes, HeldBlocks, HttpAnswer, Plugin, Prefills, Profile, Scorer, Services
@@ -66,7 +66,7 @@ def snapshot(
         return np.array(given if given is not None else [default] * size, dtype=bool)
 
     return Snapshot(
-        Roster(endpoints(size, labels)),
+        EndpointList(endpoints(size, labels)),
         columns,
         fresh=mask(fresh, True),
         known=mask(known, True),

@@ -7,7 +7,7 @@ import numpy as np
 
 from compiled.outlook import COSTS, TIMES
 from epp import testing
-from epp.candidates import Candidates, Roster
+from epp.candidates import Candidates, EndpointList
 from epp.data import WAITING
 from epp.errors import ProducerFailed
 from epp.learning.costs import LearnedCosts
@@ -38,8 +38,8 @@ class FakeHeld:
         self.by_row: dict[int, dict[int, int]] = {}  # row -> key -> weight in thousandths
         self.expected: list[tuple[list[int], int, int]] = []
 
-    def view(self, roster: Roster, now: float) -> HeldView:
-        size = len(roster.endpoints)
+    def view(self, endpoint_list: EndpointList, now: float) -> HeldView:
+        size = len(endpoint_list.endpoints)
         none = np.zeros(size, dtype=bool)
         return self.view_ or HeldView((), none, none, (0,) * size, ("not followed",) * size, frozenset())
 

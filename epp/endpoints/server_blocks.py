@@ -58,8 +58,8 @@ def server_blocks(snapshot: Snapshot) -> ServerBlocks:
     sizes = snapshot.values.get(CACHE_BLOCK_SIZE.name)
     if sizes is None:
         sizes = np.ones(len(snapshot.endpoints))
-    before = snapshot.roster.blocks
+    before = snapshot.endpoint_list.blocks
     if not isinstance(before, ServerBlocks) or before.key != sizes.tobytes():
-        before = snapshot.roster.blocks = ServerBlocks(sizes)
+        before = snapshot.endpoint_list.blocks = ServerBlocks(sizes)
     snapshot.blocks = before
     return before

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from epp.candidates import Candidates, Endpoint, Roster
+from epp.candidates import Candidates, Endpoint, EndpointList
 
 LEVELS: Final = ("host", "rack", "zone", "region")  # tightest first
 APART: Final = len(LEVELS)  # the level of endpoints that share nothing
@@ -22,11 +22,11 @@ class NamesPlaces:
 
 
 class Places:
-    """Holds the places of all endpoints of a roster. An endpoint without a label is close to no other one by that label."""
+    """Holds the places of all endpoints of an endpoint list. An endpoint without a label is close to no other one by that label."""
 
     def __init__(self, labels: Sequence[str] = LABELS) -> None:
         self.labels = tuple(labels)
-        self._roster = Roster(())
+        self._endpoint_list = EndpointList(())
         self._numbers: list[dict[str, int]] = []  # per level: value of the label -> its number, from 1
         # Per level: the number of each endpoint's label value; 0: the endpoint lacks the label.
         self._places: list[NDArray[np.intp]] = []
@@ -46,10 +46,10 @@ class Places:
 
     def level(self, peer: Endpoint, candidates: Candidates) -> NDArray[np.intp]:
         """Returns the tightest level that each candidate shares with `peer`: an index into LEVELS or APART, shape (candidates,)."""
-        roster = candidates.snapshot.roster
-        if roster is not self._roster:
-            self._follow(roster)
-        levels = np.full(len(roster.endpoints), APART)
+        endpoint_list = candidates.snapshot.endpoint_list
+        if endpoint_list is not self._endpoint_list:
+            self._follow(endpoint_list)
+        levels = np.full(len(endpoint_list.endpoints), APART)
         for level in range(APART - 1, -1, -1):
             value = self._value(level, peer.labels)
             number = self._numbers[level].get(value) if value else None
@@ -60,10 +60,10 @@ class Places:
     def _value(self, level: int, labels: Mapping[str, str]) -> str:
         return labels.get(self.labels[level], "") or (labels.get(HOST_LABEL, "") if level == 0 else "")
 
-    def _follow(self, roster: Roster) -> None:
+    def _follow(self, endpoint_list: EndpointList) -> None:
         self._numbers = [{} for _ in LEVELS]
         self._places = []
         for level, numbers in enumerate(self._numbers):
-            values = [self._value(level, endpoint.labels) for endpoint in roster.endpoints]
+            values = [self._value(level, endpoint.labels) for endpoint in endpoint_list.endpoints]
             self._places.append(np.array([numbers.setdefault(v, len(numbers) + 1) if v else 0 for v in values], dtype=np.intp))
-        self._roster = roster
+        self._endpoint_list = endpoint_list

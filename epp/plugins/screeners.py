@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from epp.candidates import Candidates, Endpoint, Mask, Roster, Snapshot
+from epp.candidates import Candidates, Endpoint, EndpointList, Mask, Snapshot
 from epp.decision.decision import Decision, Response
 from epp.endpoints.label_selectors import parsed
 from epp.metrics import Metric
@@ -107,28 +107,28 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Labelled:
-    """Knows which endpoints of a roster have which value of a label."""
+    """Knows which endpoints of an endpoint list have which value of a label."""
 
-    __slots__ = ("_key", "_roster", "_rows")
+    __slots__ = ("_endpoint_list", "_key", "_rows")
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self._roster = Roster(())
+        self._endpoint_list = EndpointList(())
         self._rows: dict[str, Mask] = {}
 
-    def masks(self, roster: Roster) -> Mapping[str, Mask]:
+    def masks(self, endpoint_list: EndpointList) -> Mapping[str, Mask]:
         """Returns, for each value that is not empty, which endpoints have it: value -> bool, shape (endpoints,)."""
-        if roster is not self._roster:
+        if endpoint_list is not self._endpoint_list:
             rows: dict[str, Mask] = {}
-            for row, endpoint in enumerate(roster.endpoints):
+            for row, endpoint in enumerate(endpoint_list.endpoints):
                 if value := endpoint.labels.get(self._key):
-                    rows.setdefault(value, np.zeros(len(roster.endpoints), dtype=bool))[row] = True
-            self._rows, self._roster = rows, roster
+                    rows.setdefault(value, np.zeros(len(endpoint_list.endpoints), dtype=bool))[row] = True
+            self._rows, self._endpoint_list = rows, endpoint_list
         return self._rows
 
     def among(self, candidates: Candidates, value: str) -> Mask:
         """Returns which candidates have this value: bool, shape (candidates,)."""
-        mask = self.masks(candidates.snapshot.roster).get(value)
+        mask = self.masks(candidates.snapshot.endpoint_list).get(value)
         if mask is None:
             return np.zeros(len(candidates), dtype=bool)
         return mask if candidates.rows is None else mask[candidates.rows]
@@ -170,7 +170,7 @@ class RolloutScreener(Screener, ResponseReceived):
         self._stamps = [(s.header_name.lower(), s.label_key) for s in params.header_selectors]
         self._strict = [(s.name, s.header_name.lower(), Labelled(s.label_key)) for s in params.header_selectors if s.mode == "strict"]
         self.reads_headers = [header for _, header, _ in self._strict]
-        self._counted: Roster | Snapshot | None = None  # the roster or snapshot for which `_shares` was computed
+        self._counted: EndpointList | Snapshot | None = None  # the endpoint list or snapshot for which `_shares` was computed
         self._shares: dict[str, float] = {}
         self._rng: random.Random
         self._no_match: Count
@@ -210,7 +210,7 @@ class RolloutScreener(Screener, ResponseReceived):
 
         Returns an empty mapping if there is no such revision.
         """
-        counted = snapshot if snapshot.any_down else snapshot.roster
+        counted = snapshot if snapshot.any_down else snapshot.endpoint_list
         if counted is not self._counted:
             up = [e for e, down in zip(snapshot.endpoints, snapshot.down.tolist(), strict=True) if not down]
             self._shares = self._weighed(up) or self._weighed(snapshot.endpoints)

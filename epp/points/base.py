@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from epp.candidates import Endpoint, Mask, Roster
+from epp.candidates import Endpoint, EndpointList, Mask
 from epp.data import Datum, Key
 from epp.learning.model import FirstToken, LatencyModel
 from epp.metrics import Metric
@@ -73,7 +73,7 @@ class Prefills(Protocol):
 
 
 class HeldView(NamedTuple):
-    """Says which endpoints of a roster are followed at this moment, that is, the picker knows what they hold (`epp.prefix.streams`).
+    """Says which endpoints of a list are followed at this moment, that is, the picker knows what they hold (`epp.prefix.streams`).
 
     `followed`: bool, shape (endpoints,). `whole`: the same, without endpoints of which older blocks are unknown. `why`: per endpoint, why
     matches with it are not precise; "" if they are.
@@ -93,11 +93,11 @@ class HeldView(NamedTuple):
 class HeldBlocks(Protocol):
     """Knows what the model servers say they hold (`Services.held_blocks`). `hashes`: keys of whole blocks (`epp.prefix.held`), uint64."""
 
-    def view(self, roster: Roster, now: float) -> HeldView:
+    def view(self, endpoint_list: EndpointList, now: float) -> HeldView:
         """Returns which endpoints are followed. `now`: monotonic seconds."""
 
     def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
-        """Returns two lists over the endpoints of the roster: how many leading blocks each holds, and the sum of these blocks' weights.
+        """Returns two lists over the endpoints: how many leading blocks each holds, and the sum of these blocks' weights.
 
         The tier of a block determines its weight, in thousandths. Both numbers are 0 for an endpoint that is not followed or has another
         block size than `block_tokens`.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 VERSION: Final = 1
 CONFIGURED: Final = 1
 BATCH: Final = 4
-ROSTER: Final = 5
+ENDPOINT_LIST: Final = 5
 DECIDED: Final = 6
 ENDED: Final = 7
 ARRAY: Final = b"\xdd"  # begins an array with a length of four bytes, the most significant one first
@@ -100,7 +100,7 @@ class Batch(msgspec.Struct, array_like=True, frozen=True, tag=BATCH):
     worker: int
 
 
-class Roster(msgspec.Struct, array_like=True, frozen=True, tag=ROSTER):
+class EndpointList(msgspec.Struct, array_like=True, frozen=True, tag=ENDPOINT_LIST):
     """The endpoints to which the rows of later `Decided` records of this stream refer.
 
     `slots`, `generations`: int64, shape (endpoints,).
@@ -114,7 +114,7 @@ class Roster(msgspec.Struct, array_like=True, frozen=True, tag=ROSTER):
 class Run(msgspec.Struct, array_like=True, frozen=True):
     """The run of one profile; `rows`, `totals` and `scores` are empty if its filters left no candidate.
 
-    `rows`: int64, the rows of the scored endpoints in the roster; None: all. `totals`: float64, one per scored endpoint.
+    `rows`: int64, the rows of the scored endpoints in the endpoint_list; None: all. `totals`: float64, one per scored endpoint.
     `scores`: of each scorer that is not static, float64; None: all 0. `picked`: indices into the scored endpoints, best first.
     """
 
@@ -133,9 +133,9 @@ class Decided(msgspec.Struct, array_like=True, frozen=True, tag=DECIDED):
     it equals `model`. `flow`: keyed hash of the fairness id, 0: none. `objective`: keyed hash, 0: none. `prompt_tokens`: as the picker
     counts or estimates them.
     `block_tokens`: tokens per block, 0: no producer divides prompts. `hashes`: uint64, the chain of block hashes under the secret.
-    `roster`: the number of its Roster. `rows`: int64, the endpoints that it might have got; None: all.
+    `endpoint_list`: the number of its EndpointList. `rows`: int64, the endpoints that it might have got; None: all.
     `inflight`: int64, requests in flight at each of these. `inflight_tokens`: float64, the same of tokens; None: no plugin reads them.
-    `matched`: float64 of shape (endpoints of the roster,), leading blocks that each holds; None: none holds any.
+    `matched`: float64 of shape (endpoints of the endpoint list,), leading blocks that each holds; None: none holds any.
     `runs`: the profiles that ran. `targets`: the slots of the chosen endpoints, best first. `refused`: the cause if there are none.
     `facts`: one keyed hash per header of `Configured.headers`; 0: the request has no such header.
     """
@@ -157,7 +157,7 @@ class Decided(msgspec.Struct, array_like=True, frozen=True, tag=DECIDED):
     prompt_tokens: int
     block_tokens: int
     hashes: bytes
-    roster: int
+    endpoint_list: int
     rows: bytes | None
     inflight: bytes
     inflight_tokens: bytes | None
@@ -213,7 +213,7 @@ class Named(msgspec.Struct, array_like=True, frozen=True, tag=9):
     columns: dict[str, list[str]]
 
 
-Record: TypeAlias = Opened | Configured | Member | Scraped | Batch | Roster | Decided | Ended | Lost | Named
+Record: TypeAlias = Opened | Configured | Member | Scraped | Batch | EndpointList | Decided | Ended | Lost | Named
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _frame: Final = msgspec.msgpack.Decoder(list[list[Record]])

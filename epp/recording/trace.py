@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from epp.recording.records import Batch, Configured, Decided, Ended, Lost, Member, Opened, Record, Roster, Scraped, floats, ints
+from epp.recording.records import Batch, Configured, Decided, Ended, EndpointList, Lost, Member, Opened, Record, Scraped, floats, ints
 
 WAITING_MAX: Final = 1 << 20  # requests whose outcome is awaited; above it, the oldest one counts as without an outcome
 SCRAPES_MAX: Final = 1 << 20  # scrapes that are kept per endpoint, the latest ones
@@ -24,7 +24,7 @@ Slot = tuple[int, int]  # slot and generation of an endpoint
 class Traced(NamedTuple):
     """One request. `at`: its arrival in seconds since the epoch; 0 if the file's begin is missing. `worker`: number of the worker.
 
-    `endpoints`: the endpoints of its roster, in the order of rows; None for one that the recording does not describe. `config`: its
+    `endpoints`: the endpoints of its endpoint_list, in the order of rows; None for one that the recording does not describe. `config`: its
     configuration; None if the recording does not describe it. `ended`: None if its end was not recorded.
     """
 
@@ -63,7 +63,7 @@ class Trace:
         self.configs: dict[int, Configured] = {}
         self.lost = 0
         self._scraped: dict[int, list[tuple[float, Floats, int]]] = {}  # slot -> (time, values, state), in order
-        self._rosters: dict[tuple[int, int], list[Member | None]] = {}
+        self._endpoint_lists: dict[tuple[int, int], list[Member | None]] = {}
         self._waiting: dict[tuple[int, int], Traced] = {}
         self._stream = self._worker = 0
 
@@ -78,8 +78,8 @@ class Trace:
             self._stream, self._worker = record.stream, record.worker
         elif isinstance(record, Scraped):
             self._add_scraped(record)
-        elif isinstance(record, Roster):
-            self._rosters[self._stream, record.number] = [
+        elif isinstance(record, EndpointList):
+            self._endpoint_lists[self._stream, record.number] = [
                 self.members.get(key) for key in zip(ints(record.slots).tolist(), ints(record.generations).tolist(), strict=True)
             ]
         elif isinstance(record, Member):
@@ -107,7 +107,7 @@ class Trace:
     def _decided(self, record: Decided) -> Traced | None:
         opened = self.opened
         at = 0.0 if opened is None else opened.unix_s + (record.at - opened.monotonic_s)
-        endpoints = self._rosters.get((self._stream, record.roster), [])
+        endpoints = self._endpoint_lists.get((self._stream, record.endpoint_list), [])
         config = self.configs.get(record.generation)
         found = Traced(at, self._worker, self._stream, record, None, endpoints, config)
         if record.refused:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from epp.candidates import Candidates, Endpoint, Roster, Snapshot
+from epp.candidates import Candidates, Endpoint, EndpointList, Snapshot
 from epp.data import CACHE_BLOCK_SIZE, CACHE_NUM_BLOCKS, CACHE_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.errors import ProducerFailed
 from epp.plugin import Hashes, Plugin, Profile
@@ -91,7 +91,7 @@ class Fleet:
         """Sets the endpoints that discovery lists from now on."""
         self._listed = np.array(slots, dtype=np.int64)
         self._rows = None if len(slots) == len(self._endpoints) else self._listed
-        self._roster = Roster([self._endpoints[slot] for slot in slots])
+        self._endpoint_list = EndpointList([self._endpoints[slot] for slot in slots])
         self._snapshot = None
 
     def die(self, slot: int) -> None:
@@ -137,7 +137,7 @@ class Fleet:
         known = self._known[rows]
         down = ~np.array(self.up, dtype=bool)[rows]
         at_scrape = self._inflight_at_scrape[rows]
-        return Snapshot(self._roster, values, fresh=known & ~down, known=known, down=down, inflight_at_scrape=at_scrape)
+        return Snapshot(self._endpoint_list, values, fresh=known & ~down, known=known, down=down, inflight_at_scrape=at_scrape)
 
     def candidates(self, subset: Subset | None) -> Candidates:
         snapshot, rows = self._snapshot, self._rows
@@ -148,7 +148,7 @@ class Fleet:
         return Candidates(snapshot, self.inflight[rows], self._tokens[rows])
 
     def reloaded(self, candidates: Candidates) -> Candidates:
-        rows = self._rows if candidates.snapshot.roster is self._roster else None
+        rows = self._rows if candidates.snapshot.endpoint_list is self._endpoint_list else None
         if rows is None and len(candidates.snapshot.endpoints) != len(self._endpoints):
             return candidates  # the listed endpoints have changed while the request waited
         inflight, tokens = self.inflight, self._tokens

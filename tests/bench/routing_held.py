@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from epp.candidates import Roster
+from epp.candidates import EndpointList
 from epp.plugin import Hashes, HeldView, Measure
 from loadtest.sim.engine import Job
 from loadtest.sim.kv_dialects import Dialect, events_of, payload
@@ -66,7 +66,7 @@ class SharedHeld:
             self._holders[server].apply(message)
         self._holdings.flush(int(now / AGE_S))
 
-    def view(self, roster: Roster, now: float) -> HeldView:
+    def view(self, endpoint_list: EndpointList, now: float) -> HeldView:
         return self._view
 
     def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
 
-from epp.candidates import Candidates, Endpoint, Floats, Roster, Snapshot
+from epp.candidates import Candidates, Endpoint, EndpointList, Floats, Snapshot
 from epp.config.load import load
 from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.decision.decide import choose
@@ -246,7 +246,7 @@ class Picked:
     def members(self, servers: Sequence[int]) -> None:
         self._members = np.array(servers)
         self._snapshots.clear()
-        self._roster = Roster([self._endpoints[server] for server in servers])
+        self._endpoint_list = EndpointList([self._endpoints[server] for server in servers])
         self._learning.listed(servers)
         self._ejection.listed(servers)
 
@@ -371,7 +371,7 @@ class Picked:
                 values |= {RUNNING.name: load.running, WAITING.name: load.waiting, KV_USAGE.name: load.kv}
                 counted = load.counted
             snapshot = self._snapshots[self._worker] = Snapshot(
-                self._roster,
+                self._endpoint_list,
                 values,
                 fresh=known,
                 known=known,

@@ -164,7 +164,7 @@ def _profiled(request: Traced, trace: Trace, run: Run, profile: Scoring | None) 
 
 
 def _places(decided: Decided, size: int) -> dict[int, int]:
-    """Returns row in the roster -> place in `decided.inflight`."""
+    """Returns row in the endpoint list -> place in `decided.inflight`."""
     rows = range(size) if decided.rows is None else ints(decided.rows).tolist()
     return {row: place for place, row in enumerate(rows)}
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from epp.candidates import Candidates, Endpoint, Roster, Snapshot
+from epp.candidates import Candidates, Endpoint, EndpointList, Snapshot
 from epp.config import parameters, yaml_nodes
 from epp.config.findings import ConfigErrors, Findings, nearest
 from epp.config.load import EffectiveConfig
@@ -156,7 +156,7 @@ class FilePool:
         self._known = known
         fresh = np.array([k.is_fresh for k in known], dtype=bool)
         snapshot = Snapshot(
-            Roster(endpoints),
+            EndpointList(endpoints),
             {name: _column(name, known) for name in _columns(config, kind=float)},
             fresh=fresh,
             known=fresh | np.array([k.state in ("stale", "down") for k in known], dtype=bool),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from epp.candidates import Endpoint, Roster
+from epp.candidates import Endpoint, EndpointList
 from epp.plugin import Hashes, HeldView, Measure
 from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, PARTIAL, WEIGHT_ONE, StreamRecord, StreamsRecord
 from shm.documents import DocumentReader
@@ -31,15 +31,15 @@ class SharedHeldBlocks:
         self._send = expect
         self._version = -1
         self._streams = _NOTHING
-        self._roster: Roster | None = None
+        self._endpoint_list: EndpointList | None = None
         self._latency: Measure | None = None
         self._views: tuple[HeldView, HeldView] | None = None  # (while the kv-events process runs, while it does not)
         self._owners: dict[int, Owners] = {}  # block size -> owners of endpoints with that size
         self._sizes: dict[int, int] = {}  # an endpoint's owner id -> its block size
 
-    def view(self, roster: Roster, now: float) -> HeldView:
-        if self._documents.version(STREAMS) != self._version or roster is not self._roster or self._views is None:
-            self._look(roster)
+    def view(self, endpoint_list: EndpointList, now: float) -> HeldView:
+        if self._documents.version(STREAMS) != self._version or endpoint_list is not self._endpoint_list or self._views is None:
+            self._look(endpoint_list)
         assert self._views is not None
         return self._views[now - self._positions.last_heartbeat > HEARTBEAT_S_MAX]
 
@@ -58,15 +58,15 @@ class SharedHeldBlocks:
         if self._send is not None and self._sizes.get(owner) == block_tokens:
             self._send(hashes, owner)
 
-    def _look(self, roster: Roster) -> None:
-        """Reads the streams document again if it has changed, and makes the views for this roster."""
+    def _look(self, endpoint_list: EndpointList) -> None:
+        """Reads the streams document again if it has changed, and makes the views for this endpoint list."""
         document = self._documents.read(STREAMS)
         if document is not None and document[0] != self._version:
             self._version = document[0]
             self._streams = _streams.decode(document[1]) if document[1] else _NOTHING
-        self._roster = roster
+        self._endpoint_list = endpoint_list
         by_identity = {record.identity: record for record in self._streams.streams}
-        records = [by_identity.get(_identity(endpoint)) for endpoint in roster.endpoints]
+        records = [by_identity.get(_identity(endpoint)) for endpoint in endpoint_list.endpoints]
         usable = [record is not None and record.followed for record in records]
         sizes = Counter(record.block_tokens for record, use in zip(records, usable, strict=True) if record and use)
         self._owners = {size: Owners(len(records)) for size in sizes}
@@ -100,8 +100,8 @@ class SharedHeldBlocks:
 class NoHeldBlocks:
     """Implements `epp.plugin.HeldBlocks` for a picker without a kv-events process: no endpoint holds anything."""
 
-    def view(self, roster: Roster, now: float) -> HeldView:
-        return _unread((0,) * len(roster.endpoints), frozenset())
+    def view(self, endpoint_list: EndpointList, now: float) -> HeldView:
+        return _unread((0,) * len(endpoint_list.endpoints), frozenset())
 
     def match(self, view: HeldView, hashes: Hashes, block_tokens: int) -> tuple[list[int], list[int]]:
         size = len(view.why)

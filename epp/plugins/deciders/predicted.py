@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from epp.candidates import Mask, Roster
+from epp.candidates import EndpointList, Mask
 from epp.decision.decision import ProfileRun
 from epp.endpoints.roles import PREFILL_ROLES, ROLE_LABEL
 from epp.learning.costs import learned_costs
@@ -35,7 +35,7 @@ class Predicted(Decider):
         self._costs = learned_costs(params.learned_latency_producer_name)
         self._match = prefix_match(APPROXIMATE)
         self.consumes = (self._costs, self._match)
-        self._roster = Roster(())
+        self._endpoint_list = EndpointList(())
         self._prefill: Mask = np.zeros(0, dtype=bool)
 
     def meet(self, plugins: Sequence[Plugin]) -> None:
@@ -49,10 +49,10 @@ class Predicted(Decider):
         learned = request[self._costs]
         if learned is None or learned.why_not:
             return bool(uncached >= self.params.non_cached_tokens)
-        roster = run.candidates.snapshot.roster
-        if roster is not self._roster:
-            self._roster = roster
-            self._prefill = np.array([e.labels.get(ROLE_LABEL) in PREFILL_ROLES for e in roster.endpoints], dtype=bool)
+        endpoint_list = run.candidates.snapshot.endpoint_list
+        if endpoint_list is not self._endpoint_list:
+            self._endpoint_list = endpoint_list
+            self._prefill = np.array([e.labels.get(ROLE_LABEL) in PREFILL_ROLES for e in endpoint_list.endpoints], dtype=bool)
         times = learned.first_token_s[self._prefill]
         if not len(times):
             return False

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from epp.candidates import Candidates, Endpoint, Floats, Roster, Scores, Snapshot
+from epp.candidates import Candidates, Endpoint, EndpointList, Floats, Scores, Snapshot
 from epp.data import CACHE_TOKENS, Datum
 from epp.decision.decision import Decision, Response
 from epp.metrics import Metric
@@ -123,7 +123,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
         self.keeps = (self._turn,)
         self._view: dict[PodKey, Pod] = {}  # the endpoints of the last snapshot
         self._snapshot: Snapshot | None = None
-        self._roster: Roster | None = None
+        self._endpoint_list: EndpointList | None = None
         self._stages: set[bytes] = set()  # the sets of rows of the snapshot that are in the view already
         self._sizes_of: Snapshot | None = None
         self._sizes: Floats = np.zeros(0)
@@ -170,8 +170,8 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
             pod.capacity = sizes[row]
             self._view[pod.key] = pod
             self._sources[pod.key] = real[row]
-        if snapshot.roster is not self._roster:
-            self._roster = snapshot.roster
+        if snapshot.endpoint_list is not self._endpoint_list:
+            self._endpoint_list = snapshot.endpoint_list
             kept = {(endpoint.slot, endpoint.generation): None for endpoint in snapshot.endpoints}
             for gone in self.programs.keep_pods(kept):
                 self._hide(gone)
@@ -306,7 +306,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
 
 def _index(pod: Pod, candidates: Candidates) -> int:
     """Returns the index of a pod among the candidates; -1 if it is not among them."""
-    row = candidates.snapshot.roster.row_of_owner.get(pod.owner, -1)
+    row = candidates.snapshot.endpoint_list.row_of_owner.get(pod.owner, -1)
     if row < 0 or (candidates.snapshot.endpoints[row].slot, candidates.snapshot.endpoints[row].generation) != pod.key:
         return -1
     if candidates.rows is None:

@@ -67,7 +67,7 @@ class Predictions:
         """Emits predictions and costs."""
         now, model = request.now, self._learning.model()
         snapshot, rows = candidates.snapshot, candidates.rows
-        slots = snapshot.roster.slots if rows is None else snapshot.roster.slots[rows]
+        slots = snapshot.endpoint_list.slots if rows is None else snapshot.endpoint_list.slots[rows]
         prompt = float(token_count(request))
         match: PrefixMatch | None = request[self._match]
         running = candidates[RUNNING]
@@ -86,7 +86,7 @@ class Predictions:
         )
         waits = [] if match is None else _waits(match, candidates, now)
         waiting = add_waits(model, slots.tolist(), prompt, outlook, waits, now) if waits else ()
-        why_not = self._reason(model, snapshot.roster.slots)
+        why_not = self._reason(model, snapshot.endpoint_list.slots)
         if why_not:
             costs = careful_costs(
                 prompt, without_waits(outlook, waits, now) if waits else outlook, candidates.waiting_terms(), running, candidates[KV_USAGE]
@@ -161,7 +161,7 @@ class Predictions:
 def _waits(match: PrefixMatch, candidates: Candidates, now: float) -> list[Wait]:
     """Returns the prefills under way that this prompt can wait for, at most one per candidate: the one that shares most."""
     block_tokens = match.block_tokens
-    row_of_owner = candidates.snapshot.roster.row_of_owner
+    row_of_owner = candidates.snapshot.endpoint_list.row_of_owner
     waits: dict[int, Wait] = {}
     for prefill in match.under_way:
         row = row_of_owner.get(prefill.owner)

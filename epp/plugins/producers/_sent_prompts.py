@@ -154,8 +154,8 @@ class SentPrompts:
     ) -> PrefixMatch:
         """Returns the match of one prompt. `depths`: owner -> how many leading blocks it holds."""
         snapshot = candidates.snapshot
-        roster = snapshot.roster
-        blocks = by_row(depths, roster.row_of_owner, len(roster.endpoints)) if depths else None
+        endpoint_list = snapshot.endpoint_list
+        blocks = by_row(depths, endpoint_list.row_of_owner, len(endpoint_list.endpoints)) if depths else None
         servers = server_blocks(snapshot)
         return PrefixMatch(blocks, hashes, self._block_tokens, tokens, servers=servers, under_way=under_way)
 

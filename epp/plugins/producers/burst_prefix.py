@@ -112,11 +112,11 @@ class BurstPrefix(DataProducer):
                 self._batch = None
         owners = assign([tuple(hashes.tolist()) for _, _, hashes in batch.entries], batch.running, self._rules)
         for (request, candidates, hashes), owner in zip(batch.entries, owners, strict=True):
-            roster = candidates.snapshot.roster
-            row = None if owner is None else roster.row_of_owner.get(owner)
+            endpoint_list = candidates.snapshot.endpoint_list
+            row = None if owner is None else endpoint_list.row_of_owner.get(owner)
             blocks = None
             if row is not None:
-                blocks = np.zeros(len(roster.endpoints))
+                blocks = np.zeros(len(endpoint_list.endpoints))
                 blocks[row] = len(hashes)
             servers, tokenized = server_blocks(candidates.snapshot), request[TOKENS]
             prompts = request.prompt.several if tokenized is None else tokenized.prompts

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from epp.candidates import Candidates, Roster
+from epp.candidates import Candidates, EndpointList
 from epp.data import INFLIGHT_REQUESTS, Datum
 from epp.decision.decision import Decision, Response
 from epp.learning.ttft import TtftPercentiles, ttft_percentiles
@@ -107,16 +107,16 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
         self._sent = Datum(f"ttft_sent/{name}", Sent)
         self.produces = (self._percentiles,)
         self.keeps = (self._sent,)
-        # Owner -> what was observed; the number of endpoints in the roster bounds it.
+        # Owner -> what was observed; the number of endpoints in the endpoint list bounds it.
         self._observed: dict[int, Observations] = {}
-        self._roster = Roster(())
+        self._endpoint_list = EndpointList(())
         self._due = 0.0
         self._published = _arrays([])
 
     def produce(self, request: Request, candidates: Candidates) -> None:
-        roster = candidates.snapshot.roster
-        if roster is not self._roster or request.now >= self._due:
-            self._publish(roster, request.now)
+        endpoint_list = candidates.snapshot.endpoint_list
+        if endpoint_list is not self._endpoint_list or request.now >= self._due:
+            self._publish(endpoint_list, request.now)
         request[self._percentiles] = self._published
         request[self._sent] = Sent(candidates)
 
@@ -137,19 +137,19 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
 
     def response_streaming(self, request: Request, decision: Decision) -> None:
         sent = request[self._sent]
-        if sent is None or not sent.counts or sent.owner not in self._roster.row_of_owner:
+        if sent is None or not sent.counts or sent.owner not in self._endpoint_list.row_of_owner:
             return
         observed = self._observed.get(sent.owner)
         if observed is None:
             observed = self._observed[sent.owner] = Observations(self._rules, request.now)
         observed.add(request.now, max(0.0, request.now - request.sent_at), sent.load)
 
-    def _publish(self, roster: Roster, now: float) -> None:
-        if roster is not self._roster:
-            self._observed = {owner: each for owner, each in self._observed.items() if owner in roster.row_of_owner}
-            self._roster = roster
+    def _publish(self, endpoint_list: EndpointList, now: float) -> None:
+        if endpoint_list is not self._endpoint_list:
+            self._observed = {owner: each for owner, each in self._observed.items() if owner in endpoint_list.row_of_owner}
+            self._endpoint_list = endpoint_list
         observed = self._observed
-        self._published = _arrays([observed[e.owner].point(now) if e.owner in observed else Point() for e in roster.endpoints])
+        self._published = _arrays([observed[e.owner].point(now) if e.owner in observed else Point() for e in endpoint_list.endpoints])
         self._due = now + self._interval_s
 
 

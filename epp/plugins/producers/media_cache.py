@@ -114,6 +114,6 @@ class MediaCache(DataProducer, PreRequest):
 
     def _held(self, items: Sequence[Item], candidates: Candidates) -> Floats | None:
         """Returns how many items each endpoint holds; None if no endpoint holds any."""
-        rows = candidates.snapshot.roster.row_of_owner
+        rows = candidates.snapshot.endpoint_list.row_of_owner
         at = [rows[owner] for item in items for owner in item.holders if owner in rows]
         return np.bincount(at, minlength=len(rows)).astype(np.float64) if at else None

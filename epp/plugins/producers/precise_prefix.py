@@ -166,7 +166,7 @@ class _Precise(DataProducer, PreRequest):
         return PrefixMatch(found, chains[unit][-1], unit, tokens or 1, servers=servers, held=held, weighted=thousandths / WEIGHT_ONE)
 
     def _view(self, snapshot: Snapshot, now: float) -> HeldView:
-        view, ranks = self._held.view(snapshot.roster, now), snapshot.values.get(CACHE_RANKS.name)
+        view, ranks = self._held.view(snapshot.endpoint_list, now), snapshot.values.get(CACHE_RANKS.name)
         if ranks is None:
             return view
         viewed = self._viewed

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from epp.candidates import Candidates, Floats, Roster
+from epp.candidates import Candidates, EndpointList, Floats
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, WAITING, Datum
 from epp.decision.decision import Decision, Response
 from epp.learning.costs import LearnedCosts, learned_costs
@@ -94,13 +94,13 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Roles:
-    """Reads the role labels of one roster."""
+    """Reads the role labels of one endpoint list."""
 
-    __slots__ = ("names", "prefill", "roster")
+    __slots__ = ("endpoint_list", "names", "prefill")
 
-    def __init__(self, roster: Roster, label: str) -> None:
-        self.roster = roster
-        self.names = [endpoint.labels.get(label, "") if label else "" for endpoint in roster.endpoints]
+    def __init__(self, endpoint_list: EndpointList, label: str) -> None:
+        self.endpoint_list = endpoint_list
+        self.names = [endpoint.labels.get(label, "") if label else "" for endpoint in endpoint_list.endpoints]
         self.prefill = np.array([name == PREFILL for name in self.names], dtype=bool)
 
 
@@ -242,7 +242,7 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
             "inFlightLoadProducerName": bool(params.in_flight_load_producer_name),
         }
         self.without_effect = [f"{field}: has no effect here" for field, is_set in ignored.items() if is_set]
-        self._roles = Roles(Roster(()), params.endpoint_role_label)
+        self._roles = Roles(EndpointList(()), params.endpoint_role_label)
         self._running: dict[int, list[float]] = {}  # owner -> sorted TPOT objectives of this worker's requests
         self._predictor: Predictor | None = None
         self._predicted_ttft: Measure
@@ -272,18 +272,18 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         request[self._measured] = Measured(features, ttft_ms, tpot_ms)
         if not self.params.predict_in_produce:
             return None
-        roster = candidates.snapshot.roster
+        endpoint_list = candidates.snapshot.endpoint_list
         if self._predictor is None:
             learned = request[self._learned]
             if learned is not None and not learned.why_not:
                 predictions = _learned_predictions(learned, candidates)
-                request[self._predictions] = self._with_headrooms(predictions, features, roster, ttft_ms, tpot_ms)
+                request[self._predictions] = self._with_headrooms(predictions, features, endpoint_list, ttft_ms, tpot_ms)
             return None
 
         def deliver(predictions: Sequence[Prediction], seconds: float) -> None:
             self._ttft_duration.observe(seconds)
             self._tpot_duration.observe(seconds)
-            request[self._predictions] = self._with_headrooms(predictions, features, roster, ttft_ms, tpot_ms)
+            request[self._predictions] = self._with_headrooms(predictions, features, endpoint_list, ttft_ms, tpot_ms)
 
         return self._predictor.ask(features.rows(), request.now, deliver)
 
@@ -336,9 +336,9 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
             self._predictor.learn(sample)
 
     def _features(self, request: Request, candidates: Candidates) -> Features:
-        roster = candidates.snapshot.roster
-        if roster is not self._roles.roster:
-            self._roles = Roles(roster, self.params.endpoint_role_label)
+        endpoint_list = candidates.snapshot.endpoint_list
+        if endpoint_list is not self._roles.endpoint_list:
+            self._roles = Roles(endpoint_list, self.params.endpoint_role_label)
         features = Features(candidates, token_count(request), self._roles)
         match = request[self._match]
         shares = None if match is None else match.share(candidates)
@@ -351,24 +351,29 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         return features
 
     def _with_headrooms(
-        self, predictions: Sequence[Prediction], features: Features, roster: Roster, ttft_objective: float, tpot_objective: float
+        self,
+        predictions: Sequence[Prediction],
+        features: Features,
+        endpoint_list: EndpointList,
+        ttft_objective: float,
+        tpot_objective: float,
     ) -> LatencyPredictions:
         """Returns predictions and headrooms, one per endpoint of the snapshot; NaN for endpoints that are not candidates."""
         rows = slice(None) if features.within is None else features.within
-        ttft, tpot = np.full((2, len(roster.endpoints)), np.nan)
+        ttft, tpot = np.full((2, len(endpoint_list.endpoints)), np.nan)
         ttft[rows] = [prediction.ttft_ms for prediction in predictions]
         tpot[rows] = [prediction.tpot_ms for prediction in predictions]
         headroom = np.where(np.isnan(tpot), np.nan, 0.0)
         if self.params.streaming_mode:
-            limited = self._tpot_limits(roster, tpot_objective) - tpot
+            limited = self._tpot_limits(endpoint_list, tpot_objective) - tpot
             headroom = np.where(features.roles.prefill, headroom, limited)
         return LatencyPredictions(ttft_ms=ttft, tpot_ms=tpot, ttft_headroom=ttft_objective - ttft, tpot_headroom=headroom)
 
-    def _tpot_limits(self, roster: Roster, objective: float) -> Floats:
+    def _tpot_limits(self, endpoint_list: EndpointList, objective: float) -> Floats:
         factor = self.params.slo_buffer_factor
-        limits = np.full(len(roster.endpoints), objective * factor)
+        limits = np.full(len(endpoint_list.endpoints), objective * factor)
         for owner, objectives in self._running.items():
-            row = roster.row_of_owner.get(owner)
+            row = endpoint_list.row_of_owner.get(owner)
             if row is not None:
                 limits[row] = min(limits[row], objectives[0] * factor)
         return limits

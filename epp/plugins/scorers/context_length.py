@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from epp.candidates import Candidates, Floats, Mask, Roster, Scores
+from epp.candidates import Candidates, EndpointList, Floats, Mask, Scores
 from epp.plugin import Filter, Profile, Scorer, plugin
 from epp.request import Request
 from epp.request.tokens import TOKENS, token_count
@@ -32,17 +32,17 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Ranges:
-    """Holds the ranges in the labels of one roster as arrays. A prompt of n tokens in the range scores base + slope * (high - n).
+    """Holds the ranges in the labels of one endpoint list as arrays. A prompt of n tokens in the range scores base + slope * (high - n).
 
     For an endpoint without the label every prompt is in range, with the score NEUTRAL. For an endpoint with an invalid label every prompt
     is out of range, at an infinite distance.
     """
 
-    __slots__ = ("base", "high", "low", "roster", "slope")
+    __slots__ = ("base", "endpoint_list", "high", "low", "slope")
 
-    def __init__(self, roster: Roster, label: str) -> None:
-        self.roster = roster
-        rows = [_row(endpoint.labels.get(label)) for endpoint in roster.endpoints]
+    def __init__(self, endpoint_list: EndpointList, label: str) -> None:
+        self.endpoint_list = endpoint_list
+        rows = [_row(endpoint.labels.get(label)) for endpoint in endpoint_list.endpoints]
         self.low, self.high, self.base, self.slope = np.array(rows, dtype=np.float64).reshape(-1, 4).T.copy()
 
     def distance(self, tokens: int) -> Floats:
@@ -85,7 +85,7 @@ class ContextLength(Filter, Scorer):
         super().__init__(name, params)
         self._label = params.label
         self._filters = params.enable_filtering
-        self._ranges = Ranges(Roster(()), params.label)
+        self._ranges = Ranges(EndpointList(()), params.label)
 
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:
         if not self._filters:
@@ -104,7 +104,7 @@ class ContextLength(Filter, Scorer):
         return candidates.narrow(scores)
 
     def _of(self, candidates: Candidates) -> Ranges:
-        roster = candidates.snapshot.roster
-        if roster is not self._ranges.roster:
-            self._ranges = Ranges(roster, self._label)
+        endpoint_list = candidates.snapshot.endpoint_list
+        if endpoint_list is not self._ranges.endpoint_list:
+            self._ranges = Ranges(endpoint_list, self._label)
         return self._ranges

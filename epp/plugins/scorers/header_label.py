@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from epp.candidates import Candidates, Roster, Scores
+from epp.candidates import Candidates, EndpointList, Scores
 from epp.plugin import Profile, Scorer, plugin
 from epp.request import Request
 
@@ -35,27 +35,27 @@ class HeaderLabel(Scorer):
         self._header = params.header_name.lower()
         self.reads_headers = (self._header,)
         self._label = params.label_key
-        self._roster = Roster(())
-        self._rows: dict[str, NDArray[np.intp]] = {}  # label value -> rows of the roster
+        self._endpoint_list = EndpointList(())
+        self._rows: dict[str, NDArray[np.intp]] = {}  # label value -> rows of the endpoint list
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
         wanted = request.headers.get(self._header)
         if not wanted:
             return None
-        roster = candidates.snapshot.roster
-        if roster is not self._roster:
-            self._follow(roster)
+        endpoint_list = candidates.snapshot.endpoint_list
+        if endpoint_list is not self._endpoint_list:
+            self._follow(endpoint_list)
         rows = self._rows.get(wanted)
         if rows is None:
             return None
-        scores = np.zeros(len(roster.endpoints))
+        scores = np.zeros(len(endpoint_list.endpoints))
         scores[rows] = 1.0
         return candidates.narrow(scores)
 
-    def _follow(self, roster: Roster) -> None:
+    def _follow(self, endpoint_list: EndpointList) -> None:
         rows: dict[str, list[int]] = {}
-        for row, endpoint in enumerate(roster.endpoints):
+        for row, endpoint in enumerate(endpoint_list.endpoints):
             if self._label in endpoint.labels:
                 rows.setdefault(endpoint.labels[self._label], []).append(row)
         self._rows = {value: np.array(at, dtype=np.intp) for value, at in rows.items()}
-        self._roster = roster
+        self._endpoint_list = endpoint_list

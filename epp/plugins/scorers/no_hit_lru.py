@@ -8,7 +8,7 @@ does not affect the scores of candidates.
 import msgspec
 import numpy as np
 
-from epp.candidates import Candidates, Endpoint, Floats, Roster, Scores
+from epp.candidates import Candidates, Endpoint, EndpointList, Floats, Scores
 from epp.data import Datum
 from epp.decision.decision import Decision, ProfileRun
 from epp.plugin import Plugin, PreRequest, Profile, Scorer, plugin
@@ -61,9 +61,9 @@ class NoHitLru(FollowsMatches, Scorer, PreRequest):
         self._size = params.lru_size if params.lru_size > 0 else LRU_SIZE
         self._used: dict[tuple[str, str], float] = {}  # endpoint -> time of its last use, the oldest time first
         self._now = NEVER
-        self._roster = Roster(())
+        self._endpoint_list = EndpointList(())
         self._rows: dict[tuple[str, str], int] = {}
-        self._used_at: Floats = np.zeros(0)  # times of last use, by row of the roster
+        self._used_at: Floats = np.zeros(0)  # times of last use, by row of the endpoint list
         self._ladder: Floats = np.ones(1)  # the scores of n candidates, least recently used first
 
     def take_over(self, predecessor: Plugin) -> None:
@@ -79,8 +79,8 @@ class NoHitLru(FollowsMatches, Scorer, PreRequest):
         by_profile[profile.name] = cold
         if not cold:
             return np.full(len(candidates), NEUTRAL)
-        if candidates.snapshot.roster is not self._roster:
-            self._follow(candidates.snapshot.roster)
+        if candidates.snapshot.endpoint_list is not self._endpoint_list:
+            self._follow(candidates.snapshot.endpoint_list)
         size = len(candidates)
         if size != len(self._ladder):
             self._ladder = np.linspace(1.0, 0.0, size) if size > 1 else np.ones(1)
@@ -117,9 +117,9 @@ class NoHitLru(FollowsMatches, Scorer, PreRequest):
         if row is not None:
             self._used_at[row] = when
 
-    def _follow(self, roster: Roster) -> None:
-        self._roster = roster
-        self._rows = {_identity(endpoint): row for row, endpoint in enumerate(roster.endpoints)}
+    def _follow(self, endpoint_list: EndpointList) -> None:
+        self._endpoint_list = endpoint_list
+        self._rows = {_identity(endpoint): row for row, endpoint in enumerate(endpoint_list.endpoints)}
         self._used_at = np.array([self._used.get(key, NEVER) for key in self._rows])
 
 

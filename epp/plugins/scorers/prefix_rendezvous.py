@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from epp.candidates import Candidates, Roster, Scores
+from epp.candidates import Candidates, EndpointList, Scores
 from epp.data import RUNNING, WAITING
 from epp.plugin import Hashes, Profile, Scorer, Services, plugin
 from epp.prefix.match import APPROXIMATE, FollowsMatches, PrefixMatch, prefix_match
@@ -57,8 +57,8 @@ class PrefixRendezvous(FollowsMatches, Scorer):
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self.consumes = (self._match, RUNNING, WAITING)
         self._secret: int
-        self._roster = Roster(())
-        self._ids: Hashes = np.empty(0, np.uint64)  # hashes of the endpoints' addresses, by row of the roster
+        self._endpoint_list = EndpointList(())
+        self._ids: Hashes = np.empty(0, np.uint64)  # hashes of the endpoints' addresses, by row of the endpoint list
 
     def start(self, services: Services) -> None:
         self._secret = services.prefix_seed
@@ -72,8 +72,8 @@ class PrefixRendezvous(FollowsMatches, Scorer):
             block = int(np.partition(candidates.narrow(match.blocks), ~NAMED)[~NAMED])
         if block >= min(match.total, match.tokens // match.block_tokens):  # only a part of a long prompt is hashed
             return None
-        if candidates.snapshot.roster is not self._roster:
-            self._follow(candidates.snapshot.roster)
+        if candidates.snapshot.endpoint_list is not self._endpoint_list:
+            self._follow(candidates.snapshot.endpoint_list)
         ids = self._ids if candidates.rows is None else self._ids[candidates.rows]
         named = np.argpartition(_ranks(ids ^ match.hashes[block]), -NAMED)[-NAMED:]
         busy = candidates[RUNNING] + candidates[WAITING]
@@ -81,9 +81,9 @@ class PrefixRendezvous(FollowsMatches, Scorer):
         scores[named[busy[named] <= BUSY_SHARE * busy.mean() + BUSY_MORE]] = 1.0
         return scores
 
-    def _follow(self, roster: Roster) -> None:
-        self._roster = roster
-        addresses = (endpoint.address.encode() for endpoint in roster.endpoints)
+    def _follow(self, endpoint_list: EndpointList) -> None:
+        self._endpoint_list = endpoint_list
+        addresses = (endpoint.address.encode() for endpoint in endpoint_list.endpoints)
         self._ids = np.array([xxh3_64_intdigest(address, self._secret) for address in addresses], np.uint64)
 
 

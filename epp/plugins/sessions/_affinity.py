@@ -31,7 +31,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from compiled.classes import subclassed
-from epp.candidates import Candidates, Endpoint, Roster
+from epp.candidates import Candidates, Endpoint, EndpointList
 from epp.data import Datum
 from epp.decision.decision import ERRORS_FROM, Decision, Response
 from epp.plugin import Plugin, PrefixIndex, PreRequest, ResponseReceived, Services
@@ -110,7 +110,7 @@ class EncodedEndpoint:
     def __init__(self, header: str, profile: str) -> None:
         self._header = header_name(header, TOKEN_HEADER)
         self._profile = profile
-        self._roster: Roster | None = None
+        self._endpoint_list: EndpointList | None = None
         self._rows: dict[str, int] = {}
 
     def start(self, services: Services) -> None:
@@ -124,10 +124,10 @@ class EncodedEndpoint:
             name = base64.b64decode(token, validate=True).decode()
         except (binascii.Error, ValueError):  # clients may send anything; an invalid token means no affinity
             return -1
-        roster = candidates.snapshot.roster
-        if roster is not self._roster:
-            self._roster = roster
-            self._rows = {f"{e.namespace}/{e.name}": row for row, e in enumerate(roster.endpoints)}
+        endpoint_list = candidates.snapshot.endpoint_list
+        if endpoint_list is not self._endpoint_list:
+            self._endpoint_list = endpoint_list
+            self._rows = {f"{e.namespace}/{e.name}": row for row, e in enumerate(endpoint_list.endpoints)}
         return place_of(self._rows.get(name), candidates)
 
     def sent(self, request: Request, decision: Decision) -> None:
@@ -250,7 +250,7 @@ class Bindings:
 
         Searches the shared index, latest epoch first, then the bindings that this worker made.
         """
-        epoch, rows = self._epoch(now), candidates.snapshot.roster.row_of_owner
+        epoch, rows = self._epoch(now), candidates.snapshot.endpoint_list.row_of_owner
         for age in EPOCHS:
             holders = self._index.match(_hash(root, epoch - age))
             for owner in holders if len(holders) < 2 else sorted(holders, key=lambda owner: _rank(root, owner)):

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from epp.candidates import Candidates, Roster, Scores, Snapshot
+from epp.candidates import Candidates, EndpointList, Scores, Snapshot
 from epp.decision.decide import choose
 from epp.decision.decision import Decision, ProfileRun
 from epp.decision.pipeline import Pipeline, WiredProfile, Wiring, compile_pipeline
@@ -30,8 +30,8 @@ def servers(*roles: str) -> Candidates:
     """One endpoint per role, in order: 10.0.0.1, 10.0.0.2, ..."""
     size = len(roles)
     yes, no = np.ones(size, dtype=bool), np.zeros(size, dtype=bool)
-    roster = Roster(endpoints(size, [{ROLE: role} for role in roles]))
-    made = Snapshot(roster, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=np.zeros(size))
+    endpoint_list = EndpointList(endpoints(size, [{ROLE: role} for role in roles]))
+    made = Snapshot(endpoint_list, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=np.zeros(size))
     return Candidates(made, np.zeros(size), np.zeros(size))
 
 

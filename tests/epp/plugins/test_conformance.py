@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epp.candidates import Candidates, Endpoint, Roster, Snapshot
+from epp.candidates import Candidates, Endpoint, EndpointList, Snapshot
 from epp.decision.decision import SERVED, Decision, Response
 from epp.plugin import NoParams
 from epp.plugins.conformance import RESULT, SELECTION, HeaderSelection, ServedVerifier
@@ -21,7 +21,7 @@ def pool() -> Candidates:
     ]
     count = len(endpoints)
     yes, none = np.ones(count, dtype=bool), np.zeros(count)
-    made = Snapshot(Roster(endpoints), {}, fresh=yes, known=yes, down=~yes, inflight_at_scrape=none, names=None)
+    made = Snapshot(EndpointList(endpoints), {}, fresh=yes, known=yes, down=~yes, inflight_at_scrape=none, names=None)
     return Candidates(made, none, none)
 
 

@@ -62,7 +62,7 @@ def test_it_filters_only_if_it_is_enabled() -> None:
     assert kept(made("context-length-aware"), labelled("0-1", "nonsense"), tokens(100)) == [0, 1]
 
 
-def test_the_label_is_configurable_and_a_new_roster_is_read() -> None:
+def test_the_label_is_configurable_and_a_new_endpoint_list_is_read() -> None:
     scorer = made("context-length-aware", label="len")
     assert score(scorer, labelled("3-3", None, key="len"), tokens(3)) == [1.0, 0.5]
     assert score(scorer, labelled(None, "3-3", key="len"), tokens(3)) == [0.5, 1.0]

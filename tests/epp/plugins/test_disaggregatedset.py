@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epp.candidates import Candidates, Roster, Snapshot
+from epp.candidates import Candidates, EndpointList, Snapshot
 from epp.decision.decision import SERVED, Decision, Response
 from epp.endpoints.label_selectors import parsed
 from tests.epp.plugins.calls import made, only
@@ -88,7 +88,7 @@ def test_a_pod_with_several_ports_counts_once() -> None:
     endpoints = list(c.endpoints)
     endpoints[2].host = endpoints[1].host
     none = np.zeros(len(endpoints), dtype=bool)
-    snapshot = Snapshot(Roster(endpoints), {}, fresh=~none, known=~none, down=none, inflight_at_scrape=np.zeros(5))
+    snapshot = Snapshot(EndpointList(endpoints), {}, fresh=~none, known=~none, down=none, inflight_at_scrape=np.zeros(5))
     assert screener().shares(snapshot) == {"A": 0.5, "B": 0.5}
 
 

@@ -31,7 +31,7 @@ def test_filtered_candidates_score_by_their_own_labels() -> None:
     assert score(scorer(), only(ZONES, 1, 2, 3), request(headers={"x-zone": "a"})) == [0, 0, 1]
 
 
-def test_labels_of_a_new_roster_are_read() -> None:
+def test_labels_of_a_new_endpoint_list_are_read() -> None:
     one, r = scorer(), request(headers={"x-zone": "a"})
     assert score(one, ZONES, r) == [1, 0, 0, 1]
     assert score(one, candidates(count=2, labels=[{}, {"zone": "a"}]), r) == [0, 1]

@@ -163,7 +163,7 @@ def test_a_role_filter_keeps_the_roles_that_serve_its_stage(stage: str) -> None:
     assert kept(made(f"{stage}-filter"), c) == expected
 
 
-def test_labels_are_matched_once_per_roster_and_the_mask_is_narrowed_to_the_candidates() -> None:
+def test_labels_are_matched_once_per_endpoint_list_and_the_mask_is_narrowed_to_the_candidates() -> None:
     decode = made("decode-filter")
     matched: list[Mapping[str, str]] = []
     matches = decode.matches

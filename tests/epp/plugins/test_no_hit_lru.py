@@ -107,7 +107,7 @@ def test_a_request_without_a_score_and_a_profile_without_a_target_use_no_endpoin
     assert score(scorer, c) == [0.0, 1.0]
 
 
-def test_the_order_survives_a_new_roster_and_a_removed_endpoint() -> None:
+def test_the_order_survives_a_new_endpoint_list_and_a_removed_endpoint() -> None:
     scorer = made("no-hit-lru-scorer")
     for row in (2, 0, 1):
         sent(scorer, endpoints(3), row)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from epp.candidates import Candidates, Endpoint, Roster, Snapshot
+from epp.candidates import Candidates, Endpoint, EndpointList, Snapshot
 from epp.decision.decision import Decision, ProfileRun, Response
 from epp.plugins.headers import AGENT
 from epp.plugins.sessions import _affinity
@@ -126,7 +126,7 @@ def test_an_error_pins_no_session() -> None:
         assert bool(response.set_headers) is pins
 
 
-def test_a_new_roster_is_read() -> None:
+def test_a_new_endpoint_list_is_read() -> None:
     plugin, r = made(SessionAffinityFilter), request(headers={"x-session-token": TOKEN})
     assert kept(plugin, r, four()) == ["pod-2"]
     assert kept(plugin, r, candidates(count=2)) == ["pod-0", "pod-1"]
@@ -245,7 +245,7 @@ def test_a_reused_owner_id_is_another_endpoint() -> None:
     plugin, c = by_id(services=shared), candidates(count=1)
     goes(plugin, of("a"), c, 0)
     shared.held.clear()  # as the sweep of the index does when the endpoint leaves
-    newcomer = Roster([Endpoint(name=n, namespace="x", host=h, port=1, owner=o) for n, h, o in (("n", "h", 1), ("m", "i", 2))])
+    newcomer = EndpointList([Endpoint(name=n, namespace="x", host=h, port=1, owner=o) for n, h, o in (("n", "h", 1), ("m", "i", 2))])
     yes, no = np.array([True, True]), np.array([False, False])
     later = Snapshot(newcomer, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=np.zeros(2))
     assert kept(plugin, of("a"), Candidates(later, np.zeros(2))) == ["n", "m"]
@@ -348,9 +348,11 @@ class WithIndex(FakeServices):
 
 def test_a_restarted_worker_finds_the_bindings_in_the_shared_index() -> None:
     shared = WithIndex(4)
-    roster = Roster([Endpoint(name=f"pod-{i}", namespace="n", host="h", port=i, slot=i, owner=o) for i, o in enumerate(shared.owners)])
+    endpoint_list = EndpointList(
+        [Endpoint(name=f"pod-{i}", namespace="n", host="h", port=i, slot=i, owner=o) for i, o in enumerate(shared.owners)]
+    )
     yes, no = np.ones(4, dtype=bool), np.zeros(4, dtype=bool)
-    c = Candidates(Snapshot(roster, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=np.zeros(4)), np.zeros(4))
+    c = Candidates(Snapshot(endpoint_list, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=np.zeros(4)), np.zeros(4))
     one = by_id(services=shared)
     for number in range(100):
         assert goes(one, of(f"s{number}"), c, number % 4) == ALL

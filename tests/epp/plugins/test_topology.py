@@ -71,7 +71,7 @@ def test_filtered_candidates_are_compared_by_their_own_labels() -> None:
     assert kept(made("topology-affinity-filter", minAffinity="zone"), only(SITES, 2, 4), after(PEER)) == [0]
 
 
-def test_labels_of_a_new_roster_are_read() -> None:
+def test_labels_of_a_new_endpoint_list_are_read() -> None:
     one = made("topology-affinity-scorer")
     assert score(one, SITES, after(PEER))[0] == 1.0
     assert score(one, candidates(count=2, labels=[at("h9"), at("h1")]), after(PEER)) == [0.0, 1.0]

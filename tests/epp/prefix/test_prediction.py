@@ -132,7 +132,7 @@ def test_snapshots_share_the_blocks_of_their_servers_until_one_changes() -> None
     def later(sizes: list[float]) -> Snapshot:
         none = np.zeros(3)
         values = {"cache_block_size": np.array(sizes)}
-        return Snapshot(first.roster, values, fresh=none == 0, known=none == 0, down=none == 1, inflight_at_scrape=none)
+        return Snapshot(first.endpoint_list, values, fresh=none == 0, known=none == 0, down=none == 1, inflight_at_scrape=none)
 
     assert server_blocks(later([16.0, math.nan, 128.0])) is blocks
     assert server_blocks(later([16.0, 32.0, 128.0])).sizes.tolist() == [16, 32, 128]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from epp.recording.records import VERSION, Batch, Decided, Ended, Member, Opened, Record, Roster, batch, frame
+from epp.recording.records import VERSION, Batch, Decided, Ended, EndpointList, Member, Opened, Record, batch, frame
 from loadtest.replay.reading import Asked, Lifetime
 from loadtest.replay.runs import HASH_BYTES
 from workers.shared.recording.files import RecordFiles
@@ -52,7 +52,7 @@ def write(folder: Path, count: int, more: Sequence[Record] = (), later: Sequence
     """Writes `count` requests, one a second, to two servers. `more`: further records of the supervisor, `later`: after the requests."""
     members = [Member(0.0, True, slot, 0, "default", f"pod-{slot}", f"10.0.0.{slot + 1}:8000", {}) for slot in range(2)]
     requests = [record for number in range(1, count + 1) for record in request(number, float(number))]
-    worker = [Batch(1, 0), Roster(1, ints(0, 1), ints(0, 0)), *requests]
+    worker = [Batch(1, 0), EndpointList(1, ints(0, 1), ints(0, 0)), *requests]
     files = RecordFiles(str(folder), "epp", Limits())
     batches = [batch([Opened(VERSION, "", 1, 5000.0, 0.0, 1), *members, *more]), batch(worker), batch(list(later))]
     files.put(Frame(1, frame(batches), 1))

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from epp.candidates import Candidates, Roster, Snapshot
+from epp.candidates import Candidates, EndpointList, Snapshot
 from epp.config import registry
 from epp.config.load import load
 from epp.decision.decide import schedule
@@ -44,8 +44,8 @@ def epp(*args: str, stdin: str = "") -> Result:
 def zones(*names: str) -> Candidates:
     """Endpoints that differ only in their zones."""
     plain = candidates({"waiting_requests": [0] * len(names)}).snapshot
-    roster = Roster(endpoints(len(names), [{"zone": name} for name in names]))
-    made = Snapshot(roster, {}, fresh=plain.fresh, known=plain.known, down=plain.down, inflight_at_scrape=plain.inflight_at_scrape)
+    endpoint_list = EndpointList(endpoints(len(names), [{"zone": name} for name in names]))
+    made = Snapshot(endpoint_list, {}, fresh=plain.fresh, known=plain.known, down=plain.down, inflight_at_scrape=plain.inflight_at_scrape)
     return Candidates(made, plain.inflight_at_scrape)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from epp.candidates import Age, Candidates, Endpoint, Floats, Mask, Roster, Snapshot, weights_by_age
+from epp.candidates import Age, Candidates, Endpoint, EndpointList, Floats, Mask, Snapshot, weights_by_age
 from epp.data import INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING, Column
 from epp.endpoints.failing import with_failed
 from epp.errors import ProducerFailed
@@ -100,7 +100,7 @@ class SharedPool:
         self._reads_tokens = INFLIGHT_TOKENS.name in wanted
         self.producer_failed, self.scorer_failed, self.shadow_failed = failures
         self._copy: TableCopy | None = None
-        self._roster = Roster(())
+        self._endpoint_list = EndpointList(())
         self._key: tuple[int, bytes] = (-1, b"")
         none: Mask = np.zeros(0, dtype=bool)
         self._marked_fresh = self._known = self._down = none
@@ -139,7 +139,7 @@ class SharedPool:
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         """Returns the same candidates with the current load, because a request that has waited must see what was routed meanwhile."""
-        slots = candidates.snapshot.roster.slots
+        slots = candidates.snapshot.endpoint_list.slots
         return self._loaded(candidates.snapshot, int(slots.max()) + 1, slots, candidates.rows)
 
     def _loaded(self, snapshot: Snapshot, used: int, slots: Any, rows: Any = None) -> Candidates:
@@ -163,11 +163,11 @@ class SharedPool:
     def _build(self, now: float) -> Snapshot:
         copy = self._copy = self._table.copy(self._copy)
         endpoints = self._endpoints.current()
-        # Roster and masks change rarely. One comparison of bytes detects a change of the endpoints, their states or their reported columns.
+        # The endpoint list and masks change rarely. One comparison of bytes detects a change of endpoints, states or reported columns.
         key = (self._endpoints.version, copy.row_states())
         if key != self._key:
             self._key = key
-            self._rebuild_roster(copy, endpoints)
+            self._rebuild_endpoint_list(copy, endpoints)
         slots = self._slots
         ages = now - copy.updated_at[slots]
         fresh = self._marked_fresh & (ages <= self._fresh.for_s)
@@ -182,13 +182,13 @@ class SharedPool:
             values.pop(name, None)
         weights = None if fresh.all() else weights_by_age(ages, self._fresh.for_s)
         return Snapshot(
-            self._roster,
+            self._endpoint_list,
             values,
             fresh=fresh,
             known=self._known,
             down=self._down,
             inflight_at_scrape=counted,
-            names=self._current_names(self._roster) if self._name_columns else None,
+            names=self._current_names(self._endpoint_list) if self._name_columns else None,
             age=Age(np.where(fresh, 0.0, ages) if self._fresh.paced else ages, weights),
             ejected=self._ejected,
             failing=self._failing,
@@ -202,14 +202,14 @@ class SharedPool:
         running, waiting, kv = (values.get(name, missing) for name in LOAD)
         inflight = self._lanes.inflight(self._used)[slots]
         load = self._account.carry(
-            self._roster.slots, copy.generation[slots], copy.updated_at[slots], Load(running, waiting, kv, counted), inflight, now
+            self._endpoint_list.slots, copy.generation[slots], copy.updated_at[slots], Load(running, waiting, kv, counted), inflight, now
         )
         for name, carried in zip(LOAD, load[:3], strict=True):
             if name in values:
                 values[name] = carried
         return load.counted
 
-    def _rebuild_roster(self, copy: TableCopy, endpoints: Sequence[Endpoint]) -> None:
+    def _rebuild_endpoint_list(self, copy: TableCopy, endpoints: Sequence[Endpoint]) -> None:
         """Selects the endpoints of the document that still own their rows and are not draining. Computes the masks over them."""
         used = len(copy.rows)
         slots = self._endpoints.slots
@@ -221,14 +221,14 @@ class SharedPool:
             & (copy.state[at] != State.FREE)
             & ((copy.flags[at] & np.uint64(DRAINING)) == 0)
         )
-        self._roster = Roster([e for e, keep in zip(endpoints, valid.tolist(), strict=True) if keep])
+        self._endpoint_list = EndpointList([e for e, keep in zip(endpoints, valid.tolist(), strict=True) if keep])
         self._used = used
         self._subsets.clear()
         self._subset_entries = 0
-        count = len(self._roster.slots)
-        in_order = count == used and bool((self._roster.slots == np.arange(count)).all())
-        self._slots = slice(count) if in_order else self._roster.slots
-        self._scattered = None if in_order else self._roster.slots
+        count = len(self._endpoint_list.slots)
+        in_order = count == used and bool((self._endpoint_list.slots == np.arange(count)).all())
+        self._slots = slice(count) if in_order else self._endpoint_list.slots
+        self._scattered = None if in_order else self._endpoint_list.slots
         state = copy.state[self._slots]
         self._marked_fresh = state == State.FRESH
         self._known = state != State.UNKNOWN
@@ -250,7 +250,7 @@ class SharedPool:
             self._tried.clear()
             return
         for row in np.flatnonzero(ejected).tolist():
-            slot, word = int(self._roster.slots[row]), int(flags[row])
+            slot, word = int(self._endpoint_list.slots[row]), int(flags[row])
             number = word >> TRIAL_NUMBER_AT
             mine = self._lane and word >> TRIAL_LANE_AT & LANE_MASK == self._lane
             if mine and self._tried.get(slot) != number and not self._down[row]:
@@ -259,11 +259,11 @@ class SharedPool:
         self._ejected = ejected
         self._down |= ejected
 
-    def _current_names(self, roster: Roster) -> Mapping[str, Sequence[frozenset[str]]]:
+    def _current_names(self, endpoint_list: EndpointList) -> Mapping[str, Sequence[frozenset[str]]]:
         names = self._names.current()
         nothing: Mapping[str, frozenset[str]] = {}
         none: frozenset[str] = frozenset()
-        rows = [names.get((e.slot, e.generation), nothing) for e in roster.endpoints]
+        rows = [names.get((e.slot, e.generation), nothing) for e in endpoint_list.endpoints]
         return {column: [row.get(column, none) for row in rows] for column in self._name_columns}
 
     def _allowed(self, subset: Subset) -> Mask:
@@ -273,7 +273,7 @@ class SharedPool:
             if len(self._subsets) >= SUBSETS_MAX or self._subset_entries > SUBSET_ENTRIES_MAX:
                 self._subsets.clear()
                 self._subset_entries = len(subset.entries)
-            mask = self._subsets[subset.entries] = subset_mask(subset, self._roster.endpoints)
+            mask = self._subsets[subset.entries] = subset_mask(subset, self._endpoint_list.endpoints)
         return mask
 
 

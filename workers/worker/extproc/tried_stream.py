@@ -133,8 +133,8 @@ def same(real: Decision, candidate: Decision) -> bool:
     run, other = real.runs.get(real.primary), candidate.runs.get(candidate.primary)
     if run is None or other is None:
         return False
-    same_roster = run.candidates.snapshot.roster.endpoints == other.candidates.snapshot.roster.endpoints
-    return same_roster and agrees(run, other)
+    same_endpoint_list = run.candidates.snapshot.endpoint_list.endpoints == other.candidates.snapshot.endpoint_list.endpoints
+    return same_endpoint_list and agrees(run, other)
 
 
 def open_tried(tryout: Tryout, app: App, path: str, metadata: Metadata, stream: Stream) -> ExtProcStream | None:

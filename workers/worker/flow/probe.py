@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from epp.candidates import Candidates, Endpoint, Mask, Roster
+from epp.candidates import Candidates, Endpoint, EndpointList, Mask
 from epp.endpoints.roles import ROLE_LABEL
 from epp.flow.ports import PoolLoad
 from epp.plugin import SaturationDetector
@@ -36,7 +36,7 @@ class PoolProbe:
         self._candidates = candidates
         self._detector = detector
         self._flow = flow
-        self._roster: Roster | None = None
+        self._endpoint_list: EndpointList | None = None
         # (name, mask) of each stage. The mask is None if all endpoints belong to the stage.
         self._stages: tuple[tuple[str, Mask | None], ...] = ()
 
@@ -44,10 +44,10 @@ class PoolProbe:
         candidates = self._candidates(None)
         if not len(candidates):
             return EMPTY
-        roster = candidates.snapshot.roster
-        if roster is not self._roster:
-            self._roster = roster
-            self._stages = stages(roster)
+        endpoint_list = candidates.snapshot.endpoint_list
+        if endpoint_list is not self._endpoint_list:
+            self._endpoint_list = endpoint_list
+            self._stages = stages(endpoint_list)
         detector = self._detector
         if len(self._stages) == 1:
             ((name, mask),) = self._stages
@@ -73,11 +73,11 @@ class PoolProbe:
         return self._detector.stale(self._candidates(None))
 
 
-def stages(roster: Roster) -> tuple[tuple[str, Mask | None], ...]:
+def stages(endpoint_list: EndpointList) -> tuple[tuple[str, Mask | None], ...]:
     """Returns the stages that have endpoints, with their masks. If no endpoint has a stage, returns one stage with the name ""."""
     masks = {
-        PREFILL: np.array([_serves(PrefillFilter, e) for e in roster.endpoints], dtype=bool),
-        DECODE: np.array([_serves(DecodeFilter, e) for e in roster.endpoints], dtype=bool),
+        PREFILL: np.array([_serves(PrefillFilter, e) for e in endpoint_list.endpoints], dtype=bool),
+        DECODE: np.array([_serves(DecodeFilter, e) for e in endpoint_list.endpoints], dtype=bool),
     }
     served = tuple((name, None if mask.all() else mask) for name, mask in masks.items() if mask.any())
     return served or (("", None),)

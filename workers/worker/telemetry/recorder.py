@@ -26,13 +26,13 @@ from epp.prefix.match import PrefixMatch
 from epp.prefix.prediction import compared_match
 from epp.recording.batches import CONTENT_MAX, packets
 from epp.recording.keys import Keyed, id_hash
-from epp.recording.records import ARRAY, ARRAY_HEAD, BATCH, CONFIGURED, DECIDED, ENDED, ROSTER
+from epp.recording.records import ARRAY, ARRAY_HEAD, BATCH, CONFIGURED, DECIDED, ENDED, ENDPOINT_LIST
 from epp.recording.sample import Sample
 from epp.request import BYTES_PER_TOKEN, DEFAULT_FLOW, Request
 from epp.request.intake import REQUEST_ID, request_objective
 
 if TYPE_CHECKING:
-    from epp.candidates import Candidates, Roster
+    from epp.candidates import Candidates, EndpointList
     from epp.decision.pipeline import Pipeline, WiredProfile
     from workers.worker.telemetry.request_metrics import Exchange
 
@@ -59,8 +59,8 @@ class RecordSender:
         self._buffer = bytearray()
         self._records = 0
         self.file = 0
-        self.roster: Roster | None = None  # the roster that was described last
-        self.rosters = 0
+        self.endpoint_list: EndpointList | None = None  # the endpoint list that was described last
+        self.endpoint_lists = 0
         self.requests = 0
         self._waiting: list[Pending | tuple[object, ...]] = []
         self._made: list[tuple[object, ...]] = []
@@ -70,7 +70,7 @@ class RecordSender:
         """Writes for this file from now on."""
         if file != self.file:
             self.flush()
-            self.file, self.roster = file, None
+            self.file, self.endpoint_list = file, None
 
     def wait(self, record: "Pending | tuple[object, ...]") -> None:
         """Lets a record wait until it is encoded together with others. Hot: runs twice per request."""
@@ -180,7 +180,7 @@ class Recorder:
             sender.add(self._configured)
         rows = inflight = tokens = None
         if considered is not None:
-            if considered.snapshot.roster is not sender.roster:
+            if considered.snapshot.endpoint_list is not sender.endpoint_list:
                 self._describe(considered)
             rows = None if considered.rows is None else considered.rows.tobytes()
             counts = considered[INFLIGHT_REQUESTS]  # int64 in lanes
@@ -217,7 +217,7 @@ class Recorder:
                 prompt_tokens,
                 block_tokens,
                 hashes,
-                sender.rosters,
+                sender.endpoint_lists,
                 rows,
                 inflight or b"",
                 tokens,
@@ -262,10 +262,10 @@ class Recorder:
 
     def _describe(self, considered: "Candidates") -> None:
         sender = self._sender
-        sender.roster = roster = considered.snapshot.roster
-        sender.rosters += 1
-        generations = np.array([endpoint.generation for endpoint in roster.endpoints], dtype=np.int64)
-        sender.add((ROSTER, sender.rosters, roster.slots.tobytes(), generations.tobytes()))
+        sender.endpoint_list = endpoint_list = considered.snapshot.endpoint_list
+        sender.endpoint_lists += 1
+        generations = np.array([endpoint.generation for endpoint in endpoint_list.endpoints], dtype=np.int64)
+        sender.add((ENDPOINT_LIST, sender.endpoint_lists, endpoint_list.slots.tobytes(), generations.tobytes()))
 
 
 def _scoring(wired: "WiredProfile") -> tuple[object, ...]:

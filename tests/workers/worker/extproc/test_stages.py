@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epp.candidates import Candidates, Roster, Snapshot
+from epp.candidates import Candidates, EndpointList, Snapshot
 from epp.decision.pipeline import WiredProfile, Wiring, compile_pipeline
 from epp.plugin import NoParams, Plugin, ResponseStreaming
 from epp.plugins.deciders.simple import Always
@@ -52,8 +52,8 @@ def pair(*others: Plugin, roles: tuple[str, ...] = ROLES) -> Pair:
     pipeline.start(FakeServices())  # type: ignore[arg-type]
     size = len(roles)
     yes, no, zeros = np.ones(size, dtype=bool), np.zeros(size, dtype=bool), np.zeros(size)
-    roster = Roster(endpoints(size, [{"llm-d.ai/role": role} for role in roles]))
-    return Pair(pipeline, FakePool(Candidates(Snapshot(roster, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=zeros), zeros)))
+    endpoint_list = EndpointList(endpoints(size, [{"llm-d.ai/role": role} for role in roles]))
+    return Pair(pipeline, FakePool(Candidates(Snapshot(endpoint_list, {}, fresh=yes, known=yes, down=no, inflight_at_scrape=zeros), zeros)))
 
 
 def sent(p: Pair) -> Envoy:

@@ -10,7 +10,7 @@ from epp.config.load import load
 from epp.plugin import NoParams
 from epp.recording.batches import Assembler
 from epp.recording.keys import Keyed, id_hash
-from epp.recording.records import Configured, Decided, Ended, Record, Roster, decode, floats, frame, ints
+from epp.recording.records import Configured, Decided, Ended, EndpointList, Record, decode, floats, frame, ints
 from epp.recording.sample import Sample
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Envoy, Pair
@@ -88,10 +88,10 @@ def test_a_request_has_a_record_of_its_decision_and_one_of_its_end() -> None:
     site = pair()
     recording = Recording(site)
     answered(site, **{"x-request-id": ID, "x-llm-d-inference-fairness-id": "acme"})
-    batch, configured, roster, decided, ended = recording.records()
+    batch, configured, endpoint_list, decided, ended = recording.records()
     assert (batch.worker, configured.generation, configured.hash) == (3, 2, "abc")
     assert [(p.name, p.picker, p.scorers) for p in configured.profiles] == [("default", "p", [("q", 1.0, False)])]
-    assert ints(roster.slots).tolist() == [0, 1, 2] and decided.roster == roster.number
+    assert ints(endpoint_list.slots).tolist() == [0, 1, 2] and decided.endpoint_list == endpoint_list.number
     assert (decided.id, decided.model, decided.target_model) == (id_hash(ID), "m", "")
     assert decided.flow == Keyed(SECRET)("acme") and decided.body_bytes == len(BODY) and decided.max_tokens == 9
     (run,) = decided.runs
@@ -141,7 +141,7 @@ def test_configuration_and_endpoints_are_described_once_per_file() -> None:
     answered(site)
     second = recording.records()
     for records in (first, second):
-        assert [type(r) for r in records if isinstance(r, Configured | Roster)] == [Configured, Roster]
+        assert [type(r) for r in records if isinstance(r, Configured | EndpointList)] == [Configured, EndpointList]
     assert [r.number for r in first if isinstance(r, Decided)] == [1, 2, 3]
 
 
