@@ -1,4 +1,4 @@
-"""Runs the trial child of a reload: reads the configuration, checks it as `epp serve` does, tries it, and offers it to the parent."""
+"""Runs the trial child of a reload: reads the configuration, checks it as `epp serve` does, tries it, and stores the result."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from workers.cli.flags import BadConfiguration
 from workers.host.memory import cgroup_limit, share
 from workers.host.proc import data_bytes
 from workers.process import StartError
-from workers.process.generations import Attempt, Bundle, Offer
+from workers.process.generations import Attempt, Bundle, Result
 from workers.process.instance import Instance
 from workers.process.loading import Given, in_force
 from workers.worker.trial import Unproven, prove
@@ -26,26 +26,26 @@ ROOM_BYTES_MIN: Final = 256 << 20  # the least, because the limit also counts me
 
 
 def run(instance: Instance, attempt: Attempt) -> int:
-    """Writes the offer of this trial: a configuration, or why it is refused. Returns the exit code of the child."""
+    """Writes the result of this trial: a configuration, or why it is refused. Returns the exit code of the child."""
     pid = os.getpid()
     said = io.StringIO()
     bound_memory(instance)
     try:
         with contextlib.redirect_stderr(said):
             bundle = tried(instance, attempt)
-        offer = Offer(pid, said.getvalue().strip(), bundle)
+        result = Result(pid, said.getvalue().strip(), bundle)
     except BadConfiguration as refused:
-        offer = Offer(pid, refused.message)
+        result = Result(pid, refused.message)
     except (StartError, SegmentError, Unproven) as refused:
-        offer = Offer(pid, str(refused))
+        result = Result(pid, str(refused))
     except MemoryError:
-        offer = Offer(pid, "error[trial]: the configuration took more memory in the trial than a worker may use")
-    if os.getpid() != pid:  # this process is a copy that a plugin has forked, and it must not write the offer
+        result = Result(pid, "error[trial]: the configuration took more memory in the trial than a worker may use")
+    if os.getpid() != pid:  # this process is a copy that a plugin has forked, and it must not write the result
         return 1
     try:
-        instance.generations.offer(attempt.slot, offer)
+        instance.generations.store(attempt.slot, result)
     except ValueError as too_large:
-        instance.generations.offer(attempt.slot, Offer(pid, f"error[too-large]: {too_large}"))
+        instance.generations.store(attempt.slot, Result(pid, f"error[too-large]: {too_large}"))
     return 0
 
 

@@ -1,6 +1,6 @@
 """Keeps the configurations of a running picker: the one in force, the last ones before it, and a candidate that is tried beside it.
 
-    trial child ─ offer ─▶ a file in memory ◀─ read ─ workers, supervisor, kv-events
+    trial child ─ result ─▶ a file in memory ◀─ read ─ workers, supervisor, kv-events
     parent ─ publish ─▶ a word: the number of the configuration in force, and that of its file
              try_out ─▶ a word: the same two numbers of the candidate
 
@@ -60,7 +60,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
         return digest.hexdigest()
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True):
+class Result(msgspec.Struct, frozen=True, array_like=True):
     """The result of a trial. `bundle`: the configuration, None if it is refused. `text`: the errors or warnings.
 
     `pid`: the process id of the trial child.
@@ -74,7 +74,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 class Attempt(NamedTuple):
     """What a trial child gets.
 
-    `slot`: the number of the file into which it writes its offer. `number`: the number that the configuration gets if it is good.
+    `slot`: the number of the file into which it writes its result. `number`: the number that the configuration gets if it is good.
     `names`: the columns, histograms and plugin counters that have places in shared memory already; the trial keeps these.
     `ask`: the command to carry out; None: to read the picker's files again.
     """
@@ -124,10 +124,10 @@ class Generations:
 
     def bundle(self, slot: int) -> Bundle:
         """Returns the configuration in a file. Raises GenerationLost if there is none."""
-        offer = self.offered(slot)
-        if offer is None or offer.bundle is None:
+        result = self.result(slot)
+        if result is None or result.bundle is None:
             raise GenerationLost(f"file {slot} has no configuration")
-        return offer.bundle
+        return result.bundle
 
     def _named(self, word: int) -> Bundle:
         bundle = self.bundle(word & (1 << SLOT_BITS) - 1)
@@ -135,9 +135,9 @@ class Generations:
             raise GenerationLost(f"generation {word >> SLOT_BITS} is gone")
         return bundle
 
-    def offer(self, slot: int, offer: Offer) -> None:
-        """Stores an offer in a file. Raises ValueError if it is too large."""
-        blob = msgspec.msgpack.encode(offer)
+    def store(self, slot: int, result: Result) -> None:
+        """Stores a result in a file. Raises ValueError if it is too large."""
+        blob = msgspec.msgpack.encode(result)
         if len(blob) > BUNDLE_BYTES_MAX:
             raise ValueError(
                 f"configuration, plugin files and keys have {len(blob)} bytes together; at most {BUNDLE_BYTES_MAX} are possible"
@@ -149,8 +149,8 @@ class Generations:
         while written < len(blob):
             written += os.pwrite(file, blob[written:], SUM_BYTES + written)
 
-    def offered(self, slot: int) -> Offer | None:
-        """Returns the offer in a file. Returns None if the file is empty, or was written in part."""
+    def result(self, slot: int) -> Result | None:
+        """Returns the result in a file. Returns None if the file is empty, or was written in part."""
         file = self._files[slot]
         size = os.fstat(file).st_size
         if not SUM_BYTES < size <= BUNDLE_BYTES_MAX + SUM_BYTES:
@@ -160,7 +160,7 @@ class Generations:
         if zlib.crc32(blob).to_bytes(SUM_BYTES, "little") != data[:SUM_BYTES]:
             return None
         try:
-            return msgspec.msgpack.decode(blob, type=Offer)
+            return msgspec.msgpack.decode(blob, type=Result)
         except msgspec.MsgspecError:
             return None
 

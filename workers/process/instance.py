@@ -36,7 +36,7 @@ from shm.segment import check_room
 from workers.process import StartError
 from workers.process.activation import received
 from workers.process.credentials import Credentials
-from workers.process.generations import Bundle, Generations, Offer
+from workers.process.generations import Bundle, Generations, Result
 from workers.process.layout import Layout
 from workers.process.reports import Reports
 from workers.process.resources import Memory, Pipes, Words, enough_descriptors
@@ -119,7 +119,7 @@ class Instance:
 
     def begin(self, bundle: Bundle) -> None:
         """In the parent, before the first fork: records the configuration with which this instance was created."""
-        self.generations.offer(0, Offer(0, "", bundle))
+        self.generations.store(0, Result(0, "", bundle))
         self.generations.publish(0, bundle.number)
 
     def under(self, config: "EffectiveConfig", bundle: Bundle, *, copied: bool = False) -> "Instance":

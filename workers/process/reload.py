@@ -2,7 +2,7 @@
 
     asked ─▶ trial: a child reads, loads and proves it ─▶ publish: one word ─▶ children take over, and show its number in their lanes
 
-The parent runs no code of the configuration, which could hang or crash it. It forks the trial child, reads the child's offer, and stores
+The parent runs no code of the configuration, which could hang or crash it. It forks the trial child, reads the child's result, and stores
 the number. If a child dies meanwhile, its successor loads the configuration in force before it serves.
 A candidate goes through the same steps, but its number goes into a second word: workers then use it beside the configuration in force
 (`tryout`).
@@ -21,7 +21,7 @@ from shm.documents import DocumentWriter
 from workers.host.exit_codes import INTENDED, ending
 from workers.process import asks, fork
 from workers.process.asks import Ask
-from workers.process.generations import Attempt, Generations, Offer
+from workers.process.generations import Attempt, Generations, Result
 from workers.process.instance import Instance
 from workers.process.layout import CANDIDATE, GENERATION
 from workers.process.reports import Report
@@ -51,7 +51,7 @@ from workers.process.tryout import Tryout
 from workers.shared import reload_status
 from workers.shared.reload_status import TEXT_MAX, ReloadStatus
 
-Trial = Callable[[Instance, Attempt], int]  # the main function of a trial child: writes its offer into `Attempt.slot`
+Trial = Callable[[Instance, Attempt], int]  # the main function of a trial child: writes its result into `Attempt.slot`
 
 log = structlog.get_logger()
 
@@ -69,7 +69,7 @@ class Reloads:
         self._status = DocumentWriter(reload_status.SCHEMA, instance.memory.reload)
         self._tryout = Tryout(instance)
         self._pid = 0  # the trial child, which was not reaped; 0: none
-        self._slot = 0  # of its offer
+        self._slot = 0  # of its result
         self._not_started = ""  # why the last trial child could not be started
         self._last = ReloadStatus(0, "", "", 0.0)
         number = self._generations.number
@@ -123,11 +123,11 @@ class Reloads:
         if pid != self._pid:
             return False
         self._pid = 0
-        offer = self._generations.offered(self._slot)
-        if offer is None or offer.pid != pid:
+        result = self._generations.result(self._slot)
+        if result is None or result.pid != pid:
             why = f"it took more than {TRIAL_S:g} s" if self._rollout.late else (f"its process ended before it was done: {ending(code)}")
-            offer = Offer(pid, f"error[trial]: the configuration was tried in a process of its own, and {why}")
-        self._tell(TrialEnded(offer.bundle.hash if offer.bundle is not None else None, offer.text), now)
+            result = Result(pid, f"error[trial]: the configuration was tried in a process of its own, and {why}")
+        self._tell(TrialEnded(result.bundle.hash if result.bundle is not None else None, result.text), now)
         return True
 
     def heard(self, report: Report, child: str, now: float) -> bool:
@@ -172,7 +172,7 @@ class Reloads:
                 # Under the present names, because places in shared memory that later configurations have taken stay taken.
                 before = {"number": number, "names": self._names, "at": time.time(), "followed": False}
                 restored = msgspec.structs.replace(generations.bundle(source), **before)
-                generations.offer(slot, Offer(os.getpid(), "", restored))
+                generations.store(slot, Result(os.getpid(), "", restored))
             case Publish(slot, number):
                 self._names = generations.bundle(slot).names
                 generations.publish(slot, number)
@@ -197,7 +197,7 @@ class Reloads:
                 f"{fork.TITLE}trial",
                 lambda: self._try(attempt),
                 closed=self._closed(),
-                failed=lambda text: self._generations.offer(attempt.slot, Offer(os.getpid(), f"error[trial]: {text}")),
+                failed=lambda text: self._generations.store(attempt.slot, Result(os.getpid(), f"error[trial]: {text}")),
             )
         except OSError as refused:  # no memory, or too many processes
             self._not_started = f"the trial cannot be started: {refused}"

@@ -77,7 +77,7 @@ class World:
         self.serving = [True] * SEATS
         self.files = TEXTS[0]
         self.trial: Trial | None = None  # of the child that was not reaped
-        self.offered = ""  # what the trial child has written
+        self.written = ""  # what the trial child has written
         self.killed = False
         self.again = False  # whether the next trial repeats one that was killed
         self.asked = 0
@@ -98,7 +98,7 @@ class World:
                 assert self.trial is None, "two trials at a time"
                 self._given(trial.number)
                 self._write(trial.slot, None)
-                self.trial, self.offered, self.killed = trial, "", False
+                self.trial, self.written, self.killed = trial, "", False
                 self.reload_waits &= self.again or trial.ask is not RELOAD
                 self.again = False
             case Kill():
@@ -172,15 +172,15 @@ class World:
         self.settle()
 
     def writes(self) -> None:
-        """The trial child writes its offer, perhaps after the parent has killed it."""
+        """The trial child writes its result, perhaps after the parent has killed it."""
         assert self.trial is not None
-        self.offered = self.trial.ask.text if self.trial.ask is not RELOAD else self.files
-        self._write(self.trial.slot, Written(self.trial.number, self.offered))
+        self.written = self.trial.ask.text if self.trial.ask is not RELOAD else self.files
+        self._write(self.trial.slot, Written(self.trial.number, self.written))
 
     def ends(self, *, good: bool = True) -> None:
         """The parent reaps the trial child."""
         self.trial = None
-        self.tell(TrialEnded(self.offered or None if good else None, ""))
+        self.tell(TrialEnded(self.written or None if good else None, ""))
 
     def adopts(self, seat: int) -> None:
         """A process starts, or takes over what is published."""

@@ -14,7 +14,7 @@ from shm.documents import DocumentReader
 from tests.workers.instances import made
 from workers.process import fork
 from workers.process.asks import Ask
-from workers.process.generations import Attempt, Bundle, Offer
+from workers.process.generations import Attempt, Bundle, Result
 from workers.process.instance import Instance
 from workers.process.layout import CANDIDATE, GENERATION
 from workers.process.reload import Reloads
@@ -62,11 +62,11 @@ class World:
     def _offer(self, instance: Instance, attempt: Attempt) -> int:
         """What a trial child does."""
         if self._verdict:
-            instance.generations.offer(attempt.slot, Offer(self.pid, self._verdict))
+            instance.generations.store(attempt.slot, Result(self.pid, self._verdict))
             return 0
         text = self.text if attempt.ask is None else attempt.ask.text
         bundle = Bundle(attempt.number, "c.yaml", text, "", {}, attempt.names, self.now)
-        instance.generations.offer(attempt.slot, Offer(self.pid, "", bundle))
+        instance.generations.store(attempt.slot, Result(self.pid, "", bundle))
         return 0
 
     # Events
@@ -84,7 +84,7 @@ class World:
         self.reloads.ask()
 
     def writes(self, verdict: str = "") -> None:
-        """The trial child writes its offer, and runs on."""
+        """The trial child writes its result, and runs on."""
         assert self.trial is not None
         self._verdict = verdict
         self.trial()
