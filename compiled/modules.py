@@ -24,9 +24,9 @@ _NAMES = """
     epp/plugins/producers: _held_tokens _predictions _sent_prompts approx_prefix inflight learned_latency
     epp/plugins/profiles: __init__ _stages disagg
     epp/plugins/saturation: utilization
-    epp/plugins/scorers: active_requests learned_latency prefix_cache queue_depth reported token_load
+    epp/plugins/scorers: active_requests learned_latency prefix_cache reported token_load
+    epp/plugins: usage_limits
     epp/plugins/sessions: _affinity pinned
-    epp/plugins/usage_limits: static
     epp/points: guard
     epp/prefix: blocks held kv_events match prediction updates
     epp/protocol: exposition grpc_frames inflate refusals rewrite stream usage usage_bounds wire
@@ -34,7 +34,7 @@ _NAMES = """
     epp/recording: keys sample
     epp/request: client_headers intake paths renaming request tenant tenant_keys tenants tokens
     shm: answers flow_lanes held_reader held_writer histograms index_capacity index_tiers lanes layout link_table prefills prefix_index
-    shm: prefix_reader prefix_writer prompt_starts remote_lane seqlock series series_reader series_rows stream_positions table
+    shm: prefix_writer prompt_starts remote_lane seqlock series series_reader series_rows stream_positions table
     workers/replicas: byte_stream connection exchange joining others pace pages places rates reading replies taught waiting
     workers/shared: bus decisions freshness index_limits query_of_death scrape_pace
     workers/supervisor/endpoints: http_answer http_client scrape scrape_results target wheel

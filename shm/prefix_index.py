@@ -32,8 +32,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from compiled import calls
 from shm.index_capacity import OWNER_IDS
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
+from shm.segment import Region
 
 WAYS: Final = 8  # entries per bucket: one cache line
 NEAR_WAYS: Final = 2 * WAYS
@@ -79,3 +81,20 @@ class IndexSchema:
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "index", "entries": self.entries}
+
+
+class IndexReader:
+    """Looks up prompts in the prefix index. It never writes."""
+
+    def __init__(self, schema: IndexSchema, region: Region) -> None:
+        self.schema = schema
+        self._table: Hashes = region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
+        self._table.flags.writeable = False
+
+    def match(self, hashes: Hashes) -> dict[int, int]:
+        """Returns, for each owner with a hit, how many leading blocks it is known to hold (its deepest hit + 1).
+
+        `hashes`: uint64, one per block. A hit on block i proves blocks 0..i. The index evicts single entries by age, so a miss proves
+        nothing: of a long prompt, an owner has no match only if all blocks miss that the kernel looks up first, every 32nd and the last.
+        """
+        return calls.match(self._table, hashes)

@@ -33,12 +33,12 @@ from epp.config import yaml_nodes
 from epp.config.load import ConfigErrors, EffectiveConfig, load
 from epp.config.migrate import migrate
 from epp.config.written import HeaderSource
-from epp.endpoints.roles import RANK_HEADER
 from epp.plugins import screeners
 from epp.plugins.parsers.vertexai import VertexAi
 from epp.plugins.parsers.vllm_grpc import VllmGrpc
 from epp.protocol.codec import field
 from epp.protocol.proto import ext_proc_pb2 as pb
+from epp.request.client_headers import RANK_HEADER
 from loadtest.demo.children import environment, python
 from loadtest.demo.ports import free_ports
 from loadtest.load.h2_client import ClientConnection, ClientStream

@@ -62,7 +62,7 @@ BANNED = {
 PARAMETERS = "epp.plugins._parameters"  # of compiled plugins of all kinds
 
 EPP = (  # packages and modules; a module that is not named has the row of its package
-    {"errors", "data", "metrics", "quantities", "points.tuning"},  # words
+    {"errors", "data", "metrics", "quantities"},  # words
     {"candidates", "decision.decision", "decision.tryout", "endpoints", "learning", "recording", "request"},  # values
     {"plugin", "points", "decision.profile"},  # extension points
     {"protocol", "flow", "prefix"},  # machines

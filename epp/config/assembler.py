@@ -38,7 +38,7 @@ from epp.plugin import (
     SaturationDetector,
     Syncer,
 )  # fmt: skip
-from epp.points.inflight_load import INFLIGHT_LOAD
+from epp.points.parameters import INFLIGHT_LOAD
 from epp.prefix.match import assign_tiers
 
 

@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from epp.config.findings import WHOLE, ConfigNote
-from epp.endpoints.roles import STEERING
 from epp.protocol.codec import DESTINATION, NEVER_PASSED
-from epp.request.client_headers import DEBUG_GROUP, GATEWAY, GROUPS
+from epp.request.client_headers import DEBUG_GROUP, GATEWAY, GROUPS, STEERING
 
 FAIRNESS: Final = "fairness"
 TARGET_HEADERS: Final = (DESTINATION, *NEVER_PASSED)  # name or narrow the servers of a request

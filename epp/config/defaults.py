@@ -1,11 +1,8 @@
-"""Names the plugins, and their types, that are used where a configuration names none.
-
-The defaults of flow control are in `epp.config.flow_assembly`.
-"""
+"""Names the plugins, and their types, that are used where a configuration names none."""
 
 from typing import Final
 
-from epp.points.inflight_load import INFLIGHT_LOAD
+from epp.points.parameters import INFLIGHT_LOAD
 
 DEFAULT_PROFILE: Final = "default"
 DEFAULT_HANDLER: Final = "single-profile-handler"
@@ -20,3 +17,18 @@ DEFAULT_PRODUCERS: Final = (
     "learned-latency-producer",
 )  # fmt: skip
 DEFAULT_WEIGHT: Final = 1.0
+
+# Flow control
+BAND_BYTES: Final = 1_000_000_000
+BAND_REQUESTS: Final = 5000
+TTL_S: Final = 60.0
+ORDERING: Final = "fcfs-ordering-policy"
+FAIRNESS: Final = "global-strict-fairness-policy"
+DISPLACEMENT: Final = "newest-displacement-policy"
+USAGE_LIMIT: Final = "static-usage-limit-policy"
+EVICTION_FILTER: Final = "sheddable-eviction-filter"
+EVICTION_ORDER: Final = "priority-then-time-eviction-order-policy"
+QUEUES: Final = ("fifo-queue", "priority-queue")  # in the order in which they are tried
+DEFAULTS: Final = frozenset((ORDERING, FAIRNESS, DISPLACEMENT, USAGE_LIMIT, *QUEUES))
+# these types are experimental, so the effective configuration does not list them
+IMPLIED: Final = frozenset((EVICTION_FILTER, EVICTION_ORDER))

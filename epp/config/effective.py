@@ -12,8 +12,8 @@ import msgspec
 
 from epp.config import yaml_nodes
 from epp.config.assembly import Assembly, Scraped
+from epp.config.defaults import IMPLIED
 from epp.config.findings import ConfigWarning
-from epp.config.flow_assembly import IMPLIED
 from epp.config.origins import Path, origins
 from epp.config.schema import API_VERSION, KIND
 from epp.config.tenants import as_section

@@ -3,7 +3,7 @@
 A queue is suitable if it can do what the policies of the band need. A plan exists only with the feature gate `flowControl`. The
 saturation detector is wired without the gate, too (`epp.config.assembler`). A band that is not configured is made from a template:
 `defaultPriorityBand`, or `defaultNegativePriorityBand` for priorities below 0 if that is given. A field that a configured band leaves
-out gets the default of this module, not the template's value.
+out gets the default of `epp.config.defaults`, not the template's value.
 
 This module reads no text and makes no bands.
 """
@@ -13,6 +13,19 @@ from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
 from epp.config import registry
+from epp.config.defaults import (
+    BAND_BYTES,
+    BAND_REQUESTS,
+    DEFAULTS,
+    DISPLACEMENT,
+    EVICTION_FILTER,
+    EVICTION_ORDER,
+    FAIRNESS,
+    ORDERING,
+    QUEUES,
+    TTL_S,
+    USAGE_LIMIT,
+)  # fmt: skip
 from epp.config.findings import Findings
 from epp.config.plugin_instances import PluginInstances
 from epp.config.written import FLOW_CONTROL_GATE, Amount, BandEntry, FlowControlEntry, Ref, WrittenConfig
@@ -31,19 +44,6 @@ from epp.plugin import (
 from epp.request.flows import Capability
 
 BANDS_MAX: Final = 64  # the lanes have this many places
-BAND_BYTES: Final = 1_000_000_000
-BAND_REQUESTS: Final = 5000
-TTL_S: Final = 60.0
-ORDERING: Final = "fcfs-ordering-policy"
-FAIRNESS: Final = "global-strict-fairness-policy"
-DISPLACEMENT: Final = "newest-displacement-policy"
-USAGE_LIMIT: Final = "static-usage-limit-policy"
-EVICTION_FILTER: Final = "sheddable-eviction-filter"
-EVICTION_ORDER: Final = "priority-then-time-eviction-order-policy"
-QUEUES: Final = ("fifo-queue", "priority-queue")  # in the order in which they are tried
-DEFAULTS: Final = frozenset((ORDERING, FAIRNESS, DISPLACEMENT, USAGE_LIMIT, *QUEUES))
-# these types are experimental, so the effective configuration does not list them
-IMPLIED: Final = frozenset((EVICTION_FILTER, EVICTION_ORDER))
 POLICIES: Final = (
     FlowQueue, OrderingPolicy, FairnessPolicy, DisplacementPolicy, UsageLimitPolicy, EvictionFilter, EvictionOrder,
 )  # fmt: skip

@@ -13,8 +13,9 @@ import msgspec
 
 from epp.config.assembly import Assembly
 from epp.config.contracts import HOOKS
+from epp.config.defaults import DISPLACEMENT
 from epp.config.findings import WHOLE, Findings, Place
-from epp.config.flow_assembly import DISPLACEMENT, unshielded
+from epp.config.flow_assembly import unshielded
 from epp.config.plugin_instances import kinds_of
 from epp.config.written import STANDBY_GATE, Amount, FlowControlEntry, PluginEntry, ProfileEntry, Ref, WrittenConfig
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, RUNNING, WAITING

@@ -1,9 +1,11 @@
-"""Implements label selectors of Kubernetes: their rules, and their form as one text."""
+"""Implements label selectors of Kubernetes: their rules, and their form as one text. Names the label of roles."""
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Final, Literal
 
+ROLE_LABEL: Final = "llm-d.ai/role"  # the stages of disaggregated serving that an endpoint computes
+PREFILL_ROLES: Final = frozenset(("prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"))
 NAME_MAX = VALUE_MAX = 63
 PREFIX_MAX = 253
 

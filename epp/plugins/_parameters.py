@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from epp.points.tuning import tuned
+from epp.points.parameters import tuned
 
 
 class PrefixBasedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -1,14 +1,15 @@
 """Displacement policies decide which waiting request gives way when a more important one finds all queues full.
 
-The built-in policies first choose a flow of the band, then one of its items.
+The built-in policies first choose a flow of the band, then one of its items. Eviction policies decide which requests that are being served
+may be ended, and which of them is ended first.
 """
 
 from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any
 
-from epp.plugin import DisplacementPolicy, plugin
-from epp.request.flows import BandView, Capability, FlowView, Queued
+from epp.plugin import DisplacementPolicy, EvictionFilter, EvictionOrder, plugin
+from epp.request.flows import BandView, Capability, FlowKey, FlowView, Queued, rank, sheddable
 
 FEW = 64
 
@@ -74,3 +75,19 @@ class Newest(MostBytes):
 
     def item(self, flow: FlowView) -> Queued | None:
         return flow.tail
+
+
+@plugin("priority-then-time-eviction-order-policy", "eviction-priority-then-time-ordering")
+class PriorityThenTime(EvictionOrder):
+    """Evicts the request with the lowest priority first; among equal priorities, the one dispatched last."""
+
+    def key(self, flow: FlowKey, dispatched_at: float) -> tuple[int, float]:
+        return (-rank(flow.priority), -dispatched_at)
+
+
+@plugin("sheddable-eviction-filter", "eviction-sheddable-filter")
+class Sheddable(EvictionFilter):
+    """Allows the eviction of requests with a priority below 0."""
+
+    def evictable(self, flow: FlowKey) -> bool:
+        return sheddable(flow.priority)

@@ -42,6 +42,14 @@ GATEWAY: Final = "gateway"  # in --trust-client-headers: the gateway removes the
 DEBUG_GROUP: Final = "debug"
 TRUSTED_BY_DEFAULT: Final = tuple(group for group in GROUPS if group != DEBUG_GROUP)
 
+# Only the picker sets these headers, which steer the sidecar of a model server: a client that could set one could make the sidecar call any
+# server. So every plugin that owns one of them sets or removes it.
+PREFILLER: Final = "x-prefiller-host-port"  # the server that computes the prompt
+ENCODERS: Final = "x-encoder-hosts-ports"  # the servers that encode media, separated by commas
+RANK_HEADER: Final = "x-data-parallel-host-port"  # the rank of a data-parallel server
+KV_SOURCE: Final = "x-kv-cache-source-host-port"  # the server that the prompt's KV cache is copied from
+STEERING: Final = (PREFILLER, ENCODERS, RANK_HEADER, KV_SOURCE)
+
 DEFAULT_FLOW: Final = "default-flow"  # of requests that state no fairness id
 FAIRNESS_CHARS_MAX: Final = 64
 OBJECTIVE_CHARS_MAX: Final = 253

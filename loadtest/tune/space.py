@@ -8,7 +8,7 @@ import msgspec
 
 from epp.config.schema import parameters_schema
 from epp.plugin import Plugin, Scorer
-from epp.points.tuning import RANGE, WEIGHT_FACTOR
+from epp.points.parameters import RANGE, WEIGHT_FACTOR
 
 LOG_FROM: Final = 20.0  # a range whose limits differ by this factor is searched by orders of magnitude
 WEIGHT_MIN: Final = 1e-3

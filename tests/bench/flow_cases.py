@@ -18,7 +18,7 @@ from epp.plugins.fairness.token_weighted import Alone as OwnLedger
 from epp.plugins.fairness.token_weighted import TokenWeighted
 from epp.plugins.ordering import FirstCome
 from epp.plugins.queues import Fifo
-from epp.plugins.usage_limits.static import Static
+from epp.plugins.usage_limits import Static
 from epp.request.flows import FlowKey
 from tests.bench.cases import Case
 from tests.epp.flow.policies import band, plan

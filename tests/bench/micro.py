@@ -24,8 +24,7 @@ from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.protocol.usage import UsageScanner
 from epp.request import Request
-from shm.prefix_index import IndexSchema
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from tests.bench.cases import Case

@@ -11,8 +11,7 @@ from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
 from epp.prefix.blocks import Hashes, block_hashes, landmarks
 from epp.request import Request
-from shm.prefix_index import IndexSchema
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from tests.bench.cases import Case

@@ -31,8 +31,7 @@ from loadtest.sim.engine import Job
 from loadtest.sim.kv_pool import Change
 from loadtest.sim.server_model import ServerModel
 from shm.prefills import Prefills, PrefillsSchema
-from shm.prefix_index import IndexSchema
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from tests.bench.routing_ejection import SharedEjection

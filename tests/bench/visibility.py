@@ -18,8 +18,7 @@ import time
 import numpy as np
 import uvloop
 
-from shm.prefix_index import IndexSchema
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from workers.process.resources import PIPE_BYTES, packet_pipe

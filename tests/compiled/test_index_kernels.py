@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from compiled import kernels
 from compiled.kernels import index_reference
-from shm.prefix_index import FAR_WAYS, NEAR_OWNERS, IndexSchema
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import FAR_WAYS, NEAR_OWNERS, IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from tests.shm.memory import region_for
 

@@ -25,8 +25,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
-from shm.prefix_index import EVICTIONS, IndexSchema
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import EVICTIONS, IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 from shm.table import COLUMNS, GENERATION, State, TableReader, TableSchema, TableWriter

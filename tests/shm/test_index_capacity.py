@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.index_capacity import OVER_MAX, WIDE, WIDE_BLOCKS, blocks_of
-from shm.prefix_index import IndexSchema
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from tests.examples import examples
 from tests.shm.memory import region_for

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled.kernels.index_reference import PROBE_STRIDE, far_bucket, near_buckets
-from shm.prefix_index import FAR_BUCKETS, FAR_WAYS, NEAR_OWNERS, OWNER_IDS, WAYS, IndexSchema
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import FAR_BUCKETS, FAR_WAYS, NEAR_OWNERS, OWNER_IDS, WAYS, IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter, OwnersExhausted
 from tests.examples import examples
 from tests.shm.memory import region_for

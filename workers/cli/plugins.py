@@ -16,7 +16,7 @@ from epp.config.schema import parameters_schema, summary
 from epp.data import COUNTED, Key
 from epp.metrics import PLUGIN_LABELS, PREFIX
 from epp.plugin import Plugin, Scorer
-from epp.points.tuning import RANGE, WEIGHT_FACTOR
+from epp.points.parameters import RANGE, WEIGHT_FACTOR
 from epp.request.flows import Capability
 from workers.cli.configuration import add_plugins, plugin_path_option
 from workers.cli.output import echo_text

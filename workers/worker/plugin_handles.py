@@ -10,7 +10,7 @@ from epp.metrics.catalogue import GAUGE_PARTS, WEIGHT
 from epp.plugin import Hashes, Plugin, PrefixIndex
 from shm.index_tiers import SPAN, in_tier
 from shm.lanes import Lane
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import IndexReader
 from shm.series import FIRST_BLOCK, SeriesWriter
 from workers.shared.bus import BusWriter
 

@@ -31,7 +31,7 @@ from epp.request import Request
 from epp.request.client_headers import DEBUG_GROUP, untrusted
 from epp.request.intake import Intake
 from shm.lanes import SUPERVISOR_LANE, Lane
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import IndexReader
 from shm.series import SeriesWriter
 from shm.table import TableReader
 from workers.process.instance import Instance

@@ -10,7 +10,7 @@ from epp.candidates import Candidates, Mask
 from epp.data import INFLIGHT_REQUESTS, KV_USAGE, RUNNING, WAITING, Column
 from epp.plugin import Filter, Profile, plugin
 from epp.plugins.attributes import Reporters
-from epp.points.inflight_load import named_load
+from epp.points.parameters import named_load
 from epp.request import Request
 
 METRICS: Mapping[str, Column[Any]] = {

@@ -7,7 +7,7 @@ import numpy as np
 
 from epp.candidates import EndpointList, Mask
 from epp.decision.decision import ProfileRun
-from epp.endpoints.roles import PREFILL_ROLES, ROLE_LABEL
+from epp.endpoints.label_selectors import PREFILL_ROLES, ROLE_LABEL
 from epp.learning.costs import learned_costs
 from epp.plugin import Decider, Plugin, plugin
 from epp.plugins._parameters import PredictedParameters

@@ -11,7 +11,7 @@ from epp.data import INFLIGHT_TOKENS
 from epp.learning.latency import latency_predictions
 from epp.metrics import Metric
 from epp.plugin import Count, Filter, Profile, Services, plugin
-from epp.points.tuning import tuned
+from epp.points.parameters import tuned
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
 

@@ -16,7 +16,7 @@ The three filters are in one file because they are three columns of one table.
 from collections.abc import Mapping
 from typing import ClassVar
 
-from epp.endpoints.roles import PREFILL_ROLES, ROLE_LABEL
+from epp.endpoints.label_selectors import PREFILL_ROLES, ROLE_LABEL
 from epp.plugin import plugin
 from epp.plugins.filters import LabelFilter
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from epp.data import WAITING
 from epp.decision.decision import Decision
-from epp.endpoints.roles import KV_SOURCE
 from epp.plugin import PreRequest, Services, plugin
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
+from epp.request.client_headers import KV_SOURCE
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

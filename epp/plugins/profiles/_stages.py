@@ -16,11 +16,11 @@ from compiled.classes import subclassed
 from epp.candidates import Endpoint
 from epp.data import Datum
 from epp.decision.decision import Decision, ProfileRun
-from epp.endpoints.roles import ENCODERS, PREFILLER, STEERING
 from epp.errors import Cause, Refused, blame
 from epp.metrics import Metric
 from epp.plugin import Count, Decider, ProfileHandler, Services
 from epp.request import Request
+from epp.request.client_headers import ENCODERS, PREFILLER, STEERING
 
 DECODE, PREFILL, ENCODE = "decode", "prefill", "encode"
 NO_ENDPOINT: Final = "profile found no endpoint"  # reason in the log

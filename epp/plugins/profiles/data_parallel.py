@@ -6,10 +6,10 @@ from typing import Annotated
 import msgspec
 
 from epp.decision.decision import Decision, ProfileRun
-from epp.endpoints.roles import RANK_HEADER
 from epp.plugin import plugin
 from epp.plugins.profiles import OneProfile
 from epp.request import Request
+from epp.request.client_headers import RANK_HEADER
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -6,11 +6,11 @@ from typing import Annotated
 import msgspec
 
 from epp.decision.decision import Decision, ProfileRun
-from epp.endpoints.roles import RANK_HEADER
 from epp.plugin import Decider, Need, Plugin, Profile, plugin
 from epp.plugins.profiles import _stages as stages
 from epp.plugins.profiles._stages import DECODE, PREFILL, UNSERVED, OnNoPrefill, Staged, target, wanted
 from epp.request import Request
+from epp.request.client_headers import RANK_HEADER
 
 DEFAULT_DECIDER = "prefix-based-pd-decider"
 

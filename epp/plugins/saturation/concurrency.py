@@ -8,8 +8,7 @@ import numpy as np
 from epp.candidates import Candidates, Floats, Mask
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS
 from epp.plugin import Filter, Profile, SaturationDetector, plugin
-from epp.points.inflight_load import named_load
-from epp.points.tuning import tuned
+from epp.points.parameters import named_load, tuned
 from epp.request import Request
 
 

@@ -6,7 +6,7 @@ from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_REQUESTS
 from epp.plugin import Profile, Scorer, plugin
 from epp.plugins._parameters import ActiveRequestsParameters
-from epp.points.inflight_load import named_load
+from epp.points.parameters import named_load
 from epp.request import Request
 
 

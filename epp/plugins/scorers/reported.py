@@ -1,12 +1,22 @@
-"""Prefer endpoints by one value that they report: few running requests, or much free KV cache."""
+"""Prefer endpoints by one value that they report: a short queue, few running requests, or much free KV cache."""
 
 import numpy as np
 
 from compiled.calls import fewest
 from epp.candidates import Candidates, Scores
-from epp.data import KV_USAGE, RUNNING
+from epp.data import KV_USAGE, RUNNING, WAITING
 from epp.plugin import Profile, Scorer, plugin
 from epp.request import Request
+
+
+@plugin("queue-scorer")
+class QueueDepth(Scorer):
+    """Scores endpoints by their waiting requests: 1 for the shortest queue, 0 for the longest, linear between."""
+
+    consumes = (WAITING,)
+
+    def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
+        return fewest(candidates[WAITING])
 
 
 @plugin("kv-cache-utilization-scorer")

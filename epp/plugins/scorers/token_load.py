@@ -5,7 +5,7 @@ from epp.candidates import Candidates, Scores
 from epp.data import INFLIGHT_TOKENS
 from epp.plugin import Profile, Scorer, plugin
 from epp.plugins._parameters import QUEUE_TOKENS, TokenLoadParameters
-from epp.points.inflight_load import named_load
+from epp.points.parameters import named_load
 from epp.prefix.deciding import FollowsDecisions
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request

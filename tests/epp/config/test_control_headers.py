@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from epp.config.control_headers import CONTROL_HEADERS, POWERS, exposed, header_notes
-from epp.endpoints.roles import STEERING
 from epp.protocol.codec import DESTINATION, NEVER_PASSED
-from epp.request.client_headers import GATEWAY, GROUPS
+from epp.request.client_headers import GATEWAY, GROUPS, STEERING
 
 EPP = Path(__file__).parents[3] / "epp"
 PREFIXES = re.compile(r"x-(llm-d|gateway|slo)-[a-z-]+")

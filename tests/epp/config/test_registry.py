@@ -89,7 +89,7 @@ def test_a_new_file_in_the_folder_is_a_new_type(folder: Path) -> None:
 def test_the_types_that_are_read_from_the_sources_are_those_that_the_modules_register(empty: None) -> None:
     names = registry.names()
     built_in = dict(BUILT_IN)
-    assert built_in.items() >= {"queue-scorer": "epp.plugins.scorers.queue_depth"}.items()
+    assert built_in.items() >= {"queue-scorer": "epp.plugins.scorers.reported"}.items()
     own = {name: cls.__module__ for name, cls in registry.known().items() if cls.__module__.startswith("epp.plugins.")}
     assert own == built_in
     assert names >= own.keys()
@@ -343,7 +343,7 @@ def test_a_file_cannot_take_a_registered_type_name(own: Path) -> None:
     (own / "warmth.py").write_text(WARMTH.replace("warmth-scorer", "queue-scorer"))
     message = refused(own)
     assert f"{own}/warmth.py:3" in message
-    assert "plugin type 'queue-scorer' is registered by epp.plugins.scorers.queue_depth and by epp_plugin_path_" in message
+    assert "plugin type 'queue-scorer' is registered by epp.plugins.scorers.reported and by epp_plugin_path_" in message
 
 
 def test_two_classes_of_one_file_cannot_have_one_type(own: Path) -> None:

@@ -15,7 +15,7 @@ from epp.errors import Cause, PluginFault, ProducerFailed, Refused, blamed
 from epp.plugin import Admitter, DataProducer, Filter, NoParams, Picker, Plugin, PreRequest, Profile, Scorer
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles import SingleProfile
-from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.plugins.scorers.reported import QueueDepth
 from epp.request import Request, Subset
 from tests.fakes import FakePool, FakeServices, candidates, request
 

@@ -14,8 +14,7 @@ from epp.errors import Cause, Refused
 from epp.plugin import Filter, NoParams, Plugin, Profile, Scorer
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles import SingleProfile
-from epp.plugins.scorers.queue_depth import QueueDepth
-from epp.plugins.scorers.reported import KvUtilization
+from epp.plugins.scorers.reported import KvUtilization, QueueDepth
 from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates, request
 

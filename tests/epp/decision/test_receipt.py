@@ -11,8 +11,7 @@ from epp.decision.decide import choose
 from epp.decision.pipeline import Pipeline
 from epp.decision.receipt import ID_BYTES, ID_CHARS_MAX, SALT_BYTES, BadReceipt, Place, Reason, Receipt, Seal, hash_of, receipt_of
 from epp.plugin import NoParams
-from epp.plugins.scorers.queue_depth import QueueDepth
-from epp.plugins.scorers.reported import KvUtilization
+from epp.plugins.scorers.reported import KvUtilization, QueueDepth
 from tests.epp.decision.test_explain import pipeline
 from tests.fakes import FakePool, candidates, request
 

@@ -18,8 +18,7 @@ from epp.plugins.ordering import EarliestDeadline, FirstCome, SloDeadline
 from epp.plugins.queues import Fifo, Priority
 from epp.plugins.saturation.concurrency import Concurrency
 from epp.plugins.saturation.utilization import Utilization
-from epp.plugins.usage_limits.priority_holdback import PriorityHoldback
-from epp.plugins.usage_limits.static import Static
+from epp.plugins.usage_limits import PriorityHoldback, Static
 from tests.epp.flow.shards import Board, Clock, FakePool
 from tests.epp.flow.simulated_shards import PRIORITIES, DetectedPool, Raising, Request, SimShard, made
 

@@ -2,7 +2,7 @@
 
 from epp.flow.eviction import Victims
 from epp.plugin import NoParams
-from epp.plugins.eviction import PriorityThenTime
+from epp.plugins.displacement import PriorityThenTime
 from epp.request.flows import FlowKey, rank
 from tests.epp.flow.policies import band, plan
 from tests.epp.flow.shards import Shard

@@ -8,13 +8,10 @@ import pytest
 from epp.config.findings import ConfigErrors
 from epp.config.load import load
 from epp.config.registry import find, stability
-from epp.plugins.displacement import Largest, Newest
-from epp.plugins.eviction import PriorityThenTime, Sheddable
+from epp.plugins.displacement import Largest, Newest, PriorityThenTime, Sheddable
 from epp.plugins.fairness.round_robin import RoundRobin
 from epp.plugins.ordering import EarliestDeadline, FirstCome
-from epp.plugins.usage_limits.priority_holdback import PriorityHoldback
-from epp.plugins.usage_limits.soft_reflective import SoftReflective
-from epp.plugins.usage_limits.static import Static
+from epp.plugins.usage_limits import PriorityHoldback, SoftReflective, Static
 from epp.request.flows import FlowKey
 from tests.contract.waiting import Band, Waits, made
 

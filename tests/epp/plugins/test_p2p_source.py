@@ -10,8 +10,8 @@ import pytest
 from epp.config.load import load
 from epp.decision.decide import choose
 from epp.decision.decision import Decision, ProfileRun
-from epp.endpoints.roles import ENCODERS, KV_SOURCE, PREFILLER
 from epp.prefix.match import APPROXIMATE, PRECISE, PrefixMatch, prefix_match
+from epp.request.client_headers import ENCODERS, KV_SOURCE, PREFILLER
 from tests.epp.plugins.calls import made
 from tests.fakes import FakePool, FakeServices, candidates, request
 

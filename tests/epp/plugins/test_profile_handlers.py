@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from epp.decision.decision import ProfileRun
-from epp.endpoints.roles import RANK_HEADER
 from epp.errors import Cause, Refused
 from epp.plugin import Profile
 from epp.plugins import pickers
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles.by_header import HeaderProfile
 from epp.plugins.profiles.data_parallel import DataParallel
+from epp.request.client_headers import RANK_HEADER
 from tests.fakes import candidates, request
 
 

@@ -17,8 +17,7 @@ from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.plugins.producers.inflight import InflightLoad
 from epp.plugins.scorers.lora_affinity import LoraAffinity
 from epp.plugins.scorers.prefix_cache import PrefixCache
-from epp.plugins.scorers.queue_depth import QueueDepth
-from epp.plugins.scorers.reported import KvUtilization, RunningRequests
+from epp.plugins.scorers.reported import KvUtilization, QueueDepth, RunningRequests
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, predictions, request

@@ -15,8 +15,7 @@ from epp.plugins.sessions.identifier import SessionId, cookie
 from epp.plugins.sessions.pinned import MultiClusterSessionAffinityFilter, SessionAffinityFilter, SessionAffinityScorer
 from epp.prefix.blocks import WIDE
 from epp.request import Request
-from shm.prefix_index import IndexSchema
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request

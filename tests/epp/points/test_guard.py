@@ -13,7 +13,7 @@ from epp.data import WAITING, Datum
 from epp.decision.decision import Decision, Response
 from epp.errors import PluginFault, ProducerFailed
 from epp.plugin import DataProducer, Filter, NoParams, Plugin, PreRequest, Profile, Scorer, Waiting
-from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.plugins.scorers.reported import QueueDepth
 from epp.points.guard import VIOLATIONS, counted, declared, guard, within
 from epp.points.instrument import Point, scorer
 from epp.points.isolation import culprit

@@ -5,7 +5,7 @@ import pytest
 
 from epp.config import registry, yaml_nodes
 from epp.config.load import DEFAULT_TEXT, load
-from epp.points.tuning import RANGE
+from epp.points.parameters import RANGE
 from loadtest.replay.configurations import Configuration
 from loadtest.tune.search import Space
 from loadtest.tune.space import changed, knobs

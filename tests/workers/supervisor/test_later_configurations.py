@@ -12,7 +12,7 @@ import pytest
 
 from epp.config.load import load
 from epp.config.written import KeySource, TenantsEntry
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import IndexReader
 from tests.waiting import until
 from tests.workers.instances import made
 from tests.workers.supervisor.supervising import file_config, killed, page, run, supervised

@@ -116,7 +116,7 @@ def test_a_grpc_client_gets_unimplemented_for_watch(tmp_path: Path) -> None:
 
 
 def test_blocks_that_a_worker_reports_on_the_bus_are_in_the_index(tmp_path: Path) -> None:
-    from shm.prefix_reader import IndexReader
+    from shm.prefix_index import IndexReader
     from workers.shared.bus import BusWriter
 
     async def scenario() -> None:

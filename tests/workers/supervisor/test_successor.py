@@ -20,7 +20,7 @@ from workers.transport.tls import self_signed
 
 
 def test_a_restarted_picker_keeps_the_index_entries_of_endpoints_that_still_exist(tmp_path: Path) -> None:
-    from shm.prefix_reader import IndexReader
+    from shm.prefix_index import IndexReader
 
     hashes = np.random.default_rng(1).integers(1, 2**64, 199, dtype=np.uint64)
     known: dict[str, int] = {}
@@ -73,7 +73,7 @@ def test_a_successor_does_not_read_the_certificate_files_of_scrapes(tmp_path: Pa
 
 
 def test_a_successor_keeps_the_index_in_shared_memory_and_ignores_the_snapshot(tmp_path: Path) -> None:
-    from shm.prefix_reader import IndexReader
+    from shm.prefix_index import IndexReader
 
     hashes = np.random.default_rng(1).integers(1, 2**64, 199, dtype=np.uint64)
 

@@ -3,7 +3,7 @@
 from structlog.testing import capture_logs
 
 from epp.plugin import NoParams, Plugin, Scorer
-from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.plugins.scorers.reported import QueueDepth
 from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from workers.worker.faults import Faults

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from epp.candidates import Candidates, Endpoint, EndpointList, Mask
-from epp.endpoints.roles import ROLE_LABEL
+from epp.endpoints.label_selectors import ROLE_LABEL
 from epp.flow.ports import PoolLoad
 from epp.plugin import SaturationDetector
 from epp.plugins.filters.roles import DecodeFilter, PrefillFilter

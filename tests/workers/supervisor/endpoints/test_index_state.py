@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from shm.index_capacity import WIDE
-from shm.prefix_index import IndexSchema
-from shm.prefix_reader import IndexReader
+from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from tests.examples import examples
 from tests.shm.memory import region_for

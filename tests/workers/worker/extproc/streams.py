@@ -13,7 +13,7 @@ from epp.plugin import DataProducer, NoParams, Parser, Plugin, ResponseComplete
 from epp.plugins.parsers.openai import OpenAI, Passthrough
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles import SingleProfile
-from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.plugins.scorers.reported import QueueDepth
 from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair

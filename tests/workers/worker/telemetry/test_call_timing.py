@@ -7,7 +7,7 @@ import pytest
 
 from epp.decision.pipeline import Pipeline
 from epp.plugin import NoParams, Plugin
-from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.plugins.scorers.reported import QueueDepth
 from epp.points.guard import within
 from epp.points.instrument import C, Point, bare
 from shm.lanes import Lanes, LaneSchema

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.plugin import NoParams
-from epp.plugins.scorers.queue_depth import QueueDepth
-from epp.plugins.scorers.reported import KvUtilization
+from epp.plugins.scorers.reported import KvUtilization, QueueDepth
 from epp.points.instrument import Point
 from tests.workers.worker.telemetry.traces import PARENT_ID, SAMPLED, TRACE_ID, UNSAMPLED, Silent, Site, decided, headers
 from workers.worker.telemetry.trace_context import parse_traceparent

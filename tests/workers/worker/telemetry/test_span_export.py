@@ -8,7 +8,7 @@ import os
 import pytest
 
 from epp.plugin import NoParams
-from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.plugins.scorers.reported import QueueDepth
 from tests.workers.worker.telemetry.traces import BODY, PARENT_ID, SAMPLED, TRACE_ID, Refuses, Site, python
 from workers.worker.telemetry.tracing import Span
 from workers.worker.telemetry.tracing_export import SPANS_MAX, Exporter, _LogHandler

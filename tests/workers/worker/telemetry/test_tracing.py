@@ -6,8 +6,7 @@ import random
 import pytest
 
 from epp.plugin import NoParams
-from epp.plugins.scorers.queue_depth import QueueDepth
-from epp.plugins.scorers.reported import KvUtilization
+from epp.plugins.scorers.reported import KvUtilization, QueueDepth
 from epp.points.instrument import Point, bare
 from tests.pair import set_headers
 from tests.workers.worker.telemetry.traces import (

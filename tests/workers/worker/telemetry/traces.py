@@ -19,7 +19,7 @@ from epp.plugin import DataProducer, Filter, NoParams, Plugin, Profile, ProfileH
 from epp.plugins.parsers.openai import OpenAI, Passthrough
 from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles import SingleProfile
-from epp.plugins.scorers.queue_depth import QueueDepth
+from epp.plugins.scorers.reported import QueueDepth
 from epp.points.instrument import C, Point
 from epp.protocol import codec
 from epp.request import Request

@@ -1,1 +1,0 @@
-"""Usage-limit policies set the ceiling of each band: the saturation up to which the band is served."""
