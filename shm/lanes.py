@@ -200,19 +200,22 @@ class Lanes:
         """The remote lane; None if it did not count at the last call of `add_remote`."""
         return self._added
 
-    def inflight(self, slots_used: int) -> Ints:
-        """Returns the requests in flight per slot, over all serving workers; over other replicas, too, if `add_remote` included them."""
-        return self._sum(self.schema.inflight_at, slots_used, None if self._added is None else self._added.requests)
+    def inflight(self, slots_used: int, first: int = 0) -> Ints:
+        """Returns the requests in flight per slot, over all serving workers; over other replicas, too, if `add_remote` included them.
+
+        `first`: the slot with which the result begins. `slots_used`: the number of slots from there on.
+        """
+        return self._sum(self.schema.inflight_at + first, slots_used, None if self._added is None else self._added.requests[first:])
 
     def tokens(self, slots_used: int) -> Ints:
         """Returns the tokens in flight per slot, summed as by `inflight`."""
         return self._sum(self.schema.tokens_at, slots_used, None if self._added is None else self._added.tokens)
 
-    def loads(self, slots_used: int) -> tuple[Ints, Floats]:
+    def loads(self, slots_used: int, first: int = 0) -> tuple[Ints, Floats]:
         """Returns what `inflight` and `tokens` return, the tokens as float64."""
         at, added = self.schema, self._added
-        more = (None, None) if added is None else (added.requests, added.tokens)
-        return lane_loads(self._workers, self._weights, at.inflight_at, at.tokens_at, slots_used, *more)
+        more = (None, None) if added is None else (added.requests[first:], added.tokens[first:])
+        return lane_loads(self._workers, self._weights, at.inflight_at + first, at.tokens_at + first, slots_used, *more)
 
     def of_workers(self) -> tuple[Ints, Ints]:
         """Returns the lanes of the workers, shape (workers, words), and the serving word of each. A kernel reads both in place."""

@@ -286,7 +286,7 @@ class TableWriter:
 class TableCopy:
     """A copy of the used rows in this process's memory. Each row is consistent; the rows may be of different moments.
 
-    Each property is a view of shape (used,), one element per slot.
+    Each property is a view of shape (used,), one element per slot. A copy of a part of the table begins with the first slot of that part.
     """
 
     __slots__ = ("_floats", "_schema", "epoch", "rows")
@@ -352,6 +352,26 @@ class TableReader:
         """Returns the current epoch. It moves when rows have changed."""
         return self._words[EPOCH]
 
+    def copy_part(self, first: int, end: int, previous: TableCopy | None = None) -> TableCopy:
+        """Copies the rows from `first` to before `end`, as `copy` does. `previous`: a copy of the same part."""
+        epoch = self._words[EPOCH]
+        fence.order()
+        rows, torn = seqlock.read_rows(self._rows[first:end])
+        if torn.any():
+            self._settle(rows, torn, previous, first)
+        return TableCopy(self.schema, epoch, rows)
+
+    def moved(self, first: int, copy: TableCopy) -> bool:
+        """Whether rows have changed since `copy` of the part that begins with `first`. If none has, `copy` is as of now."""
+        epoch = self._words[EPOCH]
+        if epoch == copy.epoch:
+            return False
+        fence.order()
+        if (self._rows[first : first + len(copy.rows), VERSION] != copy.rows[:, VERSION]).any():
+            return True
+        copy.epoch = epoch
+        return False
+
     def copy(self, previous: TableCopy | None = None) -> TableCopy:
         """Copies all used rows. A row that stays torn after all tries is taken from `previous`, or reads as free without `previous`."""
         words = self._words
@@ -365,12 +385,12 @@ class TableReader:
             self._settle(rows, torn, previous)
         return TableCopy(self.schema, epoch, rows)
 
-    def _settle(self, rows: Words, torn: Words, previous: TableCopy | None) -> None:
+    def _settle(self, rows: Words, torn: Words, previous: TableCopy | None, first: int = 0) -> None:
         known = 0 if previous is None else len(previous.rows)
         for number, slot in enumerate(np.flatnonzero(torn).tolist()):
             # A writer tears few rows during a copy. If more than RETRIED_MAX are torn, another program has overwritten the table.
             for _ in range(seqlock.READ_TRIES_MAX if number < RETRIED_MAX else 0):
-                row, still_torn = seqlock.read_rows(self._part[slot : slot + 1])
+                row, still_torn = seqlock.read_rows(self._rows[first + slot : first + slot + 1])
                 if not still_torn[0]:
                     rows[slot] = row[0]
                     break

@@ -30,6 +30,7 @@ class EndpointRecord(msgspec.Struct, array_like=True, frozen=True):
     generation: int
     owner: int
     uid: str = ""  # identifies the server for a later supervisor; see EndpointSpec
+    pool: int = 0
 
 
 class NamesRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -58,13 +59,20 @@ def decode_endpoints(blob: bytes) -> list[EndpointRecord]:
 class EndpointsView:
     """Reads the endpoints document. Keeps the last version if the current one cannot be read."""
 
-    def __init__(self, reader: DocumentReader) -> None:
+    def __init__(self, reader: DocumentReader, pool: int | None = None) -> None:
+        """`pool`: the number of the pool to which the endpoints belong; None: those of all pools."""
         self._reader = reader
+        self.pool = pool
         self.version = -1
         self._endpoints: tuple[Endpoint, ...] = ()
         self._records: list[EndpointRecord] = []
         self.slots: NDArray[np.intp] = np.zeros(0, np.intp)
         self.generations: NDArray[np.uint64] = np.zeros(0, np.uint64)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the document has changed since the last call of `current`."""
+        return self._reader.version(ENDPOINTS) != self.version
 
     def identities(self) -> list[Identity]:
         """Returns what identifies each server over restarts of the picker, in the order of `current`."""
@@ -77,7 +85,8 @@ class EndpointsView:
         document = self._reader.read(ENDPOINTS)
         if document is not None and document[0] != self.version:
             self.version = document[0]
-            self._records = records = _endpoints.decode(document[1]) if document[1] else []
+            records = _endpoints.decode(document[1]) if document[1] else []
+            self._records = records = [r for r in records if r.pool == self.pool] if self.pool is not None else records
             self._endpoints = tuple(_endpoint(r) for r in records)
             self.slots = np.array([r.slot for r in records], dtype=np.intp)
             self.generations = np.array([r.generation for r in records], dtype=np.uint64)

@@ -9,7 +9,7 @@
 - If the server has also refused the last scrape, the first failure ejects the endpoint.
 - An endpoint that fails far more of its answers than the others is ejected, too (`workers.shared.outliers`). Its trial succeeds with an
   answer that has not failed. If its failures have moved on to others during the back-off, it returns without a trial.
-- At most half of the pool is ejected at a time.
+- At most half of a pool is ejected at a time.
 - A trial is given to one worker, which sends one request. If that worker has no request to send, the next worker gets the trial after
   TRIAL_S.
 
@@ -19,7 +19,7 @@ them. A supervisor that replaces another begins with no endpoint ejected.
 """
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol, Self
 
 import numpy as np
@@ -63,6 +63,10 @@ class Scraped(Protocol):
     @property
     def is_down(self) -> bool:
         """Whether the endpoint is down. It then gets no requests, so a trial would be useless."""
+
+    @property
+    def pool(self) -> int:
+        """The number of the pool. Only endpoints of the same pool are compared."""
 
 
 class Ejected:
@@ -155,7 +159,7 @@ class Ejections:
     def sweep(self, now: float, pool: Mapping[int, Scraped]) -> Iterator[tuple[int, Step]]:
         """Ejects endpoints, begins and ends trials. Yields each slot whose ejection flags have changed, with the change.
 
-        `pool`: all endpoints by slot.
+        `pool`: all endpoints by slot, of one or several pools.
         """
         served, failed = self._outcomes()
         if len(failed) != len(self._failed):
@@ -186,7 +190,7 @@ class Ejections:
             self._points[slot] = points = self._points.get(slot, 0) + int(failed[slot])
             known = self._known.get(slot)
             if (known is not None and known.on_trial) or (
-                (known is None or not known.ejected) and (points >= POINTS_TO_EJECT or pool[slot].refuses) and self._may_eject(pool)
+                (known is None or not known.ejected) and (points >= POINTS_TO_EJECT or pool[slot].refuses) and self._may_eject(slot, pool)
             ):
                 self._eject(slot, now, FAILURES, FAILURES_WHY)
                 yield slot, Step.EJECTED
@@ -194,8 +198,8 @@ class Ejections:
     def _compare(self, now: float, pool: Mapping[int, Scraped], outliers: Outliers) -> Iterator[tuple[int, Step]]:
         """Ejects outliers, ends their trials, and marks failing endpoints."""
         out = {slot for slot, known in self._known.items() if known.ejected}
-        for slot, cause, why in outliers.look(now, [slot for slot in pool if slot not in out]):
-            if self._may_eject(pool):
+        for slot, cause, why in outliers.look(now, lambda: _by_pool(pool, out)):
+            if self._may_eject(slot, pool):
                 self._eject(slot, now, cause, why)
                 outliers.accuse(slot)
                 yield slot, Step.EJECTED
@@ -217,8 +221,10 @@ class Ejections:
                 yield slot, Step.FAILING if begins else Step.SHARE
         self._failing = {slot for slot in pool if outliers.steps(slot)}
 
-    def _may_eject(self, pool: Mapping[int, Scraped]) -> bool:
-        return self.count() + 1 <= SHARE_MAX * len(pool)
+    def _may_eject(self, slot: int, pool: Mapping[int, Scraped]) -> bool:
+        number = pool[slot].pool
+        out = sum(known.ejected for each, known in self._known.items() if pool[each].pool == number)
+        return out + 1 <= SHARE_MAX * sum(each.pool == number for each in pool.values())
 
     def _accused(self, slot: int) -> bool:
         return self._outliers is not None and self._outliers.accused(slot)
@@ -263,6 +269,15 @@ class Ejections:
     def _unused(self, slot: int, known: Ejected, now: float) -> bool:
         """Returns whether the worker that got the trial had no request to send."""
         return now - known.handed_at >= TRIAL_S and not known.answered_at and self._inflight(slot) <= known.inflight
+
+
+def _by_pool(pool: Mapping[int, Scraped], out: Collection[int]) -> Collection[Sequence[int]]:
+    """Returns the slots of each pool, in order, without those in `out`."""
+    pools: dict[int, list[int]] = {}
+    for slot in sorted(pool):
+        if slot not in out:
+            pools.setdefault(pool[slot].pool, []).append(slot)
+    return pools.values()
 
 
 def _fitted(before: Ints, now: Ints) -> Ints:

@@ -5,8 +5,9 @@
 
 An answer has failed if its status is 400 or more, or if it is a 200 without a body where tokens were due. A server that answers so at once
 looks idle, and would get most requests. But a client may also send requests that no server can serve. So an endpoint is only compared with
-the others, and only among requests of one *kind*: the same model, path and flow. Over all kinds, the excess of its failed answers is
-divided by its standard deviation under the hypothesis that failures are spread at random over the endpoints (N. Mantel and W. Haenszel,
+the others of its pool, and only among requests of one *kind*: the same model, path and flow. Over all kinds, the excess of its failed
+answers is divided by its standard deviation under the hypothesis that failures are spread at random over the endpoints (N. Mantel and W.
+Haenszel,
 "Statistical aspects of the analysis of data from retrospective studies of disease", 1959, with their correction of a half):
 
     z = (sum of failed - expected - 1/2) / root of the sum of variances       n of T answers of the kind, M of which failed:
@@ -27,7 +28,7 @@ endpoint is innocent, and for BLAMED_S these kinds eject none. The same happens 
 Counts fade with HALF_LIFE_S. Workers count good answers only while there is evidence. So a pool without failures costs nothing.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -136,10 +137,10 @@ class Outliers:
         """Returns whether it is time to look again."""
         return now >= self._due
 
-    def look(self, now: float, used: Collection[int]) -> list[tuple[int, str, str]]:
+    def look(self, now: float, used: Callable[[], Iterable[Sequence[int]]]) -> list[tuple[int, str, str]]:
         """Takes what was counted since the last look. Returns the outliers, the worst first: slot, cause, and the evidence in words.
 
-        `used`: the slots of the endpoints that get requests.
+        `used`: returns the slots of the endpoints that get requests, for each pool, in order.
         """
         self._due = now + LOOK_S
         changes = self._read.changes()
@@ -150,7 +151,7 @@ class Outliers:
                 self._watching_since = now
             self._watch(bool(self._kinds or self._accused))
             self._blame(now)
-            found = self._judge(now, sorted(used))
+            found = self._judge(now, used())
         else:
             found = []
         self._at = now
@@ -250,29 +251,38 @@ class Outliers:
                 for kind in kinds.keys() & self._kinds.keys():
                     self._kinds[kind].blamed_until = now + BLAMED_S
 
-    def _judge(self, now: float, used: Sequence[int]) -> list[tuple[int, str, str]]:
+    def _judge(self, now: float, pools: Iterable[Sequence[int]]) -> list[tuple[int, str, str]]:
         """Publishes which endpoints are failing. Returns the outliers."""
         shares = dict.fromkeys(self._steps, 0)
         found: list[tuple[float, int]] = []
-        if self._kinds and len(used) > 1:
-            every = np.stack([each.counts[:, used] for each in self._kinds.values()])
-            certain = every[[each.blamed_until <= now for each in self._kinds.values()]]
-            sent, failed = self._outcomes[SENT, used], self._outcomes[FAILED:, used].sum(axis=0)
-            z, worse = excess(certain), worse_than_others(certain)
-            for at in np.flatnonzero((failed >= FAILED_MIN) & (excess(every) >= Z_FAILING)).tolist():
-                slot, (own, others) = used[at], _shares(failed, sent, at)
-                shares[slot] = int(STEPS * (1.0 - (1.0 - own) / (1.0 - others))) if own > others else 0
-                self._reasons[slot] = self._reason(slot, own, others, float(sent[at]))
-                if z[at] >= Z_OUTLIER and own >= SHARE_MIN and worse[at] and self._fresh[slot] >= FAILED_MIN:
-                    found.append((float(z[at]), slot))
-            watched = now - self._watching_since >= SOLE_S
-            alone = watched & (sent.sum() - sent < LITTLE) & (sent >= SOLE_MIN) & (certain[:, FAILED].sum(axis=0) >= FAILED_MIN)
-            for at in np.flatnonzero(alone & (failed >= SOLE_SHARE_MIN * sent)).tolist():
-                self._reasons[used[at]] = self._reason(used[at], float(failed[at] / sent[at]), None, float(sent[at]))
-                found.append((0.0, used[at]))
+        if self._kinds:
+            for used in pools:
+                # Most pools have no failure.
+                if len(used) > 1 and (self._outcomes[FAILED:, used].sum() >= FAILED_MIN or any(slot in shares for slot in used)):
+                    found += self._compare(now, used, shares)
         for slot, steps in shares.items():
             self._publish(slot, steps if steps >= STEPS_MIN else 0)
         return [(slot, *self._reasons[slot]) for _, slot in sorted(found, reverse=True)]
+
+    def _compare(self, now: float, used: Sequence[int], shares: dict[int, int]) -> list[tuple[float, int]]:
+        """Compares the endpoints of one pool. Stores the steps of those that are failing. Returns the outliers: z and slot."""
+        found: list[tuple[float, int]] = []
+        every = np.stack([each.counts[:, used] for each in self._kinds.values()])
+        certain = every[[each.blamed_until <= now for each in self._kinds.values()]]
+        sent, failed = self._outcomes[SENT, used], self._outcomes[FAILED:, used].sum(axis=0)
+        z, worse = excess(certain), worse_than_others(certain)
+        for at in np.flatnonzero((failed >= FAILED_MIN) & (excess(every) >= Z_FAILING)).tolist():
+            slot, (own, others) = used[at], _shares(failed, sent, at)
+            shares[slot] = int(STEPS * (1.0 - (1.0 - own) / (1.0 - others))) if own > others else 0
+            self._reasons[slot] = self._reason(slot, own, others, float(sent[at]))
+            if z[at] >= Z_OUTLIER and own >= SHARE_MIN and worse[at] and self._fresh[slot] >= FAILED_MIN:
+                found.append((float(z[at]), slot))
+        watched = now - self._watching_since >= SOLE_S
+        alone = watched & (sent.sum() - sent < LITTLE) & (sent >= SOLE_MIN) & (certain[:, FAILED].sum(axis=0) >= FAILED_MIN)
+        for at in np.flatnonzero(alone & (failed >= SOLE_SHARE_MIN * sent)).tolist():
+            self._reasons[used[at]] = self._reason(used[at], float(failed[at] / sent[at]), None, float(sent[at]))
+            found.append((0.0, used[at]))
+        return found
 
     def _reason(self, slot: int, own: float, others: float | None, answered: float) -> tuple[str, str]:
         """Returns cause and evidence. `others`: the failed share of the others; None: they got no requests."""

@@ -24,6 +24,9 @@ Status = int | Callable[[int], int]  # of an answer; or slot -> status
 class Server:
     refuses = is_down = False
 
+    def __init__(self, pool: int = 0) -> None:
+        self.pool = pool
+
 
 class Pool:
     """Endpoints of which each gets random requests, unless a request names one. `events`: (seconds, slot, step) of each change."""

@@ -15,8 +15,9 @@ TICK_S = 0.005
 
 
 class Server:
-    def __init__(self) -> None:
+    def __init__(self, pool: int = 0) -> None:
         self.refuses = self.is_down = False
+        self.pool = pool
 
 
 class World:
@@ -206,3 +207,16 @@ def test_slots_that_come_into_use_bring_no_old_failures_and_the_others_are_judge
     assert world.fail(6, 1) == [(6, Step.EJECTED)]
     world.used = 2
     assert world.fail(1, 5) == [(1, Step.EJECTED)]
+
+
+def test_half_of_each_pool_may_be_ejected_whatever_happens_in_the_others() -> None:
+    w = World()
+    for slot in range(4, 8):
+        w.pool[slot].pool = 1
+    for slot in (4, 5, 6, 7):
+        w.fail(slot)
+        w.fail(slot)
+    assert w.out() == [4, 5]
+    w.fail(0)
+    w.fail(0)
+    assert w.out() == [0, 4, 5]

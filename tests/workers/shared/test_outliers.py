@@ -252,3 +252,20 @@ def test_an_outlier_serves_at_most_half_of_what_the_others_would_with_the_same_k
     assert not worse_than_others(kinds)[0], "5 of 10, and 9 of 10 with the others; the second kind says nothing"
     kinds[0, 1, 0] = 6.0
     assert worse_than_others(kinds).tolist() == [True, False]
+
+
+def test_an_endpoint_is_compared_with_those_of_its_pool_only() -> None:
+    """A pool whose requests all fail says nothing about its endpoints, however well another pool with the same model does."""
+    w = Pool()
+    for slot in range(4, 8):
+        w.endpoints[slot].pool = 1
+    w.run(30.0, (50.0, lambda: w.send(failing(4, 5, 6, 7))))
+    assert w.ejected() == []
+
+
+def test_a_sole_endpoint_of_a_pool_is_found_beside_busy_pools() -> None:
+    w = Pool()
+    for slot in range(4, 8):
+        w.endpoints[slot].pool = 1
+    w.run(10.0, (30.0, lambda: w.send(to=w.rng.randrange(4))), (30.0, lambda: w.send(failing(5), to=5)))
+    assert w.ejected()[:1] == [5]

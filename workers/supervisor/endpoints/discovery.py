@@ -34,6 +34,7 @@ _DNS_NAME = re.compile(r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)(\
 _FLAG_ENTRY = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*)):(\d{1,5})")
 
 Labels = tuple[tuple[str, str], ...]
+Name = tuple[int, str, str]  # pool, namespace and name: these identify an endpoint
 
 
 class EndpointSpec(NamedTuple):
@@ -43,6 +44,7 @@ class EndpointSpec(NamedTuple):
     `page`: address and port of the metrics page. None means `host` and `port`.
     `server`: the DNS name from which the address of the metrics page was resolved; "" if it was given as an address.
     `node`: the address of the node on which the server runs; "" if unknown.
+    `pool`: the number of its pool. A server that is in two pools is two endpoints.
     """
 
     namespace: str
@@ -54,10 +56,11 @@ class EndpointSpec(NamedTuple):
     page: tuple[str, int] | None = None
     server: str = ""
     node: str = ""
+    pool: int = 0
 
     @property
-    def identity(self) -> tuple[str, str]:
-        return self.namespace, self.name
+    def identity(self) -> "Name":
+        return self.pool, self.namespace, self.name
 
 
 class Entry(NamedTuple):
@@ -83,14 +86,14 @@ class Entry(NamedTuple):
         hosts = (self.host,) if self.page is None else (self.host, self.page[0])
         return tuple(host for host in hosts if not is_address(host))
 
-    def at(self, address: str, page: str = "") -> EndpointSpec:
+    def at(self, address: str, page: str = "", pool: int = 0) -> EndpointSpec:
         """Returns the endpoint at `address`, one of the addresses of `host`.
 
         `page`: an address to which the DNS name of the metrics page was resolved; "" if none is known, or if the page has no DNS name.
         """
         name = self.name if self.is_address else f"{self.name}-{address}"
         written = self.host if self.page is None else self.page[0]
-        spec = EndpointSpec(self.namespace, name, address, self.port, self.labels)
+        spec = EndpointSpec(self.namespace, name, address, self.port, self.labels, pool=pool)
         if self.page is None:
             return spec if is_address(written) else spec._replace(server=written)
         at = (page or written, self.page[1]) if page or is_address(written) else None
@@ -274,8 +277,10 @@ def _host(text: str) -> str:
 class Discovery:
     """Turns entries and the addresses of their names into one set of endpoints, and publishes each new set."""
 
-    def __init__(self, publish: Callable[[set[EndpointSpec]], None], report: Callable[..., None]) -> None:
+    def __init__(self, publish: Callable[[set[EndpointSpec]], None], report: Callable[..., None], pool: int = 0) -> None:
+        """`pool`: the number of the pool to which the endpoints belong."""
         self._publish = publish
+        self._pool = pool
         self._report = report
         self._names = Names(report)
         self._entries: list[Entry] = []
@@ -338,17 +343,20 @@ class Discovery:
     def _addresses(self, entry: Entry) -> tuple[str, ...]:
         return (entry.host,) if entry.is_address else self._names.known(entry.host)
 
-    def _specs(self, entries: Iterable[Entry]) -> dict[tuple[str, str], EndpointSpec]:
+    def _specs(self, entries: Iterable[Entry]) -> dict[Name, EndpointSpec]:
         """Returns the endpoints of these entries by identity."""
         return {
-            spec.identity: spec for entry in entries for address in self._addresses(entry) if (spec := entry.at(address, self._page(entry)))
+            spec.identity: spec
+            for entry in entries
+            for address in self._addresses(entry)
+            if (spec := entry.at(address, self._page(entry), self._pool))
         }
 
     async def _changed_in_slices(self) -> None:
         """Publishes the present endpoints. Computes SLICE of them per turn of the event loop, so that probes are answered meanwhile."""
         async with self._one_at_a_time:
             entries = self._entries
-            specs: dict[tuple[str, str], EndpointSpec] = {}
+            specs: dict[Name, EndpointSpec] = {}
             for at in range(0, len(entries), SLICE):
                 specs |= self._specs(entries[at : at + SLICE])
                 await asyncio.sleep(0)

@@ -32,7 +32,7 @@ from workers.shared.ejection import Ejections, Step
 from workers.shared.freshness import Freshness
 from workers.shared.index_limits import IndexLimits
 from workers.supervisor.endpoints import records
-from workers.supervisor.endpoints.discovery import EndpointSpec, diff
+from workers.supervisor.endpoints.discovery import EndpointSpec, Name, diff
 from workers.supervisor.endpoints.endpoint_log import Change, Condition, EndpointLog, Kind, shown
 from workers.supervisor.endpoints.further_pages import FurtherPages, pod_of
 from workers.supervisor.endpoints.member import Member
@@ -115,9 +115,9 @@ class EndpointTable:
         self._ejections = ejections or Ejections.of_none(table.schema.slots)
         self.by_slot: dict[int, Member] = {}
         self._remembered = dict(index.remembered or {})
-        self._members: dict[tuple[str, str], Member] = {}
-        self._inherited: dict[Identity, tuple[EndpointRecord, State, bool]] = {}
-        self._waiting: dict[tuple[str, str], EndpointSpec] = {}
+        self._members: dict[Name, Member] = {}
+        self._inherited: dict[tuple[int, Identity], tuple[EndpointRecord, State, bool]] = {}
+        self._waiting: dict[Name, EndpointSpec] = {}
         # slot -> an endpoint that left while requests were in flight, and the time at which it left.
         self._draining: dict[int, tuple[Change, float]] = {}
         self._freshness: Freshness[Member] = Freshness(reading.fresh_for_s)
@@ -142,7 +142,7 @@ class EndpointTable:
             if copy is not None and handle in taken and record.slot < len(copy.rows):
                 state = State(int(copy.state[record.slot]))
                 down = bool(int(copy.flags[record.slot]) & DOWN)
-                self._inherited[records.identity_of(record)] = record, state, down
+                self._inherited[record.pool, records.identity_of(record)] = record, state, down
                 taken.discard(handle)
         for handle in taken:  # the predecessor took these slots, but died before it wrote their records
             self._table.release(handle)
@@ -151,17 +151,20 @@ class EndpointTable:
             self._owners.retire(owner)
         self._moved(endpoints=True)
 
-    def inherited(self) -> list[EndpointSpec]:
+    def inherited(self, pool: int = 0) -> list[EndpointSpec]:
         """Returns the endpoints of a predecessor that discovery has not named yet."""
-        return [records.spec_of(record) for record, _, _ in self._inherited.values()]
+        return [records.spec_of(record) for record, _, _ in self._inherited.values() if record.pool == pool]
 
-    def resume(self) -> None:
+    def resume(self, pool: int = 0) -> None:
         """Uses and scrapes all endpoints of a predecessor until discovery gives a new set."""
-        self.apply(self.inherited(), complete=False)
+        self.apply(self.inherited(pool), complete=False, pool=pool)
 
-    def apply(self, specs: Iterable[EndpointSpec], *, complete: bool = True) -> None:
-        """Uses `specs` from now on. `complete`: whether these are all endpoints. If not, the predecessor's other endpoints stay."""
-        changes = diff((member.spec for member in self._members.values()), sorted(specs))
+    def apply(self, specs: Iterable[EndpointSpec], *, complete: bool = True, pool: int = 0) -> None:
+        """Uses `specs` as the endpoints of `pool` from now on.
+
+        `complete`: whether these are all of them. If not, the predecessor's other endpoints stay.
+        """
+        changes = diff((member.spec for member in self._members.values() if member.spec.pool == pool), sorted(specs))
         for spec in changes.gone:
             self._leave(self._members[spec.identity])
         for old, new in changes.changed:
@@ -171,10 +174,11 @@ class EndpointTable:
             else:
                 self._leave(member)
                 changes.appeared.append(new)
-        self._waiting = {spec.identity: spec for spec in changes.appeared}
+        others = {identity: spec for identity, spec in self._waiting.items() if spec.pool != pool}
+        self._waiting = others | {spec.identity: spec for spec in changes.appeared}
         self._admit()
         if complete:
-            self._release_unnamed()
+            self._release_unnamed(pool)
         self._moved(endpoints=True)
 
     def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> float | None:
@@ -314,7 +318,7 @@ class EndpointTable:
         return len(self._members) > before
 
     def _adopted(self, spec: EndpointSpec) -> Member | None:
-        if (inherited := self._inherited.pop(records.identity_of(spec), None)) is None:
+        if (inherited := self._inherited.pop((spec.pool, records.identity_of(spec)), None)) is None:
             return None
         record, state, down = inherited
         member = Member(spec, Handle(record.slot, record.generation), record.owner)
@@ -375,13 +379,13 @@ class EndpointTable:
         if change.in_flight:
             self._draining[member.handle.slot] = change, self._now
 
-    def _release_unnamed(self) -> None:
+    def _release_unnamed(self, pool: int) -> None:
         """Releases the endpoints that only the predecessor or the snapshot of the index knew. Called once discovery is complete."""
-        for record, _, _ in self._inherited.values():
+        for key in [key for key in self._inherited if key[0] == pool]:
+            record, _, _ = self._inherited.pop(key)
             self._table.release(Handle(record.slot, record.generation))
             self._owners.retire(record.owner)
             self._log.add(Kind.LEFT, Change(*shown(record)))
-        self._inherited.clear()
         self._admit()
         waiting = {records.identity_of(spec) for spec in self._waiting.values()} if self._remembered else ()
         for identity in [identity for identity in self._remembered if identity not in waiting]:

@@ -54,6 +54,10 @@ class Member:
         return self.health.down
 
     @property
+    def pool(self) -> int:
+        return self.spec.pool
+
+    @property
     def id(self) -> str:
         return f"{self.spec.namespace}/{self.spec.name} {shown(self.spec)[1]}"
 

@@ -64,7 +64,7 @@ def longest(records: Sequence[EndpointRecord], excess: int) -> list[EndpointReco
 def record_of(spec: EndpointSpec, handle: Handle, owner: int) -> EndpointRecord:
     """Returns the record of an endpoint and its slot."""
     address = (spec.namespace, spec.name, spec.host, spec.port)
-    return EndpointRecord(*address, dict(spec.labels), handle.slot, handle.generation, owner, spec.uid)
+    return EndpointRecord(*address, dict(spec.labels), handle.slot, handle.generation, owner, spec.uid, spec.pool)
 
 
 def names_of(handle: Handle, names: Mapping[str, frozenset[str]]) -> NamesRecord:
@@ -75,7 +75,7 @@ def names_of(handle: Handle, names: Mapping[str, frozenset[str]]) -> NamesRecord
 def spec_of(record: EndpointRecord) -> EndpointSpec:
     """Returns the endpoint of a record, as discovery gave it."""
     place = (record.namespace, record.name, record.host, record.port)
-    return EndpointSpec(*place, tuple(sorted(record.labels.items())), record.uid)
+    return EndpointSpec(*place, tuple(sorted(record.labels.items())), record.uid, pool=record.pool)
 
 
 def identity_of(server: EndpointSpec | EndpointRecord) -> Identity:

@@ -1,7 +1,7 @@
 """Counts requests and failed answers by endpoint and kind of request, so that the supervisor can compare endpoints.
 
-A kind is a model, a path and a flow. It gets one of this worker's places when an answer of it fails, and keeps the place until none has
-failed for IDLE_S and another kind needs it. While all places are taken, further kinds are one. `workers.shared.outliers` says what the
+A kind is a pool, a model, a path and a flow. It gets one of this worker's places when an answer of it fails, and keeps the place until none
+has failed for IDLE_S and another kind needs it. While all places are taken, further kinds are one. `workers.shared.outliers` says what the
 counts are for. Requests without evidence cost nothing: their counting begins when the supervisor watches.
 
 A client that repeats a request which no server can serve, always at the same one, would blame that server. So a failed answer to a request
@@ -41,9 +41,9 @@ class AnswerCounts:
         # Requests that have failed, by their fingerprints: the slots that have failed them, or None after one has served them.
         self._failed: dict[int, set[int] | None] = {}
 
-    def sent(self, request: Request, slots: Sequence[int]) -> int:
+    def sent(self, request: Request, slots: Sequence[int], pool: int = 0) -> int:
         """Counts a request that is sent to the endpoints at `slots`. Returns NOTED, or BY_KIND if its kind has a place."""
-        place = self._places.get(kind_of(request), self._others)
+        place = self._places.get(kind_of(request, pool), self._others)
         for slot in slots:
             if place >= 0:
                 self._writer.count(place, slot, SENT)
@@ -55,9 +55,9 @@ class AnswerCounts:
         if fingerprint in self._failed:
             self._failed[fingerprint] = None
 
-    def failed(self, request: Request, slots: Sequence[int], outcome: int, fingerprint: int, counted: int) -> None:
+    def failed(self, request: Request, slots: Sequence[int], outcome: int, fingerprint: int, counted: int, pool: int = 0) -> None:
         """Counts a failed answer. `outcome`: an index of OUTCOMES. `counted`: what `sent` has returned; NOT_COUNTED: it was not called."""
-        place = self._place(kind_of(request))
+        place = self._place(kind_of(request, pool))
         for slot in slots:
             if counted < BY_KIND:
                 self._writer.count(place, slot, SENT)
@@ -96,9 +96,9 @@ class AnswerCounts:
         return place
 
 
-def kind_of(request: Request) -> int:
+def kind_of(request: Request, pool: int) -> int:
     """Returns a number that stands for the kind of a request. It is the same in all workers, because they are forked from one parent."""
-    number = hash((request.target_model, request.path, request.fairness_id)) & KIND_MASK
+    number = hash((pool, request.target_model, request.path, request.fairness_id)) & KIND_MASK
     return number if number > OTHERS else number + 2
 
 

@@ -76,13 +76,15 @@ class StreamOptions(NamedTuple):
 
     `scores`: whether the answer has the score of each endpoint. `request_phase_only`: whether a stream ends with the answer to its
     request, so that the response passes without the picker. `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a
-    decision; None if clients get no receipts. `tenants`: finds the tenant of each request; None if no tenants are configured.
+    decision; None if clients get no receipts. `tenants`: finds the tenant of each request; None if no tenants are configured. `pool`: the
+    number of the pool.
     """
 
     scores: bool = False
     request_phase_only: bool = False
     receipts: Receipts | None = None
     tenants: Tenants | None = None
+    pool: int = 0
 
 
 USUAL: Final = StreamOptions()
@@ -118,7 +120,7 @@ class App:
         self.admission: Admission = OPEN
         self.evictions: Evictions | None = None
         self.intake = intake if intake is not None else Intake()
-        self.emit_scores, self.request_phase_only, self.receipts, self.tenants = options
+        self.emit_scores, self.request_phase_only, self.receipts, self.tenants, self.number = options
         self._destinations: dict[str, codec.Destination] = {}
         self._several: dict[str, codec.Destination] = {}
 

@@ -3,6 +3,8 @@
 A snapshot is rebuilt when the table's epoch has moved, at most once per millisecond. It is also rebuilt every 50 ms, so that values
 become stale even while the supervisor writes nothing. The load in flight is read again for each decision. Loads of older pages are carried
 on to the time of the snapshot (`account`).
+
+If the picker has several pools, only the rows from the first to the last one of the pool are read, and a snapshot stays until they change.
 """
 
 import ipaddress
@@ -107,9 +109,9 @@ class SharedPool:
         self._reported: list[tuple[str, int, Mask | None]] = []
         self._subsets: dict[tuple[str, ...], Mask] = {}
         self._subset_entries = 0
-        self._used = 0
-        self._slots: Any = slice(0)
-        self._scattered: Any = None  # the slots of the endpoints; None if they are all slots in use, in order
+        self._first = self._used = 0  # the slot with which the copy of the table begins, and its length
+        self._slots: Any = slice(0)  # of the endpoints, counted from the first one
+        self._scattered: Any = None  # the same; None if they are all slots of the copy, in order
         self._snapshot = self._build(now())
         self._built_at = now()
 
@@ -117,10 +119,10 @@ class SharedPool:
         """Returns the endpoints that the gateway allows, with the current load. `subset`: the gateway's choice; None allows all."""
         now = self.now()
         age = now - self._built_at
-        if age > REBUILD_MAX_S or (age > REBUILD_MIN_S and self._copy is not None and self._table.epoch() != self._copy.epoch):
+        if age > REBUILD_MAX_S or (age > REBUILD_MIN_S and self._copy is not None and self._moved(self._copy)):
             self._snapshot = self._build(now)
             self._built_at = now
-        candidates = self._loaded(self._snapshot, self._used, self._scattered)
+        candidates = self._loaded(self._snapshot, self._first, self._used, self._scattered)
         if subset is None or not self._honour_subsets:
             return candidates
         return candidates.keep(self._allowed(subset))
@@ -140,18 +142,18 @@ class SharedPool:
     def reloaded(self, candidates: Candidates) -> Candidates:
         """Returns the same candidates with the current load, because a request that has waited must see what was routed meanwhile."""
         slots = candidates.snapshot.endpoint_list.slots
-        return self._loaded(candidates.snapshot, int(slots.max()) + 1, slots, candidates.rows)
+        return self._loaded(candidates.snapshot, 0, int(slots.max()) + 1, slots, candidates.rows)
 
-    def _loaded(self, snapshot: Snapshot, used: int, slots: Any, rows: Any = None) -> Candidates:
+    def _loaded(self, snapshot: Snapshot, first: int, used: int, slots: Any, rows: Any = None) -> Candidates:
         lanes = self._lanes
         inflight: Any
         tokens: Any = None
         if self._reads_tokens:
-            inflight, tokens = lanes.loads(used)
+            inflight, tokens = lanes.loads(used, first)
         else:
-            inflight = lanes.inflight(used)
+            inflight = lanes.inflight(used, first)
         added = lanes.added
-        others: Any = None if added is None else added.requests[:used].copy()
+        others: Any = None if added is None else added.requests[first : first + used].copy()
         if slots is not None:
             inflight = inflight[slots]
             others = others if others is None else others[slots]
@@ -160,8 +162,25 @@ class SharedPool:
             inflight, tokens = with_failed(inflight, tokens, snapshot.failing)
         return Candidates(snapshot, inflight, tokens, rows, others)
 
+    def _moved(self, copy: TableCopy) -> bool:
+        """Whether the endpoints or their rows have changed since `copy`."""
+        if self._endpoints.pool is None:
+            return self._table.epoch() != copy.epoch
+        return self._endpoints.outdated or self._table.moved(self._first, copy)
+
+    def _copied(self) -> TableCopy:
+        """Copies the table, or the rows from the first to the last endpoint of this pool."""
+        view, before = self._endpoints, self._copy
+        if view.pool is None:  # the document comes second: if it changes meanwhile, the epoch moves, too
+            return self._table.copy(before)
+        view.current()
+        first, end = (int(view.slots.min()), int(view.slots.max()) + 1) if len(view.slots) else (0, 0)
+        same = before is not None and first == self._first and end - first == len(before.rows)
+        self._first = first
+        return self._table.copy_part(first, end, before if same else None)
+
     def _build(self, now: float) -> Snapshot:
-        copy = self._copy = self._table.copy(self._copy)
+        copy = self._copy = self._copied()
         endpoints = self._endpoints.current()
         # The endpoint list and masks change rarely. One comparison of bytes detects a change of endpoints, states or reported columns.
         key = (self._endpoints.version, copy.row_states())
@@ -200,7 +219,7 @@ class SharedPool:
         assert copy is not None
         missing = np.full(len(counted), np.nan)
         running, waiting, kv = (values.get(name, missing) for name in LOAD)
-        inflight = self._lanes.inflight(self._used)[slots]
+        inflight = self._lanes.inflight(self._used, self._first)[slots]
         load = self._account.carry(
             self._endpoint_list.slots, copy.generation[slots], copy.updated_at[slots], Load(running, waiting, kv, counted), inflight, now
         )
@@ -212,7 +231,7 @@ class SharedPool:
     def _rebuild_endpoint_list(self, copy: TableCopy, endpoints: Sequence[Endpoint]) -> None:
         """Selects the endpoints of the document that still own their rows and are not draining. Computes the masks over them."""
         used = len(copy.rows)
-        slots = self._endpoints.slots
+        slots = self._endpoints.slots - self._first
         inside = slots < used
         valid = np.zeros(len(slots), dtype=bool)
         at = slots[inside]
@@ -225,10 +244,10 @@ class SharedPool:
         self._used = used
         self._subsets.clear()
         self._subset_entries = 0
-        count = len(self._endpoint_list.slots)
-        in_order = count == used and bool((self._endpoint_list.slots == np.arange(count)).all())
-        self._slots = slice(count) if in_order else self._endpoint_list.slots
-        self._scattered = None if in_order else self._endpoint_list.slots
+        count, rows = len(self._endpoint_list.slots), self._endpoint_list.slots - self._first
+        in_order = count == used and bool((rows == np.arange(count)).all())
+        self._slots = slice(count) if in_order else rows
+        self._scattered = None if in_order else rows
         state = copy.state[self._slots]
         self._marked_fresh = state == State.FRESH
         self._known = state != State.UNKNOWN

@@ -53,7 +53,7 @@ class Reservation:
             increase(inflight, other)
             self.secondary += (other,)
         if self._request is not None and app.answers.watched[0]:
-            self._counted = app.answers.sent(self._request, self._slots())
+            self._counted = app.answers.sent(self._request, self._slots(), app.number)
         if self.ticket is not None:
             self.ticket.placed()
 
@@ -82,8 +82,8 @@ class Reservation:
         """Counts a failed answer, for the comparison of endpoints. `outcome`: an index of `workers.shared.outliers.OUTCOMES`."""
         if self._request is not None and not self._failed:
             self._failed = True
-            answers = self._app.answers
-            answers.failed(self._request, self._slots(), outcome, self._fingerprint, self._counted)
+            app = self._app
+            app.answers.failed(self._request, self._slots(), outcome, self._fingerprint, self._counted, app.number)
 
     def _slots(self) -> tuple[int, ...]:
         """Returns the slots of all endpoints that work for the request, each once."""
