@@ -56,7 +56,7 @@ HEAD, HEAD_PRIORITY, HEAD_CLAIM, YIELDED = range(4, LINE)
 EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL, RECLAIM_PENDING, RECLAIM_TARGET = range(LINE, LINE + 6)
 BANDS_AT: Final = 2 * LINE
 REQUESTS, BYTES, OLDEST, ANSWERED_REQUESTS, ANSWERED_BYTES, TIME, END, BACKLOGGED = range(LINE)
-HASH_LINES: Final = 512  # a power of 2
+HASH_LINES: Final = 512  # a power of 2; pools that share a picker have fewer
 PLACES: Final = tuple(range(0, LINE, 2))  # possible positions of a flow hash in its line, in words
 FLOW_HASH_MAX = (1 << 63) - 1
 Ints = npt.NDArray[np.int64]
@@ -69,20 +69,21 @@ GAUGES: Final = (
 class FlowSchema:
     """Lays out the flow lanes for a number of bands and workers: the position of each word."""
 
-    def __init__(self, bands: int, workers: int) -> None:
+    def __init__(self, bands: int, workers: int, lines: int = HASH_LINES) -> None:
+        """`lines`: of flow hashes, a power of 2."""
         if bands < 1 or workers < 1:
             raise ValueError(f"flow lanes need at least one band and one worker, not {bands}, {workers}")
-        self.bands, self.workers = bands, workers
+        self.bands, self.workers, self.lines = bands, workers, lines
         self.hashes_at = BANDS_AT + bands * LINE
-        self.asked_at = self.hashes_at + HASH_LINES * LINE
+        self.asked_at = self.hashes_at + lines * LINE
         self.asked_words = aligned((1 + 2 * bands) * WORD) // WORD
         self.lane_bytes = aligned((self.asked_at + workers * self.asked_words) * WORD, LANE_ALIGNMENT)
         self.lane_words = self.lane_bytes // WORD
         self.bytes = workers * self.lane_bytes
-        self.layout_hash = layout_hash("flow 3", bands, workers)
+        self.layout_hash = layout_hash("flow 4", bands, workers, lines)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "flow", "bands": self.bands, "workers": self.workers}
+        return {"kind": "flow", "bands": self.bands, "workers": self.workers, "lines": self.lines}
 
     def band_at(self, band: int) -> int:
         """Returns where a band's words begin, in words from the start of a lane."""
@@ -90,7 +91,7 @@ class FlowSchema:
 
     def line_of(self, flow_hash: int) -> int:
         """Returns where the line of a flow begins, in words from the start of a lane."""
-        return self.hashes_at + (flow_hash & (HASH_LINES - 1)) * LINE
+        return self.hashes_at + (flow_hash & (self.lines - 1)) * LINE
 
     def asked_of(self, worker: int) -> int:
         """Returns where a lane holds what its writer asked of `worker`, in words from the start of the lane."""

@@ -33,7 +33,15 @@ def options(run_dir: Path, **changes: Any) -> Options:
 @contextlib.contextmanager
 def made(run_dir: Path, config_text: str | None = None, *, allow_experimental: bool = False, **changes: Any) -> Iterator[Instance]:
     """Create an instance, and remove it afterwards."""
-    instance = Instance.create(options(run_dir, **changes), load(config_text, "test", allow_experimental=allow_experimental))
+    with removed(
+        Instance.create(options(run_dir, **changes), load(config_text, "test", allow_experimental=allow_experimental))
+    ) as instance:
+        yield instance
+
+
+@contextlib.contextmanager
+def removed(instance: Instance) -> Iterator[Instance]:
+    """Removes an instance afterwards."""
     try:
         yield instance
     finally:

@@ -49,7 +49,8 @@ from shm.prefills import local_prefills
 from shm.segment import Region
 from shm.series import SeriesWriter
 from workers.host.yaml_files import DiscoveryError, read_file
-from workers.process.layout import families, lane_schema_of, series_schema_of
+from workers.process.layout import lane_schema_of, series_schema_of
+from workers.process.names import families
 from workers.supervisor.endpoints.discovery import Entry, parse_file
 from workers.supervisor.kube.object_kinds import Objects
 from workers.worker.held import NoHeldBlocks

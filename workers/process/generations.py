@@ -23,7 +23,7 @@ import msgspec
 
 from epp.decision.tryout import Share
 from workers.process.asks import Ask
-from workers.process.layout import Names
+from workers.process.names import Names
 from workers.process.resources import Words
 from workers.process.rollout import SLOTS
 

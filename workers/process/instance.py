@@ -23,6 +23,7 @@ import fcntl
 import io
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -76,11 +77,17 @@ class Instance:
     credentials: Credentials
     identity: str  # the name of this picker in leader election, unique among replicas
     parent_pid: int
+    pools: tuple["Instance", ...] = ()  # the instance as each of several pools sees it; () if there is only one pool
+    pool: int | None = None  # the number of the pool that sees this instance; None: of all pools, or of the only one
+    bundle: Bundle | None = None  # the configuration of that pool as it was read
 
     @classmethod
-    def create(cls, options: "Options", config: "EffectiveConfig") -> "Instance":
-        """Creates everything. Raises StartError, SegmentError or OSError, and then leaves nothing behind."""
-        sources, layout = Sources(options, config), Layout(options, config)
+    def create(cls, options: "Options", config: "EffectiveConfig", layout: Layout | None = None) -> "Instance":
+        """Creates everything. Raises StartError, SegmentError or OSError, and then leaves nothing behind.
+
+        `layout`: for several pools (`workers.process.pools`); None: for one pool.
+        """
+        sources, layout = Sources(options, config), layout or Layout(options, config)
         enough_descriptors(layout.workers_max)
         lock = _locked(options.run_dir, options.instance)
         with contextlib.ExitStack() as undo:
@@ -116,6 +123,11 @@ class Instance:
             undo.pop_all()
         instance._log_settings()
         return instance
+
+    @property
+    def every(self) -> "Sequence[Instance]":
+        """Returns the instance as each pool sees it, in the order of the pools' numbers."""
+        return self.pools or (self,)
 
     def begin(self, bundle: Bundle) -> None:
         """In the parent, before the first fork: records the configuration with which this instance was created."""

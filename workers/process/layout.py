@@ -9,6 +9,8 @@
     index     prefix index                                  the supervisor
     kv        held blocks | links | positions | documents       the kv-events process, if there is one
 
+If the picker has several pools, each has a document of its own for the latency model, and flow lanes of its own.
+
 The layout follows from options and configuration. This module creates and opens nothing. So `epp size`, `epp manifests` and tests use
 it, too.
 
@@ -16,33 +18,26 @@ A later configuration uses the same memory (`Names`). Its new columns, and the n
 room. Nothing that has a place ever moves, so processes with the old and the new configuration read and write the same words.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
-
-from epp.data import COUNTED, SHOWN, Column
-from epp.decision.pipeline import Pipeline
+from epp.data import Column
 from epp.metrics import PLUGIN_LABELS, Group, Metric
-from epp.metrics.catalogue import plugin_groups
-from epp.metrics.flow_control import FLOW_CYCLE, FLOW_GROUPS
+from epp.metrics.flow_control import FLOW_GROUPS
 from epp.metrics.lanes import (
     EXTRACT_ERRORS,
-    PLUGIN_DURATION,
     POLL_ERRORS,
     STREAM_COUNTERS,
-    STREAM_DURATION,
     STREAMS_INFLIGHT,
     SUPERVISOR_COUNTERS,
     WORKER_COUNTERS,
     WORKER_GAUGES,
-    WORKER_HISTOGRAMS,
 )
 from epp.metrics.series import GROUPS
-from epp.points import guard
 from shm.answers import AnswersSchema
 from shm.documents import DocumentSchema
-from shm.flow_lanes import BANDS_MAX, FlowSchema
+from shm.flow_lanes import BANDS_MAX, HASH_LINES, FlowSchema
 from shm.lanes import LaneSchema
 from shm.layout import Plan, Schema
 from shm.prefills import PrefillsSchema
@@ -54,6 +49,7 @@ from shm.series import SeriesSchema
 from shm.table import COLUMNS_MAX, TableSchema
 from workers.process import StartError
 from workers.process.kv_memory import KvLayout
+from workers.process.names import CYCLES, FIXED, Family, Names, check_names, declared, with_names
 from workers.process.sources import Sources
 from workers.shared import decisions, profiles, query_of_death, reload_status
 from workers.shared.outliers import KINDS, OUTCOMES
@@ -74,6 +70,9 @@ SPARE_HISTOGRAM_WORDS: Final = 4096  # per lane; one histogram takes 16 or 24 wo
 SPARE_TABLES: Final = 4  # for counters with labels that plugins declare; one table per counter
 SPARE_BLOCKS: Final = 256  # label sets for which a spare table has room
 SPARE_LABELS: Final = 8
+# Of each of several pools:
+POOL_BANDS_MIN: Final = 4
+POOL_HASH_LINES: Final = 64  # of its flow lanes
 UNUSED: Final = Group("unused", (), counters=(Metric("unused_total", "counter", "Of a spare table without an owner."),))
 # Gauges of the supervisor. LOADED: 1 after the first endpoints are known. LEADS_UNTIL: the end of its lease in milliseconds on the
 # clock of `workers.supervisor.kube.lease`; 0: it does not lead
@@ -110,66 +109,15 @@ OWN_GAUGES: Final = (
 )
 
 
-class Family(NamedTuple):
-    """One histogram in the lanes. If it belongs to a plugin, its labels name the plugin.
-
-    If it has the durations of the plugin's calls, its labels also name the extension point.
-    """
-
-    metric: Metric
-    plugin_name: str = ""
-    plugin_type: str = ""
-    extension_point: str = ""
-
-    @property
-    def key(self) -> str:
-        parts = (self.metric.name, self.extension_point, self.plugin_name, self.plugin_type)
-        return "@".join(part for part in parts if part)
-
-    @property
-    def labels(self) -> dict[str, str]:
-        if self.extension_point:
-            return {"extension_point": self.extension_point, "plugin_type": self.plugin_type, "plugin_name": self.plugin_name}
-        return {"plugin_name": self.plugin_name, "plugin_type": self.plugin_type} if self.plugin_name else {}
-
-
-FIXED: Final = (*(Family(metric) for metric in (*WORKER_HISTOGRAMS, STREAM_DURATION)), Family(FLOW_CYCLE))
-CYCLES: Final = FIXED[-1]  # the metrics page leaves it out without flow control
 RETIRED: Final = "retired "
 
 
-class Names(msgspec.Struct, frozen=True, array_like=True):
-    """The names from all configurations so far that have places in an instance's shared memory, in the order of the places.
+class Shape(NamedTuple):
+    """The pools of a picker. `endpoints`: the most endpoints of each. `bands`: the bands of flow control for which each has room."""
 
-    `columns`: the columns of the endpoint table. `families`: the histograms. `groups`: the counters of plugins; the first `own` have
-    tables that were made for them, and the others have spare tables. `width`: columns of a table row. `lane_end`: the size of a lane in
-    words.
-    """
-
-    columns: tuple[str, ...] = ()
-    families: tuple[Family, ...] = ()
-    groups: tuple[Group, ...] = ()
-    width: int = 0
-    lane_end: int = 0
-    own: int = 0
-
-
-N = TypeVar("N")
-
-
-def _joined(known: Sequence[N], more: Sequence[N]) -> tuple[N, ...]:
-    """Returns `known`, and then each item of `more` that is not in `known`, once."""
-    return (*known, *(each for each in dict.fromkeys(more) if each not in known))
-
-
-def _check_names(members: Sequence[Family], groups: Sequence[Group]) -> None:
-    """Raises StartError if two metrics of plugins have the same name but different labels, buckets or help texts."""
-    first: dict[str, object] = {}
-    for name, declared in (*((family.key, family) for family in members), *((group.name, group) for group in groups)):
-        if first.setdefault(name, declared) != declared:
-            raise StartError(
-                f"the metric {name} has other labels, buckets or another help text than before: give it another name, or restart the picker"
-            )
+    endpoints: tuple[int, ...]
+    bands: tuple[int, ...] = (BANDS_MAX,)
+    hash_lines: int = HASH_LINES
 
 
 class Layout:
@@ -178,34 +126,31 @@ class Layout:
     `shown` and `shown_groups`: the metrics of the present configuration. `names`: the names of all configurations so far.
     """
 
-    def __init__(self, options: "Options", config: "EffectiveConfig", before: Names | None = None) -> None:
-        """`before`: the names of all configurations before this one; None for the first one."""
-        pipeline, flow = config.pipeline, config.flow is not None
-        plugins = pipeline.wiring.plugins
+    def __init__(self, options: "Options", config: "EffectiveConfig", before: Names | None = None, shape: Shape | None = None) -> None:
+        """`before`: the names of all configurations before this one, and without sizes, those of other pools; None: there are none.
+
+        `shape`: the pools; None: there is one, with room for the bands of objectives.
+        """
+        shape = shape or Shape((options.max_endpoints,))
         self.workers_max = options.workers_max or 2 * options.workers  # `options.workers` of them run at the start
         self.seats = 1 + self.workers_max  # the supervisor's seat, and the seats of workers, empty or not
-        shown = families(pipeline, timed=options.plugin_metrics)
-        self.plugin_groups = plugin_groups((*(m for p in plugins for m in p.metrics), *guard.declared(plugins)))
-        self.wanted = tuple(scraped_columns(pipeline))
-        numeric = tuple(c.name for c in self.wanted if c.type is not frozenset)
-        known = before or Names()
-        self.families = (*FIXED, *_joined(known.families, shown[len(FIXED) - 1 :]))
-        groups = _joined(known.groups, self.plugin_groups)
+        self._show(options, config)
+        known = with_names(before or Names(), declared(options, config))
+        self.families = (*FIXED, *known.families)
+        groups = known.groups
         own = known.own if known.lane_end else len(groups)
-        _check_names(self.families, groups)
+        check_names(self.families, groups)
 
-        self.table = table_schema_of(_joined(known.columns, numeric), slots=options.max_endpoints, width=known.width or room_for(numeric))
+        self.table = table_schema_of(known.columns, slots=options.max_endpoints, width=known.width or room_for(known.columns))
         self.lanes = lane_schema_of(
             self.families, slots=options.max_endpoints, lanes=self.seats, end=known.lane_end, spare=not known.lane_end
         )
         self.names = Names(self.table.columns, self.families[len(FIXED) :], groups, self.table.width, self.lanes.end, own)
         self._check_room(known)
-        self.shown = shown if not flow else (*shown, CYCLES)
-        self.shown_groups = (*GROUPS, *(FLOW_GROUPS if flow else ()), *self.plugin_groups)
         self.groups = (*GROUPS, *FLOW_GROUPS, *groups)
 
         self.documents = document_schema_of(options.max_endpoints, objects=bool(options.objects_dir or options.pool_given))
-        self.latency = latency_schema_of(options.max_endpoints)
+        self.latency = latency_schema_of(shape.endpoints)
         self.starts = StartsSchema(options.max_endpoints, self.workers_max)
         self.prefills = PrefillsSchema(self.workers_max)
         self.answers = answers_schema_of(options.max_endpoints, self.workers_max)
@@ -214,7 +159,7 @@ class Layout:
         self.series = {group.name: self._series_of(group) for group in self.groups}
         self.decisions = decisions.schema(self.workers_max)
         self.profiles = profiles.schema(self.workers_max)
-        self.flow = FlowSchema(BANDS_MAX, self.workers_max)
+        self.flows = [FlowSchema(bands, self.workers_max, shape.hash_lines) for bands in shape.bands]
         self.remote = RemoteSchema(options.max_endpoints, BANDS_MAX) if options.replica_store else None
         settings = Sources(options, config).kv_events
         self.kv_events: KvLayout | None = None
@@ -222,6 +167,24 @@ class Layout:
             self.kv_events = KvLayout(min(settings.blocks_max or options.kv_index_blocks, options.kv_index_blocks), options.max_endpoints)
         self._parts = self._parts_of_segments()
         self.plans: Mapping[str, Plan] = {segment: Plan(parts) for segment, parts in self._parts.items()}
+
+    def _show(self, options: "Options", config: "EffectiveConfig") -> None:
+        flow = config.flow is not None
+        own, self.plugin_groups, self.wanted = declared(options, config)
+        self.shown = (*FIXED[:-1], *own, *((CYCLES,) if flow else ()))
+        self.shown_groups = (*GROUPS, *(FLOW_GROUPS if flow else ()), *self.plugin_groups)
+
+    def of_pool(self, options: "Options", config: "EffectiveConfig") -> "Layout":
+        """Returns this layout as it shows to one of the pools. `config`: a configuration whose names this layout has."""
+        shown = copy.copy(self)
+        shown._show(options, config)
+        return shown
+
+    def showing_all(self) -> "Layout":
+        """Returns this layout with the metrics of all pools shown."""
+        every = copy.copy(self)
+        every.shown, every.shown_groups = (*FIXED[:-1], *self.families[len(FIXED) :], CYCLES), self.groups
+        return every
 
     def _check_room(self, before: Names) -> None:
         """Raises StartError if the spare room is too small for the new names of this configuration."""
@@ -281,7 +244,8 @@ class Layout:
         lanes |= {name: schema for name, schema in self.series.items() if name not in self.spares}
         for number in range(SPARE_TABLES):
             lanes[f"spare {number}"] = spare_schema(f"spare {number}", UNUSED, lanes=self.workers_max)
-        lanes |= {"decisions": self.decisions, "profiles": self.profiles, "flow": self.flow}
+        lanes |= {"decisions": self.decisions, "profiles": self.profiles}
+        lanes |= {flow_part(pool): schema for pool, schema in enumerate(self.flows)}
         lanes |= {"starts": self.starts, "prefills": self.prefills, "answers": self.answers}
         if self.remote is not None:
             lanes["remote"] = self.remote
@@ -295,31 +259,9 @@ class Layout:
         return parts
 
 
-def scraped_columns(pipeline: Pipeline) -> list[Column[Any]]:
-    """Returns the columns to fill from model servers' pages, sorted by name: plugins read them, or the metrics page shows them."""
-    columns: list[Column[Any]] = [*SHOWN, *pipeline.columns]
-    wanted = {c.name: c for c in columns if c.name not in COUNTED}
-    return [wanted[name] for name in sorted(wanted)]
-
-
-def families(pipeline: Pipeline, *, timed: bool = True) -> tuple[Family, ...]:
-    """Returns all histograms of a lane: those of workers, those that plugins declare, and if `timed`, the durations of plugins' calls.
-
-    Raises StartError if a plugin declares a histogram with labels.
-    """
-    members = list(FIXED[:-1])
-    points = pipeline.timed_points() if timed else ()
-    members += [Family(PLUGIN_DURATION, plugin.name, plugin.type_name, point) for point, plugin in points]
-    for plugin in pipeline.plugins.values():
-        for metric in plugin.metrics:
-            if metric.kind == "histogram" and metric.labels:
-                raise StartError(
-                    f"plugin '{plugin.name}' declares {metric.name} as {metric.kind} with labels {metric.labels}: "
-                    "plugins can have counters and gauges, and histograms without labels"
-                )
-            if metric.kind == "histogram":
-                members.append(Family(metric, plugin.name, plugin.type_name))
-    return tuple(members)
+def flow_part(pool: int) -> str:
+    """Returns the name of the part with the flow lanes of a pool."""
+    return f"flow {pool}" if pool else "flow"
 
 
 def room_for(columns: Sequence[str]) -> int:
@@ -343,9 +285,9 @@ def document_schema_of(endpoints: int, *, objects: bool) -> DocumentSchema:
     return DocumentSchema((listed, listed, OBJECTIVES_BYTES if objects else BANDS_BYTES, REWRITES_BYTES if objects else 1))
 
 
-def latency_schema_of(endpoints: int) -> DocumentSchema:
-    """Returns the schema of the document that has the latency model (`workers.shared.latency`)."""
-    return DocumentSchema((LATENCY_BYTES + LATENCY_BYTES_PER_ENDPOINT * endpoints,))
+def latency_schema_of(endpoints: Sequence[int]) -> DocumentSchema:
+    """Returns the schema of the documents that have the latency models. `endpoints`: of each pool."""
+    return DocumentSchema(tuple(LATENCY_BYTES + LATENCY_BYTES_PER_ENDPOINT * each for each in endpoints))
 
 
 def answers_schema_of(endpoints: int, workers: int) -> AnswersSchema:

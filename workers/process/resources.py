@@ -12,6 +12,7 @@ A pipe shows EOF only when no process holds its writing end. So each child close
 """
 
 import contextlib
+import copy
 import fcntl
 import mmap
 import os
@@ -34,7 +35,7 @@ from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
 from workers.process import StartError
 from workers.process.kv_memory import KvMemory
-from workers.process.layout import Layout
+from workers.process.layout import Layout, flow_part
 from workers.shared import query_of_death
 
 GENERATION_AT = 8  # bytes into the page of the parent's words
@@ -71,7 +72,8 @@ class Memory:
         self.kv_events: KvMemory | None = None  # None: no plugin uses KV events
         if layout.kv_events is not None:
             self.kv_events = KvMemory(layout.kv_events, parts)
-        self.flow = FlowLanes(layout.flow, parts["flow"], self.lanes)
+        self.flows = [FlowLanes(schema, parts[flow_part(pool)], self.lanes) for pool, schema in enumerate(layout.flows)]
+        self.flow = self.flows[0]  # the only one, unless the picker has several pools
         self._series = {name: (schema, parts[layout.spares.get(name, name)]) for name, schema in layout.series.items()}
 
     @classmethod
@@ -93,6 +95,12 @@ class Memory:
     def under(self, layout: Layout) -> "Memory":
         """Returns this memory with the layout of a later configuration, which has the same sizes."""
         return Memory(layout, self.segments, self._regions)
+
+    def of_pool(self, pool: int) -> "Memory":
+        """Returns this memory with the flow lanes of one of several pools."""
+        own = copy.copy(self)
+        own.flow = self.flows[pool]
+        return own
 
     def copied(self, layout: Layout) -> "Memory":
         """Returns a private copy of this memory (`Segment.private_copy`). No other process sees what is written there."""

@@ -47,7 +47,7 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
     names = [str(column) for column in range(columns)]
     table = table_schema_of(names, slots=endpoints, width=room_for(names)).bytes
     listed, alone = (document_schema_of(count, objects=True).bytes for count in (endpoints, 1))
-    modelled, model = (latency_schema_of(count).bytes for count in (endpoints, 1))
+    modelled, model = (latency_schema_of((count,)).bytes for count in (endpoints, 1))
     series = sum(series_schema_of(group, lanes=1).lane_bytes for group in (*GROUPS, *FLOW_GROUPS))
     bare = LaneSchema(endpoints, (), (), (), lanes=1).lane_bytes
     lane = bare + SPARE_HISTOGRAM_WORDS * WORD

@@ -17,7 +17,7 @@ from shm.flow_lanes import FlowLanes
 from shm.lanes import Lane, Lanes
 from shm.series import SeriesWriter
 from workers.process.instance import Instance
-from workers.process.layout import CYCLES
+from workers.process.names import CYCLES
 from workers.shared.freshness import SCRAPE_S_MAX
 from workers.shared.objectives import ObjectivesView
 from workers.worker.extproc.pool import SharedPool

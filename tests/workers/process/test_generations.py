@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from workers.process.generations import Bundle, GenerationLost, Generations, Result
-from workers.process.layout import Names
+from workers.process.names import Names
 from workers.process.resources import Words
 
 

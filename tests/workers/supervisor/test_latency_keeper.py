@@ -32,7 +32,7 @@ class Site:
 
     def __init__(self, folder: str = "") -> None:
         table, documents = TableSchema(COLUMNS, SLOTS), DocumentSchema((4096, 1, 1, 1))
-        latency, starts = latency_schema_of(SLOTS), StartsSchema(SLOTS, 1)
+        latency, starts = latency_schema_of((SLOTS,)), StartsSchema(SLOTS, 1)
         lanes = LaneSchema(SLOTS, (), (), (), lanes=2)
         memory = SimpleNamespace(
             table=region(table.bytes),

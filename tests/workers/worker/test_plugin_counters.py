@@ -22,7 +22,7 @@ from tests.pair import lanes
 from tests.workers.instances import made
 from workers.process import StartError
 from workers.process.instance import Instance
-from workers.process.layout import families
+from workers.process.names import families
 from workers.supervisor.pages.series import SeriesText
 from workers.worker.held import NoHeldBlocks
 from workers.worker.plugin_handles import GAUGE_MAX, SeriesCount, SeriesGauge

@@ -73,7 +73,7 @@ from shm.series_reader import SeriesReader
 from workers.host.build import commit, version
 from workers.host.memory import Leaving
 from workers.process.layout import HEADROOM, LEAVING, REPLICAS_NEEDED, UNKNOWN_HEADROOM
-from workers.process.layout import Family as Declared
+from workers.process.names import Family as Declared
 from workers.shared.reload_status import ReloadStatus
 from workers.supervisor.pages.families import Family, Row, lines_of
 from workers.supervisor.pages.flow import FlowFigures

@@ -1,0 +1,70 @@
+"""Several pools in one instance: the memory has places for the names of all configurations, and each pool sees its own part."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from epp.config.load import load
+from tests.workers.instances import options, removed
+from workers.process import StartError, pools
+from workers.process.instance import Instance
+from workers.process.layout import POOL_BANDS_MIN
+from workers.process.loading import Given
+from workers.process.pools import Pool
+
+LORA = """
+plugins: [{type: lora-affinity-scorer}, {type: max-score-picker}]
+schedulingProfiles: [{name: default, plugins: [{pluginRef: lora-affinity-scorer}, {pluginRef: max-score-picker}]}]
+"""
+MANY_BANDS = f"""
+featureGates: [flowControl]
+flowControl: {{priorityBands: [{", ".join(f"{{priority: {number}}}" for number in range(1, 12))}]}}
+"""
+
+
+def pool(name: str, text: str | None = None, endpoints: int = 4) -> Pool:
+    return Pool(name, Given(text, name, {}), load(text, name), "127.0.0.1:1", endpoints)
+
+
+@contextlib.contextmanager
+def created(folder: Path, *given: Pool) -> Iterator[Instance]:
+    instance = pools.create(options(folder, max_endpoints=sum(each.max_endpoints for each in given)), given)
+    with removed(instance):
+        yield instance
+
+
+def test_each_pool_sees_its_configuration_and_its_columns_in_the_memory_of_all(tmp_path: Path) -> None:
+    with created(tmp_path, pool("one"), pool("two", LORA)) as instance:
+        one, two = instance.every
+        assert [view.options.pool_name for view in instance.every] == ["one", "two"]
+        assert one.layout.table is two.layout.table and one.layout.lanes is two.layout.lanes
+        assert one.config is not two.config
+        names = [{c.name for c in view.layout.table_columns if not c.name.startswith("retired ")} for view in instance.every]
+        assert "active_models" in names[1] and "active_models" not in names[0]
+        assert {each.plugin_name for each in two.layout.shown if each.plugin_name} < {each.plugin_name for each in instance.layout.shown}
+        assert set(two.layout.timers.values()) <= set(range(len(instance.layout.families)))
+
+
+def test_each_pool_has_flow_lanes_and_a_latency_model_of_its_own(tmp_path: Path) -> None:
+    with created(tmp_path, pool("one"), pool("two", MANY_BANDS), pool("three")) as instance:
+        assert [view.memory.flow.schema.bands for view in instance.every] == [POOL_BANDS_MIN, 12, POOL_BANDS_MIN]
+        for number, view in enumerate(instance.every):
+            view.memory.flow.lane(0).publish(0, number + 1, 0, 0.0)
+            view.memory.lanes.set_serving(1, True)
+        assert [view.memory.flow.total(0) for view in instance.every] == [1, 2, 3]
+        assert len(instance.layout.latency.capacities) == 3
+
+
+def test_pools_with_the_same_configuration_share_what_follows_from_it(tmp_path: Path) -> None:
+    first = pool("one")
+    with created(tmp_path, first, first._replace(name="two")) as instance:
+        one, two = instance.every
+        assert one.layout is two.layout and one.sources is two.sources
+
+
+def test_too_many_columns_of_all_pools_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.process.layout.COLUMNS_MAX", 3)
+    with pytest.raises(StartError, match="a row holds 3"), created(tmp_path, pool("one"), pool("two", LORA)):
+        pass

@@ -1,0 +1,83 @@
+"""The pools of a picker that has several: the memory that they need together, and the instance as each of them sees it.
+
+Pools share the segments. Each has its own configuration, its own flow lanes, and its own document of the latency model. The endpoint table
+has the endpoints of all.
+"""
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from workers.process.generations import Bundle
+from workers.process.instance import Instance
+from workers.process.layout import POOL_BANDS_MIN, POOL_HASH_LINES, Layout, Shape
+from workers.process.names import names_of
+from workers.process.sources import Sources
+from workers.shared.objectives import static_bands
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epp.config.effective import EffectiveConfig
+    from workers.host.options import Options
+    from workers.process.loading import Given
+
+
+class Pool(NamedTuple):
+    """One pool as the start has read it. Pools with the same text share `config`.
+
+    `endpoints`: as in --endpoints; "": the configuration says where they come from. `max_endpoints`: their limit.
+    """
+
+    name: str
+    given: "Given"
+    config: "EffectiveConfig"
+    endpoints: str
+    max_endpoints: int
+
+
+def create(options: "Options", pools: "Sequence[Pool]") -> Instance:
+    """Creates the instance of several pools. `options`: with the most endpoints of all pools together.
+
+    Raises StartError, SegmentError or OSError, and then leaves nothing behind.
+    """
+    instance = Instance.create(options, pools[0].config, layout_of(options, pools))
+    try:
+        return with_pools(instance, pools)
+    except BaseException:
+        instance.unlink()
+        raise
+
+
+def layout_of(options: "Options", pools: "Sequence[Pool]") -> Layout:
+    """Returns the layout of the memory for all pools. Raises StartError."""
+    bands = tuple(max(POOL_BANDS_MIN, len(static_bands(pool.config.flow))) for pool in pools)
+    shape = Shape(tuple(pool.max_endpoints for pool in pools), bands, POOL_HASH_LINES)
+    configs = {id(pool.config): pool.config for pool in pools}
+    return Layout(options, pools[0].config, names_of(options, configs.values()), shape).showing_all()
+
+
+def with_pools(instance: Instance, pools: "Sequence[Pool]") -> Instance:
+    """Returns the instance with its pools: each is the instance as that pool sees it. Raises Unusable."""
+    known: dict[int, Instance] = {}
+    views = []
+    for number, pool in enumerate(pools):
+        like = known.get(id(pool.config))
+        if like is None:
+            sources, layout = Sources(instance.options, pool.config), instance.layout.of_pool(instance.options, pool.config)
+            like = known[id(pool.config)] = replace(instance, config=pool.config, sources=sources, layout=layout).with_scrape_tls()
+        options = msgspec.structs.replace(instance.options, pool_name=pool.name, endpoints=pool.endpoints)
+        bundle = Bundle(
+            instance.number,
+            pool.given.source,
+            pool.given.text,
+            options.plugin_path,
+            pool.given.plugins,
+            instance.layout.names,
+            at=time.time(),
+            keys=pool.config.key_texts,
+        )
+        views.append(replace(like, options=options, memory=instance.memory.of_pool(number), pool=number, bundle=bundle))
+    return replace(instance, pools=tuple(views))
