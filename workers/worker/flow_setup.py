@@ -52,7 +52,7 @@ def flow_control(
     now, lanes, wakeups = time.monotonic, instance.memory.lanes, instance.pipes.wakeups
     probe = PoolProbe(pool.candidates, plan.detector, flow_lanes)
     if before is not None:
-        _prepare_evictions(instance, worker, before, objectives, series)
+        _prepare_evictions(instance, worker, before, objectives, series, pool)
         before.know(objectives.places)
         before.use(plan, probe)
         before.know(objectives.places)
@@ -71,13 +71,18 @@ def flow_control(
         policy_failed=policy_failed,
     )
     control.know(objectives.places)
-    _prepare_evictions(instance, worker, control, objectives, series)
+    _prepare_evictions(instance, worker, control, objectives, series, pool)
     _use_evictions(instance, control)
     return control
 
 
 def _prepare_evictions(
-    instance: Instance, worker: int, control: FlowControl, objectives: ObjectivesView, series: Callable[[Group], SeriesWriter]
+    instance: Instance,
+    worker: int,
+    control: FlowControl,
+    objectives: ObjectivesView,
+    series: Callable[[Group], SeriesWriter],
+    pool: SharedPool,
 ) -> None:
     """Creates what in-flight eviction needs, if this configuration is the first that evicts. A worker keeps it to its own end."""
     plan, flow_lanes, wakeups = instance.config.flow, instance.memory.flow, instance.pipes.wakeups
@@ -88,7 +93,7 @@ def _prepare_evictions(
         plan.eviction_filter,
         plan.eviction_order,
         grace(instance, plan),
-        pool=GatePoolState(control, _waits(flow_lanes, objectives), _in_flight(instance.memory.lanes)),
+        pool=GatePoolState(control, _waits(flow_lanes, objectives), _in_flight(instance.memory.lanes, pool)),
         lanes=flow_lanes,
         worker=worker,
         now=time.monotonic,
@@ -123,8 +128,9 @@ def _waits(flow_lanes: FlowLanes, objectives: ObjectivesView) -> Callable[[int],
     return waits
 
 
-def _in_flight(lanes: Lanes) -> Callable[[], int]:
+def _in_flight(lanes: Lanes, pool: SharedPool) -> Callable[[], int]:
     def in_flight() -> int:
-        return int(np.add.reduce(lanes.inflight(lanes.schema.slots)))
+        counts = lanes.inflight(lanes.schema.slots)
+        return int(np.add.reduce(counts if (slots := pool.slots) is None else counts[slots]))
 
     return in_flight

@@ -1,4 +1,4 @@
-"""What a worker keeps when its configuration changes."""
+"""What a worker keeps when a configuration changes: `Kept` for the process, and a `PoolKept` for each of its pools."""
 
 import asyncio
 import os
@@ -53,26 +53,22 @@ class Kept:
         self.caps = LabelCaps()
         self.rng = random.Random(int.from_bytes(os.urandom(16), "big"))
         self.documents = DocumentReader(instance.layout.documents, instance.memory.documents)
-        self.flow: FlowControl | None = None  # the last flow control, even if the present configuration has none
         self.traces: Exporter | None = None
-        self.rewrites: RewritesView | None = None
-        self.objectives = ObjectivesView(self.documents, static_bands(instance.config.flow))
-        self.objectives.changed = self._bands_changed
+        self.pools: list[PoolKept] = []
         self._index = index
         self._series: dict[str, SeriesWriter] = {}
         self._aging: list[SeriesWriter] = []
-        instance.memory.flow.lane(index).take_over()
+        for lanes in instance.memory.flows:
+            lanes.lane(index).take_over()
         later = asyncio.get_running_loop().call_later
         groups = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS)
         requests, figures, errors, attempts = (self.series(instance, group) for group in groups)
         self.metrics = RequestMetrics(clock, requests, figures, errors, attempts, self.caps)
         self._sweep_at = time.monotonic() + SWEEP_S
         debug = instance.options.log_level == "debug"
-        self.learning = SharedLearning(
-            DocumentReader(instance.layout.latency, instance.memory.latency),
-            PromptStarts(instance.layout.starts, instance.memory.starts, index),
-            bus.send,
-        )
+        self.latency = DocumentReader(instance.layout.latency, instance.memory.latency)
+        self.starts = PromptStarts(instance.layout.starts, instance.memory.starts, index)
+        self.bus = bus
         self.prefills = Prefills(instance.layout.prefills, instance.memory.prefills, index)
         self.answers = AnswerCounts(AnswersWriter(instance.layout.answers, instance.memory.answers, index), time.monotonic)
         lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
@@ -87,9 +83,9 @@ class Kept:
         answering = Answering(instance.memory.lanes, lane, answers, index, time.monotonic)
         self.profiler = Profiler(answering, later)
 
-    def _bands_changed(self) -> None:
-        if self.flow is not None:
-            self.flow.know(self.objectives.places)
+    def flows(self) -> list[FlowControl]:
+        """Returns the flow control of each pool that has one."""
+        return [pool.flow for pool in self.pools if pool.flow is not None]
 
     def series(self, instance: Instance, group: Group) -> SeriesWriter:
         """Returns this worker's part of a table of labelled metrics. Creates it at the first call."""
@@ -110,8 +106,24 @@ class Kept:
         swept = [series.sweep(held if series is self.metrics.figures else ()) for series in self._aging]
         if any(swept):
             self.metrics.forget()
-            if self.flow is not None:
-                self.flow.forget_labels()
+            for flow in self.flows():
+                flow.forget_labels()
+
+
+class PoolKept:
+    """What a worker keeps for one pool, under any configuration of that pool."""
+
+    def __init__(self, kept: Kept, instance: Instance) -> None:
+        self.flow: FlowControl | None = None  # the last flow control, even if the present configuration has none
+        self.rewrites: RewritesView | None = None
+        self.objectives = ObjectivesView(kept.documents, static_bands(instance.config.flow))
+        self.objectives.changed = self._bands_changed
+        self.learning = SharedLearning(kept.latency, kept.starts, kept.bus.send, instance.pool or 0)
+        kept.pools.append(self)
+
+    def _bands_changed(self) -> None:
+        if self.flow is not None:
+            self.flow.know(self.objectives.places)
 
 
 def log_decision(explained: Explanation) -> None:

@@ -21,10 +21,11 @@ assert BATCH <= samples.SAMPLES_MAX
 class SharedLearning:
     """Implements `epp.plugin.Learning` over shared memory. Needs a running event loop for `learn_first` and `learn_token`."""
 
-    def __init__(self, published: DocumentReader, starts: PromptStarts, send: Callable[[bytes], object]) -> None:
-        """`published`: has the model as its only document. `send`: passes a frame on to the supervisor, without waiting."""
+    def __init__(self, published: DocumentReader, starts: PromptStarts, send: Callable[[bytes], object], pool: int = 0) -> None:
+        """`published`: has the model of each pool as a document. `send`: passes a frame on to the supervisor, without waiting."""
         self._published = published
-        self._words, self._at = published.version_word(0)
+        self._pool = pool
+        self._words, self._at = published.version_word(pool)
         self._starts = starts
         self._send = send
         self._version = 0
@@ -35,7 +36,7 @@ class SharedLearning:
         version = self._words[self._at]
         if version != self._version:
             self._version = version
-            found = self._published.read(0)
+            found = self._published.read(self._pool)
             if found is not None:
                 with contextlib.suppress(UnusableModel):  # of another version: keep the last one
                     self._model = decode(found[1])

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -71,12 +71,12 @@ class Exit:
 
         loop.call_later(LOOK_S, look)
 
-    async def drain(self, serving: Serving, flow: Callable[[], FlowControl | None], *, orphaned: Callable[[], bool]) -> None:
+    async def drain(self, serving: Serving, flows: Callable[[], Iterable[FlowControl]], *, orphaned: Callable[[], bool]) -> None:
         """Drains together with all other workers if the picker stops or the parent is gone. Otherwise drains alone."""
         instance = self._instance
 
         def refuse_waiting() -> int:  # flow control has its own answer for requests that wait there, and for later ones
-            if (present := flow()) is not None:
+            for present in flows():
                 present.shut_down()
             return serving.refuse_waiting()
 

@@ -90,7 +90,7 @@ class Worker:
         self.instance.reports.ready(self.index + 1)
         loop.call_later(mapped_code.AFTER_START_S, mapped_code.give_back)
         await stopping.wait()
-        await self._exit.drain(serving, lambda: parts.kept.flow, orphaned=lambda: self._orphaned)
+        await self._exit.drain(serving, parts.kept.flows, orphaned=lambda: self._orphaned)
         loop.remove_reader(self.instance.pipes.wakeups[self.index])
         current, *before = self._adoption.every()
         for used in before:
@@ -123,8 +123,8 @@ class Worker:
             self._adoption.parts.record()
         kept.publisher.woken(loop)
         kept.profiler.woken()
-        if kept.flow is not None:
-            kept.flow.woken()
+        for flow in kept.flows():
+            flow.woken()
         self._adoption.look()
 
     def _bus(self) -> BusWriter:

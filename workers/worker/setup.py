@@ -53,7 +53,7 @@ from workers.worker.flow.flow_control import FlowControl
 from workers.worker.flow_setup import flow_control
 from workers.worker.held import NoHeldBlocks, SharedHeldBlocks
 from workers.worker.isolation import Isolation
-from workers.worker.kept import Kept
+from workers.worker.kept import Kept, PoolKept
 from workers.worker.plugin_handles import SharedPrefixIndex
 from workers.worker.rewrites import RewritesView
 from workers.worker.services import WorkerServices
@@ -74,6 +74,7 @@ class Parts:
     """The app of a worker for one configuration, and what the worker calls at its heartbeats, at wake-ups and at its end."""
 
     kept: Kept
+    own: PoolKept
     app: App
 
     def __init__(
@@ -87,8 +88,11 @@ class Parts:
         clock: Clock,
         before: "Parts | None" = None,
         beside: bool = False,
+        kept: Kept | None = None,
     ) -> None:
         """`index`: the worker's number, from 0. `lane`: its lane. `before`: the parts of the previous configuration.
+
+        `kept`: what the worker keeps; None: as `before` has it, or nothing yet.
 
         `beside`: whether this is a candidate that is used beside `before`. If so, its requests use the flow control of `before` until
         `promote` is called.
@@ -99,7 +103,8 @@ class Parts:
         self._faults = faults
         self._clock = clock
         self._bus = bus
-        self.kept = before.kept if before is not None else Kept(instance, index, lane, bus, clock=clock)
+        self.kept = before.kept if before is not None else kept or Kept(instance, index, lane, bus, clock=clock)
+        self.own = before.own if before is not None else PoolKept(self.kept, instance)
         entry = instance.config.tenants
         seed = instance.credentials.prefix_seed
         self._tenants = tenants_of(entry, instance.config.keys, seed) if entry is not None else None
@@ -112,7 +117,7 @@ class Parts:
         pool = self._pool_used = self._pool(configured)
         if before is not None and isinstance(before.app.pool, SharedPool):
             pool.take_over(before.app.pool)
-        self.objectives = self.kept.objectives
+        self.objectives = self.own.objectives
         self.objectives.look()
         pipelines = self._pipelines(configured)
         self.timing = pipelines.timing
@@ -144,6 +149,7 @@ class Parts:
             request_phase_only=self.instance.config.response_phase == NONE,
             receipts=self._receipt if DEBUG_GROUP in options.trust_client_headers else None,
             tenants=self._tenants,
+            pool=self.instance.pool or 0,
         )
 
     def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":
@@ -173,8 +179,8 @@ class Parts:
         if self.timing is not None:
             self.timing.heartbeat()
         self.objectives.look()
-        if self.kept.rewrites is not None:
-            self.kept.rewrites.look()
+        if self.own.rewrites is not None:
+            self.own.rewrites.look()
 
     def record(self) -> None:
         """Records into the file that the supervisor writes now, or not at all."""
@@ -201,7 +207,7 @@ class Parts:
     async def close(self) -> None:
         """Stores metrics and ends the plugins' work. Called at the worker's end."""
         self.kept.profiler.close()
-        self.kept.learning.flush()
+        self.own.learning.flush()
         self.kept.records.flush()
         await self.retire()
 
@@ -213,7 +219,7 @@ class Parts:
             prefix_seed=instance.credentials.prefix_seed,
             held_blocks=self._held_blocks(),
             prefills=self.kept.prefills,
-            learning=self.kept.learning,
+            learning=self.own.learning,
             rng=self._rng,
             measures=instance.layout.measures,
             labelled={group.name: self.series(group) for group in instance.layout.plugin_groups},
@@ -237,7 +243,7 @@ class Parts:
         read = saturation.consumes if saturation is not None else ()
         return SharedPool(
             TableReader(instance.layout.table, instance.memory.table),
-            EndpointsView(self._documents),
+            EndpointsView(self._documents, instance.pool),
             NamesView(self._documents),
             instance.memory.lanes,
             columns=(*pipeline.columns, *(key for key in read if isinstance(key, Column))),
@@ -296,9 +302,9 @@ class Parts:
         return Recorder(kept.records, kept.keyed, generation=instance.number, config_hash=config_hash, pipeline=instance.config.pipeline)
 
     def _flow(self, pool: SharedPool) -> FlowControl | None:
-        kept, failed = self.kept, self._faults.policy_failed
-        flow = flow_control(self.instance, self._index, self._lane, pool, self.objectives, self.series, kept.caps, failed, kept.flow)
-        kept.flow = flow or kept.flow
+        own, caps, failed = self.own, self.kept.caps, self._faults.policy_failed
+        flow = flow_control(self.instance, self._index, self._lane, pool, self.objectives, self.series, caps, failed, own.flow)
+        own.flow = flow or own.flow
         return flow
 
     def _admission(self, pool: SharedPool, flow: FlowControl | None) -> Admission:
@@ -339,11 +345,11 @@ class Parts:
         """Creates the intake. It reads objectives and model rewrites only if this instance can have any."""
         if not self.instance.sources.has_objects:
             return Intake()
-        kept = self.kept
-        if kept.rewrites is None:
-            kept.rewrites = RewritesView(self._documents, self.series(MODEL_REWRITES), kept.caps, self._rng.random)
+        own = self.own
+        if own.rewrites is None:
+            own.rewrites = RewritesView(self._documents, self.series(MODEL_REWRITES), self.kept.caps, self._rng.random)
         unknown: Callable[[], None] = partial(self._lane.add, self._lane.schema.counter["objectives_unknown_total"])
-        return Intake(kept.rewrites.present, Priorities(self.objectives, unknown).of)
+        return Intake(own.rewrites.present, Priorities(self.objectives, unknown).of)
 
 
 def take_over(configured: Pipeline, before: Pipeline) -> None:

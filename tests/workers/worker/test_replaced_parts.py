@@ -110,7 +110,7 @@ def test_a_configuration_of_which_a_part_cannot_be_made_leaves_flow_control_as_i
         monkeypatch.setattr(setup, part, fails)
         with pytest.raises(MemoryError, match=part):
             shard.parts.under(later, later.memory.lanes.lane(1))
-        assert shard.parts.kept.flow is flow
+        assert shard.parts.own.flow is flow
         assert flow.gate is gate
         assert (flow.evictions, flow.evicts) == (None, False)
 
