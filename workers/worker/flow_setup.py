@@ -13,11 +13,13 @@ from epp.flow.plan import FlowPlan
 from epp.metrics import Group
 from epp.metrics.flow_control import FLOW_GROUPS, REVOKED
 from epp.metrics.label_caps import LabelCaps
+from shm.documents import DocumentReader
 from shm.flow_lanes import FlowLanes
-from shm.lanes import Lane, Lanes
+from shm.lanes import Lane
 from shm.series import SeriesWriter
 from workers.process.instance import Instance
 from workers.process.names import CYCLES
+from workers.shared.documents import EndpointsView
 from workers.shared.freshness import SCRAPE_S_MAX
 from workers.shared.objectives import ObjectivesView
 from workers.worker.extproc.pool import SharedPool
@@ -52,7 +54,7 @@ def flow_control(
     now, lanes, wakeups = time.monotonic, instance.memory.lanes, instance.pipes.wakeups
     probe = PoolProbe(pool.candidates, plan.detector, flow_lanes)
     if before is not None:
-        _prepare_evictions(instance, worker, before, objectives, series, pool)
+        _prepare_evictions(instance, worker, before, objectives, series)
         before.know(objectives.places)
         before.use(plan, probe)
         before.know(objectives.places)
@@ -71,18 +73,13 @@ def flow_control(
         policy_failed=policy_failed,
     )
     control.know(objectives.places)
-    _prepare_evictions(instance, worker, control, objectives, series, pool)
+    _prepare_evictions(instance, worker, control, objectives, series)
     _use_evictions(instance, control)
     return control
 
 
 def _prepare_evictions(
-    instance: Instance,
-    worker: int,
-    control: FlowControl,
-    objectives: ObjectivesView,
-    series: Callable[[Group], SeriesWriter],
-    pool: SharedPool,
+    instance: Instance, worker: int, control: FlowControl, objectives: ObjectivesView, series: Callable[[Group], SeriesWriter]
 ) -> None:
     """Creates what in-flight eviction needs, if this configuration is the first that evicts. A worker keeps it to its own end."""
     plan, flow_lanes, wakeups = instance.config.flow, instance.memory.flow, instance.pipes.wakeups
@@ -93,7 +90,7 @@ def _prepare_evictions(
         plan.eviction_filter,
         plan.eviction_order,
         grace(instance, plan),
-        pool=GatePoolState(control, _waits(flow_lanes, objectives), _in_flight(instance.memory.lanes, pool)),
+        pool=GatePoolState(control, _waits(flow_lanes, objectives), _in_flight(instance)),
         lanes=flow_lanes,
         worker=worker,
         now=time.monotonic,
@@ -128,9 +125,15 @@ def _waits(flow_lanes: FlowLanes, objectives: ObjectivesView) -> Callable[[int],
     return waits
 
 
-def _in_flight(lanes: Lanes, pool: SharedPool) -> Callable[[], int]:
+def _in_flight(instance: Instance) -> Callable[[], int]:
+    lanes = instance.memory.lanes
+    view = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents), instance.pool)
+
     def in_flight() -> int:
         counts = lanes.inflight(lanes.schema.slots)
-        return int(np.add.reduce(counts if (slots := pool.slots) is None else counts[slots]))
+        if view.pool is None:
+            return int(np.add.reduce(counts))
+        view.current()
+        return int(np.add.reduce(counts[view.slots]))
 
     return in_flight

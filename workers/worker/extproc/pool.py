@@ -127,11 +127,6 @@ class SharedPool:
             return candidates
         return candidates.keep(self._allowed(subset))
 
-    @property
-    def slots(self) -> Any:
-        """The slots of the endpoints of one of several pools; None if there is only one pool."""
-        return None if self._endpoints.pool is None else self._endpoints.slots
-
     def take_over(self, predecessor: "SharedPool") -> None:
         """Learns from another pool of this worker for which trials of ejected endpoints the worker has sent the request already."""
         self._tried.update(predecessor._tried)
