@@ -210,7 +210,7 @@ endef
 
 # Generates the message classes from the .proto files. They are committed; a test compares both.
 proto: $(READY_DEV)
-	@$(PYTHON) -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. epp/protocol/proto/*.proto
+	@$(PYTHON) -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. loadtest/load/proto/*.proto
 
 # Generates the lock files from pyproject.toml. Run it after a change of a dependency.
 lock: $(READY_DEV)

@@ -37,11 +37,11 @@ from epp.plugins import screeners
 from epp.plugins.parsers.vertexai import VertexAi
 from epp.plugins.parsers.vllm_grpc import VllmGrpc
 from epp.protocol.codec import field
-from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request.client_headers import RANK_HEADER
 from loadtest.demo.children import environment, python
 from loadtest.demo.ports import free_ports
 from loadtest.load.h2_client import ClientConnection, ClientStream
+from loadtest.load.proto import ext_proc_pb2 as pb
 from workers.cli import main as epp
 
 METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"

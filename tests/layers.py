@@ -27,7 +27,6 @@ MAY_IMPORT = {  # of our packages and of third parties; the standard library is 
 }
 ONLY_IN = {  # third-party modules that only these modules of `epp` may import
     "cel": ("epp.plugins.reporters",),
-    "google": ("epp.protocol.codec", "epp.protocol.proto"),
     "yaml": ("epp.config.yaml_nodes",),
 }
 # They see the picker as Envoy and model servers do: of the project they know the codec.
@@ -104,7 +103,7 @@ NOT_BEFORE_A_FORK = frozenset({"asyncio", "uvloop", "grpc", "threading", "multip
 MODULE_LINES_MAX, CLASS_LINES_MAX, FUNCTION_LINES_MAX = 450, 350, 60
 TEST_MODULE_LINES_MAX = 500
 PARAMETERS_MAX = 10  # of a constructor
-ANY_SIZE = ("epp.protocol.proto", "epp.config.schema")  # generated, and one table
+ANY_SIZE = ("loadtest.load.proto", "epp.config.schema")  # generated, and one table
 
 NEIGHBOURS = re.compile(r"^May import: (.+?)\. Imported by: (.+)\.$", re.MULTILINE)
 

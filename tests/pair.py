@@ -12,7 +12,7 @@ from epp.metrics.label_caps import LabelCaps
 from epp.metrics.lanes import STREAM_COUNTERS, STREAM_DURATION, STREAMS_INFLIGHT, WORKER_COUNTERS, WORKER_GAUGES, WORKER_HISTOGRAMS
 from epp.metrics.series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from shm.answers import AnswersReader, AnswersSchema, AnswersWriter
 from shm.lanes import Lane, Lanes, LaneSchema
 from shm.segment import Region

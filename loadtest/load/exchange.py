@@ -10,8 +10,8 @@ from enum import Enum
 from typing import Final
 
 from epp.protocol.codec import field, varint
-from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest.load.h2_client import ClientStream
+from loadtest.load.proto import ext_proc_pb2 as pb
 
 # first bytes of answers
 REQUEST_HEADERS, RESPONSE_HEADERS, REQUEST_BODY, RESPONSE_BODY = (number << 3 | 2 for number in (1, 2, 3, 4))

@@ -24,7 +24,7 @@ import numpy as np
 
 from epp.config.load import DEFAULT_TEXT
 from epp.plugins.parsers.vllm_grpc import GENERATE
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region

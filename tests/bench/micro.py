@@ -21,9 +21,9 @@ from epp.decision.decide import choose, schedule
 from epp.decision.pipeline import Pipeline
 from epp.prefix.blocks import block_hashes
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
-from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.protocol.usage import UsageScanner
 from epp.request import Request
+from loadtest.load.proto import ext_proc_pb2 as pb
 from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region

@@ -21,8 +21,8 @@ import uvloop
 from compiled.modules import LEFT_OUT, PATHS
 from epp.config.load import DEFAULT_TEXT
 from epp.plugins.producers._held_tokens import LOOK_S
-from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest.load.h2_client import ClientConnection
+from loadtest.load.proto import ext_proc_pb2 as pb
 from shm.table import State
 from tests.bench.routing_zoo import FIELD_TEXT
 from tests.epp.plugins import parser_bodies

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 ANSWERS = 2  # to request headers and body

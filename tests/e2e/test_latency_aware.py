@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.e2e.cluster import Cluster, Fleet, Picker, eventually
 from tests.e2e.conftest import FAST
 from tests.e2e.predictor import Behavior, Predictor

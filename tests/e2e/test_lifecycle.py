@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import picker_config
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.e2e.cluster import Cluster, Picker, eventually, run, serve, write_endpoints
 from tests.faults.client import RESPONSE, Ending, Gateway, Lost, Stream, framed, request
 from tests.faults.watch import Watched, alive

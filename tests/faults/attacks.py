@@ -22,7 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.faults.client import (
     ACK,
     BLOCK,

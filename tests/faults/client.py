@@ -18,8 +18,8 @@ from typing import Any
 import hpack
 
 from epp.protocol.codec.answers import DESTINATION
-from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request.client_headers import FAIRNESS_ID
+from loadtest.load.proto import ext_proc_pb2 as pb
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DATA, HEADERS, _, RST, SETTINGS, _, PING, GOAWAY, WINDOW, CONTINUATION = range(10)

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.faults.client import Gateway, completion, event_stream, framed, request_messages
 
 SERVED_S = 0.1  # how long a server that works takes for an answer

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.faults.client import RESPONSE, Gateway, Lost, Stream, framed
 
 SERVED, LOST, LEFT = "served", "lost", "left"

@@ -11,9 +11,9 @@ from epp.candidates import Candidates
 from epp.config.load import DEFAULT_TEXT, load
 from epp.plugin import DataProducer, NoParams
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE, Kind
-from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.protocol.stream import DECIDING
 from epp.request import Request
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.fuzz.target import Target
 from tests.pair import FakeStream, Pair

@@ -1,7 +1,6 @@
-"""Converts Envoy's ext_proc messages from and to the values that a stream needs. Only here `epp` uses Envoy's message classes.
+"""Converts Envoy's ext_proc messages from and to the values that a stream needs, without generated classes.
 
-Source: envoy/service/ext_proc/v3/external_processor.proto. Request messages are read in place: only header maps are decoded, and
-only the gateway's metadata go through the protobuf library.
+Source: envoy/service/ext_proc/v3/external_processor.proto. Request messages are read in place: only header maps are decoded.
 
     fields       varints, fields, gRPC frames
     envelope     ProcessingRequest: its kind and its metadata
@@ -9,6 +8,7 @@ only the gateway's metadata go through the protobuf library.
     bodies       HttpBody and its answer
     modes        body modes of the gateway's filter
     answers      ProcessingResponse: answers to headers and trailers, and immediate answers
+    structs      google.protobuf.Struct: metadata of the gateway and of answers
 """
 
 from epp.protocol.codec.answers import (

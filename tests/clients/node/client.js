@@ -9,7 +9,7 @@ import grpc from "@grpc/grpc-js";
 import protobuf from "protobufjs";
 
 const HERE = path.dirname(fileURLToPath(import.meta.url));
-const PROTO = path.join(HERE, "../../../epp/protocol/proto/ext_proc.proto");
+const PROTO = path.join(HERE, "../../../loadtest/load/proto/ext_proc.proto");
 const METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 const CASE_MS = 30000;
 const DESTINATION = "x-gateway-destination-endpoint";

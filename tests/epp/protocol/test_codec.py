@@ -10,7 +10,7 @@ from epp.errors import ProtocolViolation
 from epp.protocol import codec
 from epp.protocol.codec import Kind
 from epp.protocol.codec.envelope import SUBSET_ENTRIES_MAX
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.examples import examples
 
 names = st.text("abcxyzAXZ-", min_size=1, max_size=150)

@@ -15,8 +15,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 
-from epp.protocol.proto import ext_proc_pb2 as ext_proc
-from epp.protocol.proto import health_pb2 as health
+from loadtest.load.proto import ext_proc_pb2 as ext_proc
+from loadtest.load.proto import health_pb2 as health
 
 ROOT = Path(__file__).parents[3]
 

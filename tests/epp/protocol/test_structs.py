@@ -13,7 +13,7 @@ from epp.errors import ProtocolViolation
 from epp.protocol import codec
 from epp.protocol.codec import structs
 from epp.protocol.codec.fields import field
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.floats(-1e9, 1e9) | st.text(max_size=200),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.protocol import wire
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.epp.plugins.parser_bodies import field, packed, varint
 
 UINT32 = st.integers(0, 2**32 - 1)

@@ -3,9 +3,9 @@
 import pytest
 
 from epp.protocol import codec
-from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request import Request
 from epp.request.intake import Intake
+from loadtest.load.proto import ext_proc_pb2 as pb
 
 HEADERS = {
     ":path": "/v1/completions?a=B",

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import pytest
 
-from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest.load import driver
 from loadtest.load.driver import CASES, LoadGenerator, Tally, chosen, parser, quantiles, report
 from loadtest.load.exchange import DESTINATION, Messages, Shape
 from loadtest.load.h2_client import Caller, ClientConnection
+from loadtest.load.proto import ext_proc_pb2 as pb
 
 
 class SimulatedClockLoop(asyncio.SelectorEventLoop):

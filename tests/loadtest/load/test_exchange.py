@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from epp.protocol.proto import ext_proc_pb2 as pb
 from loadtest.load.exchange import DESTINATION, Ending, Exchange, Messages, Shape
+from loadtest.load.proto import ext_proc_pb2 as pb
 
 
 class Sent:

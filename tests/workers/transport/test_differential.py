@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.examples import examples
 from tests.pair import Pair
 from tests.workers.transport.sites import WAIT, Site

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from epp.protocol.codec import ALL_DUPLEX, BodyMode, body_modes
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.workers.worker.extproc.streams import USAGE, refusal
 from tests.workers.worker.extproc.test_rewritten_streams import BODY, EVENT, HEADER, RENAMED, RESTORED, pair
 

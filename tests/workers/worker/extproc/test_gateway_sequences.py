@@ -17,7 +17,7 @@ import pytest
 
 from epp.plugin import NoParams
 from epp.protocol.codec import BodyMode
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.pair import Envoy, Pair, Response, bodies
 from tests.workers.worker.extproc.streams import BODY, USAGE, Remembers, pair
 from tests.workers.worker.extproc.test_body_modes import config

@@ -6,8 +6,8 @@ import pytest
 
 from epp.decision.decision import Decision
 from epp.plugin import NoParams, ResponseStreaming
-from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request import Request
+from loadtest.load.proto import ext_proc_pb2 as pb
 from shm.answers import FAILED, SENT
 from shm.table import EJECTED, trial
 from tests.workers.worker.extproc.streams import BODY, Remembers, pair

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.pair import set_headers
 from tests.workers.worker.extproc.streams import BODY, Waits, pair, refusal
 

@@ -18,8 +18,8 @@ from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.sglang_http import SglangHttp
 from epp.plugins.parsers.vllm_http import VllmHttp
 from epp.protocol.inflate import STEP_BYTES
-from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request import Request
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.examples import examples
 from tests.pair import Envoy, Pair, bodies, set_headers
 from tests.workers.worker.extproc.streams import Remembers, Waits, pair, refusal

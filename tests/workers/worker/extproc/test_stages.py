@@ -15,7 +15,7 @@ from epp.plugins.pickers.max_score import MaxScore
 from epp.plugins.profiles._disagg_parameters import StageDeciders
 from epp.plugins.profiles.disagg import Disaggregated
 from epp.protocol.codec import NEVER_PASSED
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.fakes import FakePool, FakeServices, endpoints
 from tests.pair import Envoy, Pair, set_headers
 

@@ -10,11 +10,11 @@ from epp.plugin import NoParams
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.sglang_http import SglangHttp
 from epp.protocol.codec import BodyMode
-from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request.client_headers import FAIRNESS_ID
 from epp.request.intake import Intake
 from epp.request.tenant_keys import parse
 from epp.request.tenants import FromHeader, FromKey, FromMetadata, Salts, Tenants
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.epp.request.test_tenant_keys import hashed
 from tests.pair import Pair, bodies, set_headers
 from tests.workers.worker.extproc.streams import BODY, Waits, pair, refusal

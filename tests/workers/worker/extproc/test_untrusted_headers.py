@@ -8,8 +8,8 @@ import pytest
 from epp.plugin import NoParams
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.protocol.codec import DESTINATION, NEVER_PASSED
-from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request import DEFAULT_FLOW, client_headers
+from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.pair import Envoy, Pair
 from tests.workers.worker.extproc.streams import BODY, Broken, Remembers, pair
 
