@@ -32,7 +32,7 @@ _NAMES = """
     epp/protocol: exposition grpc_frames inflate refusals rewrite stream usage usage_bounds wire
     epp/protocol/codec: answers bodies envelope fields header_map structs
     epp/recording: keys sample
-    epp/request: client_headers intake paths renaming request tenant tenant_keys tenants tokens
+    epp/request: client_headers intake paths pools renaming request tenant tenant_keys tenants tokens
     shm: answers flow_lanes held_reader held_writer histograms index_capacity index_tiers lanes layout link_table prefills prefix_index
     shm: prefix_writer prompt_starts remote_lane seqlock series series_reader series_rows stream_positions table
     workers/replicas: byte_stream connection exchange joining others pace pages places rates reading replies taught waiting

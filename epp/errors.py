@@ -36,6 +36,7 @@ class Cause(enum.Enum):
     FLOW_CONTROL = "flow-control"
     SHUTTING_DOWN = "shutting-down"
     UNKNOWN_TENANT = "unknown-tenant"
+    NO_POOL = "no-pool"
     QUERY_OF_DEATH = "deadly"
     INTERNAL = "internal"
 

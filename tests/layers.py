@@ -67,7 +67,7 @@ EPP = (  # packages and modules; a module that is not named has the row of its p
     {"protocol", "flow", "prefix"},  # machines
     {"plugins"},  # leaves
     {"decision.pipeline", "decision.response_phase", "points.guard", "points.instrument", "points.isolation"},  # compiled form
-    {"decision", "request.intake", "request.paths", "request.renaming", "request.tenants"},  # the hot path
+    {"decision", "request.intake", "request.paths", "request.pools", "request.renaming", "request.tenants"},  # the hot path
     {"decision.explain", "decision.receipt", "decision.what_if"},  # explanations of decisions
     {"config", "testing"},  # start-up, and tests of plugins
 )

@@ -75,6 +75,7 @@ RULES: Mapping[Cause, _Rule] = {
         400, "BadRequest", "two processes of the endpoint picker ended while they read this request: it is refused for {} seconds"
     ),
     Cause.UNKNOWN_TENANT: _Rule(401, "Unauthorized", "this request has no valid credentials of a tenant"),
+    Cause.NO_POOL: _Rule(404, "NotFound", "{}"),
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }
 

@@ -76,13 +76,13 @@ def read_keys(config: EffectiveConfig) -> tuple[dict[str, str], list[ConfigError
     return found, errors
 
 
-def read_text(path: str) -> str:
-    """Reads a file of API keys. Raises ValueError, which says why it cannot be read."""
+def read_text(path: str, most: int = KEYS_BYTES_MAX) -> str:
+    """Reads a file of text, with at most `most` bytes. Raises ValueError, which says why it cannot be read."""
     try:
         with open(path, "rb") as file:
-            data = file.read(KEYS_BYTES_MAX + 1)
-        if len(data) > KEYS_BYTES_MAX:
-            raise ValueError(f"the file {path} has more than {KEYS_BYTES_MAX} bytes")
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise ValueError(f"the file {path} has more than {most} bytes")
         return data.decode("utf-8-sig")
     except OSError as refused:
         raise ValueError(f"the file {path} cannot be read: {refused.strerror or refused}") from refused

@@ -36,6 +36,7 @@ from epp.protocol.codec.bodies import (
     response_body_answer,
 )
 from epp.protocol.codec.envelope import (
+    METADATA_NAMESPACE,
     REQUEST_BODY,
     REQUEST_HEADERS,
     REQUEST_TRAILERS,
@@ -70,6 +71,7 @@ __all__ = [
     "BUFFERED_PARTIAL",
     "DESTINATION",
     "DUPLEX",
+    "METADATA_NAMESPACE",
     "NEVER_PASSED",
     "PIECE_BYTES_MAX",
     "REQUEST_BODY",

@@ -1,5 +1,6 @@
 """Loads a configuration for a test, and returns what is in force, or the errors or warnings."""
 
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -25,6 +26,15 @@ schedulingProfiles:
 dataLayer:
   discovery: {pluginRef: endpoints}
 """
+
+
+def invalid(name: str) -> list[tuple[str, list[str]]]:
+    """Returns the documents of a file in this folder, each with its errors.
+
+    A block is a document and its errors (`-> line:column: error[rule]: message (hint)`).
+    """
+    blocks = (Path(__file__).parent / name).read_text(encoding="utf-8").removeprefix("==\n").split("\n==\n")
+    return [(document, errors) for document, *errors in (block.strip("\n").split("\n-> ") for block in blocks)]
 
 
 def ok(text: str, **flags: bool) -> EffectiveConfig:

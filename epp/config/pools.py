@@ -1,0 +1,292 @@
+"""Reads a pools file: the pools that one picker serves, and which requests belong to each.
+
+    text ─ read ─▶ PoolsFile ─ choice ─▶ PoolChoice
+
+Every error and warning about two pools has both places. The files that a pool names are read elsewhere, because `epp` opens none.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from epp.config import yaml_nodes
+from epp.config.findings import WHOLE, ConfigWarning, Findings, Place
+from epp.config.node_reader import NodeReader
+from epp.config.yaml_nodes import Node
+from epp.request.client_headers import names_objective
+from epp.request.pools import ANY, KEPT_CHARS_MAX, KEY, Matched, Pattern, PoolChoice
+
+POOLS_MAX: Final = 1000
+PATTERNS_MAX: Final = 1000  # authorities with a `*` in a file, and as many models: a new name is compared with each
+ENDPOINTS_MAX: Final = 65_536
+PORT_MAX: Final = 65_535
+_FILE: Final = ("pools", "defaults")
+_DEFAULTS: Final = ("configFile", "maxEndpoints")
+_POOL: Final = ("name", "port", "authorities", "models", "configFile", "config", "endpoints", "maxEndpoints")
+_ENDPOINT: Final = re.compile(r"(?:\[[^\[\]]+\]|[^\[\]:,\s]+):(\d{1,5})")
+_BLANK: Final = re.compile(r"\s")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEntry:
+    """Holds one pool, with the defaults of the file.
+
+    `port`: its own port; 0: none. `authorities`: in lower case. `config`: the text of its configuration, if the file has it.
+    `config_file`: the path of its configuration as written; "": none. `endpoints`: texts of the form host:port.
+    `max_endpoints`: 0 if neither the pool nor the file says it. `config_place`: where `config` or `config_file` is given.
+    """
+
+    name: str
+    port: int
+    authorities: tuple[str, ...]
+    models: tuple[str, ...]
+    config: str | None
+    config_file: str
+    endpoints: tuple[str, ...]
+    max_endpoints: int
+    place: Place = WHOLE
+    port_place: Place = WHOLE
+    config_place: Place = WHOLE
+
+    @property
+    def shares_port(self) -> bool:
+        """Whether requests at a port of several pools may belong to this pool."""
+        return not self.port or bool(self.authorities or self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsFile:
+    """Holds the pools of a file, at least one. Number `i` of its `choice` is `pools[i]`."""
+
+    source: str
+    pools: tuple[PoolEntry, ...]
+    warnings: tuple[ConfigWarning, ...] = ()
+
+    @property
+    def shares_port(self) -> bool:
+        """Whether the picker needs a port that belongs to no pool."""
+        return any(pool.shares_port for pool in self.pools)
+
+    def choice(self) -> PoolChoice:
+        """Returns what finds the pool of a request."""
+        return PoolChoice([Matched(pool.name, pool.port, pool.authorities, pool.models) for pool in self.pools])
+
+    def check_ports(self, taken: Mapping[int, str]) -> None:
+        """Checks that no pool has a port that the picker uses otherwise. `taken`: the flag of each such port. Raises ConfigErrors."""
+        findings = Findings(self.source)
+        for pool in self.pools:
+            if pool.port in taken:
+                why = f"pool '{pool.name}': port {pool.port} is that of {taken[pool.port]}, too"
+                findings.error(pool.port_place, "two-pools", why, f"give the pool or {taken[pool.port]} another port")
+        findings.raise_errors()
+
+
+class _Matcher(NamedTuple):
+    """An authority or a model of a pool. `pool`: its name."""
+
+    text: str
+    place: Place
+    pool: str
+
+    def __str__(self) -> str:
+        return f"'{self.text}' of pool '{self.pool}'"
+
+
+class _Defaults(NamedTuple):
+    config_file: str
+    config_place: Place
+    max_endpoints: int
+
+
+def read(text: str, source: str) -> PoolsFile:
+    """Reads a pools file. `source` names it in messages. Raises ConfigErrors with all errors."""
+    findings = Findings(source)
+    reader = NodeReader(findings)
+    root = yaml_nodes.read(text, findings)
+    if not findings.errors and (root is None or root.value is None):
+        findings.error(WHOLE, "no-document", "there is no document: the text is empty or has only comments")
+    fields = reader.mapping(root, "the pools file", _FILE)
+    pools = _Pools(reader, _defaults(reader, fields.get("defaults")))
+    nodes = reader.sequence(fields.get("pools"), "pools")
+    if not findings.errors and not nodes:
+        place = fields["pools"].place if "pools" in fields else root.place if root is not None else WHOLE
+        findings.error(place, "missing-field", "pools: the list is empty", "for a single pool, give --config-file instead of --pools-file")
+    if len(nodes) > POOLS_MAX:
+        why = f"pools: {len(nodes)} pools; a picker serves at most {POOLS_MAX}"
+        findings.error(nodes[POOLS_MAX].place, "too-many-pools", why, "give the others to another picker")
+    for index, node in enumerate(nodes[:POOLS_MAX]):
+        pools.add(node, f"pools[{index}]")
+    pools.check()
+    findings.raise_errors()
+    return PoolsFile(source, tuple(pools.entries), findings.sorted_warnings())
+
+
+def _defaults(reader: NodeReader, node: Node | None) -> _Defaults:
+    fields = reader.mapping(node, "defaults", _DEFAULTS)
+    file = fields.get("configFile")
+    return _Defaults(
+        reader.text(file, "defaults.configFile"),
+        file.place if file is not None else WHOLE,
+        _whole(reader, fields.get("maxEndpoints"), "defaults.maxEndpoints", ENDPOINTS_MAX),
+    )
+
+
+def _whole(reader: NodeReader, node: Node | None, what: str, most: int) -> int:
+    """Returns a whole number from 1 to `most`; 0 if it is not given."""
+    value = int(reader.number(node, what, (int,)) or 0)
+    if node is not None and isinstance(node.value, int) and not 1 <= value <= most:
+        reader.findings.error(node.place, "bad-pool", f"{what}: {node.value} is not a number from 1 to {most}")
+        return 0
+    return value
+
+
+class _Pools:
+    """Reads the pools of one file in their order."""
+
+    def __init__(self, reader: NodeReader, defaults: _Defaults) -> None:
+        self._reader = reader
+        self._findings = reader.findings
+        self._defaults = defaults
+        self._first: dict[str | int, PoolEntry] = {}  # the first pool with each name and each port
+        self._authorities: list[_Matcher] = []
+        self._models: list[_Matcher] = []
+        self.entries: list[PoolEntry] = []
+
+    def add(self, node: Node, what: str) -> None:
+        """Reads a pool. Notes what is wrong with it."""
+        reader, findings = self._reader, self._findings
+        fields = reader.mapping(node, what, _POOL)
+        name = reader.text(fields.get("name"), f"{what}.name")
+        if not name and (fields["name"].value == "" if "name" in fields else node.value is None or isinstance(node.value, dict)):
+            findings.error(node.place, "missing-field", f"{what}: 'name' is required")
+        elif name and not names_objective(name):
+            why = f"{what}.name: '{name[:128]}' cannot name a pool"
+            hint = "a name has lower-case letters, digits, '-' and '.', a letter or digit first and last"
+            findings.error(fields["name"].place, "bad-pool", why, hint)
+        config, file, config_place = self._config(fields, what)
+        entry = PoolEntry(
+            name,
+            _whole(reader, fields.get("port"), f"{what}.port", PORT_MAX),
+            tuple(self._matchers(fields.get("authorities"), f"{what}.authorities", name, self._authorities)),
+            tuple(self._matchers(fields.get("models"), f"{what}.models", name, self._models)),
+            config,
+            file,
+            tuple(self._endpoints(fields.get("endpoints"), f"{what}.endpoints")),
+            _whole(reader, fields.get("maxEndpoints"), f"{what}.maxEndpoints", ENDPOINTS_MAX) or self._defaults.max_endpoints,
+            fields["name"].place if "name" in fields else node.place,
+            fields["port"].place if "port" in fields else WHOLE,
+            config_place,
+        )
+        self.entries.append(entry)
+        if name and (first := self._first.setdefault(name, entry)) is not entry:
+            why = f"duplicate pool name '{name}'; first in line {first.place.line}"
+            findings.error(entry.place, "duplicate-name", why, "give one of them another name")
+        if entry.port and (first := self._first.setdefault(entry.port, entry)) is not entry:
+            why = f"pool '{name}' has port {entry.port}, as pool '{first.name}' in line {first.port_place.line}"
+            findings.error(entry.port_place, "two-pools", why, "for several pools at one port, give authorities or models instead")
+
+    def _config(self, fields: Mapping[str, Node], what: str) -> tuple[str | None, str, Place]:
+        """Returns the text of the configuration or the path of its file, and where it is given."""
+        reader, given, named = self._reader, fields.get("config"), fields.get("configFile")
+        if given is not None and isinstance(given.value, dict):
+            hint = "write config: | and the configuration, indented, below"
+            self._findings.error(given.place, "wrong-type", f"{what}.config: expected text, got a mapping", hint)
+            return None, "", given.place
+        text, file = reader.text(given, f"{what}.config"), reader.text(named, f"{what}.configFile")
+        if given is not None and named is not None:
+            why = f"{what}: both 'config' and 'configFile' (line {named.place.line}) are given"
+            self._findings.error(given.place, "bad-pool", why, "remove one of them")
+        if given is not None:
+            return text, "", given.place
+        return None, file or self._defaults.config_file, named.place if named is not None else self._defaults.config_place
+
+    def _matchers(self, node: Node | None, what: str, pool: str, known: list[_Matcher]) -> Sequence[str]:
+        """Reads authorities or models. Adds them to those of all pools, `known`."""
+        lower = known is self._authorities
+        found: list[str] = []
+        for text, place in self._texts(node, what):
+            name = text.lower() if lower else text
+            if len(name) > KEPT_CHARS_MAX or (lower and ("/" in name or _BLANK.search(name))):
+                why = f"{what}: '{name[:128]}' matches no request"
+                hint = "write a host, with or without a port" if lower else f"a name has at most {KEPT_CHARS_MAX} characters"
+                self._findings.error(place, "bad-pool", why, hint)
+                continue
+            found.append(name)
+            known.append(_Matcher(name, place, pool))
+        return found
+
+    def _endpoints(self, node: Node | None, what: str) -> Sequence[str]:
+        found: dict[str, Place] = {}
+        for text, place in self._texts(node, what):
+            match = _ENDPOINT.fullmatch(text)
+            if match is None or not 1 <= int(match[1]) <= PORT_MAX:
+                hint = "write host:port, or [address]:port for IPv6"
+                self._findings.error(place, "bad-pool", f"{what}: '{text[:128]}' is not an endpoint", hint)
+            elif text in found:
+                self._findings.error(place, "bad-pool", f"{what}: '{text}' is given twice; first in line {found[text].line}")
+            else:
+                found[text] = place
+        return tuple(found)
+
+    def _texts(self, node: Node | None, what: str) -> list[tuple[str, Place]]:
+        found: list[tuple[str, Place]] = []
+        children = self._reader.sequence(node, what)
+        for index, child in enumerate(children):
+            text = self._reader.text(child, f"{what}[{index}]")
+            if text:
+                found.append((text, child.place))
+            elif child.value in (None, ""):
+                self._findings.error(child.place, "bad-pool", f"{what}[{index}] is empty", "remove it")
+        return found
+
+    def check(self) -> None:
+        """Checks the matchers of all pools together."""
+        everything = next((each for each in self._authorities if not each.text.strip(ANY)), None)
+        if everything is not None:
+            for each in self._models:
+                why = f"the model {each} never matches: the authority {everything} in line {everything.place.line} matches all requests"
+                self._findings.error(each.place, "never-matched", why, "remove one of them")
+        self._check("authority", self._authorities)
+        self._check("model", self._models)
+        for pool in self.entries:
+            if pool.port or pool.authorities or pool.models:
+                continue
+            if everything is not None:
+                why = f"no request reaches pool '{pool.name}': the authority {everything} in line {everything.place.line} matches all"
+                self._findings.error(pool.place, "never-matched", why, "give the pool a port or an authority")
+                continue
+            why = f"pool '{pool.name}' has no port, authority or model: only requests with the metadata {KEY}: {pool.name} reach it"
+            self._findings.warning(pool.place, "only-metadata", why, "give it one, unless the gateway sets these metadata")
+
+    def _check(self, kind: str, matchers: Sequence[_Matcher]) -> None:
+        """Checks that each matcher can match: that none is given twice, and that no earlier one with `*` covers one with `*`."""
+        first: dict[str, _Matcher] = {}
+        earlier: list[tuple[Pattern, _Matcher]] = []
+        for each in matchers:
+            known = first.setdefault(each.text, each)
+            if known is not each:
+                why = f"the {kind} {each} is that of pool '{known.pool}' in line {known.place.line}, too"
+                self._findings.error(each.place, "two-pools", why, "remove one of them")
+            elif ANY in each.text:
+                if len(earlier) == PATTERNS_MAX:
+                    why = f"more than {PATTERNS_MAX} of kind {kind} have a '*'"
+                    self._findings.error(each.place, "too-many-pools", why, "list names without '*', of which there may be more")
+                    return
+                pattern = Pattern(each.text)
+                self._compare(kind, each, pattern, earlier)
+                earlier.append((pattern, each))
+
+    def _compare(self, kind: str, each: _Matcher, pattern: Pattern, earlier: Sequence[tuple[Pattern, _Matcher]]) -> None:
+        covering = next((other for known, other in earlier if known.fits(each.text)), None)
+        if covering is not None:
+            line = covering.place.line
+            why = f"the {kind} {each} never matches: {covering} in line {line} matches all that it matches, and comes first"
+            self._findings.error(each.place, "never-matched", why, f"list it before line {line}, or remove it")
+            return
+        for known, other in earlier:
+            # A special case before a general one is meant so.
+            if other.pool != each.pool and known.meets(pattern) and not pattern.fits(other.text):
+                why = f"the {kind} {each} can match what {other} in line {other.place.line} matches, which then counts"
+                self._findings.warning(each.place, "two-matchers", why)
+                return
