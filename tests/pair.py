@@ -36,7 +36,9 @@ Response = pb.ProcessingResponse
 class FakeStream:
     """A `workers.transport.interface.Stream` that records the bytes that the picker sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, authority: str = "", port: int = 0) -> None:
+        self.authority = authority
+        self.local_port = port
         self.sent = b""
         self.ended: tuple[int, str] | None = None
         self.held = 0
@@ -48,6 +50,9 @@ class FakeStream:
 
     def peer(self) -> str:
         return "10.9.8.7"
+
+    def port(self) -> int:
+        return self.local_port
 
     def gathered(self) -> int:
         return 0

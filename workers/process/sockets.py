@@ -9,8 +9,8 @@ metrics    for the supervisor
 import contextlib
 import errno
 import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from workers.process import StartError, Unusable
 from workers.process.activation import check_port
@@ -18,20 +18,26 @@ from workers.process.activation import check_port
 if TYPE_CHECKING:
     from workers.host.options import Options
 
+NO_PORTS: Final[Mapping[int, str]] = {}
 BACKLOG = 4096  # connections that wait for `accept`; the kernel takes at most net.core.somaxconn
 
 
 class Sockets(NamedTuple):
-    """The sockets on which the picker listens. `activated`: whether systemd holds that of ext_proc, too, and keeps it for a successor."""
+    """The sockets on which the picker listens. `activated`: whether systemd holds that of ext_proc, too, and keeps it for a successor.
+
+    `pools`: further ones of ext_proc, at the ports of pools.
+    """
 
     ext_proc: socket.socket
     health: socket.socket
     metrics: socket.socket
     activated: bool = False
+    pools: Sequence[socket.socket] = ()
 
     @classmethod
-    def bind(cls, options: "Options", given: Mapping[str, socket.socket]) -> "Sockets":
-        """Binds those that are not `given` (`activation.received`). Raises StartError, and then leaves none open."""
+    def bind(cls, options: "Options", given: Mapping[str, socket.socket], pools: Mapping[int, str] = NO_PORTS) -> "Sockets":
+        """Binds those that are not `given` (`activation.received`), and the ports of `pools`: port -> name. Raises StartError, and then
+        leaves none open."""
         native = options.transport == "native"
         with contextlib.ExitStack() as undo:
             for found in given.values():
@@ -54,6 +60,7 @@ class Sockets(NamedTuple):
                 bound("health", options.grpc_health_port, "--grpc-health-port"),
                 bound("metrics", options.metrics_port, "--metrics-port"),
                 activated="grpc" in given,
+                pools=[undo.enter_context(listen(port, f"pool {name}")) for port, name in pools.items()],
             )
             undo.pop_all()
         return sockets
@@ -69,11 +76,11 @@ class Sockets(NamedTuple):
 
     def not_for_kv_events(self) -> list[int]:
         """Descriptors that the kv-events process must not hold."""
-        return [self.ext_proc.fileno(), self.health.fileno(), self.metrics.fileno()]
+        return [*self.not_for_supervisor(), *self.not_for_worker()]
 
     def not_for_supervisor(self) -> list[int]:
         """Descriptors that the supervisor must not hold."""
-        return [self.ext_proc.fileno()]
+        return [self.ext_proc.fileno(), *(each.fileno() for each in self.pools)]
 
 
 def listen(port: int, flag: str) -> socket.socket:

@@ -44,15 +44,16 @@ HANDLER_FAILED: Final = "the handler of this stream failed"
 
 
 class Call:
-    """One stream. Its handler uses it as a `Stream`."""
+    """One stream. Its handler uses it as a `Stream`. grpc.aio tells neither its authority nor its port."""
 
     __slots__ = (
-        "_context", "_done", "_ended", "_held", "_kept", "_queue", "_reader", "_server", "_status", "_text", "_writer", "handler",
-        "progress",
+        "_context", "_done", "_ended", "_held", "_kept", "_queue", "_reader", "_server", "_status", "_text", "_writer",
+        "authority", "handler", "progress",
     )  # fmt: skip
 
     def __init__(self, server: "Server") -> None:
         self._server = server
+        self.authority = ""
         self.handler: Handler | None = None  # None: the handler gets no more calls
         self._queue: deque[bytes] = deque()
         self._held = 0  # bytes of the queue, and of the message that grpc has not taken yet
@@ -98,6 +99,9 @@ class Call:
 
     def peer(self) -> str:
         return str(self._context.peer())
+
+    def port(self) -> int:
+        return 0
 
     def gathered(self) -> int:
         return 0  # grpc keeps incomplete messages to itself

@@ -120,6 +120,7 @@ class HeaderBlocks:
         stream.refusal = head.refusal
         if not head.refusal:
             stream.encoding = head.encoding
+            stream.authority = head.authority
             self._start(stream, head)
         else:
             session.charge_stream("refused_requests")

@@ -59,10 +59,11 @@ class RequestHead:
     a request that is HTTP/2 but not gRPC; otherwise 0. `timeout`: seconds from now; None without a timeout.
     """
 
-    __slots__ = ("content_length", "encoding", "metadata", "path", "problem", "refusal", "timeout")
+    __slots__ = ("authority", "content_length", "encoding", "metadata", "path", "problem", "refusal", "timeout")
 
     def __init__(self) -> None:
         self.path = ""
+        self.authority = ""
         self.metadata: tuple[Field, ...] = ()
         self.encoding = b"identity"
         self.content_length = -1
@@ -73,7 +74,7 @@ class RequestHead:
     def with_timeout(self, timeout: Field) -> "RequestHead":
         """Returns a copy with another `grpc-timeout`, which must be the last field."""
         head = RequestHead()
-        head.path, head.encoding, head.content_length = self.path, self.encoding, self.content_length
+        head.path, head.authority, head.encoding, head.content_length = self.path, self.authority, self.encoding, self.content_length
         head.refusal, head.metadata = self.refusal, (*self.metadata[:-1], timeout)
         head.timeout = _seconds(timeout[1])
         return head
@@ -406,6 +407,7 @@ def request_head(fields: list[Field], kinds: FieldKinds) -> RequestHead:
         head.problem = head.problem or "missing pseudo-header field"
         return head
     head.path = pseudo[b":path"].decode("latin-1")
+    head.authority = pseudo.get(b":authority", b"").decode("latin-1")
     if pseudo[b":method"] != b"POST":
         head.refusal = 405
     elif not grpc:

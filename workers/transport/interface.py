@@ -30,7 +30,12 @@ class Handler(Protocol):
 
 
 class Stream(Protocol):
-    """A stream as its handler writes to it. No method blocks: bytes that the peer does not take yet are queued, up to a limit."""
+    """A stream as its handler writes to it. No method blocks: bytes that the peer does not take yet are queued, up to a limit.
+
+    `authority`: the `:authority` of its request; empty if it is unknown.
+    """
+
+    authority: str
 
     def send(self, message: bytes) -> None:
         """Sends one gRPC message."""
@@ -52,6 +57,9 @@ class Stream(Protocol):
 
     def peer(self) -> str:
         """The address of the peer, for the log; empty if it is unknown."""
+
+    def port(self) -> int:
+        """The local port of the connection; 0 if it is unknown."""
 
     def gathered(self) -> int:
         """Returns how many bytes of an incomplete message have come."""

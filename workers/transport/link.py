@@ -17,10 +17,11 @@ class Link(ABC):
     Streams read and change the attributes themselves, so that a message that can be sent at once reaches `out` without a call.
     """
 
-    __slots__ = ("host", "idle", "limits", "now", "out", "ring", "room", "unread", "window")
+    __slots__ = ("host", "idle", "limits", "now", "out", "port", "ring", "room", "unread", "window")
 
     def __init__(self, now: float, limits: Limits) -> None:
         self.host = ""  # the address of the peer
+        self.port = 0  # the local port
         self.limits = limits
         self.now = now  # monotonic seconds
         self.out: list[Buffer] = []  # frames to be written

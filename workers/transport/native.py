@@ -10,7 +10,7 @@ At the limit of connections, unused ones are closed. So a client that only holds
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from workers.transport.accept import ALONE, PATIENCE, Accepting, FullConnections, Gate
@@ -60,6 +60,8 @@ class ServerProtocol(asyncio.Protocol):
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
         peer = transport.get_extra_info("peername")
         self.host = self.connection.host = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
+        own = transport.get_extra_info("sockname")
+        self.connection.port = own[1] if isinstance(own, tuple) else 0
         self._write = transport.write
         self._server.joined(self)
         self._flush()
@@ -240,7 +242,7 @@ class Server:
         self._protocols: set[ServerProtocol] = set()
         self._handshakes: dict[asyncio.Task[None], float] = {}  # handshake -> when it began
         self._pace = HandshakePace()
-        self._gate: Gate | None = None
+        self._gates: Sequence[Gate] = ()
         self._ssl_context: ssl.SSLContext | None = None
         self._draining = False
         self._leaving = False
@@ -250,14 +252,17 @@ class Server:
 
     # Methods for the worker.
 
-    def serve(self, listening: socket.socket, application: Application, ssl_context: ssl.SSLContext | None = None) -> None:
-        """Accepts connections from a socket that already listens."""
-        listening.setblocking(False)
+    def serve(
+        self,
+        listening: socket.socket,
+        application: Application,
+        ssl_context: ssl.SSLContext | None = None,
+        further: Sequence[socket.socket] = (),
+    ) -> None:
+        """Accepts connections from a socket that already listens, and from `further` ones. Streams tell them apart by `Stream.port`."""
         self.application = application
         self._ssl_context = ssl_context
-        accepting = self._accepting
-        self._gate = Gate(self.loop, listening, self.load, accepting.others, self._take, self._room_left, accepting.failed)
-        self._gate.open()
+        self._gates = [self._gate(each) for each in (listening, *further)]
         if self._ticker is None:
             self._ticker = self.loop.call_later(TICK, self._tick)
 
@@ -281,8 +286,8 @@ class Server:
         return [stream.handler for stream in streams if stream.handler is not None]
 
     def stop_accepting(self) -> None:
-        if self._gate is not None:
-            self._gate.close()
+        for gate in self._gates:
+            gate.close()
 
     def drain(self) -> None:
         """Sends GOAWAY. Each connection closes when its last stream has ended."""
@@ -347,6 +352,13 @@ class Server:
             self.loop.call_later(PATIENCE, self._check_full)
 
     # The rest.
+
+    def _gate(self, listening: socket.socket) -> Gate:
+        listening.setblocking(False)
+        accepting = self._accepting
+        gate = Gate(self.loop, listening, self.load, accepting.others, self._take, self._room_left, accepting.failed)
+        gate.open()
+        return gate
 
     def _room_left(self) -> int:
         """Returns how many connections may be accepted, see `Room`. At the limit, also cancels slow handshakes."""

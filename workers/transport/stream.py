@@ -48,6 +48,7 @@ class ServerStream:
         "_expected",
         "_gathered",
         "_link",
+        "authority",
         "born",
         "compressed",
         "counted",
@@ -83,6 +84,7 @@ class ServerStream:
         self.handler: Handler | None = None  # None: drop what comes in
         self.deliver: Callable[[bytes], None] | None = None  # `handler.message`; None while a message is in pieces
         self.encoding = b"identity"
+        self.authority = ""
         self.head_length = -1  # the request's content-length; -1 without one
         self.refusal = 0  # the HTTP status of the answer to a request that is not gRPC; 0 for gRPC
         self._gathered: bytearray | None = None  # the bytes so far of the prefix of a message in pieces
@@ -193,6 +195,9 @@ class ServerStream:
 
     def peer(self) -> str:
         return self._link.host
+
+    def port(self) -> int:
+        return self._link.port
 
     def gathered(self) -> int:
         if self._body is not None:

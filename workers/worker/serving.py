@@ -79,7 +79,7 @@ class Serving:
             clock=self._clock,
             now=time.monotonic,
         )
-        native_server.serve(instance.sockets.ext_proc, application, instance.credentials.ext_proc_context)
+        native_server.serve(instance.sockets.ext_proc, application, instance.credentials.ext_proc_context, instance.sockets.pools)
         self.server = native_server
 
     def streams(self, among: Sequence[Handler] | None = None) -> list[ExtProcStream]:

@@ -14,8 +14,8 @@ from workers.transport.limits import Limits
 names = st.sampled_from([":method", ":path", "te", "content-type", "x-a", "x-request-id", "grpc-timeout"])
 values = st.one_of(st.sampled_from(["", "POST", "/", "trailers"]), st.text(st.characters(codec="ascii"), max_size=200))
 header_lists = st.lists(st.tuples(names, values, st.booleans()), max_size=12)
-GRPC = [(":method", "POST"), (":scheme", "http"), (":path", "/a/B"), ("content-type", "application/grpc")]
-PARTS = ("content_length", "encoding", "metadata", "path", "problem", "refusal", "timeout")  # of a RequestHead
+GRPC = [(":method", "POST"), (":scheme", "http"), (":authority", "a:1"), (":path", "/a/B"), ("content-type", "application/grpc")]
+PARTS = ("authority", "content_length", "encoding", "metadata", "path", "problem", "refusal", "timeout")  # of a RequestHead
 
 
 def as_bytes(headers):

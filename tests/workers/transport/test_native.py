@@ -44,15 +44,15 @@ class Held:
 class Site:
     """A server in a separate thread."""
 
-    def __init__(self, ssl_context=None, limits=None, **options):
+    def __init__(self, ssl_context=None, limits=None, further=0, **options):
         self.held = []
         self.errors = []
         self.abuses = []
-        self.listening = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.port = self.listening.getsockname()[1]
+        self.listening, *self.further = (socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(1 + further))
+        self.port, *self.further_ports = (each.getsockname()[1] for each in (self.listening, *self.further))
         self.loop = uvloop.new_event_loop()
         self.server = Server(self.loop, limits, on_error=self.errors.append, on_abuse=self.abuses.append, **options)
-        self.loop.call_soon(self.server.serve, self.listening, self.application, ssl_context)
+        self.loop.call_soon(self.server.serve, self.listening, self.application, ssl_context, self.further)
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
 
@@ -76,7 +76,8 @@ class Site:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(WAIT)
         self.loop.close()
-        self.listening.close()
+        for each in (self.listening, *self.further):
+            each.close()
         assert self.errors == []
 
 
@@ -101,8 +102,8 @@ def connect(site):
     )
 
 
-def raw(site):
-    peer = socket.create_connection(("127.0.0.1", site.port), WAIT)
+def raw(site, port=0):
+    peer = socket.create_connection(("127.0.0.1", port or site.port), WAIT)
     peer.sendall(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0))
     return peer
 
@@ -185,6 +186,26 @@ def test_a_handler_knows_the_address_of_its_peer(site):
     with busy(site):
         site.until(lambda: site.held)
         assert site.held[0].stream.peer() == "127.0.0.1"
+
+
+def test_a_handler_knows_the_port_and_the_authority_that_its_peer_has_called():
+    site = Site(further=2)
+    try:
+        for port in (site.port, *site.further_ports):
+            with raw(site, port) as peer:
+                for number, authority in ((1, f"pool-{port}.svc:9002"), (3, None)):
+                    peer.sendall(frame(HEADERS, 4, number, block(path="/test/Hold", authority=authority)))
+                site.until(lambda port=port: sum(held.stream.port() == port for held in site.held) == 2)
+        assert [held.stream.authority for held in site.held] == [
+            authority for port in (site.port, *site.further_ports) for authority in (f"pool-{port}.svc:9002", "")
+        ]
+        site.call(site.server.stop_accepting)
+        with raw(site, site.further_ports[0]) as peer, raw(site) as other:
+            site.until(lambda: site.server.connections == 0)
+            assert site.server.accepted == 3
+            assert peer.fileno() > 0 and other.fileno() > 0  # they wait in the kernel
+    finally:
+        site.close()
 
 
 def test_grpcio_may_compress(site):

@@ -50,7 +50,19 @@ class StreamMetrics:
 class _Measured:
     """A layer between transport and handler: a handler to the transport, a stream to the handler. So it sees how the stream ends."""
 
-    __slots__ = ("_metrics", "_opened_at", "_stream", "gathered", "handler", "hold", "release", "send", "send_parts", "send_raw")
+    __slots__ = (
+        "_metrics",
+        "_opened_at",
+        "_stream",
+        "authority",
+        "gathered",
+        "handler",
+        "hold",
+        "release",
+        "send",
+        "send_parts",
+        "send_raw",
+    )
 
     def __init__(self, metrics: StreamMetrics, stream: Stream, opened_at: float) -> None:
         self._metrics = metrics
@@ -62,6 +74,7 @@ class _Measured:
         self.hold = stream.hold
         self.gathered = stream.gathered
         self.release = stream.release
+        self.authority = stream.authority
         self.handler: Handler
 
     def message(self, message: bytes) -> None:
@@ -77,6 +90,9 @@ class _Measured:
 
     def peer(self) -> str:
         return self._stream.peer()
+
+    def port(self) -> int:
+        return self._stream.port()
 
     def end(self, status: int = 0, text: str = "") -> None:
         self._metrics.ended(status, self._opened_at)

@@ -61,3 +61,8 @@ def test_a_stream_of_an_unknown_method_is_not_counted() -> None:
     counted = Counted()
     assert counted.open("/unknown", (), FakeStream()) is None
     assert counted.state() == (0, {}, 0)
+
+
+def test_a_counted_stream_says_what_its_peer_has_called() -> None:
+    handler: Any = Counted().open("/known", (), FakeStream("pool.svc:9002", 9102))
+    assert (handler.handler.stream.authority, handler.handler.stream.port()) == ("pool.svc:9002", 9102)

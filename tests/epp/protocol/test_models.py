@@ -1,0 +1,46 @@
+"""The picker's own answer to GET /v1/models."""
+
+import json
+
+import pytest
+
+from epp.protocol import codec
+from epp.protocol.models import asks_for_models, listed
+from epp.protocol.proto import ext_proc_pb2 as pb
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "asks"),
+    [
+        ("GET", "/v1/models", True),
+        ("GET", "/v1/models/?limit=5", True),
+        ("GET", "/prefix/v1/models", True),
+        ("POST", "/v1/models", False),
+        ("GET", "/v1/models/phi-4", False),
+        ("GET", "/v1/chat/completions", False),
+    ],
+)
+def test_only_a_get_for_the_list_asks_for_models(method: str, path: str, asks: bool) -> None:
+    assert asks_for_models(codec.headers_of({":method": method, ":path": path})) is asks
+
+
+def test_headers_without_a_path_ask_for_nothing() -> None:
+    assert not asks_for_models(codec.headers_of({":method": "GET", "x-original": "/v1/models"}))
+
+
+def test_the_answer_lists_each_model_once_as_that_of_the_first_pool_that_has_it() -> None:
+    framed = listed([("b", ["phi-4", "adapter"]), ("a", ["phi-4", "café"])], 1_700_000_000)
+    answer = pb.ProcessingResponse.FromString(framed[5:]).immediate_response
+    assert answer.status.code == 200
+    assert [(each.header.key, each.header.raw_value) for each in answer.headers.set_headers] == [("content-type", b"application/json")]
+    body = json.loads(answer.body)
+    assert body["object"] == "list"
+    assert [(each["id"], each["owned_by"]) for each in body["data"]] == [("adapter", "b"), ("café", "a"), ("phi-4", "b")]
+    assert {(each["object"], each["created"]) for each in body["data"]} == {("model", 1_700_000_000)}
+
+
+def test_without_a_model_the_list_is_empty() -> None:
+    assert json.loads(pb.ProcessingResponse.FromString(listed([("a", [])], 0)[5:]).immediate_response.body) == {
+        "object": "list",
+        "data": [],
+    }
