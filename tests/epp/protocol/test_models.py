@@ -6,7 +6,7 @@ import pytest
 
 from epp.protocol import codec
 from epp.protocol.models import asks_for_models, listed
-from epp.protocol.proto import ext_proc_pb2 as pb
+from loadtest.load.proto import ext_proc_pb2 as pb
 
 
 @pytest.mark.parametrize(

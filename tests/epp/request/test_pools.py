@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from epp.errors import Cause, ProtocolViolation, Refused
 from epp.protocol import refusals
-from epp.protocol.proto import ext_proc_pb2 as pb
 from epp.request import pools
 from epp.request.pools import KEPT_CHARS_MAX, KEPT_MAX, SHOWN_MAX, UNDECIDED, Matched, Pattern, PoolChoice, host_of, model_of
+from loadtest.load.proto import ext_proc_pb2 as pb
 
 CHOICE = PoolChoice(
     [
