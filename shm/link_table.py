@@ -1,4 +1,4 @@
-"""The table of links, from an engine's block hashes to keys of the index of held blocks: flat, of fixed size, with one writer.
+"""The table of links: it maps an engine's block hash, the key, to the key of the index of held blocks, the link. One writer, fixed size.
 
     buckets  | bucket 0: 8 keys | bucket 1: 8 keys | ...      one u64 each, 0 = empty
     links    | link of key 0 | ...                            one u64 each

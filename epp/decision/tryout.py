@@ -120,8 +120,8 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
 def evidence(candidate: tuple[int, int], in_force: tuple[int, int], margin: float = MARGIN) -> float:
     """Returns the log of the mixture likelihood ratio for "the candidate's share is larger by more than `margin`"; below 0: against it.
 
-    `candidate`, `in_force`: (number of events, number of requests). The variance of a share is computed with half an event and half a
-    request without the event more, so that it is never 0.
+    `candidate`, `in_force`: (number of events, number of requests). The variance of a share is that of (events + 0.5) / (requests + 1), so
+    that it is never 0.
     """
     (events, requests), (usual, others) = candidate, in_force
     if min(requests, others) < LEAST:

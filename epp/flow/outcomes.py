@@ -1,18 +1,7 @@
-"""How a request leaves flow control: exactly one `Outcome`, and one exception class for each outcome but DISPATCHED.
+"""How a request leaves flow control: exactly one `Outcome`, which is a label of metrics, and a refusal for each outcome but DISPATCHED.
 
 A *rejected* request was never in a queue. An *evicted* one, here, left its queue without being dispatched; elsewhere eviction ends
-requests in service. The outcome is the metric label. The class that is raised inherits from a phase and from one or more causes, so that
-a caller may catch either:
-
-                       phase      cause
-    RejectedCapacity   Rejected   QueueAtCapacity        EvictedTTL               Evicted   TTLExpired
-    RejectedNoEndpoints Rejected  NoEndpoints            EvictedNoEndpoints       Evicted   TTLExpired, NoEndpoints
-    RejectedShutDown   Rejected   ShuttingDown           EvictedContextCancelled  Evicted   ContextCancelled
-    RejectedFault      Rejected   Other                  EvictedDisplaced         Evicted   Displaced
-                                                         EvictedShutDown          Evicted   ShuttingDown
-                                                         EvictedFault             Evicted   Other
-
-`epp/protocol/refusals.py` defines what the client sees.
+requests in service. `chain` begins the text that the client sees; `epp.protocol.refusals` adds the status, and words before it.
 """
 
 import enum
@@ -36,7 +25,7 @@ class Outcome(enum.Enum):
 
 
 class Undispatched(Refused):
-    """Base of all refusals by flow control. Only the classes at the end of this file are raised."""
+    """Base of all refusals by flow control. Only the classes below `Evicted` are raised."""
 
     outcome: ClassVar[Outcome]
     answered_as: ClassVar[Cause]
@@ -55,89 +44,61 @@ class Evicted(Undispatched):
     """Says that the request was in a queue and left it without being dispatched."""
 
 
-class QueueAtCapacity(Undispatched):
-    """Says that a limit of the band or of all bands is reached, and that displacing less important requests is not enough."""
-
-
-class NoEndpoints(Undispatched):
-    """Says that the pool is empty."""
-
-
-class TTLExpired(Undispatched):
-    """Says that the request waited for its whole TTL."""
-
-
-class ContextCancelled(Undispatched):
-    """Says that the client left."""
-
-
-class Displaced(Undispatched):
-    """Says that a more important request displaced this one."""
-
-
-class ShuttingDown(Undispatched):
-    """Says that this worker shuts down."""
-
-
-class Other(Undispatched):
-    """Says that the picker itself has a fault."""
-
-
-class RejectedCapacity(Rejected, QueueAtCapacity):
+class RejectedCapacity(Rejected):
     outcome = Outcome.REJECTED_CAPACITY
     answered_as = Cause.QUEUE_AT_CAPACITY
     chain = "request rejected pre-queue: queue at capacity"
 
 
-class RejectedNoEndpoints(Rejected, NoEndpoints):
+class RejectedNoEndpoints(Rejected):
     outcome = Outcome.REJECTED_NO_ENDPOINTS
     answered_as = Cause.QUEUE_WITHOUT_ENDPOINTS
     chain = "request rejected pre-queue: no endpoints available"
 
 
-class RejectedShutDown(Rejected, ShuttingDown):
+class RejectedShutDown(Rejected):
     outcome = Outcome.REJECTED_OTHER
     answered_as = Cause.SHUTTING_DOWN
     chain = "request rejected pre-queue"  # the error text starts with it and adds the cause
 
 
-class RejectedFault(Rejected, Other):
+class RejectedFault(Rejected):
     outcome = Outcome.REJECTED_OTHER
     answered_as = Cause.FLOW_CONTROL
     chain = "request rejected pre-queue"
 
 
-class EvictedTTL(Evicted, TTLExpired):
+class EvictedTTL(Evicted):
     outcome = Outcome.EVICTED_TTL
     answered_as = Cause.TTL_EXPIRED
     chain = "request evicted from queue: request TTL expired"
 
 
-class EvictedNoEndpoints(Evicted, TTLExpired, NoEndpoints):
+class EvictedNoEndpoints(Evicted):
     outcome = Outcome.EVICTED_NO_ENDPOINTS
     answered_as = Cause.TTL_EXPIRED_WITHOUT_ENDPOINTS
     chain = "request evicted from queue: request TTL expired: no endpoints available"
 
 
-class EvictedContextCancelled(Evicted, ContextCancelled):
+class EvictedContextCancelled(Evicted):
     outcome = Outcome.EVICTED_CONTEXT_CANCELLED
     answered_as = Cause.CONTEXT_CANCELLED
     chain = "request evicted from queue: request context cancelled"
 
 
-class EvictedDisplaced(Evicted, Displaced):
+class EvictedDisplaced(Evicted):
     outcome = Outcome.EVICTED_DISPLACED
     answered_as = Cause.DISPLACED
     chain = "request evicted from queue: request displaced"
 
 
-class EvictedShutDown(Evicted, ShuttingDown):
+class EvictedShutDown(Evicted):
     outcome = Outcome.EVICTED_OTHER
     answered_as = Cause.SHUTTING_DOWN
     chain = "request evicted from queue"
 
 
-class EvictedFault(Evicted, Other):
+class EvictedFault(Evicted):
     outcome = Outcome.EVICTED_OTHER
     answered_as = Cause.FLOW_CONTROL
     chain = "request evicted from queue"

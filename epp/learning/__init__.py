@@ -1,6 +1,6 @@
 """Learns the latencies of endpoints from the answers that pass through: pure code without plugins, processes or clocks.
 
-Start reading in `model`. `choice` says what a prediction means for a decision, and what decides without one.
+Start reading in `model`. `choice` turns predicted costs into scores, and has the rule that counts while there is no prediction.
 
 May import: words and values of epp. Imported by: the rows of epp above it, and workers.
 """

@@ -22,7 +22,7 @@ def terms(model: LatencyModel, slot: int, now: float) -> dict[str, float]:
 
 
 def in_words(model: LatencyModel, slot: int, now: float) -> str:
-    """Returns for example "38 ms + 0.31 ms per uncached token + 212 ms per waiting request, 3.1 times as slow as the mean"."""
+    """Returns for example "38 ms + 0.31 ms per uncached token + 212 ms per waiting request, 3.1 times the pool's mean"."""
     found = terms(model, slot, now)
     parts = [f"{_ms(found['base'])} ms"]
     for name, seconds in found.items():

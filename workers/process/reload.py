@@ -139,7 +139,7 @@ class Reloads:
         return report.changed or report.generation > 0
 
     def lost(self, child: str, code: int, now: float, *, hung: bool) -> None:
-        """Counts the end of a child against a new configuration or the candidate, if the child crashed or hung.
+        """If a child crashed or hung, blames the configuration that was put in force last, or the candidate.
 
         A SIGKILL that the parent did not send does not count, because it says nothing about the configuration.
         """

@@ -219,7 +219,7 @@ class Kubernetes:
         await follow()
 
     def _pool_state_changed(self, present: Callable[[], EndpointTable], missing: str) -> None:
-        """Notes that the pool or its pods have changed. `missing`: why they are not enough to serve; "" if they are."""
+        """Notes that the pool or its pods have changed. `missing`: what the picker still lacks before it can serve; "" for nothing."""
         self._readiness.loaded = not missing
         if missing:
             log.warning("not ready", why=missing)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epp.flow.outcomes import Evicted, Other, Rejected, ShuttingDown
+from epp.flow.outcomes import EvictedFault, EvictedShutDown, RejectedShutDown
 from tests.epp.flow.shards import FakeFuture, FakeGate, Shard, Thing, outcomes
 
 
@@ -80,7 +80,7 @@ def test_a_future_that_other_code_has_set_ends_as_a_fault() -> None:
     assert call.future is not None
     call.future.set_result(None)
     assert call.outcome == "EvictedOther"
-    assert isinstance(call.error, Other)
+    assert isinstance(call.error, EvictedFault)
     assert shard.controller.waiting == 0
 
 
@@ -91,10 +91,8 @@ def test_the_queue_is_dispatched_while_draining_and_evicted_at_the_shut_down() -
     shard.controller.shut_down()
     late = shard.call()
     assert outcomes(first, second, late) == ["Dispatched", "EvictedOther", "RejectedOther"]
-    assert isinstance(second.error, Evicted)
-    assert isinstance(second.error, ShuttingDown)
-    assert isinstance(late.error, Rejected)
-    assert isinstance(late.error, ShuttingDown)
+    assert isinstance(second.error, EvictedShutDown)
+    assert isinstance(late.error, RejectedShutDown)
     assert shard.controller.waiting == 0
 
 

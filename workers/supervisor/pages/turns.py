@@ -71,7 +71,7 @@ class Turns:
         on_used_up: Callable[[str], None] = lambda host: None,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`on_used_up` gets the host that took most of a period in which the share was used up. `cpu`: CPU seconds of this thread."""
+        """`on_used_up(host)` is called when a period has used up its share; `host` took most of it. `cpu`: CPU seconds of this thread."""
         self._loop = loop
         self._clock = clock
         self._cpu = cpu
