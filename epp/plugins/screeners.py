@@ -16,7 +16,7 @@ import numpy as np
 
 from epp.candidates import Candidates, Endpoint, EndpointList, Mask, Snapshot
 from epp.decision.decision import Decision, Response
-from epp.endpoints.label_selectors import parsed
+from epp.endpoints.label_selectors import parse
 from epp.metrics import Metric
 from epp.plugin import Count, Gauge, ResponseReceived, Screener, Services, plugin
 from epp.request import Request
@@ -154,7 +154,7 @@ class RolloutScreener(Screener, ResponseReceived):
         super().__init__(name, params)
         gating = params.revision_gating
         try:
-            self._in_scope = parsed(params.scope.label_selector)
+            self._in_scope = parse(params.scope.label_selector).matches
         except ValueError as problem:
             raise ValueError(f"scope.labelSelector: {problem}") from None
         self._roles = _roles(gating)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from epp.endpoints.label_selectors import parse
 from epp.plugins.extractors.metrics_source import INTERVAL_S_MAX
 from workers.cli import trust
 from workers.cli.flags import BadConfiguration, Flag, given, misspelt, with_variables
@@ -23,7 +24,6 @@ from workers.host.cpus import available, default_workers
 from workers.host.options import PASSWORD_VARIABLE, SCRAPE_INTERVAL_MIN_S, Options, TracingOptions
 from workers.shared.freshness import FRESH_S_MIN
 from workers.supervisor.kube.pool import PORTS_MAX
-from workers.supervisor.kube.selector import parse
 from workers.worker.telemetry.tracing_settings import settings
 
 ENVELOPE_BYTES = 1 << 20  # room in a message besides the body

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from epp.endpoints.label_selectors import Operator, holds, key_fault, value_fault
+from epp.endpoints.label_selectors import Operator, Selector, Term, key_fault, value_fault
 from epp.plugin import plugin
 from epp.plugins.filters import LabelFilter
 
@@ -41,18 +41,18 @@ class LabelSelector(LabelFilter):
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
-        rules: list[tuple[str, str, frozenset[str]]] = []
+        terms: list[Term] = []
         for key, value in params.match_labels.items():
             if fault := key_fault(key) or value_fault(value):
                 raise ValueError(f"matchLabels: {fault}")
-            rules.append((key, "In", frozenset((value,))))
+            terms.append(Term(key, "In", frozenset((value,))))
         for index, requirement in enumerate(params.match_expressions):
             _check(requirement, f"matchExpressions[{index}]")
-            rules.append((requirement.key, requirement.operator, frozenset(requirement.values)))
-        self._rules = tuple(rules)
+            terms.append(Term(requirement.key, requirement.operator, frozenset(requirement.values)))
+        self._selector = Selector(tuple(terms))
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        return all(holds(labels.get(key), operator, values) for key, operator, values in self._rules)
+        return self._selector.matches(labels)
 
 
 def _check(requirement: Requirement, where: str) -> None:

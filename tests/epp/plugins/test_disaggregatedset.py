@@ -9,7 +9,6 @@ import pytest
 
 from epp.candidates import Candidates, EndpointList, Snapshot
 from epp.decision.decision import SERVED, Decision, Response
-from epp.endpoints.label_selectors import parsed
 from tests.epp.plugins.calls import made, only
 from tests.fakes import FakeServices, candidates, request
 
@@ -157,31 +156,10 @@ def test_two_header_selectors_with_one_name_or_header_are_refused(field: str) ->
         made(SCREENER, scope={"labelSelector": "set=a"}, revisionGating={"mode": "disabled"}, headerSelectors=[HEADERS[0], other])
 
 
-@pytest.mark.parametrize(
-    ("text", "labels", "matches"),
-    [
-        ("a=1", {"a": "1"}, True),
-        ("a == 1 , b!=2", {"a": "1"}, True),
-        ("a=1,b!=2", {"a": "1", "b": "2"}, False),
-        ("a in (1, 2)", {"a": "2"}, True),
-        ("a notin (1,2)", {"a": "2"}, False),
-        ("a notin (1,2)", {}, True),
-        ("a", {"a": ""}, True),
-        ("a,!b", {"a": "", "b": ""}, False),
-        ("!b", {"a": ""}, True),
-        ("x.io/a=1", {"x.io/a": "1"}, True),
-    ],
-)
-def test_a_selector_in_text_form_reads_as_in_kubernetes(text: str, labels: dict[str, str], matches: bool) -> None:
-    assert parsed(text)(labels) is matches
-
-
-@pytest.mark.parametrize("text", ["", ",", "a=1,", "=1", "a=b=c", "a in", "a in (1", "a (1)", "-a=1", "a=-", "a>1"])
+@pytest.mark.parametrize("text", [" ", "a=1,", "a=-"])
 def test_a_wrong_selector_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"does not start with a term|is not a label"):
-        parsed(text)
-    with pytest.raises(ValueError, match=r"scope\.labelSelector"):
-        made(SCREENER, scope={"labelSelector": text or " "}, revisionGating={"mode": "disabled"})
+    with pytest.raises(ValueError, match=r"scope\.labelSelector: .*(does not start with a term|is not a label)"):
+        made(SCREENER, scope={"labelSelector": text}, revisionGating={"mode": "disabled"})
 
 
 def test_the_page_shows_the_share_of_each_revision_until_it_is_gone() -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from epp.endpoints.label_selectors import parse
 from workers.host.options import POOL_GROUP
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.kube.api import Resource
@@ -24,7 +25,6 @@ from workers.supervisor.kube.known import Change
 from workers.supervisor.kube.pods import Pod, decode_pod, specs_of
 from workers.supervisor.kube.pool import PLURAL, VERSION, InferencePool, decode_pool
 from workers.supervisor.kube.reflect import Outage, Reflector, WatchApi
-from workers.supervisor.kube.selector import parse
 
 if TYPE_CHECKING:
     from workers.host.options import Options

@@ -14,9 +14,9 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from epp.endpoints.label_selectors import Selector
 from epp.endpoints.topology import HOST_LABEL
 from workers.supervisor.endpoints.discovery import LABELS_MAX, EndpointSpec, Labels
-from workers.supervisor.kube.selector import Selector
 
 ACTIVE_PORTS: Final = "llm-d.ai/active-ports"
 ACTIVE_PORTS_LEGACY: Final = "inference.networking.k8s.io/active-ports"

@@ -5,7 +5,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from workers.supervisor.kube.selector import Selector, of_labels
+from epp.endpoints.label_selectors import Selector, of_labels
 
 VERSION: Final = "v1"
 PLURAL: Final = "inferencepools"

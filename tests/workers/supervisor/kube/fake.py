@@ -10,10 +10,10 @@ import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from epp.endpoints.label_selectors import parse
 from workers.host.options import POOL_GROUP
 from workers.supervisor.kube.api import EMPTY, Resource
 from workers.supervisor.kube.errors import ApiError, Unreachable
-from workers.supervisor.kube.selector import parse
 
 BOOKMARK_S = 60.0
 Object = dict[str, Any]
@@ -222,8 +222,8 @@ def _line(kind: str, thing: Object) -> bytes:
 
 def _selects(query: Mapping[str, str], thing: Object) -> bool:
     metadata = thing["metadata"]
-    name = query.get("fieldSelector", "").removeprefix("metadata.name=")
-    return (not name or metadata["name"] == name) and parse(query.get("labelSelector", "")).matches(metadata.get("labels", {}))
+    name, labels = query.get("fieldSelector", "").removeprefix("metadata.name="), query.get("labelSelector", "")
+    return (not name or metadata["name"] == name) and (not labels or parse(labels).matches(metadata.get("labels", {})))
 
 
 def pod(ip: str = "10.0.0.1", *, app: str = "vllm", ready: bool = True, **metadata: Any) -> Object:

@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.endpoints.label_selectors import parse
 from tests.examples import examples
 from tests.waiting import elapse, in_virtual_time
 from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, pod, pool
@@ -14,7 +15,6 @@ from workers.supervisor.endpoints.empty_list import HOLD_S
 from workers.supervisor.kube.discovery import Wanted, wanted
 from workers.supervisor.kube.errors import Unreachable
 from workers.supervisor.kube.pods import ACTIVE_PORTS
-from workers.supervisor.kube.selector import parse
 
 
 def test_existing_pods_become_endpoints_when_the_pool_is_created() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.endpoints.label_selectors import Selector, of_labels
 from workers.supervisor.kube.pods import ACTIVE_PORTS, ACTIVE_PORTS_LEGACY, active_ports, decode_pod, specs_of
-from workers.supervisor.kube.selector import Selector, of_labels
 
 APP = of_labels({"app": "vllm"})
 HUGE = 1 << 20

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from epp.endpoints.label_selectors import of_labels
 from workers.supervisor.kube.pool import InferencePool, decode_pool, protocol_mismatch
-from workers.supervisor.kube.selector import of_labels
 
 
 def pool(metadata: dict[str, Any] | None = None, **spec: Any) -> bytes:
