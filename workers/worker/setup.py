@@ -93,16 +93,12 @@ class Parts:
         """`index`: the worker's number, from 0. `lane`: its lane. `before`: the parts of the previous configuration.
 
         `kept`: what the worker keeps; None: as `before` has it, or nothing yet.
-
         `beside`: whether this is a candidate that is used beside `before`. If so, its requests use the flow control of `before` until
         `promote` is called.
         """
         self.instance = instance
-        self._index = index
-        self._lane = lane
-        self._faults = faults
-        self._clock = clock
-        self._bus = bus
+        self._index, self._lane = index, lane
+        self._faults, self._clock, self._bus = faults, clock, bus
         self.kept = before.kept if before is not None else kept or Kept(instance, index, lane, bus, clock=clock)
         self.own = before.own if before is not None else PoolKept(self.kept, instance)
         entry = instance.config.tenants

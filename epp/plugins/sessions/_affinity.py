@@ -8,12 +8,12 @@ Two strategies find the pinned endpoint of a request:
   request was sent to, however this endpoint was picked. It is bound again only if its endpoint is not among the candidates.
 
 A session's requests may arrive at different workers, so bindings are in the shared prefix index. A binding is an entry of the index: its
-block hash is made of (profile, session id, epoch), and its owner is the endpoint. An epoch lasts half the time to live. All workers, also restarted ones, see a
-new binding once the index writer has read the bus, a few milliseconds later. Guarantee: workers that see the same candidates agree on a
-session's endpoint. If two workers both get a session's first requests within those milliseconds, they may bind it twice. Then the binding
-of the later epoch wins; within one epoch, all workers compute the same order of bindings. So they agree again from then on. A binding
-lives for 1 to 1.5 times the time to live after its last use, unless the index is full and gives its entry to newer blocks. It ends when
-its endpoint leaves.
+block hash is made of (profile, session id, epoch), and its owner is the endpoint. An epoch lasts half the time to live. All workers, also
+restarted ones, see a new binding once the index writer has read the bus, a few milliseconds later. Guarantee: workers that see the same
+candidates agree on a session's endpoint. If two workers both get a session's first requests within those milliseconds, they may bind it
+twice. Then the binding of the later epoch wins; within one epoch, all workers compute the same order of bindings. So they agree again from
+then on. A binding lives for 1 to 1.5 times the time to live after its last use, unless the index is full and gives its entry to newer
+blocks. It ends when its endpoint leaves.
 
 In addition, each worker keeps the bindings that it made itself, at most SESSIONS_MAX, and drops the least recently used first. It needs
 its own bindings while they are still on the bus, or if they were lost there. The index takes precedence.
