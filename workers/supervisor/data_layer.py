@@ -2,6 +2,8 @@
 
     discovery ─ apply ─▶ EndpointTable ─▶ Scraper ─ pages ─▶ EndpointTable ─▶ shared memory: table and documents
 
+Each pool has its own extractor and its own limits of the prefix index. Pools with the same data source share its scraper.
+
 `DataLayer` continues with the endpoints and counters of a predecessor. `configured_endpoints` or `kubernetes` find the endpoints and
 call `apply` of the table.
 """
@@ -13,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from statistics import median
+from typing import TypeVar
 
 from epp.metrics.lanes import EXTRACT_ERRORS, OVERWRITTEN, POLL_ERRORS
 from shm.answers import AnswersReader
@@ -42,6 +45,7 @@ SCRAPE_COUNTERS = (
 )
 
 
+M = TypeVar("M")
 PAGES_TO_JUDGE = 20  # of each server, before it is said what they cost
 CULPRIT = "only another program of the same user or root writes there: find it"
 
@@ -83,19 +87,13 @@ class DataLayer:
             Outliers(AnswersReader(instance.layout.answers, instance.memory.answers)),
         )
         self.further = self._further_pages(loop, report)
-        self.limits = IndexLimits(index, instance.sources.prefix_use, instance.layout.table_columns)
+        self._readings = _by_configuration(instance, lambda pool: self._reading(pool, index))
         self.table = self._table(loop, writer, index, report, remembered)
-        self.scraper = scraper_of(
-            instance.sources.scraped[0],
-            loop,
-            pacing=instance.sources.pacing,
-            tls=instance.credentials.scrape_tls[instance.sources.scraped[0].name],
-            inflight=instance.memory.lanes.slot_load,
-            sink=sink_of(self.table),
-            scrapes=instance.sources.scrapes,
-        )
+        sink, sources = sink_of(self.table), Scrapers(loop)
+        self._scrapers = _by_configuration(instance, lambda pool: sources.of(pool, sink))
+        self.scrapers: Sequence[Scraper] = sources.all
         further = [source.scraper for source in self.further]
-        self._counts = ScrapeCounts(lane, self.scraper, self.ejections, further)
+        self._counts = ScrapeCounts(lane, self.scrapers, self.ejections, further)
 
     def start(self, cleanup: contextlib.ExitStack) -> None:
         """Takes over a predecessor's endpoints and starts to scrape. At log level debug, also logs all endpoints regularly."""
@@ -104,12 +102,12 @@ class DataLayer:
         table = TableReader(instance.layout.table, instance.memory.table)
         left = documents.read(ENDPOINTS)
         self.table.start(
-            self.scraper,
+            self._scrapers,
             predecessor=decode_endpoints(left[1]) if left is not None and left[1] else (),
             copy=table.copy(),
             now=time.monotonic(),
         )
-        for scraper in (self.scraper, *(pages.scraper for pages in self.further)):
+        for scraper in (*self.scrapers, *(pages.scraper for pages in self.further)):
             scraper.start()
             cleanup.callback(scraper.close)
         if self._debug:
@@ -122,13 +120,25 @@ class DataLayer:
         """Copies the scraper's counts into the lane."""
         self._counts.copy()
 
+    def reported(self, owner: int, tokens: int) -> None:
+        """Takes that an endpoint has reported so many cached tokens for one prompt."""
+        for limits in {id(reading.limits): reading.limits for reading in self._readings}.values():
+            if limits is not None:
+                limits.reported(owner, tokens)
+
+    def close(self) -> None:
+        """Ends the scrapes of the first data sources."""
+        for scraper in self.scrapers:
+            scraper.close()
+
     def look(self) -> None:
         """Reports once what scraping at a fixed interval costs the servers, if it is more than the usual budget."""
-        costs = () if self._cost_known else self.scraper.wheel.costs()
-        if not costs or self.scraper.counters.taken < PAGES_TO_JUDGE * len(costs):
+        scraper = self.scrapers[0]
+        costs = () if self._cost_known else scraper.wheel.costs()
+        if not costs or scraper.counters.taken < PAGES_TO_JUDGE * len(costs):
             return
         self._cost_known = True
-        cost_s, interval_s = median(costs), self.scraper.pacing.interval_s
+        cost_s, interval_s = median(costs), scraper.pacing.interval_s
         if cost_s > METRICS_BUDGET * interval_s:
             self._report(
                 "scraping at a fixed interval takes time of the model servers",
@@ -164,25 +174,22 @@ class DataLayer:
         report: Callable[..., None],
         remembered: Mapping[Identity, int] | None,
     ) -> EndpointTable:
-        instance = self._instance
-        source, extractor = instance.sources.scraped
         return EndpointTable(
             loop,
             table=table,
             documents=self._documents,
-            index=Indexed(index, self.limits, remembered),
-            reading=Reading(
-                extractor,
-                instance.layout.table_columns,
-                instance.sources.fresh_for_s,
-                functools.partial(page_address, source),
-                self.further,
-            ),
-            slot_inflight=instance.memory.lanes.slot_inflight,
+            index=Indexed(index, remembered),
+            readings=self._readings,
+            slot_inflight=self._instance.memory.lanes.slot_inflight,
             report=report,
             log=EndpointLog(debug=self._debug),
             ejections=self.ejections,
         )
+
+    def _reading(self, pool: Instance, index: IndexWriter) -> Reading:
+        (source, extractor), columns = pool.sources.scraped, pool.layout.table_columns
+        limits = IndexLimits(index, pool.sources.prefix_use, columns)
+        return Reading(extractor, columns, pool.sources.fresh_for_s, functools.partial(page_address, source), self.further, limits)
 
     def _further_pages(self, loop: asyncio.AbstractEventLoop, report: Callable[..., None]) -> list[FurtherPages]:
         instance = self._instance
@@ -193,6 +200,39 @@ class DataLayer:
             )
             for source, extractor, pacing in instance.sources.further
         ]
+
+
+class Scrapers:
+    """Creates the scrapers of pools: one for each data source. `all`: every scraper once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._known: list[tuple[object, Scraper]] = []
+
+    @property
+    def all(self) -> list[Scraper]:
+        return [scraper for _, scraper in self._known]
+
+    def of(self, pool: Instance, sink: Sink) -> Scraper:
+        sources = pool.sources
+        source = sources.scraped[0]
+        tls = pool.credentials.scrape_tls[source.name]
+        key = type(source), source.params, sources.pacing, sources.scrapes, tls
+        if (found := next((scraper for known, scraper in self._known if known == key), None)) is not None:
+            return found
+        inflight = pool.memory.lanes.slot_load
+        scraper = scraper_of(source, self._loop, pacing=sources.pacing, tls=tls, inflight=inflight, sink=sink, scrapes=sources.scrapes)
+        self._known.append((key, scraper))
+        return scraper
+
+
+def _by_configuration(instance: Instance, made: Callable[[Instance], M]) -> list[M]:
+    """Returns what is `made` for each pool. Pools with the same configuration share it."""
+    known: dict[int, M] = {}
+    for pool in instance.every:
+        if id(pool.config) not in known:
+            known[id(pool.config)] = made(pool)
+    return [known[id(pool.config)] for pool in instance.every]
 
 
 def read_by(instance: Instance) -> list[object]:
@@ -213,9 +253,9 @@ def read_by(instance: Instance) -> list[object]:
 class ScrapeCounts:
     """Copies the counts of the scrapers into the lane, and adds them to the counts of predecessors there."""
 
-    def __init__(self, lane: Lane, scraper: Scraper, ejections: Ejections, further: Sequence[Scraper]) -> None:
+    def __init__(self, lane: Lane, scrapers: Sequence[Scraper], ejections: Ejections, further: Sequence[Scraper]) -> None:
         self._lane = lane
-        self._counters = scraper.counters
+        self._counters = [each.counters for each in scrapers]
         self._further = [each.counters for each in further]
         self._ejections = ejections
         of_further = (name for pair in zip(POLL_ERRORS, EXTRACT_ERRORS, strict=True) for name in pair)
@@ -225,9 +265,10 @@ class ScrapeCounts:
 
     def copy(self) -> None:
         """Copies all counts. A counter never falls."""
-        counters = self._counters
-        failed = sum(counters.poll_errors.values())
-        counts = [counters.taken, counters.late, failed, _unusable(counters), self._ejections.total, counters.foreign]
+        every = self._counters
+        failed = sum(sum(each.poll_errors.values()) for each in every)
+        taken, late, foreign = (sum(counts) for counts in zip(*((each.taken, each.late, each.foreign) for each in every), strict=True))
+        counts = [taken, late, failed, sum(map(_unusable, every)), self._ejections.total, foreign]
         for further in self._further:
             counts += (sum(further.poll_errors.values()), _unusable(further))
         for place, before, count in zip(self._places, self._before, counts, strict=True):

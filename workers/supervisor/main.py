@@ -197,9 +197,7 @@ class Supervisor:
         self.latency.start(background)
         self.records = RecordKeeper(instance, self.lane)
         cleanup.callback(self.records.end)
-        self.index.start(
-            background, cleanup, self.latency.take, self.records.take, lambda owner, tokens: self.data.limits.reported(owner, tokens)
-        )
+        self.index.start(background, cleanup, self.latency.take, self.records.take, lambda owner, tokens: self.data.reported(owner, tokens))
         scaling = ScalingSignal(
             instance, self.lane, lambda: self.latency.model, self.latency.prompt_s, lambda: waiting_in(flow_lanes(self.instance))
         )
@@ -332,7 +330,7 @@ class Supervisor:
 
     async def _stop(self) -> None:
         """Saves the index and gives the lease back."""
-        self.data.scraper.close()  # comes first: scrapes of thousands of endpoints would leave no time for the other steps
+        self.data.close()  # comes first: scrapes of thousands of endpoints would leave no time for the other steps
         self.index.bus.drain()
         self.records.end()
         await self.index.save(self.data.table.owners)

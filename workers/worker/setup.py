@@ -30,6 +30,7 @@ from epp.points.instrument import Wrap, bare
 from epp.request import Request
 from epp.request.client_headers import DEBUG_GROUP, untrusted
 from epp.request.intake import Intake
+from epp.request.tenants import Tenants
 from shm.lanes import SUPERVISOR_LANE, Lane
 from shm.prefix_index import IndexReader
 from shm.series import SeriesWriter
@@ -101,18 +102,14 @@ class Parts:
         self._faults, self._clock, self._bus = faults, clock, bus
         self.kept = before.kept if before is not None else kept or Kept(instance, index, lane, bus, clock=clock)
         self.own = before.own if before is not None else PoolKept(self.kept, instance)
-        entry = instance.config.tenants
-        seed = instance.credentials.prefix_seed
-        self._tenants = tenants_of(entry, instance.config.keys, seed) if entry is not None else None
+        self._tenants = _tenants(instance)
         self._rng, self._documents = self.kept.rng, self.kept.documents
         self.services = self._services(bus)
         configured = instance.config.pipeline
         configured.start(self.services)
         if before is not None:
             take_over(configured, before.app.pipelines.whole)
-        pool = self._pool_used = self._pool(configured)
-        if before is not None and isinstance(before.app.pool, SharedPool):
-            pool.take_over(before.app.pool)
+        pool = self._pool_used = self._pool(configured, before)
         self.objectives = self.own.objectives
         self.objectives.look()
         pipelines = self._pipelines(configured)
@@ -233,11 +230,11 @@ class Parts:
         drops = partial(self._lane.add, self._lane.schema.counter["bus_drops_total"])
         return SharedHeldBlocks(memory, BusWriter(instance.pipes.kv_bus[self._index].writer, drops).learn)
 
-    def _pool(self, pipeline: Pipeline) -> SharedPool:
+    def _pool(self, pipeline: Pipeline, before: "Parts | None") -> SharedPool:
         instance = self.instance
         saturation = instance.config.saturation
         read = saturation.consumes if saturation is not None else ()
-        return SharedPool(
+        pool = SharedPool(
             TableReader(instance.layout.table, instance.memory.table),
             EndpointsView(self._documents, instance.pool),
             NamesView(self._documents),
@@ -249,6 +246,9 @@ class Parts:
             honour_subsets=not instance.options.disable_endpoint_subset_filter,
             lane=1 + self._index,
         )
+        if before is not None and isinstance(before.app.pool, SharedPool):
+            pool.take_over(before.app.pool)
+        return pool
 
     def _pipelines(self, configured: Pipeline) -> Pipelines:
         """Adds guards and timers to the calls of the configured pipeline. Returns it in all its forms."""
@@ -346,6 +346,11 @@ class Parts:
             own.rewrites = RewritesView(self._documents, self.series(MODEL_REWRITES), self.kept.caps, self._rng.random)
         unknown: Callable[[], None] = partial(self._lane.add, self._lane.schema.counter["objectives_unknown_total"])
         return Intake(own.rewrites.present, Priorities(self.objectives, unknown).of)
+
+
+def _tenants(instance: Instance) -> Tenants | None:
+    entry = instance.config.tenants
+    return tenants_of(entry, instance.config.keys, instance.credentials.prefix_seed) if entry is not None else None
 
 
 def take_over(configured: Pipeline, before: Pipeline) -> None:

@@ -60,7 +60,7 @@ class Replica:
             table=TableWriter(self.shared.schema, self.shared.region),
             documents=DocumentWriter(self.shared.document_schema, self.shared.documents),
             index=Indexed(self.shared.owners),
-            reading=Reading(EXTRACTOR, WANTED, fresh_for_s=2.0),
+            readings=[Reading(EXTRACTOR, WANTED, fresh_for_s=2.0)],
             slot_inflight=lambda _slot: 0,
             report=Reports(),
             log=EndpointLog(debug=False, log=self.log),
@@ -74,7 +74,7 @@ class Replica:
             sink=self.sharing,
             now=lambda: world.now,
         )
-        self.table.start(self.scraper, now=world.now)
+        self.table.start([self.scraper], now=world.now)
         self.pages.share(COLUMNS, len(WANTED), self.sharing.told)
         others = [spec(f"other-{n}", "10.0.0.9", 9000 + n) for n in range(number)]
         self.table.apply(others)  # they take slots and owners

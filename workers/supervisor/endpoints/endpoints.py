@@ -62,10 +62,10 @@ class Extractions(Protocol):
 
 
 class Reading(NamedTuple):
-    """How the endpoints' pages are read.
+    """How the pages of a pool's endpoints are read.
 
     `wanted`: the columns to read. `fresh_for_s`: how long values count as fresh. `address(spec)` returns host and port of an endpoint's
-    metrics page. `further`: the data sources beside the first one.
+    metrics page. `further`: the data sources beside the first one. `limits`: what the pages say about the prefix index; None: nothing.
     """
 
     extractor: Extractions
@@ -73,13 +73,13 @@ class Reading(NamedTuple):
     fresh_for_s: float
     address: Callable[[EndpointSpec], tuple[str, int]] = lambda spec: (spec.host, spec.port)
     further: Sequence[FurtherPages] = ()
+    limits: IndexLimits | None = None
 
 
 class Indexed(NamedTuple):
     """What the prefix index knows of endpoints. `remembered`: the owner ids of the index snapshot."""
 
     owners: Owners
-    limits: IndexLimits | None = None
     remembered: Mapping[Identity, int] | None = None
 
 
@@ -93,25 +93,26 @@ class EndpointTable:
         table: TableWriter,
         documents: DocumentWriter,
         index: Indexed,
-        reading: Reading,
+        readings: Sequence[Reading],
         slot_inflight: Callable[[int], int],
         report: Callable[..., None],
         log: EndpointLog,
         ejections: Ejections | None = None,
     ) -> None:
-        """`slot_inflight(slot)` returns the number of requests in flight at a slot."""
-        numeric = tuple(column.name for column in reading.wanted if column.type is not frozenset)
+        """`readings`: one for each pool. Only the only pool has further sources. `slot_inflight(slot)` returns the number of requests in
+        flight at a slot.
+        """
+        numeric = tuple(column.name for column in readings[0].wanted if column.type is not frozenset)
         assert len(numeric) == len(table.schema.columns), (numeric, table.schema.columns)
         self._loop = loop
         self._table = table
         self._documents = records.Published(documents, report)
         self._owners = index.owners
         self._slot_inflight = slot_inflight
-        self._reading = reading
+        self._readings = readings
         self._load_at = [index for index, name in enumerate(numeric) if name in LOAD]
         self._report = report
         self._log = log
-        self._limits = index.limits
         self._ejections = ejections or Ejections.of_none(table.schema.slots)
         self.by_slot: dict[int, Member] = {}
         self._remembered = dict(index.remembered or {})
@@ -120,9 +121,9 @@ class EndpointTable:
         self._waiting: dict[Name, EndpointSpec] = {}
         # slot -> an endpoint that left while requests were in flight, and the time at which it left.
         self._draining: dict[int, tuple[Change, float]] = {}
-        self._freshness: Freshness[Member] = Freshness(reading.fresh_for_s)
-        self._scraper: Scraper
-        self._further = tuple(reading.further)
+        self._freshness: Freshness[Member] = Freshness(max(reading.fresh_for_s for reading in readings))
+        self._scrapers: Sequence[Scraper]
+        self._further = tuple(readings[0].further)
         for pages in self._further:
             pages.changed = self._overlaid
         self._full = ""
@@ -132,9 +133,14 @@ class EndpointTable:
     def __len__(self) -> int:
         return len(self._members)
 
-    def start(self, scraper: Scraper, *, predecessor: Sequence[EndpointRecord] = (), copy: TableCopy | None = None, now: float) -> None:
-        """Takes over the records of a predecessor and a copy of its table. Call it before all other methods."""
-        self._scraper = scraper
+    def start(
+        self, scrapers: Sequence[Scraper], *, predecessor: Sequence[EndpointRecord] = (), copy: TableCopy | None = None, now: float
+    ) -> None:
+        """Takes over the records of a predecessor and a copy of its table. Call it before all other methods.
+
+        `scrapers`: that of each pool.
+        """
+        self._scrapers = scrapers
         self._now = now
         taken = set(self._table.taken())
         for record in predecessor:
@@ -185,8 +191,8 @@ class EndpointTable:
         """Writes all values of a good page to the endpoint's row at once. Returns the requests that the page shows, running or waiting."""
         assert isinstance(tag, Member)
         self._freshness.good(tag, now)
-        if self._limits is not None:
-            self._limits.scraped(tag.owner, extracted)
+        if (limits := self._readings[tag.pool].limits) is not None:
+            limits.scraped(tag.owner, extracted)
         if tag.condition is not Condition.FRESH:
             self._became(Condition.FRESH, tag, now)
         tag.failures = 0
@@ -223,8 +229,8 @@ class EndpointTable:
     def failed(self, tag: object, failure: Failure, now: float) -> None:
         """Records a failed scrape. The values in the row stay."""
         assert isinstance(tag, Member)
-        if self._limits is not None:
-            self._limits.appeared(tag.owner)
+        if (limits := self._readings[tag.pool].limits) is not None:
+            limits.appeared(tag.owner)
         tag.failures, tag.cause, tag.why = tag.failures + 1, failure.cause, failure.text
         if self._freshness.failed(tag, refused=failure.refused, serves=failure.serves):
             self._table.mark(tag.handle, flags=(DOWN if tag.is_down else 0) | self._ejections.flags(tag.handle.slot))
@@ -233,7 +239,7 @@ class EndpointTable:
         elif tag.failures == FAILURES_TO_LOG and tag.condition is Condition.UNKNOWN:
             self._log.add(Kind.UNREADABLE, tag.trouble(now))
         if self._log.debug:
-            next_try_s = 0.0 if failure.again else self._scraper.next_try_s(tag.target, now)
+            next_try_s = 0.0 if failure.again else self._scrapers[tag.pool].next_try_s(tag.target, now)
             self._log.scrape_failed(*shown(tag.spec), failure.cause, failure.text, failures=tag.failures, next_try_s=next_try_s)
 
     def sweep(self, now: float) -> None:
@@ -308,7 +314,7 @@ class EndpointTable:
             del self._waiting[spec.identity]
             self._members[spec.identity] = self.by_slot[member.handle.slot] = member
             self._ejections.forget(member.handle.slot)
-            member.target = self._scraper.add(member, member.handle.slot, *self._scrape_of(spec))
+            member.target = self._scrapers[spec.pool].add(member, member.handle.slot, *self._scrape_of(spec))
             for pages in self._further:
                 pages.add(member, member.handle.slot, spec)
         if self._waiting and self._now >= self._report_at:
@@ -347,8 +353,8 @@ class EndpointTable:
             return None
         if remembered is not None:
             del self._remembered[records.identity_of(spec)]
-        elif self._limits is not None:
-            self._limits.appeared(owner)
+        elif (limits := self._readings[spec.pool].limits) is not None:
+            limits.appeared(owner)
         member = Member(spec, handle, owner)
         member.health, member.since = self._freshness.add(member), self._now
         self._drained(handle.slot)
@@ -358,12 +364,12 @@ class EndpointTable:
     def _change(self, member: Member, spec: EndpointSpec) -> None:
         """Changes the labels or the metrics page of an endpoint. The server stays the same."""
         member.spec = spec
-        self._scraper.change(member.target, *self._scrape_of(spec))
+        self._scrapers[spec.pool].change(member.target, *self._scrape_of(spec))
         for pages in self._further:
             pages.change(member, spec)
 
     def _leave(self, member: Member) -> None:
-        self._scraper.remove(member.target)
+        self._scrapers[member.pool].remove(member.target)
         for pages in self._further:
             pages.remove(member)
         self._freshness.forget(member)
@@ -372,8 +378,8 @@ class EndpointTable:
         self._ejections.forget(member.handle.slot)
         self._table.release(member.handle)
         self._owners.retire(member.owner)
-        if self._limits is not None:
-            self._limits.left(member.owner)
+        if (limits := self._readings[member.pool].limits) is not None:
+            limits.left(member.owner)
         change = member.change(self._now, in_flight=self._slot_inflight(member.handle.slot))
         self._log.add(Kind.LEFT, change)
         if change.in_flight:
@@ -403,8 +409,9 @@ class EndpointTable:
             self._log.add(Kind.DRAINED, Change(change.endpoint, change.address, lasted_s=self._now - since))
 
     def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], PageReader, str, tuple[str, int]]:
-        reader = self._reading.extractor.extraction(dict(spec.labels), self._reading.wanted, pod_of(spec))
-        return self._reading.address(spec), reader, spec.server, (spec.host, spec.port)
+        reading = self._readings[spec.pool]
+        reader = reading.extractor.extraction(dict(spec.labels), reading.wanted, pod_of(spec))
+        return reading.address(spec), reader, spec.server, (spec.host, spec.port)
 
     def _moved(self, *, endpoints: bool = False) -> None:
         self._endpoints_moved |= endpoints

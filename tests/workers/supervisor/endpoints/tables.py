@@ -147,14 +147,14 @@ class Supervisor:
             table=TableWriter(shared.schema, shared.region),
             documents=DocumentWriter(shared.document_schema, shared.documents),
             index=Indexed(shared.owners, remembered=remembered),
-            reading=Reading(EXTRACTOR, WANTED, fresh_for_s=0.2),
+            readings=[Reading(EXTRACTOR, WANTED, fresh_for_s=0.2)] * 3,
             slot_inflight=lambda slot: shared.inflight.get(slot, 0),
             report=self.reports,
             log=EndpointLog(debug=debug, log=self.log),
             ejections=ejections,
         )
         self.table.start(
-            self.scraper,  # type: ignore[arg-type]
+            [self.scraper] * 3,  # type: ignore[list-item]
             predecessor=shared.predecessor(),
             copy=shared.reader.copy(),
             now=now,
