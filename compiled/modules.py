@@ -32,9 +32,9 @@ _NAMES = """
     epp/protocol: exposition grpc_frames inflate refusals rewrite stream usage usage_bounds wire
     epp/protocol/codec: answers bodies envelope fields header_map structs
     epp/recording: keys sample
-    epp/request: client_headers intake paths pools renaming request tenant tenant_keys tenants tokens
-    shm: answers flow_lanes held_reader held_writer histograms index_capacity index_tiers lanes layout link_table prefills prefix_index
-    shm: prefix_writer prompt_starts remote_lane seqlock series series_reader series_rows stream_positions table
+    epp/request: budget client_headers intake paths pools renaming request tenant tenant_keys tenants tokens
+    shm: answers budgets flow_lanes held_reader held_writer histograms index_capacity index_tiers lanes layout link_table prefills
+    shm: prefix_index prefix_writer prompt_starts remote_lane seqlock series series_reader series_rows stream_positions table
     workers/replicas: byte_stream connection exchange joining others pace pages places rates reading replies taught waiting
     workers/shared: bus decisions freshness index_limits query_of_death scrape_pace
     workers/supervisor/endpoints: http_answer http_client scrape scrape_results target wheel
@@ -42,7 +42,7 @@ _NAMES = """
     workers/transport: abuse answer_blocks control_frames deadlines frames header_blocks headers http2 interface link native output pieces
     workers/transport: room session stream timeouts turn wrong_protocol
     workers/worker: adoption learning plugin_handles rewrites
-    workers/worker/extproc: answer_counts app health pipelines pool request_phase reservation response_phase shedding shell stream
+    workers/worker/extproc: answer_counts app budgets health pipelines pool request_phase reservation response_phase shedding shell stream
     workers/worker/extproc: tried_stream
     workers/worker/flow: flow_control metrics peers probe
     workers/worker/telemetry: cache_prediction call_timing recorder request_metrics request_telemetry stream_metrics trace_context tracing

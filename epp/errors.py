@@ -7,6 +7,10 @@ the picker     any other exception    500 for this request, counted
 """
 
 import enum
+from collections.abc import Mapping
+from typing import Final
+
+NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 class Cause(enum.Enum):
@@ -37,6 +41,7 @@ class Cause(enum.Enum):
     SHUTTING_DOWN = "shutting-down"
     UNKNOWN_TENANT = "unknown-tenant"
     NO_POOL = "no-pool"
+    OVER_BUDGET = "over-budget"
     QUERY_OF_DEATH = "deadly"
     INTERNAL = "internal"
 
@@ -45,14 +50,15 @@ class Refused(Exception):
     """Makes the client get an error answer instead of an endpoint's response. Plugins may raise it up to PreRequest.
 
     `cause` determines status and text, `detail` completes the text. `retry_after_s`: whole seconds for the header `retry-after`;
-    0: no such header.
+    0: no such header. `headers`: further headers of the answer.
     """
 
-    def __init__(self, cause: Cause, detail: str = "", retry_after_s: int = 0) -> None:
+    def __init__(self, cause: Cause, detail: str = "", retry_after_s: int = 0, headers: Mapping[str, str] = NO_HEADERS) -> None:
         super().__init__(f"{cause.value}: {detail}" if detail else cause.value)
         self.cause = cause
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.headers = headers
 
 
 class ProtocolViolation(Exception):

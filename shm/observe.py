@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from shm.answers import AnswersSchema
+from shm.budgets import BudgetsSchema
 from shm.documents import DocumentSchema
 from shm.flow_lanes import FlowSchema
 from shm.instance_lock import Recorded, recorded
@@ -110,6 +111,7 @@ SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
     "remote": lambda part: RemoteSchema(part["slots"], part["bands"]),
     "starts": lambda part: StartsSchema(part["slots"], part["workers"]),
     "answers": lambda part: AnswersSchema(part["slots"], part["workers"], part["kinds"], part["outcomes"]),
+    "budgets": lambda part: BudgetsSchema(part["workers"]),
     "prefills": lambda part: PrefillsSchema(part["workers"]),
 }
 

@@ -73,6 +73,7 @@ ERRORS: Mapping[str, str] = {
     "too-many-pools": "There are more pools, or more matchers with `*`, than a picker serves (pools file only).",
     "tenants": "The section tenants is incomplete, has a wrong value, or lacks a secret that lasts.",
     "tenant-source": "A source of tenants is incomplete or wrong, or its header is not trusted.",
+    "tenant-budget": "A budget of tenants is incomplete, is 0, or needs flow control or the response phase.",
     "tenant-keys": "A file of tenants' API keys is missing, or has a wrong line.",
     "unsupported": "Something of llm-d-router is not supported by this version.",
 }

@@ -41,6 +41,7 @@ from epp.plugin import (
     SaturationDetector,
     UsageLimitPolicy,
 )  # fmt: skip
+from epp.request.budget import BEHIND
 from epp.request.flows import Capability
 
 BANDS_MAX: Final = 64  # the lanes have this many places
@@ -56,7 +57,8 @@ def plan(written: WrittenConfig, instances: PluginInstances, findings: Findings,
     """Builds the plan from the section `flowControl`. Returns None if the gate is off or there is an error."""
     if not written.gates[FLOW_CONTROL_GATE]:
         return None
-    return _Planner(written.flow_control or FlowControlEntry(), instances, findings).plan(detector)
+    behind = written.tenants is not None and any(budget.queue_place is not None for budget in written.tenants.budgets)
+    return _Planner(written.flow_control or FlowControlEntry(), instances, findings).plan(detector, (BEHIND,) if behind else ())
 
 
 def plugins_of(flow: FlowPlan | None) -> Iterator[Plugin]:
@@ -94,14 +96,14 @@ class _Planner:
         self.findings = findings
         self.complete = True
 
-    def plan(self, detector: SaturationDetector | None) -> FlowPlan | None:
+    def plan(self, detector: SaturationDetector | None, further: tuple[int, ...]) -> FlowPlan | None:
         entry = self.entry
         bands = tuple(plan for band in entry.bands if (plan := self.band(band)) is not None)
         template = self.band(entry.default_band or BandEntry(f"{FLOW}.defaultPriorityBand", place=entry.place))
         negative = self.band(entry.negative_band) if entry.negative_band is not None else None
         usage = self.policy(entry.usage_limit, USAGE_LIMIT, UsageLimitPolicy, f"{FLOW}.usageLimitPolicyPluginRef")
         eviction_filter, eviction_order = self.eviction()
-        self.count_bands()
+        self.count_bands(further)
         no_endpoint_ttl = entry.ttl_without_endpoint or entry.ttl
         if not self.complete or template is None or usage is None or detector is None:
             return None
@@ -118,6 +120,7 @@ class _Planner:
             eviction=entry.eviction,
             eviction_filter=eviction_filter,
             eviction_order=eviction_order,
+            further=further,
         )
 
     def band(self, entry: BandEntry) -> BandPlan | None:
@@ -202,8 +205,8 @@ class _Planner:
             orders[0] if orders else self.default(EVICTION_ORDER, EvictionOrder),
         )
 
-    def count_bands(self) -> None:
-        priorities = {band.priority for band in self.entry.bands} | {DEFAULT_BAND}
+    def count_bands(self, further: tuple[int, ...]) -> None:
+        priorities = {band.priority for band in self.entry.bands} | {DEFAULT_BAND, *further}
         if len(priorities) > BANDS_MAX:
             self.complete = False
             why = f"{FLOW}.priorityBands has {len(priorities)} bands, band {DEFAULT_BAND} included; at most {BANDS_MAX} are possible"

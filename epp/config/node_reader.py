@@ -54,6 +54,13 @@ class NodeReader:
         """Returns the text, or '' if it is not given."""
         return self._typed(node, what, str, "text") or ""
 
+    def choice(self, fields: Mapping[str, Node], name: str, known: Sequence[str], what: str, rule: str) -> str:
+        """Returns the value of a field that has one of a few values; the first one if it is not given. `what`: the path of its mapping."""
+        value = self.text(fields.get(name), f"{what}.{name}") or known[0]
+        if value not in known:
+            self.findings.error(fields[name].place, rule, f"{what}.{name}: '{value[:128]}' is not known", nearest(value, known))
+        return value
+
     def boolean(self, node: Node | None, what: str, default: bool) -> bool:
         value = self._typed(node, what, bool, "true or false")
         return default if value is None else bool(value)

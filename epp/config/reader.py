@@ -63,6 +63,7 @@ def read(root: Node, findings: Findings) -> WrittenConfig:
         why = "requestHandler.propagatePriority is not supported by this version: bodies keep the priority that they have"
         findings.error(priority.place, "unsupported", why, "remove it; servers then do not reorder what the picker has ordered")
     written.tenants = tenants.read(reader, fields.get("tenants"), root.keys.get("tenants", WHOLE))
+    tenants.check(reader, written)
     _deprecated(reader, root, fields, written)
     return written
 

@@ -208,9 +208,26 @@ class TenantSource(_Form):
     api_key: Annotated[TenantKeys | None, Meta(description="The tenant is that of an API key.")] = None
 
 
+class TenantBudget(_Form):
+    """What a tenant may use, over all workers and replicas. At least one of tokensPerMinute, requests and concurrent."""
+
+    tokens_per_minute: Annotated[Quantity | None, Meta(description="Tokens of prompts and answers per minute. Default: no limit.")] = None
+    burst: Annotated[Quantity | None, Meta(description="Tokens that may be used at once after a pause. Default: those of a minute.")] = None
+    requests: Annotated[Quantity | None, Meta(description="Requests per minute. Default: no limit.")] = None
+    concurrent: Annotated[Quantity | None, Meta(description="Requests in flight at once, waiting ones included. Default: no limit.")] = None
+    cached_price: Annotated[
+        Annotated[float, Meta(ge=0.0, le=1.0)] | None, Meta(description="What a cached token of a prompt counts. Default: 1.")
+    ] = None
+    mode: Annotated[
+        Literal["shed", "queue", "none"] | None,
+        Meta(description="Beyond the budget, requests get 429 (shed) or wait behind all others (queue). none: no limits. Default: shed."),
+    ] = None
+
+
 class OneTenant(_Form):
     """What is different for one tenant."""
 
+    budget: Annotated[TenantBudget | None, Meta(description="In place of tenants.budget. Default: that.")] = None
     objectives: Annotated[list[Text] | None, Meta(description="In place of tenants.objectives. Default: those.")] = None
 
 
@@ -228,6 +245,7 @@ class Tenants(_Form):
         list[Text] | None,
         Meta(description="The InferenceObjectives that tenants may claim; for others and for none, the first counts. Default: any."),
     ] = None
+    budget: Annotated[TenantBudget | None, Meta(description="What each tenant may use. Default: no limits.")] = None
     cache_salt: Annotated[
         Literal["tenant", "none"] | None,
         Meta(description="tenant: requests get a cache salt of their tenant, so that tenants share no prefixes. Default: none."),

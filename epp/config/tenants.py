@@ -10,13 +10,24 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from epp.config import schema
+from epp.config import schema, tenant_budgets
 from epp.config.control_headers import CONTROL_HEADERS
-from epp.config.findings import WHOLE, ConfigError, ConfigErrors, Place, nearest
+from epp.config.findings import WHOLE, ConfigError, ConfigErrors, Place
 from epp.config.node_reader import NodeReader
 from epp.config.schema import names
-from epp.config.written import HeaderSource, KeySource, MetadataSource, TenantsEntry, TenantSource
+from epp.config.written import (
+    FLOW_CONTROL_GATE,
+    NO_BUDGET,
+    HeaderSource,
+    KeySource,
+    MetadataSource,
+    OneTenantEntry,
+    TenantsEntry,
+    TenantSource,
+    WrittenConfig,
+)  # fmt: skip
 from epp.config.yaml_nodes import Node
+from epp.decision import response_phase
 from epp.request import tenant_keys
 from epp.request.client_headers import FAIRNESS_ID, names_objective
 from epp.request.tenant import NAME_RULE, names_tenant
@@ -54,33 +65,27 @@ def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | Non
     if "from" not in fields or fields["from"].value == []:
         why = "tenants.from is empty: nothing says who sends a request"
         reader.findings.error(fields["from"].place if "from" in fields else at, "tenants", why, f"list one of {', '.join(SOURCES)}")
-    unknown = _choice(reader, fields, "unknown", (REFUSE, SHARE))
-    salt = _choice(reader, fields, "cacheSalt", (NO_SALT, OF_TENANT))
+    unknown = reader.choice(fields, "unknown", (REFUSE, SHARE), "tenants", "tenants")
+    salt = reader.choice(fields, "cacheSalt", (NO_SALT, OF_TENANT), "tenants", "tenants")
     return TenantsEntry(
         tuple(source for source in sources if source is not None),
         unknown == SHARE,
         _objectives(reader, fields.get("objectives"), "tenants.objectives"),
         _per_tenant(reader, fields.get("perTenant")),
         fields["cacheSalt"].place if salt == OF_TENANT else None,
+        tenant_budgets.read(reader, fields.get("budget"), "tenants.budget"),
     )
 
 
-def _choice(reader: NodeReader, fields: Mapping[str, Node], name: str, known: Sequence[str]) -> str:
-    """Returns the value of a field that has one of a few values; the first one if it is not given."""
-    value = reader.text(fields.get(name), f"tenants.{name}") or known[0]
-    if value not in known:
-        reader.findings.error(fields[name].place, "tenants", f"tenants.{name}: '{value[:128]}' is not known", nearest(value, known))
-    return value
-
-
-def _per_tenant(reader: NodeReader, node: Node | None) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+def _per_tenant(reader: NodeReader, node: Node | None) -> dict[str, OneTenantEntry]:
+    found: dict[str, OneTenantEntry] = {}
     for name, child in reader.entries(node, "tenants.perTenant").items():
         what = f"tenants.perTenant.{name[:128]}"
         if node is not None and not names_tenant(name):
             reader.findings.error(node.keys[name], "tenants", f"{what}: this is not a valid name", NAME_RULE)
         fields = reader.mapping(child, what, _ONE)
-        found[name] = _objectives(reader, fields.get("objectives"), f"{what}.objectives")
+        objectives = _objectives(reader, fields.get("objectives"), f"{what}.objectives")
+        found[name] = OneTenantEntry(objectives, tenant_budgets.read(reader, fields.get("budget"), f"{what}.budget"))
     return found
 
 
@@ -179,6 +184,17 @@ def _api_key(reader: NodeReader, node: Node, what: str) -> KeySource | None:
     return KeySource(header, file, passed_on, fields["file"].place) if header and file else None
 
 
+def check(reader: NodeReader, written: WrittenConfig) -> None:
+    """Notes an error for each budget that the rest of the configuration does not let hold."""
+    for budget in written.tenants.budgets if written.tenants is not None else ():
+        if budget.queue_place is not None and not written.gates[FLOW_CONTROL_GATE]:
+            hint = f"add '{FLOW_CONTROL_GATE}' to featureGates, or write mode: {tenant_budgets.SHED}"
+            reader.findings.error(budget.queue_place, tenant_budgets.RULE, "without flow control, no request waits", hint)
+        if budget is not NO_BUDGET and written.response_phase == response_phase.NONE:
+            why = f"requestHandler.responsePhase is {response_phase.NONE}, so nobody counts answers and requests in flight"
+            reader.findings.error(budget.place, tenant_budgets.RULE, why, f"write '{response_phase.FULL}', or remove the budget")
+
+
 # What the section means
 
 
@@ -188,11 +204,16 @@ def as_section(entry: TenantsEntry) -> dict[str, Any]:
     section["cacheSalt"] = NO_SALT if entry.salt_place is None else OF_TENANT
     if entry.objectives:
         section["objectives"] = list(entry.objectives)
+    if entry.budget is not None:
+        section["budget"] = tenant_budgets.as_section(entry.budget)
     if entry.per_tenant:
-        section["perTenant"] = {
-            name: {"objectives": list(objectives)} if objectives else {} for name, objectives in entry.per_tenant.items()
-        }
+        section["perTenant"] = {name: _as_one(one) for name, one in entry.per_tenant.items()}
     return section
+
+
+def _as_one(one: OneTenantEntry) -> dict[str, Any]:
+    budget = {} if one.budget is None else {"budget": tenant_budgets.as_section(one.budget)}
+    return ({"objectives": list(one.objectives)} if one.objectives else {}) | budget
 
 
 def _as_source(source: TenantSource) -> dict[str, Any]:
@@ -229,9 +250,16 @@ def keys_of(texts: Mapping[str, str]) -> dict[str, Keys]:
 def tenants_of(entry: TenantsEntry, keys: Mapping[str, Keys], secret: int = 0) -> Tenants:
     """Returns what workers ask. `keys`: of each file that the section names, by path. `secret`: the 64-bit seed of prefix hashes."""
     sources: Sequence[Source] = [_made(source, keys) for source in entry.sources]
-    per_tenant = {name: objectives or entry.objectives for name, objectives in entry.per_tenant.items()}
-    salts = Salts(secret) if entry.salt_place is not None else None
-    return Tenants(sources, shares=entry.shares, objectives=entry.objectives, per_tenant=per_tenant, salts=salts)
+    per_tenant = {name: one.objectives or entry.objectives for name, one in entry.per_tenant.items()}
+    return Tenants(
+        sources,
+        shares=entry.shares,
+        objectives=entry.objectives,
+        per_tenant=per_tenant,
+        salts=Salts(secret) if entry.salt_place is not None else None,
+        budget=tenant_budgets.budget_of(entry.budget),
+        budgets={name: tenant_budgets.budget_of(one.budget) for name, one in entry.per_tenant.items() if one.budget is not None},
+    )
 
 
 def _made(source: TenantSource, keys: Mapping[str, Keys]) -> Source:

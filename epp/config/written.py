@@ -128,18 +128,47 @@ TenantSource = MetadataSource | HeaderSource | KeySource
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetEntry:
+    """Holds what a tenant may use. A number is 0 without a limit; `burst` is 0 if `tokens` is. `queue_place`: of the mode `queue`."""
+
+    tokens: float = 0.0  # per minute
+    burst: float = 0.0
+    requests: float = 0.0  # per minute
+    concurrent: int = 0
+    cached_price: float = 1.0
+    queue_place: Place | None = None
+    place: Place = WHOLE
+
+
+NO_BUDGET = BudgetEntry()
+
+
+@dataclass(frozen=True, slots=True)
+class OneTenantEntry:
+    """Holds what is different for one tenant. No objectives, or no budget: those of the section. NO_BUDGET: no limits."""
+
+    objectives: tuple[str, ...] = ()
+    budget: BudgetEntry | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TenantsEntry:
     """Holds the section `tenants`. `shares`: whether requests without a known tenant share one.
 
-    `per_tenant`: objectives by tenant; an empty list stands for `objectives`. `salt_place`: of the setting by which each tenant
-    has a cache salt of its own; None: they have none.
+    `salt_place`: of the setting by which each tenant has a cache salt of its own; None: they have none.
     """
 
     sources: tuple[TenantSource, ...]
     shares: bool = False
     objectives: tuple[str, ...] = ()
-    per_tenant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    per_tenant: Mapping[str, OneTenantEntry] = field(default_factory=dict)
     salt_place: Place | None = None
+    budget: BudgetEntry | None = None
+
+    @property
+    def budgets(self) -> tuple[BudgetEntry, ...]:
+        """All budgets that the section gives."""
+        return tuple(entry for entry in (self.budget, *(one.budget for one in self.per_tenant.values())) if entry)
 
 
 @dataclass(slots=True)

@@ -55,6 +55,7 @@ class FlowPlan:
     eviction: bool  # whether requests in flight may be evicted
     eviction_filter: EvictionFilter | None = None  # set if `eviction` is true
     eviction_order: EvictionOrder | None = None
+    further: tuple[int, ...] = ()  # priorities of bands made from the templates that always exist, too
 
     def band(self, priority: int) -> BandPlan:
         """Returns the plan of one band: the configured one, or a copy of the template."""
@@ -66,7 +67,7 @@ class FlowPlan:
 
     def static(self) -> frozenset[int]:
         """Returns the priorities whose bands exist independently of objectives."""
-        return frozenset(band.priority for band in self.bands) | {DEFAULT_BAND}
+        return frozenset(band.priority for band in self.bands) | {DEFAULT_BAND, *self.further}
 
     def priorities(self, provisioned: Collection[int] = ()) -> Iterator[int]:
         """Yields all priorities that have a band while objectives name `provisioned`, the most important first."""

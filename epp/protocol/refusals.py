@@ -76,6 +76,7 @@ RULES: Mapping[Cause, _Rule] = {
     ),
     Cause.UNKNOWN_TENANT: _Rule(401, "Unauthorized", "this request has no valid credentials of a tenant"),
     Cause.NO_POOL: _Rule(404, "NotFound", "{}"),
+    Cause.OVER_BUDGET: _Rule(429, "ResourceExhausted", "the budget of this tenant is used up: {}", "rejected-over-budget"),
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }
 
@@ -88,7 +89,7 @@ def answer(refused: Refused) -> ErrorAnswer:
     rule = RULES[refused.cause]
     text = rule.text.replace("{}", refused.detail)
     error = {"message": f"inference error: {rule.code} - {text}", "type": rule.code, "code": rule.status}
-    headers = {CONTENT_TYPE: "application/json"}
+    headers = {CONTENT_TYPE: "application/json", **refused.headers}
     if rule.drop_reason:
         headers[DROP_REASON] = rule.drop_reason
     if rule.status == UNAUTHORIZED:

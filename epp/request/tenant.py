@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from epp.request.budget import Budget
 from epp.request.client_headers import DEFAULT_FLOW, FAIRNESS_CHARS_MAX, OBJECTIVE, first_value, names_flow
 
 UNKNOWN: Final = "unknown"  # the tenant that all requests without a known one share, if the operator wants that
@@ -12,13 +13,14 @@ class Tenant:
     """`name`: also the fairness id of its requests. `objectives`: the InferenceObjectives that it may claim; empty: any.
 
     The first of the objectives is that of a request that claims none, or another one. `salt`: the cache salt of its requests, so that it
-    shares no prefixes with others; "": clients give theirs.
+    shares no prefixes with others; "": clients give theirs. `budget`: None without limits.
     """
 
-    __slots__ = ("name", "objectives", "salt")
+    __slots__ = ("budget", "name", "objectives", "salt")
 
-    def __init__(self, name: str, objectives: Sequence[str] = (), salt: str = "") -> None:
+    def __init__(self, name: str, objectives: Sequence[str] = (), salt: str = "", budget: Budget | None = None) -> None:
         self.name = name
+        self.budget = budget
         self.objectives = objectives
         self.salt = salt
 

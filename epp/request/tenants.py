@@ -14,6 +14,7 @@ from typing import Final
 
 from epp.errors import Cause, Refused
 from epp.protocol import codec
+from epp.request.budget import Budget
 from epp.request.client_headers import FAIRNESS_ID, as_utf8
 from epp.request.tenant import UNKNOWN, Tenant, names_tenant
 from epp.request.tenant_keys import Keys
@@ -21,6 +22,7 @@ from epp.request.tenant_keys import Keys
 KEPT_MAX: Final = 4096
 PURPOSE: Final = b"epp tenant salt"
 SALT_CHARS: Final = 32  # 128 bits
+NO_BUDGETS: Final[Mapping[str, Budget | None]] = {}
 NO_OBJECTIVES: Final[Mapping[str, Sequence[str]]] = {}
 
 
@@ -94,16 +96,21 @@ class Tenants:
         objectives: Sequence[str] = (),
         per_tenant: Mapping[str, Sequence[str]] = NO_OBJECTIVES,
         salts: Salts | None = None,
+        budget: Budget | None = None,
+        budgets: Mapping[str, Budget | None] = NO_BUDGETS,
     ) -> None:
         """`shares`: whether requests without a known tenant share the tenant UNKNOWN; otherwise they are refused.
 
         `objectives`: see `Tenant`. `per_tenant`: those of single tenants by name. `salts`: None if tenants get none.
+        `budget`: of each tenant without an entry in `budgets`; None without limits.
         """
         self._sources = tuple(sources)
         self._shares = shares
         self._objectives = tuple(objectives)
         self._per_tenant = {name: tuple(listed) for name, listed in per_tenant.items()}
         self._salts = salts
+        self._budget = budget
+        self._budgets = dict(budgets)
         self._kept: dict[str, Tenant] = {}
 
     def of(self, headers: codec.Headers, message: bytes) -> Tenant:
@@ -128,7 +135,8 @@ class Tenants:
             if len(self._kept) >= KEPT_MAX:  # bounded, because a gateway may vouch for any number
                 self._kept.clear()
             salt = self._salts.of(name) if self._salts is not None else ""
-            tenant = self._kept[name] = Tenant(name, self._per_tenant.get(name, self._objectives), salt)
+            objectives, budget = self._per_tenant.get(name, self._objectives), self._budgets.get(name, self._budget)
+            tenant = self._kept[name] = Tenant(name, objectives, salt, budget)
         return tenant
 
     def hidden(self, untrusted: Collection[str]) -> frozenset[str]:

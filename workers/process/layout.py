@@ -5,7 +5,7 @@
               reload status
     lanes     lanes | series ... | decisions | profiles |   each process its own part
               flow lanes | prompt starts | prefills |       remote lane: the supervisor; it exists with a replica store
-              answers | remote lane
+              answers | budgets | remote lane
     index     prefix index                                  the supervisor
     kv        held blocks | links | positions | documents       the kv-events process, if there is one
 
@@ -36,6 +36,7 @@ from epp.metrics.lanes import (
 )
 from epp.metrics.series import GROUPS
 from shm.answers import AnswersSchema
+from shm.budgets import BudgetsSchema
 from shm.documents import DocumentSchema
 from shm.flow_lanes import BANDS_MAX, HASH_LINES, FlowSchema
 from shm.lanes import LaneSchema
@@ -154,6 +155,7 @@ class Layout:
         self.starts = StartsSchema(options.max_endpoints, self.workers_max)
         self.prefills = PrefillsSchema(self.workers_max)
         self.answers = answers_schema_of(options.max_endpoints, self.workers_max)
+        self.budgets = BudgetsSchema(self.workers_max)
         self.index = IndexSchema(options.index_entries)
         self.spares = {group.name: f"spare {number}" for number, group in enumerate(groups[own:])}
         self.series = {group.name: self._series_of(group) for group in self.groups}
@@ -246,7 +248,7 @@ class Layout:
             lanes[f"spare {number}"] = spare_schema(f"spare {number}", UNUSED, lanes=self.workers_max)
         lanes |= {"decisions": self.decisions, "profiles": self.profiles}
         lanes |= {flow_part(pool): schema for pool, schema in enumerate(self.flows)}
-        lanes |= {"starts": self.starts, "prefills": self.prefills, "answers": self.answers}
+        lanes |= {"starts": self.starts, "prefills": self.prefills, "answers": self.answers, "budgets": self.budgets}
         if self.remote is not None:
             lanes["remote"] = self.remote
         parts: dict[str, Mapping[str, Schema]] = {

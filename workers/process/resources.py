@@ -63,6 +63,7 @@ class Memory:
         self.starts: Region = parts["starts"]
         self.prefills: Region = parts["prefills"]
         self.answers: Region = parts["answers"]
+        self.budgets: Region = parts["budgets"]
         self.reload: Region = parts["reload"]
         self.index: Region = parts["index"]
         self.decisions: Region = parts["decisions"]

@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 from epp.metrics.flow_control import FLOW_GROUPS
 from epp.metrics.series import GROUPS
+from shm.budgets import BudgetsSchema
 from shm.flow_lanes import BANDS_MAX, FlowSchema
 from shm.lanes import LaneSchema
 from shm.layout import WORD
@@ -62,6 +63,7 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
         + FlowSchema(BANDS_MAX, SEATS_USUAL).lane_bytes  # it grows with the number of seats
         + StartsSchema(endpoints, 1).bytes
         + PrefillsSchema(1).bytes
+        + BudgetsSchema(1).row_bytes
         + answers_schema_of(endpoints, 1).row_bytes
         + lane,
         fixed=reload_status.SCHEMA.bytes + alone + model + few - entry * entries + lane + bare,  # the supervisor's lane, and histograms

@@ -18,6 +18,7 @@ from epp.metrics.series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
 from epp.recording.keys import Keyed
 from epp.recording.sample import Sample
 from shm.answers import AnswersWriter
+from shm.budgets import BudgetRow
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lane
 from shm.prefills import Prefills
@@ -30,6 +31,7 @@ from workers.shared.objectives import ObjectivesView, static_bands
 from workers.shared.profiles import Answering
 from workers.transport.interface import Clock
 from workers.worker.extproc.answer_counts import AnswerCounts
+from workers.worker.extproc.budgets import Budgets
 from workers.worker.flow.flow_control import FlowControl
 from workers.worker.learning import SharedLearning
 from workers.worker.profiler import Profiler
@@ -69,6 +71,9 @@ class Kept:
         self.latency = DocumentReader(instance.layout.latency, instance.memory.latency)
         self.starts = PromptStarts(instance.layout.starts, instance.memory.starts, index)
         self.bus = bus
+        schema, serving = instance.layout.budgets, instance.memory.lanes.serving_words[1:]
+        self.budgets = BudgetRow(schema, instance.memory.budgets, index, serving)
+        self.budgets.take_over()
         self.prefills = Prefills(instance.layout.prefills, instance.memory.prefills, index)
         self.answers = AnswerCounts(AnswersWriter(instance.layout.answers, instance.memory.answers, index), time.monotonic)
         lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
@@ -119,6 +124,7 @@ class PoolKept:
         self.objectives = ObjectivesView(kept.documents, static_bands(instance.config.flow))
         self.objectives.changed = self._bands_changed
         self.learning = SharedLearning(kept.latency, kept.starts, kept.bus.send, instance.pool or 0)
+        self.budgets = Budgets(kept.budgets, instance.credentials.prefix_seed, instance.pool or 0)
         kept.pools.append(self)
 
     def _bands_changed(self) -> None:

@@ -143,6 +143,7 @@ class Parts:
             receipts=self._receipt if DEBUG_GROUP in options.trust_client_headers else None,
             tenants=self._tenants,
             pool=self.instance.pool or 0,
+            budgets=self.own.budgets,
         )
 
     def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":
@@ -169,6 +170,7 @@ class Parts:
         self.record()
         self.kept.records.flush()
         self.kept.sweep(now)
+        self.own.budgets.heartbeat(now)
         if self.timing is not None:
             self.timing.heartbeat()
         self.objectives.look()

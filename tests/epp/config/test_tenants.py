@@ -6,6 +6,7 @@ from epp.config.load import ConfigErrors, load
 from epp.config.tenants import key_files, keys_of, tenants_of
 from epp.errors import Refused
 from epp.protocol import codec
+from epp.request.budget import BEHIND
 from epp.request.client_headers import FAIRNESS_ID
 from tests.epp.config.loading import ok
 from tests.epp.request.test_tenant_keys import hashed
@@ -93,3 +94,36 @@ def test_tenants_have_salts_only_if_the_configuration_says_so() -> None:
     assert tenants_of(entry, {}, 1).named("a").salt not in ("", tenants_of(entry, {}, 2).named("a").salt)
     assert tenants_of(plain, {}, 1).named("a").salt == ""
     assert ok(text).document["tenants"]["cacheSalt"] == "tenant"
+
+
+def test_a_tenant_has_the_budget_of_its_own_or_that_of_the_section() -> None:
+    text = """\
+tenants:
+  from: [{header: x-tenant, trusted: true}]
+  budget: {tokensPerMinute: 120k, requests: 60}
+  perTenant:
+    acme: {budget: {tokensPerMinute: 6k, burst: 1k, concurrent: 4, cachedPrice: 0.1}}
+    free: {budget: {mode: none}}
+"""
+    config = ok(text)
+    assert config.tenants is not None
+    assert config.document["tenants"]["budget"] == {
+        "tokensPerMinute": 120_000, "burst": 120_000, "cachedPrice": 1.0, "requests": 60, "mode": "shed",
+    }  # fmt: skip
+    assert config.document["tenants"]["perTenant"]["free"] == {"budget": {"mode": "none"}}
+    assert load(config.as_yaml(), "again").as_yaml() == config.as_yaml()
+    tenants = tenants_of(config.tenants, {})
+    acme, other = tenants.named("acme").budget, tenants.named("other").budget
+    assert tenants.named("free").budget is None
+    assert acme is not None and acme.tokens is not None and other is not None and other.tokens is not None and other.requests is not None
+    assert (acme.tokens.rate, acme.tokens.size, acme.requests, acme.concurrent, acme.cached_price) == (100.0, 1000.0, None, 4, 0.1)
+    assert (other.tokens.rate, other.tokens.size, other.requests.rate, other.concurrent, other.queues) == (2000.0, 120_000.0, 1.0, 0, False)
+
+
+def test_a_budget_that_queues_has_a_band_behind_all_others() -> None:
+    text = "featureGates: [flowControl]\ntenants: {from: [{header: x-tenant, trusted: true}], budget: {requests: 60, mode: queue}}"
+    config = ok(text)
+    assert config.flow is not None
+    assert config.flow.static() == {0, BEHIND}
+    assert [*config.flow.priorities([5, -5])] == [5, 0, -5, BEHIND]
+    assert config.document["tenants"]["budget"] == {"requests": 60, "mode": "queue"}

@@ -20,6 +20,7 @@ from shm.lanes import Lane
 from workers.shared.query_of_death import Deciding
 from workers.transport.interface import Clock
 from workers.worker.extproc.answer_counts import AnswerCounts
+from workers.worker.extproc.budgets import Budgets
 from workers.worker.extproc.pipelines import Pipelines
 from workers.worker.flow.eviction import Evictions
 from workers.worker.telemetry.request_telemetry import Telemetry
@@ -77,7 +78,7 @@ class StreamOptions(NamedTuple):
     `scores`: whether the answer has the score of each endpoint. `request_phase_only`: whether a stream ends with the answer to its
     request, so that the response passes without the picker. `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a
     decision; None if clients get no receipts. `tenants`: finds the tenant of each request; None if no tenants are configured. `pool`: the
-    number of the pool.
+    number of the pool. `budgets`: counts what tenants use; None in tests.
     """
 
     scores: bool = False
@@ -85,6 +86,7 @@ class StreamOptions(NamedTuple):
     receipts: Receipts | None = None
     tenants: Tenants | None = None
     pool: int = 0
+    budgets: Budgets | None = None
 
 
 USUAL: Final = StreamOptions()
@@ -120,7 +122,7 @@ class App:
         self.admission: Admission = OPEN
         self.evictions: Evictions | None = None
         self.intake = intake if intake is not None else Intake()
-        self.emit_scores, self.request_phase_only, self.receipts, self.tenants, self.number = options
+        self.emit_scores, self.request_phase_only, self.receipts, self.tenants, self.number, self.budgets = options
         self._destinations: dict[str, codec.Destination] = {}
         self._several: dict[str, codec.Destination] = {}
 

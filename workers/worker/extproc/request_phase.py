@@ -278,6 +278,9 @@ class RequestPhase:
             self.body_bytes = len(renamed.body)
             self.restorer = renamed.restorer
             self._renamed = renamed.body
+        tenant = request.tenant
+        if tenant is not None and tenant.budget is not None and app.budgets is not None:
+            stream.charge = app.budgets.enter(request, tenant, tenant.budget)
         self._coroutine = decide(lease, request, app.pool, app.admission)
         self._step(stream)
 

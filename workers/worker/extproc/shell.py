@@ -16,6 +16,7 @@ from epp.protocol.stream import AWAIT_HEADERS, DECIDING, ENDED, ROUTED
 from epp.request import Request
 from workers.transport.interface import Stream
 from workers.worker.extproc.app import App
+from workers.worker.extproc.budgets import Charge
 from workers.worker.extproc.pipelines import Lease
 from workers.worker.telemetry.tracing import Trace
 
@@ -31,7 +32,7 @@ class Shell:
     """
 
     __slots__ = (
-        "app", "duplex", "error", "fingerprint", "half", "lease", "passing", "received_at", "request", "send", "state", "trace",
+        "app", "charge", "duplex", "error", "fingerprint", "half", "lease", "passing", "received_at", "request", "send", "state", "trace",
         "transport",
     )  # fmt: skip
 
@@ -51,6 +52,7 @@ class Shell:
         self.received_at = app.clock.now
         self.request: Request | None = None  # set when the body is complete
         self.lease: Lease | None = None  # set when the body is complete
+        self.charge: Charge | None = None  # what it uses of its tenant's budget; None without one
         self.fingerprint = 0  # the body's fingerprint, see `workers.shared.query_of_death`
 
     # Work.

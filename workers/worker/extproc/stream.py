@@ -154,6 +154,8 @@ class ExtProcStream(Shell):
         phase.pieces.clear()  # a long answer does not keep the request's bytes in memory
         used = self.lease.used if self.lease is not None else None
         answer.exchange = app.telemetry.routed(request, decision, used, self.received_at)
+        if self.charge is not None:
+            self.charge.exchange = answer.exchange
         if request is not None and app.evictions is not None:
             reservation.victim = app.evictions.track(request, request.sent_at, self.evict)
         if app.request_phase_only or self.half or (request is not None and (handling := request[ANSWER]) is not None and handling.skip):
@@ -223,6 +225,9 @@ class ExtProcStream(Shell):
             self.fault(problem)
         if self.response_phase is not None:
             self.response_phase.finish(self)
+        charge, self.charge = self.charge, None
+        if charge is not None:
+            charge.end(self.app.clock.now)
 
     def _end_request(self) -> None:
         """Drops a request that is not decided, ends the trace, and counts an error."""

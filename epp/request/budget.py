@@ -1,0 +1,129 @@
+"""A tenant's budget: what it may use, how much of that is left, and the answer to a request that is too much.
+
+A token bucket holds `size` tokens at most and gets `rate` tokens per second. Several processes use it at once, and none of them keeps its
+content. The content follows from two numbers that only have to be merged:
+
+    used    the sum of what all have used since any beginning; each writes its own part
+    lapsed  the largest value that rate * time - used has ever had; each writes the largest that it has seen
+    left    size + rate * time - used - lapsed
+
+What has lapsed is what would have made the bucket overflow, so a bucket that nobody uses stays full, and `left` is at most `size`. Two
+processes that see the same overflow write the same number, so nothing counts twice. A process that knows late what others have used
+lets too much pass until it learns of it, but the debt stays: `left` falls below 0. Over a long time, no more is used than was granted.
+
+Times are monotonic seconds. Nothing here depends on wall clocks.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from epp.errors import Cause, Refused
+
+MINUTE_S: Final = 60.0
+ANSWER_BYTES_PER_TOKEN: Final = 4
+BEHIND: Final = -(1 << 31)  # the priority of requests beyond their tenant's budget that wait behind all others
+SOON_S: Final = 1.0  # when to ask again for a place among the requests in flight
+RETRY_MAX_S: Final = 3600
+
+
+class Bucket:
+    """A token bucket. `rate`: tokens per second. `size`: the most that it holds."""
+
+    __slots__ = ("rate", "size")
+
+    def __init__(self, rate: float, size: float) -> None:
+        self.rate = rate
+        self.size = size
+
+    def lapsed(self, used: float, now: float) -> float:
+        """Returns the least that has lapsed by now."""
+        return self.rate * now - used
+
+    def left(self, used: float, lapsed: float, now: float) -> float:
+        """Returns how much may be used now; below 0: that much was used too early."""
+        return self.size + self.rate * now - used - lapsed
+
+    def needed(self, amount: float) -> float:
+        """Returns how much must be left for a use of `amount`. A bucket never holds more than its size, so more is never needed."""
+        return min(self.size, amount)
+
+    def seconds_until(self, needed: float, left: float) -> float:
+        """Returns in how many seconds so much is left, if nobody uses any."""
+        return max(0.0, (needed - left) / self.rate)
+
+
+class Budget:
+    """What one tenant may use. `tokens`, `requests`: None without a limit. `concurrent`: requests in flight at most; 0: no limit.
+
+    `cached_price`: what a cached token of a prompt counts. `queues`: whether requests beyond the budget wait behind all others, or are
+    refused. `plan`: tells budgets with other buckets apart.
+    """
+
+    __slots__ = ("cached_price", "concurrent", "plan", "queues", "requests", "tokens")
+
+    def __init__(
+        self, tokens: Bucket | None, requests: Bucket | None, concurrent: int = 0, cached_price: float = 1.0, *, queues: bool = False
+    ) -> None:
+        self.tokens = tokens
+        self.requests = requests
+        self.concurrent = concurrent
+        self.cached_price = cached_price
+        self.queues = queues
+        numbers = [number for bucket in (tokens, requests) for number in ((bucket.rate, bucket.size) if bucket is not None else (0.0, 0.0))]
+        self.plan: int = hash(tuple(numbers)) & ((1 << 62) - 1) | 1  # hashes of numbers are the same in all processes
+
+
+class Left:
+    """What is left of a budget at one moment. `in_flight`: the tenant's requests in flight."""
+
+    __slots__ = ("budget", "in_flight", "requests", "tokens")
+
+    def __init__(self, budget: Budget, tokens: float, requests: float, in_flight: int) -> None:
+        self.budget = budget
+        self.tokens = tokens
+        self.requests = requests
+        self.in_flight = in_flight
+
+    def admits(self, tokens: float) -> bool:
+        """Returns whether a request may pass whose prompt counts so many tokens."""
+        budget = self.budget
+        if budget.concurrent and self.in_flight >= budget.concurrent:
+            return False
+        if budget.requests is not None and self.requests < budget.requests.needed(1.0):
+            return False
+        return budget.tokens is None or self.tokens >= budget.tokens.needed(tokens)
+
+    def refusal(self, tokens: float) -> Refused:
+        """Returns the answer to a request that is not admitted, with the headers that clients of OpenAI obey."""
+        budget, reached, wait_s = self.budget, [], 0.0
+        if budget.tokens is not None and self.tokens < (needed := budget.tokens.needed(tokens)):
+            reached.append("tokens per minute")
+            wait_s = budget.tokens.seconds_until(needed, self.tokens)
+        if budget.requests is not None and self.requests < 1.0:
+            reached.append("requests per minute")
+            wait_s = max(wait_s, budget.requests.seconds_until(1.0, self.requests))
+        if budget.concurrent and self.in_flight >= budget.concurrent:
+            reached.append("concurrent requests")
+            wait_s = max(wait_s, SOON_S)
+        retry_s = max(1, min(RETRY_MAX_S, math.ceil(wait_s)))
+        return Refused(Cause.OVER_BUDGET, " and ".join(reached), retry_s, headers=self.headers())
+
+    def headers(self) -> Mapping[str, str]:
+        """Returns the limits, what is left of them, and when all of it will be left again."""
+        found: dict[str, str] = {}
+        for name, bucket, left in (("requests", self.budget.requests, self.requests), ("tokens", self.budget.tokens, self.tokens)):
+            if bucket is not None:
+                found[f"x-ratelimit-limit-{name}"] = f"{bucket.rate * MINUTE_S:.0f}"
+                found[f"x-ratelimit-remaining-{name}"] = f"{max(0.0, math.floor(left)):.0f}"
+                found[f"x-ratelimit-reset-{name}"] = duration(bucket.seconds_until(bucket.size, left))
+        return found
+
+
+def duration(seconds: float) -> str:
+    """Writes a duration as OpenAI's headers do: 12ms, 1.25s, 6m0s."""
+    ms = math.ceil(seconds * 1e3)
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, ms = divmod(ms, 60_000)
+    return f"{minutes}m{ms / 1e3:g}s" if minutes else f"{ms / 1e3:g}s"

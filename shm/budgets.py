@@ -1,0 +1,175 @@
+"""Budgets: what tenants have used of their budgets. Each worker writes its own row, the supervisor that of other replicas; all read all.
+
+    row      | changes | 0 ... |                                          one cache line
+             | place 0 | place 1 | ... | place n-1 |                      one cache line each
+    place    | key | plan | tokens | requests | in flight | lapsed tokens | lapsed requests | touched |
+
+Tokens, requests, what has lapsed and `touched` (monotonic seconds) are float64, the others int64. The key names a tenant; 0: the place is
+free. Tokens and requests are what the row's writer has let the tenant use; tokens may fall when an answer turns out to be cheaper. A
+successor continues them, and clears what is in flight. What has lapsed holds for budgets with this plan only (0: for none). `changes`
+grows with each change, so a reader that has seen it need not look further.
+
+The key selects a set of WAYS places. If all are taken, the place that was not touched for longest, without a request in flight if there is
+such a place, goes to the new tenant. A tenant whose places are gone is one that has used nothing: it begins with a full bucket, as one
+that was idle does. The words of a place do not change together.
+
+This module does not know what the numbers are compared with.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shm.layout import CACHE_LINE, WORD, layout_hash
+from shm.segment import Region
+
+PLACES: Final = 1024  # tenants of one row
+WAYS: Final = 8
+LINE: Final = CACHE_LINE // WORD
+ROW_WORDS: Final = (1 + PLACES) * LINE
+KEY, PLAN, TOKENS, REQUESTS, IN_FLIGHT, LAPSED_TOKENS, LAPSED_REQUESTS, TOUCHED = range(LINE)
+NOWHERE: Final = -1
+KEY_MAX: Final = (1 << 63) - 1
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class BudgetsSchema:
+    """Lays out the rows of a number of workers, and the row of other replicas behind them."""
+
+    def __init__(self, workers: int) -> None:
+        if workers < 1:
+            raise ValueError(f"budgets need at least one worker, not {workers}")
+        self.workers = workers
+        self.row_bytes = ROW_WORDS * WORD
+        self.bytes = (workers + 1) * self.row_bytes
+        self.layout_hash = layout_hash("budgets 1", workers, PLACES)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "budgets", "workers": self.workers}
+
+
+class Elsewhere(NamedTuple):
+    """What a tenant has used by rows of other writers. `lapsed_*`: the largest that they have seen; -inf: none."""
+
+    tokens: float
+    requests: float
+    in_flight: int
+    lapsed_tokens: float
+    lapsed_requests: float
+
+
+class Sum(NamedTuple):
+    """What a tenant has used, summed over workers."""
+
+    tokens: float
+    requests: float
+    in_flight: int
+
+
+class BudgetRow:
+    """Writes one row, and reads all. `row`: the worker's number from 0, or the number of workers for the row of other replicas.
+
+    `serving`: a word per worker, 0 if nothing of it is in flight any more.
+    """
+
+    def __init__(self, schema: BudgetsSchema, region: Region, row: int, serving: Sequence[int]) -> None:
+        self._words: memoryview = region.bytes.cast("q")
+        self._floats: memoryview[float] = region.bytes.cast("d")
+        self._rows = schema.workers + 1
+        self._workers = schema.workers
+        self._row = row
+        self._serving = serving
+        start = row * ROW_WORDS
+        self.words = self._words[start : start + ROW_WORDS]
+        self.floats = self._floats[start : start + ROW_WORDS]
+
+    def take_over(self) -> None:
+        """Clears what the predecessor had in flight."""
+        for at in range(LINE, ROW_WORDS, LINE):
+            self.words[at + IN_FLIGHT] = 0
+
+    def place(self, key: int, now: float) -> int:
+        """Returns where the tenant's place begins in this row, in words. Gives it a place if it has none."""
+        words, floats = self.words, self.floats
+        first = _set_of(key)
+        oldest, rank = first, (True, float("inf"))
+        for at in range(first, first + WAYS * LINE, LINE):
+            held = words[at + KEY]
+            if held == key:
+                return at
+            at_rank = (words[at + IN_FLIGHT] > 0, floats[at + TOUCHED] if held else float("-inf"))
+            if at_rank < rank:
+                oldest, rank = at, at_rank
+        words[oldest + KEY] = 0  # a reader must not combine the old key with the new numbers
+        for word in range(PLAN, LINE):
+            words[oldest + word] = 0
+        floats[oldest + TOUCHED] = now
+        words[oldest + KEY] = key
+        return oldest
+
+    def changed(self) -> None:
+        """Says that a place of this row has changed."""
+        self.words[0] += 1
+
+    def elsewhere(self, key: int, plan: int) -> Elsewhere:
+        """Returns what the tenant has used by other rows. `plan`: of the budget for which lapsed numbers are wanted."""
+        words, floats, workers = self._words, self._floats, self._workers
+        tokens = requests = 0.0
+        in_flight = 0
+        lapsed_tokens = lapsed_requests = float("-inf")
+        first = _set_of(key)
+        for row in range(self._rows):
+            if row == self._row:
+                continue
+            start = row * ROW_WORDS + first
+            for at in range(start, start + WAYS * LINE, LINE):
+                if words[at] != key:
+                    continue
+                row_tokens, row_requests = floats[at + TOKENS], floats[at + REQUESTS]
+                flying = words[at + IN_FLIGHT] if row == workers or self._serving[row] else 0
+                if words[at + PLAN] == plan:
+                    lapsed_tokens = max(lapsed_tokens, floats[at + LAPSED_TOKENS])
+                    lapsed_requests = max(lapsed_requests, floats[at + LAPSED_REQUESTS])
+                if words[at] == key:  # no other tenant took the place meanwhile
+                    tokens += row_tokens
+                    requests += row_requests
+                    in_flight += flying
+                break
+        return Elsewhere(tokens, requests, in_flight, lapsed_tokens, lapsed_requests)
+
+
+class BudgetSums:
+    """Sums the rows of all workers, for the supervisor."""
+
+    def __init__(self, schema: BudgetsSchema, region: Region, serving: Sequence[int]) -> None:
+        shape = (schema.workers, 1 + PLACES, LINE)
+        self._ints: Ints = region.array(np.int64, 0, shape)
+        self._floats: Floats = region.array(np.float64, 0, shape)
+        self._serving = serving
+
+    def changes(self) -> int:
+        """Returns a number that has changed if anything was counted since the last call."""
+        return int(self._ints[:, 0, 0].sum())
+
+    def sums(self) -> dict[int, Sum]:
+        """Returns what each tenant has used, by key."""
+        found: dict[int, Sum] = {}
+        for row, place in self._taken():
+            ints, floats = self._ints[row, place], self._floats[row, place]
+            before = found.get(key := int(ints[KEY]), Sum(0.0, 0.0, 0))
+            flying = int(ints[IN_FLIGHT]) if self._serving[row] else 0
+            found[key] = Sum(before.tokens + float(floats[TOKENS]), before.requests + float(floats[REQUESTS]), before.in_flight + flying)
+        return found
+
+    def _taken(self) -> Iterator[tuple[int, int]]:
+        rows, places = np.nonzero(self._ints[:, 1:, KEY])
+        return zip(rows.tolist(), (places + 1).tolist(), strict=True)
+
+
+def _set_of(key: int) -> int:
+    """Returns where the set of a key begins in a row, in words."""
+    return LINE + (key % (PLACES // WAYS)) * WAYS * LINE

@@ -1,0 +1,104 @@
+"""Budgets in shared memory: what each worker writes, what all read, and what is left after a worker has died."""
+
+import math
+
+import pytest
+
+from shm.budgets import (
+    IN_FLIGHT,
+    KEY,
+    LAPSED_TOKENS,
+    LINE,
+    PLACES,
+    PLAN,
+    REQUESTS,
+    TOKENS,
+    TOUCHED,
+    WAYS,
+    BudgetRow,
+    BudgetsSchema,
+    BudgetSums,
+    Elsewhere,
+    Sum,
+)
+from shm.segment import Region
+
+SETS = PLACES // WAYS
+
+
+class Rows:
+    def __init__(self, workers: int = 2) -> None:
+        self.schema = BudgetsSchema(workers)
+        self.region = Region(memoryview(bytearray(self.schema.bytes)))
+        self.serving = [1] * workers
+        self.rows = [BudgetRow(self.schema, self.region, row, self.serving) for row in range(workers + 1)]
+        self.sums = BudgetSums(self.schema, self.region, self.serving)
+
+    def use(self, row: int, key: int, tokens: float, in_flight: int = 1, *, plan: int = 0, lapsed: float = 0.0, now: float = 1.0) -> int:
+        writer = self.rows[row]
+        at = writer.place(key, now)
+        writer.floats[at + TOKENS] += tokens
+        writer.floats[at + REQUESTS] += 1
+        writer.words[at + IN_FLIGHT] += in_flight
+        writer.words[at + PLAN] = plan
+        writer.floats[at + LAPSED_TOKENS] = lapsed
+        writer.floats[at + TOUCHED] = now
+        writer.changed()
+        return at
+
+
+def test_each_row_is_read_by_the_others() -> None:
+    rows = Rows()
+    rows.use(0, 7, 100.0, plan=3, lapsed=-5.0)
+    rows.use(1, 7, 10.0, plan=3, lapsed=8.0)
+    rows.use(2, 7, 1.0, plan=4, lapsed=99.0)
+    assert rows.rows[0].elsewhere(7, 3) == Elsewhere(11.0, 2.0, 2, 8.0, 0.0)
+    assert rows.rows[1].elsewhere(7, 3) == Elsewhere(101.0, 2.0, 2, -5.0, 0.0)
+    assert rows.rows[0].elsewhere(8, 3) == Elsewhere(0.0, 0.0, 0, -math.inf, -math.inf)
+
+
+def test_what_a_dead_worker_had_in_flight_does_not_count_but_what_it_used_does() -> None:
+    rows = Rows()
+    at = rows.use(0, 7, 100.0)
+    rows.serving[0] = 0
+    assert rows.rows[1].elsewhere(7, 1)[:3] == (100.0, 1.0, 0)
+    assert rows.sums.sums() == {7: Sum(100.0, 1.0, 0)}
+    rows.serving[0] = 1
+    successor = BudgetRow(rows.schema, rows.region, 0, rows.serving)
+    successor.take_over()
+    assert rows.rows[1].elsewhere(7, 1)[:3] == (100.0, 1.0, 0)
+    assert successor.place(7, 2.0) == at
+
+
+def test_the_supervisor_sums_workers_without_other_replicas() -> None:
+    rows = Rows()
+    rows.use(0, 7, 100.0)
+    rows.use(1, 7, 10.0)
+    rows.use(1, 8, 1.0)
+    rows.use(2, 9, 1.0)
+    before = rows.sums.changes()
+    assert rows.sums.sums() == {7: Sum(110.0, 2.0, 2), 8: Sum(1.0, 1.0, 1)}
+    rows.use(0, 7, 1.0)
+    assert rows.sums.changes() != before
+
+
+def test_a_tenant_without_a_place_takes_the_one_that_was_not_touched_for_longest() -> None:
+    rows = Rows()
+    keys = [1 + n * SETS for n in range(WAYS)]  # all of one set
+    for n, key in enumerate(keys):
+        rows.use(0, key, 5.0, in_flight=int(n in (0, 2)), now=float(n))
+    writer = rows.rows[0]
+    assert len({writer.place(key, 9.0) for key in keys}) == WAYS
+    new = 1 + WAYS * SETS
+    at = writer.place(new, 10.0)
+    assert (writer.words[at + KEY], writer.floats[at + TOKENS], writer.floats[at + TOUCHED]) == (new, 0.0, 10.0)
+    assert rows.rows[1].elsewhere(keys[1], 0).tokens == 0.0  # the oldest without a request in flight
+    assert [rows.rows[1].elsewhere(key, 0).tokens for key in keys] == [5.0, 0.0, *[5.0] * (WAYS - 2)]
+
+
+def test_rows_lie_on_cache_lines_and_need_a_worker() -> None:
+    schema = BudgetsSchema(3)
+    assert schema.row_bytes % 64 == 0 and schema.bytes == 4 * schema.row_bytes and LINE == 8
+    assert schema.describe() == {"kind": "budgets", "workers": 3}
+    with pytest.raises(ValueError, match="at least one worker"):
+        BudgetsSchema(0)
