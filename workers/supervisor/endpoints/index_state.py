@@ -27,20 +27,18 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from shm.index_capacity import OWNER_IDS
-from shm.prefix_index import FIRST_OWNER, WAYS, IndexSchema
+from shm.prefix_index import WAYS, IndexSchema
 from shm.prefix_writer import IndexWriter
 from workers.process.prefix_secret import create_private
 from workers.shared.bus import AGE_TICKS
 from workers.shared.documents import Identity
-from workers.supervisor.endpoints.snapshot_file import FOOTER, RefusedSnapshot, age, append, finish, publish, read, trailer_at
+from workers.supervisor.endpoints.snapshot_file import RefusedSnapshot, Snapshot, age, append, check_owners, finish, publish, trailer
 
 SNAPSHOT = "prefix-index"
 EVERY_S = 60.0
@@ -53,6 +51,12 @@ VERSION = 2
 MAGIC = b"EPPINDEX"
 HEADER = Struct("=8sIIQQ16s")
 ENTRY_BYTES = 12
+FAULTS = (
+    (4, "it has {0} entries, and this picker's index {1} (--index-entries)"),
+    (3, "the index had another layout when it was written"),
+    (2, "its blocks have {0} tokens, and this picker's {1} (blockSizeTokens)"),
+    (5, "it was written with another prefix secret"),
+)
 
 log = structlog.get_logger()
 
@@ -63,13 +67,6 @@ class Owners(msgspec.Struct, array_like=True, frozen=True):
     written_at: float  # Unix time in seconds
     tick: int  # the same time in ticks of the index's clock
     owners: list[tuple[Identity, int]]
-
-
-class Loaded(NamedTuple):
-    """The owner ids of a loaded snapshot, and its age."""
-
-    owners: dict[Identity, int]
-    age_s: float
 
 
 class IndexState:
@@ -88,7 +85,7 @@ class IndexState:
         """`seed`: the prefix secret. `block_tokens` returns the present number of tokens in a block, `ticks` the time on the index's
         clock, `wall` Unix time in seconds.
         """
-        self._path = Path(folder, SNAPSHOT)
+        self._file = Snapshot(Path(folder, SNAPSHOT), "the prefix index", HEADER, self._header, FAULTS)
         self._index = index
         self._schema: IndexSchema = index.schema
         self._fingerprint = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=16, person=b"prefix index").digest()
@@ -97,7 +94,6 @@ class IndexState:
         self._wall = wall
         # The value of `index.changes` at the last snapshot. -1: the index has entries of a predecessor, which may not have saved them.
         self._saved = -1 if index.size() else index.changes
-        self._failed = False
         self._writing = asyncio.Lock()
 
     def load(self) -> dict[Identity, int]:
@@ -105,23 +101,7 @@ class IndexState:
 
         Returns {} if there is no snapshot. If the snapshot cannot be used, returns {} and logs why.
         """
-        try:
-            loaded = self._load()
-        except FileNotFoundError:
-            return {}
-        except (OSError, RefusedSnapshot) as refused:
-            why = refused.strerror if isinstance(refused, OSError) else str(refused)
-            log.warning("the prefix index starts empty", file=str(self._path), why=why)
-            return {}
-        self._saved = self._index.changes
-        log.info(
-            "prefix index taken over",
-            file=str(self._path),
-            entries=self._index.size(),
-            endpoints=len(loaded.owners),
-            age_s=round(loaded.age_s, 1),
-        )
-        return loaded.owners
+        return self._file.loaded(self._load) or {}
 
     async def run(self, owners: Callable[[], Mapping[Identity, int]], stopping: Callable[[], bool]) -> None:
         """Saves a snapshot every EVERY_S, and once more when the picker begins to stop. Runs until its task is cancelled."""
@@ -146,31 +126,24 @@ class IndexState:
             changes = self._index.changes
             if changes == self._saved:
                 return
-            try:
+            with self._file.saving():
                 await self._write(owners)
-            except OSError as refused:
-                if not self._failed:
-                    log.warning("the prefix index is not saved", file=str(self._path), why=refused.strerror)
-                self._failed = True
-                return
-            if self._failed:
-                log.info("the prefix index is saved again", file=str(self._path))
-            self._failed, self._saved = False, changes
+                self._saved = changes
 
     async def _write(self, owners: Callable[[], Mapping[Identity, int]]) -> None:
-        temporary = self._path.with_name(f"{SNAPSHOT}.tmp")
+        temporary = self._file.path.with_name(f"{SNAPSHOT}.tmp")
         descriptor = await asyncio.to_thread(create_private, temporary)
         try:
             first = dict(owners())
-            checksum = await asyncio.to_thread(append, descriptor, [HEADER.pack(*self._header())], 0)
+            checksum = await asyncio.to_thread(append, descriptor, [self._file.header()], 0)
             for bucket in range(0, self._schema.buckets, SLICE_BUCKETS):
                 part = self._index.copy(bucket, SLICE_BUCKETS)
                 checksum = await asyncio.to_thread(append, descriptor, part, checksum)
             last = owners()
             same = [(identity, owner) for identity, owner in first.items() if last.get(identity) == owner]
-            trailer = msgspec.msgpack.encode(Owners(self._wall(), self._ticks(), same))
-            await asyncio.to_thread(finish, descriptor, trailer, checksum)
-            await asyncio.to_thread(publish, descriptor, temporary, self._path)
+            kept = Owners(self._wall(), self._ticks(), same)
+            await asyncio.to_thread(finish, descriptor, kept, checksum)
+            await asyncio.to_thread(publish, descriptor, temporary, self._file.path)
         # A cancellation does not close the file, because a thread may still write to it. The end of the process closes it.
         except OSError:
             os.close(descriptor)
@@ -183,45 +156,21 @@ class IndexState:
         schema = self._schema
         return MAGIC, VERSION, self._block_tokens(), schema.layout_hash, schema.entries, self._fingerprint
 
-    def _load(self) -> Loaded:
-        content = self._read()
-        slices_end = trailer_at(content)
+    def _load(self) -> dict[Identity, int]:
+        content = self._file.read(self._schema.entries * ENTRY_BYTES + OWNERS_BYTES_MAX)
+        kept, slices_end = trailer(content, Owners)
         if slices_end != HEADER.size + self._schema.entries * ENTRY_BYTES:
             raise RefusedSnapshot("it is damaged: its parts do not add up")
-        try:
-            trailer = msgspec.msgpack.decode(content[slices_end : -FOOTER.size], type=Owners)
-        except msgspec.DecodeError as failure:
-            raise RefusedSnapshot(f"it is damaged: {failure}") from failure
-        ids = [owner for _, owner in trailer.owners]
-        if len(set(ids)) != len(ids) or not all(FIRST_OWNER <= owner < OWNER_IDS for owner in ids):
-            raise RefusedSnapshot("it is damaged: its owner ids are not valid")
-        age_s = age(trailer.written_at, self._wall())
+        ids = [owner for _, owner in kept.owners]
+        check_owners(ids)
+        age_s = age(kept.written_at, self._wall())
         entries, ages = self._arrays(content)
-        self._index.load(entries, ages, ids, self._ticks() - int(max(age_s, 0.0) * AGE_TICKS) - trailer.tick)
-        return Loaded(dict(trailer.owners), age_s)
-
-    def _read(self) -> bytes:
-        """Reads the file. Raises RefusedSnapshot unless it is complete and fits this picker."""
-        most = HEADER.size + self._schema.entries * ENTRY_BYTES + OWNERS_BYTES_MAX + FOOTER.size
-        return read(self._path, HEADER.size, self._check_header, most)
-
-    def _check_header(self, head: bytes) -> None:
-        if not head.startswith(MAGIC):
-            raise RefusedSnapshot("it is not a snapshot of a prefix index")
-        if len(head) < HEADER.size:
-            raise RefusedSnapshot(f"it is truncated: it has {len(head)} bytes")
-        _, version, block_tokens, layout, entries, secret = HEADER.unpack(head)
-        _, our_version, our_block_tokens, our_layout, our_entries, our_secret = self._header()
-        if version != our_version:
-            raise RefusedSnapshot(f"it has version {version}, and this picker reads version {our_version}")
-        if entries != our_entries:
-            raise RefusedSnapshot(f"it has {entries} entries, and this picker's index {our_entries} (--index-entries)")
-        if layout != our_layout:
-            raise RefusedSnapshot("the index had another layout when it was written")
-        if block_tokens != our_block_tokens:
-            raise RefusedSnapshot(f"its blocks have {block_tokens} tokens, and this picker's {our_block_tokens} (blockSizeTokens)")
-        if secret != our_secret:
-            raise RefusedSnapshot("it was written with another prefix secret")
+        self._index.load(entries, ages, ids, self._ticks() - int(max(age_s, 0.0) * AGE_TICKS) - kept.tick)
+        self._saved = self._index.changes
+        log.info(
+            "prefix index taken over", file=str(self._file.path), entries=self._index.size(), endpoints=len(ids), age_s=round(age_s, 1)
+        )
+        return dict(kept.owners)
 
     def _arrays(self, content: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Returns the entries and the ages of all slices."""

@@ -16,7 +16,7 @@ import structlog
 from epp.learning import state
 from epp.learning.model import EndpointModel, LatencyModel
 from workers.shared.documents import Identity
-from workers.supervisor.endpoints.snapshot_file import FOOTER, RefusedSnapshot, read, trailer_at, write
+from workers.supervisor.endpoints.snapshot_file import RefusedSnapshot, Snapshot, trailer
 
 FILE = "latency-model"
 MAGIC = b"EPPLEARN"
@@ -38,53 +38,29 @@ class LatencyState:
     """Saves and loads the file. Call `load` once, before `save`."""
 
     def __init__(self, folder: str) -> None:
-        self._path = Path(folder, FILE)
+        self._file = Snapshot(Path(folder, FILE), "the latency model", HEADER, lambda: (MAGIC, VERSION))
         self._saved = -1  # the model's `changes` at the last write
-        self._failed = False
 
     def load(self) -> tuple[LatencyModel, dict[Identity, EndpointModel]]:
         """Returns the model without endpoints, and what is known of each endpoint. If the file is unusable, logs why."""
-        try:
-            return self._load()
-        except FileNotFoundError:
-            return LatencyModel(), {}
-        except (OSError, RefusedSnapshot, state.UnusableModel) as refused:
-            why = refused.strerror if isinstance(refused, OSError) else str(refused)
-            log.warning("the latency model begins anew", file=str(self._path), why=why)
-            return LatencyModel(), {}
+        return self._file.loaded(self._load) or (LatencyModel(), {})
 
     def save(self, model: LatencyModel, identities: Mapping[int, Identity]) -> None:
         """Writes the model if it has changed: at most some hundred KB. Of several failures in a row, logs only the first."""
         if model.changes == self._saved:
             return
-        try:
-            trailer = msgspec.msgpack.encode(Kept(state.encode(model), list(identities.items())))
-            write(self._path, [HEADER.pack(MAGIC, VERSION)], trailer)
-        except OSError as refused:
-            if not self._failed:
-                log.warning("the latency model is not saved", file=str(self._path), why=refused.strerror)
-            self._failed = True
-            return
-        self._failed, self._saved = False, model.changes
+        with self._file.saving():
+            self._file.write([], Kept(state.encode(model), list(identities.items())))
+            self._saved = model.changes
 
     def _load(self) -> tuple[LatencyModel, dict[Identity, EndpointModel]]:
-        content = read(self._path, HEADER.size, _check, BYTES_MAX)
+        kept, _ = trailer(self._file.read(BYTES_MAX), Kept)
         try:
-            kept = msgspec.msgpack.decode(content[trailer_at(content) : -FOOTER.size], type=Kept)
-        except msgspec.DecodeError as failure:
-            raise RefusedSnapshot(f"it is damaged: {failure}") from failure
-        model = state.decode(kept.model)
+            model = state.decode(kept.model)
+        except state.UnusableModel as refused:
+            raise RefusedSnapshot(str(refused)) from refused
         known = {identity: model.endpoints[slot] for slot, identity in kept.identities if slot in model.endpoints}
         for slot in list(model.endpoints):
             model.forget(slot)
-        log.info("latency model taken over", file=str(self._path), endpoints=len(known))
+        log.info("latency model taken over", file=str(self._file.path), endpoints=len(known))
         return model, known
-
-
-def _check(head: bytes) -> None:
-    """Raises RefusedSnapshot unless the header is that of a latency model of this version."""
-    if not head.startswith(MAGIC) or len(head) < HEADER.size:
-        raise RefusedSnapshot("it is not a latency model")
-    _, version = HEADER.unpack(head)
-    if version != VERSION:
-        raise RefusedSnapshot(f"it has version {version}, and this picker reads version {VERSION}")

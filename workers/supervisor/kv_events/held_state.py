@@ -29,11 +29,9 @@ import structlog
 from numpy.typing import NDArray
 
 from shm.held_writer import HeldWriter
-from shm.index_capacity import OWNER_IDS
 from shm.link_table import Links
-from shm.prefix_index import FIRST_OWNER
 from workers.shared.documents import Identity
-from workers.supervisor.endpoints.snapshot_file import FOOTER, RefusedSnapshot, age, read, trailer_at, write
+from workers.supervisor.endpoints.snapshot_file import RefusedSnapshot, Snapshot, age, check_owners, trailer
 
 SNAPSHOT: Final = "held-blocks"
 EVERY_S: Final = 60.0
@@ -45,6 +43,11 @@ VERSION: Final = 1
 MAGIC: Final = b"EPPHELD\0"
 HEADER: Final = Struct("=8sIQQ16s")
 COLUMNS: Final = (np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8"), np.dtype("<u8"))  # the columns of `Links`
+FAULTS: Final = (
+    (3, "it has room for {0} links, and this picker for {1} (--kv-index-blocks)"),
+    (2, "the table of links had another layout when it was written"),
+    (4, "it was written with another prefix secret"),
+)
 ENTRY_BYTES: Final = sum(column.itemsize for column in COLUMNS)
 
 log = structlog.get_logger()
@@ -93,37 +96,21 @@ class HeldState:
 
         `tiers`: the names of the tiers, in the order of the owner ids.
         """
-        self._path = Path(folder, SNAPSHOT)
         self._writer = writer
         self._tiers = list(tiers)
         self._wall = wall
         schema = writer.links.schema
         fingerprint = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=16, person=b"held blocks").digest()
-        self._header = (MAGIC, VERSION, schema.layout_hash, schema.entries, fingerprint)
+        header = (MAGIC, VERSION, schema.layout_hash, schema.entries, fingerprint)
+        self._file = Snapshot(Path(folder, SNAPSHOT), "kv-events: the index of held blocks", HEADER, lambda: header, FAULTS)
         self._saved = -1
         self._due = 0.0
         self._stopping = False
-        self._failed = False
         self._thread: threading.Thread | None = None
 
     def load(self) -> Loaded | None:
         """Reads the snapshot. Returns None if there is none. If it cannot be used, returns None and logs why."""
-        try:
-            loaded, age_s = self._load()
-        except FileNotFoundError:
-            return None
-        except (OSError, RefusedSnapshot) as refused:
-            why = refused.strerror if isinstance(refused, OSError) else str(refused)
-            log.warning("kv-events: the index of held blocks starts empty", file=str(self._path), why=why)
-            return None
-        log.info(
-            "kv-events: held blocks taken over; each endpoint's stream has to confirm them",
-            file=str(self._path),
-            blocks=len(loaded.links.places),
-            endpoints=len(loaded.streams),
-            age_s=round(age_s, 1),
-        )
-        return loaded
+        return self._file.loaded(self._load)
 
     def look(self, now: float, stopping: bool, kept: Callable[[], Trailer]) -> None:
         """Starts to save if it is time. Call it between two turns of the loop.
@@ -161,67 +148,42 @@ class HeldState:
         changes = self._writer.changes
         if changes == self._saved:
             return
-        trailer = msgspec.structs.replace(kept(), written_at=self._wall(), tiers=self._tiers)
+        present = msgspec.structs.replace(kept(), written_at=self._wall(), tiers=self._tiers)
         links = self._writer.links.copy()
-        self._thread = threading.Thread(target=self._write, args=(links, trailer, changes), daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(links, present, changes), daemon=True)
         self._thread.start()
 
-    def _write(self, links: Links, trailer: Trailer, changes: int) -> None:
-        try:
-            columns = [column.tobytes() for column in links]
-            write(self._path, [HEADER.pack(*self._header), *columns], msgspec.msgpack.encode(trailer))
-        except OSError as refused:
-            if not self._failed:
-                log.warning("kv-events: the held blocks are not saved", file=str(self._path), why=refused.strerror)
-            self._failed = True
-            return
-        if self._failed:
-            log.info("kv-events: the held blocks are saved again", file=str(self._path))
-        self._failed, self._saved = False, changes
+    def _write(self, links: Links, kept: Trailer, changes: int) -> None:
+        with self._file.saving():
+            self._file.write([column.tobytes() for column in links], kept)
+            self._saved = changes
 
-    def _load(self) -> tuple[Loaded, float]:
+    def _load(self) -> Loaded:
         entries = self._writer.links.schema.entries
-        most = HEADER.size + entries * ENTRY_BYTES + STREAMS_BYTES_MAX + FOOTER.size
-        content = read(self._path, HEADER.size, self._check_header, most)
-        end = trailer_at(content)
+        content = self._file.read(entries * ENTRY_BYTES + STREAMS_BYTES_MAX)
+        kept, end = trailer(content, Trailer)
         count, rest = divmod(end - HEADER.size, ENTRY_BYTES)
         if end < HEADER.size or rest or count > entries:
             raise RefusedSnapshot("it is damaged: its parts do not add up")
-        try:
-            trailer = msgspec.msgpack.decode(memoryview(content)[end : -FOOTER.size], type=Trailer)
-        except msgspec.DecodeError as failure:
-            raise RefusedSnapshot(f"it is damaged: {failure}") from failure
-        if trailer.tiers != self._tiers:
-            before, now = (", ".join(tiers) for tiers in (trailer.tiers, self._tiers))
+        if kept.tiers != self._tiers:
+            before, now = (", ".join(tiers) for tiers in (kept.tiers, self._tiers))
             raise RefusedSnapshot(f"its tiers are {before}, and this picker's {now} (kvCacheBackendConfigs)")
-        self._check_owners([kept.owners for _, kept in trailer.streams])
-        age_s = age(trailer.written_at, self._wall())
+        owners = [stream.owners for _, stream in kept.streams]
+        check_owners([owner for each in owners for owner in each])
+        if any(len(each) != len(self._tiers) + 1 for each in owners):
+            raise RefusedSnapshot("it is damaged: its owner ids are not valid")
+        age_s = age(kept.written_at, self._wall())
         links = Links(*_columns(content, count))
         if count and int(links.places.max()) >= entries:
             raise RefusedSnapshot("it is damaged: it has entries beyond the end of the table")
-        return Loaded(dict(trailer.streams), trailer.adapters, links), age_s
-
-    def _check_owners(self, owners: Sequence[Sequence[int]]) -> None:
-        ids = [owner for each in owners for owner in each]
-        valid = all(FIRST_OWNER <= owner < OWNER_IDS for owner in ids) and len(set(ids)) == len(ids)
-        if not valid or any(len(each) != len(self._tiers) + 1 for each in owners):
-            raise RefusedSnapshot("it is damaged: its owner ids are not valid")
-
-    def _check_header(self, head: bytes) -> None:
-        if not head.startswith(MAGIC):
-            raise RefusedSnapshot("it is not a snapshot of held blocks")
-        if len(head) < HEADER.size:
-            raise RefusedSnapshot(f"it is truncated: it has {len(head)} bytes")
-        _, version, layout, entries, secret = HEADER.unpack(head)
-        _, our_version, our_layout, our_entries, our_secret = self._header
-        if version != our_version:
-            raise RefusedSnapshot(f"it has version {version}, and this picker reads version {our_version}")
-        if entries != our_entries:
-            raise RefusedSnapshot(f"it has room for {entries} links, and this picker for {our_entries} (--kv-index-blocks)")
-        if layout != our_layout:
-            raise RefusedSnapshot("the table of links had another layout when it was written")
-        if secret != our_secret:
-            raise RefusedSnapshot("it was written with another prefix secret")
+        log.info(
+            "kv-events: held blocks taken over; each endpoint's stream has to confirm them",
+            file=str(self._file.path),
+            blocks=count,
+            endpoints=len(kept.streams),
+            age_s=round(age_s, 1),
+        )
+        return Loaded(dict(kept.streams), kept.adapters, links)
 
 
 def _columns(content: bytes, count: int) -> Iterator[NDArray[Any]]:
