@@ -28,7 +28,6 @@ from collections.abc import Callable
 from compiled import kernels
 
 KEEPS_ORDER = frozenset({"x86_64", "AMD64"})  # total store order
-NEEDS_FENCE = frozenset({"aarch64", "arm64"})
 
 
 def no_fence() -> None:
@@ -60,16 +59,6 @@ def refuse_machine(byteorder: str, pointer_bytes: int) -> str | None:
     if pointer_bytes != 8:
         return f"aligned 8-byte stores need a 64-bit machine, this one has {pointer_bytes * 8} bits"
     return None
-
-
-def promise(machine: str | None = None) -> str:
-    """Returns a line that says how readers on this machine (default: the current one) avoid torn rows."""
-    machine = platform.machine() if machine is None else machine
-    if machine in KEEPS_ORDER:
-        return f"{machine}: stores and loads keep their order; readers detect torn rows by their version"
-    if machine in NEEDS_FENCE:
-        return f"{machine}: fences keep the order of stores and loads; readers detect torn rows by their version"
-    return f"{machine}: unknown memory order, fenced as on aarch64; readers detect torn rows by their version"
 
 
 def check_machine() -> None:

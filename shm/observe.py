@@ -76,11 +76,9 @@ class Seen(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Describes a part of a segment. `at`: its offset in bytes. `schema`: its layout; None if this version does not know the kind."""
+    """A part of a segment. `schema`: its layout; None if this version does not know its kind."""
 
-    kind: str
     schema: Schema | None
-    at: int
     region: Region
 
 
@@ -124,7 +122,7 @@ def parts(segment: Segment) -> dict[str, Part]:
         make = SCHEMAS.get(part["kind"])
         try:
             schema = make(part) if make else None
-            named[name] = Part(part["kind"], schema, part["at"], segment.part(part["at"], part["size"]))
+            named[name] = Part(schema, segment.part(part["at"], part["size"]))
         except (KeyError, TypeError, ValueError) as strange:
             raise _foreign(segment, f"part {name} cannot be read ({strange!r})") from strange
         if schema is not None and schema.bytes != part["size"]:

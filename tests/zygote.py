@@ -38,7 +38,6 @@ IMPORTED: Final = {  # by the first one or two words of a command line
     "workers serve": "workers.cli.serve workers.cli.trial workers.supervisor.main workers.supervisor.kube.session workers.worker.main",
     "workers demo": "",  # a new process, like all that it starts
     "workers": COMMANDS,
-    "shm.inspect": COMMANDS,
     "loadtest.sim.main": "loadtest.sim.fleet loadtest.sim.server",
     "tests.faults.fake_picker": "epp.config.load workers.process.parent workers.process.instance",
 }

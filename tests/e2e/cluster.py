@@ -22,6 +22,8 @@ from loadtest.demo import envoy_config
 from loadtest.demo.children import Child, ChildFailed, Children, environment, python
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
+from shm import observe
+from shm.lanes import Lanes, LaneSchema
 from tests.zygote import forked, started
 
 READY_S = 40.0
@@ -87,10 +89,15 @@ class Picker:
         return f"epp-{self.grpc}"
 
     def in_flight(self) -> list[str]:
-        """Returns the lines that `shm.inspect` prints about load in flight in the lanes segment."""
-        name = next(path.name for path in Path("/dev/shm").glob(f"{self.instance}-*-lanes"))
-        output = run(python("shm.inspect", f"/{name}")).stdout
-        return [line.strip() for line in output.splitlines() if "in flight" in line]
+        """Returns a line for each endpoint that has load in flight."""
+        segments, parts = observe.attach([f"/{path.name}" for path in Path("/dev/shm").glob(f"{self.instance}-*-lanes")])
+        schema, region = parts["lanes"].schema, parts["lanes"].region
+        assert isinstance(schema, LaneSchema)
+        counts = Lanes(schema, region).inflight(schema.slots).tolist()
+        del parts, region
+        for segment in segments:
+            segment.close()
+        return [f"slot {slot}: {count} requests in flight" for slot, count in enumerate(counts) if count]
 
 
 class Cluster:

@@ -35,14 +35,6 @@ def test_once_shows_all_workers_and_endpoints_of_a_running_picker(gateway: Gatew
     assert all(endpoint["address"] in table for endpoint in document["endpoints"])
 
 
-def test_the_inspector_prints_all_segments_of_the_same_picker(gateway: Gateway) -> None:
-    run_dir = gateway.cluster.directory / "run"
-    done = run(python("shm.inspect", f"--metrics-port={gateway.picker.metrics}", f"--run-dir={run_dir}"))
-    assert done.returncode == 0, done.stderr
-    for part in ("table: table", "documents: documents", "lanes: lanes", "index: index"):
-        assert f"\n{part}, " in done.stdout
-
-
 def test_on_a_terminal_it_runs_until_q_and_restores_the_terminal(gateway: Gateway) -> None:
     keyboard, terminal = pty.openpty()
     before = termios.tcgetattr(terminal)

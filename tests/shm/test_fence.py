@@ -1,16 +1,15 @@
-"""Tests of the checks and the description of a machine's memory order."""
+"""Tests of the checks and the fences of a machine's memory order."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from shm import fence
-from shm.fence import choose, lock_fence, promise, refuse_machine
+from shm.fence import choose, lock_fence, refuse_machine
 
 
-def test_this_machine_is_accepted_and_described() -> None:
+def test_this_machine_is_accepted() -> None:
     assert refuse_machine("little", 8) is None
-    assert ":" in promise()
 
 
 @pytest.mark.parametrize(("order", "size", "why"), [("big", 8, "big-endian"), ("little", 4, "32")])
@@ -23,11 +22,6 @@ def test_the_import_fails_on_a_refused_machine(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fence, "refuse_machine", lambda byteorder, size: "no such machine")
     with pytest.raises(ImportError, match="no such machine"):
         fence.check_machine()
-
-
-@pytest.mark.parametrize(("machine", "text"), [("x86_64", "keep their order"), ("aarch64", "fences"), ("riscv64", "unknown memory order")])
-def test_the_promise_says_what_keeps_the_order(machine: str, text: str) -> None:
-    assert text in promise(machine)
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "arm64", "riscv64"])
