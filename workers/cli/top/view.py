@@ -15,7 +15,8 @@ from rich.text import Text
 from epp.data import KV_USAGE, RUNNING, WAITING
 from shm.remote_lane import FRESH_S
 from workers.host.printable import printable
-from workers.supervisor.pages.state.figures import BandFigures, EndpointFigures, Figures, Supervisor, Worker
+from workers.supervisor.pages.state.figures import EndpointFigures, Figures, Supervisor, Worker
+from workers.supervisor.pages.state.look import BandLook
 from workers.supervisor.pages.state.tried import TriedSide, TryoutFigures
 
 UNKNOWN = "–"
@@ -87,7 +88,7 @@ ENDPOINTS: Sequence[Column[EndpointFigures]] = (
 )
 
 
-BANDS: Sequence[Column[BandFigures]] = (
+BANDS: Sequence[Column[BandLook]] = (
     Column("priority", 11, lambda b: str(b.priority), left=True),
     Column("waiting", 7, lambda b: _count(b.requests)),
     Column("bytes", 7, lambda b: _count(b.bytes)),
@@ -278,7 +279,7 @@ def fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
     return shown
 
 
-def _busy_band(band: BandFigures) -> tuple[float, ...]:
+def _busy_band(band: BandLook) -> tuple[float, ...]:
     return band.requests, band.priority
 
 

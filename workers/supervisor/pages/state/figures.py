@@ -32,6 +32,7 @@ from workers.supervisor.pages.state.look import (
     Configuration,
     EndpointLook,
     FlowLook,
+    IndexLook,
     LaneLook,
     Look,
     Others,
@@ -143,34 +144,12 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     first_token: str | None = None
 
 
-class PrefixIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """The prefix index. `used`: all entries, also those of retired owners. `estimated`: whether `used` is extrapolated from a sample."""
-
-    entries: int
-    used: int
-    used_share: float
-    estimated: bool
-    owners_live: int
-    owners_retired: int
-    evictions: int
-    dropped: int
-
-
-class BandFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The waiting requests of one band over all workers. `oldest_age_s` is None without waiting requests."""
-
-    priority: int
-    requests: int
-    bytes: int
-    oldest_age_s: float | None
-
-
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of one moment. `interval_s` is the time since the look before, None for the first look.
 
-    `bands` is None without flow control, `others` without a replica store. `left_out` has the plugins that failed too often, with the
-    number of workers that leave them out. `flows`: those with waiting requests, the longest queue first. `outcomes`: how requests have
-    left flow control since the start. `errors`: error code -> failed requests since the start.
+    `bands` is None without flow control, `others` without a replica store. The most important band comes first. `left_out` has the
+    plugins that failed too often, with the number of workers that leave them out. `flows`: those with waiting requests, the longest queue
+    first. `outcomes`: how requests have left flow control since the start. `errors`: error code -> failed requests since the start.
     """
 
     instance: Instance
@@ -180,10 +159,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[Worker]
     workers_serving: int
     endpoints: Sequence[EndpointFigures]
-    index: PrefixIndex
+    index: IndexLook
     bus_drops: int
     counters: Mapping[str, int]
-    bands: Sequence[BandFigures] | None = None
+    bands: Sequence[BandLook] | None = None
     left_out: Mapping[str, int] = {}
     configuration: Configuration | None = None
     others: Others | None = None
@@ -208,7 +187,6 @@ def computing(instance: Instance, look: Look, before: Look | None) -> Iterator[F
     """Yields None after each short step and the figures at the end, so that a caller can do other work in between."""
     elapsed = look.at - before.at if before is not None and look.at > before.at else None
     workers = _workers(look, before, elapsed)
-    index = look.index
     yield None
     endpoints: list[EndpointFigures] = []
     for endpoints in _endpoints(look, before, elapsed):  # noqa: B007 - the last list is complete
@@ -221,19 +199,10 @@ def computing(instance: Instance, look: Look, before: Look | None) -> Iterator[F
         workers=workers,
         workers_serving=sum(worker.state == "serving" for worker in workers),
         endpoints=sorted(endpoints, key=lambda e: (e.name, e.namespace, e.address)),
-        index=PrefixIndex(
-            entries=index.entries,
-            used=index.used,
-            used_share=index.used / index.entries,
-            estimated=index.estimated,
-            owners_live=index.owners_live,
-            owners_retired=index.owners_retired,
-            evictions=index.evictions,
-            dropped=index.dropped,
-        ),
+        index=look.index,
         bus_drops=look.counters.get("bus_drops_total", 0),
         counters=look.counters,
-        bands=_bands(look.bands),
+        bands=None if look.bands is None else sorted(look.bands, key=lambda b: b.priority, reverse=True),
         left_out=look.left_out,
         configuration=look.configuration,
         others=look.others,
@@ -241,16 +210,6 @@ def computing(instance: Instance, look: Look, before: Look | None) -> Iterator[F
         flows=look.flows,
         outcomes=look.outcomes,
     )
-
-
-def _bands(bands: Sequence[BandLook] | None) -> list[BandFigures] | None:
-    """Returns the figures of the bands, the most important band first."""
-    if bands is None:
-        return None
-    return [
-        BandFigures(priority=b.priority, requests=b.requests, bytes=b.bytes, oldest_age_s=b.oldest_age_s)
-        for b in sorted(bands, key=lambda b: b.priority, reverse=True)
-    ]
 
 
 def life(look: Look) -> str:

@@ -70,12 +70,12 @@ class EndpointLook:
     first_token: str | None = None  # what the latency model has learned, in words; None if it has learned nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexLook:
-    """The prefix index. `used`: entries in use, extrapolated from a sample if `estimated` is true."""
+class IndexLook(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefix index. `used`: all entries in use, also those of retired owners; extrapolated from a sample if `estimated` is true."""
 
     entries: int
     used: int
+    used_share: float
     estimated: bool
     owners_live: int
     owners_retired: int
@@ -100,8 +100,7 @@ class OutcomeLook(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BandLook:
+class BandLook(msgspec.Struct, frozen=True, kw_only=True):
     """The waiting requests of one band of flow control over all workers. `oldest_age_s` is None without waiting requests."""
 
     priority: int

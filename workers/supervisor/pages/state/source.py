@@ -313,9 +313,11 @@ class Source:
     def _index_look(self, counted: Counted) -> IndexLook:
         schema, words = self._index_schema, self._index.words
         states = self._index.array(np.uint8, schema.owners_at, schema.entries_at - schema.owners_at)
+        used = round(counted.used * counted.factor)
         return IndexLook(
             entries=schema.entries,
-            used=round(counted.used * counted.factor),
+            used=used,
+            used_share=used / schema.entries,
             estimated=counted.factor > 1,
             owners_live=int(np.count_nonzero(states == OWNER_LIVE)),
             owners_retired=int(np.count_nonzero(states == OWNER_RETIRED)),

@@ -51,7 +51,9 @@ def look(**changes: Any) -> Look:
         "histograms": {REQUEST_PROCESSING.name: (0, 0, 0, 0)},
         "bounds": {REQUEST_PROCESSING.name: BOUNDS},
         "endpoints": (),
-        "index": IndexLook(entries=1000, used=250, estimated=False, owners_live=3, owners_retired=1, evictions=5, dropped=6),
+        "index": IndexLook(
+            entries=1000, used=250, used_share=0.25, estimated=False, owners_live=3, owners_retired=1, evictions=5, dropped=6
+        ),
     }
     return Look(**(values | changes))
 
