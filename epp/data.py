@@ -78,6 +78,9 @@ CACHE_TOKENS: Final = Column("cache_tokens", int, worst="low")
 CACHE_RANKS: Final = Column("cache_ranks", int, absent=1.0)
 ACTIVE_MODELS: Column[frozenset[str]] = Column("active_models", frozenset)
 WAITING_MODELS: Column[frozenset[str]] = Column("waiting_models", frozenset)
+# Averages of a cluster's pool. The pickers of clusters report them.
+CLUSTER_KV_USAGE: Final = Column("llm-d.ai/multicluster-kv-cache-utilization", float)
+CLUSTER_QUEUE: Final = Column("llm-d.ai/multicluster-queue-size", float)
 # Load in flight, from the decision to the end of the response. Workers count it; a read at decision time sums over all of them.
 INFLIGHT_REQUESTS: Final = Column("inflight_requests", int)
 INFLIGHT_TOKENS: Final = Column("inflight_tokens", int)

@@ -6,14 +6,12 @@ from typing import Any
 
 import msgspec
 
-from epp.data import Column
+from epp.data import CLUSTER_KV_USAGE, CLUSTER_QUEUE, Column
 from epp.plugin import plugin
 from epp.plugins.extractors._pages import Extracted, ExtractError, PageExtractor, check_whole
 from epp.plugins.extractors._ranks import each, mean
 from epp.protocol.exposition import Finder, Malformed, Selector, parse_selector
 
-CLUSTER_KV_USAGE = Column("llm-d.ai/multicluster-kv-cache-utilization", float)
-CLUSTER_QUEUE = Column("llm-d.ai/multicluster-queue-size", float)
 KV_METRIC = "llm_d_epp_average_kv_cache_utilization"
 QUEUE_METRIC = "llm_d_epp_average_queue_size"
 

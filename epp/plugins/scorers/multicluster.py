@@ -3,12 +3,9 @@
 import numpy as np
 
 from epp.candidates import Candidates, Floats, Mask, Scores
-from epp.data import Column
+from epp.data import CLUSTER_KV_USAGE, CLUSTER_QUEUE, Column
 from epp.plugin import Profile, Scorer, plugin
 from epp.request import Request
-
-CLUSTER_KV_USAGE = Column("llm-d.ai/multicluster-kv-cache-utilization", float)
-CLUSTER_QUEUE = Column("llm-d.ai/multicluster-queue-size", float)
 
 
 def _missing(candidates: Candidates, column: Column[float]) -> Mask:

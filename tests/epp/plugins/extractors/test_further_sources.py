@@ -7,11 +7,10 @@ import pytest
 
 from epp.candidates import Candidates
 from epp.config import registry
-from epp.data import KV_USAGE, WAITING, Column
+from epp.data import CLUSTER_KV_USAGE, CLUSTER_QUEUE, KV_USAGE, WAITING, Column
 from epp.plugins.extractors._pages import Extracted, ExtractError
 from epp.plugins.extractors.dcgm import GPU_UTILIZATION
 from epp.plugins.extractors.models import SERVED_MODELS
-from epp.plugins.extractors.multicluster import CLUSTER_KV_USAGE, CLUSTER_QUEUE
 from tests.epp.plugins.calls import made, score
 from tests.fakes import candidates
 
