@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from epp.flow.failure_breaker import FailureBreaker, PlainQueue, Report, Unranked
+from epp.flow.failure_breaker import FailureBreaker, Report, Unranked
+from epp.flow.fifo_queue import FifoQueue
 from epp.flow.outcomes import Outcome
 from epp.flow.plan import BandPlan
 from epp.flow.ports import Future
@@ -132,7 +133,7 @@ class Band:
             queue = self.plan.queue.make(self._ranked)
         except Exception as problem:  # FAIL-OPEN
             self._queue_breaker.failed(problem, self._now)
-            queue = PlainQueue()
+            queue = FifoQueue("plain")
         flow = self.known[key] = Flow(key, self, queue)
         return flow
 
@@ -304,9 +305,9 @@ class Band:
             self._queue_breaker.failed(problem, self._now)
             return self._rebuilt(flow).head()
 
-    def _rebuilt(self, flow: Flow, without: Entry | None = None) -> PlainQueue:
+    def _rebuilt(self, flow: Flow, without: Entry | None = None) -> FifoQueue:
         """Replaces the queue of a flow after a failure by a plain queue with the same entries."""
-        queue = flow.queue = PlainQueue()
+        queue = flow.queue = FifoQueue("plain")
         for entry in self._arrivals:
             if entry.place is flow and entry.waits and entry is not without:
                 entry.handle = queue.offer(entry)

@@ -6,10 +6,7 @@ either way.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
-
-from epp.request.flows import Queued
+from collections.abc import Callable
 
 FAILURES_MAX = 5
 WITHIN_S = 60.0
@@ -54,44 +51,3 @@ class Unranked:
 
     def __hash__(self) -> int:
         return hash(self._arrival)
-
-
-class PlainQueue:
-    """Replaces a queue that failed and takes over its items: first come, first served."""
-
-    __slots__ = ("_items", "bytes")
-
-    def __init__(self) -> None:
-        self._items: dict[int, Queued] = {}
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def offer(self, item: Queued) -> Any:
-        self._items[id(item)] = item
-        self.bytes += item.bytes
-        return id(item)
-
-    def head(self) -> Queued | None:
-        return next(iter(self._items.values()), None)
-
-    def tail(self) -> Queued | None:
-        return next(reversed(self._items.values()), None)
-
-    def take(self) -> Queued:
-        if not self._items:
-            raise IndexError("take from an empty queue")
-        return self.remove(next(iter(self._items)))
-
-    def remove(self, handle: Any) -> Queued:
-        item = self._items.pop(handle)
-        self.bytes -= item.bytes
-        return item
-
-    def void(self, handle: Any) -> None:
-        if handle in self._items:
-            self.remove(handle)
-
-    def scan(self) -> Iterable[Queued]:
-        return self._items.values()

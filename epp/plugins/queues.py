@@ -1,22 +1,12 @@
 """Queues hold the items of one flow in one worker, in the order in which they leave."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from epp.flow.fifo_queue import FifoQueue, Handle
 from epp.plugin import FlowQueue, plugin
 from epp.request.flows import Capability, HandleVoid, Queued
-
-
-class Handle:
-    """Identifies an item in its queue. A handle is opaque, and becomes void when its item leaves the queue."""
-
-    __slots__ = ("size",)
-
-    def __init__(self, item: Queued) -> None:
-        # The size at arrival. The queue adds and subtracts this one, so its sum stays exact even if the item's size changes later.
-        self.size = item.bytes
 
 
 @plugin("fifo-queue", "listqueue", "ListQueue")
@@ -25,55 +15,8 @@ class Fifo(FlowQueue):
 
     capabilities = Capability.HEAD | Capability.TAIL | Capability.SCAN
 
-    def make(self, key: Callable[[Queued], Any]) -> "FifoQueue":
+    def make(self, key: Callable[[Queued], Any]) -> FifoQueue:
         return FifoQueue(self.name)
-
-
-class FifoQueue:
-    """Holds the items of one flow, in order of arrival. `_items` has exactly the items of the queue."""
-
-    __slots__ = ("_items", "_name", "bytes")
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._items: OrderedDict[Handle, Queued] = OrderedDict()
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def offer(self, item: Queued) -> Handle:
-        handle = Handle(item)
-        self._items[handle] = item
-        self.bytes += handle.size
-        return handle
-
-    def head(self) -> Queued | None:
-        return next(iter(self._items.values()), None)
-
-    def tail(self) -> Queued | None:
-        return next(reversed(self._items.values()), None)
-
-    def take(self) -> Queued:
-        if not self._items:
-            raise IndexError(f"take from queue '{self._name}', which is empty")
-        handle, item = self._items.popitem(last=False)
-        self.bytes -= handle.size
-        return item
-
-    def remove(self, handle: Any) -> Queued:
-        item = self._items.pop(handle, None)
-        if item is None:
-            raise HandleVoid(self._name)
-        self.bytes -= handle.size
-        return item
-
-    def void(self, handle: Any) -> None:
-        if handle in self._items:
-            self.remove(handle)
-
-    def scan(self) -> Iterable[Queued]:
-        return self._items.values()
 
 
 VOID_MIN = 64  # a heap may have this many void entries, even if it has few valid ones

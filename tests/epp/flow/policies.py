@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from epp.flow.failure_breaker import PlainQueue
+from epp.flow.fifo_queue import FifoQueue
 from epp.flow.plan import BandPlan, FlowPlan
 from epp.plugin import DisplacementPolicy, FairnessPolicy, FlowQueue, NoParams, OrderingPolicy, SaturationDetector, UsageLimitPolicy
 from epp.request.flows import BandView, Capability, FlowKey, FlowView, Queued
@@ -12,8 +12,8 @@ from epp.request.flows import BandView, Capability, FlowKey, FlowView, Queued
 class Plain(FlowQueue):
     capabilities = Capability.HEAD | Capability.TAIL | Capability.SCAN
 
-    def make(self, key: Callable[[Queued], Any]) -> PlainQueue:
-        return PlainQueue()
+    def make(self, key: Callable[[Queued], Any]) -> FifoQueue:
+        return FifoQueue(self.name)
 
 
 class ByArrival(OrderingPolicy):

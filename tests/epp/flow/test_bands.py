@@ -1,12 +1,13 @@
 """A band dispatches what it holds even if its policies fail, and it counts every failure."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from epp.flow.failure_breaker import FAILURES_MAX, WITHIN_S, FailureBreaker, PlainQueue, Unranked
+from epp.flow.failure_breaker import FAILURES_MAX, WITHIN_S, FailureBreaker, Unranked
+from epp.flow.fifo_queue import FifoQueue
 from epp.plugin import FairShare, NoParams
 from epp.plugins.queues import Priority
 from epp.request.flows import BandView, FlowKey, FlowView, Queued
@@ -127,7 +128,7 @@ def test_an_ordering_policy_that_raises_puts_the_item_after_the_others() -> None
 def test_a_queue_that_fails_is_replaced_and_keeps_its_items(call: str, times: int) -> None:
     class Fragile(Plain):
         def make(self, key: Callable[[Queued], Any]) -> Any:
-            return Broken(PlainQueue(), call, times)
+            return Broken(FifoQueue("fragile"), call, times)
 
     shard = Shard(plan(band(0, queue=Fragile("fragile", NoParams()))))
     calls = [shard.call(f"t{i % 2}") for i in range(6)]
@@ -152,15 +153,15 @@ def test_a_queue_that_cannot_be_created_is_replaced() -> None:
 
 
 def test_a_queue_that_returns_an_item_that_does_not_wait_in_it_is_replaced() -> None:
-    class Repeating(PlainQueue):
+    class Repeating(FifoQueue):
         def take(self) -> Queued:
             item = super().take()
             self.offer(item)
             return item
 
     class Twice(Plain):
-        def make(self, key: Callable[[Queued], Any]) -> PlainQueue:
-            return Repeating()
+        def make(self, key: Callable[[Queued], Any]) -> FifoQueue:
+            return Repeating(self.name)
 
     shard = Shard(plan(band(0, queue=Twice("twice", NoParams()))))
     calls = [shard.call(), shard.call(), shard.call()]
@@ -226,29 +227,6 @@ def test_the_share_receives_every_change_of_a_head_and_no_other() -> None:
 
 
 # The plain rules themselves.
-
-
-def plain_items(count: int) -> Iterable[Any]:
-    class It:
-        def __init__(self, size: int) -> None:
-            self.bytes = size
-
-    return [It(size) for size in range(count)]
-
-
-def test_the_plain_queue_keeps_order_and_sum() -> None:
-    first, second, third = items = plain_items(3)  # type: ignore[misc]
-    queue = PlainQueue()
-    for item in items:
-        queue.offer(item)
-    assert (queue.head(), queue.tail(), len(queue), queue.bytes) == (first, third, 3, 3)
-    handle = id(second)
-    assert queue.remove(handle) is second
-    queue.void(handle)
-    assert list(queue.scan()) == [first, third]
-    assert (queue.take(), queue.take(), queue.bytes) == (first, third, 0)
-    with pytest.raises(IndexError):
-        queue.take()
 
 
 def test_items_without_a_key_sort_after_all_others_in_order_of_arrival() -> None:
