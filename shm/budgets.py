@@ -6,8 +6,10 @@
 
 Tokens, requests, what has lapsed and `touched` (monotonic seconds) are float64, the others int64. The key names a tenant; 0: the place is
 free. Tokens and requests are what the row's writer has let the tenant use; tokens may fall when an answer turns out to be cheaper. A
-successor continues them, and clears what is in flight. What has lapsed holds for budgets with this plan only (0: for none). `changes`
-grows with each change, so a reader that has seen it need not look further.
+successor continues them, and clears what is in flight. What has lapsed is the largest value of rate * time - used, and holds for a budget
+with this plan only: the rates of tokens and requests per second, as two float32 (0: for none). In the row of other replicas, the two words
+say instead when the bucket will be full, as far as they know. `changes` grows with each change, so a reader that has seen it need not look
+further.
 
 The key selects a set of WAYS places. If all are taken, the place that was not touched for longest, without a request in flight if there is
 such a place, goes to the new tenant. A tenant whose places are gone is one that has used nothing: it begins with a full bucket, as one
@@ -16,7 +18,9 @@ that was idle does. The words of a place do not change together.
 This module does not know what the numbers are compared with.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+import struct
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,6 +36,8 @@ ROW_WORDS: Final = (1 + PLACES) * LINE
 KEY, PLAN, TOKENS, REQUESTS, IN_FLIGHT, LAPSED_TOKENS, LAPSED_REQUESTS, TOUCHED = range(LINE)
 NOWHERE: Final = -1
 KEY_MAX: Final = (1 << 63) - 1
+FILLS_MAX: Final = 86_400.0
+_RATES: Final = struct.Struct("<ff")
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -53,21 +59,31 @@ class BudgetsSchema:
 
 
 class Elsewhere(NamedTuple):
-    """What a tenant has used by rows of other writers. `lapsed_*`: the largest that they have seen; -inf: none."""
+    """What a tenant has used by rows of other writers. `lapsed_*`: the largest that they have seen; -inf: none. `full_*`: when other
+    replicas expect the bucket to be full; -inf: they know nothing of the tenant.
+    """
 
     tokens: float
     requests: float
     in_flight: int
     lapsed_tokens: float
     lapsed_requests: float
+    full_tokens: float
+    full_requests: float
 
 
 class Sum(NamedTuple):
-    """What a tenant has used, summed over workers."""
+    """What a tenant has used, summed over workers. `fills_*`: in how many seconds a bucket is full, if nobody uses more."""
 
     tokens: float
     requests: float
     in_flight: int
+    fills_tokens: float = 0.0
+    fills_requests: float = 0.0
+
+
+NOBODY: Final = Sum(0.0, 0.0, 0)
+NEVER: Final = (-math.inf, 0, -math.inf, -math.inf)
 
 
 class BudgetRow:
@@ -120,7 +136,7 @@ class BudgetRow:
         words, floats, workers = self._words, self._floats, self._workers
         tokens = requests = 0.0
         in_flight = 0
-        lapsed_tokens = lapsed_requests = float("-inf")
+        lapsed_tokens = lapsed_requests = full_tokens = full_requests = float("-inf")
         first = _set_of(key)
         for row in range(self._rows):
             if row == self._row:
@@ -131,7 +147,9 @@ class BudgetRow:
                     continue
                 row_tokens, row_requests = floats[at + TOKENS], floats[at + REQUESTS]
                 flying = words[at + IN_FLIGHT] if row == workers or self._serving[row] else 0
-                if words[at + PLAN] == plan:
+                if row == workers:
+                    full_tokens, full_requests = floats[at + LAPSED_TOKENS], floats[at + LAPSED_REQUESTS]
+                elif words[at + PLAN] == plan:
                     lapsed_tokens = max(lapsed_tokens, floats[at + LAPSED_TOKENS])
                     lapsed_requests = max(lapsed_requests, floats[at + LAPSED_REQUESTS])
                 if words[at] == key:  # no other tenant took the place meanwhile
@@ -139,35 +157,60 @@ class BudgetRow:
                     requests += row_requests
                     in_flight += flying
                 break
-        return Elsewhere(tokens, requests, in_flight, lapsed_tokens, lapsed_requests)
+        return Elsewhere(tokens, requests, in_flight, lapsed_tokens, lapsed_requests, full_tokens, full_requests)
 
 
 class BudgetSums:
     """Sums the rows of all workers, for the supervisor."""
 
     def __init__(self, schema: BudgetsSchema, region: Region, serving: Sequence[int]) -> None:
-        shape = (schema.workers, 1 + PLACES, LINE)
+        shape = (schema.workers + 1, 1 + PLACES, LINE)
+        self._workers = schema.workers
         self._ints: Ints = region.array(np.int64, 0, shape)
         self._floats: Floats = region.array(np.float64, 0, shape)
         self._serving = serving
 
     def changes(self) -> int:
         """Returns a number that has changed if anything was counted since the last call."""
-        return int(self._ints[:, 0, 0].sum())
+        return int(self._ints[: self._workers, 0, 0].sum())
 
-    def sums(self) -> dict[int, Sum]:
-        """Returns what each tenant has used, by key."""
+    def sums(self, now: float) -> dict[int, Sum]:
+        """Returns what each tenant has used that has used anything here, by key."""
         found: dict[int, Sum] = {}
-        for row, place in self._taken():
-            ints, floats = self._ints[row, place], self._floats[row, place]
-            before = found.get(key := int(ints[KEY]), Sum(0.0, 0.0, 0))
-            flying = int(ints[IN_FLIGHT]) if self._serving[row] else 0
-            found[key] = Sum(before.tokens + float(floats[TOKENS]), before.requests + float(floats[REQUESTS]), before.in_flight + flying)
+        lapsed: dict[int, tuple[float, int, float, float]] = {}  # when touched, plan, what has lapsed
+        rows, places = np.nonzero(self._ints[:, 1:, KEY])
+        elsewhere: dict[int, tuple[float, float]] = {}
+        for row, place in zip(rows.tolist(), (places + 1).tolist(), strict=True):
+            key, plan, _, _, flying, _, _, _ = self._ints[row, place].tolist()
+            _, _, tokens, requests, _, lapsed_tokens, lapsed_requests, touched = self._floats[row, place].tolist()
+            if row == self._workers:
+                elsewhere[key] = tokens, requests
+                continue
+            before = found.get(key, NOBODY)
+            found[key] = Sum(before.tokens + tokens, before.requests + requests, before.in_flight + flying * bool(self._serving[row]))
+            touched, last, most_tokens, most_requests = max(lapsed.get(key, NEVER), (touched, plan, -math.inf, -math.inf))
+            if last == plan:
+                most_tokens, most_requests = max(most_tokens, lapsed_tokens), max(most_requests, lapsed_requests)
+            lapsed[key] = touched, last, most_tokens, most_requests
+        for key, used in found.items():
+            _, plan, lapsed_tokens, lapsed_requests = lapsed[key]
+            more_tokens, more_requests = elsewhere.get(key, (0.0, 0.0))
+            of_tokens, of_requests = rates_of(plan)
+            fills_tokens = (used.tokens + more_tokens + lapsed_tokens) / of_tokens - now if of_tokens else 0.0
+            fills_requests = (used.requests + more_requests + lapsed_requests) / of_requests - now if of_requests else 0.0
+            found[key] = used._replace(fills_tokens=_seconds(fills_tokens), fills_requests=_seconds(fills_requests))
         return found
 
-    def _taken(self) -> Iterator[tuple[int, int]]:
-        rows, places = np.nonzero(self._ints[:, 1:, KEY])
-        return zip(rows.tolist(), (places + 1).tolist(), strict=True)
+
+def rates_of(plan: int) -> tuple[float, float]:
+    """Returns the tokens and requests per second of a plan; 0 without a limit."""
+    tokens, requests = _RATES.unpack(plan.to_bytes(WORD, "little"))
+    return tokens, requests
+
+
+def _seconds(seconds: float) -> float:
+    """Returns a time until a bucket is full, within its bounds."""
+    return min(max(0.0, seconds), FILLS_MAX) if seconds == seconds else 0.0
 
 
 def _set_of(key: int) -> int:

@@ -15,6 +15,7 @@ Times are monotonic seconds. Nothing here depends on wall clocks.
 """
 
 import math
+import struct
 from collections.abc import Mapping
 from typing import Final
 
@@ -27,18 +28,21 @@ SOON_S: Final = 1.0  # when to ask again for a place among the requests in fligh
 RETRY_MAX_S: Final = 3600
 
 
+_RATE: Final = struct.Struct("<f")
+
+
 class Bucket:
     """A token bucket. `rate`: tokens per second. `size`: the most that it holds."""
 
     __slots__ = ("rate", "size")
 
     def __init__(self, rate: float, size: float) -> None:
-        self.rate = rate
+        self.rate: float = _RATE.unpack(_RATE.pack(rate))[0]  # as `Budget.plan` has it
         self.size = size
 
-    def lapsed(self, used: float, now: float) -> float:
-        """Returns the least that has lapsed by now."""
-        return self.rate * now - used
+    def lapsed(self, used: float, full: float) -> float:
+        """Returns what has lapsed if the bucket is full at a moment: now, or when others expect it."""
+        return self.rate * full - used
 
     def left(self, used: float, lapsed: float, now: float) -> float:
         """Returns how much may be used now; below 0: that much was used too early."""
@@ -57,7 +61,7 @@ class Budget:
     """What one tenant may use. `tokens`, `requests`: None without a limit. `concurrent`: requests in flight at most; 0: no limit.
 
     `cached_price`: what a cached token of a prompt counts. `queues`: whether requests beyond the budget wait behind all others, or are
-    refused. `plan`: tells budgets with other buckets apart.
+    refused. `plan`: the rates of both buckets, on which it depends what has lapsed (`shm.budgets.rates_of`).
     """
 
     __slots__ = ("cached_price", "concurrent", "plan", "queues", "requests", "tokens")
@@ -70,8 +74,8 @@ class Budget:
         self.concurrent = concurrent
         self.cached_price = cached_price
         self.queues = queues
-        numbers = [number for bucket in (tokens, requests) for number in ((bucket.rate, bucket.size) if bucket is not None else (0.0, 0.0))]
-        self.plan: int = hash(tuple(numbers)) & ((1 << 62) - 1) | 1  # hashes of numbers are the same in all processes
+        rates = (_RATE.pack(bucket.rate if bucket is not None else 0.0) for bucket in (tokens, requests))
+        self.plan = int.from_bytes(b"".join(rates), "little")
 
 
 class Left:

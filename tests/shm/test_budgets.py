@@ -1,6 +1,7 @@
 """Budgets in shared memory: what each worker writes, what all read, and what is left after a worker has died."""
 
 import math
+import struct
 
 import pytest
 
@@ -20,6 +21,7 @@ from shm.budgets import (
     BudgetSums,
     Elsewhere,
     Sum,
+    rates_of,
 )
 from shm.segment import Region
 
@@ -52,9 +54,9 @@ def test_each_row_is_read_by_the_others() -> None:
     rows.use(0, 7, 100.0, plan=3, lapsed=-5.0)
     rows.use(1, 7, 10.0, plan=3, lapsed=8.0)
     rows.use(2, 7, 1.0, plan=4, lapsed=99.0)
-    assert rows.rows[0].elsewhere(7, 3) == Elsewhere(11.0, 2.0, 2, 8.0, 0.0)
-    assert rows.rows[1].elsewhere(7, 3) == Elsewhere(101.0, 2.0, 2, -5.0, 0.0)
-    assert rows.rows[0].elsewhere(8, 3) == Elsewhere(0.0, 0.0, 0, -math.inf, -math.inf)
+    assert rows.rows[0].elsewhere(7, 3) == Elsewhere(11.0, 2.0, 2, 8.0, 0.0, 99.0, 0.0)
+    assert rows.rows[1].elsewhere(7, 3) == Elsewhere(101.0, 2.0, 2, -5.0, 0.0, 99.0, 0.0)
+    assert rows.rows[0].elsewhere(8, 3) == Elsewhere(0.0, 0.0, 0, *[-math.inf] * 4)
 
 
 def test_what_a_dead_worker_had_in_flight_does_not_count_but_what_it_used_does() -> None:
@@ -62,7 +64,7 @@ def test_what_a_dead_worker_had_in_flight_does_not_count_but_what_it_used_does()
     at = rows.use(0, 7, 100.0)
     rows.serving[0] = 0
     assert rows.rows[1].elsewhere(7, 1)[:3] == (100.0, 1.0, 0)
-    assert rows.sums.sums() == {7: Sum(100.0, 1.0, 0)}
+    assert rows.sums.sums(0.0) == {7: Sum(100.0, 1.0, 0)}
     rows.serving[0] = 1
     successor = BudgetRow(rows.schema, rows.region, 0, rows.serving)
     successor.take_over()
@@ -77,9 +79,19 @@ def test_the_supervisor_sums_workers_without_other_replicas() -> None:
     rows.use(1, 8, 1.0)
     rows.use(2, 9, 1.0)
     before = rows.sums.changes()
-    assert rows.sums.sums() == {7: Sum(110.0, 2.0, 2), 8: Sum(1.0, 1.0, 1)}
+    assert rows.sums.sums(0.0) == {7: Sum(110.0, 2.0, 2), 8: Sum(1.0, 1.0, 1)}
     rows.use(0, 7, 1.0)
     assert rows.sums.changes() != before
+
+
+def test_the_supervisor_knows_when_a_bucket_is_full() -> None:
+    rows, plan = Rows(), int.from_bytes(struct.pack("<ff", 10.0, 0.0), "little")
+    assert rates_of(plan) == (10.0, 0.0)
+    rows.use(0, 7, 100.0, plan=plan, lapsed=850.0)
+    rows.use(1, 7, 10.0, plan=plan, lapsed=870.0, now=2.0)
+    rows.use(2, 7, 40.0)  # other replicas
+    assert rows.sums.sums(100.0) == {7: Sum(110.0, 2.0, 2, fills_tokens=2.0)}
+    assert rows.sums.sums(200.0)[7].fills_tokens == 0.0
 
 
 def test_a_tenant_without_a_place_takes_the_one_that_was_not_touched_for_longest() -> None:

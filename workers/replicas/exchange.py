@@ -2,7 +2,8 @@
 
     own lanes ─▶ OwnLoad, Waiting ─┐                              ┌─▶ Others ─▶ remote lane ─▶ workers
     bus ───────▶ Taught ───────────┼─▶ a message each turn ─▶ store ─┼─▶ Taught ─▶ prefix index ─▶ workers
-    scraper ───▶ Pages ────────────┘                              └─▶ Pages ──▶ endpoint table ─▶ workers
+    scraper ───▶ Pages ────────────┤                              ├─▶ Pages ──▶ endpoint table ─▶ workers
+    own rows ──▶ Budgets ──────────┘                              └─▶ Budgets ▶ row of others ──▶ workers
 
 A turn reads all that has come, and then publishes all that has changed (`pace` says when). A whole message follows each `WHOLE_S`. If
 nothing changes, a message that says only that this replica lives follows each `ALIVE_S`. No request waits for any of this: workers read
@@ -23,6 +24,7 @@ import structlog
 
 from shm.prefix_writer import IndexWriter
 from shm.remote_lane import RemoteLane
+from workers.replicas.budgets import Budgets
 from workers.replicas.joining import Joining
 from workers.replicas.notices import Notices, Report
 from workers.replicas.others import Others
@@ -279,6 +281,7 @@ class Exchange:
             self.notices.problem(FOREIGN, message.name)
         else:
             self.parts.taught.learn(message.learned, message.taken_back)
+            self.parts.budgets.hear(message.name, (message.epoch, message.origin), message.budgets, now)
         self.parts.pages.hear(message.pages, now)
         self.joining.asked(message, now, self._ticks())
         if len(self.others.live) != known:
@@ -302,8 +305,8 @@ class Exchange:
         whole = now - self._whole_at >= WHOLE_S
         loads, flow = self.parts.own.rows(whole=whole), self.parts.waiting.bands(whole=whole)
         learned, taken_back = self.parts.taught.take()
-        pages = self.parts.pages.take(now)
-        if not (whole or loads or learned or taken_back or flow or pages or now - self._alive_at >= ALIVE_S):
+        pages, budgets = self.parts.pages.take(now), self.parts.budgets.rows(now, whole=whole)
+        if not (whole or loads or learned or taken_back or flow or pages or budgets or now - self._alive_at >= ALIVE_S):
             return None
         self._sequence += 1
         self._alive_at = now
@@ -316,7 +319,7 @@ class Exchange:
         name, (epoch, origin) = self.others.name, self.others.life
         message = Message(
             FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, flow, learned, taken_back,
-            self.joining.wants, pages,
+            self.joining.wants, pages, budgets,
         )  # fmt: skip
         self._last = data = encode(message)
         self.sent += 1
@@ -354,6 +357,7 @@ class Exchange:
             self.others.waiting_changed = False
             self.parts.waiting.show(self.others.flows())
         self.parts.pages.apply()  # after the loads: from its page on, an endpoint's load is an account of these
+        self.parts.budgets.show(self.others.live, now, connected=self.connected)
         remote.heartbeat(now, len(self.others.live))
 
     def _problem(self, failure: StoreError) -> None:
@@ -373,6 +377,7 @@ class Parts(NamedTuple):
     writer: IndexWriter
     waiting: Waiting
     pages: Pages
+    budgets: Budgets
 
 
 def retry_delay(attempts: int, *, refused: bool) -> float:

@@ -6,13 +6,16 @@ from typing import Final
 
 import msgspec
 
+from shm.budgets import FILLS_MAX, KEY_MAX
 from workers.replicas.wire import (
     AGE_US_MAX,
+    BUDGET,
     FORM,
     MESSAGE_BYTES_MAX,
     NAME_MAX,
     PAGES_MAX,
     ROW,
+    USED_MAX,
     Blocks,
     Message,
     NotUsable,
@@ -36,12 +39,14 @@ def decode(data: bytes) -> Message:
         raise NotUsable("form" if _other_form(data) else "malformed") from None
     if message.form != FORM:
         raise NotUsable("form")
-    if len(message.loads) % ROW.size or not _is_name(message.name):
+    if len(message.loads) % ROW.size or len(message.budgets) % BUDGET.size or not _is_name(message.name):
         raise NotUsable("malformed")
     for blocks in (message.learned, message.taken_back):
         if blocks is not None and not _consistent(blocks):
             raise NotUsable("malformed")
     if message.pages is not None and not _plausible(message.pages):
+        raise NotUsable("malformed")
+    if not all(_possible(*row) for row in BUDGET.iter_unpack(message.budgets)):
         raise NotUsable("malformed")
     return message
 
@@ -85,6 +90,16 @@ def _consistent(blocks: Blocks) -> bool:
     for at in range(0, len(counts), 2):
         total += counts[at] | counts[at + 1] << 8
     return total * 8 == len(blocks.hashes)
+
+
+def _possible(key: int, tokens: float, requests: float, _: int, fills_tokens: float, fills_requests: float) -> bool:
+    """Whether a tenant can have used so much of its budget."""
+    return (
+        0 < key <= KEY_MAX
+        and max(abs(tokens), abs(requests)) < USED_MAX
+        and 0.0 <= fills_tokens <= FILLS_MAX
+        and 0.0 <= fills_requests <= FILLS_MAX
+    )
 
 
 def _plausible(pages: PageRows) -> bool:

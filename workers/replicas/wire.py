@@ -1,13 +1,17 @@
 """The messages between replicas: what they contain, their bytes, and their limits.
 
     message   | form | name | epoch | origin | sequence | whole | secret | loads | flow | learned | taken back | wants | pages |
-                                                                     msgpack, an array
+                budgets |                                            msgpack, an array
     loads     | endpoint u64 | requests u32 | tokens u64 | ...       the values of now, so a repeated row changes nothing
     flow      | (priority, requests, bytes) ... | progress |         what waits in each band
     learned, taken back | endpoint u64 ... | number of hashes u16 ... | hash u64 ... |      one endpoint and number per run of hashes;
                                                                      what the sender's workers have taught its prefix index
     pages     | columns | width | rows |                             metrics pages that the sender has read
     row       | endpoint u64 | age in us u32 | requests u32 | present u64 | value f64 ... |    as many values as the width says
+
+    budgets   | tenant u64 | tokens f64 | requests f64 | in flight u32 | seconds until full f32, f32 | ...
+                                                                     what tenants with a budget have used since the sender's start, and
+                                                                     when their buckets of tokens and requests are full
 
 - An endpoint is named by a hash of `uid@host:port`: slots differ between replicas, and another pod may take over an address.
   All numbers are little-endian.
@@ -16,7 +20,8 @@
 - `secret` is a fingerprint of the seed of block hashes. Blocks under another seed mean nothing.
 - `columns` is a fingerprint of what is read from a page. Values of other columns mean nothing.
 - The `requests` of a page are those of all replicas in flight at the endpoint when its page was asked for.
-- Versions before 0.3 have no `pages`. A reader ignores parts that it does not know at the end, and an absent part has its default.
+- Versions before 0.3 have no `pages` and no `budgets`. A reader ignores parts that it does not know at the end, and an absent part has its
+  default.
 - Nothing here is trusted: `reading` bounds each size, and each number is brought into its range.
 """
 
@@ -39,6 +44,10 @@ BANDS_MAX: Final = 64
 HASH_MASK: Final = (1 << 63) - 1
 # endpoint, requests, tokens; mostly few rows, for which this is faster than an array
 ROW: Final = struct.Struct("<QIQ")
+
+BUDGET: Final = struct.Struct("<QddIff")
+BUDGETS_MAX: Final = 2048  # tenants in one message
+USED_MAX: Final = 1e15  # tokens of a tenant
 
 PAGES_MAX: Final = 128  # in one message; a supervisor cannot scrape faster
 WIDTH_MAX: Final = 64  # values of a page
@@ -106,6 +115,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     taken_back: Blocks | None = None  # comes after `learned`
     wants: bool = False  # a copy of the prefix index
     pages: PageRows | None = None
+    budgets: Annotated[bytes, Meta(max_length=BUDGETS_MAX * BUDGET.size)] = b""
 
 
 decoder = msgspec.msgpack.Decoder(Message)

@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from shm.budgets import BudgetRow, BudgetSums
 from shm.documents import DocumentReader
 from shm.prefix_writer import IndexWriter
 from workers.process.instance import Instance
 from workers.replicas.address import secret_of
+from workers.replicas.budgets import Budgets
 from workers.replicas.exchange import Exchange, Parts
 from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
@@ -30,6 +32,7 @@ def exchange_of(instance: Instance, index: IndexWriter, report: Callable[..., No
     documents = DocumentReader(instance.layout.documents, instance.memory.documents)
     waiting = Waiting(instance.memory.flow, ObjectivesView(documents, static_bands(instance.config.flow)), lanes.remote)
     places = Places(EndpointsView(documents))
+    budgets, serving = instance.layout.budgets, lanes.serving_words[1:]
     return Exchange(
         Parts(
             partial(opened, options.store),
@@ -40,6 +43,9 @@ def exchange_of(instance: Instance, index: IndexWriter, report: Callable[..., No
             index,
             waiting,
             Pages(places),
+            Budgets(
+                BudgetSums(budgets, instance.memory.budgets, serving), BudgetRow(budgets, instance.memory.budgets, budgets.workers, serving)
+            ),
         ),
         name=options.replica_name or instance.identity,
         most=options.replicas_max,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from epp.errors import Cause
 from epp.protocol import refusals
 from epp.request.budget import Bucket, Budget, Left, duration
+from shm.budgets import rates_of
 
 RATE, SIZE = 100.0, 500.0
 STARTS = 1e6  # monotonic seconds of a machine that has run for days
@@ -165,8 +166,11 @@ def test_durations_are_written_as_clients_of_openai_read_them(seconds: float, te
     assert duration(seconds) == text
 
 
-def test_budgets_with_other_buckets_have_another_plan() -> None:
-    plans = {Budget(Bucket(1.0, 2.0), None).plan, Budget(Bucket(1.0, 3.0), None).plan, Budget(None, Bucket(1.0, 2.0)).plan}
-    assert len(plans) == 3
-    assert all(0 < plan < 1 << 63 for plan in plans)
-    assert Budget(Bucket(1.0, 2.0), None, 5, 0.5).plan == Budget(Bucket(1.0, 2.0), None).plan
+def test_a_plan_has_both_rates() -> None:
+    assert rates_of(Budget(Bucket(200_000 / 60, 50_000.0), Bucket(0.1, 6.0), 5, 0.5).plan) == (
+        Bucket(200_000 / 60, 1.0).rate,
+        Bucket(0.1, 1.0).rate,
+    )
+    assert rates_of(Budget(None, Bucket(1e9, 1.0)).plan) == (0.0, 1e9)
+    assert Budget(None, None, 3).plan == 0
+    assert Bucket(200_000 / 60, 1.0).rate == pytest.approx(200_000 / 60, rel=1e-7)

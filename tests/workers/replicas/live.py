@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
+from shm.budgets import BudgetRow, BudgetsSchema, BudgetSums
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.flow_lanes import FlowLanes, FlowSchema
 from shm.lanes import Lanes, LaneSchema
@@ -15,6 +16,7 @@ from shm.prefix_writer import IndexWriter
 from shm.remote_lane import RemoteLane, RemoteSchema
 from tests.shm.memory import region_for
 from workers.replicas.address import parse_address, secret_of
+from workers.replicas.budgets import Budgets
 from workers.replicas.exchange import Exchange, Parts
 from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
@@ -72,8 +74,12 @@ class Replica:
         waiting = Waiting(self.flow, objectives, self.remote)
         self.taught = Taught(self.index, places)
         self.pages = Pages(places)
+        budgets, used = BudgetsSchema(1), [1]
+        self.budgets = region_for(budgets)
+        shared = Budgets(BudgetSums(budgets, self.budgets, used), BudgetRow(budgets, self.budgets, 1, used))
+        own = OwnLoad(self.lanes, places, rows_max)
         self.exchange = Exchange(
-            Parts(open_link, self.remote, places, OwnLoad(self.lanes, places, rows_max), self.taught, self.index, waiting, self.pages),
+            Parts(open_link, self.remote, places, own, self.taught, self.index, waiting, self.pages, shared),
             name=name,
             most=8,
             secret=secret,

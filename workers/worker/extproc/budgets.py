@@ -39,7 +39,8 @@ LOOK_S: Final = 0.002
 ACCOUNTS_MAX: Final = 4096
 ADAPT: Final = 0.125  # weight of the latest value in a moving average
 PURPOSE: Final = b"epp tenant budget"[:16]
-NOTHING: Final = Elsewhere(0.0, 0.0, 0, float("-inf"), float("-inf"))
+NEVER: Final = float("-inf")
+NOTHING: Final = Elsewhere(0.0, 0.0, 0, NEVER, NEVER, NEVER, NEVER)
 
 
 class Account:
@@ -52,8 +53,8 @@ class Account:
         self._key = key
         self._at = NOWHERE
         self._elsewhere = NOTHING
-        self._looked_at = float("-inf")
-        self._lapsed_tokens = self._lapsed_requests = float("-inf")
+        self._looked_at = NEVER
+        self._lapsed_tokens = self._lapsed_requests = NEVER
         self.budget = budget
         self.per_byte = per_byte  # counted tokens per byte of a prompt
         self.open = 0  # charges that have not ended
@@ -71,13 +72,15 @@ class Account:
         tokens = requests = 0.0
         if (bucket := budget.tokens) is not None:
             used = floats[at + TOKENS] + elsewhere.tokens
-            lapsed = bucket.lapsed(used, now)
+            full = now if self._lapsed_tokens != NEVER else max(now, elsewhere.full_tokens)
+            lapsed = bucket.lapsed(used, full)
             if lapsed > self._lapsed_tokens:
                 self._lapsed_tokens = floats[at + LAPSED_TOKENS] = lapsed
             tokens = bucket.left(used, self._lapsed_tokens, now)
         if (bucket := budget.requests) is not None:
             used = floats[at + REQUESTS] + elsewhere.requests
-            lapsed = bucket.lapsed(used, now)
+            full = now if self._lapsed_requests != NEVER else max(now, elsewhere.full_requests)
+            lapsed = bucket.lapsed(used, full)
             if lapsed > self._lapsed_requests:
                 self._lapsed_requests = floats[at + LAPSED_REQUESTS] = lapsed
             requests = bucket.left(used, self._lapsed_requests, now)

@@ -1,0 +1,182 @@
+"""Budgets over replicas: what tenants have used here, for messages, and what they have used elsewhere, for the row that workers add.
+
+A message has totals since the sender's start, so a lost message changes nothing: what counts here is by how much a total has grown
+since the last message of the same life of the sender. The first message of a life only says where its totals stand. A message also says
+when buckets will be full, for replicas that did not see the tenant before.
+
+While the store is away, nobody says what others use. Then each tenant is taken to use elsewhere as much per second as before, but at most
+the share of the others if all used equally much. So each replica goes on with the share that it had, and with at least an equal one. What
+was assumed is taken back when others are heard again, because their totals have all that they used.
+
+Tenants have keys (`workers.worker.extproc.budgets.key_of`), because the store is not told their names.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from shm.budgets import IN_FLIGHT, LAPSED_REQUESTS, LAPSED_TOKENS, NOBODY, REQUESTS, TOKENS, TOUCHED, BudgetRow, BudgetSums, Sum
+from workers.replicas.wire import BUDGET, BUDGETS_MAX
+
+SAY_S: Final = 0.05  # between two looks at what is used here
+TICK_S: Final = 1.0  # between two looks at how fast
+ADAPT: Final = 0.2  # weight of the latest second in an average
+HEARD_MAX: Final = 64  # names of replicas that are remembered
+Life = tuple[int, int]
+
+
+class _Tenant:
+    """What one tenant uses elsewhere. `rate_*`: per second. `own_*`: here. `assumed_*`: what was added while nobody was heard."""
+
+    __slots__ = ("assumed_requests", "assumed_tokens", "new_requests", "new_tokens", "own", "own_rate", "rate_requests", "rate_tokens")
+
+    def __init__(self) -> None:
+        self.new_tokens = self.new_requests = 0.0  # since the last tick
+        self.rate_tokens = self.rate_requests = self.own_rate = 0.0
+        self.assumed_tokens = self.assumed_requests = 0.0
+        self.own: Sum | None = None  # at the last tick
+
+
+class Budgets:
+    """What the budgets of this replica and of the others have to do with each other. `row`: that of other replicas."""
+
+    def __init__(self, sums: BudgetSums, row: BudgetRow) -> None:
+        row.take_over()
+        self._sums = sums
+        self._row = row
+        self._changes = 0
+        self._said: dict[int, Sum] = {}
+        self._say_at = self._tick_at = self._now = float("-inf")
+        self._heard: dict[str, tuple[Life, dict[int, Sum]]] = {}  # name -> the life of its last message, and its totals
+        self._tenants: dict[int, _Tenant] = {}
+        self._stirred: set[int] = set()  # tenants whose requests in flight elsewhere may have changed
+        self._live: frozenset[str] = frozenset()
+        self._others = 0  # how many replicas there were besides this one when the store was last used
+        self._assuming = False
+
+    def rows(self, now: float, *, whole: bool) -> bytes:
+        """Returns what tenants have used here: all of them if `whole`, else those that have used more since the last call."""
+        if not whole and now < self._say_at:
+            return b""
+        changes = self._sums.changes()
+        if not whole and changes == self._changes:
+            return b""
+        self._changes, self._say_at = changes, now + SAY_S
+        before, self._said = self._said, self._sums.sums(now)
+        rows = [BUDGET.pack(key, *used) for key, used in self._said.items() if whole or before.get(key, NOBODY)[:3] != used[:3]]
+        return b"".join(rows[:BUDGETS_MAX])
+
+    def hear(self, name: str, life: Life, rows: bytes, now: float) -> None:
+        """Takes what another replica says. Counts by how much its totals have grown."""
+        if not rows:
+            return
+        self._take_back(now)
+        known, totals = self._heard.pop(name, ((-1, -1), {}))
+        first = known != life
+        if first:
+            self._stirred.update(totals)
+            totals = {}
+        self._heard[name] = life, totals
+        if len(self._heard) > HEARD_MAX:
+            del self._heard[next(iter(self._heard))]
+        for key, tokens, requests, in_flight, fills_tokens, fills_requests in BUDGET.iter_unpack(rows):
+            before = totals.get(key)
+            if before is None and len(totals) >= BUDGETS_MAX:
+                continue
+            totals[key] = Sum(tokens, requests, in_flight)
+            if before is None and first:
+                before = totals[key]
+            elif before is None:
+                before = Sum(0.0, 0.0, 0)
+            self._stirred.add(key)
+            if tokens != before.tokens or requests != before.requests:
+                self._count(key, tokens - before.tokens, requests - before.requests, now)
+            floats, at = self._row.floats, self._row.place(key, now)
+            floats[at + LAPSED_TOKENS] = max(floats[at + LAPSED_TOKENS], now + fills_tokens)  # another replica may know more
+            floats[at + LAPSED_REQUESTS] = max(floats[at + LAPSED_REQUESTS], now + fills_requests)
+
+    def show(self, live: Collection[str], now: float, *, connected: bool) -> None:
+        """Writes what tenants have in flight elsewhere. `live`: the replicas that are heard. `connected`: whether the store is used.
+
+        While it is not, goes on with what was known.
+        """
+        passed, self._now = now - self._now, now
+        if not connected and self._others:
+            self._assume(min(passed, TICK_S), now)
+            return
+        names = frozenset(live)
+        if names != self._live:
+            for name in names ^ self._live:
+                if name in self._heard:
+                    self._stirred.update(self._heard[name][1])
+            self._live, self._others = names, len(names)
+        if self._stirred:
+            stirred, self._stirred = self._stirred, set()
+            for key in stirred:
+                self._fly(key, self._flying(key), now)
+        if now >= self._tick_at:
+            self._tick(min(now - self._tick_at + TICK_S, 10 * TICK_S), now)
+
+    def _flying(self, key: int) -> int:
+        totals = [self._heard[name][1].get(key) for name in self._live if name in self._heard]
+        return sum(total.in_flight for total in totals if total is not None)
+
+    def _fly(self, key: int, in_flight: int, now: float) -> None:
+        row, at = self._row, self._row.place(key, now)
+        row.words[at + IN_FLIGHT] = in_flight
+        row.floats[at + TOUCHED] = now
+
+    def _count(self, key: int, tokens: float, requests: float, now: float) -> None:
+        tenant = self._tenants.get(key)
+        if tenant is None:
+            if len(self._tenants) >= BUDGETS_MAX:
+                del self._tenants[next(iter(self._tenants))]
+            tenant = self._tenants[key] = _Tenant()
+        tenant.new_tokens += tokens
+        tenant.new_requests += requests
+        self._write(key, tokens, requests, now)
+
+    def _write(self, key: int, tokens: float, requests: float, now: float) -> None:
+        row, at = self._row, self._row.place(key, now)
+        row.floats[at + TOKENS] += tokens
+        row.floats[at + REQUESTS] += requests
+        row.floats[at + TOUCHED] = now
+
+    def _tick(self, seconds: float, now: float) -> None:
+        """Learns how fast each tenant uses its budget, here and elsewhere."""
+        self._tick_at = now + TICK_S
+        for key, tenant in self._tenants.items():
+            own = self._said.get(key)
+            if own is not None and tenant.own is not None:
+                tenant.own_rate += ADAPT * ((own.tokens - tenant.own.tokens) / seconds - tenant.own_rate)
+            tenant.own = own
+            tenant.rate_tokens += ADAPT * (tenant.new_tokens / seconds - tenant.rate_tokens)
+            tenant.rate_requests += ADAPT * (tenant.new_requests / seconds - tenant.rate_requests)
+            tenant.new_tokens = tenant.new_requests = 0.0
+
+    def _assume(self, seconds: float, now: float) -> None:
+        """Counts what others probably use, because nobody says what they do use."""
+        equal = self._others / (1 + self._others)
+        if not self._assuming:
+            self._assuming = True
+            for key in self._tenants:
+                own = self._said.get(key)
+                flying = self._flying(key)
+                self._fly(key, min(flying, int(equal * (flying + (own.in_flight if own is not None else 0)))), now)
+        for key, tenant in self._tenants.items():
+            if tenant.rate_tokens <= 0.0 and tenant.rate_requests <= 0.0:
+                continue
+            everywhere = tenant.rate_tokens + max(0.0, tenant.own_rate)
+            share = min(1.0, equal * everywhere / tenant.rate_tokens) if tenant.rate_tokens > 0.0 else equal
+            tokens, requests = seconds * share * max(0.0, tenant.rate_tokens), seconds * share * max(0.0, tenant.rate_requests)
+            tenant.assumed_tokens += tokens
+            tenant.assumed_requests += requests
+            self._write(key, tokens, requests, now)
+
+    def _take_back(self, now: float) -> None:
+        if not self._assuming:
+            return
+        self._assuming = False
+        for key, tenant in self._tenants.items():
+            self._write(key, -tenant.assumed_tokens, -tenant.assumed_requests, now)
+            tenant.assumed_tokens = tenant.assumed_requests = 0.0
+            self._stirred.add(key)
