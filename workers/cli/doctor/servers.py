@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from workers.cli.doctor.running import State, effective
 from workers.shared.doctor_report import ERROR, WARNING, Finding
+from workers.supervisor.pages.state.prefix_findings import unreported
 
 ASKED_MAX: Final = 32  # endpoints; a larger pool is asked in part
 AT_ONCE: Final = 8
@@ -44,6 +45,8 @@ def server_findings(state: State) -> list[Finding]:
     where = _where(effective(state))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(lambda each: _ask(each["name"], each["address"], where), endpoints))
+    known = {each["address"] for each in unreported(state.get("endpoints", {}))}  # the picker itself says that they may have no caching
+    answers = [each._replace(caching_off=each.caching_off and each.address not in known) for each in answers]
     return findings_of(answers, {each["address"]: each["state"] for each in endpoints})
 
 

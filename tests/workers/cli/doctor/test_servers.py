@@ -55,6 +55,12 @@ def test_a_server_is_asked_where_the_configuration_says(address: str) -> None:
     assert "-60" in clock.evidence or "-61" in clock.evidence
 
 
+def test_a_server_that_reports_no_hits_is_left_to_the_finding_of_the_picker(address: str) -> None:
+    found = state(address, PATH)
+    found["endpoints"]["default/a"] |= {"predicted_share": 0.9, "predicted_tokens": 9000.0, "scraped": {}}
+    assert [each.rule for each in server_findings(found)] == ["clock"]
+
+
 def test_a_server_that_answers_the_picker_only_is_named(address: str) -> None:
     (found,) = server_findings(state(address, "/metrics"))
     assert (found.rule, found.severity) == ("server-unreachable", "error")

@@ -81,15 +81,19 @@ def block_sizes(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Fi
         )
 
 
-def caching_off(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
-    which = [
+def unreported(endpoints: Mapping[str, Values]) -> list[Values]:
+    """Returns the endpoints that report no cache hits where many were predicted."""
+    return [
         each
         for each in endpoints.values()
         if each.get("predicted_share", 0.0) - each.get("reported_share", 0.0) > APART
         and not each.get("reported_share")
         and each.get("predicted_tokens", 0.0) > BLOCKS_BEYOND * each["scraped"].get("cache_block_size", UNKNOWN_BLOCK_TOKENS)
     ]
-    if which:
+
+
+def caching_off(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    if which := unreported(endpoints):
         yield Finding(
             "prefix-caching",
             WARNING,
