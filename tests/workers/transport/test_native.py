@@ -208,6 +208,20 @@ def test_a_handler_knows_the_port_and_the_authority_that_its_peer_has_called():
         site.close()
 
 
+def test_a_handler_knows_the_port_under_tls_too():
+    site = Site(server_context(None), further=1)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection(("127.0.0.1", site.further_ports[0]), WAIT) as plain, context.wrap_socket(plain) as peer:
+            peer.sendall(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 4, 1, block(path="/test/Hold", authority="pool.svc")))
+            site.until(lambda: site.held)
+        assert (site.held[0].stream.port(), site.held[0].stream.authority) == (site.further_ports[0], "pool.svc")
+    finally:
+        site.close()
+
+
 def test_grpcio_may_compress(site):
     with connect(site) as channel:
         answers = mirror(channel)(iter([b"a" * 10_000]), timeout=WAIT, compression=grpc.Compression.Gzip)
