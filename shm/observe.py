@@ -105,7 +105,7 @@ SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
     "index": lambda part: IndexSchema(part["entries"]),
     "links": lambda part: LinkSchema(part["entries"]),
     "positions": lambda part: StreamPositionsSchema(part["slots"]),
-    "flow": lambda part: FlowSchema(part["bands"], part["workers"]),
+    "flow": lambda part: FlowSchema(part["bands"], part["workers"], part["lines"]),
     "remote": lambda part: RemoteSchema(part["slots"], part["bands"]),
     "starts": lambda part: StartsSchema(part["slots"], part["workers"]),
     "answers": lambda part: AnswersSchema(part["slots"], part["workers"], part["kinds"], part["outcomes"]),

@@ -22,7 +22,9 @@ HEADER: Final = Struct("=IBBH")
 HEAD: Final = Struct("=BBH")
 CHECKSUM: Final = Struct("=I")
 SAMPLE: Final = Struct("=BIQ7d")
+SLOT: Final = Struct("=I")
 KIND_AT: Final = 5
+SLOT_AT: Final = HEADER.size + 1
 FRAME_BYTES_MAX: Final = 4096
 SAMPLES_MAX: Final = (FRAME_BYTES_MAX - HEADER.size) // SAMPLE.size
 
@@ -51,6 +53,11 @@ def frame(samples: list[bytes]) -> bytes:
 def is_samples(data: bytes) -> bool:
     """Returns whether a frame of the bus has samples. It may still be corrupt."""
     return len(data) > KIND_AT and data[KIND_AT] == KIND
+
+
+def slot_of(data: bytes) -> int:
+    """Returns the slot of the first sample of a frame; -1 if the frame is too short to have one."""
+    return int(SLOT.unpack_from(data, SLOT_AT)[0]) if len(data) >= HEADER.size + SAMPLE.size else -1
 
 
 def learn(model: LatencyModel, data: bytes, begun: Callable[[FirstToken], object] = lambda first: None) -> int:

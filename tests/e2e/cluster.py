@@ -149,9 +149,12 @@ class Cluster:
         run_dir: Path | None = None,
         ready: bool = True,
         config_text: str = "",
+        pools_text: str = "",
         under: Sequence[str] = (),
     ) -> Picker:
         """Starts a plaintext picker. `config_text`: its configuration; "": the default one. `flags`: those of `epp serve`.
+
+        `pools_text`: its pools file, instead of a configuration; "": it serves one pool.
 
         `ready`: whether to wait until it is ready. `under`: a command that runs the picker's command line. If another process has taken
         one of its ports meanwhile, it is started again with other ports.
@@ -159,9 +162,10 @@ class Cluster:
         for tries_left in reversed(range(STARTS_MAX)):
             number = next(self._numbers)
             config = self.directory / f"config-{number}.yaml"
-            config.write_text(config_text or picker_config(endpoints))
+            config.write_text(pools_text or config_text or picker_config(endpoints))
             grpc, health, metrics = free_ports(3)
-            argv = [*under, *serve(config, grpc, health, metrics, workers, run_dir or self.directory / "run"), *flags]
+            line = serve(config, grpc, health, metrics, workers, run_dir or self.directory / "run", pools=bool(pools_text))
+            argv = [*under, *line, *flags]
             picker = Picker(self.children.start(f"picker {number}", argv), grpc, health, metrics)
             try:
                 if ready:
@@ -258,10 +262,10 @@ class Fleet:
         return [stats["requests"] for stats in self.stats()]
 
 
-def serve(config: Path, grpc: int, health: int, metrics: int, workers: int, run_dir: Path) -> list[str]:
-    """Returns the command line of a plaintext picker."""
+def serve(config: Path, grpc: int, health: int, metrics: int, workers: int, run_dir: Path, *, pools: bool = False) -> list[str]:
+    """Returns the command line of a plaintext picker. `pools`: whether `config` is a pools file."""
     flags = {
-        "config-file": config,
+        "pools-file" if pools else "config-file": config,
         "workers": workers,
         "grpc-port": grpc,
         "grpc-health-port": health,

@@ -24,6 +24,7 @@ from workers.shared.bus import BusWriter
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 from workers.shared.objectives import static_bands
 from workers.supervisor.objects_watch import ObjectsWatch
+from workers.worker.adoption import Adoption
 from workers.worker.extproc.stream import PATH, open_stream
 from workers.worker.flow.flow_control import FlowControl
 from workers.worker.main import Worker
@@ -71,7 +72,10 @@ class Shard:
             partial(self.worker.lane.add, counter["bus_drops_total"]),
             partial(self.worker.lane.add, counter["bus_frames_total"]),
         )
-        self.parts = self.worker.set_up(bus)
+        self.worker.set_up(bus)
+        adoption = self.worker._adoption
+        assert isinstance(adoption, Adoption)
+        self.parts = adoption.parts
         self.app = self.parts.app
         instance.memory.lanes.set_serving(index + 1, True)
         self.worker.lane.heartbeat(time.monotonic())

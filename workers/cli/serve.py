@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 
 import workers.host.log  # noqa: F401  # before all that import structlog: it leaves out 5 MiB that structlog would load
 
@@ -11,6 +12,7 @@ import click
 from shm.segment import SegmentError
 from workers.cli.configuration import check_endpoints, check_kubernetes, load_config, read_given, with_one_worker
 from workers.cli.flags import BadConfiguration, Grouped
+from workers.cli.pools import several
 from workers.cli.serve_flags import COMMON
 from workers.cli.serve_options import serve_options
 from workers.host import log
@@ -34,22 +36,33 @@ def command(options: Options) -> None:
     log.fill_standard_descriptors()
     log.configure(options.log_level, console=FORMATS[options.log_format])
     keep_freed_memory()
+    created = several(options) if options.pools_file else single(options)
+    with parent.signals_held():
+        try:
+            instance = created()
+        except Unusable as error:
+            raise BadConfiguration(f"error: {error}") from error
+        except (StartError, SegmentError) as error:
+            raise click.ClickException(str(error)) from error
+        code = run_parent(instance)
+    sys.exit(code)
+
+
+def single(options: Options) -> Callable[[], Instance]:
+    """Reads and checks the configuration of one pool. Returns a function that creates its instance. Raises BadConfiguration."""
     given = read_given(options)
     config = load_config(options, given)
     options = with_one_worker(options, config)
     check_endpoints(options, config)
     check_kubernetes(options, config)
-    with parent.signals_held():
-        try:
-            instance = Instance.create(options, config)
-        except Unusable as error:
-            raise BadConfiguration(f"error: {error}") from error
-        except (StartError, SegmentError) as error:
-            raise click.ClickException(str(error)) from error
+
+    def created() -> Instance:
+        instance = Instance.create(options, config)
         names = instance.layout.names
         instance.begin(Bundle(1, given.source, given.text, options.plugin_path, given.plugins, names, time.time(), keys=config.key_texts))
-        code = run_parent(instance)
-    sys.exit(code)
+        return instance
+
+    return created
 
 
 def run_parent(instance: Instance) -> int:
@@ -61,7 +74,8 @@ def run_parent(instance: Instance) -> int:
     kv_events = run_kv_events if instance.layout.kv_events is not None else None
     from workers.cli import trial  # after the imports of workers, because a trial needs them, too
 
-    return parent.run(instance, supervisor=supervisor.run, worker=worker.run, kv_events=kv_events, trial=trial.run)
+    reload = trial.run if not instance.pools else None
+    return parent.run(instance, supervisor=supervisor.run, worker=worker.run, kv_events=kv_events, trial=reload)
 
 
 def import_parts(instance: Instance) -> None:

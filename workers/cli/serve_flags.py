@@ -46,6 +46,7 @@ FLAGS = (
     *group(
         "Configuration",
         flag("config-file", str, "", "Configuration file; - for standard input.", short="-c"),
+        flag("pools-file", str, "", "File of several pools that this picker serves, instead of a configuration."),
         flag("config-text", str, "", "Configuration as text, instead of a file."),
         flag("allow-experimental-plugins", BOOL, "false", EXPERIMENTAL),
         flag("plugin-path", str, "", PLUGIN_PATH),

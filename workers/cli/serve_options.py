@@ -38,7 +38,11 @@ REPLICA_FLAGS = ("replica-store-password-file", "replica-store-prefix", "replica
 REPLICA_PREFIX = re.compile(r"[A-Za-z0-9._:/{}-]{1,200}")  # no wildcards: ACLs and subscriptions match names by it
 REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STDIN = "-"
-CONFIGURATION = ("config_file", "config_text")  # flags that say what to serve
+OF_ONE_POOL = (
+    "config_file", "config_text", "config_watch", "endpoints", "max_endpoints", "pool_name", "endpoint_selector", "objects_dir",
+    "ha_enable_leader_election", "replica_store", "state_dir", "record_dir",
+)  # fmt: skip
+CONFIGURATION = ("config_file", "config_text", "pools_file")  # flags that say what to serve
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,6 +107,7 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str], origins: Mapp
     _kubernetes(values, environ, errors)
     _ports(values, errors)
     _transport(values, errors, warnings)
+    _pools(values, errors, origins)
     _tls(values, errors, warnings)
     _replicas(values, environ, errors, warnings)
     interval_s = values["refresh_metrics_interval"]
@@ -236,6 +241,16 @@ def _requires_tokens(values: Mapping[str, Any]) -> bool:
     """Returns whether the metrics port requires tokens. Assumes that the configuration, which was not read yet, has no discovery plugin."""
     in_kubernetes = (values["pool_name"] or values["endpoint_selector"]) and not values["endpoints"]
     return bool(in_kubernetes) and values["metrics_endpoint_auth"] is not False
+
+
+def _pools(values: Mapping[str, Any], errors: list[str], origins: Mapping[str, str]) -> None:
+    """Refuses flags that only a picker of one pool has."""
+    if not values.get("pools_file"):
+        return
+    given = [name for name in OF_ONE_POOL if name in origins and values[name]]
+    errors.extend(f"--pools-file and --{name.replace('_', '-')} cannot be set at the same time; give only one of them" for name in given)
+    if values["transport"] == "grpcio":
+        errors.append("--pools-file and --transport grpcio cannot be set at the same time: grpc tells neither the authority nor the port")
 
 
 def _tls(values: Mapping[str, Any], errors: list[str], warnings: list[str]) -> None:

@@ -48,6 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     config_file: str = ""
     config_text: str = ""
+    pools_file: str = ""
     allow_experimental_plugins: bool = False
     plugin_path: str = ""
     config_watch: bool = False

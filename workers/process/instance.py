@@ -23,7 +23,7 @@ import fcntl
 import io
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +31,7 @@ import structlog
 
 from compiled.finder import choose
 from epp.decision import response_phase
+from epp.request.pools import PoolChoice
 from shm.instance_lock import InstanceLock, sweep
 from shm.observe import SECRET
 from shm.segment import check_room
@@ -42,7 +43,7 @@ from workers.process.layout import Layout
 from workers.process.reports import Reports
 from workers.process.resources import Memory, Pipes, Words, enough_descriptors
 from workers.process.roll import Roll
-from workers.process.sockets import Sockets
+from workers.process.sockets import NO_PORTS, Sockets
 from workers.process.sources import Sources
 
 if TYPE_CHECKING:
@@ -79,13 +80,17 @@ class Instance:
     parent_pid: int
     pools: tuple["Instance", ...] = ()  # the instance as each of several pools sees it; () if there is only one pool
     pool: int | None = None  # the number of the pool that sees this instance; None: of all pools, or of the only one
+    choice: PoolChoice | None = None  # finds the pool of a request; None if there is only one pool
+    models: Sequence[tuple[str, Sequence[str]]] = ()  # the name of each pool, and the models that its matchers name
     bundle: Bundle | None = None  # the configuration of that pool as it was read
 
     @classmethod
-    def create(cls, options: "Options", config: "EffectiveConfig", layout: Layout | None = None) -> "Instance":
+    def create(
+        cls, options: "Options", config: "EffectiveConfig", layout: Layout | None = None, ports: Mapping[int, str] = NO_PORTS
+    ) -> "Instance":
         """Creates everything. Raises StartError, SegmentError or OSError, and then leaves nothing behind.
 
-        `layout`: for several pools (`workers.process.pools`); None: for one pool.
+        `layout`, `ports`: for several pools (`workers.process.pools`); None: for one pool.
         """
         sources, layout = Sources(options, config), layout or Layout(options, config)
         enough_descriptors(layout.workers_max)
@@ -95,7 +100,7 @@ class Instance:
             if (state_lock := locked_state(options.state_dir, options.instance)) is not None:
                 undo.callback(state_lock.close)
             check_room(layout.needs(), FEWER)
-            sockets = Sockets.bind(options, received(os.environ))
+            sockets = Sockets.bind(options, received(os.environ), ports)
             lock.record(ports=sockets.ports())
             memory = Memory.create(layout, options.instance, lock)
             undo.callback(memory.unlink)

@@ -133,6 +133,16 @@ def _under(instance: Instance, bundle: Bundle) -> Instance:
     return instance.under(load_given(instance.options, given), bundle)
 
 
+def of_pool(instance: Instance) -> Instance:
+    """Returns the instance as one of several pools sees it with a configuration of its own: plugins that no other process has started.
+
+    Raises ConfigErrors, PluginImportError.
+    """
+    assert instance.bundle is not None
+    bundle = instance.bundle
+    return replace(instance, config=load_given(instance.options, Given(bundle.text, bundle.source, bundle.plugins, bundle.keys)))
+
+
 def in_force(instance: Instance) -> Instance:
     """Returns this instance with the configuration in force. Loads it if this instance has another one.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from epp.request.pools import PoolChoice
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN, POOL_HASH_LINES, Layout, Shape
@@ -18,7 +19,7 @@ from workers.process.sources import Sources
 from workers.shared.objectives import static_bands
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from epp.config.effective import EffectiveConfig
     from workers.host.options import Options
@@ -29,6 +30,7 @@ class Pool(NamedTuple):
     """One pool as the start has read it. Pools with the same text share `config`.
 
     `endpoints`: as in --endpoints; "": the configuration says where they come from. `max_endpoints`: their limit.
+    `models`: those that belong to it by their whole names.
     """
 
     name: str
@@ -36,16 +38,22 @@ class Pool(NamedTuple):
     config: "EffectiveConfig"
     endpoints: str
     max_endpoints: int
+    models: tuple[str, ...] = ()
 
 
-def create(options: "Options", pools: "Sequence[Pool]") -> Instance:
-    """Creates the instance of several pools. `options`: with the most endpoints of all pools together.
+def create(options: "Options", pools: "Sequence[Pool]", choice: PoolChoice, ports: "Mapping[int, str]") -> Instance:
+    """Creates the instance of several pools. `options`: with the most endpoints of all pools together. `choice`: finds their requests.
+    `ports`: port -> name of the pool to which it belongs.
 
     Raises StartError, SegmentError or OSError, and then leaves nothing behind.
     """
-    instance = Instance.create(options, pools[0].config, layout_of(options, pools))
+    instance = Instance.create(options, pools[0].config, layout_of(options, pools), ports)
     try:
-        return with_pools(instance, pools)
+        instance = replace(with_pools(instance, pools), choice=choice)
+        bundle = instance.pools[0].bundle
+        assert bundle is not None
+        instance.begin(bundle)
+        return instance
     except BaseException:
         instance.unlink()
         raise
@@ -68,7 +76,7 @@ def with_pools(instance: Instance, pools: "Sequence[Pool]") -> Instance:
         if like is None:
             sources, layout = Sources(instance.options, pool.config), instance.layout.of_pool(instance.options, pool.config)
             like = known[id(pool.config)] = replace(instance, config=pool.config, sources=sources, layout=layout).with_scrape_tls()
-        options = msgspec.structs.replace(instance.options, pool_name=pool.name, endpoints=pool.endpoints)
+        options = msgspec.structs.replace(instance.options, pool_name=pool.name, endpoints=pool.endpoints, max_endpoints=pool.max_endpoints)
         bundle = Bundle(
             instance.number,
             pool.given.source,
@@ -80,4 +88,4 @@ def with_pools(instance: Instance, pools: "Sequence[Pool]") -> Instance:
             keys=pool.config.key_texts,
         )
         views.append(replace(like, options=options, memory=instance.memory.of_pool(number), pool=number, bundle=bundle))
-    return replace(instance, pools=tuple(views))
+    return replace(instance, pools=tuple(views), models=[(pool.name, pool.models) for pool in pools])

@@ -74,6 +74,10 @@ class EndpointsView:
         """Whether the document has changed since the last call of `current`."""
         return self._reader.version(ENDPOINTS) != self.version
 
+    def span(self) -> tuple[int, int]:
+        """Returns the first slot of the endpoints of `current`, and the slot after the last one."""
+        return (int(self.slots.min()), int(self.slots.max()) + 1) if len(self.slots) else (0, 0)
+
     def identities(self) -> list[Identity]:
         """Returns what identifies each server over restarts of the picker, in the order of `current`."""
         return [(r.namespace, r.name, r.host, r.port, r.uid) for r in self._records]

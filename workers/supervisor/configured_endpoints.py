@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from epp.plugins.discovery import FileDiscovery
 from workers.process.instance import Instance
 from workers.supervisor.background import Background
-from workers.supervisor.endpoints.discovery import Discovery, Entry, parse_flag
+from workers.supervisor.endpoints.discovery import Discovery, EndpointSpec, Entry, parse_flag
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.endpoints.endpoints_file import File, follow
 
@@ -48,6 +48,21 @@ class Churn:
             self._report("the endpoints file changes often", file=self._path, reads=self._changes, seconds=seconds, why=WHY)
 
 
+class Bounded:
+    """Leaves out the endpoints of one of several pools above its limit, so that no pool takes the slots of the others."""
+
+    def __init__(self, instance: Instance, report: Callable[..., None]) -> None:
+        self._most = instance.options.max_endpoints if instance.pool is not None else None
+        self._name = instance.options.pool_name
+        self._report = report
+
+    def __call__(self, specs: Collection[EndpointSpec]) -> Collection[EndpointSpec]:
+        if self._most is None or len(specs) <= self._most:
+            return specs
+        self._report("a pool has too many endpoints", pool=self._name, left_out=len(specs) - self._most, reason="raise its maxEndpoints")
+        return sorted(specs)[: self._most]
+
+
 async def follow_configured(
     instance: Instance,
     table: EndpointTable,
@@ -64,23 +79,26 @@ async def follow_configured(
     even if their names cannot be resolved.
     """
     tasks: list[asyncio.Task[Any]] = []
-    discovery = Discovery(lambda specs: table.apply(specs, complete=discovery.complete), report)
+    pool = instance.pool or 0
+    bounded = Bounded(instance, report)
+    discovery = Discovery(lambda specs: table.apply(bounded(specs), complete=discovery.complete, pool=pool), report, pool)
     flag, plugin = instance.options.endpoints, instance.config.discovery
     entries: list[Entry] | None = None
     if flag:
         entries = parse_flag(flag)
     elif isinstance(plugin, FileDiscovery):
         churn = Churn(plugin.path, report, on_change, time.monotonic)
-        expects = successor and bool(table.inherited())
+        expects = successor and bool(table.inherited(pool))
         file = File(plugin.path, report, clusters=plugin.clusters, on_change=churn.changed, expects=expects)
         entries = file.reload() if successor else file.load()
         tasks.append(background.keep(follow(file, discovery.use, watch=plugin.watch)))
     if entries is None:
-        table.resume()
+        table.resume(pool)
     elif successor:
-        discovery.resume(entries, table.inherited())
+        discovery.resume(entries, table.inherited(pool))
         tasks.append(background.keep(discovery.use(entries)))
     else:
         await discovery.use(entries)
-    tasks.append(background.keep(discovery.resolve_forever()))
+    if not flag or any(entry.names for entry in parse_flag(flag)):
+        tasks.append(background.keep(discovery.resolve_forever()))
     return tasks

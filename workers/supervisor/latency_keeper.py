@@ -6,10 +6,14 @@
 
 The model is published every PUBLISH_S if it has changed. A killed supervisor leaves it in shared memory, and its successor learns on.
 Samples that come meanwhile wait in the bus.
+
+Each of several pools has a keeper of its own from its first samples on (`LatencyKeepers`). A keeper without samples for RECENT_S is looked
+at in turn with the others of its kind.
 """
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import structlog
@@ -27,6 +31,7 @@ from workers.supervisor.background import Background
 from workers.supervisor.endpoints.latency_state import LatencyState
 
 PUBLISH_S = 0.1
+RECENT_S = 2.0
 SAVE_S = 60.0
 SURPRISE = 3.0  # a first token that takes so many times what was predicted is a surprise
 SURPRISE_S = 0.2
@@ -42,12 +47,13 @@ class LatencyKeeper:
     ) -> None:
         """`surprised(slot)`: is called when the endpoint of a slot was far slower than predicted."""
         layout, memory = instance.layout, instance.memory
+        self._document = instance.pool or 0
         self._now = now
         self._surprised = surprised
         self._writer = DocumentWriter(layout.latency, memory.latency)
         self._table = TableReader(layout.table, memory.table)
         self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING)]
-        self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents))
+        self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents), instance.pool)
         self._seen = self._endpoints.version
         self._epoch = -1
         folder = instance.options.state_dir
@@ -78,6 +84,10 @@ class LatencyKeeper:
         if first.observed > SURPRISE * first.predicted + SURPRISE_S:
             self._surprised(first.slot)
 
+    def model_of(self, _pool: int) -> LatencyModel:
+        """Returns the model of the only pool."""
+        return self.model
+
     def prompt_s(self) -> float:
         """Returns the mean seconds that a server works on one prompt; 0: not known."""
         return self._prompts.seconds(self.model)
@@ -88,7 +98,7 @@ class LatencyKeeper:
             return
         self._follow_endpoints()
         self._follow_batches()
-        sent = float(self._lanes.inflight(len(self._scraped_at)).sum())
+        sent = self._sent()
         if why := self._doubt.look(self.model, self._now(), self._running, sent):
             log.warning(
                 "predictions of the time to the first token have been poor for five minutes",
@@ -100,9 +110,14 @@ class LatencyKeeper:
             return
         self._published = self.model.changes
         try:
-            self._writer.write(0, state.encode(self.model))
+            self._writer.write(self._document, state.encode(self.model))
         except DocumentTooLarge as problem:  # the layout has room for all slots
             log.error("the latency model is not published", why=str(problem))
+
+    def _sent(self) -> float:
+        """Returns the requests in flight."""
+        counts = self._lanes.inflight(len(self._scraped_at))
+        return float((counts if self._endpoints.pool is None else counts[self._endpoints.slots]).sum())
 
     def save(self) -> None:
         """Writes the model to the state folder."""
@@ -137,7 +152,7 @@ class LatencyKeeper:
 
     def _predecessor(self, reader: DocumentReader) -> LatencyModel:
         """Returns the model that a predecessor has published, else that of the state folder, else a new one."""
-        found = reader.read(0)
+        found = reader.read(self._document)
         if found is not None:
             try:
                 model = state.decode(found[1])
@@ -172,12 +187,73 @@ class LatencyKeeper:
         """Reads the batch and the queue of each endpoint that was scraped since the last look."""
         if self._table.epoch() == self._epoch:
             return
-        copy = self._table.copy()
+        if self._endpoints.pool is None:
+            first, copy = 0, self._table.copy()
+            rows: Any = slice(None)
+        else:
+            first, end = self._endpoints.span()
+            copy, rows = self._table.copy_part(first, end), self._endpoints.slots - first
         self._epoch = copy.epoch
         running, waiting = (copy.column(index) for index in self._columns)
-        self._running = float(np.nansum(running))
-        before = self._scraped_at[: len(copy.rows)]
+        self._running = float(np.nansum(running[rows]))
+        before = self._scraped_at[first : first + len(copy.rows)]
         moved = (copy.updated_at != before) & (running > 0.0)
         before[:] = copy.updated_at
-        for slot in np.flatnonzero(moved).tolist():
-            self.model.scraped(slot, int(copy.generation[slot]), float(running[slot]), float(waiting[slot]))
+        for row in np.arange(len(moved))[rows][moved[rows]].tolist():
+            self.model.scraped(first + row, int(copy.generation[row]), float(running[row]), float(waiting[row]))
+
+
+class LatencyKeepers:
+    """The keepers of several pools."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        pool_of: Callable[[int], int | None],
+        now: Callable[[], float] = time.monotonic,
+        surprised: Callable[[int], None] = lambda slot: None,
+    ) -> None:
+        """`pool_of(slot)`: the pool of the endpoint in a slot; None: there is no endpoint. `surprised`: as for `LatencyKeeper`."""
+        self._pools = instance.pools
+        self._pool_of = pool_of
+        self._now = now
+        self._surprised = surprised
+        self._keepers: dict[int, LatencyKeeper] = {}
+        self._taken_at: dict[int, float] = {}
+        self._turn = 0
+        left = DocumentReader(instance.layout.latency, instance.memory.latency)
+        for pool in range(len(instance.pools)):
+            if left.version(pool):
+                self._keeper(pool)
+
+    def start(self, background: Background) -> None:
+        """Starts to publish the models."""
+        background.every(PUBLISH_S, self.look)
+
+    def take(self, data: bytes) -> None:
+        """Learns the samples of one frame, which are of one pool. Raises CorruptSamples."""
+        pool = self._pool_of(samples.slot_of(data))
+        if pool is not None:
+            self._taken_at[pool] = self._now()
+            self._keeper(pool).take(data)
+
+    def model_of(self, pool: int) -> LatencyModel | None:
+        """Returns the model of a pool; None if nothing was learned."""
+        keeper = self._keepers.get(pool)
+        return None if keeper is None else keeper.model
+
+    def look(self) -> None:
+        """Does what `LatencyKeeper.look` does, for the pools with recent samples and for one other."""
+        recent = [pool for pool, at in self._taken_at.items() if self._now() - at < RECENT_S]
+        others = [pool for pool in self._keepers if pool not in recent]
+        if others:
+            self._turn += 1
+            recent.append(others[self._turn % len(others)])
+        for pool in recent:
+            self._keepers[pool].look()
+
+    def _keeper(self, pool: int) -> LatencyKeeper:
+        keeper = self._keepers.get(pool)
+        if keeper is None:
+            keeper = self._keepers[pool] = LatencyKeeper(self._pools[pool], self._now, self._surprised)
+        return keeper

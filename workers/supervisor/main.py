@@ -54,7 +54,7 @@ from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError, 
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.endpoints.scrape_results import Sink
 from workers.supervisor.index_keeper import IndexKeeper
-from workers.supervisor.latency_keeper import LatencyKeeper
+from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.supervisor.live import Live
 from workers.supervisor.objects_watch import ObjectsWatch, flow_lanes, objects_watch
 from workers.supervisor.page_port import PagePort, Shown
@@ -112,7 +112,7 @@ class Supervisor:
             lambda: {} if self.kubernetes is None else self.kubernetes.refusals(),
             lambda: None if self.exchange is None else self.exchange.connected,
         )
-        self.latency: LatencyKeeper
+        self.latency: LatencyKeeper | LatencyKeepers
         self.records: RecordKeeper
         self.data: DataLayer
         self.pages: PagePort
@@ -193,18 +193,13 @@ class Supervisor:
         cleanup.callback(lambda: self._of_data.close())
         self.data.start(self._of_data)
         background.every(HEARTBEAT_S, self._heartbeat)
-        self.latency = LatencyKeeper(instance, surprised=lambda slot: self.data.table.hasten(slot))
+        self.latency = self._learning()
         self.latency.start(background)
         self.records = RecordKeeper(instance, self.lane)
         cleanup.callback(self.records.end)
         self.index.start(background, cleanup, self.latency.take, self.records.take, lambda owner, tokens: self.data.reported(owner, tokens))
-        scaling = ScalingSignal(
-            instance, self.lane, lambda: self.latency.model, self.latency.prompt_s, lambda: waiting_in(flow_lanes(self.instance))
-        )
-        background.every(READ_S, scaling.look)
-        if self.exchange is not None:
-            self.exchange.joining.model = self.latency
-            background.keep(self.exchange.run())
+        if isinstance(self.latency, LatencyKeeper):
+            self._follow_load(self.latency)
         self._checks = watches(instance, self.index, report)
         background.every(WATCH_EVERY_S, self._check)
         background.every(INTACT_EVERY_S, self._check_memory)
@@ -218,12 +213,30 @@ class Supervisor:
             instance,
             self.lane,
             self.readiness,
-            shown=Shown(self.index, self.live, self.records.where, lambda: self.latency.model, self.exchange),
+            shown=Shown(self.index, self.live, self.records.where, lambda pool: self.latency.model_of(pool), self.exchange),
             table=self.data.table,
             kubernetes=self.kubernetes,
             report=report,
         )
         self.pages.open(cleanup)
+
+    def _learning(self) -> LatencyKeeper | LatencyKeepers:
+        def surprised(slot: int) -> None:
+            self.data.table.hasten(slot)
+
+        if not self.instance.pools:
+            return LatencyKeeper(self.instance, surprised=surprised)
+        return LatencyKeepers(self.instance, lambda slot: self.data.table.pool_of(slot), surprised=surprised)
+
+    def _follow_load(self, latency: LatencyKeeper) -> None:
+        """Starts what only a picker of one pool has: the scaling signal and other replicas."""
+        scaling = ScalingSignal(
+            self.instance, self.lane, lambda: latency.model, latency.prompt_s, lambda: waiting_in(flow_lanes(self.instance))
+        )
+        self.background.every(READ_S, scaling.look)
+        if self.exchange is not None:
+            self.exchange.joining.model = latency
+            self.background.keep(self.exchange.run())
 
     def _answer_probes(self, cleanup: contextlib.ExitStack) -> None:
         """Serves gRPC health checks."""
@@ -235,7 +248,8 @@ class Supervisor:
 
     def _follow_objects(self) -> None:
         """Starts to publish objectives, their bands and model rewrites. Raises DiscoveryError for a bad file at the first start."""
-        watch = self._objects = objects_watch(self.instance, report)
+        # Several pools have the bands of their configurations only, whose places need no document.
+        watch = self._objects = objects_watch(self.instance, report) if not self.instance.pools else None
         if watch is None:
             return
         watch.start(successor=self.predecessor.existed or self.instance.number > 1)
@@ -249,9 +263,14 @@ class Supervisor:
             self.kubernetes.follow_endpoints(lambda: self.data.table)
             self.kubernetes.tell_reloads()
             return
-        self._following = await follow_configured(
-            self.instance, self.data.table, self.background, report, self._file_changed, successor=self.predecessor.existed
+        # All pools at once, so that their endpoints are published together.
+        followed = await asyncio.gather(
+            *(
+                follow_configured(pool, self.data.table, self.background, report, self._file_changed, successor=self.predecessor.existed)
+                for pool in self.instance.every
+            )
         )
+        self._following = [task for tasks in followed for task in tasks]
         self.readiness.loaded = True
 
     def _file_changed(self) -> None:
@@ -334,7 +353,8 @@ class Supervisor:
         self.index.bus.drain()
         self.records.end()
         await self.index.save(self.data.table.owners)
-        self.latency.save()
+        if isinstance(self.latency, LatencyKeeper):
+            self.latency.save()
         if self.kubernetes is not None:
             await self.kubernetes.leave()
 

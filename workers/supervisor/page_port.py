@@ -48,13 +48,14 @@ METRICS_PORT_ABUSE = "metrics_port_abuse_total"
 class Shown(NamedTuple):
     """The parts of the supervisor that the pages show.
 
-    `recorded`: where decisions are recorded now. `exchange`: with other replicas; None without a replica store.
+    `recorded`: where decisions are recorded now. `latency(pool)`: returns the latency model of a pool; None if nothing was learned.
+    `exchange`: with other replicas; None without a replica store.
     """
 
     keeper: IndexKeeper
     live: Live
     recorded: Callable[[], Recorded]
-    latency: Callable[[], LatencyModel]
+    latency: Callable[[int], LatencyModel | None]
     exchange: "Exchange | None"
 
 
@@ -217,7 +218,7 @@ class PagePort:
         sections = Sections(
             flow=figures_of(instance),
             kv_events=kv_figures_of(instance),
-            latency=LatencyFigures(self._shown.latency),
+            latency=LatencyFigures(lambda: self._shown.latency(0)),
             replicas=ReplicaFigures(self._shown.exchange) if self._shown.exchange is not None else None,
             processes=ProcessFigures(
                 instance.memory.lanes,

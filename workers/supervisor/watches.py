@@ -1,5 +1,6 @@
 """Lists the checks that the supervisor makes every few seconds. Each reports a problem that no other process can see alone."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -103,9 +104,13 @@ def watches(instance: Instance, index: IndexKeeper, report: Callable[..., None])
     if match_name(instance.config.pipeline.wiring):
         predictions = _prediction_watch(instance, index, report)
         checks.append(lambda: predictions.look(time.monotonic()))
-    if (blind := blind_watch(instance, report)) is not None:
-        checks.append(lambda: blind.look(time.monotonic()))
+    blind = [watch for pool in instance.every if (watch := blind_watch(pool, report)) is not None]
+    checks += [functools.partial(_look, watch) for watch in blind]
     return checks
+
+
+def _look(watch: BlindWatch) -> None:
+    watch.look(time.monotonic())
 
 
 def _prediction_watch(instance: Instance, index: IndexKeeper, report: Callable[..., None]) -> PredictionWatch:

@@ -138,6 +138,24 @@ class Adoption:
             return open_tried(self._tryout, self.parts.app, path, metadata, stream)
         return open_stream(self.parts.app, path, metadata, stream)
 
+    def beat(self, now: float) -> None:
+        """Does what is due at a heartbeat. `now`: monotonic seconds."""
+        for parts in self.every():
+            parts.instance.memory.lanes.add_remote(now)
+            parts.heartbeat(now)
+
+    def woken(self) -> None:
+        """Looks whether recording has begun. Called at a wake-up."""
+        if not self.parts.kept.records.file:
+            self.parts.record()
+
+    async def close(self) -> None:
+        """Stores metrics and ends the plugins' work. Called at the worker's end."""
+        current, *before = self.every()
+        for used in before:
+            await used.retire()
+        await current.close()
+
     def every(self) -> list[Parts]:
         """Returns the current parts, then those of the candidate, then those that open streams still use."""
         return [self.parts, *([self._candidate] if self._candidate is not None else []), *self._retired]

@@ -33,7 +33,9 @@ from workers.worker.extproc.app import App
 from workers.worker.extproc.health import beside
 from workers.worker.extproc.peer_faults import SLOW_BODY
 from workers.worker.faults import Faults
+from workers.worker.kept import Kept
 from workers.worker.leaving import Exit
+from workers.worker.pools import Pools
 from workers.worker.serving import Serving
 from workers.worker.setup import Parts
 from workers.worker.telemetry.stream_metrics import StreamMetrics
@@ -67,7 +69,8 @@ class Worker:
         self._exit = Exit(instance, self.lane, index + 1)
         self._lags: deque[float] = deque([0.0], LAG_HEARTBEATS)  # how late each of the last heartbeats was, in seconds
         self._orphaned = False
-        self._adoption: Adoption
+        self._adoption: Adoption | Pools
+        self._kept: Kept
         self._serving: Serving
 
     async def serve(self) -> int:
@@ -80,8 +83,9 @@ class Worker:
         loop.add_reader(self.instance.pipes.parent_pipe.reader, self._parent_gone, loop, stopping)
         if self.instance.credentials.ext_proc is not None:
             self.instance.credentials.ext_proc.follow(loop, speaks=self.index == 0, say_until=self._publish_certificate)
-        parts = self.set_up(bus)
-        serving = self._serving = self._create_serving(parts)
+        self.set_up(bus)
+        kept = self._kept
+        serving = self._serving = self._create_serving()
         serving.start(loop, self.application())
         self._heartbeat(loop, time.monotonic())
         self._exit.watch_memory(loop, stopping)
@@ -90,22 +94,25 @@ class Worker:
         self.instance.reports.ready(self.index + 1)
         loop.call_later(mapped_code.AFTER_START_S, mapped_code.give_back)
         await stopping.wait()
-        await self._exit.drain(serving, parts.kept.flows, orphaned=lambda: self._orphaned)
+        await self._exit.drain(serving, kept.flows, orphaned=lambda: self._orphaned)
         loop.remove_reader(self.instance.pipes.wakeups[self.index])
-        current, *before = self._adoption.every()
-        for used in before:
-            await used.retire()
-        await current.close()
+        await self._adoption.close()
         bus.flush()
-        if parts.kept.traces is not None:
-            await parts.kept.traces.close()
+        if kept.traces is not None:
+            await kept.traces.close()
         return ExitCode.RECYCLED if self._exit.recycled else ExitCode.OK
 
-    def set_up(self, bus: BusWriter) -> Parts:
-        """Creates the worker's app and the other parts for its configuration."""
-        parts = Parts(self.instance, self.index, self.lane, bus=bus, faults=self.faults, clock=self._clock)
-        self._adoption = Adoption(parts, self.lane, self.index + 1, self._apps)
-        return parts
+    def set_up(self, bus: BusWriter) -> None:
+        """Creates the worker's app and the other parts for its configuration. If there are several pools, they begin without parts."""
+
+        def made(instance: Instance) -> Parts:
+            return Parts(instance, self.index, self.lane, bus=bus, faults=self.faults, clock=self._clock, kept=self._kept)
+
+        self._kept = Kept(self.instance, self.index, self.lane, bus, clock=self._clock)
+        if self.instance.pools:
+            self._adoption = Pools(self.instance, made)
+        else:
+            self._adoption = Adoption(made(self.instance), self.lane, self.index + 1, self._apps)
 
     def _apps(self) -> Iterator[App]:
         """Returns the apps of all open streams."""
@@ -118,9 +125,8 @@ class Worker:
         """Handles a wake-up: another process has changed its lane and wants this worker to look."""
         with contextlib.suppress(BlockingIOError):  # the event may have been read by a predecessor
             os.eventfd_read(self.instance.pipes.wakeups[self.index])
-        kept = self._adoption.parts.kept
-        if not kept.records.file:
-            self._adoption.parts.record()
+        kept = self._kept
+        self._adoption.woken()
         kept.publisher.woken(loop)
         kept.profiler.woken()
         for flow in kept.flows():
@@ -135,11 +141,11 @@ class Worker:
             partial(self.lane.add, counter["bus_frames_total"]),
         )
 
-    def _create_serving(self, parts: Parts) -> Serving:
+    def _create_serving(self) -> Serving:
         return Serving(
             self.instance,
             self.lane,
-            parts.series(ABUSE),
+            self._kept.series(self.instance, ABUSE),
             clock=self._clock,
             on_error=self.faults.request_failed,
             leaving=self._exit.leaving,
@@ -181,9 +187,7 @@ class Worker:
         self.lane.heartbeat(now)
         self._serving.publish_load()
         self.lanes.add_remote(now)  # flow control uses these lanes under later configurations, too
-        for parts in self._adoption.every():
-            parts.instance.memory.lanes.add_remote(now)
-            parts.heartbeat(now)
+        self._adoption.beat(now)
         self._adoption.look()
         self._lags.append(now - due)
         if (lag := self.lane.schema.scalar.get(LAG)) is not None:

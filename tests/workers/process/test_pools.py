@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from epp.config.load import load
+from epp.request.pools import PoolChoice
 from tests.workers.instances import options, removed
 from workers.process import StartError, pools
 from workers.process.instance import Instance
@@ -30,7 +31,7 @@ def pool(name: str, text: str | None = None, endpoints: int = 4) -> Pool:
 
 @contextlib.contextmanager
 def created(folder: Path, *given: Pool) -> Iterator[Instance]:
-    instance = pools.create(options(folder, max_endpoints=sum(each.max_endpoints for each in given)), given)
+    instance = pools.create(options(folder, max_endpoints=sum(each.max_endpoints for each in given)), given, PoolChoice([]), {})
     with removed(instance):
         yield instance
 

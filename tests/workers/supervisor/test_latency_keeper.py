@@ -16,7 +16,7 @@ from shm.table import State, TableSchema, TableWriter
 from workers.process.layout import latency_schema_of
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 from workers.supervisor.endpoints.latency_state import FILE
-from workers.supervisor.latency_keeper import LatencyKeeper
+from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.worker.learning import SharedLearning
 
 SLOTS = 4
@@ -42,7 +42,7 @@ class Site:
             lanes=Lanes(lanes, region(lanes.bytes)),
         )
         layout = SimpleNamespace(table=table, documents=documents, latency=latency, starts=starts)
-        self.instance: Any = SimpleNamespace(layout=layout, memory=memory, options=SimpleNamespace(state_dir=folder))
+        self.instance: Any = SimpleNamespace(layout=layout, memory=memory, options=SimpleNamespace(state_dir=folder), pool=None)
         self.frames: list[bytes] = []
         self.surprises: list[int] = []
         self.table = TableWriter(table, memory.table)
@@ -214,3 +214,43 @@ def test_the_time_per_prompt_follows_from_what_servers_compute() -> None:
         keeper.take(samples.frame([samples.first_token(FirstToken(50.0, 1, 1, tokens, 0.0, 0.0, 1.0, 0.1, 0.1))]))
     theta = keeper.model.first.theta
     assert keeper.prompt_s() == pytest.approx(2.0 * min(theta[1], theta[2]))
+
+
+class Pools(Site):
+    """Two pools: slots 0 and 1 belong to the first one, 2 and 3 to the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        latency = latency_schema_of((SLOTS, SLOTS))
+        self.instance.layout.latency, self.instance.memory.latency = latency, region(latency.bytes)
+        self.instance.pools = [SimpleNamespace(**(vars(self.instance) | {"pool": pool})) for pool in range(2)]
+        starts = PromptStarts(self.instance.layout.starts, self.instance.memory.starts, 0)
+        reader = DocumentReader(latency, self.instance.memory.latency)
+        self.workers = [SharedLearning(reader, starts, self.frames.append, pool) for pool in range(2)]
+        records = [EndpointRecord("ns", name, name, 80, {}, slot, 1, 9 + slot, pool=slot // 2) for slot, name in enumerate("abcd")]
+        self._documents.write(ENDPOINTS, encode(records))
+
+    def keepers(self) -> LatencyKeepers:
+        return LatencyKeepers(self.instance, lambda slot: slot // 2 if slot < 4 else None, now=lambda: 50.0)
+
+
+def test_each_pool_learns_from_its_own_answers_and_publishes_its_own_model() -> None:
+    site = Pools()
+    keepers = site.keepers()
+    for slot, seconds in ((0, 1.0), (1, 1.0), (2, 4.0)):
+        observe(keepers, slot, seconds)  # type: ignore[arg-type]
+    keepers.look()
+    one, two = (worker.model() for worker in site.workers)
+    assert one.first_token_s(0, 1000.0, 0.0, 0.0, 1.0, 50.0) == pytest.approx(1.0, rel=0.2)
+    assert two.first_token_s(2, 1000.0, 0.0, 0.0, 1.0, 50.0) > 2.0
+    assert sorted(one.endpoints) == [0, 1] and sorted(two.endpoints) == [2]
+    later = site.keepers()
+    assert later.model_of(1) is not None and later.model_of(1) is not keepers.model_of(1), "a successor learns on"
+
+
+def test_samples_of_an_endpoint_that_has_left_are_dropped() -> None:
+    site = Pools()
+    keepers = site.keepers()
+    observe(keepers, 7, 1.0)  # type: ignore[arg-type]
+    keepers.look()
+    assert keepers.model_of(0) is None

@@ -14,6 +14,7 @@ from tests.workers.instances import made
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.worker import setup
+from workers.worker.adoption import Adoption
 from workers.worker.extproc.app import App
 from workers.worker.extproc.pool import SharedPool
 from workers.worker.setup import Parts
@@ -68,7 +69,9 @@ def test_nothing_keeps_the_parts_of_earlier_configurations(one_worker: Any, text
             await last.retire()
             del last
         shard.parts, shard.app = parts, parts.app
-        shard.worker._adoption.parts = parts
+        adoption = shard.worker._adoption
+        assert isinstance(adoption, Adoption)
+        adoption.parts = parts
         gc.collect()
         assert (alive(App), alive(SharedPool), alive(Parts)) == before
 
@@ -90,7 +93,9 @@ def test_a_candidate_that_is_withdrawn_or_promoted_leaves_nothing_of_the_other(o
             await candidate.retire()
             del candidate
         shard.parts, shard.app = parts, parts.app
-        shard.worker._adoption.parts = parts
+        adoption = shard.worker._adoption
+        assert isinstance(adoption, Adoption)
+        adoption.parts = parts
         gc.collect()
         assert (alive(App), alive(SharedPool), alive(Parts)) == before
 

@@ -282,6 +282,10 @@ class EndpointTable:
         if (member := self.by_slot.get(slot)) is not None:
             member.target.pace.hasten(self._now)
 
+    def pool_of(self, slot: int) -> int | None:
+        """Returns the pool of the endpoint in this slot; None if there is none."""
+        return member.pool if (member := self.by_slot.get(slot)) is not None else None
+
     def handles(self) -> list[Handle]:
         """Returns the handles of all endpoints that have a row."""
         return [member.handle for member in self._members.values()]

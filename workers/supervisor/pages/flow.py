@@ -119,7 +119,7 @@ def pool_of(instance: Instance, documents: DocumentReader) -> SharedPool:
     """Returns the pool as workers see it, for a process that serves no requests."""
     return SharedPool(
         TableReader(instance.layout.table, instance.memory.table),
-        EndpointsView(documents),
+        EndpointsView(documents, instance.pool),
         NamesView(documents),
         instance.memory.lanes,
         columns=instance.config.pipeline.columns,

@@ -14,14 +14,16 @@ Row = tuple[Labels, float | tuple[list[int], float]]
 
 
 class LatencyFigures:
-    """Reads the supervisor's own model. Yields nothing before the first answer."""
+    """Reads the supervisor's own model; None: nothing was learned. Yields nothing before the first answer."""
 
-    def __init__(self, model: Callable[[], LatencyModel]) -> None:
+    def __init__(self, model: Callable[[], LatencyModel | None]) -> None:
         self._model = model
 
     def families(self, pool: str, endpoints: Sequence[Endpoint], now: float) -> Iterator[tuple[Metric, Labels, list[Row]]]:
         """Yields all metrics with their labels and rows."""
         model = self._model()
+        if model is None:
+            return
         known = [(endpoint.name, model.endpoints[endpoint.slot]) for endpoint in endpoints if endpoint.slot in model.endpoints]
         if not any(each.samples for _, each in known):
             return

@@ -174,7 +174,7 @@ class SharedPool:
         if view.pool is None:  # the document comes second: if it changes meanwhile, the epoch moves, too
             return self._table.copy(before)
         view.current()
-        first, end = (int(view.slots.min()), int(view.slots.max()) + 1) if len(view.slots) else (0, 0)
+        first, end = view.span()
         same = before is not None and first == self._first and end - first == len(before.rows)
         self._first = first
         return self._table.copy_part(first, end, before if same else None)

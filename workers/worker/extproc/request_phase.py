@@ -103,15 +103,8 @@ class RequestPhase:
     # Messages.
 
     def on_headers(self, stream: Shell, message: bytes, start: int, end: int) -> None:
-        app = stream.app
-        stream.received_at = app.clock.now
-        hidden = app.guards.hidden_headers
-        headers = codec.Unseen(message, start, end, hidden) if hidden else codec.Headers(message, start, end)
-        self._headers = headers
-        if app.pipelines.tracer is not None:
-            stream.trace = app.pipelines.tracer.begin(headers, self.gateway)
-        if app.tenants is not None:
-            self._tenant = app.tenants.of(headers, message)
+        stream.received_at = stream.app.clock.now
+        self.identify(stream, message, start, end)
         if start > SHORTEST_ENVELOPE or end != len(message):
             self._subset = codec.subset(message)
         last = codec.end_of_stream(message, start, end)
@@ -120,6 +113,17 @@ class RequestPhase:
         if last:
             stream.state = DECIDING
             self._route_without_body(stream)
+
+    def identify(self, stream: Shell, message: bytes, start: int, end: int) -> None:
+        """Reads the headers: hides those that do not count, begins the trace, and finds the tenant. Raises Refused."""
+        app = stream.app
+        hidden = app.guards.hidden_headers
+        headers = codec.Unseen(message, start, end, hidden) if hidden else codec.Headers(message, start, end)
+        self._headers = headers
+        if app.pipelines.tracer is not None:
+            stream.trace = app.pipelines.tracer.begin(headers, self.gateway)
+        if app.tenants is not None:
+            self._tenant = app.tenants.of(headers, message)
 
     def origin(self) -> str:
         """Returns the request's id and its client for the log, as the gateway gives them."""

@@ -1,0 +1,102 @@
+"""Reads the file of --pools-file with all configurations that it names, and checks that one picker can serve them together."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+
+from epp.config.effective import EffectiveConfig
+from epp.config.findings import ConfigErrors, Place
+from epp.config.pools import PoolEntry, PoolsFile
+from epp.request.pools import ANY
+from workers.cli.configuration import check_endpoints, findings_text, load_config, plugin_files, with_one_worker
+from workers.cli.flags import BadConfiguration
+from workers.cli.output import echo_text
+from workers.host.options import Options
+from workers.process import pools
+from workers.process.instance import Instance
+from workers.process.loading import Given
+from workers.process.pools import Pool
+from workers.process.pools_file import PoolText, read_configurations, read_pools
+from workers.process.sources import Sources
+from workers.shared.recording.limits import OFF
+from workers.supervisor.endpoints.discovery import parse_flag
+
+ENDPOINTS_USUAL = 64  # of a pool that says nothing else
+FAULTS_SHOWN_MAX = 20
+
+log = structlog.get_logger()
+
+
+def several(options: Options) -> Callable[[], Instance]:
+    """Reads and checks the pools of --pools-file. Returns a function that creates their instance. Raises BadConfiguration."""
+    try:
+        file = read_pools(options.pools_file)
+        file.check_ports(_taken(options, file))
+        texts, unread = read_configurations(file)
+        if unread:
+            raise ConfigErrors(unread)
+    except ConfigErrors as errors:
+        raise BadConfiguration(findings_text([*errors.warnings, *errors.errors])) from errors
+    if file.warnings:
+        echo_text(findings_text(file.warnings), err=True)
+    found = _loaded(options, file, [text for text in texts if text is not None])
+    for each in found:
+        options = with_one_worker(options, each.config)
+    most = sum(each.max_endpoints for each in found)
+    options = msgspec.structs.replace(options, max_endpoints=most, record_dir=OFF)
+    log.info(
+        "pools", count=len(found), file=options.pools_file, configurations=len({id(each.config) for each in found}), endpoints_max=most
+    )
+    return lambda: pools.create(options, found, file.choice(), {entry.port: entry.name for entry in file.pools if entry.port})
+
+
+def _taken(options: Options, file: PoolsFile) -> dict[int, str]:
+    """Returns the ports that no pool can have, with their flags. The gRPC port of the picker may be that of a pool that shares it."""
+    taken = {options.grpc_health_port: "--grpc-health-port", options.metrics_port: "--metrics-port"}
+    return taken | {options.grpc_port: "--grpc-port"}
+
+
+def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> list[Pool]:
+    """Loads the configuration of each pool: equal ones once. Raises BadConfiguration with the faults of all pools."""
+    plugins = plugin_files(options.plugin_path)
+    known: dict[tuple[PoolText, bool], EffectiveConfig] = {}
+    found: list[Pool] = []
+    faults: list[str] = []
+    for entry, text in zip(file.pools, texts, strict=True):
+        given = Given(text.text, text.source, plugins)
+        endpoints = ",".join(entry.endpoints)
+        try:
+            key = text, bool(endpoints)
+            if key not in known:
+                known[key] = load_config(msgspec.structs.replace(options, endpoints=endpoints), given)
+                _check(options, known[key])
+            check_endpoints(msgspec.structs.replace(options, endpoints=endpoints), known[key])
+        except BadConfiguration as wrong:
+            faults.append(f"{_place(file, entry)}: pool '{entry.name}': {wrong.message}")
+            continue
+        models = tuple(model for model in entry.models if ANY not in model)
+        found.append(Pool(entry.name, given, known[key], endpoints, entry.max_endpoints or _endpoints_of(endpoints), models))
+    if faults:
+        more = [f"{len(faults) - FAULTS_SHOWN_MAX} more pools have errors"] if len(faults) > FAULTS_SHOWN_MAX else []
+        raise BadConfiguration("\n".join([*faults[:FAULTS_SHOWN_MAX], *more]))
+    return found
+
+
+def _check(options: Options, config: EffectiveConfig) -> None:
+    """Refuses what only a picker of one pool has. Raises BadConfiguration."""
+    sources = Sources(options, config)
+    for wrong, what in ((sources.kv_events is not None, "a precise prefix producer"), (bool(sources.further), "a second data source")):
+        if wrong:
+            raise BadConfiguration(f"error[pools]: {what} and --pools-file cannot be used together yet; give the pool a picker of its own")
+
+
+def _endpoints_of(endpoints: str) -> int:
+    """Returns for how many endpoints a pool has room: those that it lists, if all are addresses."""
+    entries = parse_flag(endpoints) if endpoints else []
+    return len(entries) if entries and all(entry.is_address for entry in entries) else ENDPOINTS_USUAL
+
+
+def _place(file: PoolsFile, entry: PoolEntry) -> str:
+    place: Place = entry.place
+    return f"{file.source}:{place.line}" if place.line else file.source

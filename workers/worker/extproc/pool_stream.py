@@ -1,0 +1,149 @@
+"""Streams of several pools: finds the pool of each request, and lets the app of that pool serve the stream.
+
+    open_pooled ── port, :authority ─▶ pool, if it is loaded: an ordinary stream of this pool
+         └ undecided ─▶ PooledStream ── headers: metadata of the gateway ─▶ pool
+                                 └ undecided ── whole body: its model ─▶ pool, or Refused
+
+Until the pool is known and loaded, a stream has the app of some pool, the *lobby*, only to collect the body. Then the app of the request's
+own pool reads its headers again, because each pool hides other headers and knows other tenants.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from epp.protocol import codec
+from epp.protocol.inflate import Unpacking, body_slices
+from epp.protocol.models import asks_for_models
+from epp.protocol.stream import DECIDING
+from epp.request.pools import UNDECIDED, PoolChoice, model_of
+from epp.request.renaming import CONTENT_ENCODING
+from workers.transport.interface import Handler, Metadata, Stream
+from workers.worker.extproc.app import App
+from workers.worker.extproc.request_phase import ENCODED, RequestPhase
+from workers.worker.extproc.shell import Shell
+from workers.worker.extproc.stream import PATH, ExtProcStream
+
+
+class Pools(Protocol):
+    """The pools of one worker. A pool is its number in `choice`."""
+
+    choice: PoolChoice
+
+    def app(self, pool: int) -> App | None:
+        """Returns the app of this pool; None if it is not loaded yet."""
+
+    def wanted(self, pool: int, then: Callable[[], None]) -> None:
+        """Loads the pool, and calls `then` afterwards, in a later turn. Raises Refused if it could not be loaded a short time ago."""
+
+    def lobby(self) -> App:
+        """Returns an app for streams whose pool is not known or not loaded yet."""
+
+    def models(self) -> bytes:
+        """Returns the framed answer that lists the models of all pools (`epp.protocol.models.listed`)."""
+
+
+def open_pooled(pools: Pools, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
+    """Returns the handler of a new stream; None if `path` is not the ext_proc method."""
+    if path != PATH:
+        return None
+    pool = pools.choice.of_stream(stream.port(), stream.authority)
+    app = pools.app(pool) if pool != UNDECIDED else None
+    if app is not None:
+        app.telemetry.opened()
+        return ExtProcStream(app, stream, metadata)
+    app = pools.lobby()
+    app.telemetry.opened()
+    return PooledStream(app, stream, metadata, PooledRequestPhase(pools, pool))
+
+
+class PooledRequestPhase(RequestPhase):
+    """A request phase that finds the pool before it decides, and waits until the pool is loaded."""
+
+    __slots__ = ("_head", "_no_body", "_pool", "_pools")
+
+    def __init__(self, pools: Pools, pool: int) -> None:
+        super().__init__()
+        self._pools = pools
+        self._pool = pool
+        self._head: tuple[bytes, int, int] | None = None  # the message with the headers, while the stream is in the lobby
+        self._no_body = False
+
+    def on_headers(self, stream: Shell, message: bytes, start: int, end: int) -> None:
+        if self._pool == UNDECIDED:
+            self._pool = self._pools.choice.of_metadata(message)
+        app = self._pools.app(self._pool) if self._pool != UNDECIDED else None
+        if app is None:
+            self._head = message, start, end
+        else:
+            stream.app = app
+        super().on_headers(stream, message, start, end)
+
+    def identify(self, stream: Shell, message: bytes, start: int, end: int) -> None:
+        if self._head is None:
+            super().identify(stream, message, start, end)
+        else:
+            self._headers = codec.Headers(message, start, end)
+
+    def _route_without_body(self, stream: Shell) -> None:
+        if self._head is None:
+            super()._route_without_body(stream)
+        elif self._pool == UNDECIDED and asks_for_models(self._headers):
+            stream.send(self._pools.models())
+            stream.end(0, "")
+        else:
+            self._no_body = True
+            self._enter(stream, b"")
+
+    def _start_deciding(self, stream: Shell) -> None:
+        if self._head is None:
+            super()._start_deciding(stream)
+            return
+        body = self._body()
+        if self._pool == UNDECIDED and self._headers.mentions(ENCODED):
+            packed = body_slices(body, self._headers.get(CONTENT_ENCODING) or "", stream.app.guards.body_bytes_max)
+            if packed is not None:
+                self._unpacked(stream, packed)
+                return
+        self._enter(stream, body)
+
+    def _unpacked(self, stream: Shell, packed: Unpacking) -> None:
+        """Decompresses one part of the body, as `_unpack` does. The pool's parser decompresses the body again."""
+        try:
+            count = next(packed)
+        except StopIteration as done:
+            self._enter(stream, done.value)
+            return
+        self._keep(stream, count)
+        if stream.state == DECIDING:
+            stream.later(self._unpacked, stream, packed)
+
+    def _enter(self, stream: Shell, body: bytes | memoryview) -> None:
+        """Finds the pool, by the model in `body` if nothing else has said it. Decides as soon as the pool is loaded. Raises Refused."""
+        if self._pool == UNDECIDED:
+            self._pool = self._pools.choice.of_model(model_of(body))
+        app = self._pools.app(self._pool)
+        if app is None:
+            self._pools.wanted(self._pool, lambda: stream.resume(self._enter, stream, b""))
+            if not self.kept and self.body_bytes:
+                self._keep(stream)
+            return
+        assert self._head is not None
+        head, self._head = self._head, None
+        stream.app = app
+        self.identify(stream, *head)
+        if self._no_body:
+            super()._route_without_body(stream)
+        else:
+            super()._start_deciding(stream)
+
+
+class PooledStream(ExtProcStream):
+    """A stream whose pool follows from its request, or is not loaded yet."""
+
+    __slots__ = ()
+
+    def __init__(self, app: App, transport: Stream, metadata: Metadata, phase: PooledRequestPhase) -> None:
+        """`app`: that of the lobby."""
+        super().__init__(app, transport, metadata)
+        phase.gateway = self.request_phase.gateway
+        self.request_phase = phase

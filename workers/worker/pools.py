@@ -1,0 +1,117 @@
+"""The pools of one worker: creates the parts of a pool at its first request, and gives each stream the app of its pool.
+
+    a stream needs a pool ─▶ a thread loads the configuration, one pool after the other ─▶ loop: parts of the pool ─▶ its streams go on
+
+A pool without requests costs nothing: it has no parts until its first request comes, and a heartbeat costs only the pools that got streams
+since the one before. The first pool is loaded at the start, because streams need some app before their pools are known.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from epp.errors import Cause, Refused
+from epp.protocol.models import listed
+from workers.host.log import error_text
+from workers.process.instance import Instance
+from workers.process.loading import of_pool
+from workers.transport.interface import Handler, Metadata, Stream
+from workers.worker.adoption import Loading
+from workers.worker.extproc.app import App
+from workers.worker.extproc.pool_stream import open_pooled
+from workers.worker.setup import Parts
+
+AGAIN_S: Final = 10.0  # until a pool that could not be loaded is tried again
+
+log = structlog.get_logger()
+
+
+class Pools:
+    """Keeps the parts of the pools that this worker has loaded. Implements `workers.worker.extproc.pool_stream.Pools`."""
+
+    def __init__(self, instance: Instance, made: Callable[[Instance], Parts]) -> None:
+        """`made`: creates the parts of a pool whose configuration is loaded."""
+        assert instance.choice is not None
+        self.choice = instance.choice
+        self._instance = instance
+        self._views = instance.pools
+        self._made = made
+        self._parts: list[Parts | None] = [made(of_pool(instance.pools[0])), *([None] * (len(instance.pools) - 1))]
+        self._used: set[int] = set()  # the pools that got a stream since the last heartbeat
+        self._waiting: dict[int, list[Callable[[], None]]] = {}
+        self._to_load: deque[int] = deque()
+        self._loading: Loading | None = None
+        self._failed: dict[int, float] = {}  # pool -> when it may be tried again, in the loop's time
+
+    def open(self, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
+        """Returns the handler of a new stream; None if `path` is not the ext_proc method."""
+        return open_pooled(self, path, metadata, stream)
+
+    def app(self, pool: int) -> App | None:
+        parts = self._parts[pool]
+        if parts is None:
+            return None
+        self._used.add(pool)
+        return parts.app
+
+    def lobby(self) -> App:
+        parts = self._parts[0]
+        assert parts is not None
+        return parts.app
+
+    def models(self) -> bytes:
+        """Returns the framed list of models. Today, these are the names that the pools file has, without patterns."""
+        return listed(self._instance.models, int(time.time()))
+
+    def wanted(self, pool: int, then: Callable[[], None]) -> None:
+        if asyncio.get_running_loop().time() < self._failed.get(pool, 0.0):
+            raise Refused(Cause.INTERNAL, f"pool '{self._views[pool].options.pool_name}' cannot be loaded")
+        if pool not in self._waiting:
+            self._to_load.append(pool)
+        self._waiting.setdefault(pool, []).append(then)
+        self._load()
+
+    def every(self) -> list[Parts]:
+        """Returns the parts of all pools that are loaded."""
+        return [parts for parts in self._parts if parts is not None]
+
+    def beat(self, now: float) -> None:
+        """Does what is due at a heartbeat, for the pools that got streams since the last one. `now`: monotonic seconds."""
+        used, self._used = self._used, set()
+        for pool in used:
+            if (parts := self._parts[pool]) is not None:
+                parts.heartbeat(now)
+
+    def look(self) -> None:
+        """Does nothing: configurations do not change."""
+
+    def woken(self) -> None:
+        """Does nothing: nothing is recorded."""
+
+    async def close(self) -> None:
+        """Stores metrics and ends the plugins' work."""
+        for parts in self.every():
+            await parts.close()
+
+    def _load(self) -> None:
+        """Loads the next pool that is wanted, in a thread: one after the other, so that the loop serves on meanwhile."""
+        if self._loading is None and self._to_load:
+            pool = self._to_load.popleft()
+            self._loading = Loading(self._views[pool], lambda _, found: self._loaded(pool, found), load=of_pool)
+
+    def _loaded(self, pool: int, found: Instance | BaseException) -> None:
+        self._loading = None
+        try:
+            if isinstance(found, BaseException):
+                raise found
+            self._parts[pool] = self._made(found)
+        except Exception as problem:
+            self._failed[pool] = asyncio.get_running_loop().time() + AGAIN_S
+            log.error("pool cannot be loaded", pool=self._views[pool].options.pool_name, error=error_text(problem))
+        for then in self._waiting.pop(pool):
+            then()
+        asyncio.get_running_loop().call_soon(self._load)
