@@ -18,7 +18,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
@@ -31,7 +31,7 @@ from workers.replicas.others import Others
 from workers.replicas.pace import Pace
 from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
-from workers.replicas.store import Names, StoreError
+from workers.replicas.store import Link, StoreError
 from workers.replicas.taught import Taught
 from workers.replicas.waiting import Waiting
 from workers.replicas.wire import EPOCH_MAX, FORM, ROWS_MAX, Message, encode
@@ -55,29 +55,6 @@ FOREIGN = (
 )
 
 log = structlog.get_logger()
-
-
-class Link(Protocol):
-    """A connection to the store, as `store.Link`, which says what each method does."""
-
-    names: Names
-
-    @property
-    def settled(self) -> bool: ...
-
-    def listen(self, hear: Callable[[str, bytes], None]) -> None: ...
-
-    def check(self) -> None: ...
-
-    def publish(self, channel: str, data: bytes) -> None: ...
-
-    async def epoch(self, least: int) -> int: ...
-
-    async def remind(self, least: int) -> None: ...
-
-    async def agree(self, offered: bytes) -> bytes: ...
-
-    def close(self) -> None: ...
 
 
 class Exchange:

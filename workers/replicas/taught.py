@@ -9,12 +9,12 @@ that only lowers the hit rate.
 
 from array import array
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shm.prefix_writer import News
+from shm.prefix_writer import IndexWriter
 from workers.replicas.places import Places
 from workers.replicas.wire import RUNS_MAX, Blocks
 
@@ -25,16 +25,6 @@ UPDATE_BYTES: Final = 32  # of memory, besides the hashes
 KEY_BYTES: Final = 8  # of an endpoint
 
 Hashes = NDArray[np.uint64]
-
-
-class Index(Protocol):
-    """The part of the index writer that is used here."""
-
-    def insert_named(self, hashes: bytes, owner_of: dict[int, int], names: bytes, counts: bytes, age: int) -> None: ...
-
-    def insert_and_tell(self, hashes: Hashes, owners: NDArray[np.uint16], age: int, stale: int) -> News: ...
-
-    def forget(self, hashes: Hashes, owners: int | NDArray[np.uint16]) -> None: ...
 
 
 class Update:
@@ -54,7 +44,7 @@ class Taught:
     much as for one hash.
     """
 
-    def __init__(self, index: Index, places: Places) -> None:
+    def __init__(self, index: IndexWriter, places: Places) -> None:
         self._index = index
         self._places = places
         self._waiting: deque[Update] = deque()

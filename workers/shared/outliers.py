@@ -29,12 +29,12 @@ Counts fade with HALF_LIFE_S. Workers count good answers only while there is evi
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shm.answers import FAILED, SENT, Counts
+from shm.answers import FAILED, SENT, AnswersReader
 
 OUTCOMES: Final = ("sent", "400", "404", "429", "other 4xx", "5xx", "empty answers")
 CLIENT_ERROR, SERVER_ERROR, EMPTY = 4, 5, 6
@@ -60,14 +60,6 @@ STEPS_MIN: Final = 2
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-class Answers(Protocol):
-    """The part of `shm.answers.AnswersReader` that is used here."""
-
-    def watch(self, on: bool) -> None: ...
-    def changes(self) -> list[int]: ...
-    def counts(self) -> Counts: ...
 
 
 class Evidence:
@@ -102,7 +94,7 @@ class Accused:
 class Outliers:
     """Judges the answers of all endpoints. Identifies endpoints by their slots."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: AnswersReader) -> None:
         self._read = answers
         self._watching = False
         answers.watch(False)

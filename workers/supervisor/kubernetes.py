@@ -18,7 +18,7 @@ import os
 import random
 import socket
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -55,19 +55,13 @@ TAKEN_BACK: Final = "error[rolled-back]"
 log = structlog.get_logger()
 
 
-class Teller(Protocol):
-    """Takes an event (`workers.supervisor.kube.events.Events`)."""
-
-    def tell(self, reason: str, message: str, *, warning: bool) -> None: ...
-
-
 class ReloadEvents:
     """Tells how each change of the configuration ended, once, as an event on the pool (`workers.supervisor.kube.events`).
 
     The state that it finds when it is created causes no event: a predecessor has told it already, or nothing was reloaded yet.
     """
 
-    def __init__(self, read: Callable[[], ReloadStatus | None], events: Teller) -> None:
+    def __init__(self, read: Callable[[], ReloadStatus | None], events: Events) -> None:
         self._read = read
         self._events = events
         status = read()

@@ -20,12 +20,12 @@ What this does not do: find endpoints, or decide when values are stale (`freshne
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from epp.data import RUNNING, WAITING, Column
-from epp.plugins.extractors._pages import Extracted
+from epp.plugins.extractors._pages import Extracted, PageExtractor, Reader
 from shm.documents import DocumentWriter
-from shm.prefix_writer import OwnersExhausted
+from shm.prefix_writer import IndexWriter, OwnersExhausted
 from shm.table import DOWN, Handle, State, TableCopy, TableWriter
 from workers.shared.documents import EndpointRecord, Identity, NamesRecord
 from workers.shared.ejection import Ejections, Step
@@ -37,7 +37,7 @@ from workers.supervisor.endpoints.endpoint_log import Change, Condition, Endpoin
 from workers.supervisor.endpoints.further_pages import FurtherPages, pod_of
 from workers.supervisor.endpoints.member import Member
 from workers.supervisor.endpoints.scrape import Scraper
-from workers.supervisor.endpoints.scrape_results import Failure, PageReader
+from workers.supervisor.endpoints.scrape_results import Failure
 
 NAMES_EVERY_S = 0.05
 RETRY_EVERY_S = 1.0
@@ -47,20 +47,6 @@ LOAD = frozenset((RUNNING.name, WAITING.name))
 FAILURES_TO_LOG = 20  # failed scrapes before the first log line: a server may have no metrics page while it starts
 
 
-class Owners(Protocol):
-    """The part of the prefix index's writer that gives out owner ids."""
-
-    def new_owner(self) -> int: ...
-    def retire(self, owner: int) -> None: ...
-    def owners(self) -> list[int]: ...
-
-
-class Extractions(Protocol):
-    """Creates the page reader of an endpoint from its labels, the wanted columns and the name of its pod."""
-
-    def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]], pod: str = "") -> PageReader: ...
-
-
 class Reading(NamedTuple):
     """How the pages of a pool's endpoints are read.
 
@@ -68,7 +54,7 @@ class Reading(NamedTuple):
     metrics page. `further`: the data sources beside the first one. `limits`: what the pages say about the prefix index; None: nothing.
     """
 
-    extractor: Extractions
+    extractor: PageExtractor
     wanted: Sequence[Column[Any]]
     fresh_for_s: float
     address: Callable[[EndpointSpec], tuple[str, int]] = lambda spec: (spec.host, spec.port)
@@ -79,7 +65,7 @@ class Reading(NamedTuple):
 class Indexed(NamedTuple):
     """What the prefix index knows of endpoints. `remembered`: the owner ids of the index snapshot."""
 
-    owners: Owners
+    owners: IndexWriter
     remembered: Mapping[Identity, int] | None = None
 
 
@@ -412,7 +398,7 @@ class EndpointTable:
             change, since = left
             self._log.add(Kind.DRAINED, Change(change.endpoint, change.address, lasted_s=self._now - since))
 
-    def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], PageReader, str, tuple[str, int]]:
+    def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], Reader, str, tuple[str, int]]:
         reading = self._readings[spec.pool]
         reader = reading.extractor.extraction(dict(spec.labels), reading.wanted, pod_of(spec))
         return reading.address(spec), reader, spec.server, (spec.host, spec.port)

@@ -37,12 +37,12 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from epp.plugins.extractors._pages import ExtractError
+from epp.plugins.extractors._pages import ExtractError, Reader
 from workers.shared.freshness import SCRAPE_S_MAX
 from workers.shared.scrape_pace import Pacing
 from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import REFUSED, Connected, Dialing
-from workers.supervisor.endpoints.scrape_results import EXTRACT, Failure, PageReader, ScrapeCounters, Sink
+from workers.supervisor.endpoints.scrape_results import EXTRACT, Failure, ScrapeCounters, Sink
 from workers.supervisor.endpoints.target import Address, Target
 from workers.supervisor.endpoints.wheel import Wheel
 
@@ -133,7 +133,7 @@ class Scraper:
         for target in self.wheel.targets():
             self.remove(target)
 
-    def add(self, tag: object, slot: int, address: Address, reader: PageReader, server: str = "", own: Address | None = None) -> Target:
+    def add(self, tag: object, slot: int, address: Address, reader: Reader, server: str = "", own: Address | None = None) -> Target:
         """Adds an endpoint. Its first scrape begins within a few ticks.
 
         `address`: of its page. `server`: the name in its certificate; "" means the address. `own`: its own address; None: that of the page.
@@ -145,7 +145,7 @@ class Scraper:
         self._dial_soon(target)
         return target
 
-    def change(self, target: Target, address: Address, reader: PageReader, server: str = "", own: Address | None = None) -> None:
+    def change(self, target: Target, address: Address, reader: Reader, server: str = "", own: Address | None = None) -> None:
         """Changes the addresses or the page reader of an endpoint."""
         self._drop(target)
         target.reader = reader

@@ -18,12 +18,6 @@ class Failure(NamedTuple):
     serves: bool = False  # the endpoint's own address accepts connections
 
 
-class PageReader(Protocol):
-    """Parses the pages of one server."""
-
-    def extract(self, page: bytes) -> Extracted: ...
-
-
 class Sink(Protocol):
     """Receives the results of scrapes, in calls from the event loop. `tag`: the object with which the endpoint was added."""
 

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
-from epp.plugins.extractors._pages import NONE
+from epp.plugins.extractors._pages import NONE, Reader
 from workers.shared.scrape_pace import Pace, Pacing
 from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import Attempt, Connected, get_request
-from workers.supervisor.endpoints.scrape_results import PageReader
 
 Address: TypeAlias = tuple[str, int]  # host and port
 
@@ -35,7 +34,7 @@ class Target:
     )  # fmt: skip
 
     def __init__(
-        self, scraper: Scrapes, tag: object, slot: int, address: Address, reader: PageReader, server: str, own: Address | None
+        self, scraper: Scrapes, tag: object, slot: int, address: Address, reader: Reader, server: str, own: Address | None
     ) -> None:
         self._scraper = scraper
         self.tag = tag

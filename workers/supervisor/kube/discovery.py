@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from epp.endpoints.label_selectors import parse
 from workers.host.options import POOL_GROUP
 from workers.supervisor.endpoints.discovery import EndpointSpec
-from workers.supervisor.kube.api import Resource
+from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.known import Change
 from workers.supervisor.kube.pods import Pod, decode_pod, specs_of
 from workers.supervisor.kube.pool import PLURAL, VERSION, InferencePool, decode_pool
-from workers.supervisor.kube.reflect import Outage, Reflector, WatchApi
+from workers.supervisor.kube.reflect import Outage, Reflector
 
 if TYPE_CHECKING:
     from workers.host.options import Options
@@ -56,7 +56,7 @@ class KubernetesDiscovery:
 
     def __init__(
         self,
-        api: WatchApi,
+        api: Api,
         wanted: Wanted,
         *,
         apply: Callable[[Collection[EndpointSpec]], None],

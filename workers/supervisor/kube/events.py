@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from workers.supervisor.kube.api import Resource
+from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.errors import ApiError, Unreachable
 from workers.supervisor.kube.object_kinds import PoolName
 from workers.supervisor.kube.pool import VERSION
@@ -23,12 +23,6 @@ COMPONENT: Final = "endpoint-picker"
 MESSAGE_CHARS_MAX: Final = 1000  # the API server takes 1,024 bytes
 WAITING_MAX: Final = 8
 SENT_S: Final = 10.0
-
-
-class EventsApi(Protocol):
-    """The part of `api.Api` that events use."""
-
-    async def request(self, verb: str, path: str, *, body: bytes | None = None, timeout_s: float = ...) -> bytes: ...
 
 
 class Events:
@@ -82,7 +76,7 @@ class Events:
         self._waiting.append(msgspec.json.encode(event))
         self._some.set()
 
-    async def run(self, server: EventsApi) -> None:
+    async def run(self, server: Api) -> None:
         """Sends events until it is cancelled, or until the API server says that this picker may send none."""
         path = Resource("", "v1", "events", self._namespace).path
         while True:

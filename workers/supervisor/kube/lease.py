@@ -18,15 +18,15 @@ import contextlib
 import datetime
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import structlog
 
 from workers.host.log import Rarely
-from workers.supervisor.kube.api import Resource
+from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.election import NEVER, Done, Election, Lease, Read, Wait, Write
 from workers.supervisor.kube.errors import ApiError, Unreachable
 
@@ -36,13 +36,6 @@ WATCH_S: Final = 300  # the server ends a watch after this time, and the picker 
 WATCH_PAUSE_S: Final = 30.0  # the pause before the next watch after the server refused one or the connection broke
 
 log = structlog.get_logger()
-
-
-class LeaseApi(Protocol):
-    """The part of `api.Api` that the election uses."""
-
-    async def request(self, verb: str, path: str, *, body: bytes | None = None, timeout_s: float = ...) -> bytes: ...
-    def lines(self, path: str, *, query: Mapping[str, str], idle_s: float) -> AsyncGenerator[bytes, None]: ...
 
 
 class _Meta(msgspec.Struct, rename="camel"):
@@ -93,7 +86,7 @@ class Candidacy:
         """`keep`: stores the time until which this picker leads. `now`: the clock of `election`, in seconds. `wall`: Unix time."""
         self.election = election
         self.name = lease_name(namespace, pool)
-        self._server: LeaseApi
+        self._server: Api
         self._collection = NAMESPACED._replace(namespace=namespace).path
         self._keep, self._now, self._wall = keep, now, wall
         self._hint = asyncio.Event()
@@ -134,7 +127,7 @@ class Candidacy:
         """Waits until this picker leads for the first time."""
         await self._elected.wait()
 
-    async def run(self, server: LeaseApi) -> None:
+    async def run(self, server: Api) -> None:
         """Takes part in the election until this picker has resigned and does not hold the lease any more."""
         self._server = server
         watch = asyncio.get_running_loop().create_task(self._watch())

@@ -26,6 +26,7 @@ import msgspec
 
 from workers.host.yaml_files import Fault, Node
 from workers.supervisor.endpoints.empty_list import HOLD_S
+from workers.supervisor.kube.api import Api
 from workers.supervisor.kube.object_kinds import (
     API_VERSIONS,
     GROUPS,
@@ -42,7 +43,7 @@ from workers.supervisor.kube.object_kinds import (
     read,
 )
 from workers.supervisor.kube.outage import Outage, is_away
-from workers.supervisor.kube.reflect import Reflector, Resource, WatchApi
+from workers.supervisor.kube.reflect import Reflector, Resource
 
 PLURALS: Final = {OBJECTIVE: "inferenceobjectives", REWRITE: "inferencemodelrewrites"}
 NOTIFY_S: Final = 0.02
@@ -125,7 +126,7 @@ class KubeObjects:
 
     def __init__(
         self,
-        api: WatchApi,
+        api: Api,
         namespace: str,
         pool: PoolName,
         *,

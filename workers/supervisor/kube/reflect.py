@@ -18,20 +18,20 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import Final, Generic, Protocol
+from typing import Final, Generic
 
 import msgspec
 
-from workers.supervisor.kube.api import EMPTY, Resource
+from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.errors import ApiError, Unreachable
 from workers.supervisor.kube.known import Change, Expired, Known, T, Unreadable, decode_page, history_gone
 from workers.supervisor.kube.outage import Outage, is_away
 from workers.supervisor.pages.turns import Share
 
-__all__ = ["Change", "Outage", "Reflector", "Resource", "WatchApi"]
+__all__ = ["Change", "Outage", "Reflector", "Resource"]
 
 EVERYTHING: Final[Mapping[str, str]] = {}
 PAGE: Final = 500
@@ -97,23 +97,6 @@ class Pace:
         return wait_s
 
 
-class WatchApi(Protocol):
-    """The part of `workers.supervisor.kube.api.Api` that a reflector uses."""
-
-    async def request(
-        self,
-        verb: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = EMPTY,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-        timeout_s: float = 10.0,
-    ) -> bytes: ...
-
-    def lines(self, path: str, *, query: Mapping[str, str], idle_s: float) -> AsyncGenerator[bytes, None]: ...
-
-
 class _Kind(msgspec.Struct):
     kind: str = ""
 
@@ -126,7 +109,7 @@ class Reflector(Generic[T]):
 
     def __init__(
         self,
-        api: WatchApi,
+        api: Api,
         resource: Resource,
         *,
         selectors: Mapping[str, str] = EVERYTHING,

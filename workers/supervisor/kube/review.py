@@ -21,11 +21,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from workers.host.log import Rarely
+from workers.supervisor.kube.api import Api
 from workers.supervisor.kube.errors import ApiError, Unreachable
 from workers.supervisor.pages.access import CHALLENGE
 from workers.supervisor.pages.page import ALLOWED, Verdict
@@ -52,12 +53,6 @@ NEEDED: Final = Verdict(
 UNKNOWN: Final = Verdict(HTTPStatus.UNAUTHORIZED, "the API server does not accept this token; it may have expired", CHALLENGE)
 BUSY: Final = Verdict(HTTPStatus.SERVICE_UNAVAILABLE, "too many tokens are waiting for a review; try again in a second", LATER)
 FAILED: Final = Verdict(HTTPStatus.SERVICE_UNAVAILABLE, "the API server could not review this token; the picker's log says why", LATER)
-
-
-class ReviewApi(Protocol):
-    """The part of `api.Api` that reviews use."""
-
-    async def request(self, verb: str, path: str, *, body: bytes | None = None, timeout_s: float = ...) -> bytes: ...
 
 
 class _User(msgspec.Struct):
@@ -91,9 +86,7 @@ _access_review = msgspec.json.Decoder(_AccessReview)
 class Reviewer:
     """Reviews tokens and caches the verdicts."""
 
-    def __init__(
-        self, server: Callable[[], ReviewApi | None], report: Callable[..., None], now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, server: Callable[[], Api | None], report: Callable[..., None], now: Callable[[], float] = time.monotonic) -> None:
         """`server` returns the API server, or None before there is a connection to it."""
         self._server = server
         self._now = now

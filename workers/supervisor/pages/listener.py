@@ -6,12 +6,13 @@ silent longest. So neither idle connections nor a flood from one host keep probe
 time is charged to the share, and few handshakes run at the same time.
 """
 
+import asyncio
 import errno
 import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from workers.supervisor.pages.turns import Share
 
@@ -21,20 +22,12 @@ ACCEPT_BURST_S: Final = 0.02
 NO_DESCRIPTORS_PAUSE_S: Final = 0.1
 
 
-class Loop(Protocol):
-    """The part of an event loop that a listener uses."""
-
-    def add_reader(self, fd: int, callback: Callable[[], None]) -> Any: ...
-    def remove_reader(self, fd: int) -> bool: ...
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Any: ...
-
-
 class Listener:
     """Calls `take` with each accepted socket and its host."""
 
     def __init__(
         self,
-        loop: Loop,
+        loop: asyncio.AbstractEventLoop,
         listening: socket.socket,
         take: Callable[[socket.socket, str], None],
         report: Callable[..., None],

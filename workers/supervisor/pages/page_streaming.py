@@ -16,12 +16,14 @@ no place and takes none, because its owner limits their number.
 What this does not do: set a time limit for readers that read nothing. The owner of the connection checks that.
 """
 
+import asyncio
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from workers.supervisor.pages.page import Pause, Piece
+from workers.supervisor.pages.turns import Turns
 
 PAGES_MAX: Final = 8
 WAITING_MAX: Final = 24
@@ -93,23 +95,10 @@ class Delivery:
         return None if piece is None else 0.0
 
 
-class Loop(Protocol):
-    """The part of an event loop that the sender uses."""
-
-    def time(self) -> float: ...
-    def call_later(self, delay: float, callback: Callable[..., None], *arguments: Any) -> Any: ...
-
-
-class Scheduler(Protocol):
-    """The part of `turns.Turns` that the sender uses."""
-
-    def patient(self, act: Callable[[], None]) -> None: ...
-
-
 class RoundRobinSender:
     """Sends the pieces of several pages in turn."""
 
-    def __init__(self, loop: Loop, turns: Scheduler) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, turns: Turns) -> None:
         self._loop = loop
         self._turns = turns
         self._waiting: deque[Delivery] = deque()

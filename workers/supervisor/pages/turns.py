@@ -13,10 +13,11 @@ The caller limits the number of waiting acts: a connection and a page have at mo
 names the host whose prompt acts took most of it, once per second.
 """
 
+import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 SHARE: Final = 1 / 4  # the share of the process's time that all pages together may take
 URGENT_SHARE: Final = 1 / 20  # the share of urgent acts: some 50 probes per second
@@ -28,13 +29,6 @@ ACT_COST_S: Final = 0.0001  # what an act costs outside of it: the loop wakes up
 PROMPT_IN_A_ROW: Final = 4
 
 Act = Callable[[], None]
-
-
-class Loop(Protocol):
-    """The part of an event loop that `Turns` uses."""
-
-    def call_soon(self, callback: Act) -> Any: ...
-    def call_later(self, delay: float, callback: Act) -> Any: ...
 
 
 class Share:
@@ -66,7 +60,7 @@ class Turns:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.perf_counter,
         on_used_up: Callable[[str], None] = lambda host: None,
         cpu: Callable[[], float] = time.thread_time,

@@ -3,28 +3,22 @@
 All other requests pass. No request waits.
 """
 
-from typing import Final, Protocol
+from typing import Final
 
-from epp.candidates import Candidates
 from epp.decision.admission import HOLDS_NOTHING
+from epp.decision.decide import EndpointPool
 from epp.decision.decision import Ticket
 from epp.errors import Cause, Refused
 from epp.plugin import SaturationDetector
-from epp.request import Request, Subset
+from epp.request import Request
 
 FULL: Final = 1.0
-
-
-class Pool(Protocol):
-    """The endpoints that may be picked."""
-
-    def candidates(self, subset: Subset | None) -> Candidates: ...
 
 
 class Shedding:
     """Refuses requests of low priority under load. Implements `epp.decision.admission.Admission`."""
 
-    def __init__(self, pool: Pool, detector: SaturationDetector) -> None:
+    def __init__(self, pool: EndpointPool, detector: SaturationDetector) -> None:
         self._pool = pool
         self._detector = detector
 
