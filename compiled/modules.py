@@ -15,6 +15,7 @@ _NAMES = """
     epp/flow: controller gate rate registry
     epp/learning: choice costs least_squares model samples speed waits
     epp/metrics: label_caps
+    epp/plugins: usage_limits
     epp/plugins/deciders: predicted prefix_based
     epp/plugins/extractors: _core_page _info_metrics _ranks
     epp/plugins/fairness: _token_costs token_weighted
@@ -25,7 +26,6 @@ _NAMES = """
     epp/plugins/profiles: __init__ _stages disagg
     epp/plugins/saturation: utilization
     epp/plugins/scorers: active_requests learned_latency prefix_cache reported token_load
-    epp/plugins: usage_limits
     epp/plugins/sessions: _affinity pinned
     epp/points: guard
     epp/prefix: blocks held kv_events match prediction updates

@@ -214,6 +214,25 @@ class TokenLoadParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     in_flight_load_producer_name: str = ""
 
 
+class HoldbackParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The ceilings of the bands.
+
+    min_ceiling: The ceiling of the lowest band.
+    max_ceiling: The ceiling of the highest band.
+    shape: How the ceilings of the bands between grow with the priority.
+    domain: How far apart the ceilings are: equally far (`rank`), or in proportion to the distances of the priorities (`value`).
+    """
+
+    min_ceiling: Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    max_ceiling: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    shape: Literal["linear"] = "linear"
+    domain: Literal["rank", "value"] = "rank"
+
+
+class NoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """None."""
+
+
 class UsageLimitParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """One limit for all bands.
 

@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
-
-import msgspec
+from typing import Any
 
 from epp.plugin import UsageLimitPolicy, plugin
-from epp.plugins._parameters import UsageLimitParameters
+from epp.plugins._parameters import HoldbackParameters, NoParameters, UsageLimitParameters
 
 
 @plugin("static-usage-limit-policy")
@@ -18,21 +16,6 @@ class Static(UsageLimitPolicy):
 
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
         return (self.params.threshold,) * len(priorities)
-
-
-class HoldbackParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The ceilings of the bands.
-
-    min_ceiling: The ceiling of the lowest band.
-    max_ceiling: The ceiling of the highest band.
-    shape: How the ceilings of the bands between grow with the priority.
-    domain: How far apart the ceilings are: equally far (`rank`), or in proportion to the distances of the priorities (`value`).
-    """
-
-    min_ceiling: Annotated[float, msgspec.Meta(ge=0, lt=1)]
-    max_ceiling: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    shape: Literal["linear"] = "linear"
-    domain: Literal["rank", "value"] = "rank"
 
 
 @plugin("priority-holdback-policy")
@@ -67,10 +50,6 @@ class PriorityHoldback(UsageLimitPolicy):
         if self.params.domain == "value":
             return [low + (priority - bands[-1]) / reach * (high - low) for priority in bands]
         return [high - index * (high - low) / (len(bands) - 1) for index in range(len(bands))]
-
-
-class NoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """None."""
 
 
 @plugin("soft-reflective-ceiling-policy")
