@@ -1,6 +1,8 @@
 """Several pools behind one picker and a real Envoy: routes to pools by port, by authority, by metadata and by model."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,7 @@ from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, ask, eventually, run, serve
 from tests.e2e.echo import Server, gateway, servers
 from tests.e2e.filters import TYPES, Json
+from tests.e2e.test_warm import child_pid
 from workers.host.exit_codes import ExitCode
 
 POOLS = ("llama", "qwen", "small-models", "hidden")
@@ -162,8 +165,30 @@ def test_servers_of_a_pool_that_fail_do_not_disturb_the_other_pools(site: Site) 
     assert eventually(lambda: site.ask(model="phi-4").status == 200, 30.0)
 
 
+@pytest.mark.parametrize("child", ["worker 0", "worker 1", "supervisor"])
+def test_the_successor_of_a_killed_process_serves_all_pools(site: Site, child: str) -> None:
+    routes = [("/by-port", "m", "llama"), ("/by-authority", "m", "qwen"), ("", "phi-4", "small-models")]
+    pid = child_pid(site.picker, child)
+    os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: child_pid(site.picker, child) not in (0, pid) and site.picker.complete(2), 30.0)
+    for prefix, model, pool in routes * 10:
+        assert site.pool_of(site.ask(prefix, model)) == pool
+
+
+def test_the_shipped_file_serves_its_pools_at_their_ports(cluster: Cluster) -> None:
+    text = (Path(__file__).parents[2] / "deploy" / "pools.yaml").read_text()
+    (port,) = free_ports(1)
+    picker = cluster.picker(cluster.directory, workers=1, pools_text=text.replace("9102", str(port)))
+    served = gateway(cluster, picker.grpc)
+    refused = ask(served, COMPLETIONS, json.dumps({"model": "unknown", "prompt": "x"}).encode())
+    assert (refused.status, refused.json()["error"]["message"].rpartition(";")[2]) == (404, " pools: llama, qwen, small-models")
+    at_own_port = ask(gateway(cluster, port), COMPLETIONS, json.dumps({"model": "unknown", "prompt": "x"}).encode())
+    assert at_own_port.status == 503  # no server of the sample runs
+
+
 # Bad input
 
+AT = "port: 9102, endpoints: ['127.0.0.1:1']"
 MANY = "".join(f"- {{name: p{number}, models: [m{number}]}}\n" for number in range(2000))
 
 
@@ -176,6 +201,13 @@ MANY = "".join(f"- {{name: p{number}, models: [m{number}]}}\n" for number in ran
         ("\n- {name: a, models: [m]}\n- {name: b, models: [m]}", "3:22: error[two-pools]: the model 'm' of pool 'b' is that of pool 'a'"),
         ("\n- {name: a, models: ['m*']}\n- {name: b, models: ['mm*']}", "error[never-matched]: the model 'mm*' of pool 'b' never"),
         (" [{name: a, port: 9102, configFile: none.yaml}]", "error[unreadable]: pool 'a': the file"),
+        (f" [{{name: a, {AT}, config: 'plugins: [{{type: queue-scrorer}}]'}}]", "error[unknown-type]: plugin type 'queue-scrorer'"),
+        (
+            f"\n- name: a\n  {AT.replace(', ', chr(10) + '  ')}\n  config: |\n    plugins: {{}}",
+            "pools.yaml:6:10: error[wrong-type]: plugins",
+        ),
+        (f" [{{name: a, {AT}, config: 'plugins: [{{type: precise-prefix-cache-producer}}]'}}]", "a precise prefix producer"),
+        (" [{name: a, port: 9102}]", "pool 'a': error[no-discovery]: there is no source of endpoints"),
         (f"\n{MANY}", "error[too-many-pools]: pools: 2000 pools"),
     ],
 )
@@ -194,3 +226,14 @@ def test_a_pool_with_the_port_of_a_flag_is_refused(tmp_path: Path) -> None:
         ended = run(serve(file, grpc, health, metrics, 1, tmp_path / "run", pools=True))
         assert ended.returncode == ExitCode.CONFIG, ended.stderr
         assert f"error[two-pools]: pool 'a': port {port} is that of {flag}, too" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "flag", ["config-file=x", "config-text=x", "endpoints=127.0.0.1:1", "pool-name=x", "state-dir=/tmp/x", "transport=grpcio"]
+)
+def test_flags_of_one_pool_are_refused_beside_a_pools_file(tmp_path: Path, flag: str) -> None:
+    file = tmp_path / "pools.yaml"
+    file.write_text(f"pools: [{{name: a, {AT}}}]")
+    ended = run([*serve(file, *free_ports(3), 1, tmp_path / "run", pools=True), f"--{flag}"])
+    assert ended.returncode == ExitCode.CONFIG, ended.stderr
+    assert f"--pools-file and --{flag.partition('=')[0]}" in ended.stderr

@@ -4,14 +4,15 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from struct import pack
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from epp.config import registry
+from epp.config import pools, registry
 from epp.config.load import DEFAULT_TEXT, ConfigErrors, load
 from epp.data import ACTIVE_MODELS, WAITING_MODELS
 from epp.plugins.extractors._info_metrics import ADAPTERS_MAX
@@ -45,6 +46,8 @@ from tests.epp.plugins.parser_bodies import frame as grpc_frame
 from tests.fuzz.target import Target, borders
 from workers.shared.bus import BusReader
 from workers.supervisor.endpoints.http_answer import HttpError, ServerAnswer
+
+T = TypeVar("T")
 
 # Answers of model servers, scanned for usage.
 
@@ -398,26 +401,38 @@ BUS = Target(
 
 # Configuration.
 
-DEPLOY = Path(__file__).parents[2] / "deploy" / "config"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 def documents(data: bytes) -> None:
-    """Loads a configuration. Errors have valid lines; a loaded configuration can be written and loaded again."""
+    """Reads a pools file, and loads a configuration. Errors have valid lines; a loaded configuration can be written and loaded again."""
     text = data.decode("utf-8", "replace")
-    try:
-        config = load(text, "c.yaml", allow_experimental=True)
-    except ConfigErrors as errors:
-        assert errors.errors
-        last = len(text.splitlines()) + 2
-        assert all(0 <= error.line <= last and error.message for error in errors.errors)
+    file = _without_errors(text, pools.read)
+    if file is not None:
+        names = [pool.name for pool in file.pools]
+        assert names and len(set(names)) == len(names)
+        file.choice().of_stream(1, "a")
+    config = _without_errors(text, partial(load, allow_experimental=True))
+    if config is None:
         return
     again = load(config.as_yaml(), "effective", allow_experimental=True)
     assert again.document == config.document
 
 
+def _without_errors(text: str, read: Callable[[str, str], T]) -> T | None:
+    """Returns what `read` makes of a text. None: it has errors."""
+    try:
+        return read(text, "c.yaml")
+    except ConfigErrors as errors:
+        assert errors.errors
+        last = len(text.splitlines()) + 2
+        assert all(0 <= error.line <= last and error.message for error in errors.errors)
+        return None
+
+
 def document_seeds() -> Mapping[str, bytes]:
     registry.known()
-    shipped = {path.stem: path.read_bytes() for path in sorted(DEPLOY.glob("*.yaml"))}
+    shipped = {path.stem: path.read_bytes() for path in (*sorted((DEPLOY / "config").glob("*.yaml")), DEPLOY / "pools.yaml")}
     return {"built-in": DEFAULT_TEXT.encode(), "everything": EVERYTHING, **shipped}
 
 
@@ -447,6 +462,7 @@ _WORD_TEXTS = (
     "!!int ", "!!python/object:x ", "#", "---\n", "...\n", "%YAML 1.1\n", "|", ">", "\x00", "\ufeff", "\u2028", "? ",
     "9" * 40, "[" * 80, "{a: " * 80,
     "pluginRef: ", "type: ", "shadow: true", "parameters: {a: [1, {b: 2}]}", "1h", "10Gi", "flowControl: {maxBytes: 1Gi}\n", "weight: -1",
+    "pools: [{name: a, port: 1}]\n", "models: ['*', a*b, '*a']\n", "authorities: [a.svc:1]\n", "- name: b\n",
 )  # fmt: skip
 
 
@@ -462,6 +478,7 @@ CONFIG = Target(
     words=tuple(text.encode() for text in _WORD_TEXTS),
     modules=(
         "epp.config.yaml_nodes",
+        "epp.config.pools",
         "epp.config.reader",
         "epp.config.assembler",
         "epp.config.wiring_checks",
