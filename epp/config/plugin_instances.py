@@ -5,7 +5,7 @@ to one of the wrong kind, is `unresolved`. Later checks skip both, so that one m
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from epp.config import extension, registry
 from epp.config.findings import WHOLE, Findings, Place, nearest, similar
 from epp.config.parameters import decode
+from epp.config.schema_shape import field_texts
 from epp.config.written import PluginEntry, Ref
 from epp.config.yaml_nodes import Node
 from epp.plugin import (
@@ -51,6 +52,7 @@ _KIND_WORDS: Mapping[type[Plugin], str] = {
     OrderingPolicy: "an ordering policy", FairnessPolicy: "a fairness policy", DisplacementPolicy: "a displacement policy",
     UsageLimitPolicy: "a usage-limit policy", EvictionFilter: "an eviction filter", EvictionOrder: "an eviction order",
 }  # fmt: skip
+NO_EFFECT = "Accepted, without effect"  # so begins the description of a parameter that is accepted for compatibility only
 _FIELD = re.compile(r"([A-Za-z]\w*(?:\[\d+\]|\.\w+)*):")
 
 K = TypeVar("K", bound=Plugin)
@@ -86,6 +88,17 @@ def ignored(plugin: Plugin, parameters: Node | None) -> list[Ignored]:
     return found
 
 
+def without_effect(params: msgspec.Struct, around: str = "") -> Iterator[str]:
+    """Yields a remark about each parameter that is not its default although its description says that it has no effect."""
+    _, texts = field_texts(type(params))
+    for field in msgspec.structs.fields(params):
+        path, value, text = around + field.encode_name, getattr(params, field.name), texts.get(field.name, "")
+        if text.startswith(NO_EFFECT) and value != _default(field):
+            yield f"{path}: has no effect here{text.removeprefix(NO_EFFECT).rstrip('.')}"
+        elif isinstance(value, msgspec.Struct):
+            yield from without_effect(value, f"{path}.")
+
+
 def place_of(parameters: Node | None, path: str) -> Place | None:
     """Returns where the text gives a parameter; None: it does not. `path`: names of the parameter and those around it, joined by `.`."""
     node, place = parameters, None
@@ -105,8 +118,12 @@ def _value(params: Any, path: str) -> tuple[Any, Any]:
             return None, None
         field = next(field for field in msgspec.structs.fields(value) if field.encode_name == step)
         value = getattr(value, field.name)
-        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        default = _default(field)
     return value, default
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def _shown(value: object) -> str:
@@ -141,7 +158,7 @@ class PluginInstances:
             self.findings.error(_place_in(entry.parameters, why, entry.place), "bad-parameter", f"plugin '{name}': {why}")
         for name, plugin in plugins.items():
             entry = self.entries[name]
-            for remark in plugin.without_effect:
+            for remark in (*plugin.without_effect, *without_effect(plugin.params)):
                 place = _place_in(entry.parameters, remark, entry.place)
                 self.findings.warning(place, "without-effect", f"plugin '{name}': {remark}")
             for place, why, hint in ignored(plugin, entry.parameters):

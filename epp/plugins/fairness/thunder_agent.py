@@ -29,7 +29,6 @@ SHED_EVERY_S = 0.1
 SHOW_EVERY_S = 1.0
 HELD_S = 1.0  # seconds; a request that waited for at least this long counts as held back
 CAPACITY_TOKENS = 4_194_304
-PARENT_HEADER = "x-parent-session-id"
 
 HOLDS = Metric("thunder_agent_holds_total", "counter", "Turns that had to wait for a second or more.", labels=("class",))
 RELEASES = Metric("thunder_agent_releases_total", "counter", "Turns of programs.", labels=("class",))
@@ -73,7 +72,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     eviction_ttl_seconds: Positive = 3600.0
     eviction_sweep_seconds: Positive = 300.0
     session_final_header: str = "x-session-final"
-    parent_session_header: str = PARENT_HEADER
+    parent_session_header: str = "x-parent-session-id"
     profile_name: str = ""
 
 
@@ -115,8 +114,6 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
         if not self._final_header:
             raise ValueError("sessionFinalHeader: is empty; name a header, or omit it")
         self.reads_headers = (self._final_header,)
-        if params.parent_session_header != PARENT_HEADER:
-            self.without_effect = ["parentSessionHeader: has no effect here"]
         self._starves_s = params.head_wait_starvation_ms / 1000.0
         self.programs = Programs(params.acting_half_life_seconds, params.eviction_ttl_seconds)
         self._turn = Datum(f"thunder_turn/{name}", Turn)

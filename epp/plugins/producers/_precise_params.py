@@ -29,8 +29,8 @@ class TokenProcessor(_Struct, frozen=True):
     block_size_tokens: The block size, in tokens, that `epp doctor` expects the servers to report. Default: any. Routing always uses the
       size that each server reports.
     block_size: Deprecated: use `block_size_tokens`.
-    hash_seed: Accepted, without effect.
-    hash_algorithm: Accepted, without effect.
+    hash_seed: Accepted, without effect: the keys of blocks stay in this picker, which shares no index.
+    hash_algorithm: Accepted, without effect: the keys of blocks stay in this picker, which shares no index.
     """
 
     block_size_tokens: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_TOKENS_MAX)] = 0
@@ -227,28 +227,6 @@ RENAMED: Mapping[str, str] = {"tokenProcessorConfig.blockSize": "tokenProcessorC
 def deprecated(params: Parameters) -> Mapping[str, str]:
     """Maps the deprecated parameters that are in use to their current names."""
     return RENAMED if params.token_processor_config.block_size else {}
-
-
-def without_effect(params: Parameters) -> list[str]:
-    """Returns the parameters of the reference picker that are set and have no effect here."""
-    tokens, index, events = (params.token_processor_config, params.indexer_config.kv_block_index_config, params.kv_events_config)
-    at = "indexerConfig.kvBlockIndexConfig"
-    pods = events.pod_discovery_config
-    shared = "the keys of blocks stay in this picker, which shares no index"
-    remarks = {
-        f"tokenProcessorConfig.hashSeed: has no effect; {shared}": tokens.hash_seed,
-        f"tokenProcessorConfig.hashAlgorithm: has no effect; {shared}": tokens.hash_algorithm,
-        f"{at}.redisConfig: has no effect; the index is in this picker's shared memory": index.redis_config,
-        f"{at}.valkeyConfig: has no effect; the index is in this picker's shared memory": index.valkey_config,
-        f"{at}.inMemoryConfig.podCacheSize: has no effect; any number of endpoints may hold a block": index.in_memory_config
-        and index.in_memory_config.pod_cache_size,
-        f"{at}.metricsLoggingInterval: has no effect; the metrics port has the figures": index.metrics_logging_interval,
-        "kvEventsConfig.podDiscoveryConfig.podLabelSelector: has no effect; the endpoints of the pool are followed": (
-            pods.pod_label_selector
-        ),
-        "kvEventsConfig.podDiscoveryConfig.podNamespace: has no effect; the endpoints of the pool are followed": pods.pod_namespace,
-    }  # fmt: skip
-    return [remark for remark, due in remarks.items() if due]
 
 
 def _blocks_max(index: BlockIndex) -> int:

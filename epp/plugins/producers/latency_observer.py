@@ -101,8 +101,6 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
             _seconds("bucketDuration", params.bucket_duration),
             params.bucket_history_size,
         )
-        if params.in_flight_load_producer_name:
-            self.without_effect = ["inFlightLoadProducerName: has no effect here"]
         self._percentiles = ttft_percentiles(name)
         self._sent = Datum(f"ttft_sent/{name}", Sent)
         self.produces = (self._percentiles,)

@@ -1,9 +1,5 @@
 """Predict the time to the first token of this request at each endpoint, with a model that learns from the answers that pass through."""
 
-from typing import Final
-
-import msgspec
-
 from epp.candidates import Candidates
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.decision.decision import Decision, Response
@@ -14,8 +10,6 @@ from epp.plugins.producers._predictions import Predictions
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
 from epp.request.tokens import TOKENS
-
-WITH_EFFECT: Final = ("min_requests", "prefix_match_info_producer_name")
 
 
 @plugin("learned-latency-producer")
@@ -73,8 +67,3 @@ class LearnedObserver(LearnedLatency):
         learned = LearnedLatencyParameters(prefix_match_info_producer_name=params.prefix_match_info_producer_name)
         super().__init__(name, learned)
         self.params = params
-        self.without_effect = [
-            f"{field.encode_name}: has no effect here"
-            for field in msgspec.structs.fields(params)
-            if field.name not in WITH_EFFECT and getattr(params, field.name) != field.default
-        ]

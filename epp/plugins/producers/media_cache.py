@@ -23,7 +23,6 @@ from epp.request.multimodal import NO_MEDIA, MediaMatch, media_match
 from epp.request.tokens import TOKENS, Feature
 
 CACHE_MB = 4096
-CAPACITY = "all servers share one index of a fixed size (--index-entries), and the oldest entries leave first"
 ITEMS_MAX = 128  # media items of one request that are looked up
 MODALITIES = frozenset(("image", "audio", "video"))  # values of the metric's label; clients may send any name
 
@@ -37,7 +36,8 @@ HIT_RATIO = Metric(
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How much a server's encoder cache holds.
 
-    cache_size_in_mb_per_server: Accepted for compatibility, without effect.
+    cache_size_in_mb_per_server: Accepted, without effect: all servers share one index of a fixed size (--index-entries), and the oldest
+      entries leave first.
     """
 
     cache_size_in_mb_per_server: int = msgspec.field(default=CACHE_MB, name="cacheSizeInMBPerServer")
@@ -68,8 +68,6 @@ class MediaCache(DataProducer, PreRequest):
         self.consumes = (TOKENS,)
         self.produces = (self._match,)
         self.keeps = (self._items,)
-        if params.cache_size_in_mb_per_server not in (0, CACHE_MB):
-            self.without_effect = [f"cacheSizeInMBPerServer: has no effect here: {CAPACITY}"]
         self._index: PrefixIndex
         self._secret = 0
         self._queries: Count

@@ -18,7 +18,7 @@ from epp.decision.decision import Decision
 from epp.endpoints.server_blocks import ServerBlocks, server_blocks
 from epp.metrics import Metric, buckets
 from epp.plugin import Count, DataProducer, HeldBlocks, HeldView, Plugin, PreRequest, Profile, Scorer, Services, plugin
-from epp.plugins.producers._precise_params import COUNTS_WITH, RENAMED, Parameters, Settings, deprecated, settings, without_effect
+from epp.plugins.producers._precise_params import COUNTS_WITH, RENAMED, Parameters, Settings, deprecated, settings
 from epp.prefix.blocks import Hashes
 from epp.prefix.deciding import ScoresOwnMatches
 from epp.prefix.held import BASE_MODEL, adapter_word, held_links, held_root, index_keys, request_extras
@@ -59,7 +59,6 @@ class _Precise(DataProducer, PreRequest):
         super().__init__(name, params)
         self.settings = settings(params)
         self.deprecated = deprecated(params)
-        self.without_effect = without_effect(params)
         self._match = prefix_match(name)
         self._approximate = prefix_match(APPROXIMATE)
         self._keys: Datum[Keys] = Datum(f"held_keys/{name}", dict)

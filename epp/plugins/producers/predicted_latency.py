@@ -43,8 +43,6 @@ from epp.request.multimodal import media_match
 from epp.request.tokens import TOKENS, token_count
 
 PREFILL = "prefill"  # the value of the role label
-CONTEXT_TTL_NS = 300_000_000_000
-SAMPLING_MEAN = 1000.0
 MS = 1000.0
 DURATION = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -81,7 +79,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     backend: Literal["sidecars", "built-in"] = "sidecars"
     learned_latency_producer_name: str = ""
     slo_buffer_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    context_ttl: int = msgspec.field(default=CONTEXT_TTL_NS, name="contextTTL")
+    context_ttl: int = msgspec.field(default=300_000_000_000, name="contextTTL")
     streaming_mode: bool = False
     endpoint_role_label: str = ""
     predict_in_produce: bool = True
@@ -89,7 +87,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     prefix_match_info_producer_name: str = ""
     in_flight_load_producer_name: str = ""
     encoder_cache_match_info_producer_name: str = ""
-    sampling_mean: float = SAMPLING_MEAN
+    sampling_mean: float = 1000.0
     max_decode_token_samples_for_prediction: int = 0
 
 
@@ -235,13 +233,6 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
         self.optional = (TOKENS,)
         self.produces = (self._predictions,)
         self.keeps = (self._measured,)
-        ignored = {
-            "contextTTL": params.context_ttl != CONTEXT_TTL_NS,
-            "samplingMean": params.sampling_mean != SAMPLING_MEAN,
-            "maxDecodeTokenSamplesForPrediction": params.max_decode_token_samples_for_prediction != 0,
-            "inFlightLoadProducerName": bool(params.in_flight_load_producer_name),
-        }
-        self.without_effect = [f"{field}: has no effect here" for field, is_set in ignored.items() if is_set]
         self._roles = Roles(EndpointList(()), params.endpoint_role_label)
         self._running: dict[int, list[float]] = {}  # owner -> sorted TPOT objectives of this worker's requests
         self._predictor: Predictor | None = None

@@ -22,9 +22,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     prefill_profile: The name of the prefill profile.
     decider_plugin_name: The plugin that decides whether a request needs prefill.
     primary_port: The port that the gateway sends to; a header then names the picked endpoint. 0 keeps the port of the endpoint.
-    prefix_plugin_name: Accepted, without effect.
-    prefix_plugin_type: Accepted, without effect.
-    prefix_match_info_producer_name: Accepted, without effect.
+    prefix_plugin_name: Accepted, without effect: the decider determines the prefix matches that it reads.
+    prefix_plugin_type: Accepted, without effect: the decider determines the prefix matches that it reads.
+    prefix_match_info_producer_name: Accepted, without effect: the decider determines the prefix matches that it reads.
     on_no_prefill: What happens to a request whose prefill stage is wanted but finds no endpoint. Not in the reference picker.
     """
 
@@ -57,16 +57,6 @@ class PrefillDecode(Staged):
         if not params.decider_plugin_name:
             raise ValueError("deciderPluginName: is empty; name a decider")
         self.needs = {PREFILL: Need("deciderPluginName", params.decider_plugin_name, Decider)}
-        unused = {
-            "prefixPluginName": params.prefix_plugin_name,
-            "prefixPluginType": params.prefix_plugin_type,
-            "prefixMatchInfoProducerName": params.prefix_match_info_producer_name,
-        }
-        self.without_effect = [
-            f"{field}: has no effect here: the decider determines the prefix matches that it reads"
-            for field, value in unused.items()
-            if value
-        ]
         self._decider: Decider
 
     def resolve(self, found: Mapping[str, Plugin]) -> None:

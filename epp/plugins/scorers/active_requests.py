@@ -28,12 +28,8 @@ class ActiveRequests(Scorer):
         highest = params.max_busy_score
         in_range = highest is not None and 0.0 <= highest <= 1.0
         self._busy = highest if highest is not None and in_range else 1.0
-        remarks = []
         if highest is not None and not in_range:
-            remarks.append(f"maxBusyScore: {highest} is not in 0 to 1; 1 is used")
-        if params.request_timeout:
-            remarks.append("requestTimeout: has no effect: a request is in flight until its stream ends")
-        self.without_effect = remarks
+            self.without_effect = [f"maxBusyScore: {highest} is not in 0 to 1; 1 is used"]
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores:
         counts = candidates[INFLIGHT_REQUESTS]

@@ -55,8 +55,6 @@ class LatencyObservation(Scorer):
         super().__init__(name, params)
         self._percentiles = ttft_percentiles(params.ttft_percentiles_producer_name)
         self.consumes = (self._percentiles, INFLIGHT_REQUESTS)
-        if params.in_flight_load_producer_name:
-            self.without_effect = ["inFlightLoadProducerName: has no effect here"]
         self._rng: random.Random
 
     def start(self, services: Services) -> None:
@@ -121,7 +119,7 @@ class LearnedObservation(LatencyObservation):
         self.consumes = (self._costs,)
         self._enough = ENOUGH
         if params.min_inflight_gap != GAP:
-            self.without_effect = [*self.without_effect, "minInflightGap: has no effect here"]
+            self.without_effect = ["minInflightGap: has no effect here"]
 
     def meet(self, plugins: Sequence[Plugin]) -> None:
         for each in plugins:

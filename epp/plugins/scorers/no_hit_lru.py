@@ -25,8 +25,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     lru_size: How many endpoints are remembered; 0 or less means the default.
     prefix_match_info_producer_name: The producer of the prefix matches to read.
-    prefix_plugin_type: Accepted, without effect.
-    prefix_plugin_name: Accepted, without effect.
+    prefix_plugin_type: Accepted, without effect: `prefix_match_info_producer_name` names the producer of the matches.
+    prefix_plugin_name: Accepted, without effect: `prefix_match_info_producer_name` names the producer of the matches.
     """
 
     lru_size: int = LRU_SIZE
@@ -52,12 +52,6 @@ class NoHitLru(FollowsMatches, Scorer, PreRequest):
         self._cold: Datum[dict[str, bool]] = Datum(f"no_hit_lru_cold/{name}", dict)
         self.consumes = (self._match,)
         self.keeps = (self._cold,)
-        legacy = {"prefixPluginType": params.prefix_plugin_type, "prefixPluginName": params.prefix_plugin_name}
-        self.without_effect = [
-            f"{field}: has no effect; prefixMatchInfoProducerName names the producer of the matches to read"
-            for field, value in legacy.items()
-            if value
-        ]
         self._size = params.lru_size if params.lru_size > 0 else LRU_SIZE
         self._used: dict[tuple[str, str], float] = {}  # endpoint -> time of its last use, the oldest time first
         self._now = NEVER

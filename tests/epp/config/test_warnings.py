@@ -2,8 +2,11 @@
 
 from textwrap import dedent
 
+import msgspec
 import pytest
 
+from epp.config import registry
+from epp.config.plugin_instances import without_effect
 from epp.data import CACHE_TOKENS
 from tests.epp.config.loading import ok, rules, warnings
 from tests.epp.config_plugins import HERE
@@ -125,6 +128,27 @@ def test_parameters_that_have_no_effect_get_a_warning() -> None:
     (warning,) = [w for w in config.warnings if w.rule == "without-effect"]
     assert warning.line == 3
     assert "cacheSizeInMBPerServer: has no effect here" in warning.message
+
+
+def test_a_parameter_has_a_warning_if_its_description_says_that_it_has_no_effect() -> None:
+    params = {
+        "precise-prefix-cache-producer": {
+            "tokenProcessorConfig": {"hashSeed": "7"},
+            "indexerConfig": {"kvBlockIndexConfig": {"redisConfig": {"address": "redis:6379"}, "inMemoryConfig": {"size": 9}}},
+        },
+        "predicted-latency-producer": {"contextTTL": 1, "samplingMean": 1, "inFlightLoadProducerName": "x"},
+        "no-hit-lru-scorer": {"prefixPluginType": "a", "lruSize": 7},
+        "active-request-scorer": {"requestTimeout": ""},
+    }
+    found = [remark for name, given in params.items() for remark in without_effect(msgspec.convert(given, registry.find(name).Params))]
+    assert found == [
+        "tokenProcessorConfig.hashSeed: has no effect here: the keys of blocks stay in this picker, which shares no index",
+        "indexerConfig.kvBlockIndexConfig.redisConfig: has no effect here: the index is in this picker's shared memory",
+        "contextTTL: has no effect here",
+        "inFlightLoadProducerName: has no effect here: the picker counts the load in flight itself",
+        "samplingMean: has no effect here",
+        "prefixPluginType: has no effect here: `prefixMatchInfoProducerName` names the producer of the matches",
+    ]
 
 
 def test_the_capacity_of_the_prefix_producer_has_an_effect_and_gets_no_warning() -> None:

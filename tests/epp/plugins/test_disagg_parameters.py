@@ -93,7 +93,6 @@ def test_the_old_handler_needs_both_profiles_and_a_decider() -> None:
     assert pd().needs["prefill"].name == "prefix-based-pd-decider"
     with pytest.raises(ValueError, match="deciderPluginName: is empty"):
         pd(deciderPluginName="")
-    assert len(pd(prefixPluginName="a", prefixPluginType="b").without_effect) == 2
     assert pd().reaches(["decode", "prefill", "x"]) == ["decode", "prefill"]
 
 

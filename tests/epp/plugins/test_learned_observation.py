@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from epp.candidates import Candidates
+from epp.config.plugin_instances import without_effect
 from epp.learning.costs import FEW, LearnedCosts, learned_costs
 from epp.learning.model import EndpointModel, LatencyModel
 from epp.plugins.producers.learned_latency import LearnedObserver
@@ -79,8 +80,8 @@ def test_while_the_model_is_not_used_the_rule_without_it_decides() -> None:
 
 
 def test_parameters_without_effect_are_named() -> None:
-    assert observer(minRequests=5).without_effect == []
-    assert observer(bucketDuration="2m", highPercentile=60).without_effect == [
+    assert list(without_effect(observer(minRequests=5).params)) == []
+    assert list(without_effect(observer(bucketDuration="2m", highPercentile=60).params)) == [
         "highPercentile: has no effect here",
         "bucketDuration: has no effect here",
     ]

@@ -114,12 +114,6 @@ def test_a_bounded_number_of_items_is_looked_up(monkeypatch) -> None:
     assert matched(producer(FakeServices()), showing("abc")).total == 2
 
 
-def test_a_configured_cache_size_is_reported_as_without_effect() -> None:
-    assert list(producer(FakeServices(), cacheSizeInMBPerServer=4096).without_effect) == []
-    (remark,) = producer(FakeServices(), cacheSizeInMBPerServer=100).without_effect
-    assert remark.startswith("cacheSizeInMBPerServer: has no effect here: ")
-
-
 def scores(r: Request, c: Candidates, **params: str) -> list[float] | None:
     result = MediaCacheScorer("s", msgspec.convert(params, MediaCacheScorer.Params)).score(r, c, PROFILE)
     return None if result is None else result.tolist()

@@ -134,12 +134,10 @@ def test_a_size_of_0_or_less_means_the_default(size: int) -> None:
     assert made("no-hit-lru-scorer", lruSize=size)._size == 1024
 
 
-def test_the_producer_of_the_matches_is_configurable_and_older_parameters_have_no_effect() -> None:
+def test_the_producer_of_the_matches_is_configurable() -> None:
     assert made("no-hit-lru-scorer").consumes == (prefix_match(APPROXIMATE),)
     assert made("no-hit-lru-scorer", prefixMatchInfoProducerName="").consumes == (prefix_match(APPROXIMATE),)
     assert made("no-hit-lru-scorer", prefixMatchInfoProducerName="p").consumes == (prefix_match("p"),)
-    remarks = made("no-hit-lru-scorer", prefixPluginType="a", prefixPluginName="b").without_effect
-    assert [text.partition(":")[0] for text in remarks] == ["prefixPluginType", "prefixPluginName"]
 
 
 @given(st.lists(st.integers(0, 7), max_size=30), st.sets(st.integers(0, 7), min_size=1), st.randoms())

@@ -468,9 +468,6 @@ def test_an_invalid_setting_is_reported_and_has_its_default(text: str) -> None:
     ]
 
 
-def test_parameters_without_effect_are_reported() -> None:
-    params = {"contextTTL": 1, "samplingMean": 1, "maxDecodeTokenSamplesForPrediction": 1, "inFlightLoadProducerName": "x"}
-    plugin = PredictedLatency("p", msgspec.convert(params, PredictedLatency.Params))
-    assert [text.partition(":")[0] for text in plugin.without_effect] == list(params)
+def test_an_slo_buffer_of_nothing_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"sloBufferFactor": 0}, PredictedLatency.Params)
