@@ -45,6 +45,7 @@ EXACT_MAX = 64
 REFRESH_S = 0.01
 TURN_PRIORITY = "turn-priority"
 HALVINGS_MAX = 32.0  # the scale restarts after this many half-lives, so that its numbers stay in range
+ROUNDING = 1e-9  # two services are equal if they differ by less than this share
 
 AVERAGE_WAIT = Metric(
     "program_aware_avg_wait_time_milliseconds",
@@ -400,7 +401,7 @@ class Scores:
         service, arrival = self._service[:size], self._arrival[:size]
         least, earliest = float(np.minimum.reduce(service)), float(np.minimum.reduce(arrival))
         services, arrivals = float(np.maximum.reduce(service)) - least, float(np.maximum.reduce(arrival)) - earliest
-        by_service = params.las_weight_service / services if services > 0 else 0.0
+        by_service = params.las_weight_service / services if services > ROUNDING * (least + services) else 0.0
         by_arrival = params.las_weight_head_wait / arrivals if arrivals > 0 else 0.0
         self._factors = (by_service, least, by_arrival, earliest)
         score = self._score[:size]
