@@ -170,4 +170,15 @@ TRYOUT_COMPARED = Metric(
     "Decisions of a candidate configuration that is tried as a shadow, by whether they agree with the real decision.",
 )
 TRYOUT_SHADOWS = Group("tryout_shadows", ("outcome",), counters=(TRYOUT_COMPARED,), blocks=8)
-GROUPS = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS, PREDICTION, SHADOWS, ABUSE, ISOLATION, MODEL_REWRITES, TRYOUT, TRYOUT_SHADOWS)
+TENANT_FIGURES = (
+    Metric("tenant_requests_total", "counter", "Requests of the tenant that got an endpoint."),
+    Metric("tenant_waited_total", "counter", "Requests of the tenant that waited in flow control before they got an endpoint."),
+    Metric("tenant_input_tokens_total", "counter", "Prompt tokens of the tenant, as model servers report them."),
+    Metric("tenant_cached_tokens_total", "counter", "Prompt tokens of the tenant that model servers report as cached."),
+    Metric("tenant_output_tokens_total", "counter", "Output tokens of the tenant, as model servers report them."),
+    Metric("tenant_over_budget_total", "counter", "Requests of the tenant that were refused because its budget was used up."),
+    Metric("tenant_refused_total", "counter", "Requests of the tenant that the picker refused, for whatever reason."),
+)
+# The gateway vouches for tenants, so that no client can make a series.
+TENANT = Group("tenant", ("fairness_id",), counters=TENANT_FIGURES, blocks=512, page_bytes=250_000, at_once=True, ages=True)
+GROUPS = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS, PREDICTION, SHADOWS, ABUSE, ISOLATION, MODEL_REWRITES, TRYOUT, TRYOUT_SHADOWS, TENANT)

@@ -1,5 +1,6 @@
 """Budgets of tenants through a real Envoy: who gets 429, what its headers say, and what two workers and two replicas count together."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.demo.children import python
 from loadtest.demo.stack import LOOPBACK
-from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, ask, completion, write_endpoints
-from tests.e2e.echo import gateway, servers
+from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Picker, ask, completion, run, write_endpoints
+from tests.e2e.echo import Server, gateway, servers
 from tests.redis_server import RedisServer, needs_redis
 
 CONFIG = """\
@@ -32,14 +34,17 @@ tenants:
 PROMPT = completion("x" * 200, max_tokens=1)  # some 60 tokens
 
 
+def picker_of(cluster: Cluster, started: Sequence[Server], workers: int, *flags: str) -> Picker:
+    file: Path = cluster.directory / "servers.yaml"
+    write_endpoints(file, [(LOOPBACK, server.server_port) for server in started])
+    return cluster.picker(file, *flags, workers=workers, config_text=CONFIG.format(file=file))
+
+
 @contextmanager
 def entrances(cluster: Cluster, workers: int = 2, *flags: str, pickers: int = 1) -> Iterator[Sequence[int]]:
     """Yields the port of an Envoy for each picker."""
     with servers(1) as started:
-        file: Path = cluster.directory / "servers.yaml"
-        write_endpoints(file, [(LOOPBACK, server.server_port) for server in started])
-        text = CONFIG.format(file=file)
-        made = [cluster.picker(file, *flags, workers=workers, config_text=text) for _ in range(pickers)]
+        made = [picker_of(cluster, started, workers, *flags) for _ in range(pickers)]
         yield [gateway(cluster, picker.grpc) for picker in made]
 
 
@@ -86,6 +91,20 @@ def test_a_client_that_obeys_retry_after_is_served(port: int) -> None:
 
 def test_an_idle_pool_refuses_nobody_whose_budget_queues_and_a_tenant_may_have_none(port: int) -> None:
     assert {send(port, tenant).status for tenant in ("patient", "free") for _ in range(12)} == {200}
+
+
+def test_epp_tenants_lists_who_used_what(cluster: Cluster) -> None:
+    with servers(1) as started:
+        picker = picker_of(cluster, started, 2)
+        port = gateway(cluster, picker.grpc)
+        statuses = [send(port, "acme").status for _ in range(8)]
+        assert send(port, "free").status == 200
+        listed = run(python("workers", "tenants", f"--url=http://{LOOPBACK}:{picker.metrics}", "--json"))
+        assert listed.returncode == 0, listed.stderr
+        used = {each["tenant"]: each["hour"] for each in json.loads(listed.stdout)["tenants"]}
+        assert (used["acme"]["requests"], used["acme"]["over_budget"]) == (statuses.count(200), statuses.count(429))
+        assert (used["free"]["requests"], used["free"]["refused"]) == (1, 0)
+        assert f'llm_d_epp_tenant_over_budget_total{{fairness_id="acme"}} {statuses.count(429)}' in picker.page()
 
 
 @needs_redis

@@ -56,6 +56,7 @@ PICKER: Final[Mapping[str, Entry]] = {
     "serve": Entry("Run the picker.", "workers.cli.serve"),
     "doctor": Entry("Find what is wrong with a picker, its servers and its gateway.", "workers.cli.doctor.command", "kv-events"),
     "top": Entry("Show a running picker's endpoints, workers and prefix index.", "workers.cli.top.command", "top"),
+    "tenants": Entry("List who used what in the last hour and day.", "workers.cli.tenants"),
     "explain": Entry("Explain a decision: of a running picker, or offline.", "workers.cli.explain"),
     "config": Entry("Check configurations; change that of a running picker.", commands=_CONFIG),
     "record": Entry("Record traffic; replay it under other configurations.", commands=_RECORD, usual="start"),

@@ -8,9 +8,11 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 
+from epp.metrics.series import TENANT
 from shm.observe import Life, Seen
 from workers.process.instance import Instance
 from workers.supervisor.background import Background
+from workers.supervisor.pages import tenants
 from workers.supervisor.pages.page import Page
 from workers.supervisor.pages.state.frames import Frames
 from workers.supervisor.pages.state.history import STEP_S, History
@@ -19,6 +21,7 @@ from workers.supervisor.pages.state.parts import Parts
 from workers.supervisor.pages.state.recent import Recent
 from workers.supervisor.pages.state.sampler import Sampler
 from workers.supervisor.pages.state.source import Source
+from workers.supervisor.pages.tenants import TenantUse, reader_of
 
 COUNTED_BUCKETS = 1 << 14  # of the prefix index, per frame: 1 ms
 
@@ -42,10 +45,12 @@ class Live:
         self._store = store
         self._history = History()
         self._recent = Recent()
+        self.tenants = TenantUse(reader_of(instance.memory.series_reader(TENANT)))
 
     def start(self, background: Background) -> None:
         """Begins to sample."""
         background.every(STEP_S, self._sample)
+        background.every(tenants.STEP_S, self.tenants.sample)
 
     def use(self, instance: Instance) -> None:
         """Shows a later configuration."""
@@ -55,7 +60,9 @@ class Live:
     def pages(self) -> dict[str, Page]:
         """Returns the pages by path."""
         pages = StatePages(lambda: self._frames, self._history, now=time.monotonic)
-        return {"/debug/state": pages.state, "/debug/state/stream": pages.stream, "/debug/state/history": pages.history}
+        return {"/debug/state": pages.state, "/debug/state/stream": pages.stream, "/debug/state/history": pages.history} | {
+            "/debug/tenants": self.tenants.page
+        }
 
     def _sample(self) -> None:
         self._history.add(self._sampler.sample(time.monotonic()))
@@ -80,7 +87,7 @@ class Live:
 
     @functools.cached_property
     def _parts(self) -> Parts:
-        return Parts(self._instance, self._recent, self._troubles, self._access, self._store)
+        return Parts(self._instance, self._recent, self._troubles, self._access, self._store, self.tenants)
 
     @functools.cached_property
     def _frames(self) -> Frames:

@@ -23,7 +23,7 @@ from epp.decision.pipeline import Pipeline
 from epp.decision.receipt import SALT_BYTES, receipt_of
 from epp.decision.response_phase import NONE
 from epp.metrics import Group
-from epp.metrics.series import ISOLATION, MODEL_REWRITES, PREDICTION, SHADOWS
+from epp.metrics.series import ISOLATION, MODEL_REWRITES, PREDICTION, SHADOWS, TENANT
 from epp.plugin import HeldBlocks
 from epp.points import guard
 from epp.points.instrument import Wrap, bare
@@ -64,6 +64,7 @@ from workers.worker.telemetry.call_timing import CallTimers, Timing
 from workers.worker.telemetry.recorder import Recorder
 from workers.worker.telemetry.request_telemetry import Telemetry
 from workers.worker.telemetry.shadow_agreement import Agreements
+from workers.worker.telemetry.tenant_counts import TenantCounts
 from workers.worker.telemetry.tracing import Tracer
 from workers.worker.telemetry.tracing_export import Exporter, open_exporter
 from workers.worker.telemetry.usage_doubts import UsageDoubts
@@ -286,6 +287,7 @@ class Parts:
             doubts=UsageDoubts(self.series(PREDICTION), log.warning, time.monotonic),
             agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
             access_log=AccessLog(share, self._rng) if (share := self.instance.options.access_log) else None,
+            tenants=TenantCounts(self.series(TENANT)) if self._tenants is not None else None,
             look=self.record if self.instance.options.record_dir != OFF else None,
         )
 

@@ -20,6 +20,7 @@ from workers.worker.telemetry.cache_prediction import Comparison
 from workers.worker.telemetry.recorder import Recorder
 from workers.worker.telemetry.request_metrics import Exchange, RequestMetrics
 from workers.worker.telemetry.shadow_agreement import Agreements
+from workers.worker.telemetry.tenant_counts import TenantCounts
 from workers.worker.telemetry.usage_doubts import UsageDoubts
 
 FOR_LOAD: Final = frozenset((Cause.NOT_ADMITTED, Cause.SHED, Cause.QUEUE_AT_CAPACITY, Cause.TTL_EXPIRED, Cause.DISPLACED))
@@ -67,9 +68,11 @@ class Telemetry:
         doubts: UsageDoubts | None = None,
         agreements: Agreements | None = None,
         access_log: AccessLog | None = None,
+        tenants: TenantCounts | None = None,
         look: Callable[[], None] | None = None,
     ) -> None:
-        """`comparison`: None if no plugin predicts cached tokens. `doubts`: None in tests. `agreements`: None without shadow profiles.
+        """`comparison`: None if no plugin predicts cached tokens. `doubts`: None in tests. `tenants`: None without
+        tenants. `agreements`: None without shadow profiles.
 
         `look` sets `recorder` if a recording has begun that this worker does not know yet, as during a start. None: it is known at once.
         """
@@ -80,6 +83,7 @@ class Telemetry:
         self.comparison = comparison
         self.doubts = doubts
         self.agreements = agreements
+        self.tenants = tenants
         self._look = look
         self._lane = lane
         self._now = now
@@ -107,6 +111,8 @@ class Telemetry:
         if (recorder := self.recorder or self._begun()) is not None:
             recorded = recorder.decided(request, decision, received_at, now)
         self.recent.add(now, request, decision, used=used)
+        if self.tenants is not None:
+            self.tenants.routed(request.fairness_id, waited=decision.ticket is not None and decision.ticket.waited)
         if self.agreements is not None:
             self.agreements.count(decision)
         # The last step, because only the caller can end what it counts as running.
@@ -121,6 +127,8 @@ class Telemetry:
         if refused.cause in FOR_LOAD:
             self._lane.add(self._at.load_refusals)
         if request is not None:
+            if self.tenants is not None:
+                self.tenants.refused(request.fairness_id, over_budget=refused.cause is Cause.OVER_BUDGET)
             if refused.cause is Cause.NO_CANDIDATES and request.subset is not None:
                 self._lane.add(self._at.subset_empty)
             if (recorder := self.recorder or self._begun()) is not None:
@@ -193,5 +201,7 @@ class Telemetry:
         lane.add(at.prompt_tokens, usage.prompt or 0)
         lane.add(at.cached_tokens, usage.cached or 0)
         lane.add(at.completion_tokens, usage.completion or 0)
+        if self.tenants is not None:
+            self.tenants.answered(request.fairness_id, usage)
         if self.comparison is not None:
             self.comparison.answered(request, decision, usage)

@@ -16,9 +16,11 @@ from workers.supervisor.pages.flow import FlowFigures, figures_of
 from workers.supervisor.pages.processes import ProcessFigures
 from workers.supervisor.pages.state.frames import Further
 from workers.supervisor.pages.state.recent import Recent
+from workers.supervisor.pages.tenants import TenantUse
 
 SHARED_MEMORY: Final = "/dev/shm"
 VALUE_CHARS_MAX: Final = 200
+TENANTS_SHOWN: Final = 50
 
 
 class Parts:
@@ -31,6 +33,7 @@ class Parts:
         troubles: Callable[[], Mapping[str, str]],
         access: Callable[[], Mapping[str, str]],
         store: Callable[[], bool | None],
+        tenants: TenantUse,
     ) -> None:
         """`recent`: the counters of the last minutes. `troubles`, `access`, `store`: as in `workers.supervisor.live.Live`."""
         self._instance = instance
@@ -38,6 +41,7 @@ class Parts:
         self._troubles = troubles
         self._access = access
         self._store = store
+        self._tenants = tenants
         metrics = instance.credentials.metrics
         until = None if metrics is None else lambda: metrics.valid_until
         self._processes = ProcessFigures(instance.memory.lanes, instance.roll, metrics_certificate=until)
@@ -58,6 +62,7 @@ class Parts:
             "replica_store_connected": self._store(),
             "doctor": doctor_report.read(options.run_dir, options.instance, self._instance.lock.info[SECRET]),
             "flow_control": self._flow_control(),
+            "tenants": self._tenants.tenants(TENANTS_SHOWN) if self._instance.config.tenants is not None else None,
             "settings": self._settings,
         }
         return Further(values, self._troubles())

@@ -1,8 +1,8 @@
 // Is the picker healthy, and how much does it do? Figures of this second, and plots of the last 15 minutes.
 import { useEffect, useState } from "./vendor/hooks.mjs";
-import { Card, Cards, Plot, html } from "./parts.js";
+import { Card, Cards, Plot, Table, html } from "./parts.js";
 import { json } from "./store.js";
-import { age, count, rate, share, time } from "./format.js";
+import { age, count, name, rate, share, time } from "./format.js";
 import { Findings } from "./health.js";
 
 const REFRESH_S = 15;
@@ -46,6 +46,18 @@ export function useHistory(state) {
   return history;
 }
 
+const USED = [
+  { title: "Tenant", left: true, value: (t) => t.tenant, cell: (t) => name(t.tenant) },
+  { title: "Requests", value: (t) => t.hour.requests, cell: (t) => count(t.hour.requests) },
+  { title: "Prompt tokens", value: (t) => t.hour.input_tokens, cell: (t) => count(t.hour.input_tokens) },
+  { title: "From cache", value: (t) => t.hour.cached_tokens, cell: (t) => count(t.hour.cached_tokens) },
+  { title: "Output tokens", value: (t) => t.hour.output_tokens, cell: (t) => count(t.hour.output_tokens) },
+  { title: "Waited", value: (t) => t.hour.waited, cell: (t) => count(t.hour.waited) },
+  { title: "Over budget", value: (t) => t.hour.over_budget, cell: (t) => count(t.hour.over_budget) },
+  { title: "Refused", value: (t) => t.hour.refused, cell: (t) => count(t.hour.refused) },
+  { title: "Tokens in 24 hours", value: (t) => t.day.input_tokens + t.day.output_tokens, cell: (t) => count(t.day.input_tokens + t.day.output_tokens) },
+];
+
 export function Overview({ state, theme }) {
   const history = useHistory(state);
   const requests = state.requests;
@@ -75,6 +87,7 @@ export function Overview({ state, theme }) {
       ${state.supervisor.replicas_needed !== undefined && html`<${Card} title="Servers needed" value=${count(state.supervisor.replicas_needed)} note=${state.supervisor.headroom === undefined ? "by the scaling signal" : `headroom ${share(state.supervisor.headroom)}`} />`}
       ${state.others && html`<${Card} title="Other replicas" value=${count(state.others.replicas)} bad=${state.others.age_s > 1} note=${`${count(state.others.requests)} requests in flight`} />`}
     <//>
+    ${state.tenants && html`<${Table} caption="Tenants, last hour" columns=${USED} rows=${state.tenants} rowKey=${(t) => t.tenant} initial=${{ at: 8, down: true }} empty="No tenant has sent a request yet." />`}
     <h2>Last 15 minutes</h2>
     ${plots
       ? html`<div class="plots">${plots.map(
