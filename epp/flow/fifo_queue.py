@@ -24,7 +24,7 @@ class FifoQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._items: OrderedDict[Handle, Queued] = OrderedDict()
+        self._items: dict[Handle, Queued] = OrderedDict()  # a dict is slow to find its first item after many have left
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -45,9 +45,7 @@ class FifoQueue:
     def take(self) -> Queued:
         if not self._items:
             raise IndexError(f"take from queue '{self._name}', which is empty")
-        handle, item = self._items.popitem(last=False)
-        self.bytes -= handle.size
-        return item
+        return self.remove(next(iter(self._items)))
 
     def remove(self, handle: Any) -> Queued:
         item = self._items.pop(handle, None)

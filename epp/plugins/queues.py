@@ -1,6 +1,6 @@
 """Queues hold the items of one flow in one worker, in the order in which they leave."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -46,22 +46,18 @@ class _Last:
         return other.entry < self.entry
 
 
-class PriorityQueue:
-    """Orders items by key in a heap. `_items` has exactly the items of the queue."""
+class PriorityQueue(FifoQueue):
+    """As a queue in order of arrival, but the smallest key leaves first. The keys are in a heap."""
 
-    __slots__ = ("_first", "_items", "_key", "_last", "_name", "_number", "bytes")
+    __slots__ = ("_first", "_key", "_last", "_number")
 
     def __init__(self, name: str, key: Callable[[Queued], Any]) -> None:
-        self._name = name
+        super().__init__(name)
+        self._items = {}
         self._key = key
-        self._items: dict[Handle, Queued] = {}
         self._first: list[Entry] = []
         self._last: list[_Last] | None = None
         self._number = 0
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def offer(self, item: Queued) -> Handle:
         handle = Handle(item)
@@ -107,13 +103,6 @@ class PriorityQueue:
         self.bytes -= handle.size
         self._tidy()
         return item
-
-    def void(self, handle: Any) -> None:
-        if handle in self._items:
-            self.remove(handle)
-
-    def scan(self) -> Iterable[Queued]:
-        return self._items.values()
 
     def _tidy(self) -> None:
         """Keeps the number of void entries at no more than the number of valid ones plus VOID_MIN."""
