@@ -90,7 +90,34 @@ class LearnedLatencyParameters(msgspec.Struct, frozen=True, forbid_unknown_field
     prefix_match_info_producer_name: str = ""
 
 
-class ObserverParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class HubObserverParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Which requests count, and for how long. As in the reference picker.
+
+    interval_duration: The time between two computations of the percentiles.
+    max_observation_age: How old a recent request may be.
+    max_requests: How many of the newest requests are recent; at most windowSize.
+    min_requests: With fewer requests, an endpoint is cold. With fewer recent requests, its points of low and typical load do not count.
+    low_percentile: The percentile of the point of low load; below typicalPercentile.
+    typical_percentile: The percentile of the point of typical load.
+    window_size: How many requests are remembered per endpoint.
+    bucket_duration: Once per such time, the 10th percentile of its requests is added to a history; best at most maxObservationAge.
+    bucket_history_size: How many such values the history holds; beyond that, it drops the largest.
+    in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
+    """
+
+    interval_duration: str = "1s"
+    max_observation_age: str = "3m"
+    max_requests: Count = 100
+    min_requests: Count = 10
+    low_percentile: Percentile = 25
+    typical_percentile: Percentile = 50
+    window_size: Count = 5000
+    bucket_duration: str = "1m"
+    bucket_history_size: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] = 1000
+    in_flight_load_producer_name: str = ""
+
+
+class ObserverParameters(HubObserverParameters, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Which requests count. As in the reference picker, except that the model needs no windows: it forgets by itself.
 
     min_requests: With fewer requests, an endpoint is cold: `latency-observation-scorer` explores it.
@@ -107,18 +134,8 @@ class ObserverParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
     """
 
-    min_requests: Count = 10
     prefix_match_info_producer_name: str = ""
-    interval_duration: str = "1s"
-    max_observation_age: str = "3m"
-    max_requests: Count = 100
-    low_percentile: Percentile = 25
     high_percentile: Percentile = 50
-    typical_percentile: Percentile = 50
-    window_size: Count = 5000
-    bucket_duration: str = "1m"
-    bucket_history_size: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] = 1000
-    in_flight_load_producer_name: str = ""
 
 
 class ApproxPrefixParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -5,9 +5,6 @@ because other answers say nothing about the first token. Each worker observes it
 percentiles are older than the interval, they are computed again.
 """
 
-from typing import Annotated
-
-import msgspec
 import numpy as np
 
 from epp.candidates import Candidates, EndpointList
@@ -15,39 +12,10 @@ from epp.data import INFLIGHT_REQUESTS, Datum
 from epp.decision.decision import Decision, Response
 from epp.learning.ttft import TtftPercentiles, ttft_percentiles
 from epp.plugin import DataProducer, DataSource, PreRequest, ResponseReceived, ResponseStreaming, plugin
+from epp.plugins._parameters import HubObserverParameters
 from epp.plugins.producers._observations import Observations, Point, Rules
 from epp.quantities import parse_duration
 from epp.request import Request
-
-Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-Percentile = Annotated[int, msgspec.Meta(ge=1, le=99)]
-
-
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which requests count, and for how long. As in the reference picker.
-
-    interval_duration: The time between two computations of the percentiles.
-    max_observation_age: How old a recent request may be.
-    max_requests: How many of the newest requests are recent; at most windowSize.
-    min_requests: With fewer requests, an endpoint is cold. With fewer recent requests, its points of low and typical load do not count.
-    low_percentile: The percentile of the point of low load; below typicalPercentile.
-    typical_percentile: The percentile of the point of typical load.
-    window_size: How many requests are remembered per endpoint.
-    bucket_duration: Once per such time, the 10th percentile of its requests is added to a history; best at most maxObservationAge.
-    bucket_history_size: How many such values the history holds; beyond that, it drops the largest.
-    in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
-    """
-
-    interval_duration: str = "1s"
-    max_observation_age: str = "3m"
-    max_requests: Count = 100
-    min_requests: Count = 10
-    low_percentile: Percentile = 25
-    typical_percentile: Percentile = 50
-    window_size: Count = 5000
-    bucket_duration: str = "1m"
-    bucket_history_size: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] = 1000
-    in_flight_load_producer_name: str = ""
 
 
 class Sent:
@@ -75,14 +43,14 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
     need not.
     """
 
-    Params = Parameters
+    Params = HubObserverParameters
     scrapes = False
     takes_extractors = False
     replaces_default = True
     first_chunk_only = True
     consumes = (INFLIGHT_REQUESTS,)
 
-    def __init__(self, name: str, params: Parameters) -> None:
+    def __init__(self, name: str, params: HubObserverParameters) -> None:
         super().__init__(name, params)
         if params.max_requests > params.window_size:
             raise ValueError(

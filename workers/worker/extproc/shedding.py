@@ -5,7 +5,7 @@ All other requests pass. No request waits.
 
 from typing import Final
 
-from epp.decision.admission import HOLDS_NOTHING
+from epp.decision.admission import HOLDS_NOTHING, Open
 from epp.decision.decide import EndpointPool
 from epp.decision.decision import Ticket
 from epp.errors import Cause, Refused
@@ -15,8 +15,8 @@ from epp.request import Request
 FULL: Final = 1.0
 
 
-class Shedding:
-    """Refuses requests of low priority under load. Implements `epp.decision.admission.Admission`."""
+class Shedding(Open):
+    """Lets requests pass at once, but refuses those of low priority under load."""
 
     def __init__(self, pool: EndpointPool, detector: SaturationDetector) -> None:
         self._pool = pool
@@ -25,12 +25,6 @@ class Shedding:
     def enter(self, request: Request) -> Ticket | None:
         if request.priority < 0:
             self.check(request)
-        return HOLDS_NOTHING
-
-    async def turn(self, request: Request) -> Ticket:
-        return HOLDS_NOTHING
-
-    def passed(self) -> Ticket:
         return HOLDS_NOTHING
 
     def check(self, request: Request) -> None:
