@@ -162,7 +162,8 @@ class LoadGenerator:
 async def drive(options: argparse.Namespace) -> Tally:
     """Makes the load of one driver process, after a warm-up. Returns the tally without the warm-up."""
     case = chosen(options)
-    connections = [await connect(*options.target, tls=options.tls) for _ in range(case.connections)]
+    named = [options.authority.format(options.first_authority + number) for number in range(case.connections)]
+    connections = [await connect(*options.target, tls=options.tls, authority=name) for name in named]
     messages = Messages(case.shape, f"{os.getpid()}-{time.time_ns()}")
     warm = LoadGenerator(connections, messages, first=0)
     await warm.closed(min(case.concurrency, 16), time.monotonic() + options.warm_up)
@@ -180,7 +181,7 @@ async def drive(options: argparse.Namespace) -> Tally:
     return load.tally
 
 
-async def connect(host: str, port: int, *, tls: bool) -> ClientConnection:
+async def connect(host: str, port: int, *, tls: bool, authority: str = "picker") -> ClientConnection:
     """Returns a connection that has received the peer's settings. Does not verify the certificate: pickers sign their own."""
     context = None
     if tls:
@@ -190,7 +191,7 @@ async def connect(host: str, port: int, *, tls: bool) -> ClientConnection:
         context.set_alpn_protocols(["h2"])
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(
-        lambda: ClientConnection(PATH, "picker"),
+        lambda: ClientConnection(PATH, authority),
         host,
         port,
         ssl=context,
@@ -322,6 +323,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--processes", type=amount(int, 1), default=1, help="driver processes, which share the streams and connections")
     arguments.add_argument("--concurrency", type=amount(int), default=0, help="streams at once (default: the case's)")
     arguments.add_argument("--connections", type=amount(int), default=0, help="connections (default: the case's)")
+    arguments.add_argument("--authority", default="picker", help="the :authority of the streams; {} stands for the connection's number")
+    arguments.add_argument("--first-authority", type=amount(int), default=0, help="the number of the first connection")
     arguments.add_argument("--rate", type=amount(float), default=0.0, help="open loop: requests per second")
     arguments.add_argument("--tls", action="store_true")
     arguments.add_argument("--group", type=int, default=0, help="process group of the picker: report its CPU time and memory")

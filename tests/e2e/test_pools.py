@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +185,21 @@ def test_the_shipped_file_serves_its_pools_at_their_ports(cluster: Cluster) -> N
     assert (refused.status, refused.json()["error"]["message"].rpartition(";")[2]) == (404, " pools: llama, qwen, small-models")
     at_own_port = ask(gateway(cluster, port), COMPLETIONS, json.dumps({"model": "unknown", "prompt": "x"}).encode())
     assert at_own_port.status == 503  # no server of the sample runs
+
+
+def test_the_metrics_page_has_the_figures_of_each_pool_under_its_name(site: Site) -> None:
+    for prefix, model in (("/by-port", "m"), ("/by-authority", "m"), ("", "phi-4")):
+        site.ask(prefix, model)
+
+    def ready() -> list[tuple[str, str]]:
+        return sorted(re.findall(r'^llm_d_epp_ready_endpoints\{name="([^"]+)"\} (\d)', site.picker.page(), re.MULTILINE))
+
+    assert ready() == [(name, "0") for name in sorted(POOLS)], "these servers have no metrics"
+    page = site.picker.page()
+    assert 'inference_pool="llama"' in page
+    for name in POOLS:
+        assert f',pool="{name}",' in page
+    assert page.count("# TYPE llm_d_epp_ready_endpoints ") == 1
 
 
 # Bad input

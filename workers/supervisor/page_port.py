@@ -200,12 +200,12 @@ class PagePort:
 
         instance = self._instance
         certificates = instance.credentials.metrics
-        pool = PoolFigures(
-            TableReader(instance.layout.table, instance.memory.table),
-            EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents)),
-            name=instance.options.pool_name,
-            fresh_for_s=instance.sources.believed.for_s,
-        )
+        table = TableReader(instance.layout.table, instance.memory.table)
+        documents = DocumentReader(instance.layout.documents, instance.memory.documents)
+        pools = [
+            PoolFigures(table, EndpointsView(documents, pool.pool), name=pool.options.pool_name, fresh_for_s=pool.sources.believed.for_s)
+            for pool in instance.every
+        ]
         plugins = instance.config.pipeline.plugins
         candidacy = self._kubernetes.candidacy if self._kubernetes is not None else None
         shown = Content(
@@ -216,9 +216,9 @@ class PagePort:
             legacy_names=instance.options.metrics_legacy_names,
         )
         sections = Sections(
-            flow=figures_of(instance),
+            flow=[figures for pool in instance.every if (figures := figures_of(pool)) is not None],
             kv_events=kv_figures_of(instance),
-            latency=LatencyFigures(lambda: self._shown.latency(0)),
+            latency=LatencyFigures(self._shown.latency),
             replicas=ReplicaFigures(self._shown.exchange) if self._shown.exchange is not None else None,
             processes=ProcessFigures(
                 instance.memory.lanes,
@@ -229,7 +229,7 @@ class PagePort:
         return MetricsPage(
             instance.memory.lanes,
             shown,
-            pool,
+            pools,
             self._index_figures(),
             self._readings(),
             sections,

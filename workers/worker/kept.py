@@ -36,6 +36,7 @@ from workers.worker.flow.flow_control import FlowControl
 from workers.worker.learning import SharedLearning
 from workers.worker.profiler import Profiler
 from workers.worker.rewrites import RewritesView
+from workers.worker.telemetry.call_timing import CallTimers
 from workers.worker.telemetry.recorder import RecordSender
 from workers.worker.telemetry.request_metrics import RequestMetrics
 from workers.worker.telemetry.tracing_export import Exporter
@@ -57,6 +58,7 @@ class Kept:
         self.documents = DocumentReader(instance.layout.documents, instance.memory.documents)
         self.traces: Exporter | None = None
         self.pools: list[PoolKept] = []
+        self.calls: CallTimers | None = None  # of several pools
         self._index = index
         self._series: dict[str, SeriesWriter] = {}
         self._aging: list[SeriesWriter] = []

@@ -259,13 +259,20 @@ class Parts:
         guarded = wrap = guard.guard(guard.counted(self.services), self._faults.remark) if foreign else bare
         pipeline, timing = configured, None
         if self.instance.options.plugin_metrics:
-            calls = CallTimers(self._lane, self.instance.layout.timers, time.perf_counter, self._faults.blocked)
+            calls = self._call_timers()
             wrap = guard.within(guarded, calls)
             pipeline = configured.wrapped(wrap)
             timing = Timing(calls, guarded, pipeline)
         elif foreign:
             pipeline = configured.wrapped(guarded)
         return Pipelines(pipeline, wrap, timing=timing, tracer=self._tracer(pipeline, wrap))
+
+    def _call_timers(self) -> CallTimers:
+        kept, shared = self.kept, self.instance.pool is not None
+        layout = self.instance.layout.showing_all() if shared else self.instance.layout
+        calls = (kept.calls if shared else None) or CallTimers(self._lane, layout.timers, time.perf_counter, self._faults.blocked)
+        kept.calls = calls if shared else None
+        return calls
 
     def _tracer(self, pipeline: Pipeline, wrap: Wrap) -> Tracer | None:
         """Creates the tracer. Returns None, and does not import OpenTelemetry, if traces are off."""

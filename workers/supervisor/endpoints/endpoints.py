@@ -285,14 +285,14 @@ class EndpointTable:
         failing = {self.by_slot[slot].id: why for slot, (_, why, _) in self._ejections.failing().items()}
         return {member.id: failure for member in self._members.values() if (failure := member.failure)} | failing
 
-    def failing(self) -> dict[tuple[str, str], float]:
-        """Returns (endpoint name, cause) -> share of its requests that it fails beyond the others; 1 for an ejected endpoint."""
+    def failing(self) -> dict[tuple[int, str, str], float]:
+        """Returns (pool, endpoint name, cause) -> share of its requests that it fails beyond the others; 1 for an ejected endpoint."""
         found = self._ejections.failing()
-        return {(self.by_slot[slot].spec.name, cause): share for slot, (cause, _, share) in found.items()}
+        return {(self.by_slot[slot].pool, self.by_slot[slot].spec.name, cause): share for slot, (cause, _, share) in found.items()}
 
-    def scrape_seconds(self) -> dict[str, float]:
-        """Returns endpoint name -> duration of its last scrape, good or failed, in seconds. Leaves out endpoints without a scrape."""
-        return {m.spec.name: m.target.seconds for m in self._members.values() if m.target.seconds >= 0.0}
+    def scrape_seconds(self) -> dict[tuple[int, str], float]:
+        """Returns (pool, endpoint name) -> duration of its last scrape in seconds, good or failed. Leaves out those without a scrape."""
+        return {(m.pool, m.spec.name): m.target.seconds for m in self._members.values() if m.target.seconds >= 0.0}
 
     def _admit(self) -> bool:
         """Gives slots to waiting endpoints. Returns whether at least one got a slot."""

@@ -16,12 +16,17 @@ Row = tuple[Labels, float | tuple[list[int], float]]
 class LatencyFigures:
     """Reads the supervisor's own model; None: nothing was learned. Yields nothing before the first answer."""
 
-    def __init__(self, model: Callable[[], LatencyModel | None]) -> None:
+    def __init__(self, model: Callable[[int], LatencyModel | None]) -> None:
+        """`model`: returns that of a pool."""
         self._model = model
 
-    def families(self, pool: str, endpoints: Sequence[Endpoint], now: float) -> Iterator[tuple[Metric, Labels, list[Row]]]:
-        """Yields all metrics with their labels and rows."""
-        model = self._model()
+    def families(
+        self, pool: str, endpoints: Sequence[Endpoint], now: float, number: int = 0, *, alone: bool = True
+    ) -> Iterator[tuple[Metric, Labels, list[Row]]]:
+        """Yields all metrics of a pool with their labels and rows. `alone`: whether there is no other pool; else those without its name are
+        left out.
+        """
+        model = self._model(number)
         if model is None:
             return
         known = [(endpoint.name, model.endpoints[endpoint.slot]) for endpoint in endpoints if endpoint.slot in model.endpoints]
@@ -32,5 +37,7 @@ class LatencyFigures:
             ((pool, name, term), seconds) for name, each in known for term, seconds in terms(model, each.slot, now).items()
         ]
         yield SECONDS, SECONDS.labels, coefficients
+        if not alone:
+            return
         yield USED, (), [((), float(model.trusted))]
         yield RECENT, RECENT.labels, [(("model",), model.error), (("mean",), model.mean_error)]

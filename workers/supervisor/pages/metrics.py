@@ -13,10 +13,10 @@ that come from requests.
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client.exposition import choose_encoder
 
@@ -93,6 +93,9 @@ LINES_AT_ONCE = 100
 NO_ELECTION: Mapping[str, Callable[[], bool]] = {}
 
 
+Figures = tuple[Metric, tuple[str, ...], Sequence[Row]]  # a metric, its labels and its rows
+
+
 class IndexFigures(NamedTuple):
     """Functions that return the counts of the index writer and of the bus."""
 
@@ -124,18 +127,18 @@ class Readings(NamedTuple):
     """What the data layer tells of its scrapes.
 
     `types`: the types of each data source and its extractor, the labels of their errors. The first is that of the metrics pages.
-    `seconds`: returns endpoint name -> duration of its last scrape. `failing`: as `EndpointTable.failing`.
+    `seconds`, `failing`: as `EndpointTable.scrape_seconds` and `failing`.
     """
 
     types: Sequence[tuple[str, str]]
-    seconds: Callable[[], Mapping[str, float]] = dict
-    failing: Callable[[], Mapping[tuple[str, str], float]] = dict
+    seconds: Callable[[], Mapping[tuple[int, str], float]] = dict
+    failing: Callable[[], Mapping[tuple[int, str, str], float]] = dict
 
 
 class Sections(NamedTuple):
-    """The parts of the page that only some pickers have."""
+    """The parts of the page that only some pickers have. `flow`: of the pools that have flow control."""
 
-    flow: FlowFigures | None = None
+    flow: Sequence[FlowFigures] = ()
     kv_events: KvFigures | None = None
     latency: LatencyFigures | None = None
     replicas: ReplicaFigures | None = None
@@ -153,7 +156,7 @@ class MetricsPage:
         self,
         lanes: Lanes,
         content: Content,
-        pool: PoolFigures,
+        pools: Sequence[PoolFigures],
         index: IndexFigures,
         readings: Readings,
         sections: Sections,
@@ -164,7 +167,9 @@ class MetricsPage:
     ) -> None:
         self._lanes = lanes
         self._content = content
-        self._pool = pool
+        self._pools = pools
+        self._names = [pool.name for pool in pools]  # by number
+        self._alone = pools[0] if len(pools) == 1 else None
         self._index = index
         self._readings = readings
         self._sections = sections
@@ -220,15 +225,16 @@ class MetricsPage:
         yield from self._endpoints()
         yield from self._prefix_index()
         flow, kv_events, latency, replicas, _ = self._sections
-        for metric, labels, rows in flow.families() if flow is not None else ():
+        for metric, labels, rows in together(figures.families() for figures in flow):
             yield from self._shown(metric, labels, rows)
-        if kv_events is not None:
-            for metric, labels, rows in kv_events.families(self._pool.name, self._pool.ranks(), self._now()):
+        if kv_events is not None and self._alone is not None:
+            for metric, labels, rows in kv_events.families(self._alone.name, self._alone.ranks(), self._now()):
                 yield from self._shown(metric, labels, rows)
         if latency is not None:
-            figures = latency.families(self._pool.name, self._pool.endpoints(), self._now())
-            for metric, labels, learned in figures:
-                yield from self._shown(metric, labels, learned)
+            now, alone = self._now(), self._alone is not None
+            learned = (latency.families(pool.name, pool.endpoints(), now, pool.number, alone=alone) for pool in self._pools)
+            for metric, labels, rows in together(learned):
+                yield from self._shown(metric, labels, rows)
         for metric, labels, rows in replicas.families(self._now()) if replicas is not None else ():
             yield from self._shown(metric, labels, rows)
         yield from self._series_tables()
@@ -312,17 +318,19 @@ class MetricsPage:
             yield from self._shown(metric, labels, rows)
 
     def _pool_gauges(self) -> Iterator[Family]:
-        pool = self._pool
-        pool.refresh(self._now())
-        for figure, (mean, deviation) in pool.figures.items():
-            yield from self._shown(POOL_AVERAGES[figure], ("name",), [((pool.name,), mean)])
-            yield from self._shown(POOL_DEVIATIONS[figure], ("name",), [((pool.name,), deviation)])
-        yield from self._shown(READY_ENDPOINTS, ("name",), [((pool.name,), pool.ready)])
-        yield from self._shown(EJECTED_ENDPOINTS, ("name",), [((pool.name,), pool.ejected)])
+        pools = self._pools
+        for pool in pools:
+            pool.refresh(self._now())
+        for figure in dict.fromkeys(figure for pool in pools for figure in pool.figures):
+            for at, metrics in enumerate((POOL_AVERAGES, POOL_DEVIATIONS)):
+                rows: list[Row] = [((pool.name,), pool.figures[figure][at]) for pool in pools if figure in pool.figures]
+                yield from self._shown(metrics[figure], ("name",), rows)
+        yield from self._shown(READY_ENDPOINTS, ("name",), [((pool.name,), pool.ready) for pool in pools])
+        yield from self._shown(EJECTED_ENDPOINTS, ("name",), [((pool.name,), pool.ejected) for pool in pools])
 
     def _scaling(self) -> Iterator[Family]:
         """Yields the scaling signal (`workers.supervisor.scaling`); nothing while it is not known."""
-        pool = (self._pool.name,)
+        pool = (self._names[0],)
         needed, headroom = (self._lanes.scalars(name)[0] for name in (REPLICAS_NEEDED, HEADROOM))
         if needed:
             yield from self._shown(computed.REPLICAS_NEEDED, ("name",), [(pool, needed)])
@@ -330,23 +338,22 @@ class MetricsPage:
                 yield from self._shown(computed.POOL_HEADROOM, ("name",), [(pool, headroom / 1000)])
 
     def _endpoints(self) -> Iterator[Family]:
-        pool = self._pool
+        names, now = self._names, self._now()
         by_endpoint = ("name", "model_server_endpoint")
-        for metric, found in (
-            (ENDPOINT_QUEUE, pool.queues()),
-            (ENDPOINT_AGE, pool.ages(self._now())),
-            (ENDPOINT_SCRAPE, self._readings.seconds().items()),
-        ):
-            yield from self._shown(metric, by_endpoint, [((pool.name, name), value) for name, value in found])
-        shares: list[Row] = [((pool.name, *which), share) for which, share in self._readings.failing().items()]
+        queues = [((pool.number, name), value) for pool in self._pools for name, value in pool.queues()]
+        ages = [((pool.number, name), value) for pool in self._pools for name, value in pool.ages(now)]
+        for metric, found in ((ENDPOINT_QUEUE, queues), (ENDPOINT_AGE, ages), (ENDPOINT_SCRAPE, self._readings.seconds().items())):
+            yield from self._shown(metric, by_endpoint, [((names[pool], name), value) for (pool, name), value in found])
+        failing = self._readings.failing().items()
+        shares: list[Row] = [((names[pool], name, cause), share) for (pool, name, cause), share in failing]
         yield from self._shown(ENDPOINT_FAILING, (*by_endpoint, "cause"), shares)
-        endpoints = pool.endpoints()
-        slots = max((endpoint.slot + 1 for endpoint in endpoints), default=0)
-        labels = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")
+        endpoints = [(endpoint, pool.name) for pool in self._pools for endpoint in pool.endpoints()]
+        slots = max((endpoint.slot + 1 for endpoint, _ in endpoints), default=0)
+        labels = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority", *(() if self._alone else ("pool",)))
         producer = self._content.producer_name
         for metric, count in ((ENDPOINT_REQUESTS, self._lanes.inflight), (ENDPOINT_TOKENS, self._lanes.tokens)):
             counts = count(slots).tolist()
-            rows: list[Row] = [((e.name, e.namespace, producer, "", ""), counts[e.slot]) for e in endpoints]
+            rows: list[Row] = [((e.name, e.namespace, producer, "", "", pool)[: len(labels)], counts[e.slot]) for e, pool in endpoints]
             yield from self._shown(metric, labels, rows)
 
     def _prefix_index(self) -> Iterator[Family]:
@@ -380,7 +387,27 @@ class MetricsPage:
         if of_twin is None:
             places = twin.places(labels)
             of_twin = [(tuple(values[place] for place in places), value) for values, value in rows]
+            if self._alone is None:  # two pools may have an endpoint of the same name
+                of_twin = summed(of_twin)
         yield Family(twin.name, metric.kind, older_name(metric), twin.labels, of_twin, metric.buckets)
+
+
+def together(pools: Iterable[Iterable[Figures]]) -> Iterator[Figures]:
+    """Yields the figures of all pools: each metric once, with the rows of all."""
+    found: dict[str, tuple[Metric, tuple[str, ...], list[Row]]] = {}
+    for families in pools:
+        for metric, labels, rows in families:
+            found.setdefault(metric.name, (metric, labels, []))[2].extend(rows)
+    for metric, labels, rows in found.values():
+        yield metric, labels, summed(rows)
+
+
+def summed(rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows without those that have the labels of an earlier one, whose value has theirs added."""
+    sums: dict[tuple[str, ...], Any] = {}
+    for labels, value in rows:
+        sums[labels] = sums[labels] + value if labels in sums and not isinstance(value, tuple) else value
+    return list(sums.items())
 
 
 def _shares(lanes: Lanes, counter: str) -> list[float]:

@@ -17,9 +17,11 @@ POOL_COLUMNS = dict(zip(POOL_FIGURES, (KV_USAGE.name, WAITING.name, RUNNING.name
 
 
 class PoolFigures:
-    """Computes the figures of the pool and of its endpoints."""
+    """Computes the figures of a pool and of its endpoints. `number`: that of the pool."""
 
     def __init__(self, table: TableReader, endpoints: EndpointsView, *, name: str, fresh_for_s: float) -> None:
+        self.number = endpoints.pool or 0
+        self._first = 0  # the slot with which the last copy of the table began
         self._table = table
         self._endpoints = endpoints
         self._columns = {column: index for index, column in enumerate(table.schema.columns)}
@@ -31,7 +33,7 @@ class PoolFigures:
     def refresh(self, now: float) -> None:
         """Computes mean and sample deviation over the endpoints with fresh values. If there are none, the last figures stay."""
         copy, endpoints = self._current()
-        slots = [endpoint.slot for endpoint in endpoints]
+        slots = self._rows(endpoints)
         fresh = (copy.state[slots] == State.FRESH) & (now - copy.updated_at[slots] <= self._fresh_for_s)
         self.ready = int(fresh.sum())
         self.ejected = int(((copy.flags[slots] & np.uint64(EJECTED)) != 0).sum())
@@ -49,27 +51,34 @@ class PoolFigures:
     def queues(self) -> list[tuple[str, float]]:
         """Returns (endpoint name, waiting requests), without endpoints that were never scraped."""
         copy, endpoints = self._current()
-        values = self._values(copy, [endpoint.slot for endpoint in endpoints], WAITING.name).tolist()
+        values = self._values(copy, self._rows(endpoints), WAITING.name).tolist()
         return [(endpoint.name, value) for endpoint, value in zip(endpoints, values, strict=True) if value == value]
 
     def ranks(self) -> list[tuple[Endpoint, float]]:
         """Returns each endpoint with the number of its data-parallel ranks; NaN: not known."""
         copy, endpoints = self._current()
-        values = self._values(copy, [endpoint.slot for endpoint in endpoints], CACHE_RANKS.name).tolist()
+        values = self._values(copy, self._rows(endpoints), CACHE_RANKS.name).tolist()
         return list(zip(endpoints, values, strict=True))
 
     def ages(self, now: float) -> list[tuple[str, float]]:
         """Returns (endpoint name, seconds since its last good scrape), without endpoints that were never scraped."""
         copy, endpoints = self._current()
-        updated_at = copy.updated_at[[endpoint.slot for endpoint in endpoints]].tolist()
+        updated_at = copy.updated_at[self._rows(endpoints)].tolist()
         return [(endpoint.name, now - at) for endpoint, at in zip(endpoints, updated_at, strict=True) if at]
 
     def _current(self) -> tuple[TableCopy, list[Endpoint]]:
-        copy = self._table.copy()
-        rows = len(copy.rows)
-        generations = copy.generation
-        known = self._endpoints.current()
-        return copy, [e for e in known if e.slot < rows and int(generations[e.slot]) == e.generation]
+        if self._endpoints.pool is None:
+            copy, known = self._table.copy(), self._endpoints.current()
+        else:
+            known = self._endpoints.current()
+            self._first, end = self._endpoints.span()
+            copy = self._table.copy_part(self._first, end)
+        first, rows, generations = self._first, len(copy.rows), copy.generation
+        return copy, [e for e in known if e.slot < first + rows and int(generations[e.slot - first]) == e.generation]
+
+    def _rows(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        """Returns where the endpoints stand in the last copy of the table."""
+        return [endpoint.slot - self._first for endpoint in endpoints]
 
     def _values(self, copy: TableCopy, slots: Sequence[int], column: str) -> Floats:
         """Returns the values of a column in these slots, with NaN for missing values."""

@@ -98,6 +98,8 @@ _TIMED: Final = {
 class CallTimers:
     """Counts every call of every plugin by its duration. It is a `Wrap`.
 
+    Several pools share one, because to store a few durations for each of them would cost a tenth of a request.
+
     It keeps durations until `store`, which the worker's heartbeat calls. To time a call costs 0.17 us, and to store it with many others
     0.05 us. To store each duration alone would cost 0.27 us.
     """
@@ -129,7 +131,7 @@ class CallTimers:
 
     def counting(self, calls: int) -> Wrap:
         """Returns a `Wrap` that counts each call as `calls` calls."""
-        kept = self._kept[calls] = {index: [] for index in self._timers.values()}
+        kept = self._kept.setdefault(calls, {index: [] for index in self._timers.values()})
 
         def wrap(point: Point, plugin: Plugin, call: C, /) -> C:
             index = self._timers[point.value, plugin.name]

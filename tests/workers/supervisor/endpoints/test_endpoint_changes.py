@@ -86,7 +86,7 @@ def test_endpoints_that_fail_more_than_the_others_are_logged_with_cause_and_evid
     ((level, _, fields),) = lines
     assert (level, fields["endpoint"], fields["cause"]) == ("warning", "default/b", "404")
     assert fields["why"].startswith("100% of its last ")
-    assert ours.table.failing() == {("b", "404"): 1.0}
+    assert ours.table.failing() == {(0, "b", "404"): 1.0}
     assert ours.table.troubles() == {"default/b 10.0.0.2:8000": fields["why"]}
     assert int(ours.shared.reader.copy().flags[bad]) == EJECTED
     assert ours.member("b").target.pace.hastened, "its page is asked for at once"
@@ -107,7 +107,7 @@ def test_an_endpoint_that_fails_a_part_of_its_requests_is_logged_once_and_marked
         events += [(event, fields) for _, event, fields in logged(ours, world.now) if event != "endpoint stale"]
     ((_, fields),) = [each for each in events if each[0] == "endpoint failing"]
     assert (fields["endpoint"], fields["cause"]) == ("default/b", "404")
-    assert 0.1 < ours.table.failing()[("b", "404")] < 0.6
+    assert 0.1 < ours.table.failing()[(0, "b", "404")] < 0.6
     assert int(ours.shared.reader.copy().flags[bad]) >> FAILING_AT & FAILING_MASK
 
 

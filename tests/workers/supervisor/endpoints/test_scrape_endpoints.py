@@ -223,7 +223,7 @@ def test_the_duration_of_the_last_scrape_is_known_by_name_after_the_first_scrape
     ours = Supervisor(Shared())
     ours.apply(spec("a"), spec("b"))
     ours.member("a").target.seconds = 0.004
-    assert ours.table.scrape_seconds() == {"a": 0.004}
+    assert ours.table.scrape_seconds() == {(0, "a"): 0.004}
 
 
 def test_a_page_says_how_many_requests_the_server_has() -> None:

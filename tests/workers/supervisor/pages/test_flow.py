@@ -123,10 +123,10 @@ def page(w: World) -> str:
     metrics = MetricsPage(
         instance.memory.lanes,
         Content(instance.layout.families, [(group, instance.memory.series_reader(group)) for group in instance.layout.groups]),
-        PoolFigures(TableReader(instance.layout.table, instance.memory.table), endpoints, name="epp", fresh_for_s=1.0),
+        [PoolFigures(TableReader(instance.layout.table, instance.memory.table), endpoints, name="epp", fresh_for_s=1.0)],
         IndexFigures(lambda: 0, lambda: 0, lambda: 0, lambda: 0, dict),
         Readings([("source", "extractor")]),
-        Sections(flow=figures(w)),
+        Sections(flow=[figures(w)]),
         now=time.monotonic,
     )
     return b"".join(metrics.page(Request("GET", "/metrics", "")).body).decode()

@@ -8,7 +8,7 @@ NOW = 100.0
 
 
 def rows(model: LatencyModel) -> dict[str, dict[tuple[str, ...], object]]:
-    found = LatencyFigures(lambda: model).families("pool", endpoints(3), NOW)
+    found = LatencyFigures(lambda pool: model).families("pool", endpoints(3), NOW)
     return {metric.name: dict(values) for metric, _, values in found}
 
 

@@ -45,7 +45,7 @@ class Parts:
         metrics = instance.credentials.metrics
         until = None if metrics is None else lambda: metrics.valid_until
         self._processes = ProcessFigures(instance.memory.lanes, instance.roll, metrics_certificate=until)
-        self._flow: FlowFigures | None = figures_of(instance)
+        self._flow: FlowFigures | None = figures_of(instance) if not instance.pools else None
 
     def further(self, counters: Mapping[str, int]) -> Further:
         """Returns the parts by name, made of plain values, and why scrapes fail. `counters`: the present ones."""
