@@ -82,8 +82,8 @@ def test_while_the_model_is_not_used_the_rule_without_it_decides() -> None:
 def test_parameters_without_effect_are_named() -> None:
     assert list(without_effect(observer(minRequests=5).params)) == []
     assert list(without_effect(observer(bucketDuration="2m", highPercentile=60).params)) == [
-        "highPercentile: has no effect here",
         "bucketDuration: has no effect here",
+        "highPercentile: has no effect here",
     ]
     assert scorer(minInflightGap=3.0).without_effect == ["minInflightGap: has no effect here"]
 
