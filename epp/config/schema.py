@@ -227,6 +227,9 @@ class TenantBudget(_Form):
 class OneTenant(_Form):
     """What is different for one tenant."""
 
+    salt_group: Annotated[
+        Text | None, Meta(description="Tenants with the same name here share cached prefixes, with cacheSalt. Default: only with itself.")
+    ] = None
     budget: Annotated[TenantBudget | None, Meta(description="In place of tenants.budget. Default: that.")] = None
     objectives: Annotated[list[Text] | None, Meta(description="In place of tenants.objectives. Default: those.")] = None
 

@@ -39,6 +39,7 @@ SHARE: Final = "share"
 OF_TENANT: Final = "tenant"
 NO_SALT: Final = "none"
 PATH_NAMES_MAX: Final = 8
+GROUP_RULE: Final = "a group has 1 to 64 printable characters, such as company"
 SOURCES: Final = ("metadata", "header", "apiKey")
 _HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,127}")
 _TENANTS: Final = names(schema.Tenants)
@@ -71,13 +72,13 @@ def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | Non
         tuple(source for source in sources if source is not None),
         unknown == SHARE,
         _objectives(reader, fields.get("objectives"), "tenants.objectives"),
-        _per_tenant(reader, fields.get("perTenant")),
+        _per_tenant(reader, fields.get("perTenant"), salted=salt == OF_TENANT),
         fields["cacheSalt"].place if salt == OF_TENANT else None,
         tenant_budgets.read(reader, fields.get("budget"), "tenants.budget"),
     )
 
 
-def _per_tenant(reader: NodeReader, node: Node | None) -> dict[str, OneTenantEntry]:
+def _per_tenant(reader: NodeReader, node: Node | None, *, salted: bool) -> dict[str, OneTenantEntry]:
     found: dict[str, OneTenantEntry] = {}
     for name, child in reader.entries(node, "tenants.perTenant").items():
         what = f"tenants.perTenant.{name[:128]}"
@@ -85,7 +86,14 @@ def _per_tenant(reader: NodeReader, node: Node | None) -> dict[str, OneTenantEnt
             reader.findings.error(node.keys[name], "tenants", f"{what}: this is not a valid name", NAME_RULE)
         fields = reader.mapping(child, what, _ONE)
         objectives = _objectives(reader, fields.get("objectives"), f"{what}.objectives")
-        found[name] = OneTenantEntry(objectives, tenant_budgets.read(reader, fields.get("budget"), f"{what}.budget"))
+        group = reader.text(fields.get("saltGroup"), f"{what}.saltGroup")
+        if "saltGroup" in fields and not salted:
+            hint = "write tenants.cacheSalt: tenant, or remove it"
+            reader.findings.error(fields["saltGroup"].place, "tenants", f"{what}.saltGroup has no effect without cacheSalt", hint)
+        elif "saltGroup" in fields and not names_tenant(group):
+            reader.findings.error(fields["saltGroup"].place, "tenants", f"{what}.saltGroup: this is not a valid name", GROUP_RULE)
+        budget = tenant_budgets.read(reader, fields.get("budget"), f"{what}.budget")
+        found[name] = OneTenantEntry(objectives, budget, group)
     return found
 
 
@@ -212,8 +220,10 @@ def as_section(entry: TenantsEntry) -> dict[str, Any]:
 
 
 def _as_one(one: OneTenantEntry) -> dict[str, Any]:
-    budget = {} if one.budget is None else {"budget": tenant_budgets.as_section(one.budget)}
-    return ({"objectives": list(one.objectives)} if one.objectives else {}) | budget
+    section: dict[str, Any] = {"objectives": list(one.objectives)} if one.objectives else {}
+    if one.budget is not None:
+        section["budget"] = tenant_budgets.as_section(one.budget)
+    return section | ({"saltGroup": one.group} if one.group else {})
 
 
 def _as_source(source: TenantSource) -> dict[str, Any]:
@@ -251,12 +261,13 @@ def tenants_of(entry: TenantsEntry, keys: Mapping[str, Keys], secret: int = 0) -
     """Returns what workers ask. `keys`: of each file that the section names, by path. `secret`: the 64-bit seed of prefix hashes."""
     sources: Sequence[Source] = [_made(source, keys) for source in entry.sources]
     per_tenant = {name: one.objectives or entry.objectives for name, one in entry.per_tenant.items()}
+    groups = {name: one.group for name, one in entry.per_tenant.items() if one.group}
     return Tenants(
         sources,
         shares=entry.shares,
         objectives=entry.objectives,
         per_tenant=per_tenant,
-        salts=Salts(secret) if entry.salt_place is not None else None,
+        salts=Salts(secret, groups) if entry.salt_place is not None else None,
         budget=tenant_budgets.budget_of(entry.budget),
         budgets={name: tenant_budgets.budget_of(one.budget) for name, one in entry.per_tenant.items() if one.budget is not None},
     )

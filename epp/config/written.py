@@ -145,10 +145,14 @@ NO_BUDGET = BudgetEntry()
 
 @dataclass(frozen=True, slots=True)
 class OneTenantEntry:
-    """Holds what is different for one tenant. No objectives, or no budget: those of the section. NO_BUDGET: no limits."""
+    """Holds what is different for one tenant. No objectives, or no budget: those of the section. NO_BUDGET: no limits.
+
+    `group`: of tenants that share a cache salt; "": the tenant has its own.
+    """
 
     objectives: tuple[str, ...] = ()
     budget: BudgetEntry | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ from epp.request.tenant_keys import Keys
 KEPT_MAX: Final = 4096
 PURPOSE: Final = b"epp tenant salt"
 SALT_CHARS: Final = 32  # 128 bits
+GROUP: Final = "group\0"  # no tenant's name begins like this
+NO_GROUPS: Final[Mapping[str, str]] = {}
 NO_BUDGETS: Final[Mapping[str, Budget | None]] = {}
 NO_OBJECTIVES: Final[Mapping[str, Sequence[str]]] = {}
 
@@ -74,15 +76,20 @@ class FromKey(Source):
 
 
 class Salts:
-    """Makes cache salts: the HMAC of a tenant's name under a secret. The names alone, without the secret, tell no salt."""
+    """Makes cache salts: the HMAC of a name under a secret, that of a tenant or of its group. The names alone, without the secret, tell
+    no salt.
+    """
 
-    def __init__(self, secret: int) -> None:
-        """`secret`: the 64-bit seed of prefix hashes. The salts do not tell it."""
+    def __init__(self, secret: int, groups: Mapping[str, str] = NO_GROUPS) -> None:
+        """`secret`: the 64-bit seed of prefix hashes. The salts do not tell it. `groups`: by tenant; others have salts of their own."""
+        self._groups = dict(groups)
         self._key = hashlib.blake2b(secret.to_bytes(8, "little"), person=PURPOSE).digest()
 
     def of(self, name: str) -> str:
         """Returns the salt of a tenant: SALT_CHARS hexadecimal digits."""
-        return hmac.digest(self._key, name.encode("utf-8", "surrogatepass"), "sha256").hex()[:SALT_CHARS]
+        group = self._groups.get(name)
+        salted = name if group is None else GROUP + group
+        return hmac.digest(self._key, salted.encode("utf-8", "surrogatepass"), "sha256").hex()[:SALT_CHARS]
 
 
 class Tenants:

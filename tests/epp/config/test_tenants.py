@@ -96,6 +96,16 @@ def test_tenants_have_salts_only_if_the_configuration_says_so() -> None:
     assert ok(text).document["tenants"]["cacheSalt"] == "tenant"
 
 
+def test_tenants_of_a_group_share_a_salt_that_no_tenant_has() -> None:
+    text = "tenants: {from: [{header: x-tenant, trusted: true}], cacheSalt: tenant, perTenant: {a: {saltGroup: c}, b: {saltGroup: c}}}"
+    config = ok(text)
+    assert config.tenants is not None
+    assert config.document["tenants"]["perTenant"] == {"a": {"saltGroup": "c"}, "b": {"saltGroup": "c"}}
+    tenants = tenants_of(config.tenants, {}, 1)
+    salts = {name: tenants.named(name).salt for name in ("a", "b", "c", "d")}
+    assert salts["a"] == salts["b"] and len(set(salts.values())) == 3
+
+
 def test_a_tenant_has_the_budget_of_its_own_or_that_of_the_section() -> None:
     text = """\
 tenants:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from epp.config.control_headers import FIX, exposed
+from epp.config.control_headers import FAIRNESS, FIX, exposed
 from epp.request.client_headers import GATEWAY, GROUPS
 from workers.cli.doctor.gateway import headers_from_outside
 from workers.shared.doctor_report import WARNING, Finding
@@ -13,14 +13,15 @@ LET_THROUGH: Final = (
 )
 
 
-def client_header_findings(flag: str, config: Any, port: int) -> list[Finding]:
+def client_header_findings(flag: str, config: Any, port: int, *, tenants: bool = False) -> list[Finding]:
     """Returns the finding; none if no client can set a trusted header.
 
     `flag`: the value of the picker's --trust-client-headers. `config`: the gateway's configuration, which counts more than the flag's word
-    about the gateway; None if it is not known. `port`: the picker's ext_proc port.
+    about the gateway; None if it is not known. `port`: the picker's ext_proc port. `tenants`: whether the picker has tenants, so that no
+    client names its fairness id.
     """
     words = flag.split(",")
-    trusted = [group for group in GROUPS if group in words]
+    trusted = [group for group in GROUPS if group in words and not (tenants and group == FAIRNESS)]
     names = [name for group in trusted for name in GROUPS[group]]
     outside = headers_from_outside(config, port, names) if config is not None else None
     if outside is None:

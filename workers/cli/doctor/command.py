@@ -133,8 +133,8 @@ class Visit:
         if config is not None and not self._gateway.named and not calls(config, port):
             unknown = f"the Envoy at {self._gateway.admin} does not call this picker"
         self._check("gateway", unknown, lambda: [*gateway_findings(config, peer), *self._counted(port)])
-        trust = picker.flag("trust-client-headers")
-        self._check("client headers", silent, lambda: client_header_findings(trust, None if unknown else config, port))
+        trust, vouched = picker.flag("trust-client-headers"), answers and picker.state.get("tenants") is not None
+        self._check("client headers", silent, lambda: client_header_findings(trust, None if unknown else config, port, tenants=vouched))
         self._check("tls", silent or self._tls_skipped(tls=tls), self._tls)
         self._check("access", silent or self._access_skipped(), self._access)
 

@@ -125,6 +125,10 @@ class RequestPhase:
         if app.tenants is not None:
             self._tenant = app.tenants.of(headers, message)
 
+    def request_id(self) -> str:
+        """Returns the id that the gateway gives the request; "" without one."""
+        return self._headers.get(REQUEST_ID, "")[:ORIGIN_CHARS_MAX]
+
     def origin(self) -> str:
         """Returns the request's id and its client for the log, as the gateway gives them."""
         found = (self._headers.get(name, "")[:ORIGIN_CHARS_MAX] for name in (REQUEST_ID, "x-forwarded-for"))

@@ -83,6 +83,10 @@ class Shell:
         finally:
             word[0] = 0
 
+    def request_id(self) -> str:
+        """Returns the id that the gateway gives the request; "" without one."""
+        raise NotImplementedError
+
     def decided(self, decision: Decision) -> None:
         """Answers the request with the targets of its decision."""
         raise NotImplementedError
@@ -96,7 +100,7 @@ class Shell:
         if self.trace is not None:
             self.trace.failed(self.request, refused)
         used = self.lease.used if self.lease is not None else None
-        self.app.telemetry.refused(self.request, refused, used, self.received_at)
+        self.app.telemetry.refused(self.request, refused, used, self.received_at, self.request_id())
         self.send(codec.immediate_answer(answer.status, answer.headers, answer.body))
         self.end(0, "")
 

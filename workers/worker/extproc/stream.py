@@ -128,6 +128,9 @@ class ExtProcStream(Shell):
         self.state = ENDED
         self.finish()
 
+    def request_id(self) -> str:
+        return self.request_phase.request_id()
+
     # From one phase to the other.
 
     def _begin_answer(self, message: bytes, start: int, end: int, before: int) -> None:

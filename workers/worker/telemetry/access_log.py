@@ -30,6 +30,11 @@ class AccessLog:
         if self._rng.random() < self._share:
             log.info(REQUEST, **_of(request), target="", refused=cause, total_ms=_ms(now - received_at))
 
+    def turned_away(self, request_id: str, cause: str, received_at: float, now: float) -> None:
+        """Logs a request that the picker refused before it read its body, so that nobody knows its tenant and model."""
+        if self._rng.random() < self._share:
+            log.info(REQUEST, request_id=request_id, target="", refused=cause, total_ms=_ms(now - received_at))
+
     def ended(self, exchange: "Exchange", request: Request, decision: Decision, status: int, now: float) -> None:
         """Logs a request that got an endpoint. `status`: of its answer; 0: none came."""
         if self._rng.random() >= self._share:

@@ -120,8 +120,8 @@ class Telemetry:
         exchange.recorded, exchange.decided_at = recorded, now
         return exchange
 
-    def refused(self, request: Request | None, refused: Refused, used: Used | None, received_at: float) -> None:
-        """Records that a request was refused. `used`: None if it had no pipeline yet."""
+    def refused(self, request: Request | None, refused: Refused, used: Used | None, received_at: float, request_id: str = "") -> None:
+        """Records that a request was refused. `used`: None if it had no pipeline yet. `request_id`: of a request without its body."""
         now = self._now()
         self._lane.add(self._at.refusals)
         if refused.cause in FOR_LOAD:
@@ -139,6 +139,8 @@ class Telemetry:
                 self.recent.add(now, request, None, refused, used=used)
             if refused.cause in NOT_SCHEDULED:
                 self.metrics.not_scheduled(request.target_model)
+        elif self.access_log is not None:
+            self.access_log.turned_away(request_id, refused.cause.value, received_at, now)
         self._lane.observe(self._at.request_processing, now - received_at)
 
     def faulted(self, request: Request, problem: Exception, used: Used) -> None:

@@ -94,3 +94,11 @@ def test_a_removal_by_match_counts(matcher: dict[str, str]) -> None:
     config = without("x-llm-d-model-name-rewrite")
     mutations(config).append({"remove_on_match": {"key_matcher": matcher}})
     assert powers(DEFAULT, config) == []
+
+
+def test_with_tenants_no_client_names_its_fairness_id() -> None:
+    (found,) = client_header_findings("fairness,model", None, PORT)
+    assert "(fairness)" in found.evidence
+    (found,) = client_header_findings("fairness,model", None, PORT, tenants=True)
+    assert "(fairness)" not in found.evidence and "(model)" in found.evidence
+    assert client_header_findings("fairness", None, PORT, tenants=True) == []

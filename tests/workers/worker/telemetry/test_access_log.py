@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 
 from epp.errors import Cause
 from epp.plugin import NoParams
+from epp.request.tenants import FromHeader, Tenants
 from tests.pair import Pair
 from tests.workers.worker.extproc.streams import Denies, pair
 from tests.workers.worker.telemetry.test_recorder import ID, answered
@@ -40,6 +41,17 @@ def test_a_refused_request_has_the_cause_in_place_of_a_target() -> None:
         envoy.body(b'{"model": "m", "prompt": "hello"}')
     (line,) = [line for line in lines if line["event"] == "request"]
     assert (line["target"], line["refused"]) == ("", Cause.NO_ENDPOINT_LEFT.value)
+
+
+def test_a_request_that_is_refused_before_its_body_has_its_id_and_the_cause() -> None:
+    site = pair()
+    site.app.telemetry.access_log = AccessLog(1.0, random.Random(1))
+    site.app.tenants = Tenants([FromHeader("x-tenant")])
+    with capture_logs() as lines:
+        site.open().headers(**TENANT)
+    (line,) = [line for line in lines if line["event"] == "request"]
+    assert (line["request_id"], line["target"], line["refused"]) == (ID, "", Cause.UNKNOWN_TENANT.value)
+    assert "flow" not in line
 
 
 def test_a_share_of_the_requests_is_logged() -> None:
