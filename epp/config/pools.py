@@ -14,6 +14,7 @@ from epp.config import yaml_nodes
 from epp.config.findings import WHOLE, ConfigWarning, Findings, Place
 from epp.config.node_reader import NodeReader
 from epp.config.yaml_nodes import Node
+from epp.endpoints.label_selectors import parse
 from epp.request.client_headers import names_objective
 from epp.request.pools import ANY, KEPT_CHARS_MAX, KEY, Matched, Pattern, PoolChoice
 
@@ -21,11 +22,27 @@ POOLS_MAX: Final = 1000
 PATTERNS_MAX: Final = 1000  # authorities with a `*` in a file, and as many models: a new name is compared with each
 ENDPOINTS_MAX: Final = 65_536
 PORT_MAX: Final = 65_535
+TARGET_PORTS_MAX: Final = 8
 _FILE: Final = ("pools", "defaults")
 _DEFAULTS: Final = ("configFile", "maxEndpoints")
-_POOL: Final = ("name", "port", "authorities", "models", "configFile", "config", "endpoints", "maxEndpoints")
+_OBJECT: Final = ("selector", "targetPorts", "poolName", "namespace")  # fields of a pool that has its endpoints from Kubernetes
+_POOL: Final = ("name", "port", "authorities", "models", "configFile", "config", "endpoints", "maxEndpoints", *_OBJECT)
 _ENDPOINT: Final = re.compile(r"(?:\[[^\[\]]+\]|[^\[\]:,\s]+):(\d{1,5})")
 _BLANK: Final = re.compile(r"\s")
+_NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+
+
+class KubePool(NamedTuple):
+    """Where the endpoints of a pool are in Kubernetes: those of the InferencePool `name`, or the pods that `selector` selects.
+
+    `namespace`: "" for that of the picker. `ports`: of the selected pods. `own_port`: the ext_proc port of the pool; 0: it has none.
+    """
+
+    namespace: str = ""
+    name: str = ""
+    selector: str = ""
+    ports: tuple[int, ...] = ()
+    own_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +52,7 @@ class PoolEntry:
     `port`: its own port; 0: none. `authorities`: in lower case. `config`: the text of its configuration, if the file has it.
     `config_file`: the path of its configuration as written; "": none. `endpoints`: texts of the form host:port.
     `max_endpoints`: 0 if neither the pool nor the file says it. `config_place`: where `config` or `config_file` is given.
+    `kube`: None if the endpoints do not come from Kubernetes.
     """
 
     name: str
@@ -48,6 +66,7 @@ class PoolEntry:
     place: Place = WHOLE
     port_place: Place = WHOLE
     config_place: Place = WHOLE
+    kube: KubePool | None = None
 
     @property
     def shares_port(self) -> bool:
@@ -165,9 +184,10 @@ class _Pools:
             hint = "a name has lower-case letters, digits, '-' and '.', a letter or digit first and last"
             findings.error(fields["name"].place, "bad-pool", why, hint)
         config, file, config_place = self._config(fields, what)
+        port, kube = _whole(reader, fields.get("port"), f"{what}.port", PORT_MAX), self._kube(fields, what)
         entry = PoolEntry(
             name,
-            _whole(reader, fields.get("port"), f"{what}.port", PORT_MAX),
+            port,
             tuple(self._matchers(fields.get("authorities"), f"{what}.authorities", name, self._authorities)),
             tuple(self._matchers(fields.get("models"), f"{what}.models", name, self._models)),
             config,
@@ -177,6 +197,7 @@ class _Pools:
             fields["name"].place if "name" in fields else node.place,
             fields["port"].place if "port" in fields else WHOLE,
             config_place,
+            kube._replace(own_port=port) if kube is not None else None,
         )
         self.entries.append(entry)
         if name and (first := self._first.setdefault(name, entry)) is not entry:
@@ -200,6 +221,37 @@ class _Pools:
         if given is not None:
             return text, "", given.place
         return None, file or self._defaults.config_file, named.place if named is not None else self._defaults.config_place
+
+    def _kube(self, fields: Mapping[str, Node], what: str) -> KubePool | None:
+        """Reads where the endpoints are in Kubernetes."""
+        reader, given = self._reader, [key for key in _OBJECT if key in fields]
+        if not given:
+            return None
+        place = fields[given[0]].place
+        ports = [self._target(node, f"{what}.targetPorts") for node in reader.sequence(fields.get("targetPorts"), f"{what}.targetPorts")]
+        namespace, name, selector = (reader.text(fields.get(key), f"{what}.{key}") for key in ("namespace", "poolName", "selector"))
+        if "endpoints" in fields:
+            self._findings.error(place, "bad-pool", f"{what}: both '{given[0]}' and 'endpoints' are given", "remove one of them")
+        if ("poolName" in fields) == ("selector" in fields):
+            hint = "poolName names an InferencePool, selector selects pods"
+            self._findings.error(place, "bad-pool", f"{what}: give either 'poolName' or 'selector'", hint)
+        if ("selector" in fields) != ("targetPorts" in fields) or len(ports) > TARGET_PORTS_MAX:
+            why = f"{what}: a selector needs targetPorts, 1 to {TARGET_PORTS_MAX}; an InferencePool has its own"
+            self._findings.error(place, "bad-pool", why)
+        for key, text, fits in (
+            ("namespace", namespace, not namespace or _NAMESPACE.fullmatch(namespace)),
+            ("poolName", name, not name or names_objective(name)),
+        ):
+            if not fits:
+                self._findings.error(fields[key].place, "bad-pool", f"{what}.{key}: '{text[:128]}' names nothing in Kubernetes")
+        try:
+            parse(selector or "a")
+        except ValueError as wrong:
+            self._findings.error(fields["selector"].place, "bad-pool", f"{what}.selector: {wrong}")
+        return KubePool(namespace, name, selector, tuple(dict.fromkeys(ports)))
+
+    def _target(self, node: Node, what: str) -> int:
+        return _whole(self._reader, node, what, PORT_MAX)
 
     def _matchers(self, node: Node | None, what: str, pool: str, known: list[_Matcher]) -> Sequence[str]:
         """Reads authorities or models. Adds them to those of all pools, `known`."""

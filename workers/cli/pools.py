@@ -9,7 +9,7 @@ from epp.config.effective import EffectiveConfig
 from epp.config.findings import ConfigErrors, Place
 from epp.config.pools import PoolEntry, PoolsFile
 from epp.request.pools import ANY
-from workers.cli.configuration import check_endpoints, findings_text, load_config, plugin_files, with_one_worker
+from workers.cli.configuration import check_endpoints, check_kubernetes, findings_text, load_config, plugin_files, with_one_worker
 from workers.cli.flags import BadConfiguration
 from workers.cli.output import echo_text
 from workers.host.options import Options
@@ -44,7 +44,8 @@ def several(options: Options) -> Callable[[], Instance]:
     for each in found:
         options = with_one_worker(options, each.config)
     most = sum(each.max_endpoints for each in found)
-    options = msgspec.structs.replace(options, max_endpoints=most, record_dir=OFF)
+    objects = any(each.kube is not None and each.kube.name for each in found)
+    options = msgspec.structs.replace(options, max_endpoints=most, record_dir=OFF, pool_given=objects)
     log.info(
         "pools", count=len(found), file=options.pools_file, configurations=len({id(each.config) for each in found}), endpoints_max=most
     )
@@ -60,23 +61,26 @@ def _taken(options: Options, file: PoolsFile) -> dict[int, str]:
 def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> list[Pool]:
     """Loads the configuration of each pool: equal ones once. Raises BadConfiguration with the faults of all pools."""
     plugins = plugin_files(options.plugin_path)
-    known: dict[tuple[PoolText, bool], EffectiveConfig] = {}
+    known: dict[tuple[PoolText, bool, bool], EffectiveConfig] = {}
     found: list[Pool] = []
     faults: list[str] = []
     for entry, text in zip(file.pools, texts, strict=True):
         given = Given(text.text, text.source, plugins)
         endpoints = ",".join(entry.endpoints)
+        most = entry.max_endpoints or _endpoints_of(endpoints)
+        own = pools.options_of(options, entry.name, endpoints, most, entry.kube)
         try:
-            key = text, bool(endpoints)
+            key = text, bool(endpoints), entry.kube is not None
             if key not in known:
-                known[key] = load_config(msgspec.structs.replace(options, endpoints=endpoints), given)
-                _check(options, known[key])
-            check_endpoints(msgspec.structs.replace(options, endpoints=endpoints), known[key])
+                known[key] = load_config(own, given)
+                _check(own, known[key])
+            check_endpoints(own, known[key])
+            check_kubernetes(own, known[key])
         except BadConfiguration as wrong:
             faults.append(f"{_place(file, entry)}: pool '{entry.name}': {wrong.message}")
             continue
         models = tuple(model for model in entry.models if ANY not in model)
-        found.append(Pool(entry.name, given, known[key], endpoints, entry.max_endpoints or _endpoints_of(endpoints), models))
+        found.append(Pool(entry.name, given, known[key], endpoints, most, models, entry.kube))
     if faults:
         more = [f"{len(faults) - FAULTS_SHOWN_MAX} more pools have errors"] if len(faults) > FAULTS_SHOWN_MAX else []
         raise BadConfiguration("\n".join([*faults[:FAULTS_SHOWN_MAX], *more]))
@@ -89,6 +93,9 @@ def _check(options: Options, config: EffectiveConfig) -> None:
     for wrong, what in ((sources.kv_events is not None, "a precise prefix producer"), (bool(sources.further), "a second data source")):
         if wrong:
             raise BadConfiguration(f"error[pools]: {what} and --pools-file cannot be used together yet; give the pool a picker of its own")
+    if options.pool_given and config.discovery is not None:
+        plugin = f"plugin '{config.discovery.name}' of {config.source}"
+        raise BadConfiguration(f"error[two-discoveries]: endpoints come from {plugin} and from 'poolName'; give only one of them")
 
 
 def _endpoints_of(endpoints: str) -> int:

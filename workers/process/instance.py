@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from compiled.finder import choose
+from epp.config.pools import KubePool
 from epp.decision import response_phase
 from epp.request.pools import PoolChoice
 from shm.instance_lock import InstanceLock, sweep
@@ -82,6 +83,7 @@ class Instance:
     pool: int | None = None  # the number of the pool that sees this instance; None: of all pools, or of the only one
     choice: PoolChoice | None = None  # finds the pool of a request; None if there is only one pool
     models: Sequence[tuple[str, Sequence[str]]] = ()  # the name of each pool, and the models that its matchers name
+    kube: KubePool | None = None  # where the endpoints of that pool are in Kubernetes
     bundle: Bundle | None = None  # the configuration of that pool as it was read
 
     @classmethod
@@ -133,6 +135,11 @@ class Instance:
     def every(self) -> "Sequence[Instance]":
         """Returns the instance as each pool sees it, in the order of the pools' numbers."""
         return self.pools or (self,)
+
+    @property
+    def in_kubernetes(self) -> bool:
+        """Whether endpoints of any pool come from Kubernetes."""
+        return any(pool.sources.in_kubernetes for pool in self.every)
 
     def begin(self, bundle: Bundle) -> None:
         """In the parent, before the first fork: records the configuration with which this instance was created."""

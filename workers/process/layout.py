@@ -19,6 +19,7 @@ room. Nothing that has a place ever moves, so processes with the old and the new
 """
 
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -73,6 +74,8 @@ SPARE_BLOCKS: Final = 256  # label sets for which a spare table has room
 SPARE_LABELS: Final = 8
 # Of each of several pools:
 POOL_BANDS_MIN: Final = 4
+POOL_OBJECTIVES_BYTES: Final = 32 << 10
+POOL_REWRITES_BYTES: Final = 64 << 10
 POOL_HASH_LINES: Final = 64  # of its flow lanes
 UNUSED: Final = Group("unused", (), counters=(Metric("unused_total", "counter", "Of a spare table without an owner."),))
 # Gauges of the supervisor. LOADED: 1 after the first endpoints are known. LEADS_UNTIL: the end of its lease in milliseconds on the
@@ -114,11 +117,15 @@ RETIRED: Final = "retired "
 
 
 class Shape(NamedTuple):
-    """The pools of a picker. `endpoints`: the most endpoints of each. `bands`: the bands of flow control for which each has room."""
+    """The pools of a picker. `endpoints`: the most endpoints of each. `bands`: the bands of flow control for which each has room.
+
+    `objects`: which pools may have objectives and model rewrites; None: the options say it of the only pool.
+    """
 
     endpoints: tuple[int, ...]
     bands: tuple[int, ...] = (BANDS_MAX,)
     hash_lines: int = HASH_LINES
+    objects: tuple[bool, ...] | None = None
 
 
 class Layout:
@@ -151,6 +158,8 @@ class Layout:
         self.groups = (*GROUPS, *FLOW_GROUPS, *groups)
 
         self.documents = document_schema_of(options.max_endpoints, objects=bool(options.objects_dir or options.pool_given))
+        if shape.objects is not None:
+            self.documents = document_schema_of_pools(options.max_endpoints, shape.objects)
         self.latency = latency_schema_of(shape.endpoints)
         self.starts = StartsSchema(options.max_endpoints, self.workers_max)
         self.prefills = PrefillsSchema(self.workers_max)
@@ -285,6 +294,13 @@ def document_schema_of(endpoints: int, *, objects: bool) -> DocumentSchema:
     """
     listed = DOCUMENT_BYTES_PER_ENDPOINT * endpoints
     return DocumentSchema((listed, listed, OBJECTIVES_BYTES if objects else BANDS_BYTES, REWRITES_BYTES if objects else 1))
+
+
+def document_schema_of_pools(endpoints: int, objects: Sequence[bool]) -> DocumentSchema:
+    """Returns the schema of the supervisor's documents for several pools. `objects`: which of them may have objectives and rewrites."""
+    listed = DOCUMENT_BYTES_PER_ENDPOINT * endpoints
+    each = ((POOL_OBJECTIVES_BYTES, POOL_REWRITES_BYTES) if has else (1, 1) for has in objects)
+    return DocumentSchema((listed, listed, *itertools.chain.from_iterable(each)))
 
 
 def latency_schema_of(endpoints: Sequence[int]) -> DocumentSchema:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from epp.config.pools import KubePool
 from epp.request.pools import PoolChoice
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
@@ -30,7 +31,7 @@ class Pool(NamedTuple):
     """One pool as the start has read it. Pools with the same text share `config`.
 
     `endpoints`: as in --endpoints; "": the configuration says where they come from. `max_endpoints`: their limit.
-    `models`: those that belong to it by their whole names.
+    `models`: those that belong to it by their whole names. `kube`: where the endpoints are in Kubernetes; None: they are not there.
     """
 
     name: str
@@ -39,6 +40,22 @@ class Pool(NamedTuple):
     endpoints: str
     max_endpoints: int
     models: tuple[str, ...] = ()
+    kube: KubePool | None = None
+
+
+def options_of(options: "Options", name: str, endpoints: str, max_endpoints: int, kube: KubePool | None) -> "Options":
+    """Returns the options of the picker as one pool sees them."""
+    kube = kube or KubePool()
+    return msgspec.structs.replace(
+        options,
+        pool_name=name,
+        endpoints=endpoints,
+        max_endpoints=max_endpoints,
+        pool_given=bool(kube.name),
+        pool_namespace=kube.namespace or options.pool_namespace,
+        endpoint_selector=kube.selector,
+        endpoint_target_ports=kube.ports,
+    )
 
 
 def create(options: "Options", pools: "Sequence[Pool]", choice: PoolChoice, ports: "Mapping[int, str]") -> Instance:
@@ -62,21 +79,23 @@ def create(options: "Options", pools: "Sequence[Pool]", choice: PoolChoice, port
 def layout_of(options: "Options", pools: "Sequence[Pool]") -> Layout:
     """Returns the layout of the memory for all pools. Raises StartError."""
     bands = tuple(max(POOL_BANDS_MIN, len(static_bands(pool.config.flow))) for pool in pools)
-    shape = Shape(tuple(pool.max_endpoints for pool in pools), bands, POOL_HASH_LINES)
+    objects = tuple(pool.kube is not None and bool(pool.kube.name) for pool in pools)
+    shape = Shape(tuple(pool.max_endpoints for pool in pools), bands, POOL_HASH_LINES, objects)
     configs = {id(pool.config): pool.config for pool in pools}
     return Layout(options, pools[0].config, names_of(options, configs.values()), shape).showing_all()
 
 
 def with_pools(instance: Instance, pools: "Sequence[Pool]") -> Instance:
     """Returns the instance with its pools: each is the instance as that pool sees it. Raises Unusable."""
-    known: dict[int, Instance] = {}
+    known: dict[tuple[int, bool, bool], Instance] = {}
     views = []
     for number, pool in enumerate(pools):
-        like = known.get(id(pool.config))
+        options = options_of(instance.options, pool.name, pool.endpoints, pool.max_endpoints, pool.kube)
+        key = id(pool.config), options.pool_given, bool(options.endpoint_selector)
+        like = known.get(key)
         if like is None:
-            sources, layout = Sources(instance.options, pool.config), instance.layout.of_pool(instance.options, pool.config)
-            like = known[id(pool.config)] = replace(instance, config=pool.config, sources=sources, layout=layout).with_scrape_tls()
-        options = msgspec.structs.replace(instance.options, pool_name=pool.name, endpoints=pool.endpoints, max_endpoints=pool.max_endpoints)
+            sources, layout = Sources(options, pool.config), instance.layout.of_pool(options, pool.config)
+            like = known[key] = replace(instance, config=pool.config, sources=sources, layout=layout).with_scrape_tls()
         bundle = Bundle(
             instance.number,
             pool.given.source,
@@ -87,5 +106,5 @@ def with_pools(instance: Instance, pools: "Sequence[Pool]") -> Instance:
             at=time.time(),
             keys=pool.config.key_texts,
         )
-        views.append(replace(like, options=options, memory=instance.memory.of_pool(number), pool=number, bundle=bundle))
+        views.append(replace(like, options=options, memory=instance.memory.of_pool(number), pool=number, bundle=bundle, kube=pool.kube))
     return replace(instance, pools=tuple(views), models=[(pool.name, pool.models) for pool in pools])

@@ -11,6 +11,7 @@ from shm.documents import DocumentReader
 
 ENDPOINTS = 0
 NAMES = 1
+# Of the first pool. Each further one has the same documents behind them (`objectives_of`, `rewrites_of`).
 OBJECTIVES = 2
 REWRITES = 3
 DOCUMENT_NAMES = ("endpoints", "names", "objectives", "model rewrites")
@@ -31,6 +32,21 @@ class EndpointRecord(msgspec.Struct, array_like=True, frozen=True):
     owner: int
     uid: str = ""  # identifies the server for a later supervisor; see EndpointSpec
     pool: int = 0
+
+
+def objectives_of(pool: int | None) -> int:
+    """Returns the number of the document with the objectives of a pool. None: of the only one."""
+    return OBJECTIVES + 2 * (pool or 0)
+
+
+def rewrites_of(pool: int | None) -> int:
+    """Returns the number of the document with the model rewrites of a pool. None: of the only one."""
+    return REWRITES + 2 * (pool or 0)
+
+
+def document_name(index: int) -> str:
+    """Returns what a document has, in words."""
+    return DOCUMENT_NAMES[index] if index <= REWRITES else f"{DOCUMENT_NAMES[2 + index % 2]} of pool {(index - OBJECTIVES) // 2}"
 
 
 class NamesRecord(msgspec.Struct, array_like=True, frozen=True):

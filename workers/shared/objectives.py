@@ -18,7 +18,7 @@ import msgspec
 
 from epp.flow.plan import FlowPlan
 from shm.documents import DocumentReader
-from workers.shared.documents import OBJECTIVES
+from workers.shared.documents import objectives_of
 
 REUSE_AFTER_S: Final = 5.0
 
@@ -120,9 +120,11 @@ class ObjectivesView:
     control learns it, whoever noticed it first: a request or the worker's heartbeat.
     """
 
-    def __init__(self, reader: DocumentReader, static: Collection[int]) -> None:
+    def __init__(self, reader: DocumentReader, static: Collection[int], pool: int | None = None) -> None:
+        """`pool`: the number of the pool whose objectives these are; None: of the only one."""
         self._reader = reader
-        self._words, self._at = reader.version_word(OBJECTIVES)
+        self._document = objectives_of(pool)
+        self._words, self._at = reader.version_word(self._document)
         self._tried = 0  # the version that a request has tried to read
         self._version = 0
         self._priorities: Mapping[str, int] = {}
@@ -142,7 +144,7 @@ class ObjectivesView:
         """Reads the document if it has changed. Returns whether it had changed."""
         if self._words[self._at] == self._version:
             return False
-        document = self._reader.read(OBJECTIVES)
+        document = self._reader.read(self._document)
         if document is None or document[0] == self._version:
             return False
         self._version, blob = document

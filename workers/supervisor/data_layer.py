@@ -25,7 +25,7 @@ from shm.prefix_writer import IndexWriter
 from shm.table import TableReader, TableWriter
 from workers.process.instance import Instance
 from workers.process.sources import METRICS_BUDGET
-from workers.shared.documents import DOCUMENT_NAMES, ENDPOINTS, EndpointsView, Identity, NamesView, decode_endpoints
+from workers.shared.documents import ENDPOINTS, EndpointsView, Identity, NamesView, decode_endpoints, document_name
 from workers.shared.ejection import Ejections
 from workers.shared.index_limits import IndexLimits
 from workers.shared.outliers import Outliers
@@ -162,7 +162,7 @@ class DataLayer:
                 "shared memory was overwritten: endpoints and objects are published again",
                 segment=self._instance.memory.state_name,
                 rows=rows,
-                documents=[DOCUMENT_NAMES[index] for index in documents],
+                documents=[document_name(index) for index in documents],
                 reason=CULPRIT,
             )
 

@@ -128,17 +128,16 @@ class Kubernetes:
         if self.candidacy is not None:
             self._background.keep(self.candidacy.run(self.api))
 
-    def follow_objects(self, watch: ObjectsWatch) -> None:
+    def follow_objects(self, watch: ObjectsWatch | None) -> None:
         """Gives the pool's objectives and model rewrites to `watch`. Does nothing for a pod selector, which has none."""
         instance = self._instance
-        if not instance.sources.asks_objects:
+        if watch is None or not instance.sources.asks_objects:
             return
         options = instance.options
         objects = KubeObjects(
             self._connected(),
             options.pool_namespace,
-            PoolName(options.pool_name, options.pool_group),
-            changed=watch.set_api_objects,
+            {PoolName(options.pool_name, options.pool_group): (watch.set_api_objects,)},
             report=self._report,
             outage=self._outage,
             expects=watch.expects,

@@ -105,7 +105,7 @@ class Supervisor:
         self.readiness = Readiness(instance, self.lane)
         self.index = IndexKeeper(self._present)
         self.exchange = self._exchange() if instance.options.replica_store else None
-        self.kubernetes = self._kubernetes() if instance.sources.in_kubernetes else None
+        self.kubernetes = self._kubernetes() if instance.in_kubernetes else None
         self.live = Live(
             instance,
             lambda: self.data.table.troubles(),
@@ -140,9 +140,12 @@ class Supervisor:
         return sink_of(self.instance, table, self.exchange.parts.pages)
 
     def _kubernetes(self) -> "Kubernetes":
-        from workers.supervisor.kubernetes import Kubernetes  # imported before the fork, only if it is used
+        # imported before the fork, only if they are used
+        from workers.supervisor.kubernetes import Kubernetes
+        from workers.supervisor.kubernetes_pools import KubernetesPools
 
-        return Kubernetes(self._present, self.lane, self.predecessor, self.readiness, self.background, report)
+        kind = KubernetesPools if self.instance.pools else Kubernetes
+        return kind(self._present, self.lane, self.predecessor, self.readiness, self.background, report)
 
     async def serve(self) -> int:
         """Runs the process: starts every component, waits for the end, and stops every component. Returns the exit code.
@@ -248,12 +251,11 @@ class Supervisor:
 
     def _follow_objects(self) -> None:
         """Starts to publish objectives, their bands and model rewrites. Raises DiscoveryError for a bad file at the first start."""
-        # Several pools have the bands of their configurations only, whose places need no document.
+        # Several pools have the bands of their configurations, whose places need no document, and the objects of their InferencePools.
         watch = self._objects = objects_watch(self.instance, report) if not self.instance.pools else None
-        if watch is None:
-            return
-        watch.start(successor=self.predecessor.existed or self.instance.number > 1)
-        self.background.keep(watch.run())
+        if watch is not None:
+            watch.start(successor=self.predecessor.existed or self.instance.number > 1)
+            self.background.keep(watch.run())
         if self.kubernetes is not None:
             self.kubernetes.follow_objects(watch)
 
@@ -262,16 +264,17 @@ class Supervisor:
         if self.kubernetes is not None:
             self.kubernetes.follow_endpoints(lambda: self.data.table)
             self.kubernetes.tell_reloads()
-            return
+        configured = [pool for pool in self.instance.every if not pool.sources.in_kubernetes]
         # All pools at once, so that their endpoints are published together.
         followed = await asyncio.gather(
             *(
                 follow_configured(pool, self.data.table, self.background, report, self._file_changed, successor=self.predecessor.existed)
-                for pool in self.instance.every
+                for pool in configured
             )
         )
         self._following = [task for tasks in followed for task in tasks]
-        self.readiness.loaded = True
+        if self.kubernetes is None:
+            self.readiness.loaded = True
 
     def _file_changed(self) -> None:
         """Counts a change of the endpoints file."""

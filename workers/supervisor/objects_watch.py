@@ -20,7 +20,7 @@ from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.flow_lanes import BANDS_MAX, FlowLanes
 from workers.host.directory import LOOK_EVERY_S, changes
 from workers.process.instance import Instance
-from workers.shared.documents import OBJECTIVES, REWRITES
+from workers.shared.documents import document_name, objectives_of, rewrites_of
 from workers.shared.objectives import BandPlaces, ObjectivesRecord, decode, encode, static_bands
 from workers.supervisor.kube.object_files import ANY_POOL, Folder
 from workers.supervisor.kube.object_kinds import OBJECTIVE, REWRITE, Found, Once, PoolName, merge
@@ -50,10 +50,12 @@ class ObjectsWatch:
         now: Callable[[], float],
         pool: PoolName = ANY_POOL,
         api: bool = False,
+        number: int | None = None,
     ) -> None:
         """`folder`: the directory with objects, "" if there is none. `static`: the priorities of the bands in the configuration.
 
         `flow`: the lanes of flow control, None if it is off. `api`: whether an API server also gives objects (`set_api_objects`).
+        `number`: that of the pool; None: it is the only one.
         """
         self._path = folder
         self._folder = Folder(folder, report, pool=pool)
@@ -67,8 +69,8 @@ class ObjectsWatch:
         self._api_complete = not api
         self._left: Mapping[str, int] = {}  # priorities that a predecessor has published
         self._inherited = False  # whether the document REWRITES may have rules of a predecessor
-        self._objectives = Published(writer, OBJECTIVES, "objectives", report)
-        self._rewrites = Published(writer, REWRITES, "model rewrites", report)
+        self._objectives = Published(writer, objectives_of(number), report)
+        self._rewrites = Published(writer, rewrites_of(number), report)
         self._bands = BandPlaces(static, flow.schema.bands if flow is not None else BANDS_MAX, empty=self._is_empty, now=now())
         self._warned: frozenset[int] = frozenset()  # the waiting bands of the last warning
         self._warn_at = now()
@@ -98,7 +100,7 @@ class ObjectsWatch:
         if not self._inherited:
             return ()
         directory = self._directory or NOTHING
-        found = self._reader.read(REWRITES)
+        found = self._reader.read(self._rewrites.index)
         rules = rewrites.decode(found[1]) if found is not None else Rules()
         left = {
             OBJECTIVE: self._left.keys() - directory.objectives,
@@ -118,6 +120,11 @@ class ObjectsWatch:
         """Reads the directory again and publishes the changes."""
         self._use_directory(self._folder.reload() if self._path else None)
 
+    def look_for_places(self) -> None:
+        """Gives places to bands that wait for one."""
+        if self._bands.waiting:
+            self._publish()
+
     def _use_directory(self, found: Found | None) -> None:
         """Publishes the changes. `found`: the objects of the directory; None if it is unchanged."""
         if found is not None:
@@ -130,7 +137,7 @@ class ObjectsWatch:
         self._publish()
 
     def _of_predecessor(self) -> ObjectivesRecord | None:
-        found = self._reader.read(OBJECTIVES)
+        found = self._reader.read(self._objectives.index)
         if found is None or not found[1]:
             return None
         try:
@@ -152,7 +159,7 @@ class ObjectsWatch:
         self._objectives.write(encode(ObjectivesRecord(priorities, self._bands.places)))
         if not self._inherited:
             rules = compiled(objects.rewrites)
-            if rules.choices or self._reader.version(REWRITES):  # read() is None for a document that was overwritten
+            if rules.choices or self._reader.version(self._rewrites.index):  # read() is None for a document that was overwritten
                 self._rewrites.write(rewrites.encode(rules))
 
     def _provide_bands(self, priorities: Collection[int], flow: FlowLanes) -> None:
@@ -189,18 +196,24 @@ def objects_watch(instance: Instance, report: Callable[..., None]) -> ObjectsWat
         flow,
         report=report,
         now=time.monotonic,
-        pool=PoolName(options.pool_name, options.pool_group) if options.pool_given else ANY_POOL,
+        pool=pool_name(instance) if options.pool_given else ANY_POOL,
         api=instance.sources.asks_objects,
+        number=instance.pool,
     )
+
+
+def pool_name(instance: Instance) -> PoolName:
+    """Returns the name of the InferencePool to which objectives and rewrites of this instance belong."""
+    kube, options = instance.kube, instance.options
+    return PoolName(kube.name if kube is not None else options.pool_name, options.pool_group)
 
 
 class Published:
     """Writes one document if it has changed."""
 
-    def __init__(self, writer: DocumentWriter, index: int, what: str, report: Callable[..., None]) -> None:
+    def __init__(self, writer: DocumentWriter, index: int, report: Callable[..., None]) -> None:
         self._writer = writer
-        self._index = index
-        self._what = what
+        self.index = index
         self._report = report
         self._last = b""
 
@@ -210,6 +223,6 @@ class Published:
             return
         self._last = blob
         try:
-            self._writer.write(self._index, blob)
+            self._writer.write(self.index, blob)
         except DocumentTooLarge as failure:
-            self._report("workers keep the last document", document=self._what, reason=str(failure))
+            self._report("workers keep the last document", document=document_name(self.index), reason=str(failure))

@@ -123,7 +123,7 @@ class PoolKept:
     def __init__(self, kept: Kept, instance: Instance) -> None:
         self.flow: FlowControl | None = None  # the last flow control, even if the present configuration has none
         self.rewrites: RewritesView | None = None
-        self.objectives = ObjectivesView(kept.documents, static_bands(instance.config.flow))
+        self.objectives = ObjectivesView(kept.documents, static_bands(instance.config.flow), instance.pool)
         self.objectives.changed = self._bands_changed
         self.learning = SharedLearning(kept.latency, kept.starts, kept.bus.send, instance.pool or 0)
         self.budgets = Budgets(kept.budgets, instance.credentials.prefix_seed, instance.pool or 0)

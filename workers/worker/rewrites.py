@@ -19,7 +19,7 @@ from epp.metrics.series import MODEL_REWRITE_DECISIONS
 from epp.request.model_rewrite import Choice, Rules
 from shm.documents import DocumentReader
 from shm.series import SeriesWriter
-from workers.shared.documents import REWRITES
+from workers.shared.documents import rewrites_of
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Rules).decode
@@ -30,10 +30,13 @@ Rewriting = Callable[[str], str | None]
 class RewritesView:
     """The rewrite rules as one worker sees them. Keeps the last version if the document cannot be read."""
 
-    def __init__(self, reader: DocumentReader, decisions: SeriesWriter, caps: LabelCaps, random: Callable[[], float]) -> None:
-        """`random` returns a number from [0, 1)."""
+    def __init__(
+        self, reader: DocumentReader, decisions: SeriesWriter, caps: LabelCaps, random: Callable[[], float], pool: int | None = None
+    ) -> None:
+        """`random` returns a number from [0, 1). `pool`: as for `ObjectivesView`."""
         self._reader = reader
-        self._words, self._at = reader.version_word(REWRITES)
+        self._document = rewrites_of(pool)
+        self._words, self._at = reader.version_word(self._document)
         self._tried = 0  # the version that a request has tried to read
         self._version = 0
         self._rewriting: Rewriting | None = None
@@ -57,7 +60,7 @@ class RewritesView:
         """Reads the document if it has changed."""
         if self._words[self._at] == self._version:
             return
-        latest = self._reader.read(REWRITES)
+        latest = self._reader.read(self._document)
         if latest is None or latest[0] == self._version:
             return
         self._version, blob = latest

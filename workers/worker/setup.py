@@ -354,7 +354,7 @@ class Parts:
             return Intake()
         own = self.own
         if own.rewrites is None:
-            own.rewrites = RewritesView(self._documents, self.series(MODEL_REWRITES), self.kept.caps, self._rng.random)
+            own.rewrites = RewritesView(self._documents, self.series(MODEL_REWRITES), self.kept.caps, self._rng.random, self.instance.pool)
         unknown: Callable[[], None] = partial(self._lane.add, self._lane.schema.counter["objectives_unknown_total"])
         return Intake(own.rewrites.present, Priorities(self.objectives, unknown).of)
 

@@ -5,7 +5,7 @@ from textwrap import dedent
 import pytest
 
 from epp.config.findings import FINDINGS_MAX, ConfigErrors
-from epp.config.pools import PATTERNS_MAX, POOLS_MAX, PoolsFile, read
+from epp.config.pools import PATTERNS_MAX, POOLS_MAX, KubePool, PoolsFile, read
 from tests.epp.config.loading import invalid
 
 TEXT = """\
@@ -47,6 +47,20 @@ def test_pools_have_the_defaults_of_their_file() -> None:
     assert [pool.place.line for pool in file.pools] == [2, 6, 10]
     assert (llama.config_place.line, qwen.config_place.line, small.config_place.line) == (4, 8, 14)
     assert file.warnings == ()
+
+
+def test_a_pool_in_kubernetes_names_an_inference_pool_or_selects_pods() -> None:
+    file = ok("""
+        pools:
+        - {name: a, port: 9102, poolName: llama, namespace: models}
+        - {name: b, port: 9103, selector: "app in (x, y)", targetPorts: [8000, 8001, 8000]}
+        - {name: c, port: 9104}
+    """)
+    assert [pool.kube for pool in file.pools] == [
+        KubePool("models", "llama", own_port=9102),
+        KubePool("", "", "app in (x, y)", (8000, 8001), 9103),
+        None,
+    ]
 
 
 def test_the_choice_numbers_pools_in_the_order_of_the_file() -> None:

@@ -1,9 +1,9 @@
 """Follows the objectives and model rewrites of an API server, in both API groups.
 
-    four Reflectors (two kinds, two groups) ─▶ objects of this pool ─ by_name ─▶ Found ─ changed ─▶ ObjectsWatch
+    four Reflectors (two kinds, two groups) ─▶ objects of each pool ─ by_name ─▶ Found ─ changed ─▶ ObjectsWatch of the pool
 
 - An object means the same as in a file (`object_kinds`): the same code reads it, as a tree of nodes.
-- Only objects whose `poolRef` equals the pool's name and group count. Objects of other pools are ignored without a report.
+- Only objects whose `poolRef` equals name and group of a pool count, for this pool. Objects of other pools are ignored without a report.
 - A bad object is reported once, by the reflector that decodes it, and its last good state stays. An object that is being deleted
   counts as gone.
 - A kind that is not installed has no objects; if it is installed later, it is followed. If both groups have an object of one name, that of
@@ -17,7 +17,7 @@ What this does not do: list or watch (`reflect` does), or publish anything.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, Final
@@ -122,24 +122,22 @@ class RefusalTracker(Outage):
 
 
 class KubeObjects:
-    """The objects of one pool. `run` follows them until it is cancelled."""
+    """The objects of the pools of one namespace. `run` follows them until it is cancelled."""
 
     def __init__(
         self,
         api: Api,
         namespace: str,
-        pool: PoolName,
+        changed: Mapping[PoolName, Sequence[Callable[[Found, bool], None]]],
         *,
-        changed: Callable[[Found, bool], None],
         report: Callable[..., None],
         outage: Outage | None = None,
         expects: Collection[str] = (),
     ) -> None:
-        """`changed`: called with all objects, and with whether they are complete.
+        """`changed`: what is called for each pool, with all its objects, and with whether they are complete.
 
         `expects`: the kinds of which a predecessor knew objects. An empty list of such a kind counts only after HOLD_S.
         """
-        self._pool = pool
         self._expects = expects
         self._changed = changed
         self._report = report
@@ -192,11 +190,15 @@ class KubeObjects:
     def _notify(self) -> None:
         self._notifying = None
         faults: list[Remark] = []
-        found = by_name(self._of_pool(), self._pool, once=self._once, faults=faults)
+        unlisted = bool(self._unlisted())
+        complete = not (unlisted or self._suspicious())
+        objects = self._by_pool()
+        for pool, changed in self._changed.items():
+            found = by_name(objects.get(pool, ()), pool, once=self._once, faults=faults)
+            for each in changed:
+                each(found, complete)
         for fault in faults:
             self._once(fault)
-        unlisted = bool(self._unlisted())
-        self._changed(found, not (unlisted or self._suspicious()))
         self._delivered = self._delivered or not unlisted
 
     def _suspicious(self) -> bool:
@@ -221,15 +223,17 @@ class KubeObjects:
             self._expects = ()
         self._notify_soon()
 
-    def _of_pool(self) -> Iterator[Object]:
-        """Yields the objects of this pool, those of the newer group first."""
+    def _by_pool(self) -> Mapping[PoolName, Sequence[Object]]:
+        """Returns the objects of each pool, those of the newer group first."""
+        found: dict[PoolName, list[Object]] = {pool: [] for pool in self._changed}
         for reflector in self._reflectors:
             for name in sorted(reflector.known):
                 for each in reflector.known[name]:
-                    if each.pool == self._pool:
+                    if each.pool is not None and each.pool in found:
                         if each.group != NEWEST:
                             self._deprecated(each)
-                        yield each
+                        found[each.pool].append(each)
+        return found
 
     def _deprecated(self, old: Object) -> None:
         newer, older = API_VERSIONS[NEWEST], API_VERSIONS[old.group]

@@ -115,8 +115,11 @@ def decode_pod(raw: bytes) -> Pod:
     )
 
 
-def specs_of(pod: Pod, selector: Selector, ports: Sequence[int]) -> tuple[EndpointSpec, ...]:
-    """Returns the pod's endpoints in a pool with this selector and these target ports. There are none if the pod is not ready."""
+def specs_of(pod: Pod, selector: Selector, ports: Sequence[int], pool: int = 0) -> tuple[EndpointSpec, ...]:
+    """Returns the pod's endpoints in a pool with this selector and these target ports. There are none if the pod is not ready.
+
+    `pool`: the number of the pool.
+    """
     if not pod.ready or not selector.matches(dict(pod.labels)):
         return ()
     try:
@@ -128,7 +131,7 @@ def specs_of(pod: Pod, selector: Selector, ports: Sequence[int]) -> tuple[Endpoi
     host = str(address)
     active = active_ports(pod.active_ports, ports)
     return tuple(
-        EndpointSpec(pod.namespace, f"{pod.name}-rank-{rank}", host, port, pod.labels, pod.uid, node=_ip(pod.node))
+        EndpointSpec(pod.namespace, f"{pod.name}-rank-{rank}", host, port, pod.labels, pod.uid, node=_ip(pod.node), pool=pool)
         for rank, port in enumerate(ports)
         if port in active
     )

@@ -14,13 +14,18 @@ PROTOCOL_PREFIX: Final = "kubernetes.io/"  # protocol names that Kubernetes defi
 
 
 class InferencePool(NamedTuple):
-    """A pool: the selector of its pods, and their ports. An empty `app_protocol` means that the pool names no protocol."""
+    """A pool: the selector of its pods, and their ports. An empty `app_protocol` means that the pool names no protocol.
+
+    `service`, `port`: the Service of its picker, and the port of that Service; "" and 0 if it names no Service.
+    """
 
     selector: Selector
     ports: tuple[int, ...]
     app_protocol: str = ""
     uid: str = ""
     deleted: bool = False  # whether it has a deletion timestamp; a finalizer may still delay its removal
+    service: str = ""
+    port: int = 0
 
 
 class _Metadata(msgspec.Struct):
@@ -37,10 +42,18 @@ class _Port(msgspec.Struct):
     number: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
+class _Picker(msgspec.Struct):
+    name: str = ""
+    group: str = ""
+    kind: str = "Service"
+    port: _Port | None = None
+
+
 class _Spec(msgspec.Struct):
     selector: _Selector
     ports: Annotated[list[_Port], msgspec.Meta(min_length=1, max_length=PORTS_MAX)] = msgspec.field(name="targetPorts")
     app_protocol: str | None = msgspec.field(default=None, name="appProtocol")
+    picker: _Picker | None = msgspec.field(default=None, name="endpointPickerRef")
 
 
 class _InferencePool(msgspec.Struct):
@@ -57,7 +70,10 @@ def decode_pool(raw: bytes) -> InferencePool:
     spec, metadata = found.spec, found.metadata
     ports = tuple(dict.fromkeys(port.number for port in spec.ports))
     selector = of_labels(spec.selector.match_labels or {})
-    return InferencePool(selector, ports, spec.app_protocol or "", metadata.uid, metadata.deletion is not None)
+    picker = spec.picker or _Picker()
+    is_service = picker.kind == "Service" and not picker.group
+    service, port = (picker.name, picker.port.number if picker.port is not None else 0) if is_service else ("", 0)
+    return InferencePool(selector, ports, spec.app_protocol or "", metadata.uid, metadata.deletion is not None, service, port)
 
 
 def protocol_mismatch(pool: InferencePool, parsers: Sequence[tuple[str, Collection[str]]]) -> str:

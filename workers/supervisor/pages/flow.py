@@ -105,7 +105,7 @@ def figures_of(instance: Instance) -> FlowFigures | None:
     if plan is None:
         return None
     documents = DocumentReader(instance.layout.documents, instance.memory.documents)
-    objectives = ObjectivesView(documents, plan.static())
+    objectives = ObjectivesView(documents, plan.static(), instance.pool)
 
     def places() -> Mapping[int, int]:
         objectives.look()

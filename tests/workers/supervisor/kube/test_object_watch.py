@@ -103,7 +103,7 @@ def followed(api: FakeApi, test: Callable[[Received], Awaitable[None]], expects:
     async def run() -> Received:
         received = Received()
         objects = received.objects = KubeObjects(
-            api, "ns", POOL, changed=received.changed, report=received.reports, outage=Outage(received.reports), expects=expects
+            api, "ns", {POOL: [received.changed]}, report=received.reports, outage=Outage(received.reports), expects=expects
         )
         running = asyncio.create_task(objects.run())
         try:

@@ -17,8 +17,17 @@ def pool(metadata: dict[str, Any] | None = None, **spec: Any) -> bytes:
 
 def test_a_pool_has_a_selector_ports_and_a_protocol() -> None:
     found = decode_pool(pool(appProtocol="http", endpointPickerRef={"name": "x"}))
-    assert found == InferencePool(of_labels({"a": "1", "b": "2"}), (8000, 8001), "http", "u")
+    assert found == InferencePool(of_labels({"a": "1", "b": "2"}), (8000, 8001), "http", "u", service="x")
     assert found.selector.text == "a=1,b=2"
+
+
+def test_a_pool_names_the_service_of_its_picker_and_the_port() -> None:
+    for reference, named in (
+        ({"name": "epp", "port": {"number": 9002}}, ("epp", 9002)),
+        ({"name": "epp", "group": "example.com", "kind": "Picker", "port": {"number": 9002}}, ("", 0)),
+    ):
+        found = decode_pool(pool(endpointPickerRef=reference))
+        assert (found.service, found.port) == named
 
 
 @pytest.mark.parametrize("protocol", ["http", "kubernetes.io/h2c", None])
