@@ -88,5 +88,5 @@ def test_a_file_that_is_no_snapshot_is_named_and_ignored(world: World) -> None:
     assert taken_over(picker) == []
     (refused,) = [event for event in events(picker) if "starts empty" in event["event"]]
     assert refused["file"] == str(state / "held-blocks")
-    assert refused["why"] == "it is not a snapshot of held blocks"
+    assert refused["why"] == "it is not a snapshot of this kind"
     assert sum(held(world, picker)) <= SERVERS * REPEATED * 20
