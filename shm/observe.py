@@ -41,6 +41,7 @@ SILENT_S = 5.0
 NAMED_MAX = 8
 LANES = "lanes"
 SECRET = "secret"  # key of an instance's file
+POOLS = "pools"  # key of an instance's file
 
 Description = dict[str, Any]
 
@@ -70,6 +71,7 @@ class Seen(NamedTuple):
     started_at: float  # seconds since 1970
     life: Life
     secret: str = ""  # the token for private pages of its metrics port
+    pools: tuple[str, ...] = ()  # the names of its pools in the order of their numbers; none if it has one pool
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}, metrics port {self.ports.get('metrics', 'unknown')}, {self.life.value})"
@@ -256,6 +258,7 @@ def _seen(file: Recorded) -> Seen:
         file.written_at,
         life(pid, names, time.monotonic(), time.time() - file.written_at),
         file.info.get(SECRET, ""),
+        tuple(file.info.get(POOLS, ())),
     )
 
 

@@ -156,6 +156,7 @@ class SeriesWriter:
         self.gauge_at, self.counter_at = schema.gauge_at, schema.counter_at
         self.histogram_index = schema.histogram_index
         self.epoch = 0
+        self._parts: list[SeriesPart] = []
         self._names: Names = names if names is not None else Unnamed()
         self._histograms = Histograms(region, schema.lane_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms])
         # The words of a block that are the same as long as it counts nothing: all but its labels and gauges.
@@ -214,7 +215,14 @@ class SeriesWriter:
             self._free.append(block)
             self._fine -= self._names.coarse(labels) != labels
         self.epoch += bool(freed)
+        for part in self._parts:
+            part.epoch = self.epoch
         return bool(freed)
+
+    def part(self, place: int, value: str) -> "SeriesPart":
+        """Returns a writer of the same lane whose tuples all have this value as the label at `place`."""
+        self._parts.append(SeriesPart(self, place, value))
+        return self._parts[-1]
 
     def _recall(self) -> None:
         schema, words, names = self.schema, self.words, self._names
@@ -262,6 +270,24 @@ class SeriesWriter:
         self._stored[labels] = at
         self._fine += fine
         return at
+
+
+class SeriesPart(SeriesWriter):
+    """Writes tuples into the lane of another writer, and sets one of their labels. Callers may leave that label out, if it is the last one.
+
+    Only its maker calls `take_over` and `sweep`.
+    """
+
+    def __init__(self, whole: SeriesWriter, place: int, value: str) -> None:
+        self.schema, self.words, self.epoch = whole.schema, whole.words, whole.epoch
+        self.gauge_at, self.counter_at = whole.gauge_at, whole.counter_at
+        self.histogram_index, self._histograms = whole.histogram_index, whole._histograms
+        self._whole = whole
+        self._place = place
+        self._value = value
+
+    def block(self, labels: Labels) -> int:
+        return self._whole.block((*labels[: self._place], self._value, *labels[self._place + 1 :]))
 
 
 def _cut(label: str) -> str:

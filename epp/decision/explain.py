@@ -108,7 +108,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Explains one decision. `ago_s`: its age in seconds. `left_out`: plugins that were left out of it because they failed too often.
 
     `refused`: why the request got no endpoint; a cause `internal` is a fault, for which the client gets 500. `unscored`: scorers that
-    raised in this request. `outcome`: what became of it, of a recorded decision.
+    raised in this request. `outcome`: what became of it, of a recorded decision. `pool`: its name; "" if the picker has one pool.
     """
 
     request_id: str
@@ -128,6 +128,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     left_out: list[str] = []
     unscored: list[str] = []
     outcome: str = ""
+    pool: str = ""
 
 
 def explain(

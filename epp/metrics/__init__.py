@@ -20,6 +20,9 @@ PREFIX: Final = "llm_d_epp_"
 OTHER: Final = "other"
 NO_FAIRNESS_ID: Final = "default-flow"  # the fairness id of requests that name none
 PLUGIN_LABELS: Final = ("plugin_name", "plugin_type")
+POOL: Final = "pool"  # a label that only a picker of several pools has
+OF_POOL: Final = "inference_pool"  # a label that some metrics have with any number of pools
+BLOCKS_PER_POOL: Final = 2
 
 
 class Metric(NamedTuple):
@@ -43,7 +46,7 @@ class Group(NamedTuple):
 
     `page_bytes`: how many bytes of the metrics page they may take; 0: any number. `at_once`: names of clients count as soon as they are
     seen, not only after a request with them was served. `ages`: tuples that count nothing for a while give their blocks to new ones, so a
-    writer must not remember a block for longer than until `SeriesWriter.epoch` changes.
+    writer must not remember a block for longer than until `SeriesWriter.epoch` changes. `pooled`: whether what it counts belongs to a pool.
 
     Gauges are stored as whole numbers of `1 / parts`. With `weighed`, the group has two gauges: the page shows the first divided by the
     second, for label tuples where the second is not 0.
@@ -60,6 +63,13 @@ class Group(NamedTuple):
     page_bytes: int = 0
     at_once: bool = False
     ages: bool = False
+    pooled: bool = True
+
+    def by_pool(self, pools: int) -> "Group":
+        """Returns the group with a label for the pool and with room for some tuples of each; itself if it has one, or counts for all."""
+        if OF_POOL in self.labels or not self.pooled:
+            return self
+        return self._replace(labels=(*self.labels, POOL), blocks=max(self.blocks, BLOCKS_PER_POOL * pools))
 
 
 class Labelled(NamedTuple):

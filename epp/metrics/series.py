@@ -113,7 +113,7 @@ SHADOWS = Group("shadows", ("profile", "outcome"), counters=(SHADOW_DECISIONS,),
 PEER_FAULTS = Metric(
     "abuse_total", "counter", "Connections closed, or streams ended, because a peer of the ext_proc port exceeded a limit, by cause."
 )
-ABUSE = Group("abuse", ("cause",), counters=(PEER_FAULTS,), blocks=64)
+ABUSE = Group("abuse", ("cause",), counters=(PEER_FAULTS,), blocks=64, pooled=False)
 PLUGIN_LEFT_OUT = Metric("plugin_left_out", "gauge", "Whether the plugin is left out of the pipeline because it failed repeatedly.")
 PLUGIN_FAULTS = Metric("plugin_faults_total", "counter", "Exceptions of the plugin; each cost at most one request.")
 PLUGIN_EXCLUSIONS = Metric("plugin_exclusions_total", "counter", "How often the plugin was left out.")

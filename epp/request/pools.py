@@ -151,8 +151,7 @@ class PoolChoice:
         return pool
 
     def _refused(self, why: str) -> Refused:
-        shown, more = self._names[:SHOWN_MAX], len(self._names) - SHOWN_MAX
-        return Refused(Cause.NO_POOL, f"{why}; pools: {', '.join(shown)}{f' and {more} more' if more > 0 else ''}")
+        return Refused(Cause.NO_POOL, f"{why}; pools: {listed(self._names)}")
 
 
 def host_of(authority: str) -> str:
@@ -176,3 +175,18 @@ def model_of(body: bytes | memoryview) -> str:
 
 def _short(name: str) -> str:
     return name if len(name) <= KEPT_CHARS_MAX else f"{name[:KEPT_CHARS_MAX]}…"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns the first names of pools, and how many more there are."""
+    more = len(names) - SHOWN_MAX
+    return f"{', '.join(names[:SHOWN_MAX])}{f' and {more} more' if more > 0 else ''}"
+
+
+def no_such_pool(name: str, known: Sequence[str]) -> str:
+    """Returns why somebody cannot ask for a pool of this name; "" if it is one of `known`, or "". `known`: none if there is only one."""
+    if not name or name in known:
+        return ""
+    if not known:
+        return "this picker has only one pool"
+    return f"there is no pool '{_short(name)}'; pools: {listed(known)}"

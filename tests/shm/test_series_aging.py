@@ -299,3 +299,18 @@ def test_what_freed_blocks_have_counted_is_bounded() -> None:
         world.totals()
     assert len(world.reader._places) <= 2 * SCHEMA.blocks
     assert len(world.reader.rows()) <= SCHEMA.blocks + 1
+
+
+def test_parts_of_a_writer_set_one_label_and_share_its_blocks() -> None:
+    world = World()
+    whole = world.writers[0]
+    parts = [whole.part(1, tenant) for tenant in ("a", "b")]
+    for part, labels, n in ((parts[0], ("m",), 2), (parts[1], ("m",), 3), (parts[1], ("m", "ignored"), 4)):
+        block = part.block(labels)
+        part.words[block + TOTAL] += n
+        for _ in range(n):
+            part.observe(block, 0, 0.5)
+    assert world.totals() == {("m", "a"): 2, ("m", "b"): 7}
+    world.fill()
+    world.age()
+    assert {part.epoch for part in parts} == {whole.epoch} != {0}

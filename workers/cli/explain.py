@@ -162,14 +162,15 @@ def _live(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
     found = _remembered(port, wanted, count)
     if found:
         return found
-    if wanted == Wanted():
-        raise click.ClickException("no decision was made yet")
+    if wanted == Wanted(pool=wanted.pool):
+        where = f" in pool {wanted.pool}, or workers remember only later ones of other pools" if wanted.pool else ""
+        raise click.ClickException(f"no decision was made yet{where}")
     return explain_recorded.explained(port, wanted, 1 if wanted.request_id else count)
 
 
 def _remembered(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
-    one, last = {"request_id": wanted.request_id}, {"n": count}
-    query = urllib.parse.urlencode(one if wanted.request_id else last if wanted == Wanted() else {})
+    one, last, pool = {"request_id": wanted.request_id}, {"n": count}, {"pool": wanted.pool} if wanted.pool else {}
+    query = urllib.parse.urlencode(pool | (one if wanted.request_id else last if wanted == Wanted(pool=wanted.pool) else {}))
     path = f"/debug/decisions?{query}"
     try:
         explanations = decoded(port.page(path))

@@ -22,6 +22,7 @@ from epp.recording.records import Record
 from epp.recording.trace import Trace, Traced
 from workers.cli.explain_trace import why_then
 from workers.cli.metrics_port import Port, unusable
+from workers.cli.pool_option import pool_option
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
 from workers.supervisor.pages.decisions import Recorded
@@ -40,6 +41,7 @@ class Wanted(NamedTuple):
     at: float | None = None
     flow: str = ""
     endpoint: str = ""
+    pool: str = ""
 
     def remembered(self, decisions: Sequence[Explanation], now: float) -> list[Explanation]:
         """Returns those of the decisions that workers remember which are wanted, the best first. `now`: seconds since the epoch."""
@@ -50,13 +52,17 @@ class Wanted(NamedTuple):
         return sorted(wanted, key=lambda each: abs(each.ago_s - ago))
 
     def _fits(self, decision: Explanation) -> bool:
-        if self.flow and decision.flow != self.flow:
+        if (self.flow and decision.flow != self.flow) or (self.pool and decision.pool != self.pool):
             return False
         names = {one.endpoint for run in decision.profiles for one in run.candidates if one.address in decision.targets}
         return not self.endpoint or self.endpoint in (*decision.targets, *names)
 
     def __str__(self) -> str:
-        parts = [f"of flow {self.flow}" if self.flow else "", f"at {self.endpoint}" if self.endpoint else ""]
+        parts = [
+            f"of flow {self.flow}" if self.flow else "",
+            f"at {self.endpoint}" if self.endpoint else "",
+            f"in pool {self.pool}" if self.pool else "",
+        ]
         return " ".join(["on a request", *filter(None, [self.request_id, *parts])])
 
 
@@ -67,10 +73,11 @@ def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--at", "time_text", default="", help="The one next to this time: 10m (ago), 18:05, 2026-01-31T18:05 (UTC).")
     @click.option("--flow", default="", help="Decisions on requests of this tenant (fairness id).")
     @click.option("--endpoint", default="", help="Decisions for this endpoint: its name, or host:port.")
+    @pool_option
     @functools.wraps(command)
-    def with_wanted(*args: Any, request_id: str, time_text: str, flow: str, endpoint: str, **others: Any) -> None:
+    def with_wanted(*args: Any, request_id: str, time_text: str, flow: str, endpoint: str, pool: str, **others: Any) -> None:
         at = moment(time_text, time.time()) if time_text else None
-        command(*args, wanted=Wanted(request_id, at, flow, endpoint), **others)
+        command(*args, wanted=Wanted(request_id, at, flow, endpoint, pool), **others)
 
     return with_wanted
 

@@ -37,7 +37,8 @@ def lines(e: Explanation) -> Iterator[str]:
     """Returns the lines that `epp explain` prints. Cells of tables are escaped, because that changes their width; the rest is not."""
     yield f"request {e.request_id or '(no id)'}  {_when(e)}worker {e.worker}"
     target = f" as {e.target_model}" if e.target_model != e.model else ""
-    yield f"model {e.model or '(none)'}{target}  flow {e.flow}  priority {e.priority}  {e.body_bytes} bytes"
+    pool = f"pool {e.pool}  " if e.pool else ""
+    yield f"{pool}model {e.model or '(none)'}{target}  flow {e.flow}  priority {e.priority}  {e.body_bytes} bytes"
     if e.refused.startswith(FAULT):
         yield f"failed with 500: {e.refused.removeprefix(FAULT)}"
     elif e.refused:

@@ -141,6 +141,11 @@ class Instance:
         """Whether endpoints of any pool come from Kubernetes."""
         return any(pool.sources.in_kubernetes for pool in self.every)
 
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """Returns the names of several pools, in the order of their numbers; none if there is only one."""
+        return tuple(pool.options.pool_name for pool in self.pools) if len(self.pools) > 1 else ()
+
     def begin(self, bundle: Bundle) -> None:
         """In the parent, before the first fork: records the configuration with which this instance was created."""
         self.generations.store(0, Result(0, "", bundle))

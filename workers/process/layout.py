@@ -131,7 +131,8 @@ class Shape(NamedTuple):
 class Layout:
     """The schema of every part and the plan of every segment, by name. Raises StartError for a metric that no lane can hold.
 
-    `shown` and `shown_groups`: the metrics of the present configuration. `names`: the names of all configurations so far.
+    `shown` and `shown_groups`: the metrics of the present configuration. `names`: the names of all configurations so far. `pools`: how many
+    there are; 0: only one.
     """
 
     def __init__(self, options: "Options", config: "EffectiveConfig", before: Names | None = None, shape: Shape | None = None) -> None:
@@ -139,6 +140,7 @@ class Layout:
 
         `shape`: the pools; None: there is one, with room for the bands of objectives.
         """
+        self.pools = len(shape.endpoints) if shape is not None and len(shape.endpoints) > 1 else 0
         shape = shape or Shape((options.max_endpoints,))
         self.workers_max = options.workers_max or 2 * options.workers  # `options.workers` of them run at the start
         self.seats = 1 + self.workers_max  # the supervisor's seat, and the seats of workers, empty or not
@@ -155,7 +157,7 @@ class Layout:
         )
         self.names = Names(self.table.columns, self.families[len(FIXED) :], groups, self.table.width, self.lanes.end, own)
         self._check_room(known)
-        self.groups = (*GROUPS, *FLOW_GROUPS, *groups)
+        self.groups = tuple(self.own_group(group) for group in (*GROUPS, *FLOW_GROUPS, *groups))
 
         self.documents = document_schema_of(options.max_endpoints, objects=bool(options.objects_dir or options.pool_given))
         if shape.objects is not None:
@@ -196,6 +198,10 @@ class Layout:
         every = copy.copy(self)
         every.shown, every.shown_groups = (*FIXED[:-1], *self.families[len(FIXED) :], CYCLES), self.groups
         return every
+
+    def own_group(self, group: Group) -> Group:
+        """Returns the group as this layout has it: with the label of the pool, if there are several pools."""
+        return group.by_pool(self.pools) if self.pools else group
 
     def _check_room(self, before: Names) -> None:
         """Raises StartError if the spare room is too small for the new names of this configuration."""

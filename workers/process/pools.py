@@ -12,6 +12,7 @@ import msgspec
 
 from epp.config.pools import KubePool
 from epp.request.pools import PoolChoice
+from shm.observe import POOLS
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN, POOL_HASH_LINES, Layout, Shape
@@ -70,6 +71,7 @@ def create(options: "Options", pools: "Sequence[Pool]", choice: PoolChoice, port
         bundle = instance.pools[0].bundle
         assert bundle is not None
         instance.begin(bundle)
+        instance.lock.record(**{POOLS: instance.pool_names})
         return instance
     except BaseException:
         instance.unlink()

@@ -44,12 +44,14 @@ def schema(workers: int) -> DocumentSchema:
 
 
 class Used(Protocol):
-    """The pipeline that made a decision, and the names of the plugins that were left out of it."""
+    """The pipeline that made a decision, the names of the plugins that were left out of it, and of its pool: "" if there is only one."""
 
     @property
     def pipeline(self) -> Pipeline: ...
     @property
     def left_out(self) -> Sequence[str]: ...
+    @property
+    def pool(self) -> str: ...
 
 
 Entry = tuple[float, Request, Decision | None, Refused | None, Used]
@@ -82,7 +84,8 @@ class Recent:
     def _explained(self, entry: Entry) -> Explanation:
         at, request, decision, refused, used = entry
         ago_s, left_out = self._now() - at, used.left_out
-        return explain(used.pipeline, request, decision, refused, ago_s=ago_s, worker=self._worker, left_out=left_out)
+        found = explain(used.pipeline, request, decision, refused, ago_s=ago_s, worker=self._worker, left_out=left_out)
+        return msgspec.structs.replace(found, pool=used.pool) if used.pool else found
 
 
 class Publisher:

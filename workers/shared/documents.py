@@ -98,6 +98,10 @@ class EndpointsView:
         """Returns what identifies each server over restarts of the picker, in the order of `current`."""
         return [(r.namespace, r.name, r.host, r.port, r.uid) for r in self._records]
 
+    def pools(self) -> list[int]:
+        """Returns the number of the pool of each server, in the order of `current`."""
+        return [r.pool for r in self._records]
+
     def current(self) -> Sequence[Endpoint]:
         """Returns the endpoints in the document's order. `slots` and `generations` have the same order and length."""
         if self._reader.version(ENDPOINTS) == self.version:

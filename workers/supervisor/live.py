@@ -78,6 +78,7 @@ class Live:
             tuple(segment.name for segment in segments),
             lock.written_at,
             Life.RUNNING,
+            pools=self._instance.pool_names,
         )
         return Source(seen, options.run_dir, segments, counted_buckets=COUNTED_BUCKETS)
 

@@ -99,7 +99,9 @@ class PagePort:
                 "/readyz": self._readyz,
                 **self._profiles(),
                 **self._shown.live.pages(),
-                "/debug/decisions": DecisionsPage(asking, time.monotonic, answered=what_if.remember),
+                "/debug/decisions": DecisionsPage(
+                    asking, time.monotonic, answered=what_if.remember, pools=lambda: self._instance.pool_names
+                ),
                 "/debug/decisions/recorded": RecordedPage(self._shown.recorded, Keyed(self._instance.credentials.prefix_seed)),
                 "/debug/receipt": self._receipts(asking, what_if),
                 "/debug/decisions/what-if": what_if,
@@ -167,7 +169,7 @@ class PagePort:
             Seal(instance.credentials.prefix_seed),
             asking,
             endpoints.current,
-            lambda: (self._instance.number, self._instance.config.pipeline),
+            lambda slot: (self._instance.number, self._instance.every[self._table.pool_of(slot) or 0].config.pipeline),
             time.monotonic,
             answered=what_if.remember,
         )

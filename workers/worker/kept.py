@@ -43,6 +43,7 @@ from workers.worker.telemetry.tracing_export import Exporter
 
 log = structlog.get_logger()
 
+NO_POOL: Final = ""  # the label of requests whose pool is not known
 SWEEP_S: Final = 300.0  # a series that counts nothing for so long may give its room to a new one
 
 
@@ -65,9 +66,8 @@ class Kept:
         for lanes in instance.memory.flows:
             lanes.lane(index).take_over()
         later = asyncio.get_running_loop().call_later
-        groups = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS)
-        requests, figures, errors, attempts = (self.series(instance, group) for group in groups)
-        self.metrics = RequestMetrics(clock, requests, figures, errors, attempts, self.caps)
+        self._clock = clock
+        self.metrics = self.request_metrics(instance)  # of the only pool, or of requests whose pool is not known
         self._sweep_at = time.monotonic() + SWEEP_S
         debug = instance.options.log_level == "debug"
         self.latency = DocumentReader(instance.layout.latency, instance.memory.latency)
@@ -97,22 +97,34 @@ class Kept:
     def series(self, instance: Instance, group: Group) -> SeriesWriter:
         """Returns this worker's part of a table of labelled metrics. Creates it at the first call."""
         series = self._series.get(group.name)
+        own = instance.layout.own_group(group)
         if series is None:
-            series = self._series[group.name] = instance.memory.series_writer(group, self._index, self.caps)
+            series = self._series[group.name] = instance.memory.series_writer(own, self._index, self.caps)
             series.take_over()
             if group.ages:
                 self._aging.append(series)
-        return series
+        if own.labels == group.labels:
+            return series
+        return series.part(len(group.labels), instance.options.pool_name if instance.pool is not None else NO_POOL)
+
+    def request_metrics(self, instance: Instance) -> RequestMetrics:
+        """Returns what counts the requests of a pool."""
+        groups = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS)
+        requests, figures, errors, attempts = (self.series(instance, group) for group in groups)
+        return RequestMetrics(self._clock, requests, figures, errors, attempts, self.caps)
 
     def sweep(self, now: float) -> None:
         """Frees series that have counted nothing for SWEEP_S, where few are left for new names. `now`: monotonic seconds."""
         if now < self._sweep_at:
             return
         self._sweep_at = now + SWEEP_S
-        held = self.metrics.held()
-        swept = [series.sweep(held if series is self.metrics.figures else ()) for series in self._aging]
+        counted = [self.metrics, *(pool.metrics for pool in self.pools if pool.metrics is not self.metrics)]
+        held = frozenset().union(*(metrics.held() for metrics in counted))
+        figures = self._series[REQUEST_FIGURES.name]
+        swept = [series.sweep(held if series is figures else ()) for series in self._aging]
         if any(swept):
-            self.metrics.forget()
+            for metrics in counted:
+                metrics.forget()
             for flow in self.flows():
                 flow.forget_labels()
 
@@ -121,6 +133,7 @@ class PoolKept:
     """What a worker keeps for one pool, under any configuration of that pool."""
 
     def __init__(self, kept: Kept, instance: Instance) -> None:
+        self.metrics = kept.metrics if instance.pool is None else kept.request_metrics(instance)
         self.flow: FlowControl | None = None  # the last flow control, even if the present configuration has none
         self.rewrites: RewritesView | None = None
         self.objectives = ObjectivesView(kept.documents, static_bands(instance.config.flow), instance.pool)

@@ -40,7 +40,9 @@ class Pools:
         self._instance = instance
         self._views = instance.pools
         self._made = made
-        self._parts: list[Parts | None] = [made(of_pool(instance.pools[0])), *([None] * (len(instance.pools) - 1))]
+        first = made(of_pool(instance.pools[0]))
+        self._parts: list[Parts | None] = [first, *([None] * (len(instance.pools) - 1))]
+        self._lobby = first.lobby()
         self._used: set[int] = set()  # the pools that got a stream since the last heartbeat
         self._waiting: dict[int, list[Callable[[], None]]] = {}
         self._to_load: deque[int] = deque()
@@ -59,9 +61,7 @@ class Pools:
         return parts.app
 
     def lobby(self) -> App:
-        parts = self._parts[0]
-        assert parts is not None
-        return parts.app
+        return self._lobby
 
     def models(self) -> bytes:
         """Returns the framed list of models. Today, these are the names that the pools file has, without patterns."""

@@ -62,6 +62,7 @@ from workers.worker.telemetry.access_log import AccessLog
 from workers.worker.telemetry.cache_prediction import Comparison, match_name
 from workers.worker.telemetry.call_timing import CallTimers, Timing
 from workers.worker.telemetry.recorder import Recorder
+from workers.worker.telemetry.request_metrics import RequestMetrics
 from workers.worker.telemetry.request_telemetry import Telemetry
 from workers.worker.telemetry.shadow_agreement import Agreements
 from workers.worker.telemetry.tenant_counts import TenantCounts
@@ -110,7 +111,7 @@ class Parts:
         configured.start(self.services)
         if before is not None:
             take_over(configured, before.app.pipelines.whole)
-        pool = self._pool_used = self._pool(configured, before)
+        self._pool_used = self._pool(configured, before)
         self.objectives = self.own.objectives
         self.objectives.look()
         pipelines = self._pipelines(configured)
@@ -119,22 +120,31 @@ class Parts:
         self._recording = 0  # what the supervisor's lane said at the last look
         self.intake: Intake = before.intake if before is not None and beside else self._intake()
         self.flow: FlowControl | None = None
-        self.app = App(
+        self._guarding = self._guards(pipelines)
+        self.app = self._app(pipelines, self.own.metrics)
+        if before is not None and beside:
+            self.flow, self.app.admission, self.app.evictions = before.flow, before.app.admission, before.app.evictions
+        else:
+            self.promote()  # last, because requests that wait are under the new plan from then on
+
+    def lobby(self) -> App:
+        """Returns an app for streams whose pool is not known yet, so that no pool counts them."""
+        return self._app(self.app.pipelines, self.kept.metrics)
+
+    def _app(self, pipelines: Pipelines, metrics: RequestMetrics) -> App:
+        clock = self._clock
+        return App(
             pipelines,
-            pool,
-            lane,
+            self._pool_used,
+            self._lane,
             self.kept.answers,
-            self._telemetry(pipelines.whole),
-            self._guards(pipelines),
+            self._telemetry(pipelines.whole, metrics),
+            self._guarding,
             Times(clock, time.monotonic, BodyTurns(asyncio.get_running_loop().call_soon, time.monotonic).soon),
             self._rng,
             intake=self.intake,
             options=self._stream_options(),
         )
-        if before is not None and beside:
-            self.flow, self.app.admission, self.app.evictions = before.flow, before.app.admission, before.app.evictions
-        else:
-            self.promote()  # last, because requests that wait are under the new plan from then on
 
     def _stream_options(self) -> StreamOptions:
         options = self.instance.options
@@ -265,7 +275,8 @@ class Parts:
             timing = Timing(calls, guarded, pipeline)
         elif foreign:
             pipeline = configured.wrapped(guarded)
-        return Pipelines(pipeline, wrap, timing=timing, tracer=self._tracer(pipeline, wrap))
+        pool = self.instance.options.pool_name if self.instance.layout.pools else ""
+        return Pipelines(pipeline, wrap, timing=timing, tracer=self._tracer(pipeline, wrap), pool=pool)
 
     def _call_timers(self) -> CallTimers:
         kept, shared = self.kept, self.instance.pool is not None
@@ -283,11 +294,11 @@ class Parts:
             self.kept.traces = Exporter(open_exporter(options))
         return Tracer(pipeline, wrap, self.kept.traces.emit, ratio=options.ratio, parent_based=options.parent_based, rng=self._rng)
 
-    def _telemetry(self, pipeline: Pipeline) -> Telemetry:
+    def _telemetry(self, pipeline: Pipeline, metrics: RequestMetrics) -> Telemetry:
         match = match_name(pipeline.wiring)
         return Telemetry(
             self._lane,
-            self.kept.metrics,
+            metrics,
             self.kept.recent,
             now=time.monotonic,
             comparison=Comparison(match, self.series(PREDICTION), self._bus.cached) if match else None,

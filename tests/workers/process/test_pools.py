@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from epp.config.load import load
+from epp.metrics.flow_control import FLOW_GROUPS, FLOW_REQUESTS
+from epp.metrics.series import ABUSE, GROUPS, REQUEST, REQUEST_FIGURES
 from epp.request.pools import PoolChoice
-from tests.workers.instances import options, removed
+from shm import observe
+from tests.workers.instances import made, options, removed
 from workers.process import StartError, pools
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN
@@ -69,3 +72,25 @@ def test_too_many_columns_of_all_pools_together_are_refused(tmp_path: Path, monk
     monkeypatch.setattr("workers.process.layout.COLUMNS_MAX", 3)
     with pytest.raises(StartError, match="a row holds 3"), created(tmp_path, pool("one"), pool("two", LORA)):
         pass
+
+
+def test_metrics_with_labels_of_requests_have_the_pool_as_a_label_only_if_there_are_several(tmp_path: Path) -> None:
+    with created(tmp_path, pool("one"), pool("two")) as instance:
+        labels = {group.name: group.labels for group in instance.layout.shown_groups}
+        assert labels[REQUEST.name] == (*REQUEST.labels, "pool") == instance.layout.series[REQUEST.name].labels
+        assert "pool" not in labels[FLOW_REQUESTS.name]  # it has inference_pool
+        assert "pool" not in labels[ABUSE.name]  # it belongs to none
+    with made(tmp_path) as single:
+        assert {group.name: group.labels for group in single.layout.groups} == {
+            group.name: group.labels for group in (*GROUPS, *FLOW_GROUPS)
+        }
+
+
+def test_series_have_room_for_label_sets_of_all_pools(tmp_path: Path) -> None:
+    with created(tmp_path, *(pool(f"p{number}", endpoints=1) for number in range(100))) as instance:
+        assert instance.layout.series[REQUEST_FIGURES.name].blocks == 2 * 100
+
+
+def test_other_processes_read_the_names_of_the_pools_in_the_file_of_the_instance(tmp_path: Path) -> None:
+    with created(tmp_path, pool("one"), pool("two")) as instance:
+        assert observe.find(instance.options.run_dir, name=instance.options.instance).pools == ("one", "two")

@@ -13,8 +13,9 @@ from shm.segment import SegmentError
 from workers.cli import missing, which
 from workers.cli.flags import DURATION, PORT, flag
 from workers.cli.output import echo, echo_text
+from workers.cli.pool_option import check_pool, pool_option
 from workers.cli.top.terminal import Terminal
-from workers.supervisor.pages.state.figures import Figures, Instance, figures, life
+from workers.supervisor.pages.state.figures import Figures, Instance, figures, life, only
 from workers.supervisor.pages.state.look import Look
 from workers.supervisor.pages.state.source import Source
 
@@ -26,15 +27,16 @@ WIDTH = 120  # without a terminal
 @click.command("top")
 @flag("metrics-port", PORT, None, "Show the picker with this metrics port. [default: the only one that runs]")
 @flag("instance", str, "", "Show the picker with this name, whatever its ports are.")
+@pool_option
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
 @click.option("--interval", type=DURATION, default="1s", show_default=True, help="Time between two looks, 100ms or more.")
 @click.option("--once", is_flag=True, help="Print one table, about the first interval, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line per interval, or one document with --once.")
-def command(metrics_port: int | None, instance: str, run_dir: str, interval: float, once: bool, as_json: bool) -> None:
+def command(metrics_port: int | None, instance: str, pool: str, run_dir: str, interval: float, once: bool, as_json: bool) -> None:
     """Show the endpoints, workers and prefix index of a running picker, until q, Ctrl-C or the end of the picker.
 
     This command only reads the picker's shared memory and does not disturb the picker. Run it as the picker's user and
-    with the picker's /dev/shm, that is, in the same container.
+    with the picker's /dev/shm, that is, in the same container. If the picker has several pools, they come first, one row each.
 
     \b
     JSON keys; null = unknown, times in seconds, shares 0..1:
@@ -51,15 +53,16 @@ def command(metrics_port: int | None, instance: str, run_dir: str, interval: flo
       endpoints[]  name namespace address state age_s scraped{} in_flight
                    tokens_in_flight picks_per_s traffic_share index_entries
                    predicted_share reported_share
-                   not_precise events_age_s held_blocks first_token
+                   not_precise events_age_s held_blocks first_token pool
       index        entries used used_share estimated owners_live owners_retired
                    evictions dropped
       bus_drops
-      bands[]      with flow control, waiting requests by priority, else null: priority, requests, bytes, oldest_age_s
+      pools[]      of several pools: name endpoints fresh in_flight waiting queued requests_per_s errors_per_s
+      bands[]      with flow control, waiting requests by priority, else null: priority, requests, bytes, oldest_age_s, pool
       others       with a replica store, what other replicas have, else null: replicas, requests, tokens, waiting, age_s
       errors{}     requests that failed, by error code
-      flows[]      with flow control, the flows with the longest queues: fairness_id, priority, requests, bytes
-      outcomes[]   with flow control, how requests have left it: outcome, priority, requests
+      flows[]      with flow control, the flows with the longest queues: fairness_id, priority, requests, bytes, pool
+      outcomes[]   with flow control, how requests have left it: outcome, priority, requests, pool
       left_out{}   plugins that failed too often: the number of workers that leave them out
       configuration  generation hash workers last_reload_failed tryout{}
       counters{}   all counters, each summed over all processes
@@ -71,7 +74,8 @@ def command(metrics_port: int | None, instance: str, run_dir: str, interval: flo
     try:
         source = Source(which.find(run_dir, metrics_port, instance), run_dir)
         with closing(source), Terminal(keys=not (once or as_json)) as terminal:
-            looks = Looks(source, terminal, interval, once)
+            check_pool(pool, source.seen.pools)
+            looks = Looks(source, terminal, interval, once, pool)
             ended = _print_json(looks, once) if as_json else _print_tables(looks, once)
     except SegmentError as refused:
         raise click.ClickException(str(refused)) from refused
@@ -87,7 +91,9 @@ class Looks:
     `ended`: afterwards, why there are no more figures; "" if the user ended the view.
     """
 
-    def __init__(self, source: Source, terminal: Terminal, interval: float, once: bool) -> None:
+    def __init__(self, source: Source, terminal: Terminal, interval: float, once: bool, pool: str = "") -> None:
+        """`pool`: the only one to show; "": all."""
+        self._pool = pool
         self._source = source
         self._terminal = terminal
         self._interval = interval
@@ -114,7 +120,8 @@ class Looks:
         self._before = look
         up = max(0.0, time.time() - seen.started_at)
         instance = Instance(name=seen.name, pid=seen.pid, ports=seen.ports, life=life(look), uptime_s=up)
-        return figures(instance, look, before)
+        found = figures(instance, look, before)
+        return only(found, self._pool) if self._pool else found
 
 
 def _print_json(looks: Looks, once: bool) -> str:

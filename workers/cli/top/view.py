@@ -17,6 +17,7 @@ from shm.remote_lane import FRESH_S
 from workers.host.printable import printable
 from workers.supervisor.pages.state.figures import EndpointFigures, Figures, Supervisor, Worker
 from workers.supervisor.pages.state.look import BandLook
+from workers.supervisor.pages.state.pools import PoolFigures
 from workers.supervisor.pages.state.tried import TriedSide, TryoutFigures
 
 UNKNOWN = "–"
@@ -67,8 +68,18 @@ WORKERS: Sequence[Column[Worker]] = (
     Column("requests/s", 10, lambda w: _rate(w.requests_per_s)),
     Column("in flight", 9, lambda w: _count(w.in_flight), rank=4),
 )
+POOLS: Sequence[Column[PoolFigures]] = (
+    Column("pool", 0, lambda p: p.name, left=True),
+    Column("fresh", 9, lambda p: Text(f"{p.fresh}/{p.endpoints}", "" if p.endpoints and p.fresh == p.endpoints else "yellow")),
+    Column("in flight", 9, lambda p: _count(p.in_flight)),
+    Column("waiting", 7, lambda p: _count(p.waiting), rank=2),
+    Column("queued", 6, lambda p: _count(p.queued), rank=1),
+    Column("requests/s", 10, lambda p: _rate(p.requests_per_s)),
+    Column("errors/s", 8, lambda p: Text(_rate(p.errors_per_s), "red" if p.errors_per_s else "")),
+)
 ENDPOINTS: Sequence[Column[EndpointFigures]] = (
     Column("endpoint", 0, lambda e: Text(printable(e.name)), left=True),
+    Column("pool", 12, lambda e: UNKNOWN if e.pool is None else e.pool, left=True, optional=True),
     Column("address", 21, lambda e: Text(printable(e.address)), left=True, whole=True),
     Column("state", 8, lambda e: _styled(e.state), left=True),
     Column("age", 5, lambda e: _age(e.age_s), rank=2),
@@ -89,6 +100,7 @@ ENDPOINTS: Sequence[Column[EndpointFigures]] = (
 
 
 BANDS: Sequence[Column[BandLook]] = (
+    Column("pool", 12, lambda b: UNKNOWN if b.pool is None else b.pool, left=True, optional=True),
     Column("priority", 11, lambda b: str(b.priority), left=True),
     Column("waiting", 7, lambda b: _count(b.requests)),
     Column("bytes", 7, lambda b: _count(b.bytes)),
@@ -105,30 +117,34 @@ SIDES: Sequence[Column[TriedSide]] = (
     Column("decision", 8, lambda s: _short_time(s.decision_s)),
 )
 BAND_ROWS_MAX = 8
+POOL_ROWS_MAX = 12  # on a terminal
 LEARNED_ROWS_MAX = 8
 
 
 def screen(figures: Figures, width: int, height: int | None) -> Group:
     """Returns the whole view. `width` and `height`: in characters; with `height` None, all rows are shown."""
     lines = header(figures)
-    bands = figures.bands or ()
+    bands, pools = figures.bands or (), figures.pools
     tryout = figures.configuration.tryout if figures.configuration is not None else None
     sides = tryout.sides if tryout is not None else ()
     learned = _learned(figures.endpoints)
-    worker_rows = endpoint_rows = None
+    worker_rows = endpoint_rows = pool_rows = None
     if height is not None:
         free = (
             height
             - sum(-(-line.cell_len // width) for line in lines)
             - 6
+            - (2 + min(POOL_ROWS_MAX, len(pools)) + (len(pools) > POOL_ROWS_MAX)) * bool(pools)
             - (2 + min(BAND_ROWS_MAX, len(bands))) * bool(bands)
             - (2 + len(sides)) * bool(sides)
             - sum(-(-line.cell_len // width) for line in learned)
         )  # 6 lines: blank lines, titles, and the lines about rows that are not shown
+        pool_rows = POOL_ROWS_MAX
         worker_rows = min(len(figures.workers), max(WORKER_ROWS_MIN, free // 3))
         endpoint_rows = max(1, free - worker_rows)
     return Group(
         *lines,
+        *((Text(""), *table(POOLS, pools, "pools", width, pool_rows, _busy_pool)) if pools else ()),
         *((Text(""), *table(SIDES, sides, "sides", width, None, lambda _: ())) if sides else ()),
         *((Text(""), *table(BANDS, bands, "bands", width, BAND_ROWS_MAX, _busy_band)) if bands else ()),
         Text(""),
@@ -281,6 +297,10 @@ def fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
 
 def _busy_band(band: BandLook) -> tuple[float, ...]:
     return band.requests, band.priority
+
+
+def _busy_pool(pool: PoolFigures) -> tuple[float, ...]:
+    return pool.errors_per_s or 0.0, pool.requests_per_s or 0.0, pool.queued, pool.in_flight
 
 
 def _busy_worker(worker: Worker) -> tuple[float, ...]:

@@ -1,6 +1,7 @@
 """Serves the page `/debug/decisions`: the last decisions of the workers as JSON, newest first.
 
     ?request_id=ID   only the decision about this request; an empty list if no worker remembers it
+    ?pool=NAME       only decisions of this pool, of several
     ?n=N             at most N decisions
     /recorded        where the small recording is that has earlier ones (`Recorded`); ?flow=ID: the number by which it names a tenant
 
@@ -15,6 +16,7 @@ import msgspec
 
 from epp.decision.explain import Explanation
 from epp.request import DEFAULT_FLOW
+from epp.request.pools import no_such_pool
 from workers.shared.decisions import Asking, by_request
 from workers.supervisor.pages.page import PageAnswer, Pause, Piece, Request
 
@@ -51,25 +53,33 @@ class DecisionsPage:
     """Makes the page. It asks the workers for their decisions through shared memory."""
 
     def __init__(
-        self, asking: Asking, now: Callable[[], float], *, answered: Callable[[Sequence[Explanation]], None] = lambda _: None
+        self,
+        asking: Asking,
+        now: Callable[[], float],
+        *,
+        answered: Callable[[Sequence[Explanation]], None] = lambda _: None,
+        pools: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`now`: a clock in seconds. `answered`: called with the decisions of each answer."""
+        """`now`: a clock in seconds. `answered`: called with the decisions of each answer. `pools`: the names of several pools."""
         self._asking = asking
         self._now = now
         self._answered = answered
+        self._pools = pools
 
     def __call__(self, request: Request) -> PageAnswer:
         parameters = parse_qs(request.query)
-        wanted, limit = parameters.get("request_id", [""])[0], parameters.get("n", [""])[0]
+        wanted, limit, pool = (parameters.get(name, [""])[0] for name in ("request_id", "n", "pool"))
+        if why := no_such_pool(pool, self._pools()):
+            return PageAnswer(f"{why}\n".encode(), status=HTTPStatus.NOT_FOUND)
         if limit and not limit.isdecimal():
             return PageAnswer(b"n must be a number of decisions\n", status=HTTPStatus.BAD_REQUEST)
-        return PageAnswer(self._body(wanted, int(limit) if limit else None), JSON)
+        return PageAnswer(self._body(wanted, pool, int(limit) if limit else None), JSON)
 
-    def _body(self, wanted: str, limit: int | None) -> Iterator[Piece]:
+    def _body(self, wanted: str, pool: str, limit: int | None) -> Iterator[Piece]:
         number, until = self._asking.ask(), self._now() + ANSWER_S
         while not self._asking.answered(number) and self._now() < until:
             yield Pause(LOOK_AGAIN_S)
-        found = self._asking.read()
+        found = [each for each in self._asking.read() if not pool or each.pool == pool]
         if wanted:
             one = by_request(found, wanted)
             found = [] if one is None else [one]

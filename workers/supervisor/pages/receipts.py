@@ -62,14 +62,14 @@ class ReceiptPage:
         seal: Seal,
         asking: Asking,
         endpoints: Callable[[], Sequence[Endpoint]],
-        pipeline: Callable[[], tuple[int, Pipeline]],
+        pipeline: Callable[[int], tuple[int, Pipeline]],
         now: Callable[[], float],
         *,
         answered: Callable[[Sequence[Explanation]], None] = lambda _: None,
     ) -> None:
-        """`pipeline`: returns the number of the configuration in force, and its pipeline. `now`: a clock in seconds.
+        """`pipeline(slot)`: returns the number of the configuration in force, and its pipeline for the endpoint in a slot.
 
-        `answered`: called with the decision of each answer.
+        `now`: a clock in seconds. `answered`: called with the decision of each answer.
         """
         self._seal = seal
         self._asking = asking
@@ -115,7 +115,7 @@ class ReceiptPage:
         return next((f"{each.name} ({each.address})" for each in found), LEFT)
 
     def _scorer(self, receipt: Receipt) -> str:
-        number, pipeline = self._pipeline()
+        number, pipeline = self._pipeline(receipt.target.slot)
         profiles = pipeline.wiring.profiles
         if number == receipt.configuration and receipt.profile < len(profiles):
             names = [member.name for member, _ in profiles[receipt.profile].members if isinstance(member, Scorer)]

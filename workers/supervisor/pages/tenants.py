@@ -78,9 +78,9 @@ class TenantUse:
 
 
 def reader_of(series: SeriesReader) -> Callable[[], Used]:
-    """Returns a function that reads the series of tenants."""
+    """Returns a function that reads the series of tenants, over all pools."""
     assert len(TENANT.counters) == len(FIGURES)
-    return lambda: {labels[0]: values.counters for labels, values in series.rows().items()}
+    return lambda: _sum([{labels[0]: values.counters} for labels, values in series.rows().items()])
 
 
 def _named(figures: Sequence[int]) -> dict[str, int]:

@@ -22,26 +22,30 @@ from workers.worker.telemetry.tracing import Tracer
 
 
 class Used(NamedTuple):
-    """A pipeline, and the names of the plugins that are left out of it at present."""
+    """A pipeline, the names of the plugins that are left out of it at present, and of its pool: "" if there is only one."""
 
     pipeline: Pipeline
     left_out: tuple[str, ...] = ()
+    pool: str = ""
 
 
 class Pipelines:
     """Gives out the pipelines of one worker. `whole`: the configured pipeline. `wrap`: the function that wraps a pipeline's calls."""
 
-    def __init__(self, whole: Pipeline, wrap: Wrap = bare, *, timing: Timing | None = None, tracer: Tracer | None = None) -> None:
-        """`timing` times calls; None: no call is timed. `tracer` traces requests; None: no request is traced."""
+    def __init__(
+        self, whole: Pipeline, wrap: Wrap = bare, *, timing: Timing | None = None, tracer: Tracer | None = None, pool: str = ""
+    ) -> None:
+        """`timing` times calls; None: no call is timed. `tracer` traces requests; None: no request is traced. `pool`: as in `Used`."""
         self.whole = whole
         self.timing = timing
         self.tracer = tracer
         self._wrap = wrap
+        self._pool = pool
         self.use(whole)
 
     def use(self, pipeline: Pipeline, left_out: Collection[str] = ()) -> None:
         """Sets the pipeline of all later leases."""
-        self.current = Used(pipeline, tuple(left_out))
+        self.current = Used(pipeline, tuple(left_out), self._pool)
         self.parser = Parsers(pipeline).find
         self._conditional: dict[int, Pipeline] = {}
         if self.timing is not None:

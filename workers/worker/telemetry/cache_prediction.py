@@ -146,7 +146,7 @@ class PredictionWatch:
     def look(self, now: float) -> None:
         """Evaluates what was counted since the last look. `now`: monotonic seconds."""
         if self._watch.saw(now, self._kv_usage()):
-            for divergence in self._watch.close(now, sums(self._series), self._evictions()):
+            for divergence in self._watch.close(now, by_server(sums(self._series)), self._evictions()):
                 self._report("prefix cache predictions are wrong", **divergence._asdict())
 
     def _kv_usage(self) -> Mapping[Key, float]:
@@ -161,7 +161,16 @@ class PredictionWatch:
 
 
 def sums(series: SeriesReader) -> dict[Key, Sums]:
-    """Returns the sums over all workers since the start, by endpoint. Leaves out endpoints without any count."""
+    """Returns the sums over all workers since the start, by the labels of the series. Leaves out those without any count."""
     labels, ints, _, _ = series.totals()
     rows = zip(labels, ints[:, WATCHED].tolist(), strict=True)
     return {key: Sums(*values) for key, values in rows if any(values)}
+
+
+def by_server(found: Mapping[Key, Sums]) -> dict[Key, Sums]:
+    """Adds up the sums of a server that several pools have."""
+    added: dict[Key, Sums] = {}
+    for key, each in found.items():
+        server = key[: len(PREDICTION.labels)]
+        added[server] = Sums(*map(sum, zip(added.get(server, Sums()), each, strict=True)))
+    return added

@@ -30,7 +30,7 @@ def sealed(of: Receipt) -> str:
 def open_(site: Site, text: str) -> PageAnswer:
     """Opens a receipt. The workers answer meanwhile. The configuration in force has the number 7."""
     pipeline = site.pairs[0].app.pipelines.whole
-    page = ReceiptPage(SEAL, site.asking, lambda: ENDPOINTS, lambda: (7, pipeline), lambda: site.time)
+    page = ReceiptPage(SEAL, site.asking, lambda: ENDPOINTS, lambda _: (7, pipeline), lambda: site.time)
     answer = page(Request("GET", "/debug/receipt", query=urlencode({"id": text})))
     if isinstance(answer.body, bytes):
         return answer

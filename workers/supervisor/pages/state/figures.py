@@ -39,6 +39,7 @@ from workers.supervisor.pages.state.look import (
     OutcomeLook,
     counts_of,
 )
+from workers.supervisor.pages.state.pools import PoolFigures, pool_figures
 
 SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's heartbeat are both older than this
 REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
@@ -121,7 +122,7 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     none was compared. `not_precise`: why the endpoint's prefix matches are not precise, or those of most requests; "" if they
     are. `events_age_s`: seconds since the last message of its event stream. `held_blocks`: the number of blocks in its cache, as its events
     tell. These three are None if the picker follows no event streams. `first_token`: what the latency model has learned of the time to the
-    first token, in words; None if it has learned nothing.
+    first token, in words; None if it has learned nothing. `pool`: its name; None if the picker has one pool.
     """
 
     name: str
@@ -142,6 +143,7 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     events_age_s: float | None = None
     held_blocks: int | None = None
     first_token: str | None = None
+    pool: str | None = None
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +152,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     `bands` is None without flow control, `others` without a replica store. The most important band comes first. `left_out` has the
     plugins that failed too often, with the number of workers that leave them out. `flows`: those with waiting requests, the longest queue
     first. `outcomes`: how requests have left flow control since the start. `errors`: error code -> failed requests since the start.
+    `pools`: in their order; none if the picker has one pool.
     """
 
     instance: Instance
@@ -169,11 +172,24 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     errors: Mapping[str, int] = {}
     flows: Sequence[FlowLook] = ()
     outcomes: Sequence[OutcomeLook] = ()
+    pools: Sequence[PoolFigures] = ()
 
 
 def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
     """Computes all figures. Seats that never had a worker are left out. Endpoints are in the order of their names."""
     return last(computing(instance, look, before))
+
+
+def only(figures: Figures, pool: str) -> Figures:
+    """Returns the figures with the pools, endpoints, bands and flows of one pool. Those of workers and requests stay those of all."""
+    return msgspec.structs.replace(
+        figures,
+        pools=[each for each in figures.pools if each.name == pool],
+        endpoints=[each for each in figures.endpoints if each.pool == pool],
+        bands=None if figures.bands is None else [each for each in figures.bands if each.pool == pool],
+        flows=[each for each in figures.flows if each.pool == pool],
+        outcomes=[each for each in figures.outcomes if each.pool == pool],
+    )
 
 
 def last(steps: Iterator[T | None]) -> T:
@@ -209,6 +225,7 @@ def computing(instance: Instance, look: Look, before: Look | None) -> Iterator[F
         errors=look.errors,
         flows=look.flows,
         outcomes=look.outcomes,
+        pools=pool_figures(look, before, elapsed, endpoints),
     )
 
 
@@ -341,7 +358,7 @@ def _worker_state(lane: LaneLook) -> str:
 
 def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterator[list[EndpointFigures]]:
     """Yields the figures of more and more endpoints: one list, ENDPOINTS_AT_ONCE longer after each step."""
-    earlier = {(e.name, e.namespace, e.address): e.picks for e in before.endpoints} if before is not None else {}
+    earlier = {(e.name, e.namespace, e.address, e.pool): e.picks for e in before.endpoints} if before is not None else {}
     new = [_new_picks(e, earlier) for e in look.endpoints]
     total = sum(picks or 0 for picks in new)
     tokenless = _without_tokens(look, before, total)
@@ -369,6 +386,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
                 events_age_s=e.stream.age_s if e.stream is not None else None,
                 held_blocks=e.stream.held if e.stream is not None else None,
                 first_token=e.first_token,
+                pool=e.pool,
             )
         )
         if len(found) % ENDPOINTS_AT_ONCE == 0:
@@ -386,8 +404,8 @@ def _without_tokens(look: Look, before: Look | None, decided: int) -> str:
     return no_tokens(new.most_common(1)[0][0]) if 2 * new.total() > requests else ""
 
 
-def _new_picks(endpoint: EndpointLook, earlier: Mapping[tuple[str, str, str], int | None]) -> int | None:
-    then = earlier.get((endpoint.name, endpoint.namespace, endpoint.address))
+def _new_picks(endpoint: EndpointLook, earlier: Mapping[tuple[str, str, str, str | None], int | None]) -> int | None:
+    then = earlier.get((endpoint.name, endpoint.namespace, endpoint.address, endpoint.pool))
     return None if endpoint.picks is None or then is None else max(0, endpoint.picks - then)
 
 

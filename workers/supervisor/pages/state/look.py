@@ -67,6 +67,7 @@ class EndpointLook:
     picks: int | None
     cached: CachedLook | None = None
     stream: StreamLook | None = None
+    pool: str | None = None  # its name; None if the picker has one pool
     first_token: str | None = None  # what the latency model has learned, in words; None if it has learned nothing
 
 
@@ -83,13 +84,25 @@ class IndexLook(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
 
 
+class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several pools. `routed`: requests that got an endpoint since the start. `failed`: those that failed, in the picker or at a
+    model server. `queued`: those that wait in flow control.
+    """
+
+    name: str
+    routed: int = 0
+    failed: int = 0
+    queued: int = 0
+
+
 class FlowLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The waiting requests of one flow over all workers. `bytes`: of their bodies."""
+    """The waiting requests of one flow over all workers. `bytes`: of their bodies. `pool`: None if the picker has one pool."""
 
     fairness_id: str
     priority: int
     requests: int
     bytes: int
+    pool: str | None = None
 
 
 class OutcomeLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,15 +111,19 @@ class OutcomeLook(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     priority: int
     requests: int
+    pool: str | None = None
 
 
 class BandLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The waiting requests of one band of flow control over all workers. `oldest_age_s` is None without waiting requests."""
+    """The waiting requests of one band of flow control over all workers. `oldest_age_s` is None without waiting requests, and if the picker
+    has several pools. `pool`: None if it has one.
+    """
 
     priority: int
     requests: int
     bytes: int
     oldest_age_s: float | None
+    pool: str | None = None
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +170,7 @@ class Look:
     flows: Sequence[FlowLook] = ()
     outcomes: Sequence[OutcomeLook] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)  # by plugin: the number of workers that leave it out
+    pools: Sequence[PoolLook] = ()  # none if the picker has one pool
 
 
 def counter_name(metric: Metric, value: str) -> str:

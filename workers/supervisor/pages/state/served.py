@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from typing import Final
 
+from epp.metrics import POOL
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUE_DURATION, FLOW_QUEUES, FLOW_REQUESTS
-from epp.metrics.series import ERROR, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
+from epp.metrics.series import ATTEMPTS, ERROR, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
 from shm.series_reader import SeriesReader
-from workers.supervisor.pages.state.look import FlowLook, OutcomeLook
+from workers.supervisor.pages.state.look import BandLook, FlowLook, OutcomeLook, PoolLook
+from workers.worker.telemetry.request_metrics import SUCCESS
 
 FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has
 
@@ -16,10 +18,12 @@ FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has
 class Served:
     """Sums series over all workers. A group that the picker does not have counts nothing."""
 
-    def __init__(self, series: Callable[[str], SeriesReader | None]) -> None:
-        """`series`: returns the reader of the series with this name; None if there are none."""
+    def __init__(self, series: Callable[[str], SeriesReader | None], *, several: bool) -> None:
+        """`series`: returns the reader of the series with this name; None if there are none. `several`: whether there are several pools."""
+        self._several = several
         self._requests = series(REQUEST_FIGURES.name)
         self._errors = series(ERROR.name)
+        self._attempts = series(ATTEMPTS.name)
         self._queues = series(FLOW_QUEUES.name)
         self._outcomes = series(FLOW_REQUESTS.name)
         self._waits = series(FLOW_DURATIONS.name)
@@ -38,26 +42,40 @@ class Served:
             found[FLOW_QUEUE_DURATION.name] = _summed(self._waits, 0)
         return found
 
-    def errors(self) -> Mapping[str, int]:
-        """Returns error code -> failed requests since the start."""
+    def errors(self, label: str = "error_code") -> Mapping[str, int]:
+        """Returns error code, or another label's value, -> failed requests since the start."""
         found: Counter[str] = Counter()
         if self._errors is not None:
+            at = self._errors.schema.labels.index(label)
             for labels, values in self._errors.rows().items():
-                found[labels[-1]] += values.counters[0]
+                found[labels[at]] += values.counters[0]
         return found
 
     def flows(self) -> Sequence[FlowLook]:
         """Returns the FLOWS_MAX flows with the longest queues, the longest first."""
         if self._queues is None:
             return ()
-        waiting: Counter[tuple[str, str]] = Counter()
-        size: Counter[tuple[str, str]] = Counter()
-        for (fairness_id, priority, *_), values in self._queues.rows().items():
-            waiting[fairness_id, priority] += values.gauges[0]
-            size[fairness_id, priority] += values.gauges[1]
+        waiting: Counter[tuple[str, str, str]] = Counter()
+        size: Counter[tuple[str, str, str]] = Counter()
+        for (fairness_id, priority, pool, *_), values in self._queues.rows().items():
+            waiting[fairness_id, priority, pool] += values.gauges[0]
+            size[fairness_id, priority, pool] += values.gauges[1]
         return [
-            FlowLook(fairness_id=flow[0], priority=_whole(flow[1]), requests=requests, bytes=size[flow])
+            FlowLook(fairness_id=flow[0], priority=_whole(flow[1]), requests=requests, bytes=size[flow], pool=self._shown(flow[2]))
             for flow, requests in nlargest(FLOWS_MAX, waiting.items(), key=lambda item: item[1])
+            if requests > 0
+        ]
+
+    def bands(self) -> Sequence[BandLook]:
+        """Returns the bands with waiting requests, by pool and priority: those of several pools, whose places only workers know."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for (_, priority, pool, *_), values in self._queues.rows().items() if self._queues is not None else ():
+            sums = found.setdefault((pool, _whole(priority)), [0, 0])
+            sums[0] += values.gauges[0]
+            sums[1] += values.gauges[1]
+        return [
+            BandLook(priority=priority, requests=requests, bytes=size, oldest_age_s=None, pool=pool)
+            for (pool, priority), (requests, size) in sorted(found.items())
             if requests > 0
         ]
 
@@ -67,11 +85,29 @@ class Served:
             return ()
         rows = self._outcomes.rows().items()
         found = [
-            OutcomeLook(outcome=outcome, priority=_whole(priority), requests=values.counters[0])
-            for (outcome, priority, *_), values in rows
+            OutcomeLook(outcome=outcome, priority=_whole(priority), requests=values.counters[0], pool=self._shown(pool))
+            for (outcome, priority, pool, *_), values in rows
             if values.counters[0]
         ]
-        return sorted(found, key=lambda each: (-each.priority, each.outcome))
+        return sorted(found, key=lambda each: (-each.priority, each.outcome, each.pool or ""))
+
+    def pools(self, names: Sequence[str], queued: Sequence[int]) -> Sequence[PoolLook]:
+        """Returns the figures of each of several pools that do not belong to one endpoint. `queued`: requests in flow control."""
+        if not names:
+            return ()
+        routed, failed = Counter[str](), self.errors(POOL)
+        if self._attempts is not None:
+            status, pool = (self._attempts.schema.labels.index(label) for label in ("status", POOL))
+            for labels, values in self._attempts.rows().items():
+                if labels[status] == SUCCESS:
+                    routed[labels[pool]] += values.counters[0]
+        return [
+            PoolLook(name=name, routed=routed[name], failed=failed.get(name, 0), queued=waiting)
+            for name, waiting in zip(names, queued, strict=True)
+        ]
+
+    def _shown(self, pool: str) -> str | None:
+        return pool if self._several else None
 
 
 def _summed(series: SeriesReader, *places: int) -> Sequence[int]:

@@ -6,6 +6,7 @@ entries of an evenly spread sample of the buckets, so that it takes the same tim
 What this does not do: compare looks, or decide what a terminal shows.
 """
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,13 +18,14 @@ import numpy as np
 from epp.candidates import Endpoint
 from epp.learning.state import UnusableModel, decode
 from epp.learning.words import in_words
+from epp.metrics import POOL
 from epp.metrics.kv_events import REPLAYS_FAILED
 from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from epp.prefix.divergence import Sums
 from shm import observe
 from shm.documents import DocumentReader, DocumentSchema
-from shm.flow_lanes import FlowLanes, FlowSchema
+from shm.flow_lanes import WAITING, FlowLanes, FlowSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Schema
 from shm.observe import Life, Part, Seen
@@ -62,7 +64,7 @@ COUNTED_BUCKETS_MAX = 1 << 17  # buckets of the prefix index that one look count
 DOUBTED_MAX = 16  # endpoints with implausible reports of usage that are told apart
 
 S = TypeVar("S", bound=Schema)
-PickKey = tuple[str, str, str]
+PickKey = tuple[str, ...]
 
 
 class Counted(NamedTuple):
@@ -122,7 +124,8 @@ class Source:
         self.predictions = self._series_of(parts, PREDICTION.name)
         self._isolation = self._series_of(parts, ISOLATION.name)
         self._tokenless = self._series_of(parts, WITHOUT_TOKENS.name)
-        self.served = Served(lambda name: self._series_of(parts, name))
+        self.served = Served(lambda name: self._series_of(parts, name), several=bool(seen.pools))
+        self._flows = self._flows_of(parts)
 
     def close(self) -> None:
         """Unmaps the segments. Do not take a look afterwards."""
@@ -153,7 +156,8 @@ class Source:
             bounds={**dict(lanes.schema.histograms), **self.served.bounds},
             endpoints=tuple(endpoints),
             index=self._index_look(counted),
-            bands=self._bands(now),
+            bands=self.served.bands() if self.seen.pools else self._bands(now),
+            pools=self.served.pools(self.seen.pools, [flow.total(WAITING) for flow in self._flows]),
             left_out=self._left_out(),
             configuration=self._configuration(),
             others=self._others(now),
@@ -170,7 +174,9 @@ class Source:
         if self._streams is not None:
             counters[REPLAYS_FAILED.name] = self._streams.replays_failed()
         if self._tokenless is not None:
-            for (*_, server, reason), values in self._tokenless.rows().items():
+            server_at, reason_at = (self._tokenless.schema.labels.index(label) for label in WITHOUT_TOKENS.labels)
+            for row, values in self._tokenless.rows().items():
+                server, reason = row[server_at], row[reason_at]
                 name = counter_name(WITHOUT_TOKENS, f"{server} {reason}")
                 counters[name] = counters.get(name, 0) + values.counters[0]
         if series is None:
@@ -207,7 +213,7 @@ class Source:
 
     def _endpoint_looks(self, now: float, counted: Counted) -> Iterator[list[EndpointLook]]:
         """Yields the looks at more and more endpoints: one list, up to ENDPOINTS_AT_ONCE longer after each step."""
-        copy, endpoints = self.table.copy(), self.known()
+        copy, endpoints, pools = self.table.copy(), self.known(), self._endpoints.pools()
         rows = len(copy.rows)
         requests, tokens = self.lanes.inflight(rows).tolist(), self.lanes.tokens(rows).tolist()
         picks = self._picks()
@@ -216,10 +222,12 @@ class Source:
         latencies = self._latencies(now)
         found: list[EndpointLook] = []
         yield found
-        for number, e in enumerate(endpoints, 1):
+        for number, (e, pool) in enumerate(zip(endpoints, pools, strict=True), 1):
             if e.slot >= rows or int(copy.generation[e.slot]) != e.generation:
                 continue
             updated_at = float(copy.updated_at[e.slot])
+            name = self._pool_name(pool)
+            key = (e.name, e.namespace, str(e.port), *([name] if name is not None else ()))
             entries = counted.by_owner[e.owner] if e.owner < len(counted.by_owner) else 0
             found.append(
                 EndpointLook(
@@ -233,10 +241,11 @@ class Source:
                     inflight_requests=requests[e.slot],
                     inflight_tokens=tokens[e.slot],
                     index_entries=round(entries * counted.factor),
-                    picks=None if picks is None else picks[(e.name, e.namespace, str(e.port))],
-                    cached=_cached(compared.get((e.name, e.namespace, str(e.port)))),
+                    picks=None if picks is None else picks[key],
+                    cached=_cached(compared.get(key)),
                     stream=None if streams is None else _stream(streams.get(e.slot, NOT_FOLLOWED)),
                     first_token=latencies.get((e.slot, e.generation)),
+                    pool=name,
                 )
             )
             if number % ENDPOINTS_AT_ONCE == 0:
@@ -245,15 +254,22 @@ class Source:
 
     def _latencies(self, now: float) -> Mapping[tuple[int, int], str]:
         """Returns (slot, generation) -> what the latency model has learned, in words."""
-        found = self._latency.read(0) if self._latency is not None else None
-        if found is None:
-            return {}
-        try:
-            model = decode(found[1])
-        except UnusableModel:
-            return {}
-        known = (each for each in model.endpoints.values() if each.samples)
-        return {(each.slot, each.generation): in_words(model, each.slot, now) for each in known}
+        words: dict[tuple[int, int], str] = {}
+        for pool in range(max(1, len(self.seen.pools)) if self._latency is not None else 0):
+            assert self._latency is not None
+            found = self._latency.read(pool)
+            if found is None:
+                continue
+            with contextlib.suppress(UnusableModel):
+                model = decode(found[1])
+                known = (each for each in model.endpoints.values() if each.samples)
+                words |= {(each.slot, each.generation): in_words(model, each.slot, now) for each in known}
+        return words
+
+    def _pool_name(self, pool: int) -> str | None:
+        """Returns the name of a pool; None if the picker has one pool."""
+        names = self.seen.pools
+        return None if not names else names[pool] if pool < len(names) else ""
 
     def known(self) -> Sequence[Endpoint]:
         """Returns the endpoints that discovery knows now."""
@@ -274,12 +290,12 @@ class Source:
         """
         if self._attempts is None:
             return None
-        places = [ATTEMPTS.labels.index(label) for label in ("endpoint_name", "namespace", "port")]
+        known = self._attempts.schema.labels
+        places = [known.index(label) for label in ("endpoint_name", "namespace", "port", POOL) if label in known]
         counter = list(self._attempts.schema.counter_at).index(SCHEDULER_ATTEMPTS.name)
         found: Counter[PickKey] = Counter()
         for labels, values in self._attempts.rows().items():
-            name, namespace, port = (labels[place] for place in places)
-            found[name, namespace, port] += values.counters[counter]
+            found[tuple(labels[place] for place in places)] += values.counters[counter]
         return found
 
     def _configuration(self) -> Configuration | None:
@@ -299,7 +315,7 @@ class Source:
         if self._isolation is None:
             return {}
         rows = self._isolation.rows().items()
-        return {labels[0]: values.gauges[0] for labels, values in rows if values.gauges[0]}
+        return {_plugin(labels): values.gauges[0] for labels, values in rows if values.gauges[0]}
 
     def _count_index(self) -> Counted:
         """Counts the entries of the prefix index per owner, in all buckets or in every n-th bucket."""
@@ -348,11 +364,12 @@ class Source:
         return KvFigures(DocumentReader(documents.schema, documents.region), StreamPositions(positions.schema, positions.region))
 
     def _flow_of(self, parts: Mapping[str, Part]) -> FlowLanes | None:
-        """Returns the lanes of flow control; None if it is off."""
-        for part in parts.values():
-            if isinstance(part.schema, FlowSchema):
-                return FlowLanes(part.schema, part.region, self.lanes)
-        return None
+        """Returns the lanes of flow control, of the first pool if there are several; None if it is off."""
+        return next(iter(self._flows_of(parts)), None)
+
+    def _flows_of(self, parts: Mapping[str, Part]) -> list[FlowLanes]:
+        """Returns the lanes of flow control of each pool."""
+        return [FlowLanes(part.schema, part.region, self.lanes) for part in parts.values() if isinstance(part.schema, FlowSchema)]
 
     def _remote_of(self, parts: Mapping[str, Part]) -> RemoteLane | None:
         """Returns the lane of other replicas; None without a replica store."""
@@ -393,6 +410,11 @@ class Source:
             if isinstance(part.schema, kind):
                 return part.schema, part.region
         raise SegmentError(f"instance {self.seen} is not complete: no {kind.__name__} in its segments; try again in a moment")
+
+
+def _plugin(labels: Sequence[str]) -> str:
+    """Returns the name of a plugin, with that of its pool if there are several."""
+    return labels[0] if len(labels) == len(ISOLATION.labels) else f"{labels[0]} of pool {labels[-1]}"
 
 
 def _stream(found: StreamFigures) -> StreamLook:

@@ -1,0 +1,100 @@
+"""What commands show of a real picker of several pools, with simulated servers and Envoy."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from loadtest.demo.children import python
+from tests.e2e.cluster import COMPLETIONS, Cluster, ask, completion, run
+from tests.e2e.conftest import FAST
+
+NAMES = ("big", "small", "idle")
+TEXT = """\
+pools:
+- {{name: big, models: ["big-*"], endpoints: {0}}}
+- name: small
+  models: ["small-*"]
+  endpoints: {1}
+  config: |
+    featureGates: [flowControl]
+    plugins: [{{type: queue-scorer}}]
+- {{name: idle, models: [idle], endpoints: {2}}}
+"""
+REQUESTS = {"big": 6, "small": 3}
+
+
+class Site:
+    """A picker of three pools. Two of them have got requests, and one a request that no pool serves."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        fleets = [cluster.fleet(2, *FAST, "--model", f"{name}-1") for name in NAMES]
+        self.addresses = dict(zip(NAMES, ([f"{host}:{port}" for host, port in each.addresses] for each in fleets), strict=True))
+        self.picker = cluster.picker(cluster.directory, workers=2, pools_text=TEXT.format(*map(json.dumps, self.addresses.values())))
+        self.where = (f"--run-dir={cluster.directory / 'run'}", f"--metrics-port={self.picker.metrics}")
+        self.port = cluster.envoy(self.picker, edge=True)
+        for name, count in REQUESTS.items():
+            for number in range(count):
+                assert self.ask(f"{name}-1", f"{name}-{number}") == 200
+        assert self.ask("none", "none-1") == 404
+
+    def ask(self, model: str, request_id: str = "") -> int:
+        headers = {"x-request-id": request_id} if request_id else {}
+        return ask(self.port, COMPLETIONS, completion("hello " * 100, model=model, max_tokens=2), headers).status
+
+    def run(self, command: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        return run(python("workers", command, *self.where, *flags))
+
+    def json(self, command: str, *flags: str) -> Any:
+        done = self.run(command, *flags, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with Cluster() as cluster:
+        yield Site(cluster)
+
+
+def test_top_has_a_row_for_each_pool_and_the_pool_of_each_endpoint(site: Site) -> None:
+    shown = site.json("top", "--once", "--interval=100ms")
+    assert [(pool["name"], pool["fresh"], pool["endpoints"]) for pool in shown["pools"]] == [(name, 2, 2) for name in NAMES]
+    assert {(each["pool"], each["address"]) for each in shown["endpoints"]} == {(n, a) for n, mine in site.addresses.items() for a in mine}
+    table = site.run("top", "--once", "--interval=100ms").stdout.splitlines()
+    (title,) = [at for at, line in enumerate(table) if line.split()[:2] == ["pool", "fresh"]]
+    assert [line.split()[:2] for line in table[title + 1 : title + 4]] == [[name, "2/2"] for name in NAMES]
+
+
+def test_top_shows_one_pool_only_if_it_is_named(site: Site) -> None:
+    shown = site.json("top", "--once", "--interval=100ms", "--pool=small")
+    assert [pool["name"] for pool in shown["pools"]] == ["small"]
+    assert {each["address"] for each in shown["endpoints"]} == set(site.addresses["small"])
+
+
+def test_explain_names_the_pool_of_a_decision_and_shows_only_those_of_a_pool(site: Site) -> None:
+    decisions = site.json("explain", "--n=50")["decisions"]
+    assert {(each["pool"], each["model"]) for each in decisions} == {("big", "big-1"), ("small", "small-1")}
+    assert {each["pool"] for each in site.json("explain", "--n=50", "--pool=small")["decisions"]} == {"small"}
+    assert "pool big  model big-1" in site.run("explain", "--request-id=big-2").stdout
+    nothing = site.run("explain", "--pool=idle")
+    assert nothing.returncode == 1 and "no decision was made yet in pool idle" in nothing.stderr
+
+
+@pytest.mark.parametrize("command", [("top", "--once"), ("explain",)], ids=lambda each: each[0])
+def test_a_pool_that_does_not_exist_is_refused_with_those_that_do(site: Site, command: tuple[str, ...]) -> None:
+    done = site.run(*command, "--pool=huge")
+    assert done.returncode != 0
+    assert "there is no pool 'huge'; pools: big, small, idle" in done.stderr
+
+
+def test_metrics_of_requests_have_the_pool_and_those_of_no_pool_an_empty_one(site: Site) -> None:
+    page = site.picker.page()
+    counted = {
+        match[2]: float(match[3])
+        for match in re.finditer(r'^llm_d_epp_request_(total|error_total)\{.*pool="(.*?)".*\} (\S+)$', page, re.MULTILINE)
+    }
+    assert counted == {"big": 6, "small": 3, "": 1}
