@@ -1,7 +1,7 @@
 """Encoder-cache affinity: knows which images, audio and video of a request were sent to which endpoint before.
 
 Media are identified by the hashes that the token producer finds. The shared prefix index stores where each item was sent: a hash of the
-item and the deployment's secret, as a chain of one block. So other workers find an item a few milliseconds later, a restarted worker finds
+item, the request's cache salt and the deployment's secret, as a chain of one block. So other workers find an item a few milliseconds later, a restarted worker finds
 it, too, and it disappears when the endpoint leaves. An endpoint's encoder cache may drop an item long before the index does, so a match
 is a guess.
 """
@@ -87,7 +87,7 @@ class MediaCache(DataProducer, PreRequest):
         if not features:
             request[self._match] = NO_MEDIA
             return
-        items = [self._look_up(feature) for feature in list(features.values())[:ITEMS_MAX]]
+        items = [self._look_up(feature, tokenized.cache_salt) for feature in list(features.values())[:ITEMS_MAX]]
         request[self._items] = items
         request[self._match] = MediaMatch(self._held(items, candidates), len(items))
 
@@ -104,10 +104,11 @@ class MediaCache(DataProducer, PreRequest):
             self._hits.add(chosen.name, item.modality)
         self._ratio.observe(len(held) / len(items))
 
-    def _look_up(self, feature: Feature) -> Item:
+    def _look_up(self, feature: Feature, cache_salt: str) -> Item:
         modality = feature.modality if feature.modality in MODALITIES else OTHER
         self._queries.add(modality)
-        key = xxh3_64_intdigest(b"media " + feature.hash.encode(), self._secret) & NARROW
+        salt = cache_salt.encode()
+        key = xxh3_64_intdigest(b"media %d:%b%b" % (len(salt), salt, feature.hash.encode()), self._secret) & NARROW
         return Item(key, modality, frozenset(self._index.match(np.array([key], dtype=np.uint64))))
 
     def _held(self, items: Sequence[Item], candidates: Candidates) -> Floats | None:

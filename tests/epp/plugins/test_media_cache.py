@@ -52,6 +52,18 @@ def test_every_worker_finds_where_an_image_was_sent() -> None:
     assert again.held.tolist() == [0.0, 2.0, 0.0] and again.total == 3
 
 
+def test_requests_with_another_salt_find_nothing() -> None:
+    plugin = producer(FakeServices())
+    salted = showing("ab")
+    salted[TOKENS].cache_salt = "acme"
+    matched(plugin, salted)
+    sent(plugin, salted, 1)
+    assert matched(plugin, salted).held is not None
+    other = showing("ab")
+    other[TOKENS].cache_salt = "bee"
+    assert matched(plugin, other).held is None and matched(plugin, showing("ab")).held is None
+
+
 def test_a_repeated_image_counts_once_and_an_image_without_a_hash_never() -> None:
     assert matched(producer(FakeServices()), showing("aa", "a")).total == 1
     nothing = request()
