@@ -45,8 +45,8 @@ _NAMES = """
     workers/worker/extproc: answer_counts app budgets health pipelines pool pool_stream request_phase reservation response_phase shedding
     workers/worker/extproc: shell stream tried_stream
     workers/worker/flow: flow_control metrics peers probe
-    workers/worker/telemetry: cache_prediction call_timing recorder request_metrics request_telemetry stream_metrics
-    workers/worker/telemetry: tenant_counts trace_context tracing
+    workers/worker/telemetry: cache_prediction call_timing recorder request_metrics request_telemetry salt_watch
+    workers/worker/telemetry: stream_metrics tenant_counts trace_context tracing
 """
 PATHS: Final = tuple(
     f"{folder}/{name}.py"

@@ -37,6 +37,8 @@ WORKER_COUNTERS = (
     Metric("producer_failures_total", "counter", "Failures of data producers (they fail open)."),
     Metric("prompt_tokens_total", "counter", "Prompt tokens that model servers reported."),
     Metric("cached_prompt_tokens_total", "counter", "Prompt tokens that model servers reported as cached."),
+    Metric("salt_checked_tokens_total", "counter", "Prompt tokens of a sample of requests with a tenant's cache salt."),
+    Metric("salt_lost_tokens_total", "counter", "Those of salt_checked_tokens_total that could be cached if tenants shared prefixes."),
     Metric("completion_tokens_total", "counter", "Completion tokens that model servers reported."),
     Metric("connections_total", "counter", "Connections accepted."),
     Metric("handshakes_given_up_total", "counter", "TLS connections that the peer closed before the handshake was complete."),

@@ -89,6 +89,9 @@ USAGE_BEYOND_BOUNDS = Metric(
     "counter",
     "Answers whose model server reported more than twice the tokens that the request can have cost; only those count.",
 )
+SALT_IGNORED = Metric(
+    "salt_ignored_total", "counter", "Answers with cached prompt tokens although only other cache salts had sent this beginning before."
+)
 PREDICTION = Group(
     "prefix_prediction",
     ("endpoint_name", "namespace", "port"),
@@ -102,6 +105,7 @@ PREDICTION = Group(
         UNDERPREDICTED_TOKENS,
         PREDICTION_MISSED,
         USAGE_BEYOND_BOUNDS,
+        SALT_IGNORED,
     ),
     blocks=1024,
     ages=True,

@@ -64,6 +64,7 @@ from workers.worker.telemetry.call_timing import CallTimers, Timing
 from workers.worker.telemetry.recorder import Recorder
 from workers.worker.telemetry.request_metrics import RequestMetrics
 from workers.worker.telemetry.request_telemetry import Telemetry
+from workers.worker.telemetry.salt_watch import SaltWatch
 from workers.worker.telemetry.shadow_agreement import Agreements
 from workers.worker.telemetry.tenant_counts import TenantCounts
 from workers.worker.telemetry.tracing import Tracer
@@ -305,9 +306,17 @@ class Parts:
             doubts=UsageDoubts(self.series(PREDICTION), log.warning, time.monotonic),
             agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
             access_log=AccessLog(share, self._rng) if (share := self.instance.options.access_log) else None,
-            tenants=TenantCounts(self.series(TENANT)) if self._tenants is not None else None,
+            tenants=TenantCounts(self.series(TENANT), self._salt_watch()) if self._tenants is not None else None,
             look=self.record if self.instance.options.record_dir != OFF else None,
         )
+
+    def _salt_watch(self) -> SaltWatch | None:
+        entry, lane = self.instance.config.tenants, self._lane
+        if entry is None or entry.salt_place is None:
+            return None
+        counters = (lane.schema.counter[f"salt_{name}_tokens_total"] for name in ("checked", "lost"))
+        checked, lost = (partial(lane.add, counter) for counter in counters)
+        return SaltWatch(self.series(PREDICTION), checked, lost, seed=self.instance.credentials.prefix_seed, now=time.monotonic())
 
     def _receipt(self, pipeline: Pipeline, request: Request, decision: Decision) -> str:
         """Returns the id of a receipt for a decision of this worker."""

@@ -1,9 +1,9 @@
 """Encoder-cache affinity: knows which images, audio and video of a request were sent to which endpoint before.
 
 Media are identified by the hashes that the token producer finds. The shared prefix index stores where each item was sent: a hash of the
-item, the request's cache salt and the deployment's secret, as a chain of one block. So other workers find an item a few milliseconds later, a restarted worker finds
-it, too, and it disappears when the endpoint leaves. An endpoint's encoder cache may drop an item long before the index does, so a match
-is a guess.
+item, the request's cache salt and the deployment's secret, as a chain of one block. So other workers find an item a few milliseconds later,
+a restarted worker finds it, too, and it disappears when the endpoint leaves. An endpoint's encoder cache may drop an item long before the
+index does, so a match is a guess.
 """
 
 from collections.abc import Sequence

@@ -44,7 +44,7 @@ def command(metrics_port: int | None, instance: str, pool: str, run_dir: str, in
       interval_s   between the two looks that rates, quantiles and traffic_share come from
       requests     per_s errors_per_s processing_p50_s processing_p99_s
                    in_flight tokens_in_flight cached_share
-                   predicted_share reported_share
+                   predicted_share reported_share salt_lost_share
                    first_token_p50_s first_token_p95_s waited_p50_s waited_p95_s
       supervisor   serving heartbeat_age_s starts replicas_needed headroom
       workers[]    worker state heartbeat_age_s starts streams connections accepted_share

@@ -173,6 +173,8 @@ def header(figures: Figures) -> list[Text]:
     tokens = f"tokens in flight {_count(requests.tokens_in_flight)}  prompt from cache {_share(requests.cached_share)}"
     if requests.predicted_share is not None:
         tokens += f"  predicted {_share(requests.predicted_share)}, reported {_share(requests.reported_share)}"
+    if requests.salt_lost_share is not None:
+        tokens += f"  lost to salts {_share(requests.salt_lost_share)}"
     estimated = "about " if index.estimated else ""
     third = Text(
         f"prefix index {estimated}{_count(index.used)} of {_count(index.entries)} entries ({_share(index.used_share)})  "

@@ -104,6 +104,8 @@ class Telemetry:
         lane.observe(at.request_processing, now - received_at)
         if request is None or used is None:
             return None
+        if self.tenants is not None:  # before the prompt is dropped
+            self.tenants.routed(request, waited=decision.ticket is not None and decision.ticket.waited)
         drop_prompt(request)
         request.sent_at = now
         lane.observe(at.scheduler_e2e, now - request.now)
@@ -111,8 +113,6 @@ class Telemetry:
         if (recorder := self.recorder or self._begun()) is not None:
             recorded = recorder.decided(request, decision, received_at, now)
         self.recent.add(now, request, decision, used=used)
-        if self.tenants is not None:
-            self.tenants.routed(request.fairness_id, waited=decision.ticket is not None and decision.ticket.waited)
         if self.agreements is not None:
             self.agreements.count(decision)
         # The last step, because only the caller can end what it counts as running.
@@ -128,7 +128,7 @@ class Telemetry:
             self._lane.add(self._at.load_refusals)
         if request is not None:
             if self.tenants is not None:
-                self.tenants.refused(request.fairness_id, over_budget=refused.cause is Cause.OVER_BUDGET)
+                self.tenants.refused(request, over_budget=refused.cause is Cause.OVER_BUDGET)
             if refused.cause is Cause.NO_CANDIDATES and request.subset is not None:
                 self._lane.add(self._at.subset_empty)
             if (recorder := self.recorder or self._begun()) is not None:
@@ -204,6 +204,6 @@ class Telemetry:
         lane.add(at.cached_tokens, usage.cached or 0)
         lane.add(at.completion_tokens, usage.completion or 0)
         if self.tenants is not None:
-            self.tenants.answered(request.fairness_id, usage)
+            self.tenants.answered(request, decision, usage)
         if self.comparison is not None:
             self.comparison.answered(request, decision, usage)

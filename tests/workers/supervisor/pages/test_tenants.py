@@ -3,15 +3,20 @@
 import json
 from typing import Any
 
-from epp.decision.decision import Usage
+from epp.decision.decision import Decision, Usage
 from epp.metrics.series import TENANT
+from epp.request import Request
 from shm.segment import Region
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
 from workers.process.layout import series_schema_of
-from workers.supervisor.pages.page import Request
+from workers.supervisor.pages.page import Request as Asked
 from workers.supervisor.pages.tenants import FIGURES, MINUTES, TENANTS_MAX, TenantUse, reader_of
 from workers.worker.telemetry.tenant_counts import TenantCounts
+
+
+def of(tenant: str) -> Request:
+    return Request(id="r", path="/", headers={}, now=1.0, fairness_id=tenant)
 
 
 class Counted:
@@ -25,15 +30,15 @@ class Counted:
         self.use = TenantUse(reader_of(SeriesReader(schema, region, serving=lambda _: True)))
 
     def serve(self, tenant: str, prompt: int = 100, cached: int = 40, output: int = 10, *, waited: bool = False) -> None:
-        self.counts.routed(tenant, waited=waited)
-        self.counts.answered(tenant, Usage(prompt, output, cached))
+        self.counts.routed(of(tenant), waited=waited)
+        self.counts.answered(of(tenant), Decision((), {}, primary=""), Usage(prompt, output, cached))
 
     def minutes(self, count: int) -> None:
         for _ in range(count):
             self.use.sample()
 
     def shown(self) -> dict[str, Any]:
-        answer = self.use.page(Request("GET", "/debug/tenants", "", {}, ""))
+        answer = self.use.page(Asked("GET", "/debug/tenants", "", {}, ""))
         assert isinstance(answer.body, bytes)
         found: dict[str, Any] = json.loads(answer.body)
         return found
@@ -43,8 +48,8 @@ def test_the_page_has_what_each_tenant_used_at_once() -> None:
     counted = Counted()
     counted.serve("acme", waited=True)
     counted.serve("acme")
-    counted.counts.refused("acme", over_budget=True)
-    counted.counts.refused("bee", over_budget=False)
+    counted.counts.refused(of("acme"), over_budget=True)
+    counted.counts.refused(of("bee"), over_budget=False)
     acme, bee = counted.shown()["tenants"]
     assert acme["tenant"] == "acme"
     assert acme["hour"] == acme["day"] == dict(zip(FIGURES, (2, 1, 200, 80, 20, 1, 1), strict=True))
@@ -95,7 +100,7 @@ def test_blocks_are_looked_up_again_after_some_were_freed() -> None:
     counted = Counted()
     counted.serve("acme")
     for number in range(TENANT.blocks):
-        counted.counts.routed(f"tenant-{number}", waited=False)
+        counted.counts.routed(of(f"tenant-{number}"), waited=False)
     counted.writer.sweep(())
     counted.writer.sweep(())
     counted.serve("new")

@@ -68,6 +68,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 
     Shares are shares of the prompt tokens since the start. `cached_share`: what servers reported as cached, in all requests.
     `predicted_share`, `reported_share`: what the picker predicted and what servers reported as cached, in requests with both figures.
+    `salt_lost_share`: what could be cached at most besides, if tenants shared prefixes; None without cache salts.
     `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer.
     `waited_p50_s`, `waited_p95_s`: quantiles of the time in flow control; None without flow control.
     """
@@ -81,6 +82,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     cached_share: float | None
     predicted_share: float | None
     reported_share: float | None
+    salt_lost_share: float | None = None
     first_token_p50_s: float | None = None
     first_token_p95_s: float | None = None
     waited_p50_s: float | None = None
@@ -283,6 +285,7 @@ def state(endpoint: EndpointLook, *, supervised: bool) -> str:
 def _requests(look: Look, before: Look | None, elapsed: float | None) -> Requests:
     then: Mapping[str, int] = before.counters if before is not None else {}
     prompt, cached = (look.counters.get(f"{kind}prompt_tokens_total", 0) for kind in ("", "cached_"))
+    checked, lost = (look.counters.get(f"salt_{kind}_tokens_total", 0) for kind in ("checked", "lost"))
     predicted_share, reported_share = _shares([e.cached for e in look.endpoints])
     return Requests(
         per_s=_rate(look.counters, then, REQUESTS, elapsed),
@@ -298,6 +301,7 @@ def _requests(look: Look, before: Look | None, elapsed: float | None) -> Request
         cached_share=cached / prompt if prompt else None,
         predicted_share=predicted_share,
         reported_share=reported_share,
+        salt_lost_share=lost / checked if checked else None,
     )
 
 

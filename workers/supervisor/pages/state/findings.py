@@ -9,9 +9,8 @@ from typing import Final
 from epp.metrics.series import USAGE_BEYOND_BOUNDS
 from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
 from workers.shared.doctor_report import ERROR, WARNING, Finding
-from workers.supervisor.pages.state.finding_texts import NAME_CHARS_MAX, NAMED_MAX, Values, cause, names, singular, some
-from workers.supervisor.pages.state.look import counts_of
-from workers.supervisor.pages.state.prefix_findings import block_sizes, caching_off, kv_events, without_tokens
+from workers.supervisor.pages.state.finding_texts import Values, cause, names, recent_answers, singular, some
+from workers.supervisor.pages.state.prefix_findings import block_sizes, caching_off, kv_events, salts_ignored, without_tokens
 
 SHOWN_AS: Final = {"on trial": "ejected"}  # it still gets no requests but one
 LAG_S: Final = 0.2
@@ -99,15 +98,13 @@ def _unread_pages(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[
 
 
 def _implausible(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
-    recent = counts_of(values.get("recent", {}), USAGE_BEYOND_BOUNDS)
-    counted = {name: count for name, count in recent.items() if count >= BEYOND_MIN}
-    if counted:
-        shown = [f"{name[:NAME_CHARS_MAX]}: {count} answers" for name, count in list(counted.items())[:NAMED_MAX]]
+    number, shown = recent_answers(values, USAGE_BEYOND_BOUNDS, BEYOND_MIN)
+    if number:
         yield Finding(
             "usage",
             WARNING,
-            f"{some(len(counted), 'endpoint')} with more reported tokens than the answers can have",
-            f"{', '.join(shown)} in the last minutes; tokens beyond what is possible are not charged",
+            f"{some(number, 'endpoint')} with more reported tokens than the answers can have",
+            f"{shown} in the last minutes; tokens beyond what is possible are not charged",
             "compare `usage` in an answer with its text: the server counts wrongly, or does not send all that it generates",
         )
 
@@ -358,6 +355,7 @@ RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], 
     kv_events,
     block_sizes,
     caching_off,
+    salts_ignored,
     _implausible,
     _host,
     _warnings,

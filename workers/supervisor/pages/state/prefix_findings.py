@@ -4,15 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from epp.metrics.kv_events import REPLAYS_FAILED
+from epp.metrics.series import SALT_IGNORED
 from epp.plugins.producers.tokenizer import OF_REQUESTS, WITHOUT_TOKENS
 from epp.prefix.streams import COOLING, LOST, NAMELESS, NO_EVENTS, NOT_CONNECTED, OTHER_TOPIC
 from workers.shared.doctor_report import ERROR, WARNING, Finding
-from workers.supervisor.pages.state.finding_texts import Values, names, some
+from workers.supervisor.pages.state.finding_texts import Values, names, recent_answers, some
 from workers.supervisor.pages.state.look import counts_of
 
 APART: Final = 0.25  # of the prompt: predicted and reported shares further apart deserve a look
 # Predictions of fewer blocks of a server than this prove nothing: they may be of a block that it did not fill.
 BLOCKS_BEYOND: Final = 2
+IGNORED_MIN: Final = 3  # answers; one alone may be of a prefix that the picker has forgotten
 UNKNOWN_BLOCK_TOKENS: Final = 1024  # at least the block of a server that does not report its size
 # Why KV events are not read -> what to do. Other reasons pass by themselves, or are how the server is.
 UNREAD_EVENTS: Final = dict.fromkeys(
@@ -61,6 +63,18 @@ def kv_events(values: Values, endpoints: Mapping[str, Values]) -> Iterator[Findi
             "Missed KV events cannot be had again",
             f"{some(failed, 'replay')} without an answer or without an end in the last minutes",
             "compare replaySocketPort with the replay_endpoint of the servers' --kv-events-config",
+        )
+
+
+def salts_ignored(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    number, shown = recent_answers(values, SALT_IGNORED, IGNORED_MIN)
+    if number:
+        yield Finding(
+            "cache-salt",
+            WARNING,
+            f"{some(number, 'endpoint')} where tenants seem to share cached prefixes in spite of cacheSalt",
+            f"{shown} in the last minutes had cached tokens of a prompt that only other tenants had sent",
+            "use an engine and an API that know the cache salt (docs/tenants.md#private-prefixes), or do not let tenants reach this API",
         )
 
 

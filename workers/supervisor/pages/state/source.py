@@ -20,7 +20,7 @@ from epp.learning.state import UnusableModel, decode
 from epp.learning.words import in_words
 from epp.metrics import POOL
 from epp.metrics.kv_events import REPLAYS_FAILED
-from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
+from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SALT_IGNORED, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from epp.prefix.divergence import Sums
 from shm import observe
@@ -61,7 +61,7 @@ from workers.worker.telemetry.cache_prediction import sums
 
 GONE_S = 1.0  # if the parent is gone and no process has sent a heartbeat for this time, all processes are dead
 COUNTED_BUCKETS_MAX = 1 << 17  # buckets of the prefix index that one look counts
-DOUBTED_MAX = 16  # endpoints with implausible reports of usage that are told apart
+DOUBTED_MAX = 16  # endpoints with implausible reports of usage, or of cached tokens, that are told apart
 
 S = TypeVar("S", bound=Schema)
 PickKey = tuple[str, ...]
@@ -182,9 +182,11 @@ class Source:
         if series is None:
             return counters
         labels, ints, _, _ = series.totals()
-        counts = ints[:, series.schema.counter_at[USAGE_BEYOND_BOUNDS.name] - series.schema.values_at]
-        doubted = np.flatnonzero(counts)[:DOUBTED_MAX].tolist()
-        return counters | {counter_name(USAGE_BEYOND_BOUNDS, labels[row][0]): int(counts[row]) for row in doubted}
+        for metric in (USAGE_BEYOND_BOUNDS, SALT_IGNORED):
+            counts = ints[:, series.schema.counter_at[metric.name] - series.schema.values_at]
+            doubted = np.flatnonzero(counts)[:DOUBTED_MAX].tolist()
+            counters |= {counter_name(metric, labels[row][0]): int(counts[row]) for row in doubted}
+        return counters
 
     def ended(self, now: float) -> str:
         """Returns why the instance has ended; "" while it lives."""

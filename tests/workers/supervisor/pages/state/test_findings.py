@@ -68,6 +68,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "faults": ({"recent": {"faults_total": 4}}, {}, "4 faults"),
     "objectives": ({"recent": {"objectives_unknown_total": 5}}, {}, "5 requests"),
     "usage": ({"recent": {"usage_beyond_bounds_total@a": 5}}, {}, "a: 5 answers"),
+    "cache-salt": ({"recent": {"salt_ignored_total@a": 5}}, {}, "a: 5 answers"),
     "tokens": ({"recent": {"requests_without_tokens_total@r:80 403 from /render: start it otherwise": 5}}, {}, "403 from /render: 5 times"),
     "kv-events": ({}, {"not_precise": OTHER_TOPIC}, f"10.0.0.1:80): {OTHER_TOPIC}"),
     "kv-replay": ({"recent": {"kv_cache_events_replays_failed_total": 2}}, {}, "2 replays without an answer"),

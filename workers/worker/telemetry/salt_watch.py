@@ -1,0 +1,85 @@
+"""Watches what cache salts cost, and whether model servers obey them, in one worker.
+
+One prompt of SAMPLED is looked at, chosen by its first bytes, so that the same beginning is always or never looked at. Of such a prompt,
+the beginnings of 1, 2, 4, ... KiB are remembered, each with the last two salts that came with it.
+
+    lost      the longest beginning that another salt had, minus the longest that its own salt had: without salts, it could be cached
+    ignored   the server reports a cached prompt of which its own salt had no beginning, but another one had
+
+The first is an upper bound, because a server may have dropped the beginning. The second proves little alone: after a restart, the picker
+does not know what servers have cached under the tenant's own salt. So nothing counts as ignored in the first SETTLED_S of a worker.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from epp.data import Datum
+from epp.decision.decision import Decision, Usage
+from epp.metrics.series import SALT_IGNORED
+from epp.prefix.divergence import APART
+from epp.request import BYTES_PER_TOKEN, Request
+from shm.series import SeriesWriter
+
+SAMPLED: Final = 8
+FIRST_BYTES: Final = 1024
+LENGTHS: Final = tuple(FIRST_BYTES << n for n in range(11))
+KEPT_MAX: Final = 16_384  # beginnings
+SETTLED_S: Final = 600.0
+FOREIGN: Final[Datum[bool]] = Datum("salt_watch_foreign", bool)
+
+
+class SaltWatch:
+    """Looks at the requests of one worker. `checked`, `lost`: count tokens. `seed`: the 64-bit seed of prefix hashes."""
+
+    def __init__(
+        self, series: SeriesWriter, checked: Callable[[int], object], lost: Callable[[int], object], *, seed: int, now: float
+    ) -> None:
+        """`series`: of the group PREDICTION. `now`: monotonic seconds."""
+        self._series = series
+        self._at = series.counter_at[SALT_IGNORED.name]
+        self._checked = checked
+        self._lost = lost
+        self._seed = seed
+        self._settled_at = now + SETTLED_S
+        self._salts: OrderedDict[int, tuple[str, str]] = OrderedDict()  # hash of a beginning -> its last two salts
+
+    def routed(self, request: Request) -> None:
+        """Looks at a request that still has its prompt."""
+        salt, text = request.cache_salt, request.prompt.canonical
+        if not salt or len(text) < FIRST_BYTES:
+            return
+        mark = xxh3_64_intdigest(text[:FIRST_BYTES], self._seed)
+        if mark % SAMPLED:
+            return
+        own = other = 0
+        for length in LENGTHS:
+            if length > len(text):
+                break
+            if length > FIRST_BYTES:
+                mark = xxh3_64_intdigest(memoryview(text)[:length], self._seed)
+            last, before = self._salts.get(mark, ("", ""))
+            if salt in (last, before):
+                own = length
+            if (last and last != salt) or (before and before != salt):
+                other = length
+            self._remember(mark, salt, before if last == salt else last)
+        self._checked(len(text) // BYTES_PER_TOKEN)
+        if other > own:
+            self._lost((other - own) // BYTES_PER_TOKEN)
+            if not own and request.arrived_at >= self._settled_at:
+                request[FOREIGN] = True
+
+    def answered(self, request: Request, decision: Decision, usage: Usage) -> None:
+        """Counts an answer whose server had cached what only other salts had."""
+        if request[FOREIGN] and usage.prompt and (usage.cached or 0) > APART * usage.prompt:
+            target, series = decision.targets[0], self._series
+            series.words[series.block((target.name, target.namespace, str(target.port))) + self._at] += 1
+
+    def _remember(self, mark: int, last: str, before: str) -> None:
+        self._salts[mark] = last, before
+        self._salts.move_to_end(mark)
+        if len(self._salts) > KEPT_MAX:
+            self._salts.popitem(last=False)
