@@ -38,6 +38,7 @@ class EngineSettings:
     max_running: int = 256
     kv_blocks: int = 20_000
     block_size: int = 16
+    overhead_s: float = 0.020  # of a prompt, with slots (`loadtest.sim.slots`)
     prefill_s_per_token: float = 50e-6
     transfer_s_per_token: float = 1e-6  # the time to load KV blocks that another server has computed
     decode_s: float = 0.020

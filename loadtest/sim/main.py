@@ -56,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--seed", type=int, default=0, help="seed of the generated texts")
     line.add_argument("--time-scale", type=_number(1e-3, 1e4), default=1.0, help="2 = twice as fast")
     engine = line.add_argument_group("engine")
-    engine.add_argument("--max-running", type=_whole(1, 100_000), default=256)
+    engine.add_argument("--max-running", type=_whole(1, 100_000), default=256, help="requests in a batch")
+    engine.add_argument("--slots", type=_whole(1, 100_000), help="slots with a prefill each, instead of a batch with common steps")
+    engine.add_argument("--overhead-ms", type=_number(0, 1e6), default=20.0, help="of a prompt, with --slots")
     engine.add_argument("--kv-blocks", type=_whole(1, 10_000_000), default=20_000)
     engine.add_argument("--block-size", type=_whole(1, 1_024), default=16, help="tokens")
     engine.add_argument("--prefill-us-per-token", type=_number(0, 1e6), default=50.0)
@@ -180,9 +182,10 @@ def settings(options: argparse.Namespace) -> ServerSettings:
     """Returns the settings that all servers share. Raises ValueError."""
     loras = names(options.loras)
     engine = EngineSettings(
-        max_running=options.max_running,
+        max_running=options.slots or options.max_running,
         kv_blocks=options.kv_blocks,
         block_size=options.block_size,
+        overhead_s=options.overhead_ms / 1e3,
         prefill_s_per_token=options.prefill_us_per_token / 1e6,
         decode_s=options.decode_ms / 1e3,
         decode_growth=options.decode_growth,
@@ -193,7 +196,9 @@ def settings(options: argparse.Namespace) -> ServerSettings:
     models = names(options.model)
     if not models:
         raise ValueError("--model is empty; name at least one model")
-    return ServerSettings(engine=engine, models=models, loras=loras, seed=options.seed, time_scale=options.time_scale)
+    return ServerSettings(
+        engine=engine, slots=bool(options.slots), models=models, loras=loras, seed=options.seed, time_scale=options.time_scale
+    )
 
 
 def endpoints_yaml(fleet: Fleet, with_labels: dict[str, str]) -> str:

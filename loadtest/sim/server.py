@@ -21,6 +21,7 @@ from loadtest.sim.exchange import Client, SimExchange
 from loadtest.sim.exposition import MetricsPage
 from loadtest.sim.faults import STATUS_DEFAULT, FaultOrder, ServerFault
 from loadtest.sim.request import ApiError, Models
+from loadtest.sim.slots import SlotServer
 
 if TYPE_CHECKING:
     from loadtest.sim.events import BlockEvents
@@ -38,9 +39,10 @@ COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The settings that all servers of a process share."""
+    """The settings that all servers of a process share. `slots`: whether each request has a prefill of its own (`loadtest.sim.slots`)."""
 
     engine: EngineSettings = field(default_factory=EngineSettings)
+    slots: bool = False
     models: tuple[str, ...] = ("sim-model",)
     loras: tuple[str, ...] = ()
     seed: int = 0
@@ -89,7 +91,8 @@ class SimServer:
         self._connection = connection
         self.loop = asyncio.get_running_loop()
         self.events = events
-        self.engine = Engine(settings.engine, events.take if events is not None else None)
+        model = SlotServer if settings.slots else Engine
+        self.engine = model(settings.engine, events.take if events is not None else None)
         self.models = Models(settings.models, settings.loras, settings.engine.block_size, settings.seed, keeps_prompts=events is not None)
         self.started = time.time()
         self.page = MetricsPage(self.engine, settings.models[0], self.started)

@@ -10,65 +10,31 @@ these blocks are ready. The first token comes at the end of the prefill.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from loadtest.sim.engine import Job, JobState
-from loadtest.sim.kv_pool import KvPool
+from loadtest.sim.engine import Engine, EngineSettings, Job
+from loadtest.sim.kv_pool import Change
 
-
-@dataclass(frozen=True, slots=True)
-class SlotSettings:
-    """Size and speed of one server."""
-
-    slots: int = 8
-    kv_blocks: int = 20_000
-    block_size: int = 16
-    overhead_s: float = 0.020
-    prefill_s_per_token: float = 100e-6
-    decode_s: float = 0.005
+UNBOUNDED = 1 << 40
 
 
-class SlotServer:
-    """The `ServerModel` with slots."""
+class SlotServer(Engine):
+    """An `Engine` without steps. It has `max_running` slots; `decode_growth` and the time to load adapters do not count."""
 
-    def __init__(self, settings: SlotSettings) -> None:
-        self.settings = settings
-        self.pool = KvPool(settings.kv_blocks)
-        self._waiting: dict[Job, None] = {}
-        self._running: dict[Job, float] = {}  # request -> time of its end
-        self._news: list[tuple[float, int, Job]] = []  # heap of first tokens and ends
+    def __init__(self, settings: EngineSettings, changed: Callable[[Job, Sequence[Change]], None] | None = None) -> None:
+        super().__init__(replace(settings, step_tokens=UNBOUNDED), changed)
+        self._first: dict[Job, float] = {}  # running request -> time of its first token
+        self._news: list[tuple[float, int, Job]] = []  # heap of the next token of each running request, or of its end
         self._order = 0
         self._ready: dict[int, float] = {}  # block that is being computed -> when it is ready
 
-    @property
-    def running(self) -> int:
-        return len(self._running)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    def submit(self, job: Job, now: float) -> None:
-        job.arrived_at = now
-        tokens = job.prompt_tokens + job.max_tokens
-        job.blocks_needed = max(-(-tokens // self.settings.block_size), len(job.hashes))
-        assert job.blocks_needed <= self.settings.kv_blocks, "the request needs more blocks than the server has"
-        self._waiting[job] = None
-        self._start(now)
-
     def cancel(self, job: Job, now: float) -> None:
-        if job.state is JobState.WAITING:
-            del self._waiting[job]
-        elif job.state is JobState.RUNNING:
-            self._leave(job)
-        else:
-            return
-        job.state = JobState.CANCELLED
-        job.ended_at = now
-        self._news = [entry for entry in self._news if entry[2] is not job]
-        heapq.heapify(self._news)
-        self._start(now)
+        super().cancel(job, now)
+        if self._first.pop(job, None) is not None:
+            self._unlist(job)
+        self._blocked = False
+        self._begin_step(now)
 
     def next_due(self) -> float | None:
         return self._news[0][0] if self._news else None
@@ -77,76 +43,86 @@ class SlotServer:
         news = []
         while self._news and self._news[0][0] <= now:
             at, _, job = heapq.heappop(self._news)
-            if not job.generated:
-                job.first_token_at = at
-                job.generated = 1
-                for block in job.hashes:
-                    if self._ready.get(block) == at:
-                        del self._ready[block]
-            else:
-                job.generated = job.max_tokens
+            self._take_tokens(job)
             news.append(job)
-            if job.generated >= job.max_tokens:
+            if job.remaining:
+                self._tell(job)
+            else:
+                del self._first[job]
                 self._leave(job)
-                job.state = JobState.FINISHED
-                job.ended_at = at
-                self._start(at)
+                self._finish(job, at)
+                self._begin_step(at)
         return news
 
     def mute(self, job: Job) -> None:
-        """Does nothing: a request has no news between its first token and its end."""
+        super().mute(job)
+        if job in self._first:
+            self._unlist(job)
+            self._tell(job)
 
     def first_token_in(self, sent: Sequence[Job], now: float) -> float:
+        """Predicts the first token of the last request of `sent` (see `ServerModel`). Ignores the limits of blocks and adapters."""
         settings = self.settings
-        free = sorted(self._running.values()) + [now] * (settings.slots - len(self._running))
+        free = sorted(map(self._end_of, self._first)) + [now] * (settings.max_running - len(self._first))
         heapq.heapify(free)
         coming: dict[int, float] = {}
         first = now
         for job in [*self._waiting, *sent]:
-            first = self._first_token(job, max(now, heapq.heappop(free)), coming)
-            heapq.heappush(free, first + (job.max_tokens - 1) * settings.decode_s)
+            hits = min(self.pool.hits(job.hashes, coming), (job.prompt_tokens - 1) // settings.block_size)
+            first = self._computed_at(job, hits, max(now, heapq.heappop(free)), coming)
+            heapq.heappush(free, first + (max(1, job.max_tokens) - 1) * settings.decode_s)
         return first - now
 
-    def _first_token(self, job: Job, start: float, coming: dict[int, float]) -> float:
-        """Returns when the request has its first token if it gets a slot at `start`.
+    def _computed_at(self, job: Job, hits: int, start: float, coming: dict[int, float]) -> float:
+        """Returns when the request has its first token if it has so many hits, and a slot at `start`.
 
         `coming`: block -> when it is ready, for blocks that requests before this one compute; this request's blocks are added.
         """
         settings = self.settings
-        hits = min(self.pool.hits(job.hashes, coming), (job.prompt_tokens - 1) // settings.block_size)
         if hits:
             last = job.hashes[hits - 1]
             start = max(start, coming.get(last, self._ready.get(last, start)))
-        uncached = job.prompt_tokens - hits * settings.block_size
-        first = start + settings.overhead_s + uncached * settings.prefill_s_per_token
+        each = settings.transfer_s_per_token if job.transferred else settings.prefill_s_per_token
+        first = start + settings.overhead_s + (job.prompt_tokens - hits * settings.block_size) * each
         coming.update(dict.fromkeys(job.hashes[hits:], first))
         return first
 
-    def _start(self, at: float) -> None:
+    def _begin_step(self, at: float) -> None:
         """Gives free slots to the first requests of the queue, at the time `at`."""
-        while self._waiting and len(self._running) < self.settings.slots:
-            job = next(iter(self._waiting))
-            computed: dict[int, float] = {}
-            first = self._first_token(job, at, computed)
-            hits_max = (job.prompt_tokens - 1) // self.settings.block_size
-            hits = self.pool.allocate(job.hashes, job.blocks_needed, hits_max)
-            if hits is None:
-                return
-            del self._waiting[job]
-            self._ready.update(computed)
-            job.cached_tokens = hits * self.settings.block_size
-            job.state = JobState.RUNNING
-            job.admitted_at = at
-            end = first + (job.max_tokens - 1) * self.settings.decode_s
-            self._running[job] = end
-            self._tell(first, job)
-            if job.max_tokens > 1:
-                self._tell(end, job)
+        self._admitted = []
+        if self._waiting and not self._blocked:
+            self._admit(at)
 
-    def _tell(self, at: float, job: Job) -> None:
+    def _enter(self, job: Job, at: float) -> None:
+        super()._enter(job, at)
+        loaded = self.pool.loaded * self.settings.block_size * self.settings.transfer_s_per_token
+        self._first[job] = self._computed_at(job, job.cached_tokens // self.settings.block_size, at + loaded, self._ready)
+        self._tell(job)
+
+    def _take_tokens(self, job: Job) -> None:
+        """Gives a request its next token; all of them if it does not stream."""
+        seen, first = self.seen, self._first[job]
+        if not job.generated:
+            job.first_token_at = first
+            seen.prompt_tokens += job.prompt_tokens
+            seen.ttft.observe(first - job.arrived_at)
+            for block in [block for block in job.hashes if self._ready.get(block) == first]:
+                del self._ready[block]
+        tokens = 1 if job.streams else job.remaining
+        job.remaining -= tokens
+        job.generated += min(tokens, job.max_tokens)
+        if not job.remaining and job.generated > 1:
+            seen.inter_token.observe(self.settings.decode_s, job.generated - 1)
+
+    def _tell(self, job: Job) -> None:
+        """Lists the next news of a running request."""
+        at = self._first[job] + job.generated * self.settings.decode_s if job.streams else self._end_of(job)
         self._order += 1
         heapq.heappush(self._news, (at, self._order, job))
 
-    def _leave(self, job: Job) -> None:
-        del self._running[job]
-        self.pool.release(job.hashes, job.blocks_needed)
+    def _unlist(self, job: Job) -> None:
+        self._news = [entry for entry in self._news if entry[2] is not job]
+        heapq.heapify(self._news)
+
+    def _end_of(self, job: Job) -> float:
+        return self._first[job] + (max(1, job.max_tokens) - 1) * self.settings.decode_s

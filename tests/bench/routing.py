@@ -34,7 +34,7 @@ from typing import NamedTuple
 from loadtest.demo.children import ChildFailed
 from tests.bench.routing_chart import chart
 from tests.bench.routing_fleet import SCRAPE_S
-from tests.bench.routing_live import ORDERED, live
+from tests.bench.routing_live import MODELS, ORDERED, live
 from tests.bench.routing_load import scale_for
 from tests.bench.routing_run import WARM_UP, Outcome, measure
 from tests.bench.routing_servers import KINDS, PACES
@@ -148,16 +148,20 @@ def in_real_time(options: argparse.Namespace) -> int:
     workloads = [workload for workload in WORKLOADS if workload.name in names and not (workload.dies or workload.joins)]
     if options.trace:
         workloads = [replace(traced(trace, options.scale), name=name_of(trace)) for trace in options.trace]
+    kinds = {cell.kind for cell in cells(options.only, options.smoke)}
     ordered = chosen(list(ORDERED), 2, options.only, ["default"] if options.smoke else list(ORDERED))
     try:
-        live(
-            workloads,
-            {**{name: ORDERED[name] for name in ordered}, **{file.stem: file.read_text() for file in options.config}},
-            seconds=SMOKE_SECONDS if options.smoke else options.seconds,
-            seed=1,
-            simulator=options.sim,
-            reference=options.reference,
-        )
+        for kind in MODELS:
+            if kind.name in kinds and (kind.slots or not options.sim):
+                live(
+                    kind,
+                    workloads,
+                    {**{name: ORDERED[name] for name in ordered}, **{file.stem: file.read_text() for file in options.config}},
+                    seconds=SMOKE_SECONDS if options.smoke else options.seconds,
+                    seed=1,
+                    simulator=options.sim,
+                    reference=options.reference,
+                )
     except ChildFailed as failed:
         print(f"routing: {failed}", file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
 """The routing benchmark in real time: simulated servers, a real picker and a real Envoy, on loopback.
 
-The traffic is that of the virtual runs. The servers are those of `epp sim`, which are the model `shared`, or of a simulator with the flags
-of llm-d-inference-sim, with the size of the model `slots`. Times to the first token are divided by those of the oracle on that model in
+The traffic is that of the virtual runs. The servers are those of `epp sim`, as the model `shared` or `slots`, or of a simulator with the
+flags of llm-d-inference-sim, as the model `slots`. Times to the first token are divided by those of the oracle on that model in
 virtual time, so they include what picker, gateway, simulator and load generator take on this machine. Each configuration runs in virtual
 time, too, on the same model and traffic: the rank correlation of both orders says whether the virtual figures can be believed.
 """
@@ -21,14 +21,13 @@ import yaml
 from epp.config.load import DEFAULT_TEXT
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, get, picker_config
-from loadtest.sim.slots import SlotSettings
 from tests.bench.routing_run import WARM_UP, measure
-from tests.bench.routing_servers import KINDS, PREFILL_S, SERVERS, SHARED_DECODE_S, SLOT_DECODE_S
+from tests.bench.routing_servers import KINDS, PREFILL_S, SERVERS, SHARED_DECODE_S, Kind, slot_settings
 from tests.bench.routing_traffic import BLOCK_TOKENS, Session, Workload
 from tests.bench.routing_zoo import FIELD_TEXT, LINE, ORACLE, TOKENS_TEXT, configured
 from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Picker, write_endpoints
 
-SLOTS = SlotSettings(prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S, block_size=BLOCK_TOKENS)
+MODELS = tuple(kind for kind in KINDS if kind.name in ("shared", "slots"))
 ANSWER_S = 120.0
 WORKERS = 2
 LETTERS = bytes(b"abcdefghijklmnopqrstuvwxyzABCDEF"[byte % 32] for byte in range(256))
@@ -115,42 +114,53 @@ async def _first_token(client: aiohttp.ClientSession, port: int, body: bytes) ->
 
 
 @contextmanager
-def servers(cluster: Cluster, simulator: str, kv_blocks: int) -> Iterator[Path]:
+def servers(cluster: Cluster, simulator: str, kind: Kind, kv_blocks: int) -> Iterator[Path]:
     """Starts the servers. Yields the file with their addresses. `simulator`: the path of a binary; "": `epp sim`.
 
-    `kv_blocks`: of each server of `epp sim`.
+    `kv_blocks`: of each server.
     """
     if not simulator:
-        engine = {"kv-blocks": kv_blocks, "block-size": BLOCK_TOKENS, "decode-ms": 1e3 * SHARED_DECODE_S}
-        flags = [f"--{name}={value:g}" for name, value in engine.items()]
-        yield cluster.fleet(SERVERS, *flags, f"--prefill-us-per-token={1e6 * PREFILL_S:g}").file
+        yield cluster.fleet(SERVERS, *engine_flags(kind, kv_blocks)).file
         return
     ports = free_ports(SERVERS)
     for port in ports:
-        child = cluster.children.start(f"server {port}", simulator_command(simulator, port))
+        child = cluster.children.start(f"server {port}", simulator_command(simulator, port, kv_blocks))
         cluster.wait(child, lambda port=port: get(port, "/health") is not None)  # type: ignore[misc]
     yield write_endpoints(cluster.directory / "servers.yaml", [(LOOPBACK, port) for port in ports])
 
 
-def simulator_command(binary: str, port: int) -> list[str]:
-    """Returns the command line of one server with the flags of llm-d-inference-sim."""
+def engine_flags(kind: Kind, kv_blocks: int) -> list[str]:
+    """Returns the flags with which `epp sim` has servers of this kind."""
+    flags: dict[str, float] = {"kv-blocks": kv_blocks, "block-size": BLOCK_TOKENS, "prefill-us-per-token": 1e6 * PREFILL_S}
+    if kind.slots:
+        settings = slot_settings(kv_blocks)
+        flags |= {"slots": kind.slots, "overhead-ms": 1e3 * settings.overhead_s, "decode-ms": 1e3 * settings.decode_s}
+    else:
+        flags["decode-ms"] = 1e3 * SHARED_DECODE_S
+    return [f"--{name}={value:g}" for name, value in flags.items()]
+
+
+def simulator_command(binary: str, port: int, kv_blocks: int) -> list[str]:
+    """Returns the command line of one server with slots, with the flags of llm-d-inference-sim."""
+    settings = slot_settings(kv_blocks)
     flags: Mapping[str, Any] = {
         "port": port,
         "model": MODEL,
-        "max-num-seqs": SLOTS.slots,
+        "max-num-seqs": settings.max_running,
         "max-model-len": 65_536,
         "latency-calculator": "per-token",
-        "prefill-overhead": f"{1e3 * SLOTS.overhead_s:g}ms",
-        "prefill-time-per-token": f"{1e6 * SLOTS.prefill_s_per_token:g}us",
-        "inter-token-latency": f"{1e3 * SLOTS.decode_s:g}ms",
+        "prefill-overhead": f"{1e3 * settings.overhead_s:g}ms",
+        "prefill-time-per-token": f"{1e6 * settings.prefill_s_per_token:g}us",
+        "inter-token-latency": f"{1e3 * settings.decode_s:g}ms",
         "enable-kvcache": "true",
-        "kv-cache-size": SLOTS.kv_blocks,
-        "block-size": SLOTS.block_size,
+        "kv-cache-size": settings.kv_blocks,
+        "block-size": settings.block_size,
     }
     return [binary, *(f"--{name}={value}" for name, value in flags.items())]
 
 
 def live(
+    kind: Kind,
     workloads: Sequence[Workload],
     configs: Mapping[str, str],
     *,
@@ -160,18 +170,17 @@ def live(
     reference: str = "",
     told: Callable[[str], object] = print,
 ) -> dict[str, dict[str, Figures]]:
-    """Runs each traffic under each picker. `configs`: name -> text. Returns traffic -> picker -> figures."""
-    kind = next(kind for kind in KINDS if kind.name == ("slots" if simulator else "shared"))
+    """Runs each traffic under each picker on servers of this kind. `configs`: name -> text. Returns traffic -> picker -> figures."""
     tables: dict[str, dict[str, Figures]] = {}
     for workload in workloads:
-        sessions = workload.make(random.Random(f"{seed}/{workload.name}"), seconds, kind.rate.get(workload.name, 1.0))
+        sessions = workload.make(random.Random(f"{seed}/{workload.name}"), seconds, kind.rate.get(workload.name, kind.usual_rate))
         policies = {ORACLE: LINE[ORACLE], **{name: configured(text) for name, text in configs.items()}}
         virtual = measure(kind, workload, policies, seed, seconds)
         oracle = virtual[ORACLE]
-        told(f"{workload.name}, oracle in virtual time: {1e3 * oracle.ttft_mean:.0f} ms, p95 {1e3 * oracle.ttft_p95:.0f}")
+        told(f"{kind.name}, {workload.name}, oracle in virtual time: {1e3 * oracle.ttft_mean:.0f} ms, p95 {1e3 * oracle.ttft_p95:.0f}")
         table = tables[workload.name] = {}
         for name in (*configs, *([REFERENCE] if reference else [])):
-            with Cluster() as cluster, servers(cluster, simulator, workload.kv_blocks) as file:
+            with Cluster() as cluster, servers(cluster, simulator, kind, workload.kv_blocks) as file:
                 picker = _picker(cluster, file, configs.get(name, ""), reference)
                 results = asyncio.run(play(cluster.envoy(picker), sessions))
             twin = virtual[name].ttft_mean / oracle.ttft_mean if name in configs else 0.0

@@ -11,7 +11,7 @@ from loadtest.sim.chunked import ChunkedServer, ChunkedSettings
 from loadtest.sim.engine import Engine, EngineSettings, Job
 from loadtest.sim.kv_pool import Change
 from loadtest.sim.server_model import ServerModel
-from loadtest.sim.slots import SlotServer, SlotSettings
+from loadtest.sim.slots import SlotServer
 from loadtest.sim.slowed import SlowedServer
 from tests.bench.routing_traffic import BLOCK_TOKENS, CACHES, CROWDED, SERVERS
 
@@ -20,6 +20,7 @@ SHARED_DECODE_S, SLOT_DECODE_S = 0.025, 0.010
 SLOWER = 3.0
 SLOW_FROM_THE_START, SLOW_LATER = (2, 5), 6
 
+SLOTS = 8
 PLACES = 256  # requests that a server without slots runs at once
 
 Changed = Callable[[int, Job, Sequence[Change]], None]
@@ -55,8 +56,11 @@ def shared(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]
 
 
 def slots(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]:
-    settings = SlotSettings(kv_blocks=kv_blocks, block_size=BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S)
-    return _all(servers, lambda _: SlotServer(settings))
+    return _all(servers, lambda _: SlotServer(slot_settings(kv_blocks)))
+
+
+def slot_settings(kv_blocks: int, slots: int = SLOTS) -> EngineSettings:
+    return EngineSettings(slots, kv_blocks, BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S)
 
 
 def chunked(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]:
@@ -83,7 +87,7 @@ SLOT_RATES = {  # about three quarters of the slots are taken
 }
 KINDS = (
     Kind("shared", shared),
-    Kind("slots", slots, rate=SLOT_RATES, slots=SlotSettings().slots),
+    Kind("slots", slots, rate=SLOT_RATES, slots=SLOTS),
     Kind("chunked", chunked, capacity=0.9),
     Kind(
         "mixed",
@@ -94,7 +98,7 @@ KINDS = (
     ),
 )
 PACES_MS = (0.02, 0.1, 0.3, 1.0)  # per token
-SLOTS = (4, 8, 32)
+SLOTS_OF_PACES = (4, 8, 32)
 
 
 def _paced(ms: float, slots: int) -> Kind:
@@ -104,11 +108,10 @@ def _paced(ms: float, slots: int) -> Kind:
     def make(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]:
         if not slots:
             return [SlowedServer(SlowedServer(server, pace)) for server in shared(servers, kv_blocks, changed)]
-        settings = SlotSettings(slots, kv_blocks, BLOCK_TOKENS, prefill_s_per_token=PREFILL_S, decode_s=SLOT_DECODE_S)
-        return _all(servers, lambda _: SlowedServer(SlotServer(settings), pace))
+        return _all(servers, lambda _: SlowedServer(SlotServer(slot_settings(kv_blocks, slots)), pace))
 
     rates = {name: rate * slots / 8 for name, rate in SLOT_RATES.items()} if slots else {}
     return Kind(f"{ms:g} ms, {slots or 'no'} slots", make, rate=rates, pace=pace, slots=slots)
 
 
-PACES = tuple(_paced(ms, slots) for ms in PACES_MS for slots in (0, *SLOTS))
+PACES = tuple(_paced(ms, slots) for ms in PACES_MS for slots in (0, *SLOTS_OF_PACES))

@@ -3,7 +3,10 @@
 import pytest
 
 from epp.config.load import load
-from tests.bench.routing_live import ORDERED, Figures, Result, agreement, figures, simulator_command, text_of
+from loadtest.sim import main as sim
+from loadtest.sim.engine import Engine, Job
+from loadtest.sim.slots import SlotServer
+from tests.bench.routing_live import MODELS, ORDERED, Figures, Result, agreement, engine_flags, figures, simulator_command, text_of
 
 
 def test_a_token_becomes_a_word_and_equal_prefixes_stay_equal() -> None:
@@ -22,9 +25,20 @@ def test_figures_leave_out_the_warm_up_and_count_failures() -> None:
 
 
 def test_a_named_simulator_has_the_size_of_the_model() -> None:
-    command = simulator_command("/opt/sim", 8001)
+    command = simulator_command("/opt/sim", 8001, 24_000)
     assert command[0] == "/opt/sim"
-    assert {"--port=8001", "--max-num-seqs=8", "--prefill-time-per-token=100us", "--inter-token-latency=10ms"} < set(command)
+    assert {"--port=8001", "--max-num-seqs=8", "--kv-cache-size=24000"} < set(command)
+    assert {"--prefill-time-per-token=100us", "--inter-token-latency=10ms"} < set(command)
+
+
+def test_the_servers_of_epp_sim_have_the_size_and_the_pace_of_the_model() -> None:
+    virtual = {kind.name: kind.make(1, 24_000, lambda *_: None)[0].first_token_in([Job([], 1_000, 2)], 0.0) for kind in MODELS}
+    for kind in MODELS:
+        options = sim.settings(sim.parser().parse_args(engine_flags(kind, 24_000)))
+        server = (SlotServer if options.slots else Engine)(options.engine)
+        assert server.first_token_in([Job([], 1_000, 2)], 0.0) == pytest.approx(virtual[kind.name])
+        assert options.engine.kv_blocks == 24_000
+        assert not kind.slots or options.engine.max_running == kind.slots
 
 
 def test_policies_that_run_in_real_and_in_virtual_time_agree_if_their_order_is_the_same() -> None:

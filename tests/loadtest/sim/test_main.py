@@ -96,3 +96,5 @@ def test_options_become_engine_seconds_and_slots() -> None:
     assert settings.engine.prefill_s_per_token == 25e-6
     assert (settings.loras, settings.engine.max_loras) == (("a", "b"), 1)
     assert sim.settings(sim.parser().parse_args([])).engine.max_loras == 0
+    slots = sim.settings(sim.parser().parse_args(["--slots", "4", "--overhead-ms", "5"]))
+    assert (slots.slots, slots.engine.max_running, slots.engine.overhead_s) == (True, 4, 0.005)

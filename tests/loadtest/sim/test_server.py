@@ -80,6 +80,18 @@ def test_a_stream_sends_the_tokens_one_by_one_and_ends_with_done() -> None:
     with_fleet(work)
 
 
+def test_servers_with_slots_stream_the_same_answers_and_have_the_same_pages() -> None:
+    async def work(fleet: Fleet) -> None:
+        port = fleet.servers[0].port
+        whole, streamed = (await ask(port, COMPLETIONS, PROMPT)).json(), await ask(port, COMPLETIONS, PROMPT | {"stream": True})
+        *events, done = streamed.events()
+        assert (len(events), done) == (4, "[DONE]")
+        assert "".join(event["choices"][0]["text"] for event in events) == whole["choices"][0]["text"]
+        assert metrics(await ask(port, "/metrics"))["vllm:generation_tokens_total"] == 8
+
+    with_fleet(work, slots=True)
+
+
 def test_a_stream_ends_with_usage_on_request() -> None:
     async def work(fleet: Fleet) -> None:
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -1,24 +1,26 @@
 """The model with slots, with a clock that the test sets. Times are sums of powers of two, so they are exact."""
 
-from loadtest.sim.engine import Job, JobState
-from loadtest.sim.slots import SlotServer, SlotSettings
+from loadtest.sim.engine import EngineSettings, Job, JobState
+from loadtest.sim.slots import SlotServer
 
-SETTINGS = SlotSettings(slots=2, kv_blocks=64, block_size=16, overhead_s=0.25, prefill_s_per_token=1 / 64, decode_s=0.125)
+SETTINGS = EngineSettings(max_running=2, kv_blocks=64, block_size=16, overhead_s=0.25, prefill_s_per_token=1 / 64, decode_s=0.125)
 
 
 def job(tokens: int, output: int = 1) -> Job:
-    return Job([], tokens, output)
+    return Job([], tokens, output, streams=True)
 
 
 def chain(blocks: int, more: int, output: int = 1, root: int = 0) -> Job:
-    return Job([root * 1000 + n for n in range(blocks)], blocks * 16 + more, output)
+    return Job([root * 1000 + n for n in range(blocks)], blocks * 16 + more, output, streams=True)
 
 
 def run(server: SlotServer) -> list[tuple[float, Job]]:
-    """Runs to the end of all work. Returns the news, each with its time."""
+    """Runs to the end of all work. Returns first tokens and ends, each with its time."""
     news = []
     while (due := server.next_due()) is not None:
-        news += [(due, job) for job in server.advance(due)]
+        for one in server.advance(due):
+            server.mute(one)
+            news.append((due, one))
     return news
 
 
@@ -27,6 +29,27 @@ def test_a_request_takes_overhead_prefill_and_a_constant_time_per_further_token(
     server.submit(one, 10.0)
     assert run(server) == [(11.25, one), (11.75, one)]  # 0.25 + 64 / 64; then 4 * 0.125
     assert (one.first_token_at, one.ended_at, one.generated, one.state) == (11.25, 11.75, 5, JobState.FINISHED)
+
+
+def test_a_streamed_answer_is_news_per_token_until_it_is_muted_and_any_other_only_at_its_end() -> None:
+    server, one, two = SlotServer(SETTINGS), job(64, output=4), Job([], 32, 4)
+    server.submit(one, 0.0)
+    server.submit(two, 0.0)
+    news = []
+    while (due := server.next_due()) is not None:
+        news += [(due, each, each.generated) for each in server.advance(due)]
+        if one.generated == 3:
+            server.mute(one)
+    assert news == [(1.125, two, 4), (1.25, one, 1), (1.375, one, 2), (1.5, one, 3), (1.625, one, 4)]
+    assert two.first_token_at == 0.75
+    assert (server.seen.served, server.seen.prompt_tokens, server.seen.generation_tokens) == (2, 96, 8)
+
+
+def test_an_embedding_takes_a_slot_until_its_prompt_is_computed() -> None:
+    server, one = SlotServer(SETTINGS), Job([], 64, 0)
+    server.submit(one, 0.0)
+    assert run(server) == [(1.25, one)]
+    assert (one.generated, one.state) == (0, JobState.FINISHED)
 
 
 def test_requests_in_slots_do_not_slow_each_other_down() -> None:

@@ -2,10 +2,10 @@
 
 from loadtest.sim.engine import Engine, EngineSettings, Job
 from loadtest.sim.server_model import ServerModel
-from loadtest.sim.slots import SlotServer, SlotSettings
+from loadtest.sim.slots import SlotServer
 from loadtest.sim.slowed import SlowedServer
 
-SLOTS = SlotSettings(slots=1, kv_blocks=64, overhead_s=0.25, prefill_s_per_token=1 / 64, decode_s=0.125)
+SLOTS = EngineSettings(max_running=1, kv_blocks=64, overhead_s=0.25, prefill_s_per_token=1 / 64, decode_s=0.125)
 
 
 def slowed(factor: float = 1.0) -> SlowedServer:
@@ -16,12 +16,14 @@ def run(server: ServerModel) -> list[tuple[float, Job]]:
     """Runs to the end of all work. Returns the news, each with its time."""
     news = []
     while (due := server.next_due()) is not None:
-        news += [(due, job) for job in server.advance(due)]
+        for job in server.advance(due):
+            server.mute(job)
+            news.append((due, job))
     return news
 
 
 def test_a_factor_from_the_start_multiplies_all_times() -> None:
-    server, one = slowed(3.0), Job([], 48, 3)
+    server, one = slowed(3.0), Job([], 48, 3, streams=True)
     assert server.first_token_in([one], 6.0) == 3.0
     server.submit(one, 6.0)
     assert run(server) == [(9.0, one), (9.75, one)]  # 3 * (0.25 + 48 / 64); then 3 * 2 * 0.125
