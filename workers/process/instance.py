@@ -95,7 +95,7 @@ class Instance:
         `layout`, `ports`: for several pools (`workers.process.pools`); None: for one pool.
         """
         sources, layout = Sources(options, config), layout or Layout(options, config)
-        enough_descriptors(layout.workers_max)
+        enough_descriptors(layout.workers_max, len(ports))
         lock = _locked(options.run_dir, options.instance)
         with contextlib.ExitStack() as undo:
             undo.callback(_release, lock)

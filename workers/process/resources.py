@@ -269,10 +269,13 @@ def packet_pipe(size: int = 0) -> Pipe:
     return pipe
 
 
-def enough_descriptors(workers_max: int) -> None:
-    """Raises StartError if the limit of open files is too low for the files that are open before the first connection."""
+def enough_descriptors(workers_max: int, ports: int = 0) -> None:
+    """Raises StartError if the limit of open files is too low for the files that are open before the first connection.
+
+    `ports`: of pools, beside the usual ones.
+    """
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = DESCRIPTORS_PER_WORKER * workers_max + DESCRIPTORS_OTHER
+    needed = DESCRIPTORS_PER_WORKER * workers_max + DESCRIPTORS_OTHER + ports
     if allowed != resource.RLIM_INFINITY and allowed < needed:
         raise StartError(
             f"this process may have {allowed} open files, and a picker of up to {workers_max} workers needs {needed}, "

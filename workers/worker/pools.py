@@ -80,10 +80,13 @@ class Pools:
         return [parts for parts in self._parts if parts is not None]
 
     def beat(self, now: float) -> None:
-        """Does what is due at a heartbeat, for the pools that got streams since the last one. `now`: monotonic seconds."""
+        """Does what is due at a heartbeat, for the pools that got streams since the last one, and those that count what tenants use.
+
+        `now`: monotonic seconds.
+        """
         used, self._used = self._used, set()
-        for pool in used:
-            if (parts := self._parts[pool]) is not None:
+        for pool, parts in enumerate(self._parts):
+            if parts is not None and (pool in used or parts.instance.config.tenants is not None):
                 parts.heartbeat(now)
 
     def look(self) -> None:

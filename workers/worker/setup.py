@@ -48,6 +48,7 @@ from workers.worker.body_turns import BodyTurns
 from workers.worker.extproc.app import App, Guards, StreamOptions, Times
 from workers.worker.extproc.pipelines import Pipelines
 from workers.worker.extproc.pool import Failures, SharedPool
+from workers.worker.extproc.pool_turns import PoolTurns
 from workers.worker.extproc.shedding import Shedding
 from workers.worker.faults import Faults
 from workers.worker.flow.flow_control import FlowControl
@@ -156,6 +157,7 @@ class Parts:
             tenants=self._tenants,
             pool=self.instance.pool or 0,
             budgets=self.own.budgets,
+            turns=PoolTurns(asyncio.get_running_loop().call_soon) if self.instance.pool is not None else None,
         )
 
     def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":

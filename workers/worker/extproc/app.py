@@ -22,6 +22,7 @@ from workers.transport.interface import Clock
 from workers.worker.extproc.answer_counts import AnswerCounts
 from workers.worker.extproc.budgets import Budgets
 from workers.worker.extproc.pipelines import Pipelines
+from workers.worker.extproc.pool_turns import PoolTurns
 from workers.worker.flow.eviction import Evictions
 from workers.worker.telemetry.request_telemetry import Telemetry
 
@@ -78,7 +79,8 @@ class StreamOptions(NamedTuple):
     `scores`: whether the answer has the score of each endpoint. `request_phase_only`: whether a stream ends with the answer to its
     request, so that the response passes without the picker. `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a
     decision; None if clients get no receipts. `tenants`: finds the tenant of each request; None if no tenants are configured. `pool`: the
-    number of the pool. `budgets`: counts what tenants use; None in tests.
+    number of the pool. `budgets`: counts what tenants use; None in tests. `turns`: those of one of several pools; None if
+    there is only one.
     """
 
     scores: bool = False
@@ -87,6 +89,7 @@ class StreamOptions(NamedTuple):
     tenants: Tenants | None = None
     pool: int = 0
     budgets: Budgets | None = None
+    turns: PoolTurns | None = None
 
 
 USUAL: Final = StreamOptions()
@@ -122,7 +125,7 @@ class App:
         self.admission: Admission = OPEN
         self.evictions: Evictions | None = None
         self.intake = intake if intake is not None else Intake()
-        self.emit_scores, self.request_phase_only, self.receipts, self.tenants, self.number, self.budgets = options
+        self.emit_scores, self.request_phase_only, self.receipts, self.tenants, self.number, self.budgets, self.turns = options
         self._destinations: dict[str, codec.Destination] = {}
         self._several: dict[str, codec.Destination] = {}
 

@@ -19,7 +19,7 @@ from epp.request.pools import UNDECIDED, PoolChoice, model_of
 from epp.request.renaming import CONTENT_ENCODING
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.worker.extproc.app import App
-from workers.worker.extproc.request_phase import ENCODED, RequestPhase
+from workers.worker.extproc.request_phase import ENCODED, LONG_BODY, RequestPhase
 from workers.worker.extproc.shell import Shell
 from workers.worker.extproc.stream import PATH, ExtProcStream
 
@@ -84,6 +84,12 @@ class PooledRequestPhase(RequestPhase):
         else:
             self._headers = codec.Headers(message, start, end)
 
+    def _body_complete(self, stream: Shell) -> None:
+        if self._head is None or self.body_bytes > LONG_BODY:
+            super()._body_complete(stream)
+        else:  # the turns of the lobby are those of another pool
+            self._start_deciding(stream)
+
     def _route_without_body(self, stream: Shell) -> None:
         if self._head is None:
             super()._route_without_body(stream)
@@ -134,7 +140,7 @@ class PooledRequestPhase(RequestPhase):
         if self._no_body:
             super()._route_without_body(stream)
         else:
-            super()._start_deciding(stream)
+            super()._body_complete(stream)
 
 
 class PooledStream(ExtProcStream):

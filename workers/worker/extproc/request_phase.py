@@ -211,11 +211,15 @@ class RequestPhase:
         stream.decided(decision)
 
     def _body_complete(self, stream: Shell) -> None:
-        if self.body_bytes <= LONG_BODY:
-            self._start_deciding(stream)
-        else:  # put off, because collecting a long body has taken much of this turn already
+        turns = stream.app.turns
+        if self.body_bytes > LONG_BODY:  # put off, because collecting a long body has taken much of this turn already
             self._keep(stream)
             stream.later(self._start_deciding, stream)
+        elif turns is None or turns.takes():
+            self._start_deciding(stream)
+        else:
+            self._keep(stream)
+            turns.later(stream.resume, self._start_deciding, stream)
 
     def _keep(self, stream: Shell, unpacked: int = 0) -> None:
         """Counts a complete body as held while it waits. Raises Refused if the limit for held bytes leaves no room for it.
