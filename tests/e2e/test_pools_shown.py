@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from loadtest.demo.children import python
-from tests.e2e.cluster import COMPLETIONS, Cluster, ask, completion, run
+from loadtest.demo.stack import get
+from tests.e2e.cluster import COMPLETIONS, Cluster, ask, completion, eventually, run
 from tests.e2e.conftest import FAST
 
 NAMES = ("big", "small", "idle")
@@ -20,7 +21,6 @@ pools:
   models: ["small-*"]
   endpoints: {1}
   config: |
-    featureGates: [flowControl]
     plugins: [{{type: queue-scorer}}]
 - {{name: idle, models: [idle], endpoints: {2}}}
 """
@@ -31,11 +31,12 @@ class Site:
     """A picker of three pools. Two of them have got requests, and one a request that no pool serves."""
 
     def __init__(self, cluster: Cluster) -> None:
-        fleets = [cluster.fleet(2, *FAST, "--model", f"{name}-1") for name in NAMES]
-        self.addresses = dict(zip(NAMES, ([f"{host}:{port}" for host, port in each.addresses] for each in fleets), strict=True))
+        self.fleets = {name: cluster.fleet(2, *FAST, "--model", f"{name}-1") for name in NAMES}
+        self.addresses = {name: [f"{host}:{port}" for host, port in fleet.addresses] for name, fleet in self.fleets.items()}
         self.picker = cluster.picker(cluster.directory, workers=2, pools_text=TEXT.format(*map(json.dumps, self.addresses.values())))
         self.where = (f"--run-dir={cluster.directory / 'run'}", f"--metrics-port={self.picker.metrics}")
         self.port = cluster.envoy(self.picker, edge=True)
+        *_, self.gateway = sorted(cluster.directory.glob("envoy-*.yaml"), key=lambda file: file.stat().st_mtime_ns)
         for name, count in REQUESTS.items():
             for number in range(count):
                 assert self.ask(f"{name}-1", f"{name}-{number}") == 200
@@ -84,7 +85,7 @@ def test_explain_names_the_pool_of_a_decision_and_shows_only_those_of_a_pool(sit
     assert nothing.returncode == 1 and "no decision was made yet in pool idle" in nothing.stderr
 
 
-@pytest.mark.parametrize("command", [("top", "--once"), ("explain",)], ids=lambda each: each[0])
+@pytest.mark.parametrize("command", [("top", "--once"), ("explain",), ("doctor",)], ids=lambda each: each[0])
 def test_a_pool_that_does_not_exist_is_refused_with_those_that_do(site: Site, command: tuple[str, ...]) -> None:
     done = site.run(*command, "--pool=huge")
     assert done.returncode != 0
@@ -98,3 +99,35 @@ def test_metrics_of_requests_have_the_pool_and_those_of_no_pool_an_empty_one(sit
         for match in re.finditer(r'^llm_d_epp_request_(total|error_total)\{.*pool="(.*?)".*\} (\S+)$', page, re.MULTILINE)
     }
     assert counted == {"big": 6, "small": 3, "": 1}
+
+
+def test_a_healthy_picker_of_several_pools_has_no_finding(site: Site) -> None:
+    last: list[Any] = []
+
+    def silent() -> bool:
+        last[:] = json.loads(site.run("doctor", f"--gateway-config={site.gateway}", "--json").stdout)["findings"]
+        return not last
+
+    assert eventually(silent), last
+
+
+def test_the_state_has_each_pool_with_its_flow_control_and_its_configuration(site: Site) -> None:
+    state = json.loads(get(site.picker.metrics, "/debug/state") or b"{}")
+    assert {name: pool["endpoints"] for name, pool in state["pools"].items()} == dict.fromkeys(NAMES, 2)
+    assert [name for name, pool in state["pools"].items() if "flow_control" in pool] == ["big", "idle"]
+    assert "flow_control" not in state
+    assert sorted(each["pools"] for each in state["settings"]["configurations"]) == [["big", "idle"], ["small"]]
+
+
+# The last test: it ends servers.
+
+
+def test_the_doctor_names_the_pool_whose_servers_are_down(site: Site) -> None:
+    site.fleets["big"].child.process.kill()
+
+    def found(*flags: str) -> list[tuple[str, str, str]]:
+        every = json.loads(site.run("doctor", "--json", *flags).stdout)["findings"]
+        return [(each["rule"], each["title"], each["pool"]) for each in every if each["rule"] == "endpoints-down"]
+
+    assert eventually(lambda: found() == [("endpoints-down", "Pool big: 2 endpoints refuse connections", "big")]), found()
+    assert found("--pool=big") and not found("--pool=small")

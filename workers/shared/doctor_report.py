@@ -28,7 +28,7 @@ KEPT_S: Final = 3600.0
 class Finding(msgspec.Struct, frozen=True):
     """One thing that is wrong. `evidence`: what shows it. `fix`: what to do, with a command where there is one.
 
-    `found_by`: the picker itself, or `epp doctor`.
+    `found_by`: the picker itself, or `epp doctor`. `pool`: that of several to which it belongs.
     """
 
     rule: str
@@ -37,6 +37,7 @@ class Finding(msgspec.Struct, frozen=True):
     evidence: str
     fix: str
     found_by: str = PICKER
+    pool: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -60,7 +61,7 @@ def write(run_dir: str, instance: str, secret: str, report: Report) -> None:
     room, kept = FINDINGS_MAX, {}
     checks = {**report, **_read(run_dir, instance, secret), **report}  # this run's first, so that its findings have room
     for name, check in checks.items():
-        found = [Finding(*(text[:TEXT_MAX] for text in msgspec.structs.astuple(each))) for each in check.findings[:room]]
+        found = [Finding(**{name: text[:TEXT_MAX] for name, text in msgspec.to_builtins(each).items()}) for each in check.findings[:room]]
         kept[name] = Check(check.at, found, _named(secret))
         room -= len(found)
     path = _path(run_dir, instance)

@@ -80,10 +80,12 @@ def test_metrics_with_labels_of_requests_have_the_pool_as_a_label_only_if_there_
         assert labels[REQUEST.name] == (*REQUEST.labels, "pool") == instance.layout.series[REQUEST.name].labels
         assert "pool" not in labels[FLOW_REQUESTS.name]  # it has inference_pool
         assert "pool" not in labels[ABUSE.name]  # it belongs to none
+    plain = {group.name: group.labels for group in (*GROUPS, *FLOW_GROUPS)}
     with made(tmp_path) as single:
-        assert {group.name: group.labels for group in single.layout.groups} == {
-            group.name: group.labels for group in (*GROUPS, *FLOW_GROUPS)
-        }
+        assert {group.name: group.labels for group in single.layout.groups} == plain
+    with created(tmp_path, pool("one")) as single:
+        assert {name: labels for name, labels in ((g.name, g.labels) for g in single.layout.groups) if name in plain} == plain
+        assert single.pool_names == ()
 
 
 def test_series_have_room_for_label_sets_of_all_pools(tmp_path: Path) -> None:

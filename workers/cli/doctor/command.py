@@ -16,10 +16,11 @@ from workers.cli.configuration import add_plugins, plugin_path_option
 from workers.cli.doctor import envoy_admin
 from workers.cli.doctor.client_headers import client_header_findings
 from workers.cli.doctor.gateway import Names, Peer, calls, gateway_findings, picker_clusters, tls_names
-from workers.cli.doctor.running import Running, running, waits_s
+from workers.cli.doctor.running import Running, only, pools_of, running, waits_s
 from workers.cli.doctor.servers import server_findings
 from workers.cli.flags import DURATION, PORT, Whole, WithArguments, flag
 from workers.cli.output import echo, echo_lines, echo_text
+from workers.cli.pool_option import check_pool, pool_option
 from workers.host.exit_codes import ExitCode
 from workers.shared import doctor_report
 from workers.shared.doctor_report import DOCTOR, ERROR, Check, Finding, Report
@@ -31,6 +32,7 @@ LABEL: Final = 8  # width of the first column
 @flag("metrics-port", PORT, None, "Ask the picker on this machine with this metrics port. [default: the only one]")
 @flag("instance", str, "", "Ask the picker on this machine with this name, whatever its ports are.")
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
+@pool_option
 @click.option("--url", default="", envvar="EPP_URL", help="Ask this metrics port instead: host:port, or a URL.")
 @click.option("--ca-file", default="", help="PEM file with the CA of the metrics port's certificate.")
 @click.option("--gateway-config", default="", metavar="FILE", help="Check this Envoy file, or dump of /config_dump.")
@@ -51,6 +53,7 @@ def command(
     metrics_port: int | None,
     instance: str,
     run_dir: str,
+    pool: str,
     url: str,
     ca_file: str,
     gateway_config: str,
@@ -86,9 +89,12 @@ def command(
         sys.exit(follow(kv_events, config_file, asked))
     gateway = _gateway(gateway_config, gateway_admin)
     picker = running(run_dir, metrics_port, instance, url, ca_file)
+    if pool and picker.state:
+        check_pool(pool, pools_of(picker.state))
+        picker = only(picker, pool)
     visit = Visit(picker, gateway, tls_wanted)
     visit.make()
-    if picker.seen is not None:
+    if picker.seen is not None and not pool:
         with suppress(OSError):  # the page does without the report of another user
             doctor_report.write(run_dir, picker.seen.name, picker.seen.secret, visit.report(time.time()))
     findings = sorted([*picker.findings, *visit.findings], key=lambda found: found.severity != ERROR)

@@ -13,6 +13,7 @@ from shm.segment import SegmentError
 from workers.cli import metrics_port, which
 from workers.shared.doctor_report import DOCTOR, ERROR, Finding
 from workers.supervisor.pages.state.frames import VERSION
+from workers.supervisor.pages.state.pool_findings import SHARED, settings_of
 
 STATE: Final = "/debug/state"
 DEFAULT: Final = "default"
@@ -67,20 +68,42 @@ def running(run_dir: str, port: int | None, instance: str, url: str, ca_file: st
     return Running(seen, url, state, [each for each in found if each.found_by != DOCTOR])
 
 
-def effective(state: State) -> Mapping[str, Any]:
-    """Returns the effective configuration of a picker as plain values; empty if it is unknown."""
+def effective(state: State, pool: str = "") -> Mapping[str, Any]:
+    """Returns the effective configuration of a picker, or of one of its pools, as plain values; empty if it is unknown."""
     import yaml
 
-    document = yaml.safe_load(state.get("settings", {}).get("effective", "") or "{}")
+    settings = settings_of(state, pool) if pool else state.get("settings", {})
+    document = yaml.safe_load(settings.get("effective", "") or "{}")
     return document if isinstance(document, dict) and document.get("apiVersion") == API_VERSION else {}
+
+
+def pools_of(state: State) -> list[str]:
+    """Returns the names of several pools; none if there is only one."""
+    return list(state.get("pools", ()))
+
+
+def only(running: Running, pool: str) -> Running:
+    """Returns the picker with the endpoints and findings of one pool, and with findings that belong to no pool."""
+    state = running.state
+    endpoints = {key: each for key, each in state.get("endpoints", {}).items() if each.get("pool") == pool}
+    found = [each for each in running.findings if each.pool in (pool, msgspec.UNSET)]
+    return running._replace(
+        state={**state, "endpoints": endpoints, "pools": {pool: state["pools"][pool]}},
+        findings=[each for each in found if each.pool == pool or not each.title.startswith(SHARED)],
+    )
 
 
 def waits_s(state: State) -> float:
     """Returns the longest time in seconds that a request may wait in the picker's queue; 0 without flow control."""
-    flow = effective(state).get("flowControl", {})
+    if not (pools := pools_of(state)):
+        return _waits_s(effective(state)) if "flow_control" in state else 0.0
+    first = [each["pools"][0] for each in state["settings"]["configurations"] if pools and set(pools) & set(each["pools"])]
+    return max((_waits_s(effective(state, pool)) for pool in first), default=0.0)
+
+
+def _waits_s(document: Mapping[str, Any]) -> float:
+    flow = document.get("flowControl", {})
     bands = [flow, flow.get("defaultPriorityBand", {}), *flow.get("priorityBands", ())]
-    if "flow_control" not in state:
-        return 0.0
     return max((parse_duration(str(band.get("defaultRequestTTL", "0s"))) for band in bands), default=0.0)
 
 

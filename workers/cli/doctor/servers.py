@@ -9,12 +9,14 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from workers.cli.doctor.running import State, effective
 from workers.shared.doctor_report import ERROR, WARNING, Finding
+from workers.supervisor.pages.state.pool_findings import fewer, in_pool
 from workers.supervisor.pages.state.prefix_findings import unreported
 
 ASKED_MAX: Final = 32  # endpoints; a larger pool is asked in part
@@ -40,18 +42,42 @@ class Answer(NamedTuple):
 
 
 def server_findings(state: State) -> list[Finding]:
-    """Asks up to ASKED_MAX endpoints of the state, AT_ONCE at the same time."""
-    endpoints = list(state.get("endpoints", {}).values())[:ASKED_MAX]
-    where = _where(effective(state))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(lambda each: _ask(each["name"], each["address"], where), endpoints))
+    """Asks up to ASKED_MAX endpoints of the state, of each of several pools alike many, AT_ONCE at the same time."""
+    endpoints = _turns(state.get("endpoints", {}).values())[:ASKED_MAX]
+    pools = list(dict.fromkeys(each.get("pool", "") for each in endpoints))
+    where = {pool: _where(effective(state, pool)) for pool in pools}
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        answers = list(threads.map(lambda each: _ask(each["name"], each["address"], where[each.get("pool", "")]), endpoints))
     known = {each["address"] for each in unreported(state.get("endpoints", {}))}  # the picker itself says that they may have no caching
     answers = [each._replace(caching_off=each.caching_off and each.address not in known) for each in answers]
-    return findings_of(answers, {each["address"]: each["state"] for each in endpoints})
+    states = {each["address"]: each["state"] for each in endpoints}
+    if not any(pools):
+        return findings_of(answers, states)
+    found = clock_findings(answers)
+    for pool in pools:
+        own = [answer for answer, each in zip(answers, endpoints, strict=True) if each["pool"] == pool]
+        found += in_pool(pool, other_findings(own, states))
+    return list(fewer(found))
+
+
+def _turns(endpoints: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the endpoints so that pools take turns: the first of each pool, then the second of each."""
+    seen = Counter[str]()
+    turn = []
+    for each in endpoints:
+        pool = each.get("pool", "")
+        turn.append((seen[pool], each))
+        seen[pool] += 1
+    return [each for _, each in sorted(turn, key=lambda pair: pair[0])]
 
 
 def findings_of(answers: Sequence[Answer], states: Mapping[str, str]) -> list[Finding]:
     """Returns the findings about these answers. `states`: address -> the state that the picker sees."""
+    return [*clock_findings(answers), *other_findings(answers, states)]
+
+
+def clock_findings(answers: Sequence[Answer]) -> list[Finding]:
+    """Returns the finding about clocks that differ."""
     found = []
     if which := [each for each in answers if each.ahead_s is not None and abs(each.ahead_s) > APART_S]:
         least, most = min(each.ahead_s or 0.0 for each in which), max(each.ahead_s or 0.0 for each in which)
@@ -65,6 +91,12 @@ def findings_of(answers: Sequence[Answer], states: Mapping[str, str]) -> list[Fi
                 "`timedatectl status` (or `chronyc tracking`) on the machine; certificates, leases and logs depend on the time",
             )
         )
+    return found
+
+
+def other_findings(answers: Sequence[Answer], states: Mapping[str, str]) -> list[Finding]:
+    """Returns the findings about servers that do not answer, or have no prefix caching. `states`: as in `findings_of`."""
+    found = []
     if which := [each for each in answers if each.caching_off]:
         found.append(
             Finding(

@@ -139,11 +139,12 @@ class Frames:
         del values["endpoints"], values["interval_s"]
         yield
         further = self._further(look.counters)
+        pools = {each["name"]: {**each, **further.values.get("pools", {}).get(each["name"], {})} for each in values["pools"]}
         yield
         for key, why in further.why.items():
             if key in endpoints:
                 endpoints[key]["why"] = why[:WHY_CHARS_MAX]
-        values = {"version": VERSION, "at": round(self._wall(), 1), **plain(values | dict(further.values))}
+        values = {"version": VERSION, "at": round(self._wall(), 1), **plain(values | dict(further.values) | {"pools": pools or None})}
         values["instance"]["uptime_s"] = int(up)
         values["findings"] = [msgspec.to_builtins(each) for each in findings(values, endpoints)]
         yield from self._publish(look.at, values, endpoints)

@@ -5,8 +5,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from epp.config.effective import EffectiveConfig
 from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY
 from epp.metrics.flow_control import FLOW_SATURATION
+from shm.flow_lanes import WAITING
 from shm.observe import SECRET
 from workers.host import cpus
 from workers.host.options import OTHER_FLAGS, SECRET_OPTIONS
@@ -21,6 +23,8 @@ from workers.supervisor.pages.tenants import TenantUse
 SHARED_MEMORY: Final = "/dev/shm"
 VALUE_CHARS_MAX: Final = 200
 TENANTS_SHOWN: Final = 50
+FLOWS_SHOWN: Final = 32  # pools with flow control whose saturation is computed
+CONFIGURATIONS_CHARS_MAX: Final = 1 << 18
 
 
 class Parts:
@@ -45,7 +49,9 @@ class Parts:
         metrics = instance.credentials.metrics
         until = None if metrics is None else lambda: metrics.valid_until
         self._processes = ProcessFigures(instance.memory.lanes, instance.roll, metrics_certificate=until)
+        self._several = instance.pools if instance.pool_names else ()
         self._flow: FlowFigures | None = figures_of(instance) if not instance.pools else None
+        self._flows: dict[str, FlowFigures] = {}  # of several pools, by name
 
     def further(self, counters: Mapping[str, int]) -> Further:
         """Returns the parts by name, made of plain values, and why scrapes fail. `counters`: the present ones."""
@@ -61,8 +67,11 @@ class Parts:
             "access_refused": self._access(),
             "replica_store_connected": self._store(),
             "doctor": doctor_report.read(options.run_dir, options.instance, self._instance.lock.info[SECRET]),
-            "flow_control": self._flow_control(),
-            "tenants": self._tenants.tenants(TENANTS_SHOWN) if self._instance.config.tenants is not None else None,
+            "flow_control": self._flow_control(self._instance, self._flow),
+            "pools": {pool.options.pool_name: {"flow_control": self._of_pool(pool)} for pool in self._full_first()},
+            "tenants": self._tenants.tenants(TENANTS_SHOWN)
+            if any(pool.config.tenants is not None for pool in self._instance.every)
+            else None,
             "settings": self._settings,
         }
         return Further(values, self._troubles())
@@ -83,12 +92,23 @@ class Parts:
                     certificates[labels[0]] = int(value)
         return found, certificates
 
-    def _flow_control(self) -> Mapping[str, Any] | None:
+    def _full_first(self) -> list[Instance]:
+        """Returns up to FLOWS_SHOWN of several pools with flow control, those with waiting requests first."""
+        flows = [pool for pool in self._several if pool.config.flow is not None]
+        return sorted(flows, key=lambda pool: -pool.memory.flow.total(WAITING))[:FLOWS_SHOWN]
+
+    def _of_pool(self, pool: Instance) -> Mapping[str, Any] | None:
+        name = pool.options.pool_name
+        if name not in self._flows and (figures := figures_of(pool)) is not None:
+            self._flows[name] = figures
+        return self._flow_control(pool, self._flows.get(name))
+
+    def _flow_control(self, instance: Instance, figures: FlowFigures | None) -> Mapping[str, Any] | None:
         """Returns the limits and the saturation by stage; None if flow control is off."""
-        plan = self._instance.config.flow
-        if plan is None or self._flow is None:
+        plan = instance.config.flow
+        if plan is None or figures is None:
             return None
-        saturation = next(shown for shown in self._flow.families() if shown.metric is FLOW_SATURATION)
+        saturation = next(shown for shown in figures.families() if shown.metric is FLOW_SATURATION)
         bands = {str(band.priority): {"requests": band.max_requests, "bytes": band.max_bytes} for band in plan.bands}
         return {
             "detector": plan.detector.name,
@@ -108,19 +128,36 @@ class Parts:
     def _settings(self) -> Mapping[str, Any]:
         """The effective configuration with the origin of each line, its source, the warnings about it, and the flags."""
         config, options = self._instance.config, self._instance.options
-        effective, origins = config.with_origins()
         flags = {}
         for option in options.__struct_fields__:
             name, value = OTHER_FLAGS.get(option, option), shown_option(option, getattr(options, option))
             flags[name.replace("_", "-")] = {"value": value, "origin": options.given.get(name, "default")}
         del flags["given"], flags["pool-given"]  # not flags, but what is known about them
-        return {
-            "source": config.source,
-            "effective": effective,
-            "origins": origins,
-            "warnings": [str(warning) for warning in config.warnings],
-            "flags": flags,
-        }
+        if not self._several:
+            return {**_shown(config), "flags": flags}
+        return {"source": options.pools_file, "configurations": self._configurations(), "flags": flags}
+
+    def _configurations(self) -> list[Mapping[str, Any]]:
+        """Returns the different configurations of several pools, each with the names of its pools, up to CONFIGURATIONS_CHARS_MAX."""
+        names: dict[int, list[str]] = {}
+        configs = {id(pool.config): pool.config for pool in self._several}
+        for pool in self._several:
+            names.setdefault(id(pool.config), []).append(pool.options.pool_name)
+        found: list[Mapping[str, Any]] = []
+        room = CONFIGURATIONS_CHARS_MAX
+        for key, config in configs.items():
+            shown = _shown(config)
+            room -= len(shown["effective"])
+            if room < 0:
+                break
+            found.append({"pools": names[key], **shown})
+        return found
+
+
+def _shown(config: EffectiveConfig) -> Mapping[str, Any]:
+    effective, origins = config.with_origins()
+    warnings = [str(warning) for warning in config.warnings]
+    return {"source": config.source, "effective": effective, "origins": origins, "warnings": warnings}
 
 
 def shown_option(name: str, value: Any) -> str:

@@ -1,0 +1,63 @@
+"""Finds what is wrong with each of several pools: gives the rules about a pool only what belongs to it. Pure, as `findings`."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from workers.shared.doctor_report import Finding
+from workers.supervisor.pages.state.finding_texts import Values
+
+SHARED: Final = "The same in "  # begins the title of a finding about several pools
+SAME_MAX: Final = 20  # pools with the same finding that are told apart
+OF: Final = " of pool "
+PARTS: Final = ("bands", "flows")
+
+
+def by_pool(values: Values, endpoints: Mapping[str, Values]) -> Iterator[tuple[str, Values, Mapping[str, Values]]]:
+    """Yields each pool with the state as it would be if the picker had only this pool: what a rule about a pool reads."""
+    members: dict[str, dict[str, Values]] = {name: {} for name in values["pools"]}
+    for key, each in endpoints.items():
+        members.setdefault(each.get("pool", ""), {})[key] = each
+    for name in values["pools"]:
+        yield name, of_pool(values, name), members[name]
+
+
+def of_pool(values: Values, pool: str) -> Values:
+    """Returns what the state says of one pool, without its endpoints."""
+    own: dict[str, Any] = {part: [each for each in values.get(part) or () if each.get("pool") == pool] for part in PARTS}
+    end = f"{OF}{pool}"
+    own["left_out"] = {name.removesuffix(end): workers for name, workers in values.get("left_out", {}).items() if name.endswith(end)}
+    own["settings"] = settings_of(values, pool)
+    if (flow := values["pools"].get(pool, {}).get("flow_control")) is not None:
+        own["flow_control"] = flow
+    return own
+
+
+def settings_of(values: Values, pool: str) -> Values:
+    """Returns the configuration of a pool, as `settings` has that of a picker of one pool."""
+    every: Sequence[Values] = values.get("settings", {}).get("configurations", ())
+    return next((each for each in every if pool in each["pools"]), {})
+
+
+def in_pool(pool: str, found: Iterable[Finding]) -> Iterator[Finding]:
+    """Yields findings that name the pool."""
+    for each in found:
+        yield msgspec.structs.replace(each, title=f"Pool {pool}: {each.title}", pool=pool)
+
+
+def fewer(found: Iterable[Finding]) -> Iterator[Finding]:
+    """Yields the findings, and those that more than SAME_MAX pools share as one for the other pools."""
+    more: dict[str, list[Finding]] = {}
+    seen: dict[str, int] = {}
+    for each in found:
+        if each.pool is not msgspec.UNSET:
+            seen[each.rule] = seen.get(each.rule, 0) + 1
+            if seen[each.rule] > SAME_MAX:
+                more.setdefault(each.rule, []).append(each)
+                continue
+        yield each
+    for rule, others in more.items():
+        names = ", ".join(str(each.pool) for each in others[:SAME_MAX])
+        text = f"{names}{f' and {len(others) - SAME_MAX} more' if len(others) > SAME_MAX else ''}; with --pool NAME, epp doctor shows one"
+        yield Finding(rule, others[0].severity, f"{SHARED}{len(others)} more pools", text, others[0].fix)
