@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from compiled.build import struct_faults
 from tests.layers import (
     ARROWS_MAX,
     CLASS_LINES_MAX,
@@ -103,6 +104,10 @@ def test_a_package_of_workers_may_import_lower_packages_and_no_higher_ones(above
 )
 def test_imports_that_the_layers_allow_pass(module: str, source: str) -> None:
     assert import_violations(module, source) == []
+
+
+def test_no_compiled_module_defines_a_struct() -> None:
+    assert struct_faults() == []
 
 
 def test_every_name_in_the_rows_is_a_module() -> None:

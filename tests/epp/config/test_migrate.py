@@ -10,7 +10,8 @@ from epp.config.migrate import migrate
 from epp.config.yaml_nodes import dump, plain
 from tests.examples import examples
 
-CORPUS = sorted((Path(__file__).parents[2] / "fuzz" / "corpus" / "config").iterdir())
+FOLDER = Path(__file__).parents[2] / "fuzz" / "corpus" / "config"
+CORPUS = sorted(path for path in FOLDER.iterdir() if path.name != "pools")  # a file of pools
 OLD = """\
 # my file
 apiVersion: llm-d.ai/v1alpha1   # the old one
