@@ -69,6 +69,7 @@ ERRORS: Mapping[str, str] = {
     "queue-mismatch": "A queue cannot do what its band's policies need.",
     "bad-pool": "A field of a pool has a value that cannot be, or two of its fields exclude each other (pools file only).",
     "two-pools": "Two pools have the same port, authority or model, or a pool has the port of a flag (pools file only).",
+    "one-pool": "The configuration of a pool has what only a picker of one pool can have (pools file only).",
     "never-matched": "An authority or a model of a pool never matches, because an earlier one takes all of its requests (pools file only).",
     "too-many-pools": "There are more pools, or more matchers with `*`, than a picker serves (pools file only).",
     "tenants": "The section tenants is incomplete, has a wrong value, or lacks a secret that lasts.",

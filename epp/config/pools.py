@@ -13,20 +13,15 @@ from typing import Final, NamedTuple
 from epp.config import yaml_nodes
 from epp.config.findings import WHOLE, ConfigWarning, Findings, Place
 from epp.config.node_reader import NodeReader
+from epp.config.pools_schema import ENDPOINTS_MAX, POOLS_MAX, PORT_MAX, TARGET_PORTS_MAX, DefaultsForm, PoolForm, PoolsForm
+from epp.config.schema import names
 from epp.config.yaml_nodes import Node
 from epp.endpoints.label_selectors import parse
 from epp.request.client_headers import names_objective
 from epp.request.pools import ANY, KEPT_CHARS_MAX, KEY, Matched, Pattern, PoolChoice
 
-POOLS_MAX: Final = 1000
 PATTERNS_MAX: Final = 1000  # authorities with a `*` in a file, and as many models: a new name is compared with each
-ENDPOINTS_MAX: Final = 65_536
-PORT_MAX: Final = 65_535
-TARGET_PORTS_MAX: Final = 8
-_FILE: Final = ("pools", "defaults")
-_DEFAULTS: Final = ("configFile", "maxEndpoints")
 _OBJECT: Final = ("selector", "targetPorts", "poolName", "namespace")  # fields of a pool that has its endpoints from Kubernetes
-_POOL: Final = ("name", "port", "authorities", "models", "configFile", "config", "endpoints", "maxEndpoints", *_OBJECT)
 _ENDPOINT: Final = re.compile(r"(?:\[[^\[\]]+\]|[^\[\]:,\s]+):(\d{1,5})")
 _BLANK: Final = re.compile(r"\s")
 _NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
@@ -118,6 +113,12 @@ class _Defaults(NamedTuple):
     max_endpoints: int
 
 
+def are_pools(text: str) -> bool:
+    """Returns whether a text is a pools file, and not a configuration."""
+    root = yaml_nodes.read(text, Findings(""))
+    return root is not None and isinstance(root.value, dict) and "pools" in root.value
+
+
 def read(text: str, source: str) -> PoolsFile:
     """Reads a pools file. `source` names it in messages. Raises ConfigErrors with all errors."""
     findings = Findings(source)
@@ -125,7 +126,7 @@ def read(text: str, source: str) -> PoolsFile:
     root = yaml_nodes.read(text, findings)
     if not findings.errors and (root is None or root.value is None):
         findings.error(WHOLE, "no-document", "there is no document: the text is empty or has only comments")
-    fields = reader.mapping(root, "the pools file", _FILE)
+    fields = reader.mapping(root, "the pools file", names(PoolsForm))
     pools = _Pools(reader, _defaults(reader, fields.get("defaults")))
     nodes = reader.sequence(fields.get("pools"), "pools")
     if not findings.errors and not nodes:
@@ -142,7 +143,7 @@ def read(text: str, source: str) -> PoolsFile:
 
 
 def _defaults(reader: NodeReader, node: Node | None) -> _Defaults:
-    fields = reader.mapping(node, "defaults", _DEFAULTS)
+    fields = reader.mapping(node, "defaults", names(DefaultsForm))
     file = fields.get("configFile")
     return _Defaults(
         reader.text(file, "defaults.configFile"),
@@ -175,7 +176,7 @@ class _Pools:
     def add(self, node: Node, what: str) -> None:
         """Reads a pool. Notes what is wrong with it."""
         reader, findings = self._reader, self._findings
-        fields = reader.mapping(node, what, _POOL)
+        fields = reader.mapping(node, what, names(PoolForm))
         name = reader.text(fields.get("name"), f"{what}.name")
         if not name and (fields["name"].value == "" if "name" in fields else node.value is None or isinstance(node.value, dict)):
             findings.error(node.place, "missing-field", f"{what}: 'name' is required")

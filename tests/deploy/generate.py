@@ -8,6 +8,7 @@ helm/endpoint-picker/values.schema.json  from the types of the values
 helm/endpoint-picker/files/sizes.json    from `loadtest.sizing.model`
 man/epp.1                                from the commands and their options
 config/epp.schema.json                   what `epp config schema` prints
+pools.schema.json                        what `epp config schema --pools` prints
 kustomize/base                           what both modes share
 kustomize/overlays/gateway, standalone   what each mode adds: objects, and patches that only add
 """
@@ -23,6 +24,7 @@ import msgspec
 import yaml
 
 from epp.config import registry
+from epp.config.pools_schema import pools_schema
 from epp.config.schema import schema as config_schema
 from loadtest.sizing.model import CHART as SIZES
 from release.source import version
@@ -61,7 +63,13 @@ def _versioned(chart: str) -> str:
 def generated() -> dict[Path, str]:
     """All generated files and their texts."""
     configuration = json.dumps(config_schema(registry.known()), indent=2, ensure_ascii=False) + "\n"
-    texts = {DEPLOY / "config" / "epp.schema.json": configuration, DEPLOY / "man" / "epp.1": man.page(), **of_the_chart()}
+    pools = json.dumps(pools_schema(), indent=2, ensure_ascii=False) + "\n"
+    texts = {
+        DEPLOY / "config" / "epp.schema.json": configuration,
+        DEPLOY / "pools.schema.json": pools,
+        DEPLOY / "man" / "epp.1": man.page(),
+        **of_the_chart(),
+    }
     return texts | {DEPLOY / "kustomize" / name: HEAD + text for name, text in kustomized().items()}
 
 

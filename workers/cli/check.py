@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import click
 import msgspec
@@ -13,8 +13,10 @@ from epp.config.findings import ERRORS, NOTES, WARNINGS, Finding
 from epp.config.gateways import GATEWAYS, gateway_findings
 from epp.config.load import ConfigErrors, EffectiveConfig, Surroundings, load
 from epp.config.migrate import migrate as migrate_text
+from epp.config.pools import are_pools
 from epp.config.registry import PluginImportError
 from epp.config.yaml_nodes import dump
+from workers.cli.check_pools import found, shown
 from workers.cli.configuration import (
     Unreadable,
     add_plugins,
@@ -60,6 +62,8 @@ def command(
 ) -> None:
     """Check the configuration FILE (- for standard input) and print the effective one.
 
+    FILE may also be a file of --pools-file: then the configuration of each of its pools is checked, too.
+
     All flags and variables of `epp serve` are accepted and checked with it, beside --config-file and --config-text.
 
     Exit code 0: the configuration is valid; 78: it is not, and all errors are on stderr.
@@ -76,6 +80,8 @@ def command(
     if are_values(text):
         echo_as_is(_current_values(text, source, migrate=migrate), nl=False)
         return
+    if are_pools(text):
+        _check_pools(text, source, options, memory_limit, Asked(as_json, migrate, quiet, strict, gateway))
     if migrate:
         text = _migrated(text, source)
     effective, findings = _found(text, source, options, memory_limit)
@@ -88,9 +94,7 @@ def command(
     if as_json:
         echo_text(_json(findings, None if effective is None else effective.document))
     else:
-        said = ("error", "warning", "note")[: None if not quiet else 2 if strict else 1]
-        if shown := [finding for finding in findings if finding.severity in said]:
-            echo_text(findings_text(shown), err=True)
+        _print_findings(findings, quiet, strict)
         if migrate:
             echo_as_is(text, nl=False)
         elif effective is not None and not (quiet or failed):
@@ -98,7 +102,43 @@ def command(
     sys.exit(ExitCode.CONFIG if failed else ExitCode.OK)
 
 
-def _found(text: str, source: str, options: Options, memory_limit: int | None) -> tuple[EffectiveConfig | None, list[Finding]]:
+class Asked(NamedTuple):
+    """What a user asks for. `gateway`: the kind of gateway; None: not known."""
+
+    as_json: bool
+    migrate: bool
+    quiet: bool
+    strict: bool
+    gateway: str | None
+
+
+def _check_pools(text: str, source: str, options: Options, memory_limit: int | None, asked: Asked) -> NoReturn:
+    """Checks a pools file, and exits. Raises BadConfiguration if it is to be migrated."""
+    if asked.migrate:
+        raise BadConfiguration(f"error: {source}: a pools file has only one form; --migrate is for the configuration files that it names")
+    options = msgspec.structs.replace(options, endpoints="", pool_given=False, endpoint_selector="")  # a pool says where they come from
+    used, findings = found(text, source, options, lambda given, where: _found(given, where, options, memory_limit))
+    for each in used if asked.gateway else ():
+        findings += gateway_findings(each.config, asked.gateway or "", each.config.source)
+    findings += object_findings(options.objects_dir)
+    failed = any(asked.strict or finding.severity == "error" for finding in findings)
+    findings += header_notes(options.trust_client_headers, source, tenants=any(each.config.tenants is not None for each in used))
+    if asked.as_json:
+        echo_text(_json(findings, None if failed else {name: each.config.document for each in used for name in each.pools}))
+    else:
+        _print_findings(findings, asked.quiet, asked.strict)
+        if not (asked.quiet or failed):
+            echo_as_is(shown(used), nl=False)
+    sys.exit(ExitCode.CONFIG if failed else ExitCode.OK)
+
+
+def _print_findings(findings: Sequence[Finding], quiet: bool, strict: bool) -> None:
+    said = ("error", "warning", "note")[: None if not quiet else 2 if strict else 1]
+    if told := [finding for finding in findings if finding.severity in said]:
+        echo_text(findings_text(told), err=True)
+
+
+def _found(text: str | None, source: str, options: Options, memory_limit: int | None) -> tuple[EffectiveConfig | None, list[Finding]]:
     """Returns the configuration, and what `epp serve` would find with these options. None: it cannot be loaded."""
     surroundings = Surroundings(
         options.scrape_interval_s, options.body_bytes_max, memory_limit, leader_election=options.ha_enable_leader_election

@@ -6,7 +6,7 @@ import msgspec
 import structlog
 
 from epp.config.effective import EffectiveConfig
-from epp.config.findings import ConfigErrors, Place
+from epp.config.findings import ConfigError, ConfigErrors, Place
 from epp.config.pools import PoolEntry, PoolsFile
 from epp.request.pools import ANY
 from workers.cli.configuration import check_endpoints, check_kubernetes, findings_text, load_config, plugin_files, with_one_worker
@@ -32,7 +32,7 @@ def several(options: Options) -> Callable[[], Instance]:
     """Reads and checks the pools of --pools-file. Returns a function that creates their instance. Raises BadConfiguration."""
     try:
         file = read_pools(options.pools_file)
-        file.check_ports(_taken(options, file))
+        file.check_ports(taken(options))
         texts, unread = read_configurations(file)
         if unread:
             raise ConfigErrors(unread)
@@ -52,10 +52,29 @@ def several(options: Options) -> Callable[[], Instance]:
     return lambda: pools.create(options, found, file.choice(), {entry.port: entry.name for entry in file.pools if entry.port})
 
 
-def _taken(options: Options, file: PoolsFile) -> dict[int, str]:
+def taken(options: Options) -> dict[int, str]:
     """Returns the ports that no pool can have, with their flags. The gRPC port of the picker may be that of a pool that shares it."""
-    taken = {options.grpc_health_port: "--grpc-health-port", options.metrics_port: "--metrics-port"}
-    return taken | {options.grpc_port: "--grpc-port"}
+    return {options.grpc_health_port: "--grpc-health-port", options.metrics_port: "--metrics-port", options.grpc_port: "--grpc-port"}
+
+
+def own_options(options: Options, entry: PoolEntry) -> Options:
+    """Returns the options as they hold for one pool."""
+    endpoints = ",".join(entry.endpoints)
+    return pools.options_of(options, entry.name, endpoints, entry.max_endpoints or _endpoints_of(endpoints), entry.kube)
+
+
+def unfit(file: PoolsFile, entry: PoolEntry, options: Options, config: EffectiveConfig) -> ConfigError | None:
+    """Returns why a pool cannot have this configuration beside other pools; None if it can. `options`: its own."""
+    sources, place = Sources(options, config), entry.place
+    why, hint, rule = "", "give the pool a picker of its own", "one-pool"
+    if sources.kv_events is not None:
+        why = "a precise prefix producer and --pools-file cannot be used together yet"
+    elif sources.further:
+        why = "a second data source and --pools-file cannot be used together yet"
+    elif options.pool_given and config.discovery is not None:
+        plugin = f"plugin '{config.discovery.name}' of {config.source}"
+        why, hint, rule = f"endpoints come from {plugin} and from 'poolName'", "give only one of them", "two-discoveries"
+    return ConfigError(file.source, place.line, place.column, rule, f"pool '{entry.name}': {why}", hint) if why else None
 
 
 def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> list[Pool]:
@@ -66,36 +85,25 @@ def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> lis
     faults: list[str] = []
     for entry, text in zip(file.pools, texts, strict=True):
         given = Given(text.text, text.source, plugins)
-        endpoints = ",".join(entry.endpoints)
-        most = entry.max_endpoints or _endpoints_of(endpoints)
-        own = pools.options_of(options, entry.name, endpoints, most, entry.kube)
+        own = own_options(options, entry)
         try:
-            key = text, bool(endpoints), entry.kube is not None
+            key = text, bool(own.endpoints), entry.kube is not None
             if key not in known:
                 known[key] = load_config(own, given)
-                _check(own, known[key])
+            if (wrong := unfit(file, entry, own, known[key])) is not None:
+                faults.append(str(wrong))
+                continue
             check_endpoints(own, known[key])
             check_kubernetes(own, known[key])
-        except BadConfiguration as wrong:
-            faults.append(f"{_place(file, entry)}: pool '{entry.name}': {wrong.message}")
+        except BadConfiguration as bad:
+            faults.append(f"{_place(file, entry)}: pool '{entry.name}': {bad.message}")
             continue
         models = tuple(model for model in entry.models if ANY not in model)
-        found.append(Pool(entry.name, given, known[key], endpoints, most, models, entry.kube))
+        found.append(Pool(entry.name, given, known[key], own.endpoints, own.max_endpoints, models, entry.kube))
     if faults:
         more = [f"{len(faults) - FAULTS_SHOWN_MAX} more pools have errors"] if len(faults) > FAULTS_SHOWN_MAX else []
         raise BadConfiguration("\n".join([*faults[:FAULTS_SHOWN_MAX], *more]))
     return found
-
-
-def _check(options: Options, config: EffectiveConfig) -> None:
-    """Refuses what only a picker of one pool has. Raises BadConfiguration."""
-    sources = Sources(options, config)
-    for wrong, what in ((sources.kv_events is not None, "a precise prefix producer"), (bool(sources.further), "a second data source")):
-        if wrong:
-            raise BadConfiguration(f"error[pools]: {what} and --pools-file cannot be used together yet; give the pool a picker of its own")
-    if options.pool_given and config.discovery is not None:
-        plugin = f"plugin '{config.discovery.name}' of {config.source}"
-        raise BadConfiguration(f"error[two-discoveries]: endpoints come from {plugin} and from 'poolName'; give only one of them")
 
 
 def _endpoints_of(endpoints: str) -> int:

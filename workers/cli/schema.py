@@ -9,15 +9,20 @@ import json
 import click
 
 from epp.config import registry
+from epp.config.pools_schema import pools_schema
 from epp.config.schema import schema
 from workers.cli.configuration import add_plugins, plugin_path_option
 from workers.cli.output import echo_text
 
 
 @click.command("schema")
+@click.option("--pools", is_flag=True, help="Print that of a file for --pools-file.")
 @plugin_path_option
-def command(plugin_path: str) -> None:
+def command(pools: bool, plugin_path: str) -> None:
     """Print a JSON Schema (2020-12) of the configuration file, with the parameters of every plugin type."""
+    if pools:
+        echo_text(json.dumps(pools_schema(), indent=2, ensure_ascii=False))
+        return
     add_plugins(plugin_path)
     try:
         types = registry.known()
