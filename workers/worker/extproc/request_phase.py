@@ -215,7 +215,7 @@ class RequestPhase:
         if self.body_bytes > LONG_BODY:  # put off, because collecting a long body has taken much of this turn already
             self._keep(stream)
             stream.later(self._start_deciding, stream)
-        elif turns is None or turns.takes():
+        elif turns is None or turns.takes(stream.app.clock.now):
             self._start_deciding(stream)
         else:
             self._keep(stream)

@@ -1,46 +1,64 @@
-"""Pools take turns: which decisions begin in a turn of the loop, and which wait."""
+"""Pools take turns: which decisions begin at once, and which wait."""
 
 from collections.abc import Callable
 
-from workers.worker.extproc.pool_turns import AT_ONCE, PoolTurns
+from workers.worker.extproc.pool_turns import GAP_S, PoolTurns
 
 
-class Loop:
+class Worker:
     def __init__(self) -> None:
+        self.now = 100.0
         self.soon: list[Callable[[], None]] = []
+        self.turns = PoolTurns(lambda call: self.soon.append(call))
+        self.begun: list[int] = []
 
-    def turn(self) -> None:
+    def ask(self, *numbers: int) -> None:
+        for number in numbers:
+            if self.turns.takes(self.now):
+                self.begun.append(number)
+            else:
+                self.turns.later(self.begun.append, number)
+
+    def turn(self, seconds: float = 0.0) -> None:
+        self.now += seconds
         calls, self.soon = self.soon, []
         for call in calls:
             call()
 
 
-def test_a_pool_begins_a_few_decisions_in_a_turn_and_the_rest_in_order_later() -> None:
-    loop = Loop()
-    turns = PoolTurns(lambda call: loop.soon.append(call))
-    begun: list[int] = []
-    for number in range(2 * AT_ONCE + 1):
-        if turns.takes():
-            begun.append(number)
-        else:
-            turns.later(begun.append, number)
-    assert begun == list(range(AT_ONCE))
-    for waves in (2 * AT_ONCE, 2 * AT_ONCE + 1):
-        loop.turn()
-        assert begun == list(range(waves))
-    loop.turn()
-    loop.turn()
-    assert loop.soon == [], "an idle pool schedules nothing"
+def test_a_pool_that_is_not_busy_waits_for_nothing() -> None:
+    w = Worker()
+    for number in range(5):
+        w.ask(number)
+        w.turn(GAP_S * 1.01)
+    assert (w.begun, w.soon) == ([0, 1, 2, 3, 4], [])
 
 
-def test_what_comes_later_does_not_overtake_what_waits() -> None:
-    loop = Loop()
-    turns = PoolTurns(lambda call: loop.soon.append(call))
-    assert all(turns.takes() for _ in range(AT_ONCE))
-    begun: list[str] = []
-    turns.later(begun.append, "first")
-    assert not turns.takes()
-    loop.turn()
-    assert begun == ["first"]
-    loop.turn()
-    assert turns.takes()
+def test_of_many_decisions_at_once_one_begins_in_each_turn_in_order() -> None:
+    w = Worker()
+    w.ask(0, 1, 2)
+    assert w.begun == [0]
+    w.turn(GAP_S * 1.01)
+    w.ask(3)
+    assert w.begun == [0, 1], "what comes later does not overtake what waits"
+    w.turn()
+    w.turn()
+    assert w.begun == [0, 1, 2, 3]
+    w.turn()
+    assert w.soon == [], "an idle pool schedules nothing"
+
+
+def test_a_decision_that_fails_does_not_hold_up_the_others() -> None:
+    w = Worker()
+    w.ask(0)
+
+    def fails() -> None:
+        raise ValueError
+
+    w.turns.later(fails)
+    w.ask(1)
+    try:
+        w.turn()
+    except ValueError:
+        w.turn()
+    assert w.begun == [0, 1]
