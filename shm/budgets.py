@@ -1,15 +1,14 @@
 """Budgets: what tenants have used of their budgets. Each worker writes its own row, the supervisor that of other replicas; all read all.
 
-    row      | changes | 0 ... |                                          one cache line
-             | place 0 | place 1 | ... | place n-1 |                      one cache line each
-    place    | key | plan | tokens | requests | in flight | lapsed tokens | lapsed requests | touched |
+    row      | place 0 | place 1 | ... | place n-1 |                      one cache line each
+    place    | key | plan | lapsed tokens | lapsed requests | tokens | requests | in flight | touched |
 
 Tokens, requests, what has lapsed and `touched` (monotonic seconds) are float64, the others int64. The key names a tenant; 0: the place is
 free. Tokens and requests are what the row's writer has let the tenant use; tokens may fall when an answer turns out to be cheaper. A
 successor continues them, and clears what is in flight. What has lapsed is the largest value of rate * time - used, and holds for a budget
 with this plan only: the rates of tokens and requests per second, as two float32 (0: for none). In the row of other replicas, the two words
-say instead when the bucket will be full, as far as they know. `changes` grows with each change, so a reader that has seen it need not look
-further.
+say instead when the bucket will be full, as far as they know. `touched` changes with each change, and the numbers before it are stored in
+one go: a request costs two stores, and reads nothing.
 
 The key selects a set of WAYS places. If all are taken, the place that was not touched for longest, without a request in flight if there is
 such a place, goes to the new tenant. A tenant whose places are gone is one that has used nothing: it begins with a full bucket, as one
@@ -32,12 +31,13 @@ from shm.segment import Region
 PLACES: Final = 1024  # tenants of one row
 WAYS: Final = 8
 LINE: Final = CACHE_LINE // WORD
-ROW_WORDS: Final = (1 + PLACES) * LINE
-KEY, PLAN, TOKENS, REQUESTS, IN_FLIGHT, LAPSED_TOKENS, LAPSED_REQUESTS, TOUCHED = range(LINE)
+ROW_WORDS: Final = PLACES * LINE
+KEY, PLAN, LAPSED_TOKENS, LAPSED_REQUESTS, TOKENS, REQUESTS, IN_FLIGHT, TOUCHED = range(LINE)
 NOWHERE: Final = -1
 KEY_MAX: Final = (1 << 63) - 1
 FILLS_MAX: Final = 86_400.0
 _RATES: Final = struct.Struct("<ff")
+_USED: Final = struct.Struct("@ddqd")  # tokens, requests, in flight, touched; native, so that each word is stored whole
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -86,6 +86,20 @@ NOBODY: Final = Sum(0.0, 0.0, 0)
 NEVER: Final = (-math.inf, 0, -math.inf, -math.inf)
 
 
+class Place:
+    """What its only writer knows of one place. `at`: where it begins in the row, in words; NOWHERE: another tenant has it now."""
+
+    __slots__ = ("at", "in_flight", "key", "lapsed_requests", "lapsed_tokens", "plan", "requests", "tokens")
+
+    def __init__(self, key: int, at: int) -> None:
+        self.key = key
+        self.at = at
+        self.plan = 0
+        self.lapsed_tokens = self.lapsed_requests = 0.0
+        self.tokens = self.requests = 0.0
+        self.in_flight = 0
+
+
 class BudgetRow:
     """Writes one row, and reads all. `row`: the worker's number from 0, or the number of workers for the row of other replicas.
 
@@ -93,43 +107,66 @@ class BudgetRow:
     """
 
     def __init__(self, schema: BudgetsSchema, region: Region, row: int, serving: Sequence[int]) -> None:
+        self._bytes = region.bytes
         self._words: memoryview = region.bytes.cast("q")
         self._floats: memoryview[float] = region.bytes.cast("d")
         self._rows = schema.workers + 1
         self._workers = schema.workers
         self._row = row
+        self._first = row * ROW_WORDS
         self._serving = serving
-        start = row * ROW_WORDS
-        self.words = self._words[start : start + ROW_WORDS]
-        self.floats = self._floats[start : start + ROW_WORDS]
+        self._places: dict[int, Place] = {}
 
     def take_over(self) -> None:
         """Clears what the predecessor had in flight."""
-        for at in range(LINE, ROW_WORDS, LINE):
-            self.words[at + IN_FLIGHT] = 0
+        for at in range(self._first, self._first + ROW_WORDS, LINE):
+            self._words[at + IN_FLIGHT] = 0
 
-    def place(self, key: int, now: float) -> int:
-        """Returns where the tenant's place begins in this row, in words. Gives it a place if it has none."""
-        words, floats = self.words, self.floats
-        first = _set_of(key)
+    def place(self, key: int, now: float) -> Place:
+        """Returns the tenant's place in this row. Gives it a place if it has none."""
+        place = self._places.get(key)
+        if place is not None:
+            return place
+        words, floats = self._words, self._floats
+        first = self._first + _set_of(key)
         oldest, rank = first, (True, float("inf"))
         for at in range(first, first + WAYS * LINE, LINE):
             held = words[at + KEY]
             if held == key:
-                return at
+                return self._known(key, at)
             at_rank = (words[at + IN_FLIGHT] > 0, floats[at + TOUCHED] if held else float("-inf"))
             if at_rank < rank:
                 oldest, rank = at, at_rank
+        gone = self._places.pop(words[oldest + KEY], None)
+        if gone is not None:
+            gone.at = NOWHERE
         words[oldest + KEY] = 0  # a reader must not combine the old key with the new numbers
         for word in range(PLAN, LINE):
             words[oldest + word] = 0
         floats[oldest + TOUCHED] = now
         words[oldest + KEY] = key
-        return oldest
+        return self._known(key, oldest)
 
-    def changed(self) -> None:
-        """Says that a place of this row has changed."""
-        self.words[0] += 1
+    def store(self, place: Place, now: float) -> None:
+        """Stores what the tenant has used, and has in flight."""
+        _USED.pack_into(self._bytes, (place.at + TOKENS) * WORD, place.tokens, place.requests, place.in_flight, now)
+
+    def lapse(self, place: Place) -> None:
+        """Stores what has lapsed under the plan."""
+        words, floats, at = self._words, self._floats, place.at
+        if words[at + PLAN] != place.plan:
+            words[at + PLAN] = 0
+        floats[at + LAPSED_TOKENS], floats[at + LAPSED_REQUESTS] = place.lapsed_tokens, place.lapsed_requests
+        words[at + PLAN] = place.plan
+
+    def _known(self, key: int, at: int) -> Place:
+        """Takes note of a place, with what a predecessor has stored there."""
+        words, floats = self._words, self._floats
+        place = self._places[key] = Place(key, at)
+        place.plan, place.in_flight = words[at + PLAN], words[at + IN_FLIGHT]
+        place.lapsed_tokens, place.lapsed_requests = floats[at + LAPSED_TOKENS], floats[at + LAPSED_REQUESTS]
+        place.tokens, place.requests = floats[at + TOKENS], floats[at + REQUESTS]
+        return place
 
     def elsewhere(self, key: int, plan: int) -> Elsewhere:
         """Returns what the tenant has used by other rows. `plan`: of the budget for which lapsed numbers are wanted."""
@@ -164,7 +201,7 @@ class BudgetSums:
     """Sums the rows of all workers, for the supervisor."""
 
     def __init__(self, schema: BudgetsSchema, region: Region, serving: Sequence[int]) -> None:
-        shape = (schema.workers + 1, 1 + PLACES, LINE)
+        shape = (schema.workers + 1, PLACES, LINE)
         self._workers = schema.workers
         self._ints: Ints = region.array(np.int64, 0, shape)
         self._floats: Floats = region.array(np.float64, 0, shape)
@@ -172,17 +209,17 @@ class BudgetSums:
 
     def changes(self) -> int:
         """Returns a number that has changed if anything was counted since the last call."""
-        return int(self._ints[: self._workers, 0, 0].sum())
+        return int(self._ints[: self._workers, :, TOUCHED].sum())
 
     def sums(self, now: float) -> dict[int, Sum]:
         """Returns what each tenant has used that has used anything here, by key."""
         found: dict[int, Sum] = {}
         lapsed: dict[int, tuple[float, int, float, float]] = {}  # when touched, plan, what has lapsed
-        rows, places = np.nonzero(self._ints[:, 1:, KEY])
+        rows, places = np.nonzero(self._ints[:, :, KEY])
         elsewhere: dict[int, tuple[float, float]] = {}
-        for row, place in zip(rows.tolist(), (places + 1).tolist(), strict=True):
-            key, plan, _, _, flying, _, _, _ = self._ints[row, place].tolist()
-            _, _, tokens, requests, _, lapsed_tokens, lapsed_requests, touched = self._floats[row, place].tolist()
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+            key, plan, _, _, _, _, flying, _ = self._ints[row, place].tolist()
+            _, _, lapsed_tokens, lapsed_requests, tokens, requests, _, touched = self._floats[row, place].tolist()
             if row == self._workers:
                 elsewhere[key] = tokens, requests
                 continue
@@ -215,4 +252,4 @@ def _seconds(seconds: float) -> float:
 
 def _set_of(key: int) -> int:
     """Returns where the set of a key begins in a row, in words."""
-    return LINE + (key % (PLACES // WAYS)) * WAYS * LINE
+    return (key % (PLACES // WAYS)) * WAYS * LINE

@@ -5,24 +5,7 @@ import struct
 
 import pytest
 
-from shm.budgets import (
-    IN_FLIGHT,
-    KEY,
-    LAPSED_TOKENS,
-    LINE,
-    PLACES,
-    PLAN,
-    REQUESTS,
-    TOKENS,
-    TOUCHED,
-    WAYS,
-    BudgetRow,
-    BudgetsSchema,
-    BudgetSums,
-    Elsewhere,
-    Sum,
-    rates_of,
-)
+from shm.budgets import LINE, NOWHERE, PLACES, WAYS, BudgetRow, BudgetsSchema, BudgetSums, Elsewhere, Sum, rates_of
 from shm.segment import Region
 
 SETS = PLACES // WAYS
@@ -38,15 +21,14 @@ class Rows:
 
     def use(self, row: int, key: int, tokens: float, in_flight: int = 1, *, plan: int = 0, lapsed: float = 0.0, now: float = 1.0) -> int:
         writer = self.rows[row]
-        at = writer.place(key, now)
-        writer.floats[at + TOKENS] += tokens
-        writer.floats[at + REQUESTS] += 1
-        writer.words[at + IN_FLIGHT] += in_flight
-        writer.words[at + PLAN] = plan
-        writer.floats[at + LAPSED_TOKENS] = lapsed
-        writer.floats[at + TOUCHED] = now
-        writer.changed()
-        return at
+        place = writer.place(key, now)
+        place.tokens += tokens
+        place.requests += 1
+        place.in_flight += in_flight
+        place.plan, place.lapsed_tokens = plan, lapsed
+        writer.store(place, now)
+        writer.lapse(place)
+        return place.at
 
 
 def test_each_row_is_read_by_the_others() -> None:
@@ -69,7 +51,8 @@ def test_what_a_dead_worker_had_in_flight_does_not_count_but_what_it_used_does()
     successor = BudgetRow(rows.schema, rows.region, 0, rows.serving)
     successor.take_over()
     assert rows.rows[1].elsewhere(7, 1)[:3] == (100.0, 1.0, 0)
-    assert successor.place(7, 2.0) == at
+    place = successor.place(7, 2.0)
+    assert (place.at, place.tokens, place.requests, place.in_flight) == (at, 100.0, 1.0, 0)
 
 
 def test_the_supervisor_sums_workers_without_other_replicas() -> None:
@@ -80,7 +63,7 @@ def test_the_supervisor_sums_workers_without_other_replicas() -> None:
     rows.use(2, 9, 1.0)
     before = rows.sums.changes()
     assert rows.sums.sums(0.0) == {7: Sum(110.0, 2.0, 2), 8: Sum(1.0, 1.0, 1)}
-    rows.use(0, 7, 1.0)
+    rows.use(0, 7, 1.0, now=1.5)
     assert rows.sums.changes() != before
 
 
@@ -100,10 +83,10 @@ def test_a_tenant_without_a_place_takes_the_one_that_was_not_touched_for_longest
     for n, key in enumerate(keys):
         rows.use(0, key, 5.0, in_flight=int(n in (0, 2)), now=float(n))
     writer = rows.rows[0]
-    assert len({writer.place(key, 9.0) for key in keys}) == WAYS
-    new = 1 + WAYS * SETS
-    at = writer.place(new, 10.0)
-    assert (writer.words[at + KEY], writer.floats[at + TOKENS], writer.floats[at + TOUCHED]) == (new, 0.0, 10.0)
+    places = [writer.place(key, 9.0) for key in keys]
+    assert len({place.at for place in places}) == WAYS
+    new = writer.place(1 + WAYS * SETS, 10.0)
+    assert (new.tokens, places[1].at) == (0.0, NOWHERE)
     assert rows.rows[1].elsewhere(keys[1], 0).tokens == 0.0  # the oldest without a request in flight
     assert [rows.rows[1].elsewhere(key, 0).tokens for key in keys] == [5.0, 0.0, *[5.0] * (WAYS - 2)]
 

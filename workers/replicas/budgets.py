@@ -14,7 +14,7 @@ Tenants have keys (`workers.worker.extproc.budgets.key_of`), because the store i
 from collections.abc import Collection
 from typing import Final
 
-from shm.budgets import IN_FLIGHT, LAPSED_REQUESTS, LAPSED_TOKENS, NOBODY, REQUESTS, TOKENS, TOUCHED, BudgetRow, BudgetSums, Sum
+from shm.budgets import NOBODY, BudgetRow, BudgetSums, Sum
 from workers.replicas.wire import BUDGET, BUDGETS_MAX
 
 SAY_S: Final = 0.05  # between two looks at what is used here
@@ -62,7 +62,11 @@ class Budgets:
             return b""
         self._changes, self._say_at = changes, now + SAY_S
         before, self._said = self._said, self._sums.sums(now)
-        rows = [BUDGET.pack(key, *used) for key, used in self._said.items() if whole or before.get(key, NOBODY)[:3] != used[:3]]
+        rows = [
+            BUDGET.pack(key, *used)
+            for key, used in self._said.items()
+            if any(used[:3]) and (whole or before.get(key, NOBODY)[:3] != used[:3])
+        ]
         return b"".join(rows[:BUDGETS_MAX])
 
     def hear(self, name: str, life: Life, rows: bytes, now: float) -> None:
@@ -90,9 +94,10 @@ class Budgets:
             self._stirred.add(key)
             if tokens != before.tokens or requests != before.requests:
                 self._count(key, tokens - before.tokens, requests - before.requests, now)
-            floats, at = self._row.floats, self._row.place(key, now)
-            floats[at + LAPSED_TOKENS] = max(floats[at + LAPSED_TOKENS], now + fills_tokens)  # another replica may know more
-            floats[at + LAPSED_REQUESTS] = max(floats[at + LAPSED_REQUESTS], now + fills_requests)
+            place = self._row.place(key, now)
+            place.lapsed_tokens = max(place.lapsed_tokens, now + fills_tokens)  # another replica may know more
+            place.lapsed_requests = max(place.lapsed_requests, now + fills_requests)
+            self._row.lapse(place)
 
     def show(self, live: Collection[str], now: float, *, connected: bool) -> None:
         """Writes what tenants have in flight elsewhere. `live`: the replicas that are heard. `connected`: whether the store is used.
@@ -121,9 +126,9 @@ class Budgets:
         return sum(total.in_flight for total in totals if total is not None)
 
     def _fly(self, key: int, in_flight: int, now: float) -> None:
-        row, at = self._row, self._row.place(key, now)
-        row.words[at + IN_FLIGHT] = in_flight
-        row.floats[at + TOUCHED] = now
+        place = self._row.place(key, now)
+        place.in_flight = in_flight
+        self._row.store(place, now)
 
     def _count(self, key: int, tokens: float, requests: float, now: float) -> None:
         tenant = self._tenants.get(key)
@@ -136,10 +141,10 @@ class Budgets:
         self._write(key, tokens, requests, now)
 
     def _write(self, key: int, tokens: float, requests: float, now: float) -> None:
-        row, at = self._row, self._row.place(key, now)
-        row.floats[at + TOKENS] += tokens
-        row.floats[at + REQUESTS] += requests
-        row.floats[at + TOUCHED] = now
+        place = self._row.place(key, now)
+        place.tokens += tokens
+        place.requests += requests
+        self._row.store(place, now)
 
     def _tick(self, seconds: float, now: float) -> None:
         """Learns how fast each tenant uses its budget, here and elsewhere."""

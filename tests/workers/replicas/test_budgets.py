@@ -25,7 +25,7 @@ class Replica:
         region = region_for(schema)
         self.worker = BudgetRow(schema, region, 0, serving)
         self.exchange = Budgets(BudgetSums(schema, region, serving), BudgetRow(schema, region, 1, serving))
-        self.account = Account(self.worker, KEY, Budget(Bucket(RATE, SIZE), None, 6), 0.25)
+        self.account = Account(self.worker, KEY, Budget(Bucket(RATE, SIZE), None, 6), 0.25, 0.0)
         self.used = 0.0
 
     def ask(self, now: float, cost: float = COST) -> bool:
@@ -171,7 +171,7 @@ def test_a_message_says_what_is_new_and_a_whole_one_says_all() -> None:
     first = one.exchange.rows(1.0, whole=True)
     assert [found[:4] for found in BUDGET.iter_unpack(first)] == [(KEY, 5.0, 1.0, 1)]
     assert (one.exchange.rows(1.2, whole=False), one.exchange.rows(1.2, whole=True)) == (b"", first)
-    one.account.add(5.0, 1, 1, 1.0)
+    one.account.add(5.0, 1, 1, 1.2)
     assert one.exchange.rows(1.21, whole=False) == b""  # later: not at each turn
     assert [found[:4] for found in BUDGET.iter_unpack(one.exchange.rows(1.3, whole=False))] == [(KEY, 10.0, 2.0, 2)]
 

@@ -19,20 +19,7 @@ from epp.decision.decision import Usage
 from epp.request import BYTES_PER_TOKEN, USUAL, Request
 from epp.request.budget import ANSWER_BYTES_PER_TOKEN, BEHIND, Budget, Left
 from epp.request.tenant import Tenant
-from shm.budgets import (
-    IN_FLIGHT,
-    KEY,
-    KEY_MAX,
-    LAPSED_REQUESTS,
-    LAPSED_TOKENS,
-    NOWHERE,
-    PLAN,
-    REQUESTS,
-    TOKENS,
-    TOUCHED,
-    BudgetRow,
-    Elsewhere,
-)
+from shm.budgets import KEY_MAX, NOWHERE, BudgetRow, Elsewhere
 from workers.worker.telemetry.request_metrics import Exchange
 
 LOOK_S: Final = 0.002
@@ -46,12 +33,12 @@ NOTHING: Final = Elsewhere(0.0, 0.0, 0, NEVER, NEVER, NEVER, NEVER)
 class Account:
     """What one tenant uses in this worker, and what is left of its budget."""
 
-    __slots__ = ("_at", "_elsewhere", "_key", "_lapsed_requests", "_lapsed_tokens", "_looked_at", "_row", "budget", "open", "per_byte")
+    __slots__ = ("_elsewhere", "_key", "_lapsed_requests", "_lapsed_tokens", "_looked_at", "_place", "_row", "budget", "open", "per_byte")
 
-    def __init__(self, row: BudgetRow, key: int, budget: Budget, per_byte: float) -> None:
+    def __init__(self, row: BudgetRow, key: int, budget: Budget, per_byte: float, now: float) -> None:
         self._row = row
         self._key = key
-        self._at = NOWHERE
+        self._place = row.place(key, now)
         self._elsewhere = NOTHING
         self._looked_at = NEVER
         self._lapsed_tokens = self._lapsed_requests = NEVER
@@ -60,62 +47,55 @@ class Account:
         self.open = 0  # charges that have not ended
 
     def left(self, now: float) -> Left:
-        """Returns what is left of the budget. Writes down what has lapsed."""
-        if now - self._looked_at > LOOK_S:
+        """Returns what is left of the budget."""
+        looks = now - self._looked_at > LOOK_S
+        if looks:
             self._look(now)
-        row, budget, elsewhere, at = self._row, self.budget, self._elsewhere, self._place(now)
-        words, floats = row.words, row.floats
-        if words[at + PLAN] != budget.plan:
-            words[at + PLAN] = 0
-            floats[at + LAPSED_TOKENS], floats[at + LAPSED_REQUESTS] = self._lapsed_tokens, self._lapsed_requests
-            words[at + PLAN] = budget.plan
+        budget, elsewhere, place = self.budget, self._elsewhere, self._place
         tokens = requests = 0.0
         if (bucket := budget.tokens) is not None:
-            used = floats[at + TOKENS] + elsewhere.tokens
+            used = place.tokens + elsewhere.tokens
             full = now if self._lapsed_tokens != NEVER else max(now, elsewhere.full_tokens)
-            lapsed = bucket.lapsed(used, full)
-            if lapsed > self._lapsed_tokens:
-                self._lapsed_tokens = floats[at + LAPSED_TOKENS] = lapsed
+            self._lapsed_tokens = max(self._lapsed_tokens, bucket.lapsed(used, full))
             tokens = bucket.left(used, self._lapsed_tokens, now)
         if (bucket := budget.requests) is not None:
-            used = floats[at + REQUESTS] + elsewhere.requests
+            used = place.requests + elsewhere.requests
             full = now if self._lapsed_requests != NEVER else max(now, elsewhere.full_requests)
-            lapsed = bucket.lapsed(used, full)
-            if lapsed > self._lapsed_requests:
-                self._lapsed_requests = floats[at + LAPSED_REQUESTS] = lapsed
+            self._lapsed_requests = max(self._lapsed_requests, bucket.lapsed(used, full))
             requests = bucket.left(used, self._lapsed_requests, now)
-        return Left(budget, tokens, requests, words[at + IN_FLIGHT] + elsewhere.in_flight)
+        if looks:
+            place.plan, place.lapsed_tokens, place.lapsed_requests = budget.plan, self._lapsed_tokens, self._lapsed_requests
+            self._row.lapse(place)
+        return Left(budget, tokens, requests, place.in_flight + elsewhere.in_flight)
 
     def add(self, tokens: float, requests: int, in_flight: int, now: float) -> None:
         """Counts what is used, or, below 0, what is given back."""
-        row, at = self._row, self._place(now)
-        words, floats = row.words, row.floats
-        floats[at + TOKENS] += tokens
-        floats[at + REQUESTS] += requests
-        words[at + IN_FLIGHT] = max(0, words[at + IN_FLIGHT] + in_flight)  # a place that was given away knows less
-        floats[at + TOUCHED] = now
-        row.changed()
+        place = self._place
+        if place.at == NOWHERE:
+            place = self._place = self._row.place(self._key, now)
+        place.tokens += tokens
+        place.requests += requests
+        place.in_flight = max(0, place.in_flight + in_flight)  # a place that was given away knows less
+        self._row.store(place, now)
 
     def learn(self, size: int, counted: float) -> None:
         """Learns what the prompt of a body of `size` bytes has counted."""
         if size > 0:
             self.per_byte += ADAPT * (min(1.0, counted / size) - self.per_byte)
 
-    def _place(self, now: float) -> int:
-        at = self._at
-        if at == NOWHERE or self._row.words[at + KEY] != self._key:
-            at = self._at = self._row.place(self._key, now)
-        return at
-
     def _look(self, now: float) -> None:
+        """Reads what others have used, and what has lapsed by what they know."""
         self._looked_at = now
-        plan, row, at = self.budget.plan, self._row, self._place(now)
-        elsewhere = self._elsewhere = row.elsewhere(self._key, plan)
+        place = self._place
+        if place.at == NOWHERE:
+            place = self._place = self._row.place(self._key, now)
+        plan = self.budget.plan
+        elsewhere = self._elsewhere = self._row.elsewhere(self._key, plan)
         self._lapsed_tokens = max(self._lapsed_tokens, elsewhere.lapsed_tokens)
         self._lapsed_requests = max(self._lapsed_requests, elsewhere.lapsed_requests)
-        if row.words[at + PLAN] == plan:
-            self._lapsed_tokens = max(self._lapsed_tokens, row.floats[at + LAPSED_TOKENS])
-            self._lapsed_requests = max(self._lapsed_requests, row.floats[at + LAPSED_REQUESTS])
+        if place.plan == plan and plan:  # stored by a predecessor, or by an account with the same limits
+            self._lapsed_tokens = max(self._lapsed_tokens, place.lapsed_tokens)
+            self._lapsed_requests = max(self._lapsed_requests, place.lapsed_requests)
 
 
 class Charge:
@@ -124,7 +104,7 @@ class Charge:
     `free`: whether it takes only what nobody else wants.
     """
 
-    __slots__ = ("_account", "_answer", "_answered", "_budgets", "_most", "_prompt", "_size", "exchange", "free")
+    __slots__ = ("_account", "_answer", "_answered", "_budgets", "_correction", "_most", "_prompt", "_size", "exchange", "free")
 
     def __init__(self, budgets: "Budgets", account: Account, request: Request, prompt: float, *, free: bool) -> None:
         extent = request.extent or USUAL
@@ -136,6 +116,7 @@ class Charge:
         self._answer = 0.0  # what has counted of the answer
         self._most = float("inf") if limit is None else float(max(1, limit) * extent.choices * extent.prompts)
         self._answered = False
+        self._correction = 0.0  # of both, at the end
         self.exchange: Exchange | None = None
         self.free = free
 
@@ -149,8 +130,8 @@ class Charge:
             self._account.add(answer - self._answer, 0, 0, now)
             self._answer = answer
 
-    def answered(self, usage: Usage | None, now: float, *, failed: bool) -> None:
-        """Corrects what was counted by what the server reports at the end of its answer. `failed`: it has failed the request."""
+    def answered(self, usage: Usage | None, *, failed: bool) -> None:
+        """Notes what the server reports at the end of its answer. `failed`: it has failed the request."""
         exchange = self.exchange
         if self._answered or self.free or exchange is None:
             return
@@ -166,17 +147,17 @@ class Charge:
             answer = float(usage.completion)
         if failed or (usage is None and not exchange.pieces):
             prompt = answer = 0.0
-        self._account.add(prompt - self._prompt + answer - self._answer, 0, 0, now)
+        self._correction = prompt - self._prompt + answer - self._answer
 
     def end(self, now: float) -> None:
-        """Counts the request as no longer in flight. One that got no endpoint has used nothing."""
+        """Corrects what was counted, and counts the request as no longer in flight. One that got no endpoint has used nothing."""
         self._budgets.ended(self)
         account = self._account
         account.open -= 1
         if self.exchange is None and not self.free:
             account.add(-self._prompt, -1, -1, now)
         else:
-            account.add(0.0, 0, -1, now)
+            account.add(self._correction, 0, -1, now)
 
 
 class Budgets:
@@ -195,7 +176,7 @@ class Budgets:
         """Counts a request that is about to be decided. Raises Refused if the budget is used up and does not let it wait."""
         account = self._accounts.get(tenant)
         if account is None:
-            account = self._account(tenant, budget)
+            account = self._account(tenant, budget, request.now)
         now, prompt = request.now, request.body_bytes * account.per_byte
         left = account.left(now)
         free = not left.admits(prompt)
@@ -218,10 +199,11 @@ class Budgets:
         for charge in self._open:
             charge.came(now)
 
-    def _account(self, tenant: Tenant, budget: Budget) -> Account:
+    def _account(self, tenant: Tenant, budget: Budget, now: float) -> Account:
         if len(self._accounts) >= ACCOUNTS_MAX:  # bounded, because a gateway may vouch for any number of tenants
             self._accounts = {tenant: account for tenant, account in self._accounts.items() if account.open}
-        account = self._accounts[tenant] = Account(self._row, key_of(tenant.name, self._seed, self._pool), budget, self._per_byte)
+        key = key_of(tenant.name, self._seed, self._pool)
+        account = self._accounts[tenant] = Account(self._row, key, budget, self._per_byte, now)
         return account
 
 

@@ -360,7 +360,7 @@ class ResponsePhase:
                     self._fault(stream, call, problem)
         failed = self._empty or self._status() >= ERRORS_FROM
         if stream.charge is not None:
-            stream.charge.answered(usage, app.clock.now, failed=failed)
+            stream.charge.answered(usage, failed=failed)
         app.telemetry.answered(request, decision, usage, taken if self._begun_at else None, failed=failed)
 
     def _fault(self, stream: Shell, call: object, problem: Exception) -> None:

@@ -8,7 +8,7 @@ import pytest
 from epp.plugin import NoParams
 from epp.request.budget import BEHIND, Bucket, Budget
 from epp.request.tenants import FromHeader, Tenants
-from shm.budgets import IN_FLIGHT, KEY, LINE, PLACES, REQUESTS, TOKENS, BudgetRow, BudgetsSchema
+from shm.budgets import PLACES, WAYS, BudgetRow, BudgetsSchema
 from shm.segment import Region
 from tests.pair import Pair
 from tests.workers.worker.extproc.streams import USAGE, Denies, Waits, pair, refusal
@@ -47,9 +47,8 @@ class Desk:
     def used(self, tenant: str = "acme", worker: int = 0) -> tuple[float, float, int]:
         budgets = self.pairs[worker].app.budgets
         assert budgets is not None
-        row = budgets._row
-        at = row.place(key_of(tenant, SEED), 0.0)
-        return round(row.floats[at + TOKENS], 3), row.floats[at + REQUESTS], row.words[at + IN_FLIGHT]
+        place = budgets._row.place(key_of(tenant, SEED), 0.0)
+        return round(place.tokens, 3), place.requests, place.in_flight
 
 
 def refused(sent: Any) -> bool:
@@ -205,8 +204,11 @@ def test_a_tenant_whose_place_went_to_another_one_goes_on_counting() -> None:
     envoy, _ = desk.send()
     budgets = desk.pairs[0].app.budgets
     assert budgets is not None
-    for at in range(LINE, (1 + PLACES) * LINE, LINE):
-        budgets._row.words[at + KEY] = 0
+    sets = PLACES // WAYS
+    for number in range(1, WAYS + 1):
+        other = budgets._row.place(key_of("acme", SEED) % sets + number * sets, 1e6)
+        other.in_flight = 1
+        budgets._row.store(other, 1e6)
     answer(envoy)
     assert desk.used()[1:] == (0.0, 0)
     assert not refused(desk.send()[1])
