@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.cluster import COMPLETIONS, LOOPBACK, ask, eventually
+from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, ask, eventually
+from tests.e2e.pools_site import Site
 from tests.faults.ten import FAULTS, HOT, Ten, missed, ten_faults
 from tests.ui.vendor import rebuilt
 
@@ -135,6 +136,8 @@ def main() -> int:
         wrong = missed(ten)
         check.that(not wrong, f"page and doctor name all {len(FAULTS)} faults {wrong or ''}")
         browse(ten, chromium, axe, check)
+    with Cluster() as cluster:
+        browse_pools(Site(cluster), chromium, axe, check)
     print(f"{len(check.wrong)} checks failed; screenshots in {SHOTS}")
     return int(bool(check.wrong))
 
@@ -149,6 +152,45 @@ def browse(ten: Ten, chromium: str, axe: str, check: Check) -> None:
             page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
             look(ten, page, f"{scheme}, {width} px", axe, check)
             page.close()
+        browser.close()
+
+
+def browse_pools(site: Site, chromium: str, axe: str, check: Check) -> None:
+    """Checks the page of a picker of several pools: the list first, then every view of one pool."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1300, "height": 900})
+        troubles: list[str] = []
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and troubles.append(said.text))
+        page.goto(f"http://{LOOPBACK}:{site.picker.metrics}/ui")
+        page.wait_for_selector('nav a[aria-current="page"]:text-is("Pools")', timeout=WAIT_MS)
+        names = page.locator("tbody th a").all_inner_texts()
+        check.that(names == sorted(site.addresses), f"the page begins with all pools {names}")
+        page.screenshot(path=SHOTS / "pools.png", full_page=True)
+        for name in ("Pools", "Endpoints", "Decisions", "Configuration", "Health"):
+            visit(page, name)
+            bad = serious(page, axe)
+            check.that(not bad and fits(page), f"axe-core finds nothing serious in {name} of all pools, and it fits {bad or ''}")
+        visit(page, "Pools")
+        page.click('tbody a:text-is("big")')
+        page.wait_for_selector('nav a[aria-current="page"]:text-is("Overview")', timeout=WAIT_MS)
+        page.screenshot(path=SHOTS / "pool.png", full_page=True)
+        page.locator("main").focus()
+        for name in ("Endpoints", "Decisions", "Flow control", "Configuration", "Health"):
+            visit(page, name)
+            bad = serious(page, axe)
+            check.that(not bad and fits(page), f"axe-core finds nothing serious in {name} of one pool, and it fits {bad or ''}")
+            shown = page.inner_text("main")
+            others = [each for pool, mine in site.addresses.items() if pool != "big" for each in mine if each in shown]
+            check.that(not others and "pool big" in page.inner_text("h1"), f"{name} shows only this pool {others or ''}")
+        visit(page, "Endpoints")
+        check.that(all(each in page.inner_text("main") for each in site.addresses["big"]), "a pool has its endpoints")
+        visit(page, "Pools")
+        check.that("3 pools" in page.inner_text("h1"), "the list of pools is that of all again")
+        check.that(not troubles, f"no error on the page of several pools {troubles or ''}")
         browser.close()
 
 

@@ -106,8 +106,8 @@ class Frames:
 
     def slot(self, wanted: str) -> tuple[int, int] | None:
         """Returns the slot and the generation of the endpoint with this id; None if there is none."""
-        known = self._source.known()
-        return next(((each.slot, each.generation) for each in known if endpoint_id(each) == wanted), None)
+        known = zip(self._source.known(), self._source.pools_of_known(), strict=True)
+        return next(((each.slot, each.generation) for each, pool in known if endpoint_id(each, pool) == wanted), None)
 
     def patch(self, number: int) -> bytes | None:
         """Returns the patch that led to a frame; None if it is no longer kept."""
@@ -131,8 +131,11 @@ class Frames:
             yield
         assert figures is not None
         endpoints: dict[str, Values] = {}
+        same: dict[str, list[str]] = {}  # the ids that a server has in several pools
         for number, each in enumerate(figures.endpoints, 1):
-            endpoints[endpoint_id(each)] = plain(msgspec.to_builtins(each))
+            key = endpoint_id(each, each.pool)
+            same.setdefault(endpoint_id(each), []).append(key)
+            endpoints[key] = plain(msgspec.to_builtins(each))
             if number % ENDPOINTS_AT_ONCE == 0:
                 yield
         values = msgspec.to_builtins(msgspec.structs.replace(figures, endpoints=()))
@@ -141,8 +144,8 @@ class Frames:
         further = self._further(look.counters)
         pools = {each["name"]: {**each, **further.values.get("pools", {}).get(each["name"], {})} for each in values["pools"]}
         yield
-        for key, why in further.why.items():
-            if key in endpoints:
+        for server, why in further.why.items():
+            for key in same.get(server, ()):
                 endpoints[key]["why"] = why[:WHY_CHARS_MAX]
         values = {"version": VERSION, "at": round(self._wall(), 1), **plain(values | dict(further.values) | {"pools": pools or None})}
         values["instance"]["uptime_s"] = int(up)
@@ -170,9 +173,9 @@ class Frames:
         self._patches.append((self.state.number, encode(patch)))
 
 
-def endpoint_id(endpoint: Named) -> str:
-    """Returns the id of an endpoint in the state: its namespace, name and address."""
-    return f"{endpoint.namespace}/{endpoint.name} {endpoint.address}"
+def endpoint_id(endpoint: Named, pool: str | None = None) -> str:
+    """Returns the id of an endpoint in the state: its namespace, name and address, and its pool if there are several."""
+    return f"{endpoint.namespace}/{endpoint.name} {endpoint.address}{'' if pool is None else f' {pool}'}"
 
 
 def difference(old: Values, new: Values) -> Values:

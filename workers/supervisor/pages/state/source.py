@@ -280,6 +280,10 @@ class Source:
         except msgspec.MsgspecError as failure:
             raise SegmentError(f"the endpoints of {self.seen.name} cannot be read ({failure}): it runs another version") from failure
 
+    def pools_of_known(self) -> list[str | None]:
+        """Returns the name of the pool of each of these endpoints; None if the picker has one pool."""
+        return [self._pool_name(pool) for pool in self._endpoints.pools()]
+
     def _scraped(self, copy: TableCopy, slot: int) -> Mapping[str, float]:
         present = int(copy.present[slot])
         columns = enumerate(self.table.schema.columns)

@@ -23,13 +23,14 @@ export function Configuration({ state }) {
     ${tryout && html`<h2>Candidate ${tryout.generation}</h2><p>From ${name(tryout.source)}: ${tryout.share ? `decides ${share(tryout.share)} of the requests` : "a shadow, compared with the real decisions"}.
       ${" "}${count(tryout.agreed)} decisions agreed, ${count(tryout.differed)} differed, ${count(tryout.failed)} failed.</p>
       <${Table} caption="Both configurations" columns=${sides} rows=${tryout.sides} rowKey=${(s) => s.configuration} />`}
+    ${settings.effective === undefined ? html`<p class="notice">${state.only === undefined ? html`Each pool has its own configuration: choose a <a href="#pools">pool</a>.` : "The configurations of all pools are too long for this page: `epp config check FILE` prints them."}</p>` : html`
     <h2>Warnings</h2>
     ${settings.warnings.length ? html`<ul>${settings.warnings.map((each) => html`<li>${long(each)}</li>`)}</ul>` : html`<p class="good">No warnings.</p>`}
     <h2 id="effective">Effective configuration, with all defaults</h2>
     <p>A number is the line of ${name(settings.source)} that gives the value. A line without a number is a default.</p>
     <pre class="origins" tabindex="0" role="region" aria-labelledby="effective">${settings.effective.trimEnd().split("\n").map(
       (line, at) => html`<span class=${settings.origins[at] ? "given" : "default"}><i>${settings.origins[at] || ""}</i>${line}${"\n"}</span>`,
-    )}</pre>
+    )}</pre>`}
     <${Flags} flags=${settings.flags} />`;
 }
 

@@ -12,7 +12,7 @@ const BY_ID = "id/"; // begins the address of a decision
 const seen = new Map(); // request id -> decision, of those that the list shows
 const SAME = 0.0005; // totals that differ by less show as equal
 
-export function Decisions({ selected }) {
+export function Decisions({ state, selected }) {
   const [decisions, setDecisions] = useState(null);
   const [trouble, setTrouble] = useState("");
   const [one, setOne] = useState(null);
@@ -24,7 +24,7 @@ export function Decisions({ selected }) {
   useEffect(() => {
     if (!following) return undefined; // so that the picker still remembers the decision for "what if"
     let gone = false;
-    const load = () => json(`debug/decisions?n=${SHOWN}`).then(
+    const load = () => json(`debug/decisions?n=${SHOWN}${state.only === undefined ? "" : `&pool=${encodeURIComponent(state.only)}`}`).then(
       (found) => {
         if (gone) return;
         seen.clear();
@@ -40,7 +40,7 @@ export function Decisions({ selected }) {
       gone = true;
       clearInterval(timer);
     };
-  }, [following]);
+  }, [following, state.only]);
   if (one) return html`<${One} decision=${one} close=${() => back(() => setOne(null))} />`;
   if (id) return html`<${ById} key=${id} id=${id} />`;
   const opened = receipt || selected;
@@ -54,6 +54,7 @@ export function Decisions({ selected }) {
     { title: "Request", left: true, whole: true, cell: (d) => (d.request_id ? html`<a class="link" href=${`#decisions/${BY_ID}${encodeURIComponent(d.request_id)}`}>${short(d.request_id)}</a>`
       : html`<button type="button" class="link" onClick=${() => setOne(d)}>(no id)</button>`) },
     { title: "Sent to", left: true, value: (d) => d.targets[0], cell: (d) => (d.refused ? html`<${Chip} state="refused" /> ${name(d.refused)}` : short(picked(d))) },
+    ...(state.pools && state.only === undefined ? [{ title: "Pool", left: true, value: (d) => d.pool, cell: (d) => name(d.pool) }] : []),
     { title: "Flow", left: true, value: (d) => d.flow, cell: (d) => name(d.flow) },
     { title: "Ago", value: (d) => -d.ago_s, cell: (d) => `${d.ago_s.toFixed(1)} s` },
     { title: "Model", left: true, value: (d) => d.model, cell: (d) => name(d.model) },
@@ -144,7 +145,7 @@ function One({ decision: d, close }) {
     <section aria-labelledby="decision">
       <p><button type="button" onClick=${close}>Back to the latest decisions</button></p>
       <h2 id="decision" tabindex="-1">Request ${name(d.request_id || "(no id)")}</h2>
-      <p>Model ${name(d.model || "(none)")}${d.target_model !== d.model && html` as ${name(d.target_model)}`}, flow ${name(d.flow)}, priority ${d.priority},
+      <p>${d.pool && html`Pool ${name(d.pool)}, `}Model ${name(d.model || "(none)")}${d.target_model !== d.model && html` as ${name(d.target_model)}`}, flow ${name(d.flow)}, priority ${d.priority},
         ${" "}${count(d.body_bytes)} bytes, decided by worker ${d.worker}.</p>
       ${d.refused ? html`<p class="findings"><span class="error"><b>Refused: ${name(d.refused)}</b></span></p>`
         : html`<p class="outcome">Sent to <b>${name(d.targets.join(", "))}</b> by profile ${name(d.primary)}.</p>`}

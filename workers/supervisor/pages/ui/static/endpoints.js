@@ -27,6 +27,7 @@ const COLUMNS = [
   { title: "Remarks", left: true, cell: (e) => name(remarks(e)) },
 ];
 
+const POOL = { title: "Pool", left: true, value: (e) => e.pool, cell: (e) => name(e.pool) };
 const remarks = (e) => [e.why, e.first_token && `first token in ${e.first_token}`, e.not_precise && `matched approximately: ${e.not_precise}`].filter(Boolean).join("; ");
 
 export function Endpoints({ state, theme, selected }) {
@@ -45,6 +46,7 @@ export function Endpoints({ state, theme, selected }) {
   }, [state.endpoints]);
   const states = [...new Set(endpoints.map((each) => each.state))].sort();
   const shown = endpoints.filter((e) => (only === "all" || e.state === only) && (e.name + e.address).toLowerCase().includes(text.toLowerCase()));
+  const all = state.pools && state.only === undefined ? [COLUMNS[0], POOL, ...COLUMNS.slice(1)] : COLUMNS;
   const one = endpoints.find((each) => each.id === selected);
   return html`
     <form class="filters" onSubmit=${(event) => event.preventDefault()}>
@@ -56,7 +58,7 @@ export function Endpoints({ state, theme, selected }) {
     </form>
     <${HeatMap} endpoints=${shown} heat=${HEATS[heat]} theme=${theme} />
     ${one && html`<${One} key=${one.id} endpoint=${one} theme=${theme} number=${state.number} />`}
-    <${Table} caption="Endpoints" columns=${endpoints.some(remarks) ? COLUMNS : COLUMNS.slice(0, -1)} rows=${shown} rowKey=${(e) => e.id} Row=${Row} initial=${{ at: 0, down: false }}
+    <${Table} caption="Endpoints" columns=${endpoints.some(remarks) ? all : all.slice(0, -1)} rows=${shown} rowKey=${(e) => e.id} Row=${Row} initial=${{ at: 0, down: false }}
       empty=${endpoints.length ? "No endpoint matches the filter." : "The pool has no endpoints."} />`;
 }
 

@@ -1,9 +1,10 @@
 // The page: a header with the state of the picker, the navigation, and one view.
 import { render } from "./vendor/preact.mjs";
-import { useEffect, useState } from "./vendor/hooks.mjs";
+import { useEffect, useRef, useState } from "./vendor/hooks.mjs";
 import { html } from "./parts.js";
 import { Store } from "./store.js";
 import { age, name } from "./format.js";
+import { Pools, ofPool } from "./pools.js";
 import { Overview } from "./overview.js";
 import { Endpoints } from "./endpoints.js";
 import { Decisions } from "./decisions.js";
@@ -12,6 +13,7 @@ import { Configuration } from "./configuration.js";
 import { Health } from "./health.js";
 
 const VIEWS = [
+  { id: "pools", title: "Pools", View: Pools, when: (state) => state.pools !== undefined },
   { id: "overview", title: "Overview", View: Overview },
   { id: "endpoints", title: "Endpoints", View: Endpoints },
   { id: "decisions", title: "Decisions", View: Decisions },
@@ -34,18 +36,24 @@ function useHash() {
   return hash;
 }
 
-function Page({ store, state, status }) {
+// The address #pools/NAME shows the views of this pool, until #pools shows the list again.
+function Page({ store, state: whole, status }) {
   const hash = useHash();
+  const pool = useRef("");
   const [theme, setTheme] = useState(dark.matches);
   useEffect(() => {
     const changed = () => setTheme(dark.matches);
     dark.addEventListener("change", changed);
     return () => dark.removeEventListener("change", changed);
   }, []);
-  if (state === null) return html`<p class="notice" role="status">${status === "lost" ? "No connection to the picker. Trying again …" : "Loading the state of the picker …"}</p>`;
+  if (whole === null) return html`<p class="notice" role="status">${status === "lost" ? "No connection to the picker. Trying again …" : "Loading the state of the picker …"}</p>`;
+  const [first, ...rest] = hash.split("/");
+  if (first === "pools") pool.current = decodeURIComponent(rest.join("/"));
+  const only = whole.pools?.[pool.current] ? pool.current : "";
+  const state = only ? ofPool(whole, only) : whole;
+  const wanted = first === "pools" && only ? "overview" : first;
+  const selected = first === "pools" ? "" : rest.join("/");
   const views = VIEWS.filter((view) => view.when === undefined || view.when(state));
-  const [wanted, ...rest] = hash.split("/");
-  const selected = rest.join("/");
   const { id, title, View } = views.find((view) => view.id === wanted) ?? views[0];
   const errors = state.findings.filter((each) => each.severity === "error").length;
   const warnings = state.findings.length - errors;
@@ -54,7 +62,7 @@ function Page({ store, state, status }) {
   return html`
     <a class="skip" href="#${id}" onClick=${() => document.getElementById("view").focus()}>Skip to the view</a>
     <header>
-      <h1>${name(state.instance.name)} <small>pool ${name(state.pool)}, ${name(state.instance.life)}, up ${age(state.instance.uptime_s)}</small></h1>
+      <h1>${name(state.instance.name)} <small>${whole.pools && !only ? `${Object.keys(whole.pools).length} pools` : html`pool ${name(state.pool)}`}, ${name(state.instance.life)}, up ${age(state.instance.uptime_s)}</small></h1>
       <p class="verdict">
         <a class=${`chip ${errors ? "down" : warnings ? "stale" : "fresh"}`} href="#health">${verdict}</a>
         <span class=${`chip ${status === "live" ? "fresh" : "down"}`} role="status">${status === "live" ? (store.paused ? "paused" : "live") : "no connection"}</span>

@@ -87,9 +87,9 @@ export function Overview({ state, theme }) {
       ${state.supervisor.replicas_needed !== undefined && html`<${Card} title="Servers needed" value=${count(state.supervisor.replicas_needed)} note=${state.supervisor.headroom === undefined ? "by the scaling signal" : `headroom ${share(state.supervisor.headroom)}`} />`}
       ${state.others && html`<${Card} title="Other replicas" value=${count(state.others.replicas)} bad=${state.others.age_s > 1} note=${`${count(state.others.requests)} requests in flight`} />`}
     <//>
-    ${state.tenants && html`<${Table} caption="Tenants, last hour" columns=${USED} rows=${state.tenants} rowKey=${(t) => t.tenant} initial=${{ at: 8, down: true }} empty="No tenant has sent a request yet." />`}
-    <h2>Last 15 minutes</h2>
-    ${plots
+    ${state.tenants && state.only === undefined && html`<${Table} caption="Tenants, last hour" columns=${USED} rows=${state.tenants} rowKey=${(t) => t.tenant} initial=${{ at: 8, down: true }} empty="No tenant has sent a request yet." />`}
+    ${state.only === undefined && html`<h2>Last 15 minutes</h2>`}
+    ${state.only !== undefined ? "" : plots
       ? html`<div class="plots">${plots.map(
           ([title, series]) => html`<${Plot} key=${title} title=${title} theme=${theme} ages=${history.ages_s}
             series=${series.map(([label, figure, colour, show]) => ({ title: label, values: history.figures[figure], colour, show }))} />`,
