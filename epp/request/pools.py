@@ -101,7 +101,7 @@ class PoolChoice:
     """Knows which requests belong to which pool. Immutable: if the pools change, another one takes its place."""
 
     def __init__(self, pools: Sequence[Matched]) -> None:
-        self._names = [pool.name for pool in pools]
+        self._names = [pool.name for pool in pools if pool.name]
         self._by_name = {pool.name: index for index, pool in enumerate(pools)}
         self._by_port = {pool.port: index for index, pool in enumerate(pools) if pool.port}
         self._authorities = _Names([(text, index) for index, pool in enumerate(pools) for text in pool.authorities])
@@ -189,4 +189,4 @@ def no_such_pool(name: str, known: Sequence[str]) -> str:
         return ""
     if not known:
         return "this picker has only one pool"
-    return f"there is no pool '{_short(name)}'; pools: {listed(known)}"
+    return f"there is no pool '{_short(name)}'; pools: {listed([each for each in known if each])}"

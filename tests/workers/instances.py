@@ -47,7 +47,8 @@ def removed(instance: Instance) -> Iterator[Instance]:
     finally:
         instance.unlink()
         instance.generations.close()
-        for listener in (instance.sockets.ext_proc, instance.sockets.health, instance.sockets.metrics):
+        sockets = instance.sockets
+        for listener in (sockets.ext_proc, sockets.health, sockets.metrics, *sockets.pools):
             listener.close()
         pipes = (instance.pipes.parent_pipe, instance.pipes.workers_pipe, instance.pipes.reports, *instance.pipes.bus)
         for descriptor in (*(end for pipe in pipes for end in pipe), *instance.pipes.wakeups):

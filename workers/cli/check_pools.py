@@ -54,7 +54,7 @@ def _of_pools(file: PoolsFile, texts: Sequence[PoolText | None], options: Option
             continue
         used[text].pools.append(entry.name)
         own, config = own_options(options, entry), used[text].config
-        if (wrong := unfit(file, entry, own, config)) is not None:
+        if (wrong := unfit(file.source, entry.name, entry.place, own, config)) is not None:
             yield wrong
         elif config.discovery is None and not entry.endpoints and entry.kube is None:
             hint = "give it 'endpoints', 'poolName' or 'selector', or its configuration a file-discovery plugin"

@@ -27,7 +27,8 @@ from workers.cli.serve_flags import EXPERIMENTAL, PLUGIN_PATH
 from workers.host.options import Options
 from workers.host.printable import printable
 from workers.host.yaml_files import DiscoveryError
-from workers.process.loading import CONFIG_BYTES_MAX, Given, UnreadablePlugins, load_given, read_keys, read_plugins, use_plugins
+from workers.process.generations import Given
+from workers.process.loading import CONFIG_BYTES_MAX, UnreadablePlugins, load_given, read_keys, read_plugins, use_plugins
 from workers.process.sources import Sources
 from workers.supervisor.endpoints.discovery import parse_flag
 from workers.supervisor.endpoints.endpoints_file import File

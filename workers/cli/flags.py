@@ -17,6 +17,7 @@ from workers.cli.output import echo, echo_text
 from workers.host.exit_codes import ExitCode
 
 PREFIX = "EPP_"
+PORT_MAX = 65535
 # Kubernetes sets <SERVICE>_PORT=tcp://... in every pod: a service named epp-grpc sets EPP_GRPC_PORT.
 _SERVICE_LINKS = ("tcp://", "udp://", "sctp://")
 _SERVICE_NAMES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)$")
@@ -75,6 +76,19 @@ def _ports(text: str) -> tuple[int, ...]:
     return tuple(_whole(part) for part in text.split(",") if part)
 
 
+def _ranges(text: str) -> tuple[int, ...]:
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not part.strip():
+            continue
+        low, high = _whole(first), _whole(last if dash else first)
+        if not 1 <= low <= high <= PORT_MAX:
+            raise ValueError(f"'{part.strip()}' is neither a port nor a range of ports, such as 9100-9131")
+        found |= dict.fromkeys(range(low, high + 1))
+    return tuple(found)
+
+
 class Whole(click.IntRange):
     """A whole number within limits. Other text gives an error that names the limits."""
 
@@ -92,8 +106,9 @@ DURATION = _Parsed("duration", _not_negative)
 SIZE = _Parsed("size", lambda text: parse_size(text) if text else 0)  # empty text: not set
 VERBOSITY = _Parsed("integer", _verbosity)
 PORTS = _Parsed("ports", _ports)
+RANGES = _Parsed("ranges", _ranges)
 NAMES = _Parsed("names", lambda text: tuple(filter(None, (part.strip() for part in text.split(",")))))
-PORT = Whole(0, 65535)
+PORT = Whole(0, PORT_MAX)
 COUNT = Whole(min=1)
 
 
@@ -241,12 +256,20 @@ def _closest(name: str, known: Sequence[str]) -> list[str]:
     return get_close_matches(name, known, n=1, cutoff=SIMILARITY_MIN)
 
 
-def flag(name: str, kind: Any, default: Any, text: str, *, short: str = "", env: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Makes one flag. `env`: more environment variables, which are read if `EPP_<NAME>` is not set."""
+def flag(
+    name: str, kind: Any, default: Any, text: str, *, short: str = "", env: tuple[str, ...] = (), repeated: bool = False
+) -> Callable[[F], F]:
+    """Makes one flag. `env`: more environment variables, which are read if `EPP_<NAME>` is not set.
+
+    `repeated`: whether it may be given several times. Its value is then one text with commas.
+    """
     variables = [PREFIX + name.upper().replace("-", "_"), *env]
     names = [f"--{name}", *([short] if short else []), name.replace("-", "_")]
     bare: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if kind is BOOL else {}
+    if repeated:
+        bare = {"multiple": True, "callback": lambda _context, _option, values: ",".join(values)}
     shown = default not in (None, "")
+    default = () if repeated else default
     return click.option(
         *names, cls=Flag, type=kind, default=default, envvar=variables, show_envvar=True, help=text, show_default=shown, **bare
     )

@@ -14,9 +14,9 @@ from workers.cli.flags import BadConfiguration
 from workers.cli.output import echo_text
 from workers.host.options import Options
 from workers.process import pools
+from workers.process.generations import Given
 from workers.process.instance import Instance
-from workers.process.loading import Given
-from workers.process.pools import Pool
+from workers.process.places import Pool
 from workers.process.pools_file import PoolText, read_configurations, read_pools
 from workers.process.sources import Sources
 from workers.shared.recording.limits import OFF
@@ -63,18 +63,21 @@ def own_options(options: Options, entry: PoolEntry) -> Options:
     return pools.options_of(options, entry.name, endpoints, entry.max_endpoints or _endpoints_of(endpoints), entry.kube)
 
 
-def unfit(file: PoolsFile, entry: PoolEntry, options: Options, config: EffectiveConfig) -> ConfigError | None:
-    """Returns why a pool cannot have this configuration beside other pools; None if it can. `options`: its own."""
-    sources, place = Sources(options, config), entry.place
+def unfit(file: str, name: str, place: Place, options: Options, config: EffectiveConfig) -> ConfigError | None:
+    """Returns why a pool cannot have this configuration beside other pools; None if it can. `options`: its own.
+
+    `file`, `place`: where the pool is given.
+    """
+    sources = Sources(options, config)
     why, hint, rule = "", "give the pool a picker of its own", "one-pool"
     if sources.kv_events is not None:
-        why = "a precise prefix producer and --pools-file cannot be used together yet"
+        why = "a precise prefix producer and several pools cannot be used together yet"
     elif sources.further:
-        why = "a second data source and --pools-file cannot be used together yet"
+        why = "a second data source and several pools cannot be used together yet"
     elif options.pool_given and config.discovery is not None:
         plugin = f"plugin '{config.discovery.name}' of {config.source}"
-        why, hint, rule = f"endpoints come from {plugin} and from 'poolName'", "give only one of them", "two-discoveries"
-    return ConfigError(file.source, place.line, place.column, rule, f"pool '{entry.name}': {why}", hint) if why else None
+        why, hint, rule = f"endpoints come from {plugin} and from an InferencePool", "give only one of them", "two-discoveries"
+    return ConfigError(file, place.line, place.column, rule, f"pool '{name}': {why}", hint) if why else None
 
 
 def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> list[Pool]:
@@ -90,7 +93,7 @@ def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> lis
             key = text, bool(own.endpoints), entry.kube is not None
             if key not in known:
                 known[key] = load_config(own, given)
-            if (wrong := unfit(file, entry, own, known[key])) is not None:
+            if (wrong := unfit(file.source, entry.name, entry.place, own, known[key])) is not None:
                 faults.append(str(wrong))
                 continue
             check_endpoints(own, known[key])

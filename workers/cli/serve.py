@@ -12,6 +12,7 @@ import click
 from shm.segment import SegmentError
 from workers.cli.configuration import check_endpoints, check_kubernetes, load_config, read_given, with_one_worker
 from workers.cli.flags import BadConfiguration, Grouped
+from workers.cli.places import found
 from workers.cli.pools import several
 from workers.cli.serve_flags import COMMON
 from workers.cli.serve_options import serve_options
@@ -36,7 +37,7 @@ def command(options: Options) -> None:
     log.fill_standard_descriptors()
     log.configure(options.log_level, console=FORMATS[options.log_format])
     keep_freed_memory()
-    created = several(options) if options.pools_file else single(options)
+    created = several(options) if options.pools_file else found(options) if options.finds_pools else single(options)
     with parent.signals_held():
         try:
             instance = created()

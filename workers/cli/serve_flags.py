@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from workers.cli.flags import BOOL, COUNT, DURATION, NAMES, PORT, PORTS, SIZE, VERBOSITY, Whole, flag, group
+from workers.cli.flags import BOOL, COUNT, DURATION, NAMES, PORT, PORTS, RANGES, SIZE, VERBOSITY, Whole, flag, group
 from workers.cli.trust import trust_option
 from workers.host.options import PASSWORD_VARIABLE, POOL_GROUP
 
@@ -47,6 +47,7 @@ FLAGS = (
         "Configuration",
         flag("config-file", str, "", "Configuration file; - for standard input.", short="-c"),
         flag("pools-file", str, "", "File of several pools that this picker serves, instead of a configuration."),
+        flag("config-dir", str, "", "Folder with <pool>.yaml for each of several InferencePools, and default.yaml for the others."),
         flag("config-text", str, "", "Configuration as text, instead of a file."),
         flag("allow-experimental-plugins", BOOL, "false", EXPERIMENTAL),
         flag("plugin-path", str, "", PLUGIN_PATH),
@@ -83,8 +84,11 @@ FLAGS = (
             str,
             "",
             "InferencePool in Kubernetes that has the endpoints. With another source of endpoints: a name for metrics. "
-            "[default: deployment in POD_NAME, else epp]",
+            "Give it several times for several InferencePools. [default: deployment in POD_NAME, else epp]",
+            repeated=True,
         ),
+        flag("service-name", str, "", "Service that InferencePools name in endpointPickerRef, to serve all these pools."),
+        flag("pool-ports", RANGES, "", "Ports that several InferencePools may name in endpointPickerRef, as 9002,9100-9131."),
         flag("pool-namespace", str, "", "Namespace of the pool. [default: NAMESPACE, else default]", env=("NAMESPACE",)),
         flag("pool-group", str, POOL_GROUP, "API group of the pool that objectives and model rewrites refer to."),
         flag("endpoint-selector", str, "", "Label selector of the pods that are endpoints, instead of a pool's."),

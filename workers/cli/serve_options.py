@@ -9,11 +9,13 @@ Otherwise it is refused with exit code 78. All errors are reported at once. This
 import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
+from epp.config.pools_schema import POOLS_MAX
 from epp.endpoints.label_selectors import parse
 from epp.plugins.extractors.metrics_source import INTERVAL_S_MAX
 from workers.cli import trust
@@ -42,7 +44,9 @@ OF_ONE_POOL = (
     "config_file", "config_text", "config_watch", "endpoints", "max_endpoints", "pool_name", "endpoint_selector", "objects_dir",
     "ha_enable_leader_election", "replica_store", "state_dir", "record_dir",
 )  # fmt: skip
-CONFIGURATION = ("config_file", "config_text", "pools_file")  # flags that say what to serve
+CONFIGURATION = ("config_file", "config_text", "config_dir", "pools_file")  # flags that say what to serve
+
+OF_EACH_POOL = ("config_file", "config_text", "max_endpoints", "pool_name")  # also for pools that the picker finds
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,6 +112,7 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str], origins: Mapp
     _ports(values, errors)
     _transport(values, errors, warnings)
     _pools(values, errors, origins)
+    _found_pools(values, errors, origins)
     _tls(values, errors, warnings)
     _replicas(values, environ, errors, warnings)
     interval_s = values["refresh_metrics_interval"]
@@ -251,6 +256,35 @@ def _pools(values: Mapping[str, Any], errors: list[str], origins: Mapping[str, s
     errors.extend(f"--pools-file and --{name.replace('_', '-')} cannot be set at the same time; give only one of them" for name in given)
     if values["transport"] == "grpcio":
         errors.append("--pools-file and --transport grpcio cannot be set at the same time: grpc tells neither the authority nor the port")
+
+
+def _found_pools(values: Mapping[str, Any], errors: list[str], origins: Mapping[str, str]) -> None:
+    """Checks flags about InferencePools that the picker finds while it runs."""
+    service, several = values["service_name"], "," in values["pool_name"]
+    if not service and not several:
+        errors.extend(
+            f"--{name.replace('_', '-')} has no effect without --service-name or several --pool-name; remove it"
+            for name in ("config_dir", "pool_ports")
+            if values.get(name)
+        )
+        return
+    flag = "--service-name" if service else "several --pool-name"
+    if service and values["pool_name"]:
+        errors.append("--service-name and --pool-name cannot be set at the same time; give only one of them")
+    twice = [name for name, count in Counter(values["pool_name"].split(",")).items() if count > 1]
+    if twice:
+        errors.append(f"--pool-name '{twice[0][:128]}' is given twice; remove one of them")
+    alone = [name for name in ("pools_file", *OF_ONE_POOL) if name not in OF_EACH_POOL and name in origins and values.get(name)]
+    errors.extend(f"{flag} and --{name.replace('_', '-')} cannot be set at the same time; give only one of them" for name in alone)
+    if values["transport"] == "grpcio":
+        errors.append(f"{flag} and --transport grpcio cannot be set at the same time: grpc does not tell the port")
+    ports = values["pool_ports"]
+    if not ports:
+        errors.append(f"{flag} needs --pool-ports with the ports that InferencePools may name, such as 9100-9131")
+    if len(ports) > POOLS_MAX:
+        errors.append(f"--pool-ports has {len(ports)} ports; give at most {POOLS_MAX}")
+    taken = [f"--{name}" for name in ("grpc-health-port", "metrics-port") if values[name.replace("-", "_")] in ports]
+    errors.extend(f"--pool-ports has the port of {name}; give one of them another port" for name in taken)
 
 
 def _tls(values: Mapping[str, Any], errors: list[str], warnings: list[str]) -> None:

@@ -16,9 +16,9 @@ from workers.cli.flags import BadConfiguration
 from workers.host.memory import cgroup_limit, share
 from workers.host.proc import data_bytes
 from workers.process import StartError
-from workers.process.generations import Attempt, Bundle, Result
+from workers.process.generations import Attempt, Bundle, Given, Result
 from workers.process.instance import Instance
-from workers.process.loading import Given, in_force
+from workers.process.loading import in_force
 from workers.worker.trial import Unproven, prove
 
 ROOM_BYTES: Final = 1 << 30  # the memory of a trial if that of workers has no limit

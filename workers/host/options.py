@@ -49,6 +49,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     config_file: str = ""
     config_text: str = ""
     pools_file: str = ""
+    config_dir: str = ""
+    service_name: str = ""
+    pool_ports: tuple[int, ...] = ()
     allow_experimental_plugins: bool = False
     plugin_path: str = ""
     config_watch: bool = False
@@ -117,6 +120,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     access_log: float = 0.0  # the share of the requests that get a line in the log
     log_format: str = "auto"
     tracing: TracingOptions | None = None  # None: no traces
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """The names of several InferencePools; none if --pool-name is given once or not at all."""
+        return tuple(self.pool_name.split(",")) if self.pool_given and "," in self.pool_name else ()
+
+    @property
+    def finds_pools(self) -> bool:
+        """Whether the picker finds its pools while it runs."""
+        return bool(self.pool_names or self.service_name)
 
     @property
     def store(self) -> ReplicaStore:

@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import os
 import zlib
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -30,6 +31,18 @@ from workers.process.rollout import SLOTS
 BUNDLE_BYTES_MAX: Final = 16 << 20
 SLOT_BITS: Final = 8
 SUM_BYTES: Final = 4
+
+
+class Given(NamedTuple):
+    """A configuration as it was read. `text`: its YAML; None stands for the built-in configuration. `plugins`: the plugin files by name.
+
+    `keys`: the texts of its files of API keys, by path; None: they are read when the configuration is loaded, which names them.
+    """
+
+    text: str | None
+    source: str
+    plugins: dict[str, bytes]
+    keys: Mapping[str, str] | None = None
 
 
 class Bundle(msgspec.Struct, frozen=True, array_like=True):

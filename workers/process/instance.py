@@ -50,6 +50,7 @@ from workers.process.sources import Sources
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
     from workers.host.options import Options
+    from workers.process.places import Places
 
 STATE_LOCK: Final = "lock"  # the name of a file in the folder of --state-dir
 HOLDER_BYTES_MAX: Final = 512
@@ -83,6 +84,7 @@ class Instance:
     pool: int | None = None  # the number of the pool that sees this instance; None: of all pools, or of the only one
     choice: PoolChoice | None = None  # finds the pool of a request; None if there is only one pool
     models: Sequence[tuple[str, Sequence[str]]] = ()  # the name of each pool, and the models that its matchers name
+    places: "Places | None" = None  # where pools can appear; None: the pools are known from the start
     kube: KubePool | None = None  # where the endpoints of that pool are in Kubernetes
     bundle: Bundle | None = None  # the configuration of that pool as it was read
 

@@ -74,6 +74,7 @@ SPARE_BLOCKS: Final = 256  # label sets for which a spare table has room
 SPARE_LABELS: Final = 8
 # Of each of several pools:
 POOL_BANDS_MIN: Final = 4
+NAME_BYTES: Final = 264
 POOL_OBJECTIVES_BYTES: Final = 32 << 10
 POOL_REWRITES_BYTES: Final = 64 << 10
 POOL_HASH_LINES: Final = 64  # of its flow lanes
@@ -120,12 +121,14 @@ class Shape(NamedTuple):
     """The pools of a picker. `endpoints`: the most endpoints of each. `bands`: the bands of flow control for which each has room.
 
     `objects`: which pools may have objectives and model rewrites; None: the options say it of the only pool.
+    `found`: whether the pools are found while the picker runs.
     """
 
     endpoints: tuple[int, ...]
     bands: tuple[int, ...] = (BANDS_MAX,)
     hash_lines: int = HASH_LINES
     objects: tuple[bool, ...] | None = None
+    found: bool = False
 
 
 class Layout:
@@ -161,7 +164,8 @@ class Layout:
 
         self.documents = document_schema_of(options.max_endpoints, objects=bool(options.objects_dir or options.pool_given))
         if shape.objects is not None:
-            self.documents = document_schema_of_pools(options.max_endpoints, shape.objects)
+            assigned = NAME_BYTES * len(shape.objects) if shape.found else 0
+            self.documents = document_schema_of_pools(options.max_endpoints, shape.objects, assigned)
         self.latency = latency_schema_of(shape.endpoints)
         self.starts = StartsSchema(options.max_endpoints, self.workers_max)
         self.prefills = PrefillsSchema(self.workers_max)
@@ -302,11 +306,14 @@ def document_schema_of(endpoints: int, *, objects: bool) -> DocumentSchema:
     return DocumentSchema((listed, listed, OBJECTIVES_BYTES if objects else BANDS_BYTES, REWRITES_BYTES if objects else 1))
 
 
-def document_schema_of_pools(endpoints: int, objects: Sequence[bool]) -> DocumentSchema:
-    """Returns the schema of the supervisor's documents for several pools. `objects`: which of them may have objectives and rewrites."""
+def document_schema_of_pools(endpoints: int, objects: Sequence[bool], assigned: int = 0) -> DocumentSchema:
+    """Returns the schema of the supervisor's documents for several pools. `objects`: which of them may have objectives and rewrites.
+
+    `assigned`: bytes for the names of pools that are found while the picker runs; 0: there are none.
+    """
     listed = DOCUMENT_BYTES_PER_ENDPOINT * endpoints
     each = ((POOL_OBJECTIVES_BYTES, POOL_REWRITES_BYTES) if has else (1, 1) for has in objects)
-    return DocumentSchema((listed, listed, *itertools.chain.from_iterable(each)))
+    return DocumentSchema((listed, listed, *itertools.chain.from_iterable(each), *([assigned] if assigned else [])))
 
 
 def latency_schema_of(endpoints: Sequence[int]) -> DocumentSchema:

@@ -6,14 +6,14 @@ The start, a trial, and every process that takes over a later configuration use 
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from epp.config import registry, yaml_nodes
 from epp.config.findings import ConfigError, ConfigErrors
 from epp.config.load import EffectiveConfig, Surroundings, load
 from epp.config.tenants import key_files, keys_of
 from workers.host.memory import cgroup_limit
-from workers.process.generations import Bundle
+from workers.process.generations import Bundle, Given
 from workers.process.instance import Instance
 
 if TYPE_CHECKING:
@@ -24,18 +24,6 @@ PLUGIN_FILES_MAX: Final = 256
 PLUGIN_BYTES_MAX: Final = 8 << 20  # limit of the sizes of all plugin files together
 SUFFIX: Final = ".py"
 KEYS_BYTES_MAX: Final = 4 << 20  # of one file of API keys: some 40,000 keys
-
-
-class Given(NamedTuple):
-    """A configuration as it was read. `text`: its YAML; None stands for the built-in configuration. `plugins`: the plugin files by name.
-
-    `keys`: the texts of its files of API keys, by path; None: they are read when the configuration is loaded, which names them.
-    """
-
-    text: str | None
-    source: str
-    plugins: dict[str, bytes]
-    keys: Mapping[str, str] | None = None
 
 
 class UnreadablePlugins(Exception):

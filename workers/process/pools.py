@@ -5,69 +5,55 @@ has the endpoints of all.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from epp.config.pools import KubePool
-from epp.request.pools import PoolChoice
+from epp.request.pools import Matched, PoolChoice
+from shm.documents import DocumentReader
 from shm.observe import POOLS
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN, POOL_HASH_LINES, Layout, Shape
 from workers.process.names import names_of
+from workers.process.places import NOBODY, Names, Places, Pool, decode
 from workers.process.sources import Sources
+from workers.shared.documents import assigned_of
 from workers.shared.objectives import static_bands
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from epp.config.effective import EffectiveConfig
     from workers.host.options import Options
-    from workers.process.loading import Given
-
-
-class Pool(NamedTuple):
-    """One pool as the start has read it. Pools with the same text share `config`.
-
-    `endpoints`: as in --endpoints; "": the configuration says where they come from. `max_endpoints`: their limit.
-    `models`: those that belong to it by their whole names. `kube`: where the endpoints are in Kubernetes; None: they are not there.
-    """
-
-    name: str
-    given: "Given"
-    config: "EffectiveConfig"
-    endpoints: str
-    max_endpoints: int
-    models: tuple[str, ...] = ()
-    kube: KubePool | None = None
 
 
 def options_of(options: "Options", name: str, endpoints: str, max_endpoints: int, kube: KubePool | None) -> "Options":
     """Returns the options of the picker as one pool sees them."""
-    kube = kube or KubePool()
+    in_kubernetes, kube = kube is not None, kube or KubePool()
     return msgspec.structs.replace(
         options,
         pool_name=name,
         endpoints=endpoints,
         max_endpoints=max_endpoints,
-        pool_given=bool(kube.name),
+        pool_given=in_kubernetes and not kube.selector,
         pool_namespace=kube.namespace or options.pool_namespace,
         endpoint_selector=kube.selector,
         endpoint_target_ports=kube.ports,
     )
 
 
-def create(options: "Options", pools: "Sequence[Pool]", choice: PoolChoice, ports: "Mapping[int, str]") -> Instance:
+def create(
+    options: "Options", pools: Sequence[Pool], choice: PoolChoice, ports: Mapping[int, str], places: Places | None = None
+) -> Instance:
     """Creates the instance of several pools. `options`: with the most endpoints of all pools together. `choice`: finds their requests.
-    `ports`: port -> name of the pool to which it belongs.
+    `ports`: port -> name of the pool to which it belongs. `places`: if pools are found while the picker runs.
 
     Raises StartError, SegmentError or OSError, and then leaves nothing behind.
     """
-    instance = Instance.create(options, pools[0].config, layout_of(options, pools), ports)
+    instance = Instance.create(options, pools[0].config, layout_of(options, pools, places), ports)
     try:
-        instance = replace(with_pools(instance, pools), choice=choice)
+        instance = replace(with_pools(instance, pools), choice=choice, places=places)
         bundle = instance.pools[0].bundle
         assert bundle is not None
         instance.begin(bundle)
@@ -78,35 +64,88 @@ def create(options: "Options", pools: "Sequence[Pool]", choice: PoolChoice, port
         raise
 
 
-def layout_of(options: "Options", pools: "Sequence[Pool]") -> Layout:
+def layout_of(options: "Options", pools: Sequence[Pool], places: Places | None = None) -> Layout:
     """Returns the layout of the memory for all pools. Raises StartError."""
-    bands = tuple(max(POOL_BANDS_MIN, len(static_bands(pool.config.flow))) for pool in pools)
-    objects = tuple(pool.kube is not None and bool(pool.kube.name) for pool in pools)
-    shape = Shape(tuple(pool.max_endpoints for pool in pools), bands, POOL_HASH_LINES, objects)
-    configs = {id(pool.config): pool.config for pool in pools}
+    later = places.configurations.values() if places is not None else ()
+    least = max((len(static_bands(pool.config.flow)) for pool in later), default=0)
+    bands = tuple(max(POOL_BANDS_MIN, least, len(static_bands(pool.config.flow))) for pool in pools)
+    objects = tuple(pool.kube is not None and not pool.kube.selector for pool in pools)
+    shape = Shape(tuple(pool.max_endpoints for pool in pools), bands, POOL_HASH_LINES, objects, places is not None)
+    configs = {id(pool.config): pool.config for pool in (*pools, *later)}
     return Layout(options, pools[0].config, names_of(options, configs.values()), shape).showing_all()
 
 
-def with_pools(instance: Instance, pools: "Sequence[Pool]") -> Instance:
+def with_pools(instance: Instance, pools: Sequence[Pool]) -> Instance:
     """Returns the instance with its pools: each is the instance as that pool sees it. Raises Unusable."""
     known: dict[tuple[int, bool, bool], Instance] = {}
     views = []
     for number, pool in enumerate(pools):
-        options = options_of(instance.options, pool.name, pool.endpoints, pool.max_endpoints, pool.kube)
-        key = id(pool.config), options.pool_given, bool(options.endpoint_selector)
-        like = known.get(key)
-        if like is None:
-            sources, layout = Sources(options, pool.config), instance.layout.of_pool(options, pool.config)
-            like = known[key] = replace(instance, config=pool.config, sources=sources, layout=layout).with_scrape_tls()
-        bundle = Bundle(
-            instance.number,
-            pool.given.source,
-            pool.given.text,
-            options.plugin_path,
-            pool.given.plugins,
-            instance.layout.names,
-            at=time.time(),
-            keys=pool.config.key_texts,
-        )
-        views.append(replace(like, options=options, memory=instance.memory.of_pool(number), pool=number, bundle=bundle, kube=pool.kube))
+        kube = pool.kube
+        key = id(pool.config), kube is None, kube is not None and bool(kube.selector)
+        view = viewed(instance, number, pool, known.get(key))
+        known.setdefault(key, view)
+        views.append(view)
     return replace(instance, pools=tuple(views), models=[(pool.name, pool.models) for pool in pools])
+
+
+def viewed(instance: Instance, number: int, pool: Pool, like: Instance | None = None) -> Instance:
+    """Returns the instance as one pool sees it. `like`: what a pool with the same configuration and kind of endpoints sees."""
+    options = options_of(instance.options, pool.name, pool.endpoints, pool.max_endpoints, pool.kube)
+    if like is None:
+        sources, layout = Sources(options, pool.config), instance.layout.of_pool(options, pool.config)
+        like = replace(instance, config=pool.config, sources=sources, layout=layout, pools=()).with_scrape_tls()
+    given = pool.given
+    names, keys = instance.layout.names, pool.config.key_texts
+    bundle = Bundle(instance.number, given.source, given.text, options.plugin_path, given.plugins, names, at=time.time(), keys=keys)
+    return replace(like, options=options, memory=instance.memory.of_pool(number), pool=number, bundle=bundle, kube=pool.kube)
+
+
+def create_places(options: "Options", places: Places) -> Instance:
+    """Creates the instance with empty places. `options`: with the most endpoints of all places together. Raises as `create` does."""
+    empty = [places.pool(number, "") for number in range(len(places.ports))]
+    ports = {port: "of --pool-ports" for port in places.ports if port != options.grpc_port}
+    return create(options, empty, _choice(places, NOBODY), ports, places)
+
+
+def _choice(places: Places, names: Names) -> PoolChoice:
+    ports = (port if number in names else 0 for number, port in enumerate(places.ports))
+    return PoolChoice([Matched(names.get(number, ""), port, (), ()) for number, port in enumerate(ports)])
+
+
+def assigned(instance: Instance, names: Names) -> Instance:
+    """Returns the instance with these InferencePools in its places. The views of places that do not change stay the same objects."""
+    places = instance.places
+    assert places is not None
+    like = {id(view.config): view for view in instance.pools}
+    views = list(instance.pools)
+    for number, view in enumerate(instance.pools):
+        name = names.get(number, "")
+        if view.options.pool_name != name:
+            pool = places.pool(number, name)
+            views[number] = viewed(instance, number, pool, like.get(id(pool.config)))
+    return replace(instance, pools=tuple(views), choice=_choice(places, names), models=[(name, ()) for name in names.values()])
+
+
+class AssignedView:
+    """Reads which InferencePools have which places. `names` returns None if this has not changed since its last call."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._reader = DocumentReader(instance.layout.documents, instance.memory.documents)
+        self._document = assigned_of(len(instance.pools))
+        self._version = 0
+
+    def names(self) -> Names | None:
+        if self._reader.version(self._document) == self._version:
+            return None
+        found = self._reader.read(self._document)
+        if found is None or found[0] == self._version:
+            return None
+        self._version = found[0]
+        return decode(found[1])
+
+
+def as_assigned(instance: Instance) -> Instance:
+    """Returns the instance of a child at its start: with the InferencePools that a supervisor has found."""
+    if instance.places is None:
+        return instance
+    return assigned(instance, AssignedView(instance).names() or NOBODY)

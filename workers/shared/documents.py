@@ -44,6 +44,11 @@ def rewrites_of(pool: int | None) -> int:
     return REWRITES + 2 * (pool or 0)
 
 
+def assigned_of(pools: int) -> int:
+    """Returns the number of the document that says which pools have the places of a picker. `pools`: the number of places."""
+    return objectives_of(pools)
+
+
 def document_name(index: int) -> str:
     """Returns what a document has, in words."""
     return DOCUMENT_NAMES[index] if index <= REWRITES else f"{DOCUMENT_NAMES[2 + index % 2]} of pool {(index - OBJECTIVES) // 2}"

@@ -2,6 +2,7 @@
 
     InferencePools and pods of a namespace        ─▶ endpoint table, by pool        `kube.pools_discovery`
     InferenceObjective, InferenceModelRewrite     ─▶ an ObjectsWatch for each pool
+    InferencePools with the picker's Service      ─▶ the places of pools            `kube.placing`, if pools are found while the picker runs
 
 A pool that is not as expected changes nothing for the others: the log says why, and the pool has the endpoints that can be found. The
 picker is ready when the API server has listed everything for the first time.
@@ -9,17 +10,22 @@ picker is ready when the API server has listed everything for the first time.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
 
 import structlog
 
+from shm.documents import DocumentWriter
 from workers.process.instance import Instance
+from workers.process.places import Names, encode
+from workers.shared.documents import assigned_of
 from workers.supervisor.configured_endpoints import Bounded
+from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.kube.discovery import wanted
 from workers.supervisor.kube.object_kinds import Found, PoolName
 from workers.supervisor.kube.object_watch import KubeObjects
+from workers.supervisor.kube.placing import Placing
 from workers.supervisor.kube.pool import InferencePool, protocol_mismatch
 from workers.supervisor.kube.pools_discovery import PoolsDiscovery
 from workers.supervisor.kubernetes import Kubernetes
@@ -33,24 +39,31 @@ log = structlog.get_logger()
 class KubernetesPools(Kubernetes):
     """Follows endpoints and objects of several pools. See `Kubernetes` for the order of the calls."""
 
-    _discoveries: Sequence[PoolsDiscovery] = ()
+    def __init__(self, *parts: Any, assign: Callable[[Names], None]) -> None:
+        """`parts`: as for `Kubernetes`. `assign`: makes the supervisor use other names of pools."""
+        super().__init__(*parts)
+        self._assign = assign
+        self._discoveries: Sequence[PoolsDiscovery] = ()
+        self._objects: list[PoolObjects] = []
+        self._placing: Placing | None = None
+        if (places := self._instance.places) is not None:
+            names = {number: name for number, pool in enumerate(self._instance.pools) if (name := pool.options.pool_name)}
+            self._placing = Placing(places, names, self._report)
 
     def follow_objects(self, _watch: ObjectsWatch | None) -> None:
         """Follows objectives and model rewrites of all pools that are InferencePools."""
-        watches = {
-            pool: watch for pool in self._instance.pools if pool.sources.asks_objects and (watch := objects_watch(pool, self._report))
-        }
-        for namespace, pools in by_namespace(list(watches)).items():
-            changed: dict[PoolName, list[Callable[[Found, bool], None]]] = defaultdict(list)
-            for pool in pools:
-                watches[pool].start(successor=self._predecessor.existed)
-                changed[pool_name(pool)].append(watches[pool].set_api_objects)
-            expects = {kind for pool in pools for kind in watches[pool].expects}
-            objects = KubeObjects(self._connected(), namespace, changed, report=self._report, outage=self._outage, expects=expects)
+        asking = [pool for pool in self._instance.pools if pool.sources.asks_objects]
+        for namespace, pools in by_namespace(asking).items():
+            followed = PoolObjects(self._report)
+            followed.use(pools, successor=self._predecessor.existed)
+            objects = followed.objects = KubeObjects(
+                self._connected(), namespace, followed.changed, report=self._report, outage=self._outage, expects=followed.expects()
+            )
+            self._objects.append(followed)
             self._background.keep(self._once_allowed(objects.run))
+            self._background.keep(followed.provide_places())
             if not self._predecessor.knew_endpoints:
                 self._readiness.require(objects.missing)
-        self._background.keep(provide_places(list(watches.values())))
 
     def follow_endpoints(self, present: Callable[[], EndpointTable]) -> None:
         """Keeps the endpoints of each pool in the table that `present` returns equal to its pods."""
@@ -67,33 +80,50 @@ class KubernetesPools(Kubernetes):
         """Does nothing: configurations do not change."""
 
     def _discovery_of(self, namespace: str, pools: Sequence[Instance], present: Callable[[], EndpointTable]) -> PoolsDiscovery:
-        bounded = {pool.pool or 0: Bounded(pool, self._report) for pool in pools}
-        expected = Expected(pools, self._report)
+        numbers = [pool.pool or 0 for pool in pools]
+        expected = Expected(lambda: [self._present().pools[number] for number in numbers], self._report)
 
         def listed() -> None:
-            for number in bounded.keys() - discovery.pools.keys():
+            for number in set(numbers) - discovery.pools.keys():
                 present().apply((), pool=number)  # its endpoints were those of a predecessor
             expected.look(discovery.pools, discovery.unread)
             self._listed(present)
 
         def choose(known: Mapping[str, InferencePool]) -> Mapping[int, InferencePool]:
+            if self._placing is not None and self._placing.place(known):
+                self._use(self._placing.names)
+                discovery.apply_all()
             chosen = expected.choose(known)
             if self._readiness.loaded:
                 expected.look(chosen, discovery.unread)
             return chosen
+
+        def apply(specs: Collection[EndpointSpec], number: int) -> None:
+            bounded = Bounded(self._present().pools[number], self._report)
+            present().apply(bounded(specs), pool=number)
 
         discovery = PoolsDiscovery(
             self._connected(),
             namespace,
             choose,
             asks=any(pool.sources.asks_objects for pool in pools),
-            apply=lambda specs, number: present().apply(bounded[number](specs), pool=number),
+            apply=apply,
             listed=listed,
             report=self._report,
             outage=self._outage,
             successor=self._predecessor.existed,
         )
         return discovery
+
+    def _use(self, names: Names) -> None:
+        """Tells all processes which pools have which places."""
+        instance = self._instance
+        writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
+        self._assign(names)
+        writer.write(assigned_of(len(instance.pools)), encode(names))
+        log.info("pools that are served", pools=sorted(names.values()))
+        for objects in self._objects:
+            objects.use(self._present().pools, successor=False)
 
     def _missing(self) -> str:
         return next(filter(None, (discovery.missing() for discovery in self._discoveries)), "")
@@ -104,32 +134,70 @@ class KubernetesPools(Kubernetes):
             log.info("endpoints are known", endpoints=len(present()))
 
 
+class PoolObjects:
+    """The objectives and rewrites of the pools of one namespace. `changed`: what to call for each InferencePool."""
+
+    def __init__(self, report: Callable[..., None]) -> None:
+        self.objects: KubeObjects | None = None
+        self.changed: dict[PoolName, list[Callable[[Found, bool], None]]] = {}
+        self._report = report
+        self._watches: dict[int, tuple[Instance, ObjectsWatch]] = {}
+
+    def use(self, pools: Sequence[Instance], *, successor: bool) -> None:
+        """Publishes the objects of these pools from now on. `successor`: whether a predecessor has published them."""
+        for pool in pools:
+            number = pool.pool or 0
+            before = self._watches.get(number)
+            if before is not None and before[0] is pool:
+                continue
+            watch = objects_watch(pool, self._report)
+            if watch is not None:
+                watch.start(successor=successor)
+                self._watches[number] = pool, watch
+        self.changed.clear()
+        for pool, watch in self._watches.values():
+            self.changed.setdefault(pool_name(pool), []).append(watch.set_api_objects)
+        if self.objects is not None:
+            self.objects.notify_soon()
+
+    def expects(self) -> Collection[str]:
+        """The kinds of objects that the API server must have given to a predecessor."""
+        return {kind for _, watch in self._watches.values() for kind in watch.expects}
+
+    async def provide_places(self) -> None:
+        """Gives bands that wait for a place one that has become free, until it is cancelled."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            for _, watch in self._watches.values():
+                watch.look_for_places()
+
+
 class Expected:
     """Compares the InferencePools with what the pools of the picker expect, and reports each difference once."""
 
-    def __init__(self, pools: Sequence[Instance], report: Callable[..., None]) -> None:
-        """`pools`: those of one namespace."""
+    def __init__(self, pools: Callable[[], Sequence[Instance]], report: Callable[..., None]) -> None:
+        """`pools` returns those of one namespace. Pools without a name are empty places."""
         self._pools = pools
         self._report = report
-        self._fixed = {pool.pool or 0: fixed for pool in pools if (fixed := wanted(pool.options).fixed) is not None}
-        self._said: dict[int, str] = {}
+        self._fixed = {pool.pool or 0: fixed for pool in pools() if (fixed := wanted(pool.options).fixed) is not None}
+        self._said: dict[str, str] = {}
 
     def choose(self, known: Mapping[str, InferencePool]) -> Mapping[int, InferencePool]:
         """Returns the InferencePool of each pool that has one. `known`: all of the namespace, by name."""
-        named = {pool.pool or 0: pool.kube.name for pool in self._pools if pool.kube is not None and pool.kube.name}
+        named = {pool.pool or 0: pool.kube.name for pool in self._pools() if pool.kube is not None and pool.kube.name}
         return self._fixed | {number: known[name] for number, name in named.items() if name in known}
 
     def look(self, chosen: Mapping[int, InferencePool], unread: Callable[[str], str]) -> None:
         """Reports what has become different. `unread` returns why there is no InferencePool of a name."""
-        for pool in self._pools:
-            number = pool.pool or 0
-            why = self._difference(pool, chosen.get(number), unread)
-            if why != self._said.get(number, ""):
-                self._said[number] = why
-                if why:
-                    self._report(UNEXPECTED, pool=pool.options.pool_name, reason=why)
-                else:
-                    log.info("the pool is as expected again", pool=pool.options.pool_name)
+        before, self._said = self._said, {}
+        for pool in self._pools():
+            name = pool.options.pool_name
+            if name and (why := self._difference(pool, chosen.get(pool.pool or 0), unread)):
+                self._said[name] = why
+                if before.get(name) != why:
+                    self._report(UNEXPECTED, pool=name, reason=why)
+        for name in before.keys() - self._said.keys():
+            log.info("the pool is as expected again", pool=name)
 
     def _difference(self, pool: Instance, found: InferencePool | None, unread: Callable[[str], str]) -> str:
         kube = pool.kube
@@ -153,11 +221,3 @@ def by_namespace(pools: Sequence[Instance]) -> Mapping[str, Sequence[Instance]]:
     for pool in pools:
         found[pool.options.pool_namespace].append(pool)
     return found
-
-
-async def provide_places(watches: Sequence[ObjectsWatch]) -> None:
-    """Gives bands that wait for a place one that has become free, until it is cancelled."""
-    while watches:
-        await asyncio.sleep(RETRY_S)
-        for watch in watches:
-            watch.look_for_places()

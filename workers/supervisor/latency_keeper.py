@@ -226,6 +226,14 @@ class LatencyKeepers:
             if left.version(pool):
                 self._keeper(pool)
 
+    def use(self, instance: Instance) -> None:
+        """Takes over that other pools have some of the numbers. Their models begin anew."""
+        before, self._pools = self._pools, instance.pools
+        for number, (old, new) in enumerate(zip(before, instance.pools, strict=True)):
+            if old is not new:
+                self._keepers.pop(number, None)
+                self._taken_at.pop(number, None)
+
     def start(self, background: Background) -> None:
         """Starts to publish the models."""
         background.every(PUBLISH_S, self.look)

@@ -38,6 +38,7 @@ import uvloop
 
 from epp.metrics.lanes import FILE_CHANGES, OVERWRITTEN
 from shm.lanes import SUPERVISOR_LANE, Lane
+from shm.observe import POOLS
 from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.host.log import error_text
@@ -46,6 +47,8 @@ from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.layout import GENERATION
 from workers.process.loading import in_force
+from workers.process.places import Names
+from workers.process.pools import as_assigned, assigned
 from workers.shared.objectives import static_bands
 from workers.supervisor.background import Background
 from workers.supervisor.config_watch import ConfigWatch
@@ -85,7 +88,7 @@ def run(instance: Instance) -> int:
     """Runs the supervisor until the parent and all workers are gone. Returns the exit code."""
     import_own()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Supervisor(in_force(instance)).serve())
+        return runner.run(Supervisor(as_assigned(in_force(instance))).serve())
 
 
 def import_own() -> None:
@@ -144,8 +147,8 @@ class Supervisor:
         from workers.supervisor.kubernetes import Kubernetes
         from workers.supervisor.kubernetes_pools import KubernetesPools
 
-        kind = KubernetesPools if self.instance.pools else Kubernetes
-        return kind(self._present, self.lane, self.predecessor, self.readiness, self.background, report)
+        parts = (self._present, self.lane, self.predecessor, self.readiness, self.background, report)
+        return KubernetesPools(*parts, assign=self._assign) if self.instance.pools else Kubernetes(*parts)
 
     async def serve(self) -> int:
         """Runs the process: starts every component, waits for the end, and stops every component. Returns the exit code.
@@ -305,11 +308,7 @@ class Supervisor:
         """Takes over a later configuration. Endpoints, their metrics, and the connections of the metrics port stay."""
         before, self.instance = self.instance, instance
         if read_by(before) != read_by(instance):
-            self.data.publish_counts()
-            self._of_data.close()
-            self._of_data = contextlib.ExitStack()
-            self.data = DataLayer(instance, self.lane, self.index.writer, report, remembered=None, sink_of=self._sink_of)
-            self.data.start(self._of_data)
+            self._renew_data()
             for task in self._following:
                 task.cancel()
             if self.kubernetes is not None:
@@ -324,6 +323,28 @@ class Supervisor:
         self.records.use(instance)
         self._show()
         instance.reports.adopted(SEAT, instance.number)
+
+    def _renew_data(self) -> None:
+        """Creates the data layer again, for another configuration. It continues with the endpoints."""
+        self.data.publish_counts()
+        self._of_data.close()
+        self._of_data = contextlib.ExitStack()
+        self.data = DataLayer(self.instance, self.lane, self.index.writer, report, remembered=None, sink_of=self._sink_of)
+        self.data.start(self._of_data)
+
+    def _assign(self, names: Names) -> None:
+        """Takes over which pools have which places."""
+        before, instance = self.instance, assigned(self.instance, names)
+        self.instance = instance
+        if [id(pool.config) for pool in before.pools] != [id(pool.config) for pool in instance.pools]:
+            self._renew_data()
+            for number in range(len(instance.pools)):
+                self.data.table.resume(number)
+        if isinstance(self.latency, LatencyKeepers):
+            self.latency.use(instance)
+        self._checks = watches(instance, self.index, report)
+        self.pages.use(instance, self.data.table)
+        instance.lock.record(**{POOLS: instance.pool_names})  # for commands
 
     def _use_bands(self) -> None:
         if self._objects is not None:

@@ -207,6 +207,7 @@ class PagePort:
         pools = [
             PoolFigures(table, EndpointsView(documents, pool.pool), name=pool.options.pool_name, fresh_for_s=pool.sources.believed.for_s)
             for pool in instance.every
+            if pool.options.pool_name  # not an empty place
         ]
         plugins = instance.config.pipeline.plugins
         candidacy = self._kubernetes.candidacy if self._kubernetes is not None else None
@@ -218,7 +219,7 @@ class PagePort:
             legacy_names=instance.options.metrics_legacy_names,
         )
         sections = Sections(
-            flow=[figures for pool in instance.every if (figures := figures_of(pool)) is not None],
+            flow=[figures for pool in instance.every if pool.options.pool_name and (figures := figures_of(pool)) is not None],
             kv_events=kv_figures_of(instance),
             latency=LatencyFigures(self._shown.latency),
             replicas=ReplicaFigures(self._shown.exchange) if self._shown.exchange is not None else None,

@@ -104,7 +104,7 @@ def watches(instance: Instance, index: IndexKeeper, report: Callable[..., None])
     if match_name(instance.config.pipeline.wiring):
         predictions = _prediction_watch(instance, index, report)
         checks.append(lambda: predictions.look(time.monotonic()))
-    blind = [watch for pool in instance.every if (watch := blind_watch(pool, report)) is not None]
+    blind = [watch for pool in instance.every if pool.options.pool_name and (watch := blind_watch(pool, report))]
     checks += [functools.partial(_look, watch) for watch in blind]
     return checks
 

@@ -25,6 +25,7 @@ from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL, LOADED
 from workers.process.loading import in_force
+from workers.process.pools import as_assigned
 from workers.shared.bus import BusWriter
 from workers.transport.interface import Application, Clock
 from workers.worker.adoption import Adoption
@@ -52,7 +53,7 @@ def run(instance: Instance, index: int) -> int:
     """Runs a worker until it has to leave. Returns an ExitCode. `index`: the worker's number, from 0; its lane is `index + 1`."""
     gc.set_threshold(GC_YOUNGEST, 20, 20)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Worker(in_force(instance), index).serve())
+        return runner.run(Worker(as_assigned(in_force(instance)), index).serve())
 
 
 class Worker:
@@ -110,7 +111,7 @@ class Worker:
 
         self._kept = Kept(self.instance, self.index, self.lane, bus, clock=self._clock)
         if self.instance.pools:
-            self._adoption = Pools(self.instance, made)
+            self._adoption = Pools(self.instance, made, self._apps)
         else:
             self._adoption = Adoption(made(self.instance), self.lane, self.index + 1, self._apps)
 

@@ -9,7 +9,7 @@ since the one before. The first pool is loaded at the start, because streams nee
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -19,6 +19,7 @@ from epp.protocol.models import listed
 from workers.host.log import error_text
 from workers.process.instance import Instance
 from workers.process.loading import of_pool
+from workers.process.pools import AssignedView, assigned
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.worker.adoption import Loading
 from workers.worker.extproc.app import App
@@ -33,16 +34,20 @@ log = structlog.get_logger()
 class Pools:
     """Keeps the parts of the pools that this worker has loaded. Implements `workers.worker.extproc.pool_stream.Pools`."""
 
-    def __init__(self, instance: Instance, made: Callable[[Instance], Parts]) -> None:
-        """`made`: creates the parts of a pool whose configuration is loaded."""
+    def __init__(self, instance: Instance, made: Callable[[Instance], Parts], apps: Callable[[], Iterable[App]]) -> None:
+        """`made`: creates the parts of a pool whose configuration is loaded. `apps` returns the apps of all open streams."""
         assert instance.choice is not None
         self.choice = instance.choice
         self._instance = instance
         self._views = instance.pools
         self._made = made
-        first = made(of_pool(instance.pools[0]))
-        self._parts: list[Parts | None] = [first, *([None] * (len(instance.pools) - 1))]
-        self._lobby = first.lobby()
+        self._apps = apps
+        self._first = made(of_pool(instance.pools[0]))
+        self._lobby = self._first.lobby()
+        self._parts: list[Parts | None] = [self._first, *([None] * (len(instance.pools) - 1))]
+        self._assigned = AssignedView(instance) if instance.places is not None else None
+        self._left: list[Parts] = []  # those of pools that are gone; streams may still use them
+        self._retiring: set[asyncio.Task[None]] = set()
         self._used: set[int] = set()  # the pools that got a stream since the last heartbeat
         self._waiting: dict[int, list[Callable[[], None]]] = {}
         self._to_load: deque[int] = deque()
@@ -77,7 +82,7 @@ class Pools:
 
     def every(self) -> list[Parts]:
         """Returns the parts of all pools that are loaded."""
-        return [parts for parts in self._parts if parts is not None]
+        return list(dict.fromkeys([self._first, *(parts for parts in self._parts if parts is not None), *self._left]))
 
     def beat(self, now: float) -> None:
         """Does what is due at a heartbeat, for the pools that got streams since the last one, and those that count what tenants use.
@@ -90,7 +95,32 @@ class Pools:
                 parts.heartbeat(now)
 
     def look(self) -> None:
-        """Does nothing: configurations do not change."""
+        """Takes over which InferencePools have which places, if that has changed."""
+        if self._left:
+            self._retire()
+        if self._assigned is None or (names := self._assigned.names()) is None:
+            return
+        before, self._instance = self._views, assigned(self._instance, names)
+        assert self._instance.choice is not None
+        self._views, self.choice = self._instance.pools, self._instance.choice
+        for pool, (old, new) in enumerate(zip(before, self._views, strict=True)):
+            if old is new:
+                continue
+            self._failed.pop(pool, None)
+            if (parts := self._parts[pool]) is not None:
+                self._parts[pool] = None
+                if parts is not self._first:  # the lobby is a part of it
+                    self._left.append(parts)
+
+    def _retire(self) -> None:
+        """Ends the work of parts that no open stream uses."""
+        used = {id(app) for app in self._apps()}
+        for parts in [each for each in self._left if id(each.app) not in used]:
+            self._left.remove(parts)
+            parts.kept.pools.remove(parts.own)
+            task = asyncio.get_running_loop().create_task(parts.retire())
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
 
     def woken(self) -> None:
         """Does nothing: nothing is recorded."""
@@ -111,7 +141,8 @@ class Pools:
         try:
             if isinstance(found, BaseException):
                 raise found
-            self._parts[pool] = self._made(found)
+            if found.options.pool_name == self._views[pool].options.pool_name:  # else another pool has the place meanwhile
+                self._parts[pool] = self._made(found)
         except Exception as problem:
             self._failed[pool] = asyncio.get_running_loop().time() + AGAIN_S
             log.error("pool cannot be loaded", pool=self._views[pool].options.pool_name, error=error_text(problem))

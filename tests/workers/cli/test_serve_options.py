@@ -437,3 +437,34 @@ def test_flags_of_replicas_without_a_store_have_no_effect() -> None:
 
 def test_the_variable_with_the_password_of_the_store_is_known() -> None:
     assert ok("--replica-store=redis://c", env={"EPP_REPLICA_STORE_PASSWORD": "x"}).replicas_max == 8
+
+
+FOUND = ("--service-name=epp", "--pool-ports=9002,9100-9102")
+
+
+def test_several_pools_are_found_by_a_service_or_by_their_names() -> None:
+    options = ok(*FOUND)
+    assert (options.service_name, options.pool_ports, options.finds_pools) == ("epp", (9002, 9100, 9101, 9102), True)
+    options = ok("--pool-name=a", "--pool-name=b", "--pool-ports=9100-9101", "--config-dir=c")
+    assert (options.pool_names, options.config_dir, options.finds_pools) == (("a", "b"), "c", True)
+    assert ok(env={"EPP_POOL_NAME": "a b", "EPP_POOL_PORTS": "1,2"}).pool_names == ("a", "b")
+    assert not ok("--pool-name=a").finds_pools
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--service-name=epp",), "--service-name needs --pool-ports"),
+        (("--pool-name=a", "--pool-ports=9100"), "--pool-ports has no effect without --service-name or several --pool-name"),
+        (("--config-dir=c",), "--config-dir has no effect without"),
+        ((*FOUND, "--pool-name=a"), "--service-name and --pool-name cannot be set at the same time"),
+        ((*FOUND, "--pools-file=p"), "--service-name and --pools-file cannot be set at the same time"),
+        ((*FOUND, "--endpoints=a:1"), "--service-name and --endpoints cannot be set at the same time"),
+        ((*FOUND, "--transport=grpcio"), "--service-name and --transport grpcio cannot be set at the same time"),
+        (("--pool-name=a", "--pool-name=a", "--pool-ports=1"), "--pool-name 'a' is given twice"),
+        (("--service-name=epp", "--pool-ports=9090"), "--pool-ports has the port of --metrics-port"),
+        (("--service-name=epp", "--pool-ports=1-2000"), "--pool-ports has 2000 ports; give at most 1000"),
+    ],
+)
+def test_flags_about_pools_that_are_found_must_fit(flags: tuple[str, ...], message: str) -> None:
+    assert any(message in line for line in refused(*flags))

@@ -9,14 +9,18 @@ import pytest
 from epp.config.load import load
 from epp.metrics.flow_control import FLOW_GROUPS, FLOW_REQUESTS
 from epp.metrics.series import ABUSE, GROUPS, REQUEST, REQUEST_FIGURES
-from epp.request.pools import PoolChoice
+from epp.request.pools import UNDECIDED, PoolChoice
+from loadtest.demo.ports import free_ports
 from shm import observe
+from shm.documents import DocumentWriter
 from tests.workers.instances import made, options, removed
 from workers.process import StartError, pools
+from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN
-from workers.process.loading import Given
-from workers.process.pools import Pool
+from workers.process.places import DEFAULT, Places, Pool, encode
+from workers.process.pools import AssignedView, as_assigned, assigned, create_places
+from workers.shared.documents import assigned_of
 
 LORA = """
 plugins: [{type: lora-affinity-scorer}, {type: max-score-picker}]
@@ -30,6 +34,11 @@ flowControl: {{priorityBands: [{", ".join(f"{{priority: {number}}}" for number i
 
 def pool(name: str, text: str | None = None, endpoints: int = 4) -> Pool:
     return Pool(name, Given(text, name, {}), load(text, name), "127.0.0.1:1", endpoints)
+
+
+def found(name: str, text: str | None = None) -> Pool:
+    """A configuration of pools that the picker finds while it runs."""
+    return pool(name, text)._replace(endpoints="")
 
 
 @contextlib.contextmanager
@@ -96,3 +105,29 @@ def test_series_have_room_for_label_sets_of_all_pools(tmp_path: Path) -> None:
 def test_other_processes_read_the_names_of_the_pools_in_the_file_of_the_instance(tmp_path: Path) -> None:
     with created(tmp_path, pool("one"), pool("two")) as instance:
         assert observe.find(instance.options.run_dir, name=instance.options.instance).pools == ("one", "two")
+
+
+def test_inference_pools_take_places_and_leave_them_and_others_keep_what_they_see(tmp_path: Path) -> None:
+    own = found("llama", LORA)
+    places = Places({DEFAULT: found("default"), "llama": own}, free_ports(3), service="epp")
+    with removed(create_places(options(tmp_path, max_endpoints=12, pool_given=True), places)) as instance:
+        assert all(view.sources.asks_objects and not view.options.pool_name for view in instance.pools)
+        one = assigned(instance, {1: "llama"})
+        two = assigned(one, {1: "llama", 0: "qwen"})
+        assert [view.options.pool_name for view in two.pools] == ["qwen", "llama", ""]
+        assert two.pools[1] is one.pools[1] and two.pools[2] is instance.pools[2]
+        assert two.pools[1].config is own.config and two.pools[0].config is not own.config
+        assert [two.choice.of_stream(port, "") for port in places.ports] == [0, 1, UNDECIDED]
+        assert assigned(two, {}).choice.of_stream(places.ports[0], "") == UNDECIDED
+
+
+def test_all_processes_read_which_places_are_taken(tmp_path: Path) -> None:
+    places = Places({DEFAULT: found("default")}, free_ports(2), names=("a",))
+    with removed(create_places(options(tmp_path, max_endpoints=8, pool_given=True), places)) as instance:
+        view = AssignedView(instance)
+        assert view.names() is None
+        writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
+        writer.write(assigned_of(2), encode({1: "a" * 253, 0: "b" * 253}))
+        assert view.names() == {1: "a" * 253, 0: "b" * 253}
+        assert view.names() is None, "it is not new any more"
+        assert [each.options.pool_name[0] for each in as_assigned(instance).pools] == ["b", "a"]

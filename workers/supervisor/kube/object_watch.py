@@ -142,7 +142,7 @@ class KubeObjects:
         self._changed = changed
         self._report = report
         self._once = Once(report)
-        self._tracker = RefusalTracker(outage if outage is not None else Outage(report), self._notify_soon)
+        self._tracker = RefusalTracker(outage if outage is not None else Outage(report), self.notify_soon)
         self._notifying: asyncio.TimerHandle | None = None
         self._accepting: asyncio.TimerHandle | None = None
         self._begun_at: float | None = None
@@ -152,7 +152,7 @@ class KubeObjects:
                 api,
                 Resource(group, VERSION, PLURALS[kind], namespace),
                 decode=partial(decode, kind, version),
-                changed=lambda _: self._notify_soon(),
+                changed=lambda _: self.notify_soon(),
                 report=report,
                 outage=self._tracker,
             )
@@ -183,7 +183,8 @@ class KubeObjects:
                 if timer is not None:
                     timer.cancel()
 
-    def _notify_soon(self) -> None:
+    def notify_soon(self) -> None:
+        """Calls `changed` for all pools in a moment."""
         if self._notifying is None:
             self._notifying = asyncio.get_running_loop().call_later(NOTIFY_S, self._notify)
 
@@ -221,7 +222,7 @@ class KubeObjects:
         self._accepting = None
         if not self._refused():
             self._expects = ()
-        self._notify_soon()
+        self.notify_soon()
 
     def _by_pool(self) -> Mapping[PoolName, Sequence[Object]]:
         """Returns the objects of each pool, those of the newer group first."""

@@ -134,9 +134,9 @@ class PoolsDiscovery:
         unread = self._objects.unread(name)
         return f"it cannot be read: {unread}" if unread else "there is none"
 
-    def choose_again(self) -> None:
-        """Chooses the InferencePools again, because `choose` may choose otherwise now."""
-        self._pools_changed()
+    def apply_all(self) -> None:
+        """Applies the endpoints of all pools with the next ones, because the table may have lost some."""
+        self._changed |= self.pools.keys()
 
     def _pools_changed(self) -> None:
         if self._objects is not None and not self._objects.synced:

@@ -48,6 +48,8 @@ def pool_figures(look: Look, before: Look | None, elapsed: float | None, endpoin
         members.setdefault(endpoint.pool, []).append(endpoint)
     found = []
     for each in look.pools:
+        if not each.name:  # an empty place
+            continue
         mine, earlier = members.get(each.name, ()), then.get(each.name)
         known = elapsed if earlier is not None else None
         found.append(

@@ -1,0 +1,142 @@
+"""Several pools of one picker with a real API server: they appear, change and go under load, and no request of the others fails.
+
+The Service of the picker exists only by its name: Envoy calls the port of each pool.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Collection
+from pathlib import Path
+
+from loadtest.demo.ports import free_ports
+from tests.e2e.cluster import COMPLETIONS, Picker, ask, completion
+from tests.kube.client import Object
+from tests.kube.objects import pool, rewrite
+from tests.kube.table import Table
+from tests.kube.test_gateway import Load, Server
+from tests.kube.world import PORT, World, supervisor_of, until, warnings
+from workers.shared.documents import rewrites_of
+from workers.worker import rewrites
+
+SERVICE = "endpoint-picker"
+
+
+def named(world: World, name: str, port: int, app: str = "", service: str = SERVICE) -> Object:
+    """An InferencePool of the pods with the label `app`, else with its own name, whose picker has this port."""
+    thing = pool(world.space, name, {"app": app or name}, (PORT,))
+    thing["spec"]["endpointPickerRef"] = {"name": service, "port": {"number": port}}
+    return thing
+
+
+def served(world: World, *apps: str) -> list[Server]:
+    """Starts a server for each label, and makes their pods ready."""
+    servers = [Server(world, f"{app}-0") for app in apps]
+    for app, server in zip(apps, servers, strict=True):
+        world.cluster.wait(server.child, lambda server=server: "ready" in server.child.text())
+        world.pod(server.name, server.host, {"app": app})
+    return servers
+
+
+def gateway(world: World, picker: Picker, port: int) -> int:
+    """Starts an Envoy that calls the picker at the port of a pool."""
+    return world.cluster.envoy(Picker(picker.child, port, picker.health, picker.metrics))
+
+
+def answers(port: int) -> int:
+    return ask(port, COMPLETIONS, completion("hello", max_tokens=2)).status
+
+
+def told(picker: Picker, *words: str) -> bool:
+    return any(all(word in line for word in words) for line in warnings(picker))
+
+
+def pools_of(table: Table) -> Collection[tuple[int, str]]:
+    """The number of its pool and the name of each endpoint."""
+    table.look()
+    return {(record.pool, record.name) for record in table._records}
+
+
+def test_pools_of_the_service_appear_change_and_go_and_no_request_of_the_others_fails(world: World) -> None:
+    ports = free_ports(3)
+    llama, *_ = served(world, "llama", "qwen", "other")
+    world.kube.create(named(world, "llama", ports[0]))
+    world.kube.create(named(world, "stranger", ports[1], "qwen", service="another-picker"))
+    picker = world.picker("--pool-ports=" + ",".join(map(str, ports)), follow=f"--service-name={SERVICE}", workers=2)
+    first, later = gateway(world, picker, ports[0]), gateway(world, picker, ports[2])
+
+    async def scenario() -> Load:
+        async with Load(first) as load:
+            await asyncio.to_thread(changes)
+            await asyncio.sleep(0.5)
+            return load
+
+    def changes() -> None:
+        assert answers(later) == 404, "no pool has this port"
+        for _ in range(3):
+            qwen = world.kube.create(named(world, "qwen", ports[2]))
+            until(lambda: answers(later) == 200, "the new pool answers")
+            world.kube.apply(named(world, "qwen", ports[2], "nothing"))
+            until(lambda: answers(later) == 503, "it has no endpoint")
+            world.kube.apply(named(world, "qwen", ports[2], "other"))
+            until(lambda: answers(later) == 200, "it has another one")
+            world.kube.delete(qwen)
+            until(lambda: answers(later) == 404, "it is gone")
+        world.kube.create(named(world, "qwen", ports[2]))
+        until(lambda: answers(later) == 200, "it is there again")
+        os.kill(supervisor_of(picker.child.pid), signal.SIGKILL)
+        assert answers(later) == 200, "workers know the pools without a supervisor"
+        world.kube.apply(named(world, "qwen", ports[1]))
+        until(lambda: answers(later) == 404, "the next supervisor follows, and the pool has another port")
+
+    load = asyncio.run(scenario())
+    assert set(load.endings) == {200}, f"{load.endings}: {load.first_failure}"
+    assert load.endings[200] > 100 and llama.requests >= load.endings[200]
+    assert 'name="qwen"' in picker.page() and 'name="llama"' in picker.page()
+
+
+def test_pools_by_name_have_their_own_configurations_and_bad_ones_are_told(world: World, tmp_path: Path) -> None:
+    ports = free_ports(2)
+    served(world, "llama", "qwen")
+    (tmp_path / "llama.yaml").write_text("plugins: [{type: queue-scorer}, {type: max-score-picker}]\n")
+    (tmp_path / "default.yaml").write_text("plugins: [{type: random-picker}]\n")
+    world.kube.create(named(world, "llama", ports[0]))
+    world.kube.create(named(world, "qwen", ports[0]))
+    flags = ("--pool-name=qwen", "--pool-name=absent", f"--config-dir={tmp_path}", "--pool-ports=" + ",".join(map(str, ports)))
+    picker = world.picker(*flags)
+    assert told(picker, "an InferencePool is not served", "there is none")
+    until(lambda: told(picker, f"has port {ports[0]}, as that of InferencePool 'llama'"), "two pools have one port")
+    first, second = (gateway(world, picker, port) for port in ports)
+    assert answers(first) == 200
+    world.kube.apply(named(world, "qwen", 1))
+    until(lambda: told(picker, "has port 1, which --pool-ports does not have"), "the port is outside")
+    world.kube.apply(named(world, "qwen", ports[1]))
+    until(lambda: answers(second) == 200, "each is on its port")
+    assert answers(first) == 200
+
+
+def test_pools_of_a_file_have_the_pods_and_the_rewrites_of_their_inference_pools(world: World, tmp_path: Path) -> None:
+    own, other = free_ports(2)
+    file = tmp_path / "pools.yaml"
+    pools = [
+        {"name": "small", "port": own, "poolName": "llama", "maxEndpoints": 4},
+        {"name": "large", "port": other, "selector": "app in (qwen)", "targetPorts": [PORT], "maxEndpoints": 4},
+        {"name": "absent", "poolName": "nowhere", "models": ["x"], "maxEndpoints": 4},
+    ]
+    file.write_text(json.dumps({"pools": pools}))
+    for app, host in (("llama", "127.64.1.1"), ("qwen", "127.64.1.2")):
+        world.pod(f"{app}-0", host, {"app": app})
+    world.kube.create(named(world, "llama", own + 1))
+    world.kube.create(rewrite(world.space, "canary", "alias", {"one": 1}, of="llama"))
+    world.kube.create(rewrite(world.space, "lost", "lost", {"one": 1}, of="nowhere"))
+    picker = world.picker(follow=f"--pools-file={file}")
+    table = world.table(picker)
+    assert pools_of(table) == {(0, "llama-0-rank-0"), (1, "qwen-0-rank-0")}
+    until(lambda: told(picker, f"names port {own + 1}", f"says {own}"), "the file names another port")
+    until(lambda: told(picker, "InferencePool 'nowhere'", "there is none"), "a pool is absent")
+    found = {pool: table._documents.read(rewrites_of(pool)) for pool in range(3)}
+    models = {pool: set(rewrites.decode(each[1]).by_model()) for pool, each in found.items() if each is not None}
+    assert models == {0: {"alias"}, 2: {"lost"}}
+    world.pod("qwen-1", "127.64.1.3", {"app": "qwen"})
+    until(lambda: (1, "qwen-1-rank-0") in pools_of(table), "a new pod")

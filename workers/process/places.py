@@ -1,0 +1,61 @@
+"""The pools of a picker as it starts, and the places for InferencePools that it finds while it runs: one for each port that they may name.
+
+    configurations, ports ─ create_places ─▶ Instance with an empty place per port
+    supervisor: InferencePools ─▶ Names ─▶ document ─▶ all processes: assigned(instance, Names)
+
+The memory has room for a pool in each place, with any of the configurations. The place of an InferencePool is that of its port, so a stream
+finds its place without a look at the names. The functions are in `workers.process.pools`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from epp.config.pools import KubePool
+
+if TYPE_CHECKING:
+    from epp.config.effective import EffectiveConfig
+    from workers.process.generations import Given
+
+DEFAULT: Final = "default"  # the configuration of the pools that have none of their own name
+
+Names = Mapping[int, str]  # the number of a place -> the name of the InferencePool there
+NOBODY: Final[Names] = {}
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(dict[int, str]).decode
+
+
+class Pool(NamedTuple):
+    """One pool as the start has read it. Pools with the same text share `config`.
+
+    `endpoints`: as in --endpoints; "": the configuration says where they come from. `max_endpoints`: their limit.
+    `models`: those that belong to it by their whole names. `kube`: where the endpoints are in Kubernetes; None: they are not there.
+    """
+
+    name: str
+    given: "Given"
+    config: "EffectiveConfig"
+    endpoints: str
+    max_endpoints: int
+    models: tuple[str, ...] = ()
+    kube: KubePool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The places of a picker. `configurations`: by the name of the pool, and that under DEFAULT. `ports`: of the places, in their order.
+
+    `service`: the Service that InferencePools name; "": `names` are the InferencePools.
+    """
+
+    configurations: Mapping[str, Pool]
+    ports: Sequence[int]
+    service: str = ""
+    names: Sequence[str] = ()
+
+    def pool(self, number: int, name: str) -> Pool:
+        """Returns the pool `name` in a place. An empty name stands for an empty place."""
+        own = self.configurations.get(name) or self.configurations[DEFAULT]
+        return own._replace(name=name, kube=KubePool(name=name, own_port=self.ports[number]))

@@ -1,0 +1,60 @@
+"""Decides which InferencePools a picker serves that finds its pools while it runs, and in which place.
+
+An InferencePool is served if its `endpointPickerRef` names the Service of --service-name, or if --pool-name names it, and has the place of
+its port. If two have one port, the one that is served already stays, else the first by name. The other one is reported.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from workers.process.places import Names, Places
+from workers.supervisor.kube.pool import InferencePool
+
+UNSERVED: Final = "an InferencePool is not served"
+REPORTED_MAX: Final = 4096
+
+
+class Placing:
+    """Places InferencePools. `names`: the present ones."""
+
+    def __init__(self, places: Places, names: Names, report: Callable[..., None]) -> None:
+        self.names = names
+        self._places = places
+        self._by_port = {port: number for number, port in enumerate(places.ports)}
+        self._report = report
+        self._said: dict[str, str] = {}  # name of an InferencePool -> why it is not served
+
+    def place(self, known: Mapping[str, InferencePool]) -> bool:
+        """Takes the InferencePools of the namespace, by name. Returns whether `names` has changed."""
+        wanted = {name: pool for name, pool in known.items() if self._is_wanted(name, pool)}
+        chosen: dict[int, str] = {}
+        unserved = {name: "there is none, or it cannot be read" for name in self._places.names if name not in known}
+
+        def order(name: str) -> tuple[bool, str]:
+            number = self._by_port.get(wanted[name].port)
+            return number is None or self.names.get(number) != name, name
+
+        for name in sorted(wanted, key=order):
+            port = wanted[name].port
+            number = self._by_port.get(port)
+            if number is None:
+                unserved[name] = f"its endpointPickerRef has port {port}, which --pool-ports does not have" if port else self._portless()
+            elif number in chosen:
+                unserved[name] = f"its endpointPickerRef has port {port}, as that of InferencePool '{chosen[number]}'; give it another port"
+            else:
+                chosen[number] = name
+        self._tell(unserved)
+        changed, self.names = chosen != self.names, chosen
+        return changed
+
+    def _is_wanted(self, name: str, pool: InferencePool) -> bool:
+        return pool.service == self._places.service if self._places.service else name in self._places.names
+
+    def _portless(self) -> str:
+        return "its endpointPickerRef names no port of a Service"
+
+    def _tell(self, unserved: Mapping[str, str]) -> None:
+        for name in sorted(unserved):
+            if self._said.get(name) != unserved[name] and len(self._said) < REPORTED_MAX:
+                self._report(UNSERVED, name=name, reason=unserved[name])
+        self._said = dict(unserved)
