@@ -26,6 +26,7 @@ class Site:
     """A picker of three pools. Two of them have got requests, and one a request that no pool serves."""
 
     def __init__(self, cluster: Cluster) -> None:
+        self.directory = cluster.directory
         self.fleets = {name: cluster.fleet(2, *FAST, "--model", f"{name}-1") for name in NAMES}
         self.addresses = {name: [f"{host}:{port}" for host, port in fleet.addresses] for name, fleet in self.fleets.items()}
         self.picker = cluster.picker(cluster.directory, workers=2, pools_text=TEXT.format(*map(json.dumps, self.addresses.values())))

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.demo.children import python
 from loadtest.demo.stack import get
-from tests.e2e.cluster import Cluster, eventually
+from tests.e2e.cluster import Cluster, eventually, run
 from tests.e2e.pools_site import NAMES, Site
 
 
@@ -74,6 +75,14 @@ def test_the_state_has_each_pool_with_its_flow_control_and_its_configuration(sit
     assert [name for name, pool in state["pools"].items() if "flow_control" in pool] == ["big", "idle"]
     assert "flow_control" not in state
     assert sorted(each["pools"] for each in state["settings"]["configurations"]) == [["big", "idle"], ["small"]]
+
+
+def test_a_recording_of_several_pools_is_refused_with_the_reason(site: Site) -> None:
+    done = run(python("workers", "record", "start", *site.where, "--seconds=1", f"--folder={site.directory / 'recording'}"))
+    assert done.returncode == 1 and "a picker with --pools-file records nothing yet" in done.stderr
+    assert not (site.directory / "recording").exists()
+    older = site.run("explain", "--request-id=older")
+    assert older.returncode == 1 and "a picker with --pools-file records nothing yet" in older.stderr
 
 
 # The last test: it ends servers.

@@ -46,6 +46,8 @@ ASKED_S: Final = 0.5  # how often questions are looked for
 FRAME_S: Final = 1.0
 LATE_S: Final = 2.0
 
+OF_POOLS: Final = "a picker with --pools-file records nothing yet; give a pool that you want to record a picker of its own"
+
 log = structlog.get_logger()
 
 
@@ -98,6 +100,9 @@ class RecordKeeper:
         self._running: Running | None = None
         # Why nothing is recorded.
         self._why_not = f"--record-dir is {OFF}" if options.record_dir == OFF else "no temporary folder can be written; set TMPDIR"
+        if instance.pools:
+            self._why_not = OF_POOLS
+        self._refused = OF_POOLS if instance.pools else ""
         self._timer: asyncio.TimerHandle | None = None
         lane.scalars[self._gauge] = 0  # a predecessor may have died while it recorded
 
@@ -175,7 +180,9 @@ class RecordKeeper:
             self._refuse(ask, f"the picker records into {running.files.folder} already, {left}")
         else:
             self._end()
-            if why := self._begin(ask.folder, ask):
+            if self._refused:
+                self._refuse(ask, self._refused)
+            elif why := self._begin(ask.folder, ask):
                 self._refuse(ask, f"{ask.folder}: {why}")
                 self._begin_recent()
 
