@@ -245,6 +245,10 @@ class LatencyKeepers:
             self._taken_at[pool] = self._now()
             self._keeper(pool).take(data)
 
+    def keepers(self) -> Mapping[int, LatencyKeeper]:
+        """Returns the keepers of the pools that have had answers."""
+        return self._keepers
+
     def model_of(self, pool: int) -> LatencyModel | None:
         """Returns the model of a pool; None if nothing was learned."""
         keeper = self._keepers.get(pool)

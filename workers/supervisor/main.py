@@ -64,7 +64,7 @@ from workers.supervisor.page_port import PagePort, Shown
 from workers.supervisor.predecessor import take_over
 from workers.supervisor.readiness import Readiness
 from workers.supervisor.record_keeper import RecordKeeper
-from workers.supervisor.scaling import READ_S, ScalingSignal, waiting_in
+from workers.supervisor.scaling import READ_S, PoolSignals, ScalingSignal, waiting_in
 from workers.supervisor.watches import WATCH_EVERY_S, watches
 from workers.transport.limits import Limits
 from workers.transport.native import Server
@@ -204,8 +204,12 @@ class Supervisor:
         self.records = RecordKeeper(instance, self.lane)
         cleanup.callback(self.records.end)
         self.index.start(background, cleanup, self.latency.take, self.records.take, lambda owner, tokens: self.data.reported(owner, tokens))
+        signals: PoolSignals | None = None
         if isinstance(self.latency, LatencyKeeper):
             self._follow_load(self.latency)
+        else:
+            signals = PoolSignals(instance.pools, self.latency.keepers)
+            background.every(READ_S, signals.look)
         self._checks = watches(instance, self.index, report)
         background.every(WATCH_EVERY_S, self._check)
         background.every(INTACT_EVERY_S, self._check_memory)
@@ -219,7 +223,7 @@ class Supervisor:
             instance,
             self.lane,
             self.readiness,
-            shown=Shown(self.index, self.live, self.records.where, lambda pool: self.latency.model_of(pool), self.exchange),
+            shown=Shown(self.index, self.live, self.records.where, lambda pool: self.latency.model_of(pool), self.exchange, signals),
             table=self.data.table,
             kubernetes=self.kubernetes,
             report=report,

@@ -36,6 +36,7 @@ from workers.supervisor.pages.receipts import ReceiptPage
 from workers.supervisor.pages.ui.files import file_pages
 from workers.supervisor.pages.ui.what_if import WhatIfPage
 from workers.supervisor.readiness import Readiness
+from workers.supervisor.scaling import PoolSignals
 
 if TYPE_CHECKING:
     from workers.replicas.exchange import Exchange
@@ -49,7 +50,8 @@ class Shown(NamedTuple):
     """The parts of the supervisor that the pages show.
 
     `recorded`: where decisions are recorded now. `latency(pool)`: returns the latency model of a pool; None if nothing was learned.
-    `exchange`: with other replicas; None without a replica store.
+    `exchange`: with other replicas; None without a replica store. `signals`: the scaling signals of several pools; None if there is
+    only one.
     """
 
     keeper: IndexKeeper
@@ -57,6 +59,7 @@ class Shown(NamedTuple):
     recorded: Callable[[], Recorded]
     latency: Callable[[int], LatencyModel | None]
     exchange: "Exchange | None"
+    signals: PoolSignals | None = None
 
 
 class PagePort:
@@ -228,6 +231,7 @@ class PagePort:
                 instance.roll,
                 metrics_certificate=(lambda: certificates.valid_until) if certificates is not None else None,
             ),
+            signals=self._shown.signals.shown if self._shown.signals is not None else None,
         )
         return MetricsPage(
             instance.memory.lanes,

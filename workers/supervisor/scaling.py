@@ -4,10 +4,13 @@ lanes: requests routed, refused for load, failed, ended ────────
 flow control: requests that wait ───────────────────────────────────┤
 endpoint table: batches, KV usage ──────────────────────────────────┼▶ ReplicasNeeded ─▶ gauges of the supervisor's lane
 latency model: limits, speeds, prompt times ────────────────────────┘
+
+Each of several pools has a signal of its own from its first answers on (`PoolSignals`), which only the metrics page shows. Its requests are
+counted at its endpoints, so those that are refused for load do not count.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,6 +25,8 @@ from shm.table import State, TableReader
 from workers.process.instance import Instance
 from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
 from workers.shared.documents import EndpointsView
+from workers.supervisor.latency_keeper import LatencyKeeper
+from workers.supervisor.objects_watch import flow_lanes
 
 READ_S = 1.0
 THOUSANDTHS = 1000
@@ -34,20 +39,20 @@ class ScalingSignal:
     def __init__(
         self,
         instance: Instance,
-        lane: Lane,
+        lane: Lane | None,
         model: Callable[[], LatencyModel],
         prompt_s: Callable[[], float],
         waiting: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`lane`: the supervisor's. `prompt_s`: returns the seconds that a server works on one prompt.
+        """`lane`: the supervisor's; None: nothing is shown there. `prompt_s`: returns the seconds that a server works on one prompt.
 
         `waiting`: returns the requests that wait in the picker.
         """
         layout, memory = instance.layout, instance.memory
         self._table = TableReader(layout.table, memory.table)
         self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING, KV_USAGE)]
-        self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents))
+        self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents), instance.pool)
         self._lanes = memory.lanes
         self._lane = lane
         self._model = model
@@ -56,6 +61,16 @@ class ScalingSignal:
         self._now = now
         self._signal = ReplicasNeeded()
         self._show()
+
+    @property
+    def needed(self) -> int:
+        """The replicas that the pool needs; 0: not known."""
+        return self._signal.needed or 0
+
+    @property
+    def headroom(self) -> float | None:
+        """The headroom of the pool; None: not known."""
+        return self._signal.headroom
 
     def look(self) -> None:
         """Takes a reading and shows what it says."""
@@ -78,10 +93,67 @@ class ScalingSignal:
         self._show()
 
     def _show(self) -> None:
+        if self._lane is None:
+            return
         scalars, place, signal = self._lane.scalars, self._lane.schema.scalar, self._signal
         scalars[place[REPLICAS_NEEDED]] = signal.needed or 0
         headroom = signal.headroom
         scalars[place[HEADROOM]] = UNKNOWN_HEADROOM if headroom is None else round(THOUSANDTHS * max(HEADROOM_LEAST, headroom))
+
+
+class PoolSignal(ScalingSignal):
+    """The signal of one of several pools."""
+
+    def __init__(self, pool: Instance, latency: LatencyKeeper, now: Callable[[], float] = time.monotonic) -> None:
+        self._served = np.zeros(pool.layout.table.slots, dtype=np.int64)  # of all slots, at the last look
+        self._finished = 0  # by the endpoints of the pool, since the first look
+        self._begun = False
+        flow = flow_lanes(pool)
+        super().__init__(pool, None, lambda: latency.model, latency.prompt_s, lambda: waiting_in(flow), now)
+
+    def look(self) -> None:
+        view = self._endpoints
+        view.current()
+        if not len(view.slots):
+            return
+        first, end = view.span()
+        copy, rows, model = self._table.copy_part(first, end), view.slots - first, self._model()
+        running, waiting, usage = (np.nan_to_num(copy.column(index)[rows]) for index in self._columns)
+        served, _ = self._lanes.outcomes(len(self._served))
+        if self._begun:
+            self._finished += int((served - self._served)[view.slots].sum())
+        self._served, self._begun = served, True
+        loads = zip(view.slots.tolist(), running.tolist(), usage.tolist(), strict=True)
+        self._signal.read(
+            Reading(
+                at=self._now(),
+                ready=int((copy.state[rows] == State.FRESH).sum()),
+                arrived=self._finished + int(self._lanes.inflight(end - first, first)[rows].sum()),
+                finished=self._finished,
+                places=sum(batch_share(model, slot, n, used) for slot, n, used in loads),
+                waiting=float(waiting.sum()) + self._waiting(),
+                prompt_s=self._prompt_s(),
+            )
+        )
+
+
+class PoolSignals:
+    """The signals of the pools that have had answers. Call `look` every READ_S."""
+
+    def __init__(self, pools: Sequence[Instance], learned: Callable[[], Mapping[int, LatencyKeeper]]) -> None:
+        self._pools = pools
+        self._learned = learned
+        self._signals: dict[int, PoolSignal] = {}
+
+    def look(self) -> None:
+        for pool, latency in self._learned().items():
+            if pool not in self._signals:
+                self._signals[pool] = PoolSignal(self._pools[pool], latency)
+            self._signals[pool].look()
+
+    def shown(self) -> list[tuple[int, int, float | None]]:
+        """Returns pool, replicas needed and headroom, of the pools of which they are known."""
+        return [(pool, each.needed, each.headroom) for pool, each in self._signals.items() if each.needed]
 
 
 def waiting_in(flow: FlowLanes | None) -> int:

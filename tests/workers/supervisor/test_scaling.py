@@ -11,7 +11,7 @@ from shm.segment import Region
 from shm.table import State, TableSchema, TableWriter
 from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
-from workers.supervisor.scaling import ScalingSignal
+from workers.supervisor.scaling import PoolSignal, ScalingSignal
 
 SLOTS = 4
 COUNTERS = ("picks_total", "load_refusals_total", "failed_answers_total")
@@ -30,7 +30,10 @@ class Site:
         documents = DocumentSchema((4096, 1, 1, 1))
         lanes = LaneSchema(SLOTS, (REPLICAS_NEEDED, HEADROOM), COUNTERS, (), lanes=2)
         memory = SimpleNamespace(table=region(table.bytes), documents=region(documents.bytes), lanes=Lanes(lanes, region(lanes.bytes)))
-        instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table, documents=documents), memory=memory)
+        instance: Any = SimpleNamespace(
+            layout=SimpleNamespace(table=table, documents=documents), memory=memory, pool=None, config=SimpleNamespace(flow=None)
+        )
+        self.instance = instance
         self.now, self.waiting, self.prompt_s = 100.0, 0, 0.0
         self.table = TableWriter(table, memory.table)
         self.handles = [self.table.take(9 + slot, lambda _: True) for slot in range(2)]
@@ -107,3 +110,44 @@ def test_servers_that_only_compute_prompts_need_as_many_replicas_as_the_prompts_
     site = Site()
     site.prompt_s = 0.25
     assert site.run(running=1.0, picks=16) == 5  # 16 prompts a second take 4 replicas, of which 80 % may be used
+
+
+class Pools(Site):
+    """Two pools of one server each: the slots 0 and 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        records = [EndpointRecord("ns", str(slot), str(slot), 80, {}, slot, 1, 9 + slot, pool=slot) for slot in range(2)]
+        DocumentWriter(self.instance.layout.documents, self.instance.memory.documents).write(ENDPOINTS, encode(records))
+        self.views = [SimpleNamespace(**(vars(self.instance) | {"pool": pool})) for pool in range(2)]
+        latency: Any = SimpleNamespace(model=LatencyModel(), prompt_s=lambda: 0.0)
+        self.signals = [PoolSignal(pool, latency, now=lambda: self.now) for pool in self.views]
+
+    def serve(self, seconds: int, *served: int) -> list[int]:
+        """Lets each second bring so many requests to the pools. Returns the replicas that they need."""
+        for _ in range(seconds):
+            self.now += 1.0
+            for slot, count in enumerate(served):
+                self.worker.served[slot] += count
+                handle = self.handles[slot]
+                assert handle is not None
+                values = (float(count), 0.0, count / 20.0)
+                self.table.write(
+                    handle, state=State.FRESH, flags=0, updated_at=self.now, inflight_at_scrape=0.0, values=values, present=PRESENT
+                )
+            for signal in self.signals:
+                signal.look()
+        return [signal.needed for signal in self.signals]
+
+
+def test_each_pool_has_a_signal_of_the_requests_at_its_own_endpoints() -> None:
+    site = Pools()
+    assert site.serve(3, 5, 0) == [0, 0], "not known yet"
+    busy, idle = site.serve(400, 60, 1)
+    assert busy > idle == 1
+
+
+def test_a_pool_without_endpoints_has_no_signal() -> None:
+    site = Pools()
+    DocumentWriter(site.instance.layout.documents, site.instance.memory.documents).write(ENDPOINTS, encode([]))
+    assert site.serve(200, 5, 5) == [0, 0]

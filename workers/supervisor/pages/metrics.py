@@ -93,6 +93,7 @@ LINES_AT_ONCE = 100
 NO_ELECTION: Mapping[str, Callable[[], bool]] = {}
 
 
+Signals = Sequence[tuple[int, int, float | None]]  # pool, replicas needed and headroom
 Figures = tuple[Metric, tuple[str, ...], Sequence[Row]]  # a metric, its labels and its rows
 
 
@@ -136,13 +137,14 @@ class Readings(NamedTuple):
 
 
 class Sections(NamedTuple):
-    """The parts of the page that only some pickers have. `flow`: of the pools that have flow control."""
+    """The parts of the page that only some pickers have. `flow`: of the pools that have flow control. `signals`: of several pools."""
 
     flow: Sequence[FlowFigures] = ()
     kv_events: KvFigures | None = None
     latency: LatencyFigures | None = None
     replicas: ReplicaFigures | None = None
     processes: ProcessFigures | None = None
+    signals: Callable[[], Signals] | None = None
 
 
 class MetricsPage:
@@ -224,7 +226,7 @@ class MetricsPage:
         yield from self._scaling()
         yield from self._endpoints()
         yield from self._prefix_index()
-        flow, kv_events, latency, replicas, _ = self._sections
+        flow, kv_events, latency, replicas, _, _ = self._sections
         for metric, labels, rows in together(figures.families() for figures in flow):
             yield from self._shown(metric, labels, rows)
         if kv_events is not None and self._alone is not None:
@@ -330,12 +332,18 @@ class MetricsPage:
 
     def _scaling(self) -> Iterator[Family]:
         """Yields the scaling signal (`workers.supervisor.scaling`); nothing while it is not known."""
-        pool = (self._names[0],)
-        needed, headroom = (self._lanes.scalars(name)[0] for name in (REPLICAS_NEEDED, HEADROOM))
-        if needed:
-            yield from self._shown(computed.REPLICAS_NEEDED, ("name",), [(pool, needed)])
-            if headroom != UNKNOWN_HEADROOM:
-                yield from self._shown(computed.POOL_HEADROOM, ("name",), [(pool, headroom / 1000)])
+        if (signals := self._sections.signals) is not None:
+            found = signals()
+        else:
+            needed, headroom = (self._lanes.scalars(name)[0] for name in (REPLICAS_NEEDED, HEADROOM))
+            found = [(0, needed, None if headroom == UNKNOWN_HEADROOM else headroom / 1000)] if needed else []
+        names = self._names
+        for metric, rows in (
+            (computed.REPLICAS_NEEDED, [((names[pool],), needed) for pool, needed, _ in found]),
+            (computed.POOL_HEADROOM, [((names[pool],), headroom) for pool, _, headroom in found if headroom is not None]),
+        ):
+            if rows:
+                yield from self._shown(metric, ("name",), rows)
 
     def _endpoints(self) -> Iterator[Family]:
         names, now = self._names, self._now()
