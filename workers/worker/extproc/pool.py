@@ -5,6 +5,7 @@ become stale even while the supervisor writes nothing. The load in flight is rea
 on to the time of the snapshot (`account`).
 
 If the picker has several pools, only the rows from the first to the last one of the pool are read, and a snapshot stays until they change.
+It also stays while the pool is idle: its pages are fresh, and as many requests are in flight as at the pages.
 """
 
 import ipaddress
@@ -112,6 +113,9 @@ class SharedPool:
         self._first = self._used = 0  # the slot with which the copy of the table begins, and its length
         self._slots: Any = slice(0)  # of the endpoints, counted from the first one
         self._scattered: Any = None  # the same; None if they are all slots of the copy, in order
+        # Of one of several pools: the time until which the snapshot may stand, and the requests in flight that its values include.
+        self._until = 0.0
+        self._counted: Floats = np.zeros(0)
         self._snapshot = self._build(now())
         self._built_at = now()
 
@@ -120,7 +124,8 @@ class SharedPool:
         now = self.now()
         age = now - self._built_at
         if age > REBUILD_MAX_S or (age > REBUILD_MIN_S and self._copy is not None and self._moved(self._copy)):
-            self._snapshot = self._build(now)
+            if not self._stands(now):
+                self._snapshot = self._build(now)
             self._built_at = now
         candidates = self._loaded(self._snapshot, self._first, self._used, self._scattered)
         if subset is None or not self._honour_subsets:
@@ -162,6 +167,12 @@ class SharedPool:
             inflight, tokens = with_failed(inflight, tokens, snapshot.failing)
         return Candidates(snapshot, inflight, tokens, rows, others)
 
+    def _stands(self, now: float) -> bool:
+        """Whether a snapshot that is made `now` would equal the present one."""
+        if now > self._until or self._copy is None or self._moved(self._copy):
+            return False
+        return bool((self._lanes.inflight(self._used, self._first)[self._slots] == self._counted).all())
+
     def _moved(self, copy: TableCopy) -> bool:
         """Whether the endpoints or their rows have changed since `copy`."""
         if self._endpoints.pool is None:
@@ -194,12 +205,15 @@ class SharedPool:
         for name, index, reported in self._reported:
             column = copy.column(index)[slots]
             values[name] = column if reported is None else np.where(reported, column, np.nan)
-        counted = np.ascontiguousarray(copy.inflight_at_scrape[slots])  # kernels read it for each request
+        counted = page = np.ascontiguousarray(copy.inflight_at_scrape[slots])  # kernels read it for each request
         if ages.max(initial=0.0) > STEP_S:
             counted = self._carried(values, counted, now)
         for name in self._unwanted:
             values.pop(name, None)
         weights = None if fresh.all() else weights_by_age(ages, self._fresh.for_s)
+        steady = self._endpoints.pool is not None and self._fresh.paced and not self._name_columns and weights is None and counted is page
+        self._until = now + self._fresh.for_s - float(ages.max(initial=0.0)) if steady else 0.0
+        self._counted = counted
         return Snapshot(
             self._endpoint_list,
             values,

@@ -1,5 +1,6 @@
 """Several pools in one endpoint table: each discovery changes its own pool only, and workers read each pool alone."""
 
+from epp.candidates import Snapshot
 from epp.data import INFLIGHT_REQUESTS
 from tests.pair import lanes
 from tests.workers.supervisor.endpoints.tables import WANTED, Shared, Supervisor, page, spec
@@ -69,8 +70,9 @@ def test_an_endpoint_that_waits_for_a_slot_gets_one_that_another_pool_frees() ->
 class Workers:
     """A supervisor with two pools whose rows lie between each other, and the views of a worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, paced: bool = False) -> None:
         self.now = 100.0
+        self.paced = paced
         self.shared = Shared(slots=8)
         self.supervisor = Supervisor(self.shared)
         self.supervisor.table.apply(of(0, spec("a")))
@@ -87,11 +89,15 @@ class Workers:
             EndpointsView(shared.document_reader, pool),
             shared.names,
             self.lanes,
-            columns=WANTED,
-            fresh=Fresh(10.0),
+            columns=WANTED[:2] if self.paced else WANTED,  # without names of adapters
+            fresh=Fresh(10.0, self.paced),
             now=lambda: self.now,
             failures=IGNORED,
         )
+
+    def snapshot(self, pool: int) -> Snapshot:
+        self.now += 0.002
+        return self.pools[pool].candidates(None).snapshot
 
     def names(self, pool: int) -> list[str]:
         self.now += 0.002
@@ -138,3 +144,24 @@ def test_an_endpoint_that_joins_a_pool_is_seen_within_a_millisecond_wherever_its
     w.supervisor.table.apply((), pool=1)
     w.supervisor.flush()
     assert w.names(1) == []
+
+
+def test_a_snapshot_of_an_idle_pool_stays_while_its_pages_are_fresh() -> None:
+    w = Workers(paced=True)
+    for name in "bc":
+        w.supervisor.table.scraped(w.supervisor.member(name), page(1.0), 0, w.now)
+    w.supervisor.flush()
+    w.lanes.set_serving(1, True)
+    before = w.snapshot(1)
+    w.now += 5.0
+    assert w.snapshot(1) is before
+    w.lanes.lane(1).inflight[1] = 1
+    w.now += 0.1
+    busy = w.snapshot(1)
+    assert busy is not before
+    w.now += 0.1
+    assert w.snapshot(1) is not busy, "its loads are carried on"
+    w.lanes.lane(1).inflight[1] = 0
+    w.now += 6.0
+    late = w.snapshot(1)
+    assert not late.fresh.any()
