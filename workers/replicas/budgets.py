@@ -69,13 +69,16 @@ class Budgets:
         ]
         return b"".join(rows[:BUDGETS_MAX])
 
-    def hear(self, name: str, life: Life, rows: bytes, now: float) -> None:
-        """Takes what another replica says. Counts by how much its totals have grown."""
-        if not rows:
-            return
-        self._take_back(now)
+    def hear(self, name: str, life: Life, rows: bytes, now: float, *, whole: bool) -> None:
+        """Takes what another replica says. Counts by how much its totals have grown. A `whole` message has all of them, so the first of a
+        life that counts is a whole one, also if it is empty.
+        """
         known, totals = self._heard.pop(name, ((-1, -1), {}))
         first = known != life
+        if first and not whole:
+            self._heard[name] = known, totals
+            return
+        self._take_back(now)
         if first:
             self._stirred.update(totals)
             totals = {}

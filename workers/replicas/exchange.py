@@ -258,7 +258,7 @@ class Exchange:
             self.notices.problem(FOREIGN, message.name)
         else:
             self.parts.taught.learn(message.learned, message.taken_back)
-            self.parts.budgets.hear(message.name, (message.epoch, message.origin), message.budgets, now)
+            self.parts.budgets.hear(message.name, (message.epoch, message.origin), message.budgets, now, whole=message.whole)
         self.parts.pages.hear(message.pages, now)
         self.joining.asked(message, now, self._ticks())
         if len(self.others.live) != known:

@@ -53,7 +53,7 @@ class World:
             rows = sender.exchange.rows(self.now, whole=whole)
             for other in self.replicas:
                 if other is not sender and self.store:
-                    other.exchange.hear(sender.name, sender.life, rows, self.now)
+                    other.exchange.hear(sender.name, sender.life, rows, self.now, whole=whole)
 
     def run(self, seconds: float, askers: tuple[int, ...] = (0, 1, 2)) -> float:
         """Lets the tenant send as much as it can to some replicas. Returns what it may use."""
@@ -102,7 +102,7 @@ def test_a_replica_that_joins_does_not_begin_with_a_full_bucket_either() -> None
     world.tell(whole=True)
     assert world.run(10.0, (1,)) == pytest.approx(RATE * 10, rel=0.1)
     idle = Replica("r2")
-    idle.exchange.hear("r0", (1, 1), row(KEY, 9.0, 9.0, 0, fills=2.0), 5.0)
+    idle.exchange.hear("r0", (1, 1), row(KEY, 9.0, 9.0, 0, fills=2.0), 5.0, whole=True)
     assert idle.account.left(6.0).tokens == pytest.approx(SIZE - RATE)
     assert idle.account.left(7.5).tokens == pytest.approx(SIZE)
 
@@ -141,11 +141,11 @@ def test_what_was_assumed_is_taken_back_when_others_are_heard_again() -> None:
 def test_totals_from_before_a_replica_was_heard_do_not_count_and_lost_or_repeated_messages_change_nothing() -> None:
     one, other = Replica("a"), Replica("b")
     for tokens in (900.0, 900.0, 1000.0, 1300.0, 1300.0):  # the message with 1100 is lost
-        one.exchange.hear("b", (1, 1), row(KEY, tokens, tokens / 100, 2), 1.0)
+        one.exchange.hear("b", (1, 1), row(KEY, tokens, tokens / 100, 2), 1.0, whole=True)
     one.exchange.show(["b"], 1.0, connected=True)
     assert one.elsewhere()[:3] == (400.0, 4.0, 2)
-    one.exchange.hear("b", (2, 1), row(KEY, 50.0, 1.0, 1), 2.0)  # it has started again
-    one.exchange.hear("b", (2, 1), row(KEY, 60.0, 2.0, 1) + row(8, 5.0, 1.0, 0), 2.0)
+    one.exchange.hear("b", (2, 1), row(KEY, 50.0, 1.0, 1), 2.0, whole=True)  # it has started again
+    one.exchange.hear("b", (2, 1), row(KEY, 60.0, 2.0, 1) + row(8, 5.0, 1.0, 0), 2.0, whole=True)
     one.exchange.show(["b"], 2.0, connected=True)
     assert one.elsewhere()[:3] == (410.0, 5.0, 1)
     assert one.worker.elsewhere(8, 0)[:2] == (5.0, 1.0)  # a tenant that came later
@@ -154,10 +154,23 @@ def test_totals_from_before_a_replica_was_heard_do_not_count_and_lost_or_repeate
     assert other.exchange.rows(1.0, whole=True) == b""
 
 
+def test_totals_count_from_the_first_whole_message_of_a_life_also_if_it_is_empty() -> None:
+    one = Replica("a")
+    one.exchange.hear("b", (1, 1), row(8, 1e9, 1e6, 0), 1.0, whole=False)  # how much of it is new cannot be known
+    one.exchange.hear("b", (1, 1), b"", 1.0, whole=True)
+    one.exchange.hear("b", (1, 1), row(KEY, 300.0, 3.0, 1), 1.1, whole=False)
+    assert one.elsewhere().tokens == 300.0
+    assert one.worker.elsewhere(8, 0).tokens == 0.0
+    one.exchange.hear("b", (2, 1), row(KEY, 310.0, 4.0, 1), 1.2, whole=False)
+    one.exchange.hear("b", (2, 1), row(KEY, 320.0, 5.0, 1), 1.3, whole=True)
+    one.exchange.hear("b", (2, 1), row(KEY, 330.0, 6.0, 1), 1.4, whole=False)
+    assert one.elsewhere().tokens == 310.0
+
+
 def test_what_others_have_in_flight_counts_as_before_while_the_store_is_away_up_to_their_share() -> None:
     one = Replica("a")
-    one.exchange.hear("b", (1, 1), row(KEY, 0.0, 0.0, 6), 1.0)
-    one.exchange.hear("b", (1, 1), row(KEY, 1.0, 1.0, 6), 1.0)
+    one.exchange.hear("b", (1, 1), row(KEY, 0.0, 0.0, 6), 1.0, whole=True)
+    one.exchange.hear("b", (1, 1), row(KEY, 1.0, 1.0, 6), 1.0, whole=True)
     one.exchange.show(["b"], 1.0, connected=True)
     assert not one.account.left(1.0).admits(1.0)
     one.exchange.show([], 2.5, connected=False)
@@ -179,10 +192,10 @@ def test_a_message_says_what_is_new_and_a_whole_one_says_all() -> None:
 def test_liars_take_bounded_memory() -> None:
     one = Replica("a")
     for number in range(2 * HEARD_MAX):
-        one.exchange.hear(f"liar-{number}", (1, 1), row(KEY, 1.0, 1.0, 1), 1.0)
+        one.exchange.hear(f"liar-{number}", (1, 1), row(KEY, 1.0, 1.0, 1), 1.0, whole=True)
     for start in range(1, 3 * BUDGETS_MAX, BUDGETS_MAX):
         for tokens in (0.0, 1.0):
             rows = b"".join(row(key, tokens, 1.0, 1) for key in range(start, start + BUDGETS_MAX))
-            one.exchange.hear("liar", (start, 1), rows, 1.0)
+            one.exchange.hear("liar", (start, 1), rows, 1.0, whole=True)
     assert len(one.exchange._heard) == HEARD_MAX
     assert len(one.exchange._tenants) <= BUDGETS_MAX
