@@ -1,7 +1,7 @@
 """Reads the configurations of --config-dir, for a picker that finds its pools while it runs (`workers.process.places`)."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -27,22 +27,23 @@ log = structlog.get_logger()
 
 def found(options: Options) -> Callable[[], Instance]:
     """Reads and checks all configurations. Returns a function that creates the instance. Raises BadConfiguration."""
-    for name in options.pool_names or ("",):
+    names, ports = options.pool_names, options.pool_ports
+    for name in names or ("",):
         check_names(options.pool_namespace, name or None)
     most = options.max_endpoints if "max_endpoints" in options.given else ENDPOINTS_USUAL
-    ports = options.pool_ports
-    options = msgspec.structs.replace(options, max_endpoints=most * len(ports), record_dir=OFF, pool_given=True)
-    configurations = _configurations(options, most)
+    # None of the pools gives its name to the picker.
+    options = msgspec.structs.replace(options, pool_name="epp", max_endpoints=most * len(ports), record_dir=OFF, pool_given=True)
+    configurations = _configurations(options, names, most)
     for each in configurations.values():
         options = with_one_worker(options, each.config)
-    places = Places(configurations, ports, options.service_name, options.pool_names)
-    log.info("pools", ports=len(ports), service=options.service_name, names=options.pool_names, configurations=sorted(configurations))
+    places = Places(configurations, ports, options.service_name, names)
+    log.info("pools", ports=len(ports), service=options.service_name, names=names, configurations=sorted(configurations))
     return lambda: create_places(options, places)
 
 
-def _configurations(options: Options, most: int) -> Mapping[str, Pool]:
+def _configurations(options: Options, names: Sequence[str], most: int) -> Mapping[str, Pool]:
     """Loads the files of --config-dir by the names of their pools. Without a default.yaml, the flags say the default configuration."""
-    texts = _texts(options)
+    texts = _texts(options, names)
     configurations: dict[str, Pool] = {}
     faults: list[str] = []
     for name, given in texts.items():
@@ -60,7 +61,7 @@ def _configurations(options: Options, most: int) -> Mapping[str, Pool]:
     return configurations
 
 
-def _texts(options: Options) -> Mapping[str, Given]:
+def _texts(options: Options, named: Sequence[str]) -> Mapping[str, Given]:
     """Reads the files of --config-dir. Raises BadConfiguration, also if a pool of --pool-name has none."""
     folder, plugins = options.config_dir, plugin_files(options.plugin_path)
     if not folder:
@@ -73,11 +74,11 @@ def _texts(options: Options) -> Mapping[str, Given]:
         raise BadConfiguration(f"error: --config-dir {folder}: {len(files)} files; at most {FILES_MAX}")
     names = [file.removesuffix(SUFFIX) for file in files]
     has_default = DEFAULT in names
-    if lacking := [name for name in options.pool_names if name not in names and not has_default]:
+    if lacking := [name for name in named if name not in names and not has_default]:
         listed = ", ".join(f"{name}{SUFFIX}" for name in lacking)
         raise BadConfiguration(f"error: --config-dir {folder}: there is neither {listed} nor {DEFAULT}{SUFFIX}")
     for name in names:
-        if options.pool_names and name not in (*options.pool_names, DEFAULT):
+        if named and name not in (*named, DEFAULT):
             echo(f"warning: --config-dir {folder}: {name}{SUFFIX} has no effect: no --pool-name has this name", err=True)
     found = {name: Given(read_file(path := os.path.join(folder, f"{name}{SUFFIX}")), path, plugins) for name in names}
     return found if has_default else {**found, DEFAULT: read_given(options)}
