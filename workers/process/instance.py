@@ -105,7 +105,7 @@ class Instance:
                 undo.callback(state_lock.close)
             check_room(layout.needs(), FEWER)
             sockets = Sockets.bind(options, received(os.environ), ports)
-            lock.record(ports=sockets.ports())
+            lock.record(ports=sockets.ports() | sockets.pool_ports())
             memory = Memory.create(layout, options.instance, lock)
             undo.callback(memory.unlink)
             words = Words()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from workers.host.options import Options
 
 NO_PORTS: Final[Mapping[int, str]] = {}
+OF_POOL: Final = "pool "  # begins the names of the ports of pools
 BACKLOG = 4096  # connections that wait for `accept`; the kernel takes at most net.core.somaxconn
 
 
@@ -69,6 +70,10 @@ class Sockets(NamedTuple):
         """Returns name ("grpc", "health", "metrics") -> port number."""
         named = {"grpc": self.ext_proc, "health": self.health, "metrics": self.metrics}
         return {name: bound.getsockname()[1] for name, bound in named.items()}
+
+    def pool_ports(self) -> dict[str, int]:
+        """Returns `pool N` -> port number, for the N-th port of a pool."""
+        return {f"{OF_POOL}{number}": bound.getsockname()[1] for number, bound in enumerate(self.pools, 1)}
 
     def not_for_worker(self) -> list[int]:
         """Descriptors that a worker must not hold."""

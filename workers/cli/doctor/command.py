@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,7 @@ from workers.cli.configuration import add_plugins, plugin_path_option
 from workers.cli.doctor import envoy_admin
 from workers.cli.doctor.client_headers import client_header_findings
 from workers.cli.doctor.gateway import Names, Peer, calls, gateway_findings, picker_clusters, tls_names
-from workers.cli.doctor.running import Running, only, pools_of, running, waits_s
+from workers.cli.doctor.running import Running, ext_proc_ports, only, pools_of, running, vouches, waits_s
 from workers.cli.doctor.servers import server_findings
 from workers.cli.flags import DURATION, PORT, Whole, WithArguments, flag
 from workers.cli.output import echo, echo_lines, echo_text
@@ -133,14 +133,14 @@ class Visit:
         self._check("picker", silent, list)
         self._check("servers", silent, lambda: server_findings(picker.state))
         tls = picker.flag("secure-serving") != "false"
-        port = picker.seen.ports["grpc"] if picker.seen is not None else 0
-        peer = Peer(tls=tls, waits_s=waits_s(picker.state) if answers else 0.0, port=port)
+        ports = ext_proc_ports(picker)
+        peer = Peer(tls=tls, waits_s=waits_s(picker.state) if answers else 0.0, ports=ports)
         unknown = "" if config is not None else "give --gateway-admin HOST:PORT or --gateway-config FILE"
-        if config is not None and not self._gateway.named and not calls(config, port):
+        if config is not None and not self._gateway.named and not calls(config, ports):
             unknown = f"the Envoy at {self._gateway.admin} does not call this picker"
-        self._check("gateway", unknown, lambda: [*gateway_findings(config, peer), *self._counted(port)])
-        trust, vouched = picker.flag("trust-client-headers"), answers and picker.state.get("tenants") is not None
-        self._check("client headers", silent, lambda: client_header_findings(trust, None if unknown else config, port, tenants=vouched))
+        self._check("gateway", unknown, lambda: [*gateway_findings(config, peer), *self._counted(ports)])
+        trust, vouched = picker.flag("trust-client-headers"), answers and vouches(picker.state)
+        self._check("client headers", silent, lambda: client_header_findings(trust, None if unknown else config, ports, tenants=vouched))
         self._check("tls", silent or self._tls_skipped(tls=tls), self._tls)
         self._check("access", silent or self._access_skipped(), self._access)
 
@@ -158,14 +158,14 @@ class Visit:
             return
         self.found[name] = check()
 
-    def _counted(self, port: int) -> list[Finding]:
+    def _counted(self, ports: Collection[int]) -> list[Finding]:
         """Returns what Envoy's counters say, if its admin port is known."""
         if not self._gateway.admin:
             return []
         try:
             return [
                 found
-                for cluster in picker_clusters(self._config, port)
+                for cluster in picker_clusters(self._config, ports)
                 for found in envoy_admin.stats_findings(envoy_admin.stats(self._gateway.admin, cluster))
             ]
         except (OSError, ValueError) as failed:

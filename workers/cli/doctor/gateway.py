@@ -31,12 +31,12 @@ Json = Any
 class Peer(NamedTuple):
     """What the picker expects of its gateway. `tls`: whether its ext_proc port uses TLS. `waits_s`: the longest time in its queue.
 
-    `port`: its ext_proc port; 0 if it is not known.
+    `ports`: its ext_proc ports; none if they are not known.
     """
 
     tls: bool
     waits_s: float
-    port: int = 0
+    ports: Collection[int] = ()
 
 
 class Names(NamedTuple):
@@ -47,9 +47,9 @@ class Names(NamedTuple):
 
 
 def gateway_findings(config: Json, peer: Peer) -> list[Finding]:
-    """Returns the findings about the filters that call the picker: those whose cluster has its port, or all if none has it."""
+    """Returns the findings about the filters that call the picker: those whose cluster has one of its ports, or all if none has it."""
     every = list(_filters(config))
-    filters = [each for each in every if _reaches(config, each, peer.port)] or every
+    filters = [each for each in every if _reaches(config, each, peer.ports)] or every
     if not filters:
         why = "the configuration has no filter envoy.filters.http.ext_proc"
         fix = "add the filter to the route: deploy/envoy.yaml; a Gateway needs a route to the InferencePool"
@@ -69,27 +69,27 @@ def gateway_findings(config: Json, peer: Peer) -> list[Finding]:
     return list(dict.fromkeys(found))
 
 
-def calls(config: Json, port: int) -> bool:
-    """Returns whether a filter calls the picker with this ext_proc port."""
-    return any(_reaches(config, each, port) for each in _filters(config))
+def calls(config: Json, ports: Collection[int]) -> bool:
+    """Returns whether a filter calls the picker with these ext_proc ports."""
+    return any(_reaches(config, each, ports) for each in _filters(config))
 
 
-def picker_clusters(config: Json, port: int) -> list[str]:
-    """Returns the names of the clusters by which filters call the picker with this port, or of all that they call if none has it."""
+def picker_clusters(config: Json, ports: Collection[int]) -> list[str]:
+    """Returns the names of the clusters by which filters call the picker with these ports, or of all that they call if none has it."""
     every = list(_filters(config))
-    filters = [each for each in every if _reaches(config, each, port)] or every
+    filters = [each for each in every if _reaches(config, each, ports)] or every
     return list(dict.fromkeys(map(_cluster_name, filters)))
 
 
-def headers_from_outside(config: Json, port: int, names: Collection[str]) -> list[str] | None:
-    """Returns those of `names` (headers) that a request from outside brings to the picker with this port.
+def headers_from_outside(config: Json, ports: Collection[int], names: Collection[str]) -> list[str] | None:
+    """Returns those of `names` (headers) that a request from outside brings to the picker with these ports.
 
     None: the configuration does not say, because none of its HTTP listeners calls the picker. A filter that removes headers later than
     `early_header_mutation_extensions` does not count.
     """
     managers = [each for each in _walk(config, 0) if str(each.get("@type", "")).endswith(MANAGER)]
     every = [each for each in managers if any(_filters(each))]
-    calling = [each for each in every if any(_reaches(config, processor, port) for processor in _filters(each))] or every
+    calling = [each for each in every if any(_reaches(config, processor, ports) for processor in _filters(each))] or every
     if not calling:
         return None
     removed = [{name for name in names if _removes(manager, name)} for manager in calling]
@@ -254,10 +254,10 @@ def _clusters(config: Json) -> Iterator[Mapping[str, Json]]:
     return (each for each in _walk(config, 0) if "name" in each and any(mark in each for mark in marks))
 
 
-def _reaches(config: Json, processor: Mapping[str, Json], port: int) -> bool:
-    """Returns whether the cluster of a filter has an endpoint with this port."""
+def _reaches(config: Json, processor: Mapping[str, Json], ports: Collection[int]) -> bool:
+    """Returns whether the cluster of a filter has an endpoint with one of these ports."""
     clusters = [each for each in _clusters(config) if each.get("name") == _cluster_name(processor)]
-    return any(each.get("port_value") == port for cluster in clusters for each in _walk(cluster, 0))
+    return any(each.get("port_value") in ports for cluster in clusters for each in _walk(cluster, 0))
 
 
 def _cluster_name(processor: Mapping[str, Json]) -> str:

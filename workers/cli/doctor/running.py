@@ -11,6 +11,7 @@ from epp.quantities import parse_duration
 from shm.observe import Seen
 from shm.segment import SegmentError
 from workers.cli import metrics_port, which
+from workers.process.sockets import OF_POOL
 from workers.shared.doctor_report import DOCTOR, ERROR, Finding
 from workers.supervisor.pages.state.frames import VERSION
 from workers.supervisor.pages.state.pool_findings import SHARED, settings_of
@@ -80,6 +81,18 @@ def effective(state: State, pool: str = "") -> Mapping[str, Any]:
 def pools_of(state: State) -> list[str]:
     """Returns the names of several pools; none if there is only one."""
     return list(state.get("pools", ()))
+
+
+def ext_proc_ports(picker: Running) -> list[int]:
+    """Returns the picker's ext_proc ports, those of pools included; none if they are not known."""
+    ports = picker.seen.ports if picker.seen is not None else {}
+    return [port for name, port in ports.items() if name == "grpc" or name.startswith(OF_POOL)]
+
+
+def vouches(state: State) -> bool:
+    """Returns whether the tenant of every request is known without a word of its client."""
+    configurations = state.get("settings", {}).get("configurations", ())
+    return state.get("tenants") is not None and all("tenants" in effective(state, each["pools"][0]) for each in configurations)
 
 
 def only(running: Running, pool: str) -> Running:

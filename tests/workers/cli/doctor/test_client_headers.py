@@ -35,7 +35,7 @@ def without(*names: str) -> Any:
 
 def powers(flag: str, config: Any = None, port: int = PORT) -> list[str]:
     """The groups that a finding names."""
-    found = client_header_findings(flag, config, port)
+    found = client_header_findings(flag, config, [port])
     assert len(found) <= 1
     text = found[0].evidence if found else ""
     return [group for group, power in POWERS.items() if f"a client can {power} ({group})" in text]
@@ -46,7 +46,7 @@ def test_without_word_about_the_gateway_each_trusted_group_is_named_with_what_a_
     assert powers(",".join(GROUPS)) == [*TRUSTED_BY_DEFAULT, "debug"]
     assert powers("model") == ["model"]
     assert powers("") == powers("none") == []
-    (found,) = client_header_findings("model", None, PORT)
+    (found,) = client_header_findings("model", None, [PORT])
     assert (found.rule, found.severity) == ("client-headers", "warning")
     assert "--trust-client-headers=gateway" in found.fix
 
@@ -60,7 +60,7 @@ def test_nothing_is_found_if_the_flag_says_that_the_gateway_removes_the_headers(
 def test_the_configuration_of_the_gateway_counts_more_than_the_flag(flag: str) -> None:
     assert powers(flag, SHIPPED) == []
     assert powers(flag, without(FAIRNESS_ID[1], *MODEL_REWRITE)) == ["fairness", "model"]
-    (found,) = client_header_findings(flag, without(FAIRNESS_ID[1]), PORT)
+    (found,) = client_header_findings(flag, without(FAIRNESS_ID[1]), [PORT])
     assert f"lets through: {FAIRNESS_ID[1]}\n" in found.evidence
 
 
@@ -97,8 +97,8 @@ def test_a_removal_by_match_counts(matcher: dict[str, str]) -> None:
 
 
 def test_with_tenants_no_client_names_its_fairness_id() -> None:
-    (found,) = client_header_findings("fairness,model", None, PORT)
+    (found,) = client_header_findings("fairness,model", None, [PORT])
     assert "(fairness)" in found.evidence
-    (found,) = client_header_findings("fairness,model", None, PORT, tenants=True)
+    (found,) = client_header_findings("fairness,model", None, [PORT], tenants=True)
     assert "(fairness)" not in found.evidence and "(model)" in found.evidence
-    assert client_header_findings("fairness", None, PORT, tenants=True) == []
+    assert client_header_findings("fairness", None, [PORT], tenants=True) == []

@@ -81,8 +81,8 @@ def test_a_filter_of_another_external_processor_does_not_count_if_one_reaches_th
     processor(other)["failure_mode_allow"] = True
     cluster(other)["load_assignment"] = {}
     both = [config, other]
-    assert gateway_findings(both, PEER._replace(port=9002)) == []
-    assert [found.rule for found in gateway_findings(both, PEER._replace(port=7))] == ["gateway-failure-mode"]
+    assert gateway_findings(both, PEER._replace(ports=[9002])) == []
+    assert [found.rule for found in gateway_findings(both, PEER._replace(ports=[7]))] == ["gateway-failure-mode"]
 
 
 def test_a_dump_of_the_admin_port_is_read_as_the_file_is() -> None:
