@@ -108,6 +108,20 @@ CASES: dict[str, Json] = {
         },
         kvEvents={"bindPort": 5557},
     ),
+    "several pools": {
+        "router": {
+            "pools": {
+                "ports": [9002, 9102, 9103],
+                "create": [
+                    {"name": "llama", "port": 9102, "matchLabels": {"app": "llama"}},
+                    {"name": "qwen", "port": 9103, "matchLabels": {"app": "qwen"}, "targetPorts": [{"number": 8000}, {"number": 8001}]},
+                ],
+            },
+            "epp": {"replicas": 2, "pluginsConfigFile": "default.yaml", "pluginsCustomConfig": {"default.yaml": "plugins: []\n"}},
+            "networkPolicy": {"restrictEgress": True},
+        }
+    },
+    "several pools with the default configuration": {"router": {"pools": {"ports": [9102]}}},
     "objectives": values(inferenceObjectives=[{"name": "interactive", "priority": 10}, {"name": "batch", "priority": -5}]),
     "network": values(
         networkPolicy={
@@ -225,6 +239,31 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a route without a gateway": (
         values(mode="standalone") | {"httpRoute": {"create": True}},
         "httpRoute.create: in standalone mode there is no gateway",
+    ),
+    "several pools beside an Envoy": (
+        values(mode="standalone", pools={"ports": [9102]}),
+        "router.pools.ports: in standalone mode there is one pool",
+    ),
+    "several pools with a store": (
+        values(pools={"ports": [9102]}, epp={"replicaStore": {"url": "redis://valkey"}}),
+        "router.pools.ports: several pools have neither a replica store nor leader election",
+    ),
+    "objectives of several pools": (
+        values(pools={"ports": [9102]}, inferenceObjectives=[{"name": "a", "priority": 1}]),
+        "router.inferenceObjectives: they belong to the pool of the release",
+    ),
+    "a route to several pools": (
+        values(pools={"ports": [9102]}) | {"httpRoute": {"create": True}},
+        "httpRoute.create: a route leads to the pool of the release",
+    ),
+    "a pool at a port of the picker": (values(pools={"ports": [9090]}), "router.pools.ports: 9090 is a port of the picker"),
+    "a pool at another port": (
+        values(pools={"ports": [9102], "create": [{"name": "a", "port": 9103, "matchLabels": {"app": "a"}}]}),
+        "router.pools.create: pool a has port 9103, which router.pools.ports does not have",
+    ),
+    "two pools at one port": (
+        values(pools={"ports": [9102], "create": [{"name": name, "port": 9102, "matchLabels": {"app": name}} for name in ("a", "b")]}),
+        "router.pools.create: pools a and b both have port 9102",
     ),
     "a proxy in gateway mode": (values(proxy={"enabled": True}), "router.proxy.enabled: router.mode gateway has no proxy"),
     "an invalid CPU quantity of Envoy": (

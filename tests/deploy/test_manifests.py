@@ -12,7 +12,7 @@ from loadtest.demo import envoy_config
 from loadtest.demo.stack import envoy_path
 from loadtest.sizing.model import CHART as SIZES
 from tests.deploy.cases import CASES, SERVERS, values
-from tests.deploy.objects import EXAMPLE, NAMES, Json, granted, one, picker, pod
+from tests.deploy.objects import EXAMPLE, NAMES, Json, granted, one, picker, pod, variables
 from tests.deploy.renderers import CHART, NAMESPACE, POOL, ours
 from workers.cli.manifests.command import check
 from workers.cli.manifests.layers import Layer, checked
@@ -318,3 +318,22 @@ def test_the_network_policy_has_the_configured_peers_and_ports() -> None:
     assert [port["port"] for port in api["ports"]] == [443, 6443]
     assert servers["to"][0]["podSelector"]["matchLabels"]["app"] == "vllm"
     assert traces["ports"][0]["port"] == 4317
+
+
+def test_several_pools_name_the_service_each_with_its_port() -> None:
+    manifests = ours(CASES["several pools"])
+    service = one(manifests, "Service")
+    served = {port["port"]: port["targetPort"] for port in service["spec"]["ports"]}
+    assert served == {9090: "metrics", 9002: "grpc", 9102: 9102, 9103: 9103}
+    pools = {each["metadata"]["name"]: each["spec"]["endpointPickerRef"] for each in manifests if each["kind"] == "InferencePool"}
+    name = service["metadata"]["name"]
+    assert {pool: (reference["name"], reference["port"]["number"]) for pool, reference in pools.items()} == {
+        "llama": (name, 9102),
+        "qwen": (name, 9103),
+    }
+    flags = set(picker(manifests)["args"])
+    assert {f"--service-name={name}", "--pool-ports=9002,9102,9103", "--config-dir=/config"} < flags
+    assert "EPP_POOL_NAME" not in variables(manifests) and "--ha-enable-leader-election=false" in flags
+    assert {right for right in granted(manifests) if right[1] == "inferencepools"} == {
+        ("inference.networking.k8s.io", "inferencepools", verb, "") for verb in ("list", "watch")
+    }

@@ -250,6 +250,20 @@ class Disabled(_Section, frozen=True, kw_only=True):
     enabled: Off = False
 
 
+class Pool(_Section, frozen=True, kw_only=True):
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
+    port: Port
+    match_labels: Annotated[dict[str, str], msgspec.Meta(min_length=1)]
+    target_ports: Annotated[list[TargetPort], msgspec.Meta(min_length=1, max_length=8)] = msgspec.field(
+        default_factory=lambda: [TargetPort(number=8000)]
+    )
+
+
+class Pools(_Section, frozen=True, kw_only=True):
+    ports: Annotated[list[Port], msgspec.Meta(max_length=1000)] = []  # none: a single pool
+    create: list[Pool] = []
+
+
 class Router(_Section, frozen=True, kw_only=True):
     mode: Literal["gateway", "standalone"] = "gateway"
     cluster_domain: str = "cluster.local"
@@ -264,6 +278,7 @@ class Router(_Section, frozen=True, kw_only=True):
     monitoring: Monitoring = _section(Monitoring)
     tracing: Tracing = _section(Tracing)
     inference_pool: InferencePool = _section(InferencePool)
+    pools: Pools = _section(Pools)
     inference_objectives: list[Objective] = []
     model_servers: ModelServers = _section(ModelServers)
 

@@ -11,6 +11,7 @@
 {{- $owned := dict
       "grpc-port" "router.epp.extProcPort" "grpc-health-port" "router.epp.grpcHealthPort" "metrics-port" "router.metricsPort"
       "drain-timeout" "router.epp.drainTimeoutSeconds" "config-file" "router.epp.pluginsConfigFile"
+      "config-dir" "router.epp.pluginsCustomConfig" "service-name" "router.pools.ports" "pool-ports" "router.pools.ports"
       "config-text" "router.epp.pluginsCustomConfig" "pool-name" "the name of the release" "pool-namespace" "the namespace of the release"
       "endpoint-selector" "router.modelServers.matchLabels" "endpoint-target-ports" "router.modelServers.targetPorts"
       "endpoints" "router.modelServers.matchLabels" "metrics-endpoint-auth" "router.monitoring.prometheus.auth.enabled"
@@ -59,11 +60,40 @@
 {{- if lt (int $epp.terminationGracePeriodSeconds) (int $needed) -}}
 {{- $wrong = append $wrong (printf "router.epp.terminationGracePeriodSeconds: %d is less than %d: preStopSleepSeconds %d + drainTimeoutSeconds %d + %s to end; open requests would be cut" (int $epp.terminationGracePeriodSeconds) $needed $preStop $drain (include "epp.size" (list . "endSeconds"))) -}}
 {{- end -}}
-{{- if and (or (include "epp.makesPool" .) (not (include "epp.watchesPool" .))) (not $router.modelServers.matchLabels) -}}
+{{- if and (not $router.pools.ports) (or (include "epp.makesPool" .) (not (include "epp.watchesPool" .))) (not $router.modelServers.matchLabels) -}}
 {{- $wrong = append $wrong "router.modelServers.matchLabels: say which pods are model servers, for example app: vllm (epp manifests: --selector app=vllm)" -}}
 {{- end -}}
 {{- if and $router.inferenceObjectives (not (include "epp.watchesPool" .)) -}}
 {{- $wrong = append $wrong "router.inferenceObjectives: without an InferencePool none are read; set router.inferencePool.create" -}}
+{{- end -}}
+{{- $ports := list -}}
+{{- range $router.pools.ports }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- if and $ports (include "epp.standalone" .) -}}
+{{- $wrong = append $wrong "router.pools.ports: in standalone mode there is one pool; remove them, or set router.mode to gateway" -}}
+{{- end -}}
+{{- if and $ports (or $store.url (eq (include "epp.elects" .) "true")) -}}
+{{- $wrong = append $wrong "router.pools.ports: several pools have neither a replica store nor leader election; remove router.epp.replicaStore and router.epp.flags.ha-enable-leader-election" -}}
+{{- end -}}
+{{- if and $ports .Values.httpRoute.create -}}
+{{- $wrong = append $wrong "httpRoute.create: a route leads to the pool of the release, which router.pools replaces; create a route to each pool" -}}
+{{- end -}}
+{{- if and $ports $router.inferenceObjectives -}}
+{{- $wrong = append $wrong "router.inferenceObjectives: they belong to the pool of the release, which router.pools replaces; create them with a poolRef" -}}
+{{- end -}}
+{{- range $port := list (int $epp.grpcHealthPort) (int $router.metricsPort) -}}
+{{- if has $port $ports -}}
+{{- $wrong = append $wrong (printf "router.pools.ports: %d is a port of the picker; give the pool another one" $port) -}}
+{{- end -}}
+{{- end -}}
+{{- $of := dict -}}
+{{- range $router.pools.create -}}
+{{- $port := toString .port -}}
+{{- if not (has (int .port) $ports) -}}
+{{- $wrong = append $wrong (printf "router.pools.create: pool %s has port %s, which router.pools.ports does not have" .name $port) -}}
+{{- else if hasKey $of $port -}}
+{{- $wrong = append $wrong (printf "router.pools.create: pools %s and %s both have port %s" (get $of $port) .name $port) -}}
+{{- end -}}
+{{- $_ := set $of $port .name -}}
 {{- end -}}
 {{- if and $epp.pluginsCustomConfig (not (hasKey $epp.pluginsCustomConfig $epp.pluginsConfigFile)) -}}
 {{- $wrong = append $wrong (printf "router.epp.pluginsConfigFile: '%s' is not among router.epp.pluginsCustomConfig (%s)" $epp.pluginsConfigFile (keys $epp.pluginsCustomConfig | sortAlpha | join ", ")) -}}

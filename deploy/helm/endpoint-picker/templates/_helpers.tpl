@@ -65,7 +65,7 @@ labels:
 {{- $flags := .Values.router.epp.flags -}}
 {{- if hasKey $flags "ha-enable-leader-election" -}}
 {{- if eq (toString (index $flags "ha-enable-leader-election")) "true" }}true{{ end -}}
-{{- else if and (gt (int .Values.router.epp.replicas) 1) (not .Values.router.epp.replicaStore.url) }}true{{ end -}}
+{{- else if and (gt (int .Values.router.epp.replicas) 1) (not .Values.router.pools.ports) (not .Values.router.epp.replicaStore.url) }}true{{ end -}}
 {{- end -}}
 
 {{/* The URL of the replica store, with the mounted files of its TLS. */}}
@@ -141,10 +141,13 @@ labels:
 {{- $most := get $flags "workers-max" | default (mul 2 (include "epp.workers" . | int)) | int -}}
 {{- $sizes := .Files.Get "files/sizes.json" | fromJson -}}
 {{- $places := get $flags "max-endpoints" | default $sizes.maxEndpoints | int64 -}}
+{{- $pools := len .Values.router.pools.ports -}}
+{{- if $pools }}{{ $places = mul $pools (get $flags "max-endpoints" | default 64 | int64) }}{{ end -}}
 {{- $entries := get $flags "index-entries" | default $sizes.indexEntries | int64 -}}
 {{- $kib := add (div (mul $entries (int64 $sizes.entryBytes)) 1024) (mul $places (int64 $sizes.endpointKib)) (mul $most (int64 $sizes.workerKib)) -}}
 {{- $held := get $flags "kv-index-blocks" | default (ternary $sizes.kvIndexBlocks 0 (eq (include "epp.followsKvEvents" .) "true")) | int64 -}}
 {{- $kib = add $kib (div (mul $held (int64 $sizes.heldBlockBytes)) 1024) -}}
+{{- $kib = add $kib (mul $pools 512) -}}
 {{- $needed := add (div (mul $kib 5) 4) (int64 $sizes.fixedKib) -}}
 {{- $step := int64 $sizes.stepKib -}}
 {{- mul (div (add $needed (sub $step 1)) $step) (div $step 1024) -}}Mi
