@@ -23,7 +23,9 @@ DOWN_REFUSALS = 2  # refused scrapes in a row after which an endpoint gets no re
 
 
 class Scrapes:
-    """The part of an endpoint's state that comes from scrapes."""
+    """The part of an endpoint's state that comes from scrapes. All endpoints are of one pool."""
+
+    pool = 0
 
     def __init__(self) -> None:
         self.refusals = 0
