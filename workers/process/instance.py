@@ -145,8 +145,9 @@ class Instance:
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """Returns the names of several pools, in the order of their numbers; none if there is only one."""
-        return tuple(pool.options.pool_name for pool in self.pools) if len(self.pools) > 1 else ()
+        """Returns the names of several pools, in the order of their numbers; none if there is only one, or if places wait for their pools."""
+        names = tuple(pool.options.pool_name for pool in self.pools)
+        return names if len(names) > 1 and all(names) else ()
 
     def begin(self, bundle: Bundle) -> None:
         """In the parent, before the first fork: records the configuration with which this instance was created."""
