@@ -145,7 +145,7 @@ class Instance:
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """Returns the names of several pools, in the order of their numbers; none if there is only one, or if places wait for their pools."""
+        """Returns the names of several pools, by number; none if there is only one, or if places wait for their pools."""
         names = tuple(pool.options.pool_name for pool in self.pools)
         return names if len(names) > 1 and all(names) else ()
 
