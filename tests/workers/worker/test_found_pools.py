@@ -1,0 +1,110 @@
+"""A worker follows which InferencePools have which places, and ends the work of one that is gone when its last stream has ended."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from epp.config.load import load
+from epp.request.pools import UNDECIDED
+from loadtest.demo.ports import free_ports
+from shm.documents import DocumentWriter
+from tests.workers.instances import options, removed
+from workers.process.generations import Given
+from workers.process.instance import Instance
+from workers.process.places import DEFAULT, Names, Places, Pool, encode
+from workers.process.pools import create_places
+from workers.shared.documents import assigned_of
+from workers.worker.pools import Pools
+
+
+class Parts(SimpleNamespace):
+    """Stands for `workers.worker.setup.Parts`: knows its pool, and whether it was retired."""
+
+    def __init__(self, instance: Instance, kept: Any) -> None:
+        super().__init__(name=instance.options.pool_name, retired=False, app=object(), kept=kept, own=object())
+        kept.pools.append(self.own)
+
+    __hash__ = object.__hash__
+
+    def lobby(self) -> object:
+        return "lobby"
+
+    async def retire(self) -> None:
+        self.retired = True
+
+
+class World:
+    """The pools of a worker with two places. `open`: the apps of open streams."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.made: list[Parts] = []
+        self.open: list[Any] = []
+        self.kept = SimpleNamespace(pools=[])
+        self.pools = Pools(instance, self._make, lambda: self.open)
+        self.made.clear()
+
+    def _make(self, instance: Instance) -> Any:
+        self.made.append(Parts(instance, self.kept))
+        return self.made[-1]
+
+    def assign(self, names: Names) -> None:
+        instance = self.instance
+        DocumentWriter(instance.layout.documents, instance.memory.documents).write(assigned_of(2), encode(names))
+        self.pools.look()
+
+    def places(self) -> list[int]:
+        assert self.instance.places is not None
+        return [self.pools.choice.of_stream(port, "") for port in self.instance.places.ports]
+
+    async def app(self, place: int) -> object:
+        loaded = asyncio.Event()
+        self.pools.wanted(place, loaded.set)
+        await loaded.wait()
+        return self.pools.app(place)
+
+
+def scenario(folder: Path, main: Callable[[World], Awaitable[None]]) -> None:
+    configuration = Pool(DEFAULT, Given(None, "", {}), load(None, ""), "", 4)
+    places = Places({DEFAULT: configuration}, free_ports(2), service="epp")
+    with removed(create_places(options(folder, pool_given=True), places)) as instance:
+
+        async def run() -> None:
+            await main(World(instance))
+
+        asyncio.run(run())
+
+
+def test_a_pool_is_served_in_its_place_from_the_next_look_on(tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        assert world.places() == [UNDECIDED, UNDECIDED]
+        world.assign({1: "llama"})
+        assert world.places() == [UNDECIDED, 1] and world.pools.app(1) is None
+        app = await world.app(1)
+        assert [parts.name for parts in world.made] == ["llama"] and app is world.made[0].app
+        world.assign({1: "llama", 0: "qwen"})
+        assert world.places() == [0, 1] and world.pools.app(1) is app, "the other pool stays"
+
+    scenario(tmp_path, main)
+
+
+def test_the_work_of_a_pool_that_is_gone_ends_after_its_last_stream(tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        world.assign({1: "llama"})
+        app = await world.app(1)
+        (llama,) = world.made
+        world.open = [app]
+        world.assign({1: "qwen"})
+        assert world.pools.app(1) is None, "streams of the new pool get parts of their own"
+        world.pools.look()
+        await asyncio.sleep(0)
+        assert not llama.retired
+        world.open = []
+        world.pools.look()
+        await asyncio.sleep(0)
+        assert llama.retired and llama.own not in world.kept.pools
+        assert await world.app(1) is world.made[-1].app and world.made[-1].name == "qwen"
+
+    scenario(tmp_path, main)
