@@ -59,7 +59,8 @@ class Site:
         fleet = cluster.fleet(servers, *flags)
         text = pools_text(pools, [f"{host}:{port}" for host, port in fleet.addresses], each)
         began = time.monotonic()
-        self.picker: Picker = cluster.picker(fleet.file, workers=1, pools_text=text)
+        self.picker: Picker = cluster.picker(fleet.file, workers=1, pools_text=text, ready=False)
+        cluster.wait(self.picker.child, self.picker.ready)  # without the metrics page, which has 3 MB for a thousand pools
         self.ready_s = time.monotonic() - began
 
     @property

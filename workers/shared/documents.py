@@ -1,6 +1,7 @@
 """The documents that the supervisor publishes: their records, and views that decode each version once."""
 
 from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -111,15 +112,41 @@ class EndpointsView:
         """Returns the endpoints in the document's order. `slots` and `generations` have the same order and length."""
         if self._reader.version(ENDPOINTS) == self.version:
             return self._endpoints
-        document = self._reader.read(ENDPOINTS)
-        if document is not None and document[0] != self.version:
-            self.version = document[0]
-            records = _endpoints.decode(document[1]) if document[1] else []
-            self._records = records = [r for r in records if r.pool == self.pool] if self.pool is not None else records
+        found = self._read()
+        if found is not None and found[0] != self.version:
+            self.version, records = found
+            self._records = records
             self._endpoints = tuple(_endpoint(r) for r in records)
             self.slots = np.array([r.slot for r in records], dtype=np.intp)
             self.generations = np.array([r.generation for r in records], dtype=np.uint64)
         return self._endpoints
+
+    def _read(self) -> tuple[int, list[EndpointRecord]] | None:
+        """Returns the version of the document and the records; None if it cannot be read."""
+        if self.pool is not None:
+            found = _by_pool(self._reader)
+            return None if found is None else (found[0], found[1].get(self.pool, []))
+        document = self._reader.read(ENDPOINTS)
+        return None if document is None else (document[0], _endpoints.decode(document[1]) if document[1] else [])
+
+
+# The records of the last version that the views of pools have read, for each reader: a thousand views decode each version once.
+_grouped: WeakKeyDictionary[DocumentReader, tuple[int, dict[int, list[EndpointRecord]]]] = WeakKeyDictionary()
+
+
+def _by_pool(reader: DocumentReader) -> tuple[int, dict[int, list[EndpointRecord]]] | None:
+    """Returns the version of the endpoints document, and the records of each pool; None if the document cannot be read."""
+    found = _grouped.get(reader)
+    if found is not None and found[0] == reader.version(ENDPOINTS):
+        return found
+    document = reader.read(ENDPOINTS)
+    if document is None:
+        return None
+    pools: dict[int, list[EndpointRecord]] = {}
+    for record in _endpoints.decode(document[1]) if document[1] else []:
+        pools.setdefault(record.pool, []).append(record)
+    found = _grouped[reader] = document[0], pools
+    return found
 
 
 class NamesView:

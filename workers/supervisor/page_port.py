@@ -222,7 +222,7 @@ class PagePort:
             legacy_names=instance.options.metrics_legacy_names,
         )
         sections = Sections(
-            flow=[figures for pool in instance.every if pool.options.pool_name and (figures := figures_of(pool)) is not None],
+            flow=[figures for pool in instance.every if pool.options.pool_name and (figures := figures_of(pool, documents)) is not None],
             kv_events=kv_figures_of(instance),
             latency=LatencyFigures(self._shown.latency),
             replicas=ReplicaFigures(self._shown.exchange) if self._shown.exchange is not None else None,

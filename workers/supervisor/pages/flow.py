@@ -99,12 +99,12 @@ class FlowFigures:
         yield Shown(FLOW_STALE, ("detector",), [((self._plan.detector.name,), self._probe.stale())])
 
 
-def figures_of(instance: Instance) -> FlowFigures | None:
-    """Returns the figures of a running instance; None if flow control is off."""
+def figures_of(instance: Instance, documents: DocumentReader | None = None) -> FlowFigures | None:
+    """Returns the figures of a running instance; None if flow control is off. `documents`: a reader that several pools share."""
     plan, flow = instance.config.flow, instance.memory.flow
     if plan is None:
         return None
-    documents = DocumentReader(instance.layout.documents, instance.memory.documents)
+    documents = documents or DocumentReader(instance.layout.documents, instance.memory.documents)
     objectives = ObjectivesView(documents, plan.static(), instance.pool)
 
     def places() -> Mapping[int, int]:

@@ -205,7 +205,8 @@ class MetricsPage:
                 yield ""
             assert total is not None
             totals.append(total)
-        parts = (lines_of(family, openmetrics=openmetrics) for family in self._families_of(sums))
+        families = self._families_of(sums)
+        parts = (lines_of(family, openmetrics=openmetrics) if family is not None else ("",) for family in families)
         for number, part in enumerate(chain.from_iterable(parts)):
             yield part
             if number % LINES_AT_ONCE == 0:
@@ -215,7 +216,8 @@ class MetricsPage:
         if openmetrics:
             yield END
 
-    def _families_of(self, sums: Sums) -> Iterator[Family]:
+    def _families_of(self, sums: Sums) -> Iterator[Family | None]:
+        """Yields all families, and None where the event loop may turn."""
         yield from self._info()
         yield from self._counters(sums)
         yield from self._histograms(sums)
@@ -227,16 +229,14 @@ class MetricsPage:
         yield from self._endpoints()
         yield from self._prefix_index()
         flow, kv_events, latency, replicas, _, _ = self._sections
-        for metric, labels, rows in together(figures.families() for figures in flow):
-            yield from self._shown(metric, labels, rows)
+        yield from self._of_pools(figures.families() for figures in flow)
         if kv_events is not None and self._alone is not None:
             for metric, labels, rows in kv_events.families(self._alone.name, self._alone.ranks(), self._now()):
                 yield from self._shown(metric, labels, rows)
         if latency is not None:
             now, alone = self._now(), self._alone is not None
             learned = (latency.families(pool.name, pool.endpoints(), now, pool.number, alone=alone) for pool in self._pools)
-            for metric, labels, rows in together(learned):
-                yield from self._shown(metric, labels, rows)
+            yield from self._of_pools(learned)
         for metric, labels, rows in replicas.families(self._now()) if replicas is not None else ():
             yield from self._shown(metric, labels, rows)
         yield from self._series_tables()
@@ -314,15 +314,26 @@ class MetricsPage:
             seats = every if metric is WORKER_STARTS else present  # the counter stays after a worker was removed
             yield from self._shown(metric, ("worker",), [((str(seat - 1),), values[seat]) for seat in seats])
 
+    def _of_pools(self, pools: Iterable[Iterable[Figures]]) -> Iterator[Family | None]:
+        """Yields the figures of all pools: each metric once, with the rows of all."""
+        found: dict[str, tuple[Metric, tuple[str, ...], list[Row]]] = {}
+        for families in pools:
+            for metric, labels, rows in families:
+                found.setdefault(metric.name, (metric, labels, []))[2].extend(rows)
+            yield None
+        for metric, labels, rows in found.values():
+            yield from self._shown(metric, labels, summed(rows))
+
     def _process_figures(self) -> Iterator[Family]:
         processes = self._sections.processes
         for metric, labels, rows in processes.families() if processes is not None else ():
             yield from self._shown(metric, labels, rows)
 
-    def _pool_gauges(self) -> Iterator[Family]:
+    def _pool_gauges(self) -> Iterator[Family | None]:
         pools = self._pools
         for pool in pools:
             pool.refresh(self._now())
+            yield None
         for figure in dict.fromkeys(figure for pool in pools for figure in pool.figures):
             for at, metrics in enumerate((POOL_AVERAGES, POOL_DEVIATIONS)):
                 rows: list[Row] = [((pool.name,), pool.figures[figure][at]) for pool in pools if figure in pool.figures]
@@ -398,16 +409,6 @@ class MetricsPage:
             if self._alone is None:  # two pools may have an endpoint of the same name
                 of_twin = summed(of_twin)
         yield Family(twin.name, metric.kind, older_name(metric), twin.labels, of_twin, metric.buckets)
-
-
-def together(pools: Iterable[Iterable[Figures]]) -> Iterator[Figures]:
-    """Yields the figures of all pools: each metric once, with the rows of all."""
-    found: dict[str, tuple[Metric, tuple[str, ...], list[Row]]] = {}
-    for families in pools:
-        for metric, labels, rows in families:
-            found.setdefault(metric.name, (metric, labels, []))[2].extend(rows)
-    for metric, labels, rows in found.values():
-        yield metric, labels, summed(rows)
 
 
 def summed(rows: Sequence[Row]) -> list[Row]:
