@@ -18,6 +18,7 @@ from tests.tools import CACHE
 
 TESTS: Final = (
     "tests/epp/flow",
+    "tests/contract/test_flow_queues.py",
     "tests/epp/protocol",
     "tests/shm",
     "tests/workers/replicas",
