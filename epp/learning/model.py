@@ -15,10 +15,10 @@ The features of an endpoint for one request:
 - running: requests in the batch.
 
 The coefficients belong to the pool (`epp.learning.least_squares`), so a new endpoint is predicted from the first request on. The speed
-belongs to the endpoint (`epp.learning.speed`), and the speeds of all endpoints have the geometric mean 1. An endpoint that gets no
-requests becomes faster with those that get some. A slow endpoint that gets no requests is trusted again with time, because nothing else
-would show that it has recovered. An endpoint that has spent more time on the prompts before this one than they take is slower than was
-learned: its speed counts as that which explains the time.
+belongs to the endpoint (`epp.learning.speed`), and the speeds of all endpoints have the geometric mean 1. It is learned from what first
+tokens take beyond `base`, which holds what later requests add. An endpoint that gets no requests becomes faster with those that get some,
+and if it is slow, it is trusted again with time, because nothing else would show that it has recovered. An endpoint that has spent more
+time on the prompts before this one than they take is slower than was learned: its speed counts as that which explains the time.
 
 The cost of a request is what it takes itself, and what later requests take longer:
 
@@ -41,6 +41,7 @@ of the time that a request takes alone, at a speed that is not far from the mean
 A model has one writer. Other processes get a copy (`epp.learning.state`) and only predict.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import exp
 from math import log as ln
@@ -77,8 +78,8 @@ BURST: Final = 0.5  # of the time of a request alone that each request sent ther
 APART: Final = 1.4  # endpoints count as at most so many times slower or faster than the mean for this
 TABLE_S: Final = 1.0  # speeds that are trusted less and less are computed anew after this time
 IN_TURN: Final = 0.5  # prompts wait for each other if a token of the rest takes this part of an uncached one
-SOFT_S: Final = 0.02  # a difference of one decode step says little about an endpoint's speed
-SAME: Final = 0.2  # two endpoints whose speeds have logarithms that differ by less are as likely equal
+SOFT: Final = 0.5  # of the pool's mean time: a first token that is expected earlier says little about an endpoint's speed
+SAME: Final = 0.2  # two endpoints whose speeds have logarithms that differ by less, or by less than the model's error, are as likely equal
 DOUBT_S: Final = 60.0  # without observations, the logarithm of a slow endpoint's speed halves in this time
 ENOUGH: Final = 4  # observations after which an endpoint is known
 ENOUGH_OF_POOL: Final = 10  # observations after which a pool is known if its prompts do not wait for each other
@@ -195,14 +196,14 @@ class LatencyModel:
     def speed(self, slot: int, now: float) -> float:
         """Returns how many times slower than the pool's mean the endpoint is with prompts.
 
-        It is the usual one unless the endpoint is known to differ, by what is called the non-negative garrote (Breiman 1995): small
-        differences, which may be noise, vanish, and large ones stay.
+        It is the usual one unless the endpoint is known to differ, by the non-negative garrote (Breiman 1995): small differences vanish.
         """
         known = self.endpoints.get(slot)
         if known is None:
             return exp(self.usual_log)
         differs = self._log_speed(known, now) - self.usual_log
-        return exp(self.usual_log + (differs * (1.0 - (SAME / differs) ** 2) if abs(differs) > SAME else 0.0))
+        same = max(SAME, self.error)
+        return exp(self.usual_log + (differs * (1.0 - (same / differs) ** 2) if abs(differs) > same else 0.0))
 
     @property
     def share(self) -> float:
@@ -310,7 +311,8 @@ class LatencyModel:
         features = self.features(self.limit(slot), speed, tokens, ahead, elapsed, load)
         expected = bounded(speed * self.first.predict(features))
         self._count_error(endpoint, bounded(predicted), expected, observed)
-        surprise = ln((observed + SOFT_S) / (expected + SOFT_S))
+        soft = SOFT * self.mean_s
+        surprise = ln((observed + soft) / (max(0.0, expected + (1.0 - speed) * self.first.theta[BASE]) + soft))
         self.first.learn(features, observed / speed, FIRST_FLOOR_S)
         self._counted += 1
         if self._counted >= len(self.endpoints):
@@ -426,10 +428,7 @@ class LatencyModel:
         since the decision.
         """
         wrong = abs(predicted - observed) / observed
-        bucket = 0
-        while bucket < len(ERROR_BOUNDS) and wrong > ERROR_BOUNDS[bucket]:
-            bucket += 1
-        endpoint.errors[bucket] += 1
+        endpoint.errors[bisect_left(ERROR_BOUNDS, wrong)] += 1
         endpoint.error_sum += wrong
         mean_s = self.mean_s or observed
         judged = expected if self.first.count < YOUNG else predicted

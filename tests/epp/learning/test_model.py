@@ -92,6 +92,17 @@ def test_an_endpoint_without_requests_becomes_faster_with_the_others() -> None:
     assert copy.speed(1, pool._now) == pytest.approx(silent, rel=0.05)
 
 
+def test_a_slow_endpoint_counts_as_slow_although_later_requests_delay_the_others_more() -> None:
+    rng, model = random.Random(1), LatencyModel()
+    for n in range(1200):
+        tokens = min(16_000.0, rng.lognormvariate(6.0, 1.2))
+        slow, later = n % 4 == 3, rng.choice((0.0, rng.expovariate(6.0)))
+        observed = (3.0 if slow else 1.0) * (0.025 + 1e-4 * tokens) + (0.0 if slow else later)
+        model.learn_first(FirstToken(0.05 * n, n % 4, 0, tokens, 0.0, 0.0, 1.0, 0.1, observed))
+    assert 2.2 < model.speed(3, 60.0) / model.speed(0, 60.0) < 4.0
+    assert model.speed(0, 60.0) == pytest.approx(model.speed(1, 60.0), rel=0.1)
+
+
 def test_a_slow_endpoint_without_requests_stays_slow_for_a_while_if_the_others_stay_as_they_are() -> None:
     pool = Pool(shared_prefill, [1.0, 1.0, 3.0])
     for _ in range(600):

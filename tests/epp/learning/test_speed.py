@@ -31,6 +31,17 @@ def test_noise_hardly_moves_the_speed() -> None:
     assert math.sqrt(sum(log * log for log in logs) / len(logs)) < 0.12
 
 
+def test_equal_endpoints_whose_times_vary_much_stay_nearly_equal() -> None:
+    logs = []
+    for seed in range(20):
+        speed = Speed()
+        for n in range(300):
+            followed(speed, 1.0, 1, noise=0.5, seed=1000 * seed + n)
+            logs.append(speed.log)
+    late = logs[100:]
+    assert math.sqrt(sum(log * log for log in late) / len(late)) < 0.14
+
+
 def test_one_strange_answer_moves_the_speed_little() -> None:
     speed = Speed()
     followed(speed, 1.0, 200)
