@@ -10,6 +10,7 @@ from epp.config.load import load
 from epp.request.pools import UNDECIDED
 from loadtest.demo.ports import free_ports
 from shm.documents import DocumentWriter
+from tests.waiting import turns
 from tests.workers.instances import options, removed
 from workers.process.generations import Given
 from workers.process.instance import Instance
@@ -99,11 +100,11 @@ def test_the_work_of_a_pool_that_is_gone_ends_after_its_last_stream(tmp_path: Pa
         world.assign({1: "qwen"})
         assert world.pools.app(1) is None, "streams of the new pool get parts of their own"
         world.pools.look()
-        await asyncio.sleep(0)
+        await turns()
         assert not llama.retired
         world.open = []
         world.pools.look()
-        await asyncio.sleep(0)
+        await turns()
         assert llama.retired and llama.own not in world.kept.pools
         assert await world.app(1) is world.made[-1].app and world.made[-1].name == "qwen"
 

@@ -137,7 +137,7 @@ class Snapshot:
             return None
         except (OSError, RefusedSnapshot) as refused:
             why = refused.strerror if isinstance(refused, OSError) else str(refused)
-            log.warning(f"{self._name} starts empty", file=str(self.path), why=why)
+            log.warning("a part of the state starts empty", part=self._name, file=str(self.path), why=why)
             return None
 
     @contextlib.contextmanager
@@ -147,11 +147,11 @@ class Snapshot:
             yield
         except OSError as refused:
             if not self._failed:
-                log.warning(f"{self._name} is not saved", file=str(self.path), why=refused.strerror)
+                log.warning("a part of the state is not saved", part=self._name, file=str(self.path), why=refused.strerror)
             self._failed = True
             return
         if self._failed:
-            log.info(f"{self._name} is saved again", file=str(self.path))
+            log.info("a part of the state is saved again", part=self._name, file=str(self.path))
         self._failed = False
 
     def read(self, content_max: int) -> bytes:

@@ -102,7 +102,7 @@ class HeldState:
         schema = writer.links.schema
         fingerprint = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=16, person=b"held blocks").digest()
         header = (MAGIC, VERSION, schema.layout_hash, schema.entries, fingerprint)
-        self._file = Snapshot(Path(folder, SNAPSHOT), "kv-events: the index of held blocks", HEADER, lambda: header, FAULTS)
+        self._file = Snapshot(Path(folder, SNAPSHOT), "the index of held blocks", HEADER, lambda: header, FAULTS)
         self._saved = -1
         self._due = 0.0
         self._stopping = False

@@ -35,15 +35,23 @@ class SaltWatch:
     """Looks at the requests of one worker. `checked`, `lost`: count tokens. `seed`: the 64-bit seed of prefix hashes."""
 
     def __init__(
-        self, series: SeriesWriter, checked: Callable[[int], object], lost: Callable[[int], object], *, seed: int, now: float
+        self,
+        series: SeriesWriter,
+        checked: Callable[[int], object],
+        lost: Callable[[int], object],
+        *,
+        seed: int,
+        now: float,
+        kept_max: int = KEPT_MAX,
     ) -> None:
-        """`series`: of the group PREDICTION. `now`: monotonic seconds."""
+        """`series`: of the group PREDICTION. `now`: monotonic seconds. `kept_max`: beginnings that are remembered."""
         self._series = series
         self._at = series.counter_at[SALT_IGNORED.name]
         self._checked = checked
         self._lost = lost
         self._seed = seed
         self._settled_at = now + SETTLED_S
+        self._kept_max = kept_max
         self._salts: OrderedDict[int, tuple[str, str]] = OrderedDict()  # hash of a beginning -> its last two salts
 
     def routed(self, request: Request) -> None:
@@ -81,5 +89,5 @@ class SaltWatch:
     def _remember(self, mark: int, last: str, before: str) -> None:
         self._salts[mark] = last, before
         self._salts.move_to_end(mark)
-        if len(self._salts) > KEPT_MAX:
+        if len(self._salts) > self._kept_max:
             self._salts.popitem(last=False)

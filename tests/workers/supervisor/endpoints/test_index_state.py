@@ -71,7 +71,7 @@ def refusal(life: Life) -> str:
     assert life.writer.size() == 0 and life.writer.owners() == []
     (line,) = lines
     assert line["log_level"] == "warning"
-    assert line["event"] == "the prefix index starts empty"
+    assert (line["event"], line["part"]) == ("a part of the state starts empty", "the prefix index")
     return str(line["why"])
 
 

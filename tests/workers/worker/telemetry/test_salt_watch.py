@@ -7,7 +7,6 @@ from shm.segment import Region
 from shm.series import SeriesWriter
 from tests.fakes import candidates
 from workers.process.layout import series_schema_of
-from workers.worker.telemetry import salt_watch
 from workers.worker.telemetry.salt_watch import FIRST_BYTES, KEPT_MAX, SAMPLED, SETTLED_S, SaltWatch
 
 START = 100.0
@@ -15,11 +14,11 @@ LATER = START + SETTLED_S
 
 
 class Watched:
-    def __init__(self) -> None:
+    def __init__(self, kept_max: int = KEPT_MAX) -> None:
         schema = series_schema_of(PREDICTION, lanes=1)
         self.series = SeriesWriter(schema, schema.lane(Region(memoryview(bytearray(schema.bytes))), 0))
         self.checked = self.lost = 0
-        self.watch = SaltWatch(self.series, self._check, self._lose, seed=3, now=START)
+        self.watch = SaltWatch(self.series, self._check, self._lose, seed=3, now=START, kept_max=kept_max)
         (self.target, *_) = candidates(count=1).endpoints
 
     def _check(self, tokens: int) -> None:
@@ -97,7 +96,7 @@ def test_nothing_counts_as_ignored_soon_after_a_start_because_nobody_knows_what_
     assert (watched.ignored, watched.lost) == (0, 256)
 
 
-def test_a_part_of_the_prompts_is_looked_at_and_short_ones_and_those_without_a_salt_never(monkeypatch) -> None:
+def test_a_part_of_the_prompts_is_looked_at_and_short_ones_and_those_without_a_salt_never() -> None:
     watched = Watched()
     for number in range(2000):
         watched.send("a", f"{number} ".ljust(FIRST_BYTES, "x"))
@@ -109,9 +108,8 @@ def test_a_part_of_the_prompts_is_looked_at_and_short_ones_and_those_without_a_s
     assert watched.checked == 0 < before
 
 
-def test_memory_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr(salt_watch, "KEPT_MAX", 4)
-    watched = Watched()
+def test_memory_is_bounded() -> None:
+    watched = Watched(kept_max=4)
     for first in sampled(watched, 9):
         watched.send("a", first)
-    assert len(watched.watch._salts) <= 4 < KEPT_MAX
+    assert len(watched.watch._salts) <= 4
