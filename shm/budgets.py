@@ -73,7 +73,7 @@ class Elsewhere(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What a tenant has used, summed over workers. `fills_*`: in how many seconds a bucket is full, if nobody uses more."""
+    """What a tenant has used, summed over workers. `fills_*`: in how many seconds a bucket is full, if no more is used."""
 
     tokens: float
     requests: float

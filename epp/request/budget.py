@@ -7,7 +7,7 @@ content. The content follows from two numbers that only have to be merged:
     lapsed  the largest value that rate * time - used has ever had; each writes the largest that it has seen
     left    size + rate * time - used - lapsed
 
-What has lapsed is what would have made the bucket overflow, so a bucket that nobody uses stays full, and `left` is at most `size`. Two
+What has lapsed is what would have made the bucket overflow, so an unused bucket stays full, and `left` is at most `size`. Two
 processes that see the same overflow write the same number, so nothing counts twice. A process that knows late what others have used
 lets too much pass until it learns of it, but the debt stays: `left` falls below 0. Over a long time, no more is used than was granted.
 
@@ -53,7 +53,7 @@ class Bucket:
         return min(self.size, amount)
 
     def seconds_until(self, needed: float, left: float) -> float:
-        """Returns in how many seconds so much is left, if nobody uses any."""
+        """Returns in how many seconds so much is left, if none is used."""
         return max(0.0, (needed - left) / self.rate)
 
 
@@ -90,7 +90,7 @@ class Left:
         self.in_flight = in_flight
 
     def admits(self, tokens: float) -> bool:
-        """Returns whether a request may pass whose prompt counts so many tokens."""
+        """Returns whether a request with a prompt of so many tokens may pass."""
         budget = self.budget
         if budget.concurrent and self.in_flight >= budget.concurrent:
             return False

@@ -21,7 +21,7 @@ from epp.protocol.surrogates import replaced
 
 UNDECIDED: Final = -1
 KEPT_MAX: Final = 4096  # answers that are kept, because streams and requests repeat them
-KEPT_CHARS_MAX: Final = 256  # of a name whose answer is kept, and of what a refusal repeats
+KEPT_CHARS_MAX: Final = 256  # of a name that is kept with its answer, and of what a refusal repeats
 SHOWN_MAX: Final = 20  # pools that a refusal names
 ANY: Final = "*"
 KEY: Final = "llm-d.ai/pool"
@@ -184,7 +184,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def no_such_pool(name: str, known: Sequence[str]) -> str:
-    """Returns why somebody cannot ask for a pool of this name; "" if it is one of `known`, or "". `known`: none if there is only one."""
+    """Returns why there is no pool of this name; "" if it is one of `known`, or "". `known`: none if there is only one."""
     if not name or name in known:
         return ""
     if not known:

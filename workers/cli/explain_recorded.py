@@ -22,7 +22,7 @@ from epp.recording.records import Record
 from epp.recording.trace import Trace, Traced
 from workers.cli.explain_trace import why_then
 from workers.cli.metrics_port import Port, unusable
-from workers.cli.pool_option import pool_option
+from workers.cli.which import pool_option
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
 from workers.supervisor.pages.decisions import Recorded

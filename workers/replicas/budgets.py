@@ -4,7 +4,7 @@ A message has totals since the sender's start, so a lost message changes nothing
 since the last message of the same life of the sender. The first message of a life only says where its totals stand. A message also says
 when buckets will be full, for replicas that did not see the tenant before.
 
-While the store is away, nobody says what others use. Then each tenant is taken to use elsewhere as much per second as before, but at most
+While the store is away, it is unknown what others use. Then each tenant is taken to use elsewhere as much per second as before, but at most
 the share of the others if all used equally much. So each replica goes on with the share that it had, and with at least an equal one. What
 was assumed is taken back when others are heard again, because their totals have all that they used.
 
@@ -25,7 +25,7 @@ Life = tuple[int, int]
 
 
 class _Tenant:
-    """What one tenant uses elsewhere. `rate_*`: per second. `own_*`: here. `assumed_*`: what was added while nobody was heard."""
+    """What one tenant uses elsewhere. `rate_*`: per second. `own_*`: here. `assumed_*`: what was added while no replica was heard."""
 
     __slots__ = ("assumed_requests", "assumed_tokens", "new_requests", "new_tokens", "own", "own_rate", "rate_requests", "rate_tokens")
 
@@ -162,7 +162,7 @@ class Budgets:
             tenant.new_tokens = tenant.new_requests = 0.0
 
     def _assume(self, seconds: float, now: float) -> None:
-        """Counts what others probably use, because nobody says what they do use."""
+        """Counts what others probably use, because what they do use is unknown."""
         equal = self._others / (1 + self._others)
         if not self._assuming:
             self._assuming = True

@@ -20,7 +20,7 @@ from workers.cli.doctor.running import Running, ext_proc_ports, only, pools_of, 
 from workers.cli.doctor.servers import server_findings
 from workers.cli.flags import DURATION, PORT, Whole, WithArguments, flag
 from workers.cli.output import echo, echo_lines, echo_text
-from workers.cli.pool_option import check_pool, pool_option
+from workers.cli.which import check_pool, pool_option
 from workers.host.exit_codes import ExitCode
 from workers.shared import doctor_report
 from workers.shared.doctor_report import DOCTOR, ERROR, Check, Finding, Report

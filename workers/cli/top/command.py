@@ -13,8 +13,8 @@ from shm.segment import SegmentError
 from workers.cli import missing, which
 from workers.cli.flags import DURATION, PORT, flag
 from workers.cli.output import echo, echo_text
-from workers.cli.pool_option import check_pool, pool_option
 from workers.cli.top.terminal import Terminal
+from workers.cli.which import check_pool, pool_option
 from workers.supervisor.pages.state.figures import Figures, Instance, figures, life, only
 from workers.supervisor.pages.state.look import Look
 from workers.supervisor.pages.state.source import Source

@@ -15,12 +15,13 @@ What this does not do: list and watch (`reflect` does), or assign slots (`endpoi
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from epp.endpoints.label_selectors import parse
 from workers.host.options import POOL_GROUP
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.kube.api import Api, Resource
+from workers.supervisor.kube.batches import Batches
 from workers.supervisor.kube.known import Change
 from workers.supervisor.kube.pods import Pod, decode_pod, specs_of
 from workers.supervisor.kube.pool import PLURAL, VERSION, InferencePool, decode_pool
@@ -28,11 +29,6 @@ from workers.supervisor.kube.reflect import Outage, Reflector
 
 if TYPE_CHECKING:
     from workers.host.options import Options
-
-BATCH_S: Final = 0.005  # changes within this time are applied together
-# The pause after an `apply`, as a multiple of its duration. So `apply` takes about 1/10 of the time. Each call is also work for workers.
-APPLY_SHARE: Final = 10.0
-APPLY_S_MAX: Final = 2.0  # the longest that a change waits, with tens of thousands of pods; with a thousand it is 0.1 s
 
 
 class Wanted(NamedTuple):
@@ -89,8 +85,7 @@ class KubernetesDiscovery:
         # by the name of the pod; without pods that have no endpoint
         self._specs: dict[str, tuple[EndpointSpec, ...]] = {}
         self._applied = False  # whether the endpoints of this pool were applied at least once
-        self._due: asyncio.TimerHandle | None = None
-        self._free_at = 0.0
+        self._batches = Batches(self._apply_all)
         self._reported: str | None = None  # the last state that was reported
         self._group: asyncio.TaskGroup
 
@@ -104,8 +99,7 @@ class KubernetesDiscovery:
                     self._pools = self._pool_reflector()
                     self._group.create_task(self._pools.run())
         finally:
-            if self._due is not None:
-                self._due.cancel()
+            self._batches.cancel()
 
     def missing(self) -> str:
         """Returns what is missing before the picker can be ready; "" if nothing is missing."""
@@ -173,7 +167,7 @@ class KubernetesDiscovery:
         if before is None or before.selector != self._pool.selector:
             self._follow_pods()
         if self._applied:
-            self._apply_now()
+            self._batches.now()
             self._report_state()
 
     def _no_pool(self) -> None:
@@ -183,7 +177,7 @@ class KubernetesDiscovery:
         self._seen.clear()
         self._specs.clear()
         self._applied = False
-        self._apply_now()
+        self._batches.now()
         self._report_state()
 
     def _pods_changed(self, change: Change[Pod]) -> None:
@@ -192,7 +186,7 @@ class KubernetesDiscovery:
             self._seen = dict(change.known)
             self._derive_endpoints()
             self._applied = True
-            self._apply_now()
+            self._batches.now()
             self._report_state()
             return
         for name in change.deleted:
@@ -204,7 +198,7 @@ class KubernetesDiscovery:
             if specs := specs_of(pod, self._pool.selector, self._pool.ports):
                 self._specs[name] = specs
         if self._applied:
-            self._apply_soon()
+            self._batches.soon()
 
     def _derive_endpoints(self) -> None:
         """Derives the endpoints of all known pods from the pool's present selector and ports."""
@@ -218,18 +212,5 @@ class KubernetesDiscovery:
             self._reported = missing
             self._state_changed(missing)
 
-    def _apply_soon(self) -> None:
-        """Applies the changes after a short delay, together with changes that come during the delay."""
-        if self._due is None:
-            loop = asyncio.get_running_loop()
-            wait = min(max(BATCH_S, self._free_at - loop.time()), APPLY_S_MAX)
-            self._due = loop.call_later(wait, self._apply_now)
-
-    def _apply_now(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+    def _apply_all(self) -> None:
         self._apply([spec for specs in self._specs.values() for spec in specs])
-        self._free_at = loop.time() + APPLY_SHARE * (loop.time() - began)

@@ -19,7 +19,7 @@ from epp.endpoints.label_selectors import Selector
 from workers.host.options import POOL_GROUP
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.kube.api import Api, Resource
-from workers.supervisor.kube.discovery import APPLY_S_MAX, APPLY_SHARE, BATCH_S
+from workers.supervisor.kube.batches import Batches
 from workers.supervisor.kube.known import Change
 from workers.supervisor.kube.pods import Pod, decode_pod, specs_of
 from workers.supervisor.kube.pool import PLURAL, VERSION, InferencePool, decode_pool
@@ -104,8 +104,7 @@ class PoolsDiscovery:
         self._in: dict[str, list[int]] = {}  # name of a pod -> the pools that have endpoints of it
         self._changed: set[int] = set()
         self._all_listed = False
-        self._due: asyncio.TimerHandle | None = None
-        self._free_at = 0.0
+        self._batches = Batches(self._apply_changed)
 
     async def run(self) -> None:
         """Follows pods and InferencePools until it is cancelled."""
@@ -117,8 +116,7 @@ class PoolsDiscovery:
                 else:
                     self._pools_changed()
         finally:
-            if self._due is not None:
-                self._due.cancel()
+            self._batches.cancel()
 
     def missing(self) -> str:
         """Returns what the API server has not said yet; "" for nothing. A pool that does not exist is nothing that is missing."""
@@ -154,7 +152,7 @@ class PoolsDiscovery:
             for pod in self._pods.known.values():
                 self._derive(pod, of_added.of(pod))
         self._changed |= moved
-        self._apply_now()
+        self._batches.now()
 
     def _pods_changed(self, change: Change[Pod]) -> None:
         for name in change.deleted:
@@ -163,9 +161,9 @@ class PoolsDiscovery:
             self._forget(name)
             self._derive(pod, self._selecting.of(pod))
         if change.listed:
-            self._apply_now()
-        else:
-            self._apply_soon()
+            self._batches.now()
+        elif self._changed:
+            self._batches.soon()
 
     def _forget(self, name: str) -> None:
         """Removes the endpoints of a pod from all pools."""
@@ -182,27 +180,14 @@ class PoolsDiscovery:
                 self._in.setdefault(pod.name, []).append(number)
                 self._changed.add(number)
 
-    def _apply_soon(self) -> None:
-        """Applies the changes after a short delay, together with changes that come during the delay."""
-        if self._due is None and self._changed:
-            loop = asyncio.get_running_loop()
-            wait = min(max(BATCH_S, self._free_at - loop.time()), APPLY_S_MAX)
-            self._due = loop.call_later(wait, self._apply_now)
-
-    def _apply_now(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+    def _apply_changed(self) -> None:
         if self.missing():
             return
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         changed, self._changed = self._changed, set()
         if not self._all_listed:
             changed |= self.pools.keys()  # the endpoints of a predecessor go even if there are none now
         for number in sorted(changed):
             self._apply([spec for specs in self._specs.get(number, {}).values() for spec in specs], number)
-        self._free_at = loop.time() + APPLY_SHARE * (loop.time() - began)
         if not self._all_listed:
             self._all_listed = True
             self._listed()

@@ -9,7 +9,7 @@ that a flood of one tenant costs little.
   the difference is corrected.
 - A streamed answer counts a token per piece, up to what was asked for, until the server reports.
 - A request that gets no endpoint, and one that its server fails, uses no tokens.
-- A request that waits behind all others because its tenant's budget is used up does not count: it takes only what nobody else wants.
+- A request that waits behind all others because its tenant's budget is used up does not count: it takes only what no other request wants.
 """
 
 import hashlib
@@ -101,7 +101,7 @@ class Account:
 class Charge:
     """What one request has used of its tenant's budget so far. `exchange`: its answer; None: it has no endpoint yet.
 
-    `free`: whether it takes only what nobody else wants.
+    `free`: whether it takes only what no other request wants.
     """
 
     __slots__ = ("_account", "_answer", "_answered", "_budgets", "_correction", "_most", "_prompt", "_size", "exchange", "free")

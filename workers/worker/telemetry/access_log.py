@@ -31,7 +31,7 @@ class AccessLog:
             log.info(REQUEST, **_of(request), target="", refused=cause, total_ms=_ms(now - received_at))
 
     def turned_away(self, request_id: str, cause: str, received_at: float, now: float) -> None:
-        """Logs a request that the picker refused before it read its body, so that nobody knows its tenant and model."""
+        """Logs a request that the picker refused before it read its body, so that tenant and model are unknown."""
         if self._rng.random() < self._share:
             log.info(REQUEST, request_id=request_id, target="", refused=cause, total_ms=_ms(now - received_at))
 
