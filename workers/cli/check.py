@@ -120,7 +120,6 @@ def _check_pools(text: str, source: str, options: Options, memory_limit: int | N
     used, findings = found(text, source, options, lambda given, where: _found(given, where, options, memory_limit))
     for each in used if asked.gateway else ():
         findings += gateway_findings(each.config, asked.gateway or "", each.config.source)
-    findings += object_findings(options.objects_dir)
     failed = any(asked.strict or finding.severity == "error" for finding in findings)
     findings += header_notes(options.trust_client_headers, source, tenants=any(each.config.tenants is not None for each in used))
     if asked.as_json:

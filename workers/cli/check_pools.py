@@ -7,7 +7,8 @@ from epp.config import pools
 from epp.config.findings import ConfigError, ConfigErrors, Finding
 from epp.config.load import EffectiveConfig
 from epp.config.pools import PoolsFile
-from workers.cli.pools import own_options, taken, unfit
+from workers.cli.configuration import object_findings
+from workers.cli.pools import object_names, own_options, taken, unfit
 from workers.host.options import Options
 from workers.process.pools_file import PoolText, read_configurations
 
@@ -39,6 +40,7 @@ def found(text: str, source: str, options: Options, load: Load) -> tuple[list[Us
         if config is not None:
             used[given] = Used(config, [])
     findings += _of_pools(file, texts, options, used)
+    findings += object_findings(options.objects_dir, object_names(file, options))
     return list(used.values()), findings
 
 

@@ -33,7 +33,8 @@ from workers.process.sources import Sources
 from workers.supervisor.endpoints.discovery import parse_flag
 from workers.supervisor.endpoints.endpoints_file import File
 from workers.supervisor.kube.api import CLIENT, kubeconfig_files, ready_to_connect
-from workers.supervisor.kube.object_files import Folder
+from workers.supervisor.kube.object_files import Folder, FolderOfPools
+from workers.supervisor.kube.object_kinds import PoolName
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -141,20 +142,24 @@ def key_findings(config: EffectiveConfig) -> list[Finding]:
     return [ConfigWarning(each.file, each.line, each.column, "keys-unread", each.message, "epp serve needs it") for each in unread]
 
 
-def object_findings(folder: str) -> list[Finding]:
-    """Returns errors and warnings about the objects in a folder. Returns an empty list if `folder` is ""."""
+def object_findings(folder: str, pools: Sequence[PoolName] = ()) -> list[Finding]:
+    """Returns errors and warnings about the objects in a folder. Returns an empty list if `folder` is "". `pools`: if there are several."""
     if not folder:
         return []
     remarks: list[str] = []
     faults: Sequence[str] = ()
     try:
-        Folder(folder, report=lambda _event, place, reason: remarks.append(f"{place}: {reason}")).load()
+        _load_objects(folder, lambda _event, place, reason: remarks.append(f"{place}: {reason}"), pools)
     except DiscoveryError as failure:
         faults = failure.faults
     return [
         *(ConfigWarning(folder, 0, 0, "odd-object", remark) for remark in remarks),
         *(ConfigError(folder, 0, 0, "bad-object", fault) for fault in faults),
     ]
+
+
+def _load_objects(folder: str, report: Callable[..., None], pools: Sequence[PoolName]) -> None:
+    (FolderOfPools(folder, report, pools) if pools else Folder(folder, report)).load()
 
 
 def findings_text(findings: Iterable[Finding]) -> str:
@@ -315,7 +320,15 @@ def check_endpoints(options: Options, config: EffectiveConfig) -> None:
             File(config.discovery.path, report=lambda *_, **_fields: None).load()
         elif config.discovery is None:
             ready_to_connect(os.environ)
-        if options.objects_dir:
-            Folder(options.objects_dir, report=lambda *_, **_fields: None).load()
     except (DiscoveryError, ValueError) as error:
+        raise BadConfiguration(f"{error}") from error
+
+
+def check_objects(folder: str, pools: Sequence[PoolName] = ()) -> None:
+    """Checks the objects in a folder as the supervisor does at its first start. Raises BadConfiguration. `pools`: if there are several."""
+    if not folder:
+        return
+    try:
+        _load_objects(folder, lambda *_, **_fields: None, pools)
+    except DiscoveryError as error:
         raise BadConfiguration(f"{error}") from error

@@ -8,7 +8,16 @@ import msgspec
 import structlog
 
 from epp.config.findings import WHOLE
-from workers.cli.configuration import check_kubernetes, check_names, load_config, plugin_files, read_file, read_given, with_one_worker
+from workers.cli.configuration import (
+    check_kubernetes,
+    check_names,
+    check_objects,
+    load_config,
+    plugin_files,
+    read_file,
+    read_given,
+    with_one_worker,
+)
 from workers.cli.flags import BadConfiguration
 from workers.cli.output import echo
 from workers.cli.pools import ENDPOINTS_USUAL, unfit
@@ -33,6 +42,7 @@ def found(options: Options) -> Callable[[], Instance]:
     most = options.max_endpoints if "max_endpoints" in options.given else ENDPOINTS_USUAL
     # None of the pools gives its name to the picker.
     options = msgspec.structs.replace(options, pool_name="epp", max_endpoints=most * len(ports), record_dir=OFF, pool_given=True)
+    check_objects(options.objects_dir)
     configurations = _configurations(options, names, most)
     for each in configurations.values():
         options = with_one_worker(options, each.config)

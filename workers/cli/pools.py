@@ -9,7 +9,15 @@ from epp.config.effective import EffectiveConfig
 from epp.config.findings import ConfigError, ConfigErrors, Place
 from epp.config.pools import PoolEntry, PoolsFile
 from epp.request.pools import ANY
-from workers.cli.configuration import check_endpoints, check_kubernetes, findings_text, load_config, plugin_files, with_one_worker
+from workers.cli.configuration import (
+    check_endpoints,
+    check_kubernetes,
+    check_objects,
+    findings_text,
+    load_config,
+    plugin_files,
+    with_one_worker,
+)
 from workers.cli.flags import BadConfiguration
 from workers.cli.output import echo_text
 from workers.host.options import Options
@@ -21,6 +29,7 @@ from workers.process.pools_file import PoolText, read_configurations, read_pools
 from workers.process.sources import Sources
 from workers.shared.recording.limits import OFF
 from workers.supervisor.endpoints.discovery import parse_flag
+from workers.supervisor.kube.object_kinds import PoolName
 
 ENDPOINTS_USUAL = 64  # of a pool that says nothing else
 FAULTS_SHOWN_MAX = 20
@@ -40,6 +49,7 @@ def several(options: Options) -> Callable[[], Instance]:
         raise BadConfiguration(findings_text([*errors.warnings, *errors.errors])) from errors
     if file.warnings:
         echo_text(findings_text(file.warnings), err=True)
+    check_objects(options.objects_dir, object_names(file, options))
     found = _loaded(options, file, [text for text in texts if text is not None])
     for each in found:
         options = with_one_worker(options, each.config)
@@ -55,6 +65,12 @@ def several(options: Options) -> Callable[[], Instance]:
 def taken(options: Options) -> dict[int, str]:
     """Returns the ports that no pool can have, with their flags. The gRPC port of the picker may be that of a pool that shares it."""
     return {options.grpc_health_port: "--grpc-health-port", options.metrics_port: "--metrics-port", options.grpc_port: "--grpc-port"}
+
+
+def object_names(file: PoolsFile, options: Options) -> list[PoolName]:
+    """Returns the names with which objectives and rewrites mean the pools."""
+    own = (entry.kube.name if entry.kube is not None else "" for entry in file.pools)
+    return [PoolName(name or entry.name, options.pool_group) for name, entry in zip(own, file.pools, strict=True)]
 
 
 def own_options(options: Options, entry: PoolEntry) -> Options:

@@ -10,7 +10,7 @@ import workers.host.log  # noqa: F401  # before all that import structlog: it le
 import click
 
 from shm.segment import SegmentError
-from workers.cli.configuration import check_endpoints, check_kubernetes, load_config, read_given, with_one_worker
+from workers.cli.configuration import check_endpoints, check_kubernetes, check_objects, load_config, read_given, with_one_worker
 from workers.cli.flags import BadConfiguration, Grouped
 from workers.cli.places import found
 from workers.cli.pools import several
@@ -55,6 +55,7 @@ def single(options: Options) -> Callable[[], Instance]:
     config = load_config(options, given)
     options = with_one_worker(options, config)
     check_endpoints(options, config)
+    check_objects(options.objects_dir)
     check_kubernetes(options, config)
 
     def created() -> Instance:

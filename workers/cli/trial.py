@@ -11,7 +11,7 @@ import msgspec
 
 from epp.decision.tryout import Share
 from shm.segment import SegmentError
-from workers.cli.configuration import STDIN, check_endpoints, load_config, plugin_files, read_given
+from workers.cli.configuration import STDIN, check_endpoints, check_objects, load_config, plugin_files, read_given
 from workers.cli.flags import BadConfiguration
 from workers.host.memory import cgroup_limit, share
 from workers.host.proc import data_bytes
@@ -74,6 +74,7 @@ def tried(instance: Instance, attempt: Attempt) -> Bundle:
         given = read_given(options)
     config = load_config(options, given)
     check_endpoints(options, config)
+    check_objects(options.objects_dir)
     bundle = Bundle(
         attempt.number,
         given.source,

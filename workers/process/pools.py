@@ -69,7 +69,8 @@ def layout_of(options: "Options", pools: Sequence[Pool], places: Places | None =
     later = places.configurations.values() if places is not None else ()
     least = max((len(static_bands(pool.config.flow)) for pool in later), default=0)
     bands = tuple(max(POOL_BANDS_MIN, least, len(static_bands(pool.config.flow))) for pool in pools)
-    objects = tuple(pool.kube is not None and not pool.kube.selector for pool in pools)
+    in_files = bool(options.objects_dir)
+    objects = tuple(in_files or (pool.kube is not None and not pool.kube.selector) for pool in pools)
     shape = Shape(tuple(pool.max_endpoints for pool in pools), bands, POOL_HASH_LINES, objects, places is not None)
     configs = {id(pool.config): pool.config for pool in (*pools, *later)}
     return Layout(options, pools[0].config, names_of(options, configs.values()), shape).showing_all()

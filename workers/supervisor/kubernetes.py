@@ -40,6 +40,7 @@ from workers.supervisor.kube.object_kinds import PoolName
 from workers.supervisor.kube.object_watch import KubeObjects
 from workers.supervisor.kube.pool import protocol_mismatch
 from workers.supervisor.kube.reflect import Outage
+from workers.supervisor.objects_of_pools import PoolsObjects
 from workers.supervisor.objects_watch import ObjectsWatch
 from workers.supervisor.predecessor import Predecessor
 from workers.supervisor.readiness import Readiness
@@ -128,10 +129,10 @@ class Kubernetes:
         if self.candidacy is not None:
             self._background.keep(self.candidacy.run(self.api))
 
-    def follow_objects(self, watch: ObjectsWatch | None) -> None:
+    def follow_objects(self, watch: ObjectsWatch | PoolsObjects | None) -> None:
         """Gives the pool's objectives and model rewrites to `watch`. Does nothing for a pod selector, which has none."""
         instance = self._instance
-        if watch is None or not instance.sources.asks_objects:
+        if not isinstance(watch, ObjectsWatch) or not instance.sources.asks_objects:
             return
         options = instance.options
         objects = KubeObjects(

@@ -1,14 +1,13 @@
 """Follows the Kubernetes API for the supervisor of several pools: one watch per resource and namespace for all of them.
 
     InferencePools and pods of a namespace        ─▶ endpoint table, by pool        `kube.pools_discovery`
-    InferenceObjective, InferenceModelRewrite     ─▶ an ObjectsWatch for each pool
+    InferenceObjective, InferenceModelRewrite     ─▶ `objects_of_pools`
     InferencePools with the picker's Service      ─▶ the places of pools            `kube.placing`, if pools are found while the picker runs
 
 A pool that is not as expected changes nothing for the others: the log says why, and the pool has the endpoints that can be found. The
 picker is ready when the API server has listed everything for the first time.
 """
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
@@ -23,13 +22,13 @@ from workers.supervisor.configured_endpoints import Bounded
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.kube.discovery import wanted
-from workers.supervisor.kube.object_kinds import Found, PoolName
 from workers.supervisor.kube.object_watch import KubeObjects
 from workers.supervisor.kube.placing import Placing
 from workers.supervisor.kube.pool import InferencePool, protocol_mismatch
 from workers.supervisor.kube.pools_discovery import PoolsDiscovery
 from workers.supervisor.kubernetes import Kubernetes
-from workers.supervisor.objects_watch import RETRY_S, ObjectsWatch, objects_watch, pool_name
+from workers.supervisor.objects_of_pools import PoolsObjects
+from workers.supervisor.objects_watch import ObjectsWatch
 
 UNEXPECTED: Final = "a pool is not as expected"
 
@@ -44,24 +43,22 @@ class KubernetesPools(Kubernetes):
         super().__init__(*parts)
         self._assign = assign
         self._discoveries: Sequence[PoolsDiscovery] = ()
-        self._objects: list[PoolObjects] = []
+        self._objects: PoolsObjects | None = None
         self._placing: Placing | None = None
         if (places := self._instance.places) is not None:
             names = {number: name for number, pool in enumerate(self._instance.pools) if (name := pool.options.pool_name)}
             self._placing = Placing(places, names, self._report)
 
-    def follow_objects(self, _watch: ObjectsWatch | None) -> None:
-        """Follows objectives and model rewrites of all pools that are InferencePools."""
-        asking = [pool for pool in self._instance.pools if pool.sources.asks_objects]
-        for namespace, pools in by_namespace(asking).items():
-            followed = PoolObjects(self._report)
-            followed.use(pools, successor=self._predecessor.existed)
-            objects = followed.objects = KubeObjects(
-                self._connected(), namespace, followed.changed, report=self._report, outage=self._outage, expects=followed.expects()
+    def follow_objects(self, pools: ObjectsWatch | PoolsObjects | None) -> None:
+        """Gives the objectives and model rewrites of all pools that are InferencePools to `pools`."""
+        assert isinstance(pools, PoolsObjects)
+        self._objects = pools
+        for namespace, changed in pools.asking.items():
+            objects = KubeObjects(
+                self._connected(), namespace, changed, report=self._report, outage=self._outage, expects=pools.expects(namespace)
             )
-            self._objects.append(followed)
+            pools.on_change(objects.notify_soon)
             self._background.keep(self._once_allowed(objects.run))
-            self._background.keep(followed.provide_places())
             if not self._predecessor.knew_endpoints:
                 self._readiness.require(objects.missing)
 
@@ -122,8 +119,8 @@ class KubernetesPools(Kubernetes):
         self._assign(names)
         writer.write(assigned_of(len(instance.pools)), encode(names))
         log.info("pools that are served", pools=sorted(names.values()))
-        for objects in self._objects:
-            objects.use(self._present().pools, successor=False)
+        if self._objects is not None:
+            self._objects.use(self._present().pools)
 
     def _missing(self) -> str:
         return next(filter(None, (discovery.missing() for discovery in self._discoveries)), "")
@@ -132,44 +129,6 @@ class KubernetesPools(Kubernetes):
         if not self._missing():
             self._readiness.loaded = True
             log.info("endpoints are known", endpoints=len(present()))
-
-
-class PoolObjects:
-    """The objectives and rewrites of the pools of one namespace. `changed`: what to call for each InferencePool."""
-
-    def __init__(self, report: Callable[..., None]) -> None:
-        self.objects: KubeObjects | None = None
-        self.changed: dict[PoolName, list[Callable[[Found, bool], None]]] = {}
-        self._report = report
-        self._watches: dict[int, tuple[Instance, ObjectsWatch]] = {}
-
-    def use(self, pools: Sequence[Instance], *, successor: bool) -> None:
-        """Publishes the objects of these pools from now on. `successor`: whether a predecessor has published them."""
-        for pool in pools:
-            number = pool.pool or 0
-            before = self._watches.get(number)
-            if before is not None and before[0] is pool:
-                continue
-            watch = objects_watch(pool, self._report)
-            if watch is not None:
-                watch.start(successor=successor)
-                self._watches[number] = pool, watch
-        self.changed.clear()
-        for pool, watch in self._watches.values():
-            self.changed.setdefault(pool_name(pool), []).append(watch.set_api_objects)
-        if self.objects is not None:
-            self.objects.notify_soon()
-
-    def expects(self) -> Collection[str]:
-        """The kinds of objects that the API server must have given to a predecessor."""
-        return {kind for _, watch in self._watches.values() for kind in watch.expects}
-
-    async def provide_places(self) -> None:
-        """Gives bands that wait for a place one that has become free, until it is cancelled."""
-        while True:
-            await asyncio.sleep(RETRY_S)
-            for _, watch in self._watches.values():
-                watch.look_for_places()
 
 
 class Expected:

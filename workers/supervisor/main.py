@@ -59,6 +59,7 @@ from workers.supervisor.endpoints.scrape_results import Sink
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.supervisor.live import Live
+from workers.supervisor.objects_of_pools import PoolsObjects
 from workers.supervisor.objects_watch import ObjectsWatch, flow_lanes, objects_watch
 from workers.supervisor.page_port import PagePort, Shown
 from workers.supervisor.predecessor import take_over
@@ -258,13 +259,24 @@ class Supervisor:
 
     def _follow_objects(self) -> None:
         """Starts to publish objectives, their bands and model rewrites. Raises DiscoveryError for a bad file at the first start."""
-        # Several pools have the bands of their configurations, whose places need no document, and the objects of their InferencePools.
-        watch = self._objects = objects_watch(self.instance, report) if not self.instance.pools else None
+        if self.instance.pools:
+            self._follow_objects_of_pools()
+            return
+        watch = self._objects = objects_watch(self.instance, report)
         if watch is not None:
             watch.start(successor=self.predecessor.existed or self.instance.number > 1)
             self.background.keep(watch.run())
         if self.kubernetes is not None:
             self.kubernetes.follow_objects(watch)
+
+    def _follow_objects_of_pools(self) -> None:
+        """Starts to publish objects of several pools. The bands of their configurations have places that need no document."""
+        objects = PoolsObjects(self.instance, report)
+        objects.start(successor=self.predecessor.existed)
+        if objects.has_any:
+            self.background.keep(objects.run())
+        if self.kubernetes is not None:
+            self.kubernetes.follow_objects(objects)
 
     async def _follow_endpoints(self) -> None:
         """Starts to follow endpoints. Raises DiscoveryError for a bad flag or file at the first start."""

@@ -1,6 +1,6 @@
 """Publishes objectives and model rewrites for the workers: merges their sources, assigns places to bands, and writes the documents.
 
-    directory ─ Folder ───────────────┐
+    directory ─ Folder ───────────────┐     (of several pools: `objects_of_pools`)
                                       ├─ merge ─▶ Objects ─▶ documents OBJECTIVES and REWRITES
     API server ─ set_api_objects ─────┘
 
@@ -52,9 +52,10 @@ class ObjectsWatch:
         api: bool = False,
         number: int | None = None,
     ) -> None:
-        """`folder`: the directory with objects, "" if there is none. `static`: the priorities of the bands in the configuration.
+        """`folder`: the directory with objects; "": there is none, or others read it (`use_directory`).
 
-        `flow`: the lanes of flow control, None if it is off. `api`: whether an API server also gives objects (`set_api_objects`).
+        `static`: the priorities of the bands in the configuration. `flow`: the lanes of flow control, None if it is off.
+        `api`: whether an API server also gives objects (`set_api_objects`).
         `number`: that of the pool; None: it is the only one.
         """
         self._path = folder
@@ -64,7 +65,7 @@ class ObjectsWatch:
         self._report = report
         self._once = Once(report)
         self._now = now
-        self._directory: Found | None = None if folder else NOTHING  # None: not read yet
+        self._directory: Found | None = NOTHING  # None: it cannot be read
         self._api = NOTHING
         self._api_complete = not api
         self._left: Mapping[str, int] = {}  # priorities that a predecessor has published
@@ -81,12 +82,16 @@ class ObjectsWatch:
         self._bands.fix(static, self._now())
         self._publish()
 
-    def start(self, *, successor: bool) -> None:
-        """Publishes the first state. Raises DiscoveryError for a bad file, unless this is a successor."""
+    def start(self, *, successor: bool, directory: Found | None = NOTHING) -> None:
+        """Publishes the first state. Raises DiscoveryError for a bad file, unless this is a successor.
+
+        `directory`: what others have read there; None: it cannot be read.
+        """
         self._inherited = successor
         if successor and (left := self._of_predecessor()) is not None:
             self._bands.adopt(left.places)
             self._left = left.priorities
+        self._directory = directory
         if self._path:
             self._directory = self._folder.reload() if successor else self._folder.load()
         self._publish()
@@ -112,20 +117,25 @@ class ObjectsWatch:
         """Follows the directory until it is cancelled."""
         async with changes([self._path] if self._path else []) as next_change:
             while True:
-                await next_change(RETRY_S if self._bands.waiting else LOOK_EVERY_S)
+                await next_change(RETRY_S if self.waits else LOOK_EVERY_S)
                 # In a thread: to read a thousand long files takes seconds, and the event loop must keep its heartbeat.
-                self._use_directory(await asyncio.to_thread(self._folder.reload) if self._path else None)
+                self.use_directory(await asyncio.to_thread(self._folder.reload) if self._path else None)
 
     def look(self) -> None:
         """Reads the directory again and publishes the changes."""
-        self._use_directory(self._folder.reload() if self._path else None)
+        self.use_directory(self._folder.reload() if self._path else None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a band waits for a place."""
+        return bool(self._bands.waiting)
 
     def look_for_places(self) -> None:
         """Gives places to bands that wait for one."""
-        if self._bands.waiting:
+        if self.waits:
             self._publish()
 
-    def _use_directory(self, found: Found | None) -> None:
+    def use_directory(self, found: Found | None) -> None:
         """Publishes the changes. `found`: the objects of the directory; None if it is unchanged."""
         if found is not None:
             self._directory = found
@@ -184,12 +194,15 @@ def flow_lanes(instance: Instance) -> FlowLanes | None:
 
 
 def objects_watch(instance: Instance, report: Callable[..., None]) -> ObjectsWatch | None:
-    """Returns the watch of this instance. Returns None if it has neither flow control nor a source of objects."""
+    """Returns the watch of this instance. Returns None if it has neither flow control nor a source of objects.
+
+    The watch of one of several pools reads no directory.
+    """
     options, flow = instance.options, flow_lanes(instance)
     if flow is None and not instance.sources.has_objects:
         return None
     return ObjectsWatch(
-        options.objects_dir,
+        options.objects_dir if instance.pool is None else "",
         DocumentReader(instance.layout.documents, instance.memory.documents),
         DocumentWriter(instance.layout.documents, instance.memory.documents),
         static_bands(instance.config.flow),
@@ -203,9 +216,9 @@ def objects_watch(instance: Instance, report: Callable[..., None]) -> ObjectsWat
 
 
 def pool_name(instance: Instance) -> PoolName:
-    """Returns the name of the InferencePool to which objectives and rewrites of this instance belong."""
+    """Returns the name of the pool to which objectives and rewrites of this instance belong: that of its InferencePool, if it has one."""
     kube, options = instance.kube, instance.options
-    return PoolName(kube.name if kube is not None else options.pool_name, options.pool_group)
+    return PoolName(kube.name if kube is not None and kube.name else options.pool_name, options.pool_group)
 
 
 class Published:

@@ -60,8 +60,8 @@ def api_objects(priorities: Mapping[str, int] = {}, **targets: str) -> Found:
     """Objects of an API server: objectives with these priorities, and a rewrite per model."""
     rewrites = {m: Rewrite(m, 1.0, (Rule((m,), (Target(t),)),)) for m, t in targets.items()}
     return Found(
-        {name: Objective(name, priority, 0, POOL, f"ns/{name}") for name, priority in priorities.items()},
-        {name: ModelRewrite(name, each, 0, POOL, f"ns/{name}") for name, each in rewrites.items()},
+        {name: Objective(name, priority, 0, (POOL,), f"ns/{name}") for name, priority in priorities.items()},
+        {name: ModelRewrite(name, each, 0, (POOL,), f"ns/{name}") for name, each in rewrites.items()},
     )
 
 

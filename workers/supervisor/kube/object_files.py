@@ -5,7 +5,8 @@
 - Reads the files `*.yaml`, `*.yml` and `*.json` of the directory, not of its subdirectories. Names that begin with a dot are skipped:
   Kubernetes keeps its own files there in mounted directories. A list (`kind: List`, or a list of these kinds) counts as its items.
 - Objects have the same meaning as those of an API server (`object_kinds`). An object that is given twice in one API group is a fault.
-  The namespace is ignored, because the directory belongs to one pool.
+  The namespace is ignored, because the directory belongs to this picker.
+- A picker of several pools gets the objects of each (`FolderOfPools`).
 - At start, a bad file is refused with all faults at once, each with file and line. Later, the last good objects of a bad file stay, and
   each new fault is reported.
 - Objects of other kinds are reported once per kind.
@@ -14,17 +15,19 @@ What this does not do: watch the directory, or apply objectives and rewrites to 
 """
 
 import os
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from workers.host.yaml_files import DiscoveryError, Fault, Node, documents, log_fields, read_file
-from workers.supervisor.kube.object_kinds import KINDS, Found, Object, Once, PoolName, Remark, by_name, child, read, text
+from workers.supervisor.kube.object_kinds import KINDS, Found, Object, Once, PoolName, Remark, by_name, by_pool, child, read, text
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 FILES_MAX: Final = 1000
 DEPTH_MAX: Final = 1  # how many levels of lists (`kind: List`) are read
 FAULTS_REPORTED_MAX: Final = 20
 ANY_POOL: Final = PoolName()
+
+F = TypeVar("F")
 
 
 class Parsed(NamedTuple):
@@ -66,29 +69,29 @@ def _take(node: Node, path: str, parsed: Parsed, depth: int) -> None:
         parsed.faults.append(f"{path}:{fault.line}: {fault}")
 
 
-class Folder:
+class _Files(Generic[F]):
     """Reads the directory. `load` is for the start and raises every fault; `reload` keeps the last good objects of a bad file."""
 
-    def __init__(self, path: str, report: Callable[..., None], *, pool: PoolName = ANY_POOL) -> None:
+    def __init__(self, path: str, report: Callable[..., None]) -> None:
         self.path = path
         self._report = report
-        self._pool = pool
+        self.objects: Sequence[Object] = ()  # the good ones of the last reading
         self._texts: dict[str, bytes] = {}
         self._good: dict[str, list[Object]] = {}
         self._reported: frozenset[str] = frozenset()
         self._once = Once(report)
 
-    def load(self) -> Found:
+    def load(self) -> F:
         """Returns the objects of all files. Raises DiscoveryError with every fault."""
         faults: list[str] = []
         for path in self._paths():
             faults += self._read(path)
-        found = self._found(faults)
+        found = self._found(self._all(), faults)
         if faults:
             raise DiscoveryError(faults)
         return found
 
-    def reload(self) -> Found | None:
+    def reload(self) -> F | None:
         """Returns the good objects, or None if the directory cannot be read. Reports new faults."""
         try:
             paths = self._paths()
@@ -105,7 +108,7 @@ class Folder:
             except DiscoveryError as failure:
                 faults += failure.faults
         twice: list[str] = []
-        found = self._found(twice)
+        found = self._found(self._all(), twice)
         self._report_new([*faults, *twice], "the last good objects of this file stay")
         return found
 
@@ -134,12 +137,13 @@ class Folder:
             self._good[path] = parsed.objects
         return parsed.faults
 
-    def _found(self, faults: list[str]) -> Found:
-        objects = (each for path in sorted(self._good) for each in self._good[path])
-        twice: list[Remark] = []
-        found = by_name(objects, self._pool, once=self._once, faults=twice)
-        faults += map(str, twice)
-        return found
+    def _all(self) -> Sequence[Object]:
+        self.objects = [each for path in sorted(self._good) for each in self._good[path]]
+        return self.objects
+
+    def _found(self, objects: Sequence[Object], faults: list[str]) -> F:
+        """Returns the objects that count. Adds what is wrong between them to `faults`."""
+        raise NotImplementedError
 
     def _report_new(self, faults: list[str], consequence: str) -> None:
         new = [fault for fault in faults if fault not in self._reported]
@@ -148,3 +152,39 @@ class Folder:
         if len(new) > FAULTS_REPORTED_MAX:
             self._report("more faults in objects files", directory=self.path, count=len(new) - FAULTS_REPORTED_MAX)
         self._reported = frozenset(faults)
+
+
+class Folder(_Files[Found]):
+    """The directory of a picker of one pool."""
+
+    def __init__(self, path: str, report: Callable[..., None], *, pool: PoolName = ANY_POOL) -> None:
+        super().__init__(path, report)
+        self._pool = pool
+
+    def _found(self, objects: Sequence[Object], faults: list[str]) -> Found:
+        twice: list[Remark] = []
+        found = by_name(objects, self._pool, once=self._once, faults=twice)
+        faults += map(str, twice)
+        return found
+
+
+class FolderOfPools(_Files[Sequence[Found]]):
+    """The directory of a picker of several pools. `pools`: their names; the objects are in the same order.
+
+    `reload` may run in a thread while another calls `split`.
+    """
+
+    def __init__(self, path: str, report: Callable[..., None], pools: Sequence[PoolName]) -> None:
+        super().__init__(path, report)
+        self.pools = pools
+
+    def _found(self, objects: Sequence[Object], faults: list[str]) -> Sequence[Found]:
+        twice: list[Remark] = []
+        found = by_pool(objects, self.pools, once=self._once, faults=twice)
+        faults += dict.fromkeys(map(str, twice))  # pools share objects, and so their faults
+        return found
+
+    def split(self, pools: Sequence[PoolName]) -> Sequence[Found]:
+        """Takes other pools, and returns their objects as the directory was read last."""
+        self.pools = pools
+        return self._found(self.objects, [])

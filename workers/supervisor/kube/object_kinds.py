@@ -6,7 +6,8 @@
 
 - Kind and name identify an object. If both API groups have it, the newer group wins.
 - If the pool has a name, `poolRef` must equal the name and group of the pool; its kind is ignored. An object of another pool is left
-  out. An object without `poolRef` belongs to the pool of its directory; the API server accepts no such object.
+  out. In a directory, `poolRef` may also be a list of pools, and an object without `poolRef` belongs to all pools of the picker; the API
+  server accepts no such objects.
 - If the directory and the API have an object of the same kind and name, that of the directory counts: the directory belongs to this picker
   alone, and is readable while the API server is away.
 - `creationTimestamp` gives the age of a rewrite. In files it may be missing: then the rewrite counts as older than all that have one.
@@ -35,7 +36,9 @@ OBJECTIVE_FIELDS: Final = frozenset(("priority", "poolRef"))  # the fields of an
 EXACT: Final = "Exact"
 PRIORITY_END: Final = 1 << 31
 OBJECTS_MAX: Final = 4096  # limit for each kind
+REFERENCES_MAX: Final = 256  # pools that one object names
 REPORTED_MAX: Final = 4096
+NAMED_MAX: Final = 8
 REMARKED: Final = "remark on an object"  # the event in the log
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -61,7 +64,7 @@ class Objective(NamedTuple):
     name: str
     priority: int
     group: int  # index in GROUPS
-    pool: PoolName | None
+    pools: tuple[PoolName, ...]  # (): all
     place: str
     remarks: tuple[str, ...] = ()
     kind: str = OBJECTIVE
@@ -73,7 +76,7 @@ class ModelRewrite(NamedTuple):
     name: str
     rewrite: Rewrite
     group: int
-    pool: PoolName | None
+    pools: tuple[PoolName, ...]
     place: str
     remarks: tuple[str, ...] = ()
     kind: str = REWRITE
@@ -124,24 +127,33 @@ def read(node: Node, kind: str, version: str, place: str) -> Object:
             why = "a name has up to 253 lower-case letters, digits, '-' and '.', and begins and ends with a letter or digit"
             raise Fault(_line(metadata, "name"), f"metadata.name: {why}")
         spec = child(node, "spec") or Node(node.line, {})
-        pool, group = _pool(spec), API_VERSIONS.index(version)
+        pools, group = _pools(spec), API_VERSIONS.index(version)
         if kind == OBJECTIVE:
-            return Objective(name, _priority(spec), group, pool, place, tuple(_unknown(spec, name)))
+            return Objective(name, _priority(spec), group, pools, place, tuple(_unknown(spec, name)))
         rewrite = Rewrite(name, _created(metadata), tuple(_rules(spec)))
     except Fault as fault:
         raise Fault(fault.line, f"{kind} '{name[:128]}': {fault}") from None
-    return ModelRewrite(name, rewrite, group, pool, place, tuple(_remarks(rewrite)))
+    return ModelRewrite(name, rewrite, group, pools, place, tuple(_remarks(rewrite)))
 
 
-def _pool(spec: Node) -> PoolName | None:
+def _pools(spec: Node) -> tuple[PoolName, ...]:
     if not isinstance(spec.value, dict):
         raise Fault(spec.line, "spec must be a mapping")
     reference = child(spec, "poolRef")
     if reference is None:
-        return None
-    name = text(reference, "name", "spec.poolRef")
+        return ()
+    if not isinstance(reference.value, list):
+        return (_pool(reference, "spec.poolRef"),)
+    references = _list(spec, "poolRef", "spec", REFERENCES_MAX)
+    if not references:
+        raise Fault(_line(spec, "poolRef"), "spec.poolRef: the list is empty; leave poolRef out if the object is for all pools")
+    return tuple(dict.fromkeys(_pool(each, f"spec.poolRef[{at}]") for at, each in enumerate(references)))
+
+
+def _pool(reference: Node, where: str) -> PoolName:
+    name = text(reference, "name", where)
     has_group = child(reference, "group") is not None  # "" is the core group
-    return PoolName(name, text(reference, "group", "spec.poolRef") if has_group else POOL_GROUP)
+    return PoolName(name, text(reference, "group", where) if has_group else POOL_GROUP)
 
 
 def _priority(spec: Node) -> int:
@@ -275,8 +287,8 @@ def by_name(objects: Iterable[Object], pool: PoolName, *, once: Callable[[Remark
     found: dict[str, dict[str, Object]] = {kind: {} for kind in KINDS}
     for each in objects:
         what = f"{each.kind} '{each.name}'"
-        if pool.name and each.pool is not None and each.pool != pool:
-            once(Remark(each.place, f"{what} is for pool {each.pool}, this is {pool}: it is left out"))
+        if pool.name and each.pools and pool not in each.pools:
+            once(Remark(each.place, f"{what} is for pool {listed(each.pools)}, this is {pool}: it is left out"))
             continue
         known = found[each.kind]
         other = known.get(each.name)
@@ -293,6 +305,40 @@ def by_name(objects: Iterable[Object], pool: PoolName, *, once: Callable[[Remark
         for remark in thing.remarks:
             once(Remark(thing.place, remark))
     return Found(objectives, rewrites)
+
+
+def by_pool(objects: Sequence[Object], pools: Sequence[PoolName], *, once: Callable[[Remark], None], faults: list[Remark]) -> list[Found]:
+    """Returns what `by_name` does, for each of several pools. An object of none of these pools is left out, with a remark.
+
+    Pools without objects of their own share the mappings.
+    """
+    served = frozenset(pools)
+    named: set[PoolName] = set()
+    kept: list[Object] = []
+    for each in objects:
+        if not each.pools or not served.isdisjoint(each.pools):
+            named.update(each.pools)
+            kept.append(each)
+        else:
+            names = "pools" if len(each.pools) > 1 else "pool"
+            why = f"{each.kind} '{each.name}' is for {names} {listed(each.pools)}, not served here: it is left out"
+            once(Remark(each.place, why))
+    found: list[Found] = []
+    shared: Found | None = None
+    for pool in pools:
+        if pool not in named and shared is not None:
+            found.append(shared)
+            continue
+        found.append(by_name((each for each in kept if not each.pools or pool in each.pools), pool, once=once, faults=faults))
+        if pool not in named:
+            shared = found[-1]
+    return found
+
+
+def listed(pools: Sequence[PoolName]) -> str:
+    """Returns the names of pools, for a report."""
+    more = len(pools) - NAMED_MAX
+    return ", ".join(map(str, pools[:NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
 
 
 def merge(directory: Found, api: Found, once: Callable[[Remark], None]) -> Objects:

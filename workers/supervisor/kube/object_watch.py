@@ -230,10 +230,12 @@ class KubeObjects:
         for reflector in self._reflectors:
             for name in sorted(reflector.known):
                 for each in reflector.known[name]:
-                    if each.pool is not None and each.pool in found:
+                    for pool in each.pools:
+                        if pool not in found:
+                            continue
                         if each.group != NEWEST:
                             self._deprecated(each)
-                        found[each.pool].append(each)
+                        found[pool].append(each)
         return found
 
     def _deprecated(self, old: Object) -> None:

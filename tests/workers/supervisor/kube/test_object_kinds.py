@@ -16,11 +16,11 @@ POOL = PoolName("pool")
 
 
 def objective(name: str, priority: int, group: int = 0, pool: PoolName | None = POOL, place: str = "") -> Objective:
-    return Objective(name, priority, group, pool, place or f"file/{name}")
+    return Objective(name, priority, group, (pool,) if pool is not None else (), place or f"file/{name}")
 
 
 def rewrite(name: str, created: float | None = None, group: int = 0, *remarks: str) -> ModelRewrite:
-    return ModelRewrite(name, Rewrite(name, created, ()), group, POOL, f"file/{name}", remarks)
+    return ModelRewrite(name, Rewrite(name, created, ()), group, (POOL,), f"file/{name}", remarks)
 
 
 def found(*objects: Object) -> Found:

@@ -153,7 +153,7 @@ def test_simultaneous_changes_are_published_together() -> None:
 def test_an_object_means_the_same_as_in_a_file() -> None:
     (found,) = decode(REWRITE, NEW, json.dumps(rewrite("m", "x")).encode())
     assert isinstance(found, ModelRewrite)
-    assert (found.name, found.group, found.pool, found.place) == ("m", 0, POOL, "ns/m")
+    assert (found.name, found.group, found.pools, found.place) == ("m", 0, (POOL,), "ns/m")
     assert (found.rewrite.created, found.rewrite.rules) == (5.0, (Rule(("m",), (Target("x", 3),)),))
     (old,) = decode(OBJECTIVE, OLD, json.dumps(objective("a", 2147483647)).encode())
     assert isinstance(old, Objective) and (old.priority, old.group) == (2147483647, 1)

@@ -1,0 +1,123 @@
+"""Publishes objectives and model rewrites of several pools: an ObjectsWatch for each pool that may have some.
+
+    directory ─ FolderOfPools ────────┐
+                                      ├─▶ ObjectsWatch of each pool
+    API server, by namespace ─────────┘
+
+The directory is read once for all pools, and one timer looks for places of bands. Pools that appear while the picker runs get the objects
+that are known already.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from workers.host.directory import LOOK_EVERY_S, changes
+from workers.process.instance import Instance
+from workers.supervisor.kube.object_files import FolderOfPools
+from workers.supervisor.kube.object_kinds import Found, PoolName
+from workers.supervisor.objects_watch import NOTHING, RETRY_S, ObjectsWatch, objects_watch, pool_name
+
+READ_TRIES_MAX: Final = 3
+
+Changed = Callable[[Found, bool], None]
+
+
+class PoolsObjects:
+    """The objectives and rewrites of several pools. Call `start` first, then `run`.
+
+    `asking`: the pools with objects in an API server, by namespace and name, and what to call when these objects change. A namespace stays
+    the same mapping.
+    """
+
+    def __init__(self, instance: Instance, report: Callable[..., None]) -> None:
+        folder = instance.options.objects_dir
+        self._folder = FolderOfPools(folder, report, ()) if folder else None
+        self._pools: Sequence[Instance] = instance.pools
+        self._report = report
+        self._found: Sequence[Found] | None = None  # what the directory has for each pool
+        self._watches: dict[int, tuple[Instance, ObjectsWatch]] = {}
+        self._tell: list[Callable[[], None]] = []
+        self.asking: dict[str, dict[PoolName, list[Changed]]] = {}
+
+    def start(self, *, successor: bool) -> None:
+        """Publishes the first state. Raises DiscoveryError for a bad file, unless this is a successor."""
+        if self._folder is not None:
+            self._folder.pools = [pool_name(pool) for pool in self._pools]
+            self._found = self._folder.reload() if successor else self._folder.load()
+        self._watch(successor)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether any pool may have objects."""
+        return bool(self._watches)
+
+    def use(self, pools: Sequence[Instance]) -> None:
+        """Publishes the objects of these pools from now on, which replace pools in some places."""
+        self._pools = pools
+        if self._folder is not None:
+            self._found = self._folder.split([pool_name(pool) for pool in pools])
+        self._watch(False)
+        for tell in self._tell:
+            tell()
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Takes what to call after pools have changed, so that new ones get the objects of the API server."""
+        self._tell.append(tell)
+
+    def expects(self, namespace: str) -> Collection[str]:
+        """The kinds of objects that the API server must have given to a predecessor."""
+        watches = [watch for pool, watch in self._watches.values() if pool.options.pool_namespace == namespace]
+        return {kind for watch in watches for kind in watch.expects}
+
+    async def run(self) -> None:
+        """Follows the directory, and gives bands that wait for a place one that has become free, until it is cancelled."""
+        folder = self._folder
+        async with changes([folder.path] if folder is not None else []) as next_change:
+            while True:
+                await next_change(RETRY_S if folder is None or self._waits() else LOOK_EVERY_S)
+                if folder is not None:
+                    await self._follow(folder)
+                for _, watch in self._watches.values():
+                    watch.look_for_places()
+
+    def _watch(self, successor: bool) -> None:
+        """Starts to publish for each pool that is new in its place."""
+        for number, pool in enumerate(self._pools):
+            before = self._watches.get(number)
+            if before is not None and before[0] is pool:
+                continue
+            watch = objects_watch(pool, self._report) if pool.sources.has_objects else None
+            if watch is not None:
+                watch.start(successor=successor, directory=self._of(number))
+                self._watches[number] = pool, watch
+        for asking in self.asking.values():
+            asking.clear()
+        for pool, watch in self._watches.values():
+            if pool.sources.asks_objects:
+                self.asking.setdefault(pool.options.pool_namespace, {}).setdefault(pool_name(pool), []).append(watch.set_api_objects)
+
+    def _of(self, number: int) -> Found | None:
+        """Returns the directory's objects of a pool; None if it cannot be read."""
+        if self._folder is None:
+            return NOTHING
+        return self._found[number] if self._found is not None else None
+
+    def _waits(self) -> bool:
+        return any(watch.waits for _, watch in self._watches.values())
+
+    async def _follow(self, folder: FolderOfPools) -> None:
+        """Reads the directory again, and publishes what has changed."""
+        for _ in range(READ_TRIES_MAX):
+            pools = folder.pools
+            # In a thread: to read a thousand long files takes seconds, and the event loop must keep its heartbeat.
+            found = await asyncio.to_thread(folder.reload)
+            if folder.pools is pools:
+                break
+        else:  # pools change all the time
+            return
+        if found is None or found == self._found:
+            return
+        self._found = found
+        for number, (_, watch) in self._watches.items():
+            watch.use_directory(found[number])
