@@ -48,7 +48,7 @@ RULES: Mapping[Cause, _Rule] = {
     ),
     Cause.BODY_STALLED: _Rule(408, "RequestTimeout", "too little of the request body came for {} seconds"),
     Cause.BODIES_HELD: _Rule(
-        429, "ResourceExhausted", "too many bytes of unfinished request bodies are held already", "rejected-saturated"
+        429, "ResourceExhausted", "too many bytes of unfinished request bodies are held already{}", "rejected-saturated"
     ),
     Cause.NO_CANDIDATES: _Rule(
         503, "ServiceUnavailable", "failed to find endpoint candidates for serving the request", "rejected-no-endpoints"

@@ -37,7 +37,7 @@ QUEUED_AT = 24  # bytes into Linux's struct tcp_info: tcpi_unacked, which is the
 NO_ROOM_PAUSE = 0.05
 NO_DESCRIPTORS_PAUSE = 0.1
 LOG_EVERY = 10.0
-NO_ROOM = "all places are taken; start more workers, or raise the limit of open files"
+NO_ROOM = "all places at this port are taken; start more workers, or raise the limit of open files"
 
 OtherWorkers = Callable[[], Iterable[tuple[bool, int, float]]]  # (serving, load, seconds since its heartbeat)
 
@@ -192,12 +192,14 @@ def _queued(listening: socket.socket) -> int:
 
 
 class Limited(Protocol):
-    """The part of a connection that `FullConnections` uses."""
+    """The part of a connection that `FullConnections` uses. `last`: whether its client can open no other connection at present."""
 
     @property
     def client(self) -> ClientKind: ...
     @property
     def host(self) -> str: ...
+    @property
+    def last(self) -> bool: ...
     def full(self) -> float | None: ...
     def raise_limit(self) -> None: ...
 
@@ -223,11 +225,8 @@ class FullConnections:
     def forget(self, connection: Limited) -> None:
         self._waiting.pop(connection, None)
 
-    def check(self, now: float, connections: Iterable[Limited], more: bool) -> bool:
-        """Raises the limits that are due. Returns True if the caller must call this again in `PATIENCE` seconds.
-
-        `more`: whether new connections can be accepted.
-        """
+    def check(self, now: float, connections: Iterable[Limited]) -> bool:
+        """Raises the limits that are due. Returns True if the caller must call this again in `PATIENCE` seconds."""
         accepted = self._accepted_anywhere()
         with_room = {c.host for c in connections if c.full() is None} if self._waiting else set()
         for connection, before in list(self._waiting.items()):
@@ -236,14 +235,14 @@ class FullConnections:
                 del self._waiting[connection]
             elif accepted != before:
                 self._waiting[connection] = accepted
-            elif now - since >= PATIENCE and self._waits(connection, with_room, more):
+            elif now - since >= PATIENCE and self._waits(connection, with_room):
                 connection.raise_limit()
                 del self._waiting[connection]
         return bool(self._waiting)
 
     @staticmethod
-    def _waits(connection: Limited, with_room: set[str], more: bool) -> bool:
+    def _waits(connection: Limited, with_room: set[str]) -> bool:
         """Whether the client has no choice but to wait for a place on this connection."""
-        if connection.client is ClientKind.QUEUES or not more:
+        if connection.client is ClientKind.QUEUES or connection.last:
             return True
         return connection.client is ClientKind.UNKNOWN and connection.host not in with_room

@@ -11,6 +11,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, cast
 
 from workers.transport.accept import ALONE, PATIENCE, Accepting, FullConnections, Gate
@@ -20,7 +21,7 @@ from workers.transport.headers import ClientKind
 from workers.transport.http2 import Connection
 from workers.transport.interface import Application, Clock, Handler
 from workers.transport.limits import HANDSHAKE_SECONDS, LINGER_SECONDS, SLOW_HANDSHAKE_SECONDS, Budget, Limits, connections_max_here
-from workers.transport.room import Room
+from workers.transport.room import Places, Room
 from workers.transport.turn import Turn
 
 TICK: Final = 0.5
@@ -34,8 +35,9 @@ CLOSING_TICKS: Final = 10  # how many ticks a peer may take to read our GOAWAY
 class ServerProtocol(asyncio.Protocol):
     """Drives one connection: carries bytes between its asyncio transport and its engine."""
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "Server", room: Room) -> None:
         self._server = server
+        self.room = room
         self._loop = server.loop
         self._now = server.now
         self._clock = server.clock
@@ -184,6 +186,10 @@ class ServerProtocol(asyncio.Protocol):
     def client(self) -> ClientKind:
         return self.connection.client
 
+    @property
+    def last(self) -> bool:
+        return self.room.full
+
     def raise_limit(self) -> None:
         self.connection.raise_limit()
 
@@ -235,9 +241,7 @@ class Server:
         self.accepted = 0
         self.turn = Turn(loop)
         self._accepting = accepting
-        self._room = Room(
-            connections_max_here() if connections_max is None else connections_max, lambda host: self.on_abuse(f"connections: from {host}")
-        )
+        self._places = Places(connections_max_here() if connections_max is None else connections_max, lambda: self.connections)
         self._full = FullConnections(accepting.anywhere or (lambda: self.accepted))
         self._protocols: set[ServerProtocol] = set()
         self._handshakes: dict[asyncio.Task[None], float] = {}  # handshake -> when it began
@@ -330,11 +334,13 @@ class Server:
 
     def joined(self, protocol: ServerProtocol) -> None:
         self._protocols.add(protocol)
+        protocol.room.members.add(protocol)
         if self._draining:
             protocol.connection.drain()
 
     def left(self, protocol: ServerProtocol) -> None:
         self._protocols.discard(protocol)
+        protocol.room.members.discard(protocol)
         self._full.forget(protocol)
         if self._ssl_context is not None and protocol.connection.used:
             self._pace.give_back(protocol.host.removeprefix("::ffff:"))
@@ -356,33 +362,33 @@ class Server:
     def _gate(self, listening: socket.socket) -> Gate:
         listening.setblocking(False)
         accepting = self._accepting
-        gate = Gate(self.loop, listening, self.load, accepting.others, self._take, self._room_left, accepting.failed)
+        room = Room(self._places, lambda host: self.on_abuse(f"connections: from {host}"))
+        failed = partial(accepting.failed, port=listening.getsockname()[1])
+        gate = Gate(self.loop, listening, self.load, accepting.others, partial(self._take, room), partial(self._room_left, room), failed)
         gate.open()
         return gate
 
-    def _room_left(self) -> int:
+    def _room_left(self, room: Room) -> int:
         """Returns how many connections may be accepted, see `Room`. At the limit, also cancels slow handshakes."""
-        now = self.now()
-        left = self._room.left(self.connections, now, self._protocols)
+        now, members = self.now(), room.members
+        left = room.left(len(members), now, (protocol for protocol in self._protocols if protocol in members))
         if not left:
             slow = now - SLOW_HANDSHAKE_SECONDS
-            for handshake in [task for task, began in self._handshakes.items() if began <= slow]:
+            for handshake in [task for task, began in self._handshakes.items() if began <= slow and task in members]:
                 handshake.cancel()
         return left
 
-    def _take(self, accepted: socket.socket) -> None:
+    def _take(self, room: Room, accepted: socket.socket) -> None:
         host = host_of(accepted)
-        if not self._room.admits(host, self.connections):
-            accepted.close()
-            return
-        wait_s = self._handshake_wait_s(host)
+        wait_s = self._handshake_wait_s(host) if room.admits(host, len(room.members)) else None
         if wait_s is None:
             accepted.close()
             return
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake = self.loop.create_task(self._connect(accepted, host, wait_s))
+        handshake = self.loop.create_task(self._connect(room, accepted, host, wait_s))
         self._handshakes[handshake] = self.now()
-        handshake.add_done_callback(self._connected)
+        room.members.add(handshake)
+        handshake.add_done_callback(partial(self._connected, room))
         self.accepted += 1
         self._accepting.accepted()
 
@@ -397,7 +403,7 @@ class Server:
             self.on_abuse(f"handshakes: {host} begins too many TLS connections; some are refused")
         return wait_s
 
-    async def _connect(self, accepted: socket.socket, host: str, wait_s: float) -> None:
+    async def _connect(self, room: Room, accepted: socket.socket, host: str, wait_s: float) -> None:
         secure = self._ssl_context is not None
         try:
             if wait_s:
@@ -405,9 +411,8 @@ class Server:
             if secure and not await speaks_tls(self.loop, accepted, self.on_abuse):
                 accepted.close()
                 return
-            await self.loop.connect_accepted_socket(
-                lambda: ServerProtocol(self), accepted, ssl=self._ssl_context, ssl_handshake_timeout=HANDSHAKE_SECONDS if secure else None
-            )
+            made, seconds = partial(ServerProtocol, self, room), HANDSHAKE_SECONDS if secure else None
+            await self.loop.connect_accepted_socket(made, accepted, ssl=self._ssl_context, ssl_handshake_timeout=seconds)
         except TimeoutError:  # of the first bytes
             accepted.close()
             self.on_abuse(f"handshake failed: nothing came within {HANDSHAKE_SECONDS:g} s, from {host}")
@@ -420,8 +425,9 @@ class Server:
             accepted.close()
             raise
 
-    def _connected(self, handshake: "asyncio.Task[None]") -> None:
+    def _connected(self, room: Room, handshake: "asyncio.Task[None]") -> None:
         self._handshakes.pop(handshake, None)
+        room.members.discard(handshake)
         if not handshake.cancelled() and (error := handshake.exception()) is not None:
             self.on_error(error)
         self._note_closed()
@@ -432,8 +438,7 @@ class Server:
             self._closed = None
 
     def _check_full(self) -> None:
-        more = self.connections < self._room.most
-        if self._full.check(self.now(), self._protocols, more):
+        if self._full.check(self.now(), self._protocols):
             self.loop.call_later(PATIENCE, self._check_full)
 
     def _tick(self) -> None:

@@ -7,6 +7,9 @@ A connection is unused until it opens a stream. If the unused connections of one
     a crowd                  its oldest connections are closed at any age, and new ones of its host as soon as they are accepted. A new
                              connection of another host displaces one of the crowd
 
+A worker with several ports, as those of several pools, divides its places: no port may have more connections than there are free places,
+and one more. So a port that alone is flooded leaves half of all places, and two leave a third. Each port has its own `Room`.
+
 The kernel hands over connections in the order in which they came. So a client that opens connections without end must not make its own
 connections wait for places, because those of other clients would wait behind them.
 """
@@ -37,11 +40,31 @@ class Peer(Protocol):
     def drain(self) -> None: ...
 
 
-class Room:
-    """The places for connections in one worker. `most`: their number. `on_refused` gets the host of each refused connection."""
+class Places:
+    """All places for connections in one worker. `most`: their number. `taken` returns how many connections there are."""
 
-    def __init__(self, most: int, on_refused: Callable[[str], None]) -> None:
+    def __init__(self, most: int, taken: Callable[[], int]) -> None:
         self.most = most
+        self.taken = taken
+        self.ports = 0
+
+    def share(self, count: int) -> int:
+        """Returns how many connections a port may have that has `count`."""
+        if self.ports < 2:
+            return self.most
+        return max(0, self.most - (self.taken() - count) + 1) // 2
+
+
+class Room:
+    """The places for connections at one port of a worker. `on_refused` gets the host of each refused connection.
+
+    `members`: the connections there, and the handshakes of others.
+    """
+
+    def __init__(self, places: Places, on_refused: Callable[[str], None]) -> None:
+        self.members: set[object] = set()
+        self._places = places
+        places.ports += 1
         self._on_refused = on_refused
         self._look_at = 0.0
         # The unused connections of the host that has too many, oldest first; empty without such a host.
@@ -52,18 +75,24 @@ class Room:
 
         At the limit, makes some connections give way.
         """
-        if count < self.most:
-            if count <= self.most // 2:
+        most = self._places.share(count)
+        if count < most:
+            if count <= most // 2:
                 self._crowd.clear()
             return 1
         if now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
-            self._make_room(now, [peer for peer in peers if not peer.busy])
+            self._make_room(now, most, [peer for peer in peers if not peer.busy])
         return ACCEPTED_AT_ONCE if self._crowd else 0
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no place for one more connection."""
+        return len(self.members) >= self._places.share(len(self.members))
 
     def admits(self, host: str, count: int) -> bool:
         """Whether a connection that was just accepted may stay, while `count` others are open."""
-        if count < self.most or not self._crowd:
+        if count < self._places.share(count) or not self._crowd:
             return True
         if host == self._crowd[0].host:
             self._on_refused(host)
@@ -75,10 +104,10 @@ class Room:
                 break
         return True
 
-    def _make_room(self, now: float, idle: list[Peer]) -> None:
+    def _make_room(self, now: float, most: int, idle: list[Peer]) -> None:
         unused = sorted((peer for peer in idle if not peer.used), key=lambda peer: peer.idle_since)
         [(host, count)] = Counter(peer.host for peer in unused).most_common(1) or [("", 0)]
-        self._crowd = deque(peer for peer in unused if peer.host == host) if count > self.most / 2 else deque()
+        self._crowd = deque(peer for peer in unused if peer.host == host) if count > most / 2 else deque()
         leaving = self._crowd or deque(peer for peer in unused if peer.idle_since <= now - UNUSED_SECONDS)
         for _ in range(min(DISPLACED_AT_ONCE, len(leaving))):
             leaving.popleft().make_room()

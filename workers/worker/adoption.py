@@ -138,6 +138,10 @@ class Adoption:
             return open_tried(self._tryout, self.parts.app, path, metadata, stream)
         return open_stream(self.parts.app, path, metadata, stream)
 
+    def name_at(self, port: int) -> str:
+        """Returns "": there is only one pool."""
+        return ""
+
     def beat(self, now: float) -> None:
         """Does what is due at a heartbeat. `now`: monotonic seconds."""
         for parts in self.every():

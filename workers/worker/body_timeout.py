@@ -10,9 +10,13 @@ transport asks for relief, and the requests with the highest cost are refused wi
 budget of all others. A complete body of more than 1 MiB counts while it waits for its turn or for a decision, together with its unpacked
 part.
 
+If there are several pools, each body that is given up is one of the pool that holds most bytes then. So a pool that holds no more than an
+equal share of the budget loses nothing to the others, and may use what they leave.
+
 The worker remembers nothing about complete requests, and the request path does no work for this.
 """
 
+import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -60,10 +64,14 @@ class BodyTimeout:
 
 
 class Unfinished(Protocol):
-    """The part of a stream that `BodyRelief` uses. `unfinished`: the bytes that giving up the request would free; 0 or less: none."""
+    """The part of a stream that `BodyRelief` uses. `pool`: its number. `unfinished`: the bytes that giving up the request would free; 0 or
+    less: none.
+    """
 
     received_at: float
 
+    @property
+    def pool(self) -> int: ...
     def unfinished(self) -> int: ...
     def origin(self) -> str: ...
     def give_up_body(self) -> None: ...
@@ -105,10 +113,19 @@ class BodyRelief:
     def _relieve(self, among: Sequence[Handler] | None, missing: int) -> None:
         now = self._now()
         found = [(size, now - stream.received_at, stream) for stream in self._streams(among) if (size := stream.unfinished()) > 0]
-        found.sort(key=lambda one: one[0] * (one[1] + NEW_S), reverse=True)
-        for size, age, stream in found:
-            if missing <= 0:
-                return
+        found.sort(key=lambda one: one[0] * (one[1] + NEW_S))
+        pools: dict[int, list[tuple[int, float, Unfinished]]] = {}  # the bodies of each pool, those that cost most last
+        for one in found:
+            pools.setdefault(one[2].pool, []).append(one)
+        most = [(-sum(size for size, _, _ in bodies), pool) for pool, bodies in pools.items()]
+        heapq.heapify(most)
+        while missing > 0 and most:
+            held, pool = most[0]
+            size, age, stream = pools[pool].pop()
+            if pools[pool]:
+                heapq.heapreplace(most, (held + size, pool))
+            else:
+                heapq.heappop(most)
             missing -= size
             origin = stream.origin()
             stream.give_up_body()

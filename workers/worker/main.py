@@ -150,6 +150,7 @@ class Worker:
             clock=self._clock,
             on_error=self.faults.request_failed,
             leaving=self._exit.leaving,
+            pool_at=self._adoption.name_at,
         )
 
     def application(self) -> Application:

@@ -16,6 +16,7 @@ import structlog
 
 from epp.errors import Cause, Refused
 from epp.protocol.models import listed
+from epp.request.pools import UNDECIDED
 from workers.host.log import error_text
 from workers.process.instance import Instance
 from workers.process.loading import of_pool
@@ -64,6 +65,13 @@ class Pools:
             return None
         self._used.add(pool)
         return parts.app
+
+    def name_at(self, port: int) -> str:
+        """Returns the name of the pool that has this port; "" without one."""
+        return self.name(self.choice.of_stream(port, ""))
+
+    def name(self, pool: int) -> str:
+        return self._views[pool].options.pool_name if pool != UNDECIDED else ""
 
     def lobby(self) -> App:
         return self._lobby

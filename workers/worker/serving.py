@@ -27,7 +27,10 @@ log = structlog.get_logger()
 
 
 class Serving:
-    """Runs the server of one worker. `leaving` returns the `Leaving` states of the other serving workers, by seat."""
+    """Runs the server of one worker. `leaving` returns the `Leaving` states of the other serving workers, by seat.
+
+    `pool_at` returns the name of the pool that has a port of its own; "" if the port has several pools.
+    """
 
     def __init__(
         self,
@@ -38,12 +41,14 @@ class Serving:
         clock: Clock,
         on_error: Callable[[BaseException], None],
         leaving: Callable[[], dict[int, int]],
+        pool_at: Callable[[int], str],
     ) -> None:
         self._instance = instance
         self._lane = lane
         self._clock = clock
         self._on_error = on_error
         self._leaving = leaving
+        self._pool_at = pool_at
         self.peer_faults = PeerFaults(abuse, log.warning, time.monotonic)
         self._budget = self._create_budget()
         self.server: Server
@@ -72,7 +77,7 @@ class Serving:
                 accepted=self._accepted,
                 # At once, because the next connection must see the true load.
                 left=self.publish_load,
-                failed=log.error,
+                failed=self._not_accepted,
                 others=self._other_workers,
                 anywhere=partial(self._total, "connections_total"),
             ),
@@ -108,6 +113,9 @@ class Serving:
     def _accepted(self) -> None:
         self._lane.add(self._lane.schema.counter["connections_total"])
         self.publish_load()  # at once, because the next connection may arrive together with this one
+
+    def _not_accepted(self, event: str, *, port: int, **fields: object) -> None:
+        log.error(event, port=port, **({"pool": name} if (name := self._pool_at(port)) else {}), **fields)
 
     def _total(self, counter: str) -> int:
         return self._instance.memory.lanes.counters()[counter]

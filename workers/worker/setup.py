@@ -30,6 +30,7 @@ from epp.points.instrument import Wrap, bare
 from epp.request import Request
 from epp.request.client_headers import DEBUG_GROUP, untrusted
 from epp.request.intake import Intake
+from epp.request.pools import UNDECIDED
 from epp.request.tenants import Tenants
 from shm.lanes import SUPERVISOR_LANE, Lane
 from shm.prefix_index import IndexReader
@@ -123,7 +124,7 @@ class Parts:
         self.intake: Intake = before.intake if before is not None and beside else self._intake()
         self.flow: FlowControl | None = None
         self._guarding = self._guards(pipelines)
-        self.app = self._app(pipelines, self.own.metrics)
+        self.app = self._app(pipelines, self.own.metrics, self._stream_options())
         if before is not None and beside:
             self.flow, self.app.admission, self.app.evictions = before.flow, before.app.admission, before.app.evictions
         else:
@@ -131,9 +132,9 @@ class Parts:
 
     def lobby(self) -> App:
         """Returns an app for streams whose pool is not known yet, so that no pool counts them."""
-        return self._app(self.app.pipelines, self.kept.metrics)
+        return self._app(self.app.pipelines, self.kept.metrics, self._stream_options()._replace(pool=UNDECIDED, name=""))
 
-    def _app(self, pipelines: Pipelines, metrics: RequestMetrics) -> App:
+    def _app(self, pipelines: Pipelines, metrics: RequestMetrics, options: StreamOptions) -> App:
         clock = self._clock
         return App(
             pipelines,
@@ -145,7 +146,7 @@ class Parts:
             Times(clock, time.monotonic, BodyTurns(asyncio.get_running_loop().call_soon, time.monotonic).soon),
             self._rng,
             intake=self.intake,
-            options=self._stream_options(),
+            options=options,
         )
 
     def _stream_options(self) -> StreamOptions:
@@ -156,6 +157,7 @@ class Parts:
             receipts=self._receipt if DEBUG_GROUP in options.trust_client_headers else None,
             tenants=self._tenants,
             pool=self.instance.pool or 0,
+            name=options.pool_name if self.instance.pool is not None else "",
             budgets=self.own.budgets,
             turns=PoolTurns(asyncio.get_running_loop().call_soon) if self.instance.pool is not None else None,
         )

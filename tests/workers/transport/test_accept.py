@@ -269,6 +269,7 @@ class FakeConnection:
     def __init__(self, since=None, host="a", client=ClientKind.QUEUES):
         self.since, self.host, self.client = since, host, client
         self.raised = 0
+        self.last = False
 
     def full(self):
         return self.since
@@ -291,9 +292,9 @@ def test_the_limit_of_a_connection_that_stays_full_is_raised():
     full, connection = FullConnections(Accepts()), FakeConnection(1.0)
     assert full.note(connection)
     assert not full.note(connection)
-    assert full.check(1.01, [connection], True)
+    assert full.check(1.01, [connection])
     assert connection.raised == 0
-    assert not full.check(1.02, [connection], True)
+    assert not full.check(1.02, [connection])
     assert connection.raised == 1
 
 
@@ -302,9 +303,9 @@ def test_no_limit_is_raised_while_new_connections_arrive():
     full, connection = FullConnections(accepts), FakeConnection(1.0)
     full.note(connection)
     accepts.count = 1
-    assert full.check(1.02, [connection], True)
+    assert full.check(1.02, [connection])
     assert connection.raised == 0
-    assert not full.check(1.04, [connection], True)
+    assert not full.check(1.04, [connection])
     assert connection.raised == 1
 
 
@@ -315,22 +316,23 @@ def test_a_connection_that_has_room_again_or_was_lost_is_forgotten():
     full.note(lost)
     relaxed.since = None
     full.forget(lost)
-    assert not full.check(1.02, [relaxed], True)
+    assert not full.check(1.02, [relaxed])
     assert (relaxed.raised, lost.raised) == (0, 0)
 
 
 @pytest.mark.parametrize(
-    ("client", "host", "more", "raised"),
+    ("client", "host", "last", "raised"),
     [
-        (ClientKind.QUEUES, "a", True, 1),
-        (ClientKind.UNKNOWN, "a", True, 0),
-        (ClientKind.UNKNOWN, "b", True, 1),
-        (ClientKind.POOLS, "b", True, 0),
-        (ClientKind.POOLS, "b", False, 1),
+        (ClientKind.QUEUES, "a", False, 1),
+        (ClientKind.UNKNOWN, "a", False, 0),
+        (ClientKind.UNKNOWN, "b", False, 1),
+        (ClientKind.POOLS, "b", False, 0),
+        (ClientKind.POOLS, "b", True, 1),
     ],
 )
-def test_only_the_limit_of_a_client_that_can_only_wait_is_raised(client, host, more, raised):
+def test_only_the_limit_of_a_client_that_can_only_wait_is_raised(client, host, last, raised):
     full, connection = FullConnections(Accepts()), FakeConnection(1.0, "a", client)
+    connection.last = last
     full.note(connection)
-    full.check(1.02, [connection, FakeConnection(None, host)], more)
+    full.check(1.02, [connection, FakeConnection(None, host)])
     assert connection.raised == raised

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.workers.transport.test_native import WAIT, Site
+from tests.workers.transport.native_site import WAIT, Site
 from workers.transport.tls import server_context
 from workers.worker.serving import GIVEN_UP
 

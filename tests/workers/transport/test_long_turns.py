@@ -7,6 +7,7 @@ import pytest
 from tests.workers.transport.helpers import DATA, HEADERS, SETTINGS, block, frame, framed
 from workers.transport.frames import PREFACE
 from workers.transport.native import Server, ServerProtocol
+from workers.transport.room import Room
 from workers.transport.turn import GAP_SECONDS, TURN_SECONDS
 
 GREETING = PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0)
@@ -66,7 +67,7 @@ class World:
         self.server = Server(self.loop, now=lambda: self.now)
         self.server.application = self.application
         self.wires = [Wire() for _ in range(connections)]
-        self.peers = [ServerProtocol(self.server) for _ in self.wires]
+        self.peers = [ServerProtocol(self.server, Room(self.server._places, str)) for _ in self.wires]
         for peer, wire in zip(self.peers, self.wires, strict=True):
             peer.connection_made(wire)
             peer.data_received(GREETING)

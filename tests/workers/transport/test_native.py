@@ -1,84 +1,19 @@
 """The engine on real sockets: a synchronous grpcio client, and a server in the thread of its loop."""
 
-import asyncio
 import socket
 import ssl
 import threading
 
 import grpc
 import pytest
-import uvloop
 
-from tests.waiting import wait_until
-from tests.workers.transport.echo import application
 from tests.workers.transport.helpers import DATA, HEADERS, PING, SETTINGS, block, frame, framed, parse, setting
+from tests.workers.transport.native_site import WAIT, Site, busy, connect, hold, mirror, raw, read_all
 from workers.transport.frames import PREFACE
 from workers.transport.handshakes import BURST, GAP_S, PER_SECOND, WAIT_S_MAX
 from workers.transport.limits import Limits
-from workers.transport.native import Server
 from workers.transport.tls import server_context
 from workers.transport.wrong_protocol import PLAINTEXT_PEER
-
-WAIT = 20.0
-
-
-class Held:
-    """A handler that answers only when its test does so."""
-
-    def __init__(self, stream, all_held):
-        self.stream = stream
-        self.lost = 0
-        self.got = []
-        all_held.append(self)
-
-    def message(self, message):
-        self.got.append(message)
-
-    def half_closed(self):
-        """The answer comes later."""
-
-    def closed(self):
-        self.lost += 1
-
-
-class Site:
-    """A server in a separate thread."""
-
-    def __init__(self, ssl_context=None, limits=None, further=0, **options):
-        self.held = []
-        self.errors = []
-        self.abuses = []
-        self.listening, *self.further = (socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(1 + further))
-        self.port, *self.further_ports = (each.getsockname()[1] for each in (self.listening, *self.further))
-        self.loop = uvloop.new_event_loop()
-        self.server = Server(self.loop, limits, on_error=self.errors.append, on_abuse=self.abuses.append, **options)
-        self.loop.call_soon(self.server.serve, self.listening, self.application, ssl_context, self.further)
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-
-    def application(self, path, metadata, stream):
-        return Held(stream, self.held) if path == "/test/Hold" else application(path, metadata, stream)
-
-    def call(self, function, *args):
-        """Calls the function in the loop's thread and returns its result."""
-
-        async def run():
-            return function(*args)
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT)
-
-    def until(self, condition):
-        wait_until(lambda: self.call(condition))
-
-    def close(self):
-        self.call(self.server.abort)
-        asyncio.run_coroutine_threadsafe(self.server.closed(), self.loop).result(WAIT)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(WAIT)
-        self.loop.close()
-        for each in (self.listening, *self.further):
-            each.close()
-        assert self.errors == []
 
 
 @pytest.fixture
@@ -86,40 +21,6 @@ def site():
     site = Site()
     yield site
     site.close()
-
-
-def mirror(channel):
-    return channel.stream_stream("/test/Mirror", _registered_method=False)
-
-
-def hold(channel):
-    return channel.stream_unary("/test/Hold")
-
-
-def connect(site):
-    return grpc.insecure_channel(
-        f"127.0.0.1:{site.port}", options=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-    )
-
-
-def raw(site, port=0):
-    peer = socket.create_connection(("127.0.0.1", port or site.port), WAIT)
-    peer.sendall(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0))
-    return peer
-
-
-def busy(site):
-    """A connection with an open stream."""
-    peer = raw(site)
-    peer.sendall(frame(HEADERS, 4, 1, block(path="/test/Hold")))
-    return peer
-
-
-def read_all(peer):
-    data = b""
-    while chunk := peer.recv(65536):
-        data += chunk
-    return data
 
 
 MESSAGES = [b"", b"one", bytes(16379), bytes(16380), bytes(100_000), b"x" * 3_000_000]
@@ -359,81 +260,6 @@ def test_a_slow_reader_gets_everything_in_order(site):
         writer.join(WAIT)
     payload = b"".join(f.data for f in parse(data) if type(f).__name__ == "DataFrame")
     assert payload == b"".join(framed(i.to_bytes(2, "big") * 8000) for i in range(count))
-
-
-def test_at_the_limit_of_connections_the_next_one_waits_for_a_place():
-    site = Site(connections_max=2)
-    try:
-        first, second = busy(site), busy(site)
-        site.until(lambda: site.server.streams == 2)
-        with raw(site) as third:
-            third.settimeout(0.2)
-            with pytest.raises(TimeoutError):
-                third.recv(1)
-            first.close()
-            third.settimeout(WAIT)
-            assert third.recv(9)[3] == SETTINGS
-        second.close()
-    finally:
-        site.close()
-
-
-@pytest.mark.parametrize("greets", [True, False])
-def test_at_the_limit_unused_connections_are_closed(greets):
-    site = Site(connections_max=2)
-    try:
-        address = ("127.0.0.1", site.port)
-        unused = [raw(site) if greets else socket.create_connection(address, WAIT) for _ in range(2)]
-        site.until(lambda: site.server.connections == 2)
-        with connect(site) as channel:
-            assert list(mirror(channel)(iter([b"x"]), timeout=WAIT)) == [b"x"]
-        site.until(lambda: "connections: from 127.0.0.1" in site.abuses)
-        for peer in unused:
-            peer.close()
-    finally:
-        site.close()
-
-
-def test_a_host_that_takes_all_places_keeps_no_connection_of_another_waiting():
-    site = Site(connections_max=4)
-    address = ("127.0.0.1", site.port)
-    try:
-        crowd = [socket.create_connection(address, WAIT, ("127.0.0.2", 0)) for _ in range(40)]
-        with connect(site) as channel:
-            assert list(mirror(channel)(iter([b"x"]), timeout=WAIT)) == [b"x"]
-        assert "connections: from 127.0.0.2" in site.abuses
-        assert "connections: from 127.0.0.1" not in site.abuses
-        for peer in crowd:
-            peer.close()
-    finally:
-        site.close()
-
-
-def test_at_the_limit_an_idle_connection_is_drained():
-    site = Site(connections_max=1)
-    try:
-        with connect(site) as first, connect(site) as second:
-            for channel in (first, second, first):
-                assert list(mirror(channel)(iter([b"x"]), timeout=WAIT)) == [b"x"]
-        assert not site.abuses
-        assert site.server.accepted == 3
-    finally:
-        site.close()
-
-
-def test_at_the_limit_slow_handshakes_are_cancelled():
-    site = Site(server_context(None), connections_max=2)
-    try:
-        stuck = [socket.create_connection(("127.0.0.1", site.port), WAIT) for _ in range(2)]
-        stuck[1].sendall(b"\x16\x03\x01\x02\x00\x01\x00")  # the beginning of a hello
-        served = ssl.get_server_certificate(("127.0.0.1", site.port)).encode()
-        assert served
-        for peer in stuck:
-            read_all(peer)
-            peer.close()
-        site.until(lambda: site.server.connections == 0)
-    finally:
-        site.close()
 
 
 def test_a_gateway_that_opens_a_connection_for_each_request_is_not_a_flood():

@@ -1,11 +1,14 @@
 """At the limit of connections, the right ones give way."""
 
 from collections.abc import Iterator
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workers.transport.limits import IDLE_SECONDS, UNUSED_SECONDS
-from workers.transport.room import DISPLACED_AT_ONCE, LOOK_SECONDS, Room
+from workers.transport.room import DISPLACED_AT_ONCE, LOOK_SECONDS, Places, Room
 
 MOST = 100
 
@@ -31,7 +34,7 @@ def refused() -> list[str]:
 
 @pytest.fixture
 def room(refused: list[str]) -> Room:
-    return Room(MOST, refused.append)
+    return Room(Places(MOST, lambda: 0), refused.append)
 
 
 def crowd(now: float, host: str = "a") -> list[Peer]:
@@ -106,3 +109,55 @@ def test_a_crowd_is_forgotten_when_it_has_gone(room: Room) -> None:
     assert room.left(MOST, 10.0, peers)
     assert room.left(MOST // 2, 10.01, [])
     assert room.admits("a", MOST)
+
+
+class Worker:
+    """A worker with several ports, and the number of connections at each."""
+
+    def __init__(self, ports: int) -> None:
+        self.places = Places(MOST, lambda: sum(self.counts))
+        self.rooms = [Room(self.places, lambda _host: None) for _ in range(ports)]
+        self.counts = [0] * ports
+
+    def connect(self, port: int) -> bool:
+        """Opens a connection that stays busy, if there is a place for it."""
+        if not self.rooms[port].left(self.counts[port], 10.0, []):
+            return False
+        self.counts[port] += 1
+        return True
+
+
+@given(st.integers(1, 8), st.integers(2, 10), st.randoms())
+def test_ports_that_are_flooded_leave_places_to_each_of_the_others(floods: int, ports: int, order: Random) -> None:
+    floods = min(floods, ports - 1)
+    worker = Worker(ports)
+    for _ in range(8 * MOST):
+        worker.connect(order.randrange(floods))
+    assert worker.connect(ports - 1)
+    share = MOST // (floods + 1)
+    assert MOST - sum(worker.counts) + 1 >= share // 2
+    for port in range(ports):
+        while worker.connect(port):
+            pass
+    assert sum(worker.counts) <= MOST
+
+
+def test_a_port_whose_connections_leave_gives_its_places_back_to_the_others() -> None:
+    worker = Worker(2)
+    while worker.connect(0):
+        pass
+    assert worker.counts == [MOST // 2, 0]
+    while worker.connect(1):
+        pass
+    assert worker.counts == [MOST // 2, MOST // 4]
+    worker.counts[0] = 0
+    while worker.connect(1):
+        pass
+    assert worker.counts == [0, MOST // 2]
+
+
+def test_a_single_port_gets_all_places() -> None:
+    worker = Worker(1)
+    while worker.connect(0):
+        pass
+    assert worker.counts == [MOST]

@@ -52,9 +52,10 @@ def test_a_stream_that_receives_a_byte_now_and_then_is_refused():
 class Body:
     """A stream with an incomplete body."""
 
-    def __init__(self, size: int, received_at: float = 0.0) -> None:
+    def __init__(self, size: int, received_at: float = 0.0, pool: int = 0) -> None:
         self.size = size
         self.received_at = received_at
+        self.pool = pool
 
     def unfinished(self) -> int:
         return self.size
@@ -116,6 +117,38 @@ def test_an_answer_that_needs_memory_during_a_relief_asks_for_no_other_relief():
     relieved = Relieved(bodies)
     relieved(100)
     assert sorted(body.size for body in bodies) == [-1, 100]
+
+
+def held(bodies: Sequence[Body], pool: int) -> int:
+    return sum(body.size for body in bodies if body.pool == pool and body.size > 0)
+
+
+def test_of_several_pools_the_one_that_holds_most_gives_up_bodies_first_also_if_those_of_others_cost_more():
+    flood = [Body(1000, 100.0, pool=1) for _ in range(100)]
+    old, large = Body(5000, 0.0, pool=2), Body(90_000, 0.0, pool=3)
+    relieved = Relieved([*flood, old, large])
+    relieved(10_000)
+    assert (old.size, large.size, held(flood, 1)) == (5000, 90_000, 90_000)
+
+
+def test_pools_that_flood_together_come_down_together_and_leave_the_share_of_others_alone():
+    bodies = [Body(1000, 100.0 - number, pool=number % 2) for number in range(100)]
+    others = [Body(1000, 0.0, pool=2) for _ in range(10)]
+    Relieved([*bodies, *others])(60_000)
+    assert [held([*bodies, *others], pool) for pool in range(3)] == [20_000, 20_000, 10_000]
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 16), st.floats(0, 100), st.integers(0, 4)), max_size=60), st.integers(1, 1 << 21))
+def test_a_pool_loses_bodies_only_down_to_what_the_largest_holds_then(made, excess):
+    bodies = [Body(size, at, pool) for size, at, pool in made]
+    before = [held(bodies, pool) for pool in range(5)]
+    sizes = [body.size for body in bodies]
+    Relieved(bodies)(excess)
+    after = [held(bodies, pool) for pool in range(5)]
+    longest = [max((size for size, body in zip(sizes, bodies, strict=True) if body.pool == pool), default=0) for pool in range(5)]
+    for pool in range(5):
+        assert after[pool] == before[pool] or after[pool] + longest[pool] >= max(after)
+    assert sum(before) - sum(after) >= min(excess, sum(before))
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 100)), max_size=50), st.integers(1, 1 << 22))

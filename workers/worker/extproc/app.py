@@ -79,8 +79,8 @@ class StreamOptions(NamedTuple):
     `scores`: whether the answer has the score of each endpoint. `request_phase_only`: whether a stream ends with the answer to its
     request, so that the response passes without the picker. `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a
     decision; None if clients get no receipts. `tenants`: finds the tenant of each request; None if no tenants are configured. `pool`: the
-    number of the pool. `budgets`: counts what tenants use; None in tests. `turns`: those of one of several pools; None if
-    there is only one.
+    number of the pool; UNDECIDED for streams whose pool is not known yet. `name`: that of one of several pools. `budgets`: counts what
+    tenants use; None in tests. `turns`: those of one of several pools; None if there is only one.
     """
 
     scores: bool = False
@@ -88,6 +88,7 @@ class StreamOptions(NamedTuple):
     receipts: Receipts | None = None
     tenants: Tenants | None = None
     pool: int = 0
+    name: str = ""
     budgets: Budgets | None = None
     turns: PoolTurns | None = None
 
@@ -125,7 +126,7 @@ class App:
         self.admission: Admission = OPEN
         self.evictions: Evictions | None = None
         self.intake = intake if intake is not None else Intake()
-        self.emit_scores, self.request_phase_only, self.receipts, self.tenants, self.number, self.budgets, self.turns = options
+        self.emit_scores, self.request_phase_only, self.receipts, self.tenants, self.number, self.name, self.budgets, self.turns = options
         self._destinations: dict[str, codec.Destination] = {}
         self._several: dict[str, codec.Destination] = {}
 

@@ -35,6 +35,9 @@ class Pools(Protocol):
     def wanted(self, pool: int, then: Callable[[], None]) -> None:
         """Loads the pool, and calls `then` afterwards, in a later turn. Raises Refused if it could not be loaded a short time ago."""
 
+    def name(self, pool: int) -> str:
+        """Returns the name of the pool; "" for UNDECIDED."""
+
     def lobby(self) -> App:
         """Returns an app for streams whose pool is not known or not loaded yet."""
 
@@ -57,21 +60,21 @@ def open_pooled(pools: Pools, path: str, metadata: Metadata, stream: Stream) -> 
 
 
 class PooledRequestPhase(RequestPhase):
-    """A request phase that finds the pool before it decides, and waits until the pool is loaded."""
+    """A request phase that finds the pool before it decides, and waits until the pool is loaded. `pool`: UNDECIDED until it is known."""
 
-    __slots__ = ("_head", "_no_body", "_pool", "_pools")
+    __slots__ = ("_head", "_no_body", "pool", "pools")
 
     def __init__(self, pools: Pools, pool: int) -> None:
         super().__init__()
-        self._pools = pools
-        self._pool = pool
+        self.pools = pools
+        self.pool = pool
         self._head: tuple[bytes, int, int] | None = None  # the message with the headers, while the stream is in the lobby
         self._no_body = False
 
     def on_headers(self, stream: Shell, message: bytes, start: int, end: int) -> None:
-        if self._pool == UNDECIDED:
-            self._pool = self._pools.choice.of_metadata(message)
-        app = self._pools.app(self._pool) if self._pool != UNDECIDED else None
+        if self.pool == UNDECIDED:
+            self.pool = self.pools.choice.of_metadata(message)
+        app = self.pools.app(self.pool) if self.pool != UNDECIDED else None
         if app is None:
             self._head = message, start, end
         else:
@@ -93,8 +96,8 @@ class PooledRequestPhase(RequestPhase):
     def _route_without_body(self, stream: Shell) -> None:
         if self._head is None:
             super()._route_without_body(stream)
-        elif self._pool == UNDECIDED and asks_for_models(self._headers):
-            stream.send(self._pools.models())
+        elif self.pool == UNDECIDED and asks_for_models(self._headers):
+            stream.send(self.pools.models())
             stream.end(0, "")
         else:
             self._no_body = True
@@ -105,7 +108,7 @@ class PooledRequestPhase(RequestPhase):
             super()._start_deciding(stream)
             return
         body = self._body()
-        if self._pool == UNDECIDED and self._headers.mentions(ENCODED):
+        if self.pool == UNDECIDED and self._headers.mentions(ENCODED):
             packed = body_slices(body, self._headers.get(CONTENT_ENCODING) or "", stream.app.guards.body_bytes_max)
             if packed is not None:
                 self._unpacked(stream, packed)
@@ -125,11 +128,11 @@ class PooledRequestPhase(RequestPhase):
 
     def _enter(self, stream: Shell, body: bytes | memoryview) -> None:
         """Finds the pool, by the model in `body` if nothing else has said it. Decides as soon as the pool is loaded. Raises Refused."""
-        if self._pool == UNDECIDED:
-            self._pool = self._pools.choice.of_model(model_of(body))
-        app = self._pools.app(self._pool)
+        if self.pool == UNDECIDED:
+            self.pool = self.pools.choice.of_model(model_of(body))
+        app = self.pools.app(self.pool)
         if app is None:
-            self._pools.wanted(self._pool, lambda: stream.resume(self._enter, stream, b""))
+            self.pools.wanted(self.pool, lambda: stream.resume(self._enter, stream, b""))
             if not self.kept and self.body_bytes:
                 self._keep(stream)
             return
@@ -146,10 +149,18 @@ class PooledRequestPhase(RequestPhase):
 class PooledStream(ExtProcStream):
     """A stream whose pool follows from its request, or is not loaded yet."""
 
-    __slots__ = ()
+    __slots__ = ("_phase",)
 
     def __init__(self, app: App, transport: Stream, metadata: Metadata, phase: PooledRequestPhase) -> None:
         """`app`: that of the lobby."""
         super().__init__(app, transport, metadata)
         phase.gateway = self.request_phase.gateway
-        self.request_phase = phase
+        self.request_phase = self._phase = phase
+
+    @property
+    def pool(self) -> int:
+        return self._phase.pool
+
+    @property
+    def pool_name(self) -> str:
+        return self._phase.pools.name(self._phase.pool)

@@ -44,7 +44,6 @@ SMALL_PIECES_MAX: Final = 1024  # this number of small pieces in a row is joined
 ORIGIN_CHARS_MAX: Final = 64
 # Limit for the bytes of a message beside the body: headers and metadata; gateways send some KiB.
 BESIDES_MAX: Final = 1 << 20
-BODIES_RETRY_S: Final = 1
 # The tag and the length before the payload of a message take 2 to 6 bytes. If more bytes precede it, the message has other fields.
 SHORTEST_ENVELOPE: Final = 6
 
@@ -179,7 +178,7 @@ class RequestPhase:
             # The piece keeps the whole message in memory. At the limit, `hold` ends the costliest unfinished requests. This one may be
             # among them.
             if not stream.transport.hold(size) and stream.state == AWAIT_BODY:
-                raise Refused(Cause.BODIES_HELD, retry_after_s=BODIES_RETRY_S)
+                raise stream.too_much_held()
         else:
             stream.state = DECIDING
             self._uncounted = size
@@ -233,7 +232,7 @@ class RequestPhase:
         self.kept += unpacked
         # At the limit, `hold` ends the costliest unfinished requests. This one may be among them.
         if count and not stream.transport.hold(count) and stream.state == DECIDING:
-            raise Refused(Cause.BODIES_HELD, retry_after_s=BODIES_RETRY_S)
+            raise stream.too_much_held()
 
     def _start_deciding(self, stream: Shell) -> None:
         app, headers = stream.app, self._headers

@@ -24,6 +24,7 @@ UNKNOWN_ERROR: Final = "Unknown"
 INTERNAL_ERROR: Final = "Internal"
 INVALID_ARGUMENT: Final = 3
 INTERNAL: Final = 13
+BODIES_RETRY_S: Final = 1
 
 
 class Shell:
@@ -82,6 +83,16 @@ class Shell:
             self.stopped(problem)
         finally:
             word[0] = 0
+
+    @property
+    def pool_name(self) -> str:
+        """The name of the pool; "" if it is not known yet, or if there is only one."""
+        return self.app.name
+
+    def too_much_held(self) -> Refused:
+        """Returns the refusal of this request for the bytes of bodies that are held. It names the pool if there are several."""
+        name = self.pool_name
+        return Refused(Cause.BODIES_HELD, f" by pool '{name}'" if name else "", retry_after_s=BODIES_RETRY_S)
 
     def request_id(self) -> str:
         """Returns the id that the gateway gives the request; "" without one."""

@@ -22,7 +22,7 @@ from epp.protocol.stream import AWAIT_BODY, AWAIT_HEADERS, DECIDING, DONE, ENDED
 from epp.protocol.usage import ANSWER, KEY, SUSPECT
 from workers.transport.interface import Metadata, Stream
 from workers.worker.extproc.app import App
-from workers.worker.extproc.request_phase import BESIDES_MAX, BODIES_RETRY_S, LONG_BODY, RequestPhase, too_much_besides
+from workers.worker.extproc.request_phase import BESIDES_MAX, LONG_BODY, RequestPhase, too_much_besides
 from workers.worker.extproc.reservation import Reservation
 from workers.worker.extproc.response_phase import ResponsePhase
 from workers.worker.extproc.shell import Shell
@@ -174,14 +174,26 @@ class ExtProcStream(Shell):
         return self.request_phase.body_bytes + self.transport.gathered() if waits else -1
 
     def unfinished(self) -> int:
-        """Returns how many bytes the request holds if it is incomplete, or waits with a long body; otherwise -1."""
-        if self.state == DECIDING and self.request_phase.kept > LONG_BODY:
+        """Returns how many bytes the request holds if it is incomplete, or waits with a long body; otherwise -1.
+
+        With several pools, it may wait with a body of any length: else a pool could keep any number of bytes in short ones.
+        """
+        least = LONG_BODY if self.app.turns is None else 0
+        if self.state == DECIDING and self.request_phase.kept > least:
             return self.request_phase.kept
         return self.awaited()
 
     def origin(self) -> str:
-        """Returns the request's id and its client, as the gateway gives them, and the address of the gateway, for the log."""
-        return f"{self.request_phase.origin()}, from {self.transport.peer() or 'unknown'}"
+        """Returns the request's id and its client, as the gateway gives them, the address of the gateway, and the pool if there are
+        several, for the log.
+        """
+        name = self.pool_name
+        return f"{self.request_phase.origin()}, from {self.transport.peer() or 'unknown'}{f', pool {name}' if name else ''}"
+
+    @property
+    def pool(self) -> int:
+        """The number of the pool; UNDECIDED if it is not known yet."""
+        return self.app.number
 
     def give_up_waiting(self, seconds: float) -> None:
         """Ends the stream, because its request stays incomplete: the gateway has sent too little for `seconds`."""
@@ -193,7 +205,7 @@ class ExtProcStream(Shell):
     def give_up_body(self) -> None:
         """Ends this request to free the memory of its body. Answers 429 if an answer is possible."""
         if self.state in (AWAIT_BODY, DECIDING):
-            self.refuse(Refused(Cause.BODIES_HELD, retry_after_s=BODIES_RETRY_S))
+            self.refuse(self.too_much_held())
         else:
             self.end(RESOURCE_EXHAUSTED, "too many bytes of unfinished requests are held")
 

@@ -10,7 +10,7 @@ import pytest
 
 from epp.errors import Cause, Refused
 from epp.protocol.models import listed
-from epp.request.pools import KEY, Matched, PoolChoice
+from epp.request.pools import KEY, UNDECIDED, Matched, PoolChoice
 from epp.request.tenant_keys import parse
 from epp.request.tenants import FromKey, Tenants
 from loadtest.load.proto import ext_proc_pb2 as pb
@@ -51,6 +51,9 @@ class Worker:
         waiting, self.waiting = self.waiting, []
         for then in waiting:
             then()
+
+    def name(self, pool: int) -> str:
+        return "abcd"[pool] if pool != UNDECIDED else ""
 
     def lobby(self) -> App:
         return self.pairs[0].app
@@ -252,3 +255,19 @@ def test_a_client_that_leaves_before_the_pool_is_loaded_leaves_nothing_behind() 
     envoy.handler.closed()
     worker.load(1)
     assert worker.served() == [0, 0, 0, 0] and envoy.answers() == []
+
+
+@pytest.mark.parametrize(("first", "name"), [("port", " by pool 'a'"), ("metadata", " by pool 'd'"), ("model", "")])
+def test_a_body_that_is_given_up_names_its_pool_as_soon_as_it_is_known(first: str, name: str) -> None:
+    worker = Worker()
+    worker.loaded = {1}
+    envoy = worker.stream(port=9102 if first == "port" else 9002)
+    if first == "metadata":
+        named(envoy, "d")
+    else:
+        envoy.headers()
+    envoy.body(b"x" * 1000, last=False)
+    assert envoy.handler.pool == {"port": 0, "metadata": 3, "model": UNDECIDED}[first]
+    envoy.handler.give_up_body()
+    status, error, _ = refusal(envoy.answers())
+    assert (status, error["message"].partition("held already")[2]) == (429, name)
