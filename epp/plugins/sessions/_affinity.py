@@ -8,7 +8,8 @@ Two strategies find the pinned endpoint of a request:
   request was sent to, however this endpoint was picked. It is bound again only if its endpoint is not among the candidates.
 
 A session's requests may arrive at different workers, so bindings are in the shared prefix index. A binding is an entry of the index: its
-block hash is made of (profile, session id, epoch), and its owner is the endpoint. An epoch lasts half the time to live. All workers, also
+block hash is made of (profile, tenant, session id, epoch), and its owner is the endpoint. So no tenant can find or make the bindings of
+another tenant, whose session ids it may know. An epoch lasts half the time to live. All workers, also
 restarted ones, see a new binding once the index writer has read the bus, a few milliseconds later. Guarantee: workers that see the same
 candidates agree on a session's endpoint. If two workers both get a session's first requests within those milliseconds, they may bind it
 twice. Then the binding of the later epoch wins; within one epoch, all workers compute the same order of bindings. So they agree again from
@@ -207,7 +208,8 @@ class Bindings:
         session = self._session(request)
         if not session:
             return -1
-        root = xxh3_64_intdigest(f"session {len(self._profile)} {self._profile} {session}".encode(), self._secret)
+        tenant = "" if request.tenant is None else f"{len(request.tenant.name)} {request.tenant.name} "
+        root = xxh3_64_intdigest(f"session {len(self._profile)} {self._profile} {tenant}{session}".encode(), self._secret)
         place, lookup = self._bound(root, candidates, request.now)
         lookups = request[self._lookups]
         if lookups is None:

@@ -15,6 +15,7 @@ from epp.plugins.sessions.identifier import SessionId, cookie
 from epp.plugins.sessions.pinned import MultiClusterSessionAffinityFilter, SessionAffinityFilter, SessionAffinityScorer
 from epp.prefix.blocks import WIDE
 from epp.request import Request
+from epp.request.tenant import Tenant
 from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from tests.epp.plugins.calls import PROFILE
@@ -279,6 +280,23 @@ def test_bindings_for_different_profiles_are_separate() -> None:
     prefill.before_send(r, sent_to(c, 0, prefill=run))
     assert kept(decode, of("a"), c) == ["pod-0"]
     assert kept(prefill, of("a"), c) == ["pod-3"]
+
+
+def test_a_tenant_neither_finds_nor_makes_the_binding_of_another_tenants_session() -> None:
+    shared = FakeServices()
+    one, other = by_id(services=shared), by_id(services=shared)
+
+    def of_tenant(name: str, session: str = "a") -> Request:
+        r = of(session)
+        r.tenant = Tenant(name)
+        return r
+
+    assert goes(one, of_tenant("acme"), four(), 2) == ALL
+    for plugin in (one, other):
+        assert kept(plugin, of_tenant("acme"), four()) == ["pod-2"]
+        assert kept(plugin, of_tenant("bee"), four()) == kept(plugin, of("a"), four()) == ALL
+    assert goes(one, of_tenant("acme 4"), four(), 1) == ALL
+    assert kept(other, of_tenant("acme", "4 a"), four()) == ALL
 
 
 def test_sources_are_tried_in_order_and_attributes_are_declared() -> None:
