@@ -13,7 +13,7 @@ FIND_PYTHON = for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$p; exit 0; fi; done; \
 	echo "no Python >= 3.11 with venv found: install one (on Debian: apt install python3 python3-venv)" >&2; exit 1
 
-.PHONY: compiled install develop demo docs release test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-arm test-clients test-engines test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-pools bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
+.PHONY: compiled install develop demo docs release test coverage test-e2e test-first-day test-configurations test-kube test-faults test-reload-faults test-go test-arm test-clients test-engines test-ui bench-ui fuzz simulate bench-floods bench-busy bench-overload bench-waiting bench-attack bench-pools bench-reload lint bench bench-routing bench-replay bench-tune bench-replicas bench-scaling profile load proto lock clean
 .NOTPARALLEL:  # targets share one environment
 # The tests start hundreds of processes: each would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -157,6 +157,10 @@ bench-overload: $(READY_DEV) compiled
 # Memory of waiting requests and of 200,000 fairness ids, and (ARGS=--five-minutes) a wait through Envoy.
 bench-waiting: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.waiting $(ARGS)
+
+# How often an attacker tells which request another tenant has sent, with cache salts and without. 20 minutes; ARGS="--tries 1000": 2.
+bench-attack: $(READY_DEV) compiled
+	@$(PYTHON) -m tests.bench.attack $(ARGS)
 
 # Many pools in one picker: idle, under load, one of them flooded, and a thousand.
 bench-pools: $(READY_DEV) compiled

@@ -51,6 +51,7 @@ FOREIGN_FLAGS = {
     "--trace", "--scale", "--busy", "--servers",  # make bench-routing
     "--disable-hot-restart", "--concurrency", "--log-level",  # envoy
     "--silent", "--show-error", "--fail", "--retry", "--retry-all-errors", "--retry-delay",  # curl
+    "--tries",  # make bench-attack
     "--list",  # python -m shm.inspect
     "--extract", "--strip-components", "--wildcards",  # tar
     "--native", "--reproduce", "--pure",  # make release, tests.release.containers
