@@ -3,7 +3,8 @@
     python -m tests.ui.run      exit status 0: every check passed; the screenshots are in .cache/ui
 
 It needs chromium, npm (for axe-core) and the package playwright. Checked: page and doctor name all ten faults, every view is reached with
-the keyboard alone, axe-core finds nothing serious, no request leaves the origin, the policy holds, and hostile names stay text.
+the keyboard alone, axe-core finds nothing serious, no request leaves the origin, the policy holds, and hostile names stay text. The pages
+of several pools and of tenants (`tests.ui.tenants`) are opened, too.
 """
 
 import json
@@ -19,6 +20,8 @@ from typing import Any
 from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, ask, eventually
 from tests.e2e.pools_site import Site
 from tests.faults.ten import FAULTS, HOT, Ten, missed, ten_faults
+from tests.ui.checks import SHOTS, WAIT_MS, Check, fits, serious
+from tests.ui.tenants import browse_tenants
 from tests.ui.vendor import rebuilt
 
 AXE = {
@@ -27,27 +30,12 @@ AXE = {
     "tarball_sha256": "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745",
     "files": [{"from": "axe.min.js", "to": "axe.min.js"}],
 }
-SHOTS = Path(".cache/ui")
 VIEWS = ("Overview", "Endpoints", "Decisions", "Flow control", "Configuration", "Health")
 SCRIPT = '<script>fetch("http://evil.example")</script>'
 HOSTILE = f"{SCRIPT}\u202e\x07\x00{'x' * 10_000}"  # a script, other direction of text, control characters, 10 KB
 ENDPOINT = {"name": f"{SCRIPT}\u202e{'y' * 400}", "address": LOOPBACK, "port": "1"}
-SERIOUS = ("serious", "critical")
-WAIT_MS = 15_000
 SETTLE_MS = 700
 TABS_MAX = 12
-
-
-class Check:
-    """Collects what is wrong."""
-
-    def __init__(self) -> None:
-        self.wrong: list[str] = []
-
-    def that(self, holds: bool, what: str) -> None:
-        print(f"{'ok    ' if holds else 'WRONG '} {what}", flush=True)
-        if not holds:
-            self.wrong.append(what)
 
 
 def visit(page: Any, name: str) -> None:
@@ -68,18 +56,6 @@ def back(page: Any) -> None:
     page.click("text=Back to the latest decisions")
     page.wait_for_selector("text=Latest decisions", timeout=WAIT_MS)
     page.wait_for_function("document.activeElement.id === 'view'", timeout=WAIT_MS)
-
-
-def serious(page: Any, axe: str) -> list[Any]:
-    """Returns what axe-core finds serious in the present view."""
-    page.evaluate(axe)
-    script = "axe.run().then((result) => result.violations.map((v) => [v.id, v.impact, v.nodes[0].html]))"
-    return [each for each in page.evaluate(script) if each[1] in SERIOUS]
-
-
-def fits(page: Any) -> bool:
-    """Returns whether the page is as wide as the window: tables scroll in their frames."""
-    return not page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
 
 def views(page: Any, axe: str, check: Check, shot: Callable[[str], None]) -> None:
@@ -138,6 +114,7 @@ def main() -> int:
         browse(ten, chromium, axe, check)
     with Cluster() as cluster:
         browse_pools(Site(cluster), chromium, axe, check)
+    browse_tenants(chromium, axe, check)
     print(f"{len(check.wrong)} checks failed; screenshots in {SHOTS}")
     return int(bool(check.wrong))
 
