@@ -40,7 +40,7 @@ _NAMES = """
     workers/supervisor/endpoints: http_answer http_client scrape scrape_results target wheel
     workers/supervisor/kv_events: followed holdings sockets stream
     workers/transport: abuse answer_blocks control_frames deadlines frames header_blocks headers http2 interface link native output pieces
-    workers/transport: room session stream timeouts turn wrong_protocol
+    workers/transport: room sending session stream timeouts turn wrong_protocol
     workers/worker: adoption learning plugin_handles rewrites
     workers/worker/extproc: answer_counts app budgets health pipelines pool pool_stream pool_turns request_phase reservation
     workers/worker/extproc: response_phase shedding shell stream tried_stream

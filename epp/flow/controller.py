@@ -30,12 +30,12 @@ Everything runs on the worker's loop. Nothing here blocks, logs or opens anythin
 One comparison orders bands everywhere: `epp.request.flows.rank`. A policy that raises is counted, and a plain rule replaces it.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
 from epp.flow.bands import Band, Entry, Flow
 from epp.flow.deadlines import Deadlines
-from epp.flow.displacement import OWN, giving_way, holdings_of
+from epp.flow.displacement import OWN, Demands, Limits
 from epp.flow.outcomes import (
     EvictedContextCancelled,
     EvictedDisplaced,
@@ -62,7 +62,6 @@ EVICTED: Final = {
     each.outcome: each for each in (EvictedTTL, EvictedNoEndpoints, EvictedContextCancelled, EvictedDisplaced, EvictedShutDown)
 }
 U = TypeVar("U", bound=Undispatched)
-Demands = Sequence[tuple[int, Wanted]]
 
 
 def _always() -> bool:
@@ -84,20 +83,17 @@ class FlowController:
         registry: ControlPlane | None = None,
     ) -> None:
         """`now` returns monotonic seconds. `registry`: if None, a new one is made from the plan."""
-        self._plan = plan
+        self._limits = Limits(plan, peers)
         self._gate = gate
         self._peers = peers
         self._observer = observer
         self._provisioned: Collection[int] = ()
         self._now = now
         self._make_future = make_future
-        self._registry: ControlPlane = (
-            registry if registry is not None else Registry(plan, observer.policy_failed, gate.bands, peers.ledger)
-        )
+        self._registry: ControlPlane = registry or Registry(plan, observer.policy_failed, gate.bands, peers.ledger)
         self._deadlines = Deadlines(plan)
         self._shard_order = ShardOrder(peers)
         self._pending = 0  # requests that have passed the gate and have no endpoint yet
-        self._head_moved = False
         self._closed = False
         self.waiting = 0
         self.waiting_bytes = 0
@@ -161,7 +157,7 @@ class FlowController:
         entry = Entry(item, flow, now)
         self._deadlines.add(entry, item.ttl_s)
         if not len(flow):
-            self._head_moved = True  # this flow may be the next to serve, so the head may change
+            self._shard_order.head_moved = True  # this flow may be the next to serve, so the head may change
         band.offer(entry, now)
         self.waiting += 1
         self.waiting_bytes += size
@@ -184,7 +180,7 @@ class FlowController:
         if not self._over(1, size):
             return ()
         self._answer(now)  # first displace what other shards have already demanded of this shard
-        parts = self._giving_way(band, size)
+        parts = self._limits.giving_way(band.priority, size, self._registry.order, self.waiting, self.waiting_bytes)
         if parts is None:
             raise self._full(band)
         for shard, wanted in parts:
@@ -194,26 +190,7 @@ class FlowController:
 
     def _over(self, requests: int = 0, size: int = 0) -> bool:
         """Returns whether the limits over all bands would be exceeded with this many more `requests` and bytes (`size`)."""
-        plan = self._plan
-        if not plan.max_requests and not plan.max_bytes:
-            return False
-        peer_requests, peer_bytes = self._peers.totals()
-        total, total_bytes = peer_requests + self.waiting + requests, peer_bytes + self.waiting_bytes + size
-        return (0 < plan.max_requests < total) or (0 < plan.max_bytes < total_bytes)
-
-    def _giving_way(self, band: Band, size: int) -> Demands | None:
-        """Returns what each shard would displace for one request of `size` bytes in this band. None: too little can be freed."""
-        plan = self._plan
-        holdings, leaving, leaving_bytes = holdings_of(self._registry.order, self._peers)
-        peer_requests, peer_bytes = self._peers.totals()
-        total = peer_requests + self.waiting - leaving + 1
-        total_bytes = peer_bytes + self.waiting_bytes - leaving_bytes + size
-        return giving_way(
-            band.priority,
-            total - plan.max_requests if plan.max_requests else 0,
-            total_bytes - plan.max_bytes if plan.max_bytes else 0,
-            holdings,
-        )
+        return self._limits.exceeded(self.waiting + requests, self.waiting_bytes + size)
 
     def _answer(self, now: float) -> None:
         """Displaces what other shards demand, as long as the limits are still exceeded."""
@@ -256,12 +233,12 @@ class FlowController:
                 if flow is None:
                     break
                 if peers.waiting() and self._shard_order.ahead(band.priority, band.claim(flow), band.tolerance, now):
-                    self._head_moved = True
-                    self._show_head(now)
+                    self._shard_order.head_moved = True
+                    self._shard_order.show_head(self._registry.order, now)
                     return
                 self._serve(flow, now)
                 left -= 1
-        self._show_head(now)
+        self._shard_order.show_head(self._registry.order, now)
         if not self.waiting and peers.waiting():
             self._shard_order.invite(now)
 
@@ -276,7 +253,7 @@ class FlowController:
     def _blocked(self, band: Band, now: float) -> None:
         """Ends a cycle at the first band for which the gate has no room: shows this shard's head and reports the gate's reading."""
         self._shard_order.no_room()
-        self._show_head(now)
+        self._shard_order.show_head(self._registry.order, now)
         reading = self._gate.read()
         self._deadlines.change(reading.empty, now)
         self._observer.blocked(reading, band.priority)
@@ -334,7 +311,7 @@ class FlowController:
         entry.place.band.remove(entry, now)
         self._ended(entry, outcome, now)
         if not self.waiting:
-            self._show_head(now)
+            self._shard_order.show_head(self._registry.order, now)
 
     def _ended(self, entry: Entry, outcome: Outcome, now: float) -> None:
         """Sets the outcome of an entry that has left its queue. Only this method sets an outcome."""
@@ -343,7 +320,7 @@ class FlowController:
         entry.request = None  # frees the memory of the body now; the lists that hold the entry are cleaned later
         self.waiting -= 1
         self.waiting_bytes -= entry.bytes
-        self._head_moved = True
+        self._shard_order.head_moved = True
         self._deadlines.ended()
         self._show(flow)
         self._registry.release(flow, now)
@@ -359,28 +336,8 @@ class FlowController:
         self._peers.publish(band.priority, band.requests, band.bytes, band.oldest)
         self._observer.queued(flow.key, len(flow), flow.bytes)
 
-    def _show_head(self, now: float) -> None:
-        """Publishes this shard's head: its most important waiting band and that band's claim. Does nothing while there is one shard only.
-
-        The claim also changes when other shards dispatch requests of the same flows. A shard that leaves room to another one publishes its
-        head again, so that no two shards wait for each other. In other cases an outdated claim costs at most one needless wake.
-        """
-        if not self._head_moved:
-            return
-        for band in self._registry.order:
-            if not band.requests:
-                continue
-            if not self._peers.shards():
-                return
-            if (flow := band.pick(now)) is not None:
-                self._peers.head(band.priority, band.claim(flow))
-                self._head_moved = False
-                return
-        self._peers.head(None, 0.0)
-        self._head_moved = False
-
     def _full(self, band: Band) -> Rejected:
-        """Returns the exception for a request that meets a limit: the queue is full, or the pool has no endpoints."""
+        """Returns the exception for a request that exceeds a limit."""
         return self._refusal(RejectedNoEndpoints if self._gate.read().empty else RejectedCapacity, band)
 
     def _refusal(self, kind: type[U], band: Band) -> U:
@@ -397,22 +354,16 @@ class FlowController:
         self._registry.provision(priorities)
 
     def use(self, plan: FlowPlan, gate: Gate) -> None:
-        """Replaces the plan and its gate. Waiting requests move to the new bands of their priority, or to band 0 if there is none, in the
-        order of their arrival. They keep their arrival times and deadlines, and stay even if they exceed the new limits."""
+        """Replaces the plan and its gate. Waiting requests keep their arrival times and deadlines, and may exceed the new limits."""
         now, old = self._now(), self._registry
-        waiting = [entry for band in old.order for entry in band.entries()]
         registry = Registry(plan, self._observer.policy_failed, gate.bands, self._peers.ledger)
         registry.provision(self._provisioned)
-        self._plan, self._gate, self._registry = plan, gate, registry
+        self._limits, self._gate, self._registry = Limits(plan, self._peers), gate, registry
         self._deadlines.use(plan)
-        for entry in sorted(waiting, key=lambda entry: entry.arrival):
-            entry.place = registry.lease(entry.flow)
-            entry.place.band.offer(entry, now)
+        registry.take_over(old.order, now)
         for band in old.order:
             self._peers.publish(band.priority, 0, 0, 0.0)
-            if (successor := registry.find(band.priority)) is not None:
-                successor.rate = band.rate
         for band in registry.order:
             self._peers.publish(band.priority, band.requests, band.bytes, band.oldest)
-        self._head_moved = True
+        self._shard_order.head_moved = True
         self.cycle()

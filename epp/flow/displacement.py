@@ -5,14 +5,16 @@ first; there the band's displacement policy chooses the items. If all lower band
 Displacement never helps at the limit of a band: all requests in a band are equally important.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from epp.flow.bands import Band
+from epp.flow.plan import FlowPlan
 from epp.flow.ports import Peers, Wanted
 from epp.request.flows import rank
 
 OWN = -1  # this shard
+Demands = Sequence[tuple[int, Wanted]]  # which shard displaces how much
 
 
 class Holding(NamedTuple):
@@ -43,7 +45,7 @@ def holdings_of(bands: Iterable[Band], peers: Peers) -> tuple[list[Holding], int
     return holdings, leaving, leaving_bytes
 
 
-def giving_way(priority: int, requests: int, size: int, holdings: Iterable[Holding]) -> list[tuple[int, Wanted]] | None:
+def giving_way(priority: int, requests: int, size: int, holdings: Iterable[Holding]) -> Demands | None:
     """Returns which shards displace how much for an arrival of `priority`. None: too little can be freed.
 
     All shards together must free `requests` requests and `size` bytes. Each shard ends waiting requests until it has freed both numbers in
@@ -63,3 +65,35 @@ def giving_way(priority: int, requests: int, size: int, holdings: Iterable[Holdi
         requests -= part
         size -= part_size
     return parts if requests <= 0 and size <= 0 else None
+
+
+class Limits:
+    """The limits over all bands of all shards."""
+
+    def __init__(self, plan: FlowPlan, peers: Peers) -> None:
+        self._max_requests = plan.max_requests  # 0: no limit
+        self._max_bytes = plan.max_bytes
+        self._peers = peers
+
+    def exceeded(self, requests: int, size: int) -> bool:
+        """Returns whether the limits are exceeded if this many requests and bytes wait in this shard."""
+        if not self._max_requests and not self._max_bytes:
+            return False
+        peer_requests, peer_bytes = self._peers.totals()
+        return 0 < self._max_requests < peer_requests + requests or 0 < self._max_bytes < peer_bytes + size
+
+    def giving_way(self, priority: int, size: int, bands: Iterable[Band], waiting: int, waiting_bytes: int) -> Demands | None:
+        """Returns what each shard would displace for one request of `size` bytes and this priority. None: too little can be freed.
+
+        `bands`, `waiting`, `waiting_bytes`: what waits in this shard.
+        """
+        holdings, leaving, leaving_bytes = holdings_of(bands, self._peers)
+        peer_requests, peer_bytes = self._peers.totals()
+        total = peer_requests + waiting - leaving + 1
+        total_bytes = peer_bytes + waiting_bytes - leaving_bytes + size
+        return giving_way(
+            priority,
+            total - self._max_requests if self._max_requests else 0,
+            total_bytes - self._max_bytes if self._max_bytes else 0,
+            holdings,
+        )

@@ -130,6 +130,19 @@ class Registry:
 
     # The path of configuration.
 
+    def take_over(self, bands: Sequence[Band], now: float) -> None:
+        """Takes over the waiting requests of another registry's bands, in the order of their arrival, and the rates of these bands.
+
+        Requests of a priority that has no band here join band 0.
+        """
+        waiting = [entry for band in bands for entry in band.entries()]
+        for entry in sorted(waiting, key=lambda entry: entry.arrival):
+            entry.place = self.lease(entry.flow)
+            entry.place.band.offer(entry, now)
+        for band in bands:
+            if (successor := self.find(band.priority)) is not None:
+                successor.rate = band.rate
+
     def find(self, priority: int) -> Band | None:
         """Returns the band of exactly this priority, leaving or not."""
         return self._bands.get(priority)

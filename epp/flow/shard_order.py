@@ -14,6 +14,9 @@ and what they do shows later. So they are stuck after `ELSEWHERE_S` without a re
 first for at most `ELSEWHERE_REST_S`: then they get another `ELSEWHERE_S`. Each such rest is twice as long as the one before, up to a limit.
 """
 
+from collections.abc import Sequence
+
+from epp.flow.bands import Band
 from epp.flow.ports import Elsewhere, Head, Peers
 from epp.request.flows import rank
 
@@ -39,10 +42,11 @@ class _Watched:
 
 
 class ShardOrder:
-    """Decides whether this shard or another one goes first."""
+    """Decides whether this shard or another one goes first, and shows other shards what waits in this one."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
+        self.head_moved = False  # whether what `show_head` shows may have changed since
         self._watched: dict[int, _Watched] = {}
         self._elsewhere: Elsewhere | None = None  # what waited in other replicas when this shard left room to them first
         self._elsewhere_since = 0.0
@@ -76,6 +80,28 @@ class ShardOrder:
         self._watched.clear()
         if not self._elsewhere_stuck:
             self._elsewhere = None
+
+    def show_head(self, bands: Sequence[Band], now: float) -> None:
+        """Publishes this shard's head: its most important waiting band and that band's claim. Does nothing while there is one shard only.
+
+        The claim also changes when other shards dispatch requests of the same flows. A shard that leaves room to another one publishes its
+        head again, so that no two shards wait for each other. In other cases an outdated claim costs at most one needless wake.
+
+        `bands`: those of this shard, the most important first.
+        """
+        if not self.head_moved:
+            return
+        for band in bands:
+            if not band.requests:
+                continue
+            if not self._peers.shards():
+                return
+            if (flow := band.pick(now)) is not None:
+                self._peers.head(band.priority, band.claim(flow))
+                self.head_moved = False
+                return
+        self._peers.head(None, 0.0)
+        self.head_moved = False
 
     def _elsewhere_ahead(self, own: int, now: float) -> bool:
         """Returns whether another replica goes first."""

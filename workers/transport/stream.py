@@ -1,85 +1,51 @@
-"""One stream of a connection: makes gRPC messages from DATA payloads, and frames from answers, within the peer's windows.
+"""One stream of a connection: makes gRPC messages from DATA payloads. `sending` makes frames from answers.
 
-Sending has two paths. The direct path serves nearly every message: if a message fits into one frame, the stream's window, the connection's
-window and the connection's `room`, it goes to the connection's output at once. Otherwise `_enqueue` queues it without copying, `pump` cuts
-the queue into frames as far as windows allow, and the connection pumps the rest later. The direct path does not look at the queue. This is
-correct because of an invariant: **a stream has queued bytes only while its window, the connection's window or the connection's room is used
-up.** All code that changes a window or the room keeps this invariant. A stream that may send no more has a window of NO_WINDOW, so the
-direct path excludes it, too.
-
-Receiving: while `deliver` is set, the connection's loop delivers each DATA frame that is exactly one message. All other payloads come to
+While `deliver` is set, the connection's loop delivers each DATA frame that is exactly one message. All other payloads come to
 `gather`, which collects the pieces of a message and joins them at its end. The connection counts these bytes as held.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-from compiled.calls import data_header, numbered
 from epp.protocol.inflate import TooLong, gunzip, reach
 from workers.transport.answer_blocks import RESPONSE_BLOCK, TRAILERS_OK_BLOCK, refusal_block, trailers_block
-from workers.transport.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS
-from workers.transport.interface import Buffer, Handler, Status
+from workers.transport.interface import Handler, Status
 from workers.transport.link import Link
 from workers.transport.pieces import Pieces
+from workers.transport.sending import NO_WINDOW, SendingSide, block_frame
 from workers.transport.wrong_protocol import WHAT
 
 STREAM_CREDIT: Final = 1 << 24  # bytes: the window that we give the peer on each stream
-NO_WINDOW: Final = -(1 << 62)
-_ALL_FRAMES: Final = 1 << 30
 
 
-def block_frame(flags: int, number: int, block: bytes) -> bytes:
-    """Encodes a HEADERS frame with a whole header block."""
-    return FRAME.pack(len(block) << 8 | HEADERS, flags | END_HEADERS, number) + block
-
-
-# Two frames that nearly every stream sends, for stream 0.
-_RESPONSE: Final = block_frame(0, 0, RESPONSE_BLOCK)
-_TRAILERS: Final = block_frame(END_STREAM, 0, TRAILERS_OK_BLOCK)
-
-
-class ServerStream:
+class ServerStream(SendingSide):
     """The transport's side of a stream. Its handler uses it as a `Stream`."""
 
     __slots__ = (
         "_body",
-        "_ending",
         "_expected",
         "_gathered",
-        "_link",
         "authority",
         "born",
         "compressed",
-        "counted",
         "credit",
         "deliver",
         "encoding",
         "handler",
         "head_length",
-        "in_ring",
         "kept",
-        "number",
-        "opened",
         "padding",
-        "progress",
-        "queue",
-        "queued",
         "received",
         "refusal",
         "remote_open",
-        "window",
     )
 
     def __init__(self, link: Link, number: int, window: int, now: float) -> None:
-        self._link = link
-        self.number = number
-        self.window = window  # bytes that the peer lets us send now
+        super().__init__(link, number, window)
         self.credit = STREAM_CREDIT  # bytes that we let the peer send now
         self.received = 0  # bytes of credit that we have given back so far
         self.padding = 0  # bytes of padding received
         self.born = now
-        self.opened = False  # whether we have sent response headers
         self.remote_open = True  # whether the peer may send more
         self.handler: Handler | None = None  # None: drop what comes in
         self.deliver: Callable[[bytes], None] | None = None  # `handler.message`; None while a message is in pieces
@@ -91,38 +57,9 @@ class ServerStream:
         self._body: Pieces | None = None  # the body of that message; None: the prefix is incomplete
         self._expected = 0  # length of that body
         self.compressed = 0  # the compressed flag in that prefix
-        self.queue: deque[Buffer] | None = None  # parts of answers that wait for windows
-        self.queued = 0  # bytes in the queue
-        self._ending: bytes | None = None  # the header block to send after the queue; None: the stream has not ended
-        self.counted = 0  # bytes of the queue that the connection counts as held
         self.kept = 0  # bytes that the handler keeps
-        self.in_ring = False  # whether the stream waits in the connection's ring, which will call `pump`
-        self.progress = 0.0  # when a part of the queue was last sent
 
     # Calls of the handler, see `interface.Stream`.
-
-    def send(self, message: bytes) -> None:
-        self.send_raw(b"\0" + len(message).to_bytes(4, "big") + message)
-
-    def send_raw(self, framed: bytes) -> None:
-        link = self._link
-        size = len(framed)
-        if size <= self.window and size <= link.window and size <= link.room:
-            self.window -= size
-            link.window -= size
-            out = link.out
-            if not self.opened:
-                self.opened = True
-                out.append(numbered(_RESPONSE, self.number))
-            out.append(data_header(size, self.number))
-            out.append(framed)
-            if link.idle:
-                link.wake()
-        else:
-            self._enqueue((framed,), size)
-
-    def send_parts(self, parts: Sequence[Buffer]) -> None:
-        self._enqueue(parts, sum(map(len, parts)))
 
     def hold(self, count: int) -> bool:
         if self.window <= NO_WINDOW:
@@ -150,10 +87,6 @@ class ServerStream:
             self._finish()
 
     # Calls of the connection.
-
-    def ended(self) -> bool:
-        """Whether the stream has ended, so that its handler gets no more calls."""
-        return self._ending is not None or self.window <= NO_WINDOW
 
     def refuse(self) -> None:
         """Answers a request that is not gRPC with an HTTP status and a text."""
@@ -281,84 +214,6 @@ class ServerStream:
             self.reject(Status.INTERNAL, "message is marked as gzip but can't be decompressed, or not to its end")
         return None
 
-    def _enqueue(self, parts: Sequence[Buffer], size: int) -> None:
-        """Queues `size` bytes in parts, and sends as many as windows allow."""
-        link = self._link
-        if self.ended():
-            return  # the stream is gone, and its handler knows
-        if not self.opened:
-            self.opened = True
-            link.out.append(block_frame(0, self.number, RESPONSE_BLOCK))
-        if self.queue is None:
-            self.queue = deque()
-        if not self.queued:
-            self.progress = link.now
-        self.queue.extend(parts)
-        self.queued += size
-        if not self.in_ring:
-            self.pump()
-        if self.queued:
-            self.enter_ring()
-            self._recount()
-        if link.idle:
-            link.wake()
-
-    def enter_ring(self) -> None:
-        """Adds the stream to the connection's ring, whose streams send in turn.
-
-        Does nothing if the stream is in the ring already, has nothing to send, or its HTTP/2 window is used up.
-        """
-        if self.queued and self.window > 0 and not self.in_ring:
-            self.in_ring = True
-            self._link.ring.append(self.number)
-
-    def pump(self, frames: int = _ALL_FRAMES) -> None:
-        """Sends at most `frames` frames of the queue."""
-        link = self._link
-        queue = self.queue
-        assert queue is not None
-        out = link.out
-        number = self.number
-        while self.queued and frames:
-            size = min(self.queued, self.window, link.window, link.room)
-            if size <= 0:
-                break
-            frames -= 1
-            self.window -= size
-            link.window -= size
-            self.queued -= size
-            out.append(data_header(size, number))
-            while size:
-                part = queue.popleft()
-                length = len(part)
-                if length <= size:
-                    out.append(part)
-                    size -= length
-                else:
-                    view = memoryview(part)
-                    out.append(view[:size])
-                    queue.appendleft(view[size:])
-                    break
-            self.progress = link.now
-        if self.counted:
-            self._recount()
-        if not self.queued and self._ending is not None and self.window > NO_WINDOW:
-            self._finish()
-
-    def _recount(self) -> None:
-        """Counts the bytes that stay queued as held. Gives up on a peer that leaves too many unread."""
-        grown = self.queued - self.counted
-        if grown:
-            link = self._link
-            self.counted = self.queued
-            link.unread += grown
-            within = link.hold(grown)
-            limits = link.limits
-            if grown > 0 and not (within and self.queued <= limits.stream_output):
-                link.give_up(self.number, "output_limit")
-            elif link.unread > limits.hoard:
-                link.watch_hoarding()
-
     def drop(self) -> int:
         """Drops what is queued and what is incomplete. Returns how many bytes were held for the stream."""
         held = self.counted + self.kept
@@ -369,16 +224,3 @@ class ServerStream:
         self.handler = self.deliver = self.queue = self._gathered = self._body = None
         self.queued = self.counted = self.kept = 0
         return held
-
-    def _finish(self) -> None:
-        """Sends the trailers and leaves the connection's table. Called when the queue is sent."""
-        link = self._link
-        number = self.number
-        block = self._ending
-        if block is TRAILERS_OK_BLOCK:
-            link.out.append(numbered(_TRAILERS, number))
-        elif block:
-            link.out.append(block_frame(END_STREAM, number, block))
-        else:
-            link.out.append(FRAME.pack(DATA, END_STREAM, number))
-        link.leave(number)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from epp.flow import controller
+from epp.flow import displacement
 from epp.flow.bands import Band
 from epp.flow.controller import FlowController
 from epp.flow.deadlines import Deadlines
@@ -177,8 +177,8 @@ PLANTED = {
     "a reading is trusted for a millisecond": patch(PoolGate, "room", old_reading),
     "a request without an endpoint is not counted": patch(PoolGate, "_measure", pending_unseen),
     "the lowest band goes first": patch(Registry, "_settle", upside_down),
-    "equal requests give way": patch(controller, "giving_way", equals_too),
-    "a request is displaced in vain": patch(controller, "giving_way", half_enough),
+    "equal requests give way": patch(displacement, "giving_way", equals_too),
+    "a request is displaced in vain": patch(displacement, "giving_way", half_enough),
     "other shards are ignored": patch(ShardOrder, "ahead", no_others),
     "claims are not compared with those of other shards": patch(ShardOrder, "ahead", bands_alone),
     "a stalled shard is waited for": patch(ShardOrder, "_stuck", endless_patience),

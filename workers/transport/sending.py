@@ -1,0 +1,168 @@
+"""The sending side of a stream: makes frames from answers, within the peer's windows.
+
+Sending has two paths. The direct path serves nearly every message: if a message fits into one frame, the stream's window, the connection's
+window and the connection's `room`, it goes to the connection's output at once. Otherwise `_enqueue` queues it without copying, `pump` cuts
+the queue into frames as far as windows allow, and the connection pumps the rest later. The direct path does not look at the queue. This is
+correct because of an invariant: **a stream has queued bytes only while its window, the connection's window or the connection's room is used
+up.** All code that changes a window or the room keeps this invariant. A stream that may send no more has a window of NO_WINDOW, so the
+direct path excludes it, too.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from compiled.calls import data_header, numbered
+from workers.transport.answer_blocks import RESPONSE_BLOCK, TRAILERS_OK_BLOCK
+from workers.transport.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS
+from workers.transport.interface import Buffer
+from workers.transport.link import Link
+
+NO_WINDOW: Final = -(1 << 62)
+_ALL_FRAMES: Final = 1 << 30
+
+
+def block_frame(flags: int, number: int, block: bytes) -> bytes:
+    """Encodes a HEADERS frame with a whole header block."""
+    return FRAME.pack(len(block) << 8 | HEADERS, flags | END_HEADERS, number) + block
+
+
+# Two frames that nearly every stream sends, for stream 0.
+_RESPONSE: Final = block_frame(0, 0, RESPONSE_BLOCK)
+_TRAILERS: Final = block_frame(END_STREAM, 0, TRAILERS_OK_BLOCK)
+
+
+class SendingSide:
+    """What a stream sends: messages, and after them its end."""
+
+    __slots__ = ("_ending", "_link", "counted", "in_ring", "number", "opened", "progress", "queue", "queued", "window")
+
+    def __init__(self, link: Link, number: int, window: int) -> None:
+        self._link = link
+        self.number = number
+        self.window = window  # bytes that the peer lets us send now
+        self.opened = False  # whether we have sent response headers
+        self.queue: deque[Buffer] | None = None  # parts of answers that wait for windows
+        self.queued = 0  # bytes in the queue
+        self._ending: bytes | None = None  # the header block to send after the queue; None: the stream has not ended
+        self.counted = 0  # bytes of the queue that the connection counts as held
+        self.in_ring = False  # whether the stream waits in the connection's ring, which will call `pump`
+        self.progress = 0.0  # when a part of the queue was last sent
+
+    def send(self, message: bytes) -> None:
+        self.send_raw(b"\0" + len(message).to_bytes(4, "big") + message)
+
+    def send_raw(self, framed: bytes) -> None:
+        link = self._link
+        size = len(framed)
+        if size <= self.window and size <= link.window and size <= link.room:
+            self.window -= size
+            link.window -= size
+            out = link.out
+            if not self.opened:
+                self.opened = True
+                out.append(numbered(_RESPONSE, self.number))
+            out.append(data_header(size, self.number))
+            out.append(framed)
+            if link.idle:
+                link.wake()
+        else:
+            self._enqueue((framed,), size)
+
+    def send_parts(self, parts: Sequence[Buffer]) -> None:
+        self._enqueue(parts, sum(map(len, parts)))
+
+    def ended(self) -> bool:
+        """Whether the stream has ended, so that its handler gets no more calls."""
+        return self._ending is not None or self.window <= NO_WINDOW
+
+    def _enqueue(self, parts: Sequence[Buffer], size: int) -> None:
+        """Queues `size` bytes in parts, and sends as many as windows allow."""
+        link = self._link
+        if self.ended():
+            return  # the stream is gone, and its handler knows
+        if not self.opened:
+            self.opened = True
+            link.out.append(block_frame(0, self.number, RESPONSE_BLOCK))
+        if self.queue is None:
+            self.queue = deque()
+        if not self.queued:
+            self.progress = link.now
+        self.queue.extend(parts)
+        self.queued += size
+        if not self.in_ring:
+            self.pump()
+        if self.queued:
+            self.enter_ring()
+            self._recount()
+        if link.idle:
+            link.wake()
+
+    def enter_ring(self) -> None:
+        """Adds the stream to the connection's ring, whose streams send in turn.
+
+        Does nothing if the stream is in the ring already, has nothing to send, or its HTTP/2 window is used up.
+        """
+        if self.queued and self.window > 0 and not self.in_ring:
+            self.in_ring = True
+            self._link.ring.append(self.number)
+
+    def pump(self, frames: int = _ALL_FRAMES) -> None:
+        """Sends at most `frames` frames of the queue."""
+        link = self._link
+        queue = self.queue
+        assert queue is not None
+        out = link.out
+        number = self.number
+        while self.queued and frames:
+            size = min(self.queued, self.window, link.window, link.room)
+            if size <= 0:
+                break
+            frames -= 1
+            self.window -= size
+            link.window -= size
+            self.queued -= size
+            out.append(data_header(size, number))
+            while size:
+                part = queue.popleft()
+                length = len(part)
+                if length <= size:
+                    out.append(part)
+                    size -= length
+                else:
+                    view = memoryview(part)
+                    out.append(view[:size])
+                    queue.appendleft(view[size:])
+                    break
+            self.progress = link.now
+        if self.counted:
+            self._recount()
+        if not self.queued and self._ending is not None and self.window > NO_WINDOW:
+            self._finish()
+
+    def _recount(self) -> None:
+        """Counts the bytes that stay queued as held. Gives up on a peer that leaves too many unread."""
+        grown = self.queued - self.counted
+        if grown:
+            link = self._link
+            self.counted = self.queued
+            link.unread += grown
+            within = link.hold(grown)
+            limits = link.limits
+            if grown > 0 and not (within and self.queued <= limits.stream_output):
+                link.give_up(self.number, "output_limit")
+            elif link.unread > limits.hoard:
+                link.watch_hoarding()
+
+    def _finish(self) -> None:
+        """Sends the trailers and leaves the connection's table. Called when the queue is sent."""
+        link = self._link
+        number = self.number
+        block = self._ending
+        if block is TRAILERS_OK_BLOCK:
+            link.out.append(numbered(_TRAILERS, number))
+        elif block:
+            link.out.append(block_frame(END_STREAM, number, block))
+        else:
+            link.out.append(FRAME.pack(DATA, END_STREAM, number))
+        link.leave(number)
