@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,20 +19,15 @@ from loadtest.sim import http as sim_http
 from loadtest.sim.api import RENDERED, SHAPES, Shape, StreamShape, parse, rendered
 from loadtest.sim.engine import Job
 from loadtest.sim.exchange import SimExchange
-from loadtest.sim.exposition import CONTENT_TYPE
 from loadtest.sim.faults import EMPTY_STATUS, BadFault, RequestFault, ServerFault, parse_header, parse_order
 from loadtest.sim.http import BadHttp, HttpRequest, RequestReader, chunk
+from loadtest.sim.pages import JSON, PAGES, TEXT
 from loadtest.sim.request import ApiError, Ask
 from loadtest.sim.server import SimServer
 from loadtest.sim.stages import DECODING, Stages
 
-JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
-TEXT = b"text/plain; charset=utf-8"
 UNREAD_MAX = 1024 * 1024
-DRIBBLE_PIECES = 16
-ENDLESS_PERIOD_S = 0.005
-ENDLESS_PIECE = b"".join(b'vllm:endless_bucket{engine="0",le="%d"} %d.0\n' % (n, n) for n in range(1600))
 
 
 class Connection(asyncio.Protocol):
@@ -267,12 +260,12 @@ class Connection(asyncio.Protocol):
         body = exchange.shape.whole(exchange.cached)
         exchange.sent = exchange.job.generated
         if exchange.cut_after is not None:
-            self._cut(JSON, body, exchange.echo)
+            self.cut(JSON, body, exchange.echo)
             return
         self.answer(200, JSON, body, exchange.echo)
         self._next()
 
-    def _cut(self, kind: bytes, body: bytes, extra: bytes = b"") -> None:
+    def cut(self, kind: bytes, body: bytes, extra: bytes = b"") -> None:
         """Announces a whole answer, sends half of it, and closes the connection."""
         extra = self.server.label + extra
         head = sim_http.head(200, kind, extra, length=len(body), close=False)
@@ -301,7 +294,7 @@ class Connection(asyncio.Protocol):
             out += sim_http.LAST_CHUNK
         self.transport.write(out)
         if last:
-            self._end_stream()
+            self.end_stream()
 
     def _stream_head(self, echo: bytes) -> bytes:
         extra = self.server.label + echo
@@ -314,72 +307,10 @@ class Connection(asyncio.Protocol):
     def _piece(self, data: bytes) -> bytes:
         return data if self.http10 or not data else chunk(data)
 
-    def _end_stream(self) -> None:
+    def end_stream(self) -> None:
         if self.ending:
             self.transport.close()
         self._next()
-
-    # Pages
-
-    def _health(self) -> None:
-        self.answer(200, TEXT, b"")
-
-    def _models(self) -> None:
-        self.answer(200, JSON, self.server.models.listing(int(self.server.started)))
-
-    def _metrics(self) -> None:
-        server = self.server
-        server.counts["scrapes"] += 1
-        server.advance()
-        fault = server.active_fault()
-        if fault is ServerFault.GARBAGE_METRICS:
-            self.answer(200, CONTENT_TYPE, server.garbage)
-            return
-        if fault is ServerFault.ENDLESS_METRICS:
-            self.busy = True
-            extra = server.label
-            self.transport.write(sim_http.head(200, CONTENT_TYPE, extra, length=None, close=self.ending))
-            self._pour()
-            return
-        page = server.page.render(time.time(), not_a_number=fault is ServerFault.NAN_METRICS)
-        if fault is ServerFault.HALF_PAGE:
-            self._cut(CONTENT_TYPE, page)
-        elif fault is ServerFault.SLOW_METRICS:
-            self.busy = True
-            head = sim_http.head(200, CONTENT_TYPE, server.label, length=len(page), close=self.ending)
-            self.transport.write(head)
-            self._dribble(page, len(page) // DRIBBLE_PIECES + 1, server.fault.delay)
-        else:
-            self.answer(200, CONTENT_TYPE, page)
-
-    def _pour(self) -> None:
-        """Writes one more piece of an endless page, while the fault lasts and the client reads."""
-        if self.server.active_fault() is not ServerFault.ENDLESS_METRICS:
-            self.abort()
-            return
-        if not self.stuffed:
-            self.transport.write(chunk(ENDLESS_PIECE))
-        self.timer = self.server.loop.call_later(ENDLESS_PERIOD_S, self._pour)
-
-    def _dribble(self, rest: bytes, size: int, whole: float) -> None:
-        """Writes the next piece of a slow page, and schedules the one after it.
-
-        `rest`: what is left of the page. `size`: the size of a piece. `whole`: how many seconds the whole page should take.
-        """
-        if not rest:
-            self.timer = None
-            self._end_stream()
-            return
-        self.transport.write(rest[:size])
-        pause = whole / DRIBBLE_PIECES
-        self.timer = self.server.loop.call_later(pause, self._dribble, rest[size:], size, whole)
-
-
-PAGES: dict[bytes, Callable[[Connection], None]] = {
-    b"/metrics": Connection._metrics,
-    b"/health": Connection._health,
-    b"/v1/models": Connection._models,
-}
 
 
 def _fail(connection: Connection, echo: bytes) -> None:
