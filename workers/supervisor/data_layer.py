@@ -30,10 +30,11 @@ from workers.shared.ejection import Ejections
 from workers.shared.index_limits import IndexLimits
 from workers.shared.outliers import Outliers
 from workers.supervisor.endpoints.endpoint_log import EndpointLog, Snapshots
-from workers.supervisor.endpoints.endpoints import EndpointTable, Indexed, Reading
+from workers.supervisor.endpoints.endpoints import EndpointTable, Reading
 from workers.supervisor.endpoints.further_pages import FurtherPages, page_address, scraper_of
 from workers.supervisor.endpoints.scrape import Scraper
 from workers.supervisor.endpoints.scrape_results import ScrapeCounters, Sink
+from workers.supervisor.endpoints.slots import Indexed
 
 SCRAPE_COUNTERS = (
     "scrapes_total",

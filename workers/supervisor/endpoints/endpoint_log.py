@@ -36,6 +36,7 @@ COUNTED_MAX = 4096
 TEXT_MAX = 400
 NAME_MAX = 400
 
+DRAINED_EVERY_S = 0.25
 SNAPSHOT_EVERY_S = 5.0
 PART_EVERY_S = 0.025
 ENVELOPE_BYTES = 512  # reserved in a line for everything but the endpoints
@@ -356,3 +357,31 @@ def _values(columns: Sequence[str], values: Sequence[float], present: int) -> di
         for index, (column, value) in enumerate(zip(columns, values, strict=True))
         if present >> index & 1
     }
+
+
+class Draining:
+    """The endpoints that left while requests were in flight. Logs when the last of these requests has ended."""
+
+    def __init__(self, log: EndpointLog, slot_inflight: Callable[[int], int]) -> None:
+        """`slot_inflight(slot)` returns the number of requests in flight at a slot."""
+        self._log = log
+        self._slot_inflight = slot_inflight
+        self._left: dict[int, tuple[Change, float]] = {}  # slot -> the endpoint, and the time at which it left
+        self._look_at = 0.0
+
+    def left(self, slot: int, change: Change, now: float) -> None:
+        """Notes that an endpoint with requests in flight has left."""
+        self._left[slot] = change, now
+
+    def sweep(self, now: float) -> None:
+        """Looks at all of them, at most once in DRAINED_EVERY_S."""
+        if self._left and now >= self._look_at:
+            self._look_at = now + DRAINED_EVERY_S
+            for slot in [slot for slot in self._left if not self._slot_inflight(slot)]:
+                self.ended(slot, now)
+
+    def ended(self, slot: int, now: float) -> None:
+        """Logs that no request is in flight any more to the endpoint that has left this slot. Does nothing if no endpoint has."""
+        if (left := self._left.pop(slot, None)) is not None:
+            change, since = left
+            self._log.add(Kind.DRAINED, Change(change.endpoint, change.address, lasted_s=now - since))

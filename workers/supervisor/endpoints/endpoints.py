@@ -19,13 +19,12 @@ What this does not do: find endpoints, or decide when values are stale (`freshne
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from epp.data import RUNNING, WAITING, Column
 from epp.plugins.extractors._pages import Extracted, PageExtractor, Reader
 from shm.documents import DocumentWriter
-from shm.prefix_writer import IndexWriter, OwnersExhausted
 from shm.table import DOWN, Handle, State, TableCopy, TableWriter
 from workers.shared.documents import EndpointRecord, Identity, NamesRecord
 from workers.shared.ejection import Ejections, Step
@@ -33,15 +32,15 @@ from workers.shared.freshness import Freshness
 from workers.shared.index_limits import IndexLimits
 from workers.supervisor.endpoints import records
 from workers.supervisor.endpoints.discovery import EndpointSpec, Name, diff
-from workers.supervisor.endpoints.endpoint_log import Change, Condition, EndpointLog, Kind, shown
+from workers.supervisor.endpoints.endpoint_log import Change, Condition, Draining, EndpointLog, Kind, shown
 from workers.supervisor.endpoints.further_pages import FurtherPages, pod_of
 from workers.supervisor.endpoints.member import Member
 from workers.supervisor.endpoints.scrape import Scraper
 from workers.supervisor.endpoints.scrape_results import Failure
+from workers.supervisor.endpoints.slots import Indexed, Slots
 
 NAMES_EVERY_S = 0.05
 RETRY_EVERY_S = 1.0
-DRAINED_EVERY_S = 0.25
 LOGGED = (Step.EJECTED, Step.RETURNED, Step.FAILING)
 LOAD = frozenset((RUNNING.name, WAITING.name))
 FAILURES_TO_LOG = 20  # failed scrapes before the first log line: a server may have no metrics page while it starts
@@ -61,12 +60,10 @@ class Reading(NamedTuple):
     further: Sequence[FurtherPages] = ()
     limits: IndexLimits | None = None
 
-
-class Indexed(NamedTuple):
-    """What the prefix index knows of endpoints. `remembered`: the owner ids of the index snapshot."""
-
-    owners: IndexWriter
-    remembered: Mapping[Identity, int] | None = None
+    def scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], Reader, str, tuple[str, int]]:
+        """Returns the address of an endpoint's page, its reader, the name in the server's certificate, and the endpoint's own address."""
+        reader = self.extractor.extraction(dict(spec.labels), self.wanted, pod_of(spec))
+        return self.address(spec), reader, spec.server, (spec.host, spec.port)
 
 
 class EndpointTable:
@@ -93,7 +90,7 @@ class EndpointTable:
         self._loop = loop
         self._table = table
         self._documents = records.Published(documents, report)
-        self._owners = index.owners
+        self._slots = Slots(table, index, slot_inflight)
         self._slot_inflight = slot_inflight
         self._readings = readings
         self._load_at = [index for index, name in enumerate(numeric) if name in LOAD]
@@ -101,19 +98,15 @@ class EndpointTable:
         self._log = log
         self._ejections = ejections or Ejections.of_none(table.schema.slots)
         self.by_slot: dict[int, Member] = {}
-        self._remembered = dict(index.remembered or {})
         self._members: dict[Name, Member] = {}
-        self._inherited: dict[tuple[int, Identity], tuple[EndpointRecord, State, bool]] = {}
         self._waiting: dict[Name, EndpointSpec] = {}
-        # slot -> an endpoint that left while requests were in flight, and the time at which it left.
-        self._draining: dict[int, tuple[Change, float]] = {}
+        self._draining = Draining(log, slot_inflight)
         self._freshness: Freshness[Member] = Freshness(max(reading.fresh_for_s for reading in readings))
         self._scrapers: Sequence[Scraper]
         self._further = tuple(readings[0].further)
         for pages in self._further:
             pages.changed = self._overlaid
-        self._full = ""
-        self._now = self._retry_at = self._report_at = self._names_at = self._drained_at = 0.0
+        self._now = self._retry_at = self._report_at = self._names_at = 0.0
         self._names_moved = self._endpoints_moved = self._flush_due = False
 
     def __len__(self) -> int:
@@ -128,24 +121,12 @@ class EndpointTable:
         """
         self._scrapers = scrapers
         self._now = now
-        taken = set(self._table.taken())
-        for record in predecessor:
-            handle = Handle(record.slot, record.generation)
-            if copy is not None and handle in taken and record.slot < len(copy.rows):
-                state = State(int(copy.state[record.slot]))
-                down = bool(int(copy.flags[record.slot]) & DOWN)
-                self._inherited[record.pool, records.identity_of(record)] = record, state, down
-                taken.discard(handle)
-        for handle in taken:  # the predecessor took these slots, but died before it wrote their records
-            self._table.release(handle)
-        known = {*(record.owner for record, _, _ in self._inherited.values()), *self._remembered.values()}
-        for owner in set(self._owners.owners()) - known:
-            self._owners.retire(owner)
+        self._slots.take_over(predecessor, copy)
         self._moved(endpoints=True)
 
     def inherited(self, pool: int = 0) -> list[EndpointSpec]:
         """Returns the endpoints of a predecessor that discovery has not named yet."""
-        return [records.spec_of(record) for record, _, _ in self._inherited.values() if record.pool == pool]
+        return [records.spec_of(record) for record in self._slots.inherited() if record.pool == pool]
 
     def resume(self, pool: int = 0) -> None:
         """Uses and scrapes all endpoints of a predecessor until discovery gives a new set."""
@@ -246,10 +227,7 @@ class EndpointTable:
             if self._admit():
                 self._moved(endpoints=True)
             self._retry_at = now + RETRY_EVERY_S
-        if self._draining and now >= self._drained_at:
-            self._drained_at = now + DRAINED_EVERY_S
-            for slot in [slot for slot in self._draining if not self._slot_inflight(slot)]:
-                self._drained(slot)
+        self._draining.sweep(now)
         self._log.flush(now, self._members.values())
 
     def _eject(self, now: float) -> None:
@@ -304,17 +282,17 @@ class EndpointTable:
             del self._waiting[spec.identity]
             self._members[spec.identity] = self.by_slot[member.handle.slot] = member
             self._ejections.forget(member.handle.slot)
-            member.target = self._scrapers[spec.pool].add(member, member.handle.slot, *self._scrape_of(spec))
+            member.target = self._scrapers[spec.pool].add(member, member.handle.slot, *self._readings[spec.pool].scrape_of(spec))
             for pages in self._further:
                 pages.add(member, member.handle.slot, spec)
         if self._waiting and self._now >= self._report_at:
             self._report_at = self._now + records.REPORT_EVERY_S
             named = [spec.name for spec in list(self._waiting.values())[: records.REPORTED_MAX]]
-            self._report("endpoints wait for a slot", count=len(self._waiting), endpoints=named, reason=self._full)
+            self._report("endpoints wait for a slot", count=len(self._waiting), endpoints=named, reason=self._slots.full)
         return len(self._members) > before
 
     def _adopted(self, spec: EndpointSpec) -> Member | None:
-        if (inherited := self._inherited.pop((spec.pool, records.identity_of(spec)), None)) is None:
+        if (inherited := self._slots.inherit(spec)) is None:
             return None
         record, state, down = inherited
         member = Member(spec, Handle(record.slot, record.generation), record.owner)
@@ -325,36 +303,21 @@ class EndpointTable:
         return member
 
     def _taken(self, spec: EndpointSpec) -> Member | None:
-        slots = self._table.schema.slots
-        self._full = f"all {slots} slots of the table are taken; raise --max-endpoints"
-        if len(self._members) + len(self._inherited) >= slots:
+        if (taken := self._slots.take(spec, len(self._members))) is None:
             return None
-        remembered = self._remembered.get(records.identity_of(spec))
-        try:
-            owner = self._owners.new_owner() if remembered is None else remembered
-        except OwnersExhausted as failure:
-            self._full = str(failure)
-            return None
-        handle = self._table.take(owner, lambda slot: self._slot_inflight(slot) == 0)
-        if handle is None:
-            if remembered is None:
-                self._owners.retire(owner)
-            self._full = "every free slot still has requests in flight; a slot can be used when they end"
-            return None
-        if remembered is not None:
-            del self._remembered[records.identity_of(spec)]
-        elif (limits := self._readings[spec.pool].limits) is not None:
+        handle, owner, is_new = taken
+        if is_new and (limits := self._readings[spec.pool].limits) is not None:
             limits.appeared(owner)
         member = Member(spec, handle, owner)
         member.health, member.since = self._freshness.add(member), self._now
-        self._drained(handle.slot)
+        self._draining.ended(handle.slot, self._now)
         self._log.add(Kind.APPEARED, Change(*shown(spec)))
         return member
 
     def _change(self, member: Member, spec: EndpointSpec) -> None:
         """Changes the labels or the metrics page of an endpoint. The server stays the same."""
         member.spec = spec
-        self._scrapers[spec.pool].change(member.target, *self._scrape_of(spec))
+        self._scrapers[spec.pool].change(member.target, *self._readings[spec.pool].scrape_of(spec))
         for pages in self._further:
             pages.change(member, spec)
 
@@ -366,42 +329,25 @@ class EndpointTable:
         self._names_moved |= bool(member.names)
         del self._members[member.spec.identity], self.by_slot[member.handle.slot]
         self._ejections.forget(member.handle.slot)
-        self._table.release(member.handle)
-        self._owners.retire(member.owner)
+        self._slots.release(member.handle, member.owner)
         if (limits := self._readings[member.pool].limits) is not None:
             limits.left(member.owner)
         change = member.change(self._now, in_flight=self._slot_inflight(member.handle.slot))
         self._log.add(Kind.LEFT, change)
         if change.in_flight:
-            self._draining[member.handle.slot] = change, self._now
+            self._draining.left(member.handle.slot, change, self._now)
 
     def _release_unnamed(self, pool: int) -> None:
         """Releases the endpoints that only the predecessor or the snapshot of the index knew. Called once discovery is complete."""
-        for key in [key for key in self._inherited if key[0] == pool]:
-            record, _, _ = self._inherited.pop(key)
-            self._table.release(Handle(record.slot, record.generation))
-            self._owners.retire(record.owner)
+        for record in self._slots.release_inherited(pool):
             self._log.add(Kind.LEFT, Change(*shown(record)))
         self._admit()
-        waiting = {records.identity_of(spec) for spec in self._waiting.values()} if self._remembered else ()
-        for identity in [identity for identity in self._remembered if identity not in waiting]:
-            self._owners.retire(self._remembered.pop(identity))
+        self._slots.retire_remembered(self._waiting.values())
 
     def _became(self, condition: Condition, member: Member, now: float) -> None:
         kind = Kind.UP if member.condition is Condition.DOWN else Kind(condition.value)
         self._log.add(kind, member.trouble(now) if kind is Kind.STALE else member.change(now))
         member.condition, member.since = condition, now
-
-    def _drained(self, slot: int) -> None:
-        """Logs that no request is in flight any more to the endpoint that has left this slot. Does nothing if no endpoint has."""
-        if (left := self._draining.pop(slot, None)) is not None:
-            change, since = left
-            self._log.add(Kind.DRAINED, Change(change.endpoint, change.address, lasted_s=self._now - since))
-
-    def _scrape_of(self, spec: EndpointSpec) -> tuple[tuple[str, int], Reader, str, tuple[str, int]]:
-        reading = self._readings[spec.pool]
-        reader = reading.extractor.extraction(dict(spec.labels), reading.wanted, pod_of(spec))
-        return reading.address(spec), reader, spec.server, (spec.host, spec.port)
 
     def _moved(self, *, endpoints: bool = False) -> None:
         self._endpoints_moved |= endpoints
@@ -413,13 +359,13 @@ class EndpointTable:
         self._flush_due = False
         if self._endpoints_moved:
             self._endpoints_moved = False
-            self._documents.endpoints(_records(self._inherited.values(), self._members.values()), self._now)
+            self._documents.endpoints(_records(self._slots.inherited(), self._members.values()), self._now)
         self._table.publish()
 
 
-def _records(inherited: Iterable[tuple[EndpointRecord, State, bool]], members: Iterable[Member]) -> list[EndpointRecord]:
+def _records(inherited: Sequence[EndpointRecord], members: Iterable[Member]) -> list[EndpointRecord]:
     """Returns the records of all endpoints, ordered by slot."""
-    found = [*(record for record, _, _ in inherited), *(records.record_of(member.spec, member.handle, member.owner) for member in members)]
+    found = [*inherited, *(records.record_of(member.spec, member.handle, member.owner) for member in members)]
     return sorted(found, key=lambda record: record.slot)
 
 

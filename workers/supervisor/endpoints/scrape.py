@@ -33,7 +33,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
@@ -43,7 +43,7 @@ from workers.shared.scrape_pace import Pacing
 from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import REFUSED, Connected, Dialing
 from workers.supervisor.endpoints.scrape_results import EXTRACT, Failure, ScrapeCounters, Sink
-from workers.supervisor.endpoints.target import Address, Target
+from workers.supervisor.endpoints.target import FLOOD_PAUSE_S, Address, Target
 from workers.supervisor.endpoints.wheel import Wheel
 
 INTERVAL_S_MIN: Final = 0.05
@@ -55,12 +55,6 @@ DIALS_PER_S_MAX: Final = 6400
 # A server that keeps refusing is tried less often, because a connection attempt costs more than a scrape.
 REFUSALS_TO_PAUSE: Final = 20
 PAUSE_S: Final = 0.25
-FLOOD_PAUSE_S: Final = 1.0
-# A page that takes long to parse is scraped less often, so that the other pages get their time.
-# Shorter pages are not measured, because reading the CPU clock twice takes 1.5 us of a scrape's 50.
-LARGE_PAGE_BYTES: Final = 1 << 17
-COSTLY_S: Final = 0.02
-COSTLY_PAUSE: Final = 10.0  # the pause is this multiple of the page's CPU time, up to FLOOD_PAUSE_S
 # A server that got its first request for a while is asked for a page after this time, because the page would delay the first token.
 FIRST_TOKEN_S: Final = 0.2
 # If a page shows so many times the requests in flight, and a few more, the server has clients besides this picker and its replicas.
@@ -116,9 +110,7 @@ class Scraper:
 
     def next_try_s(self, target: Target, now: float) -> float:
         """Returns the time until the target's next scrape, in seconds. Includes the pause after failures."""
-        due = self._started_at + self.wheel.next_turn(target) * self.wheel.tick_s
-        pauses = math.ceil(max(target.not_before - due, 0.0) / self.wheel.round_s)
-        return max(due + pauses * self.wheel.round_s - now, 0.0)
+        return self.wheel.next_try_s(target, self._started_at, now)
 
     def start(self) -> None:
         """Starts the wheel."""
@@ -264,17 +256,7 @@ class Scraper:
         self._connecting.pop(target, None)
 
     def _give_up(self, now: float) -> None:
-        hanging = []
-        for target, since in self._connecting.items():
-            if now - since < self._connect_s_max:
-                break
-            text = target.refusal or f"no connection within {self._connect_s_max} s"
-            hanging.append((target, Failure("connect-timeout", text)))
-        for target in self._under_way:
-            if now - target.began < SCRAPE_S_MAX:
-                break
-            hanging.append((target, Failure("timeout", f"no complete page within {SCRAPE_S_MAX} s")))
-        for target, failure in hanging:
+        for target, failure in list(_hanging(self._connecting, self._under_way, self._connect_s_max, now)):
             if target.began >= 0.0:
                 began = target.began
                 self._drop(target)
@@ -335,21 +317,14 @@ class Scraper:
         target.keeps = connection.usable
         if not target.keeps:
             target.connection = None
-        large = len(page) > LARGE_PAGE_BYTES
-        before = self._spent() if large else 0.0
         try:
-            extracted = target.reader.extract(page)
+            extracted = target.read(page, now, self._spent)
         except ExtractError as failure:
             self.counters.extract_errors += 1
             self._sink.failed(target.tag, Failure(EXTRACT, str(failure)), now)
             return
-        finally:
-            if large and (took := self._spent() - before) > COSTLY_S:
-                target.not_before = now + min(took * COSTLY_PAUSE, FLOOD_PAUSE_S)
-        self.counters.taken += 1
-        if extracted.problems or target.problems:
-            self.counters.unread += len(extracted.problems.keys() - target.problems.keys())
-            target.problems = extracted.problems
+        self.counters.took(extracted.problems, target.problems)
+        target.problems = extracted.problems
         requests = self._sink.scraped(target.tag, extracted, target.inflight, now)
         if requests is not None:
             inflight = self._inflight(target.slot)
@@ -384,3 +359,15 @@ class Scraper:
             self._fail(target, Failure("closed", text, again=again), target.began, now)
         if may_retry and now >= target.not_before:
             self._begin(target, now)
+
+
+def _hanging(connecting: Mapping[Target, float], under_way: Iterable[Target], s_max: float, now: float) -> Iterator[tuple[Target, Failure]]:
+    """Yields the scrapes that take too long. Both collections have the oldest first. `s_max`: how long a connection may take."""
+    for target, since in connecting.items():
+        if now - since < s_max:
+            break
+        yield target, Failure("connect-timeout", target.refusal or f"no connection within {s_max} s")
+    for target in under_way:
+        if now - target.began < SCRAPE_S_MAX:
+            break
+        yield target, Failure("timeout", f"no complete page within {SCRAPE_S_MAX} s")

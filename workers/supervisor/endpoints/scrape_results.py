@@ -1,6 +1,7 @@
 """What becomes of scrapes: their results, the counts of them, and who gets them."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
 from epp.plugins.extractors._pages import Extracted
@@ -46,3 +47,9 @@ class ScrapeCounters:
         self.unread = 0
         self.foreign = 0
         self.poll_errors: Counter[str] = Counter()
+
+    def took(self, problems: Mapping[str, str], before: Mapping[str, str]) -> None:
+        """Counts a page that was taken. `problems`: what could not be read of it. `before`: the same of the endpoint's previous page."""
+        self.taken += 1
+        if problems or before:
+            self.unread += len(problems.keys() - before.keys())

@@ -1,14 +1,20 @@
 """The scrape state of one endpoint."""
 
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, TypeAlias
 
-from epp.plugins.extractors._pages import NONE, Reader
+from epp.plugins.extractors._pages import NONE, Extracted, Reader
 from workers.shared.scrape_pace import Pace, Pacing
 from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import Attempt, Connected, get_request
 
 Address: TypeAlias = tuple[str, int]  # host and port
+FLOOD_PAUSE_S: Final = 1.0
+# A page that takes long to parse is scraped less often, so that the other pages get their time.
+# Shorter pages are not measured, because reading the CPU clock twice takes 1.5 us of a scrape's 50.
+LARGE_PAGE_BYTES: Final = 1 << 17
+COSTLY_S: Final = 0.02
+COSTLY_PAUSE: Final = 10.0  # the pause is this multiple of the page's CPU time, up to FLOOD_PAUSE_S
 
 
 class Scrapes(Protocol):
@@ -59,6 +65,19 @@ class Target:
     def waits(self, now: float) -> bool:
         """Returns whether no page is missing: one is under way, or the next one is not due yet."""
         return self.began >= 0.0 or self.pace.waits(now)
+
+    def read(self, page: bytes, now: float, spent: Callable[[], float]) -> Extracted:
+        """Parses a page. After one that takes long, the next scrape comes later. Raises ExtractError.
+
+        `spent` returns the CPU time of the thread in seconds.
+        """
+        large = len(page) > LARGE_PAGE_BYTES
+        before = spent() if large else 0.0
+        try:
+            return self.reader.extract(page)
+        finally:
+            if large and (took := spent() - before) > COSTLY_S:
+                self.not_before = now + min(took * COSTLY_PAUSE, FLOOD_PAUSE_S)
 
     def move(self, address: Address, server: str, own: Address | None) -> None:
         self.host = address[0]

@@ -55,10 +55,15 @@ class Wheel:
                 return ticks
         return most
 
-    def next_turn(self, target: Target) -> int:
-        """Returns the number of the tick at which the endpoint has its next turn."""
+    def next_try_s(self, target: Target, started_at: float, now: float) -> float:
+        """Returns the time until the endpoint's next scrape, in seconds. Includes the pause after failures.
+
+        `started_at`: the time at which the wheel started to turn.
+        """
         place = next(number for number, bucket in enumerate(self._buckets) if bucket is target.bucket)
-        return self.turns + (place - self.turns) % len(self._buckets) + 1
+        due = started_at + (self.turns + (place - self.turns) % len(self._buckets) + 1) * self.tick_s
+        pauses = math.ceil(max(target.not_before - due, 0.0) / self.round_s)
+        return max(due + pauses * self.round_s - now, 0.0)
 
 
 def _spread(buckets: int) -> list[int]:

@@ -41,8 +41,7 @@ REQUESTS_PER_S: Final = 20.0
 FAILED_VERDICT: Final = Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the log says why")
 FAILED: Final = PageAnswer(f"{FAILED_VERDICT.text}\n".encode(), status=FAILED_VERDICT.status)
 CROWDED: Final = PageAnswer(b"too many clients wait for a page\n", status=HTTPStatus.SERVICE_UNAVAILABLE, fields=(("Retry-After", "1"),))
-TOO_MANY_TEXT: Final = b"too many requests on one connection\n"
-TOO_MANY: Final = PageAnswer(TOO_MANY_TEXT, status=HTTPStatus.TOO_MANY_REQUESTS, fields=(("Retry-After", "1"),))
+TOO_MANY: Final = PageAnswer(b"too many requests on one connection\n", status=HTTPStatus.TOO_MANY_REQUESTS, fields=(("Retry-After", "1"),))
 
 
 class Owner(Protocol):
@@ -58,6 +57,20 @@ class Owner(Protocol):
     def left(self, connection: "Connection") -> None: ...
     def failed(self, request: Request, fault: Exception) -> None: ...
     def costly(self, host: str, why: str) -> None: ...
+
+
+class Unread:
+    """The bytes of a page that wait for a client. `moved_at`: when their number last changed."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.moved_at = 0.0
+
+    def stalled(self, held: int, now: float, *, full: bool) -> bool:
+        """Returns whether the client has read nothing for STALLED_S. `full`: whether the page waits until the client reads more."""
+        if held != self.held or not full:
+            self.held, self.moved_at = held, now
+        return now - self.moved_at >= STALLED_S
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -83,7 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self._client_done = False  # the client has closed its sending side
         self._pending: Request | None = None  # the request that waits for its verdict
         self._delivery: tuple[Delivery, Request, PageAnswer] | None = None
-        self._held, self._moved_at = 0, 0.0  # how many bytes wait for the client, and when this number last changed
+        self._unread = Unread()
 
     # Calls of the transport.
 
@@ -108,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._moved_at = asyncio.get_running_loop().time()
+        self._unread.moved_at = asyncio.get_running_loop().time()
         if self._delivery is not None:
             self._server.sender.resume(self._delivery[0])
         self._take_turn()
@@ -168,8 +181,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         """Sends a piece of a page, the first one together with the head."""
-        # the transport knows that the client is gone before `connection_lost` is called
-        if self._transport.is_closing():
+        if self._transport.is_closing():  # it knows that the client is gone before `connection_lost` is called
             return
         self._transport.write(self._begin_page() + (self._state.send(h11.Data(data=data)) or b""))
 
@@ -219,7 +231,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.resume_reading()
         if self.awaits_answer:
             return
-        self._skip_blank_lines()
+        while not self._left and self._blank < BLANK_BYTES_MAX and self._arrived.startswith(b"\r\n"):
+            del self._arrived[:2]
+            self._blank += 2
         if self._arrived:
             self._state.receive_data(bytes(self._arrived))
             self._arrived.clear()
@@ -236,21 +250,15 @@ class Connection(asyncio.BufferedProtocol):
         except BadRequest as bad:
             self._server.costly(self.host, f"sends what is no request ({bad})")
             if self._state.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                text = f"{bad}\n".encode()
-                self._send(PageAnswer(text, status=bad.status), text, close=True)
+                self._send(refusal(bad.status, str(bad)), close=True)
             self._transport.close()
-
-    def _skip_blank_lines(self) -> None:
-        while not self._left and self._blank < BLANK_BYTES_MAX and self._arrived.startswith(b"\r\n"):
-            del self._arrived[:2]
-            self._blank += 2
 
     def _admit(self, request: Request) -> None:
         if self._bucket is None:
             self._bucket = Bucket(REQUESTS_BURST, REQUESTS_PER_S, asyncio.get_running_loop().time())
         if not self._bucket.take(asyncio.get_running_loop().time()):
             self._server.costly(self.host, f"sends more than {REQUESTS_PER_S:g} requests per second")
-            self._send(TOO_MANY, TOO_MANY_TEXT, close=True)
+            self._send(TOO_MANY, close=True)
             self._transport.close()
             return
         verdict = self._server.admit(request)
@@ -290,11 +298,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(self, request: Request, answer: PageAnswer) -> None:
         """Sends an answer with a short body."""
-        assert isinstance(answer.body, bytes)
-        self._send(answer, answer.body, with_body=request.method != "HEAD")
+        self._send(answer, with_body=request.method != "HEAD")
         self._end()
 
-    def _send(self, answer: PageAnswer, body: bytes, *, with_body: bool = True, close: bool = False) -> None:
+    def _send(self, answer: PageAnswer, *, with_body: bool = True, close: bool = False) -> None:
+        body = answer.body
+        assert isinstance(body, bytes)
         close = close or self._state.their_state is h11.SEND_BODY  # a body is not read
         out = self._state.send(response(answer, more=(("Content-Length", str(len(body))),), close=close)) or b""
         if with_body and body:
@@ -354,10 +363,8 @@ class Connection(asyncio.BufferedProtocol):
     def _look(self) -> None:
         """Ends the connection if the client has read nothing of a page for STALLED_S."""
         assert self._delivery is not None
-        now, held = asyncio.get_running_loop().time(), self.unsent
-        if held != self._held or self._delivery[0].full_since is None:
-            self._held, self._moved_at = held, now
-        if now - self._moved_at >= STALLED_S:
+        full = self._delivery[0].full_since is not None
+        if self._unread.stalled(self.unsent, asyncio.get_running_loop().time(), full=full):
             self._cut(f"has read nothing of {self._delivery[1].path} for {STALLED_S:g} s")
         else:
             self._call_later(LOOK_EVERY_S, self._look)

@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -25,30 +25,27 @@ from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from epp.prefix.divergence import Sums
 from shm import observe
 from shm.documents import DocumentReader, DocumentSchema
-from shm.flow_lanes import WAITING, FlowLanes, FlowSchema
+from shm.flow_lanes import WAITING
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Schema
-from shm.observe import Life, Part, Seen
-from shm.prefix_index import DROPPED, EVICTIONS, FAR_MARK, OWNER_LIVE, OWNER_MASK, OWNER_RETIRED, WAYS, IndexSchema
-from shm.remote_lane import RemoteLane, RemoteSchema
-from shm.segment import Region, Segment, SegmentError
-from shm.series import SeriesSchema
-from shm.series_reader import SeriesReader
-from shm.stream_positions import StreamPositions, StreamPositionsSchema
+from shm.observe import Life, Seen
+from shm.prefix_index import IndexSchema
+from shm.segment import Segment, SegmentError
 from shm.table import TableCopy, TableReader, TableSchema
 from workers.process.layout import GENERATION
 from workers.shared import reload_status
 from workers.shared.documents import EndpointsView
 from workers.shared.objectives import ObjectivesView
 from workers.shared.query_of_death import TRIED
-from workers.supervisor.pages.kv_events import NOT_FOLLOWED, KvFigures, StreamFigures
+from workers.supervisor.pages.kv_events import NOT_FOLLOWED, StreamFigures
+from workers.supervisor.pages.state.attached import Attached
 from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, last
+from workers.supervisor.pages.state.index_counts import Counted, IndexCounts
 from workers.supervisor.pages.state.look import (
     BandLook,
     CachedLook,
     Configuration,
     EndpointLook,
-    IndexLook,
     LaneLook,
     Look,
     Others,
@@ -67,18 +64,10 @@ S = TypeVar("S", bound=Schema)
 PickKey = tuple[str, ...]
 
 
-class Counted(NamedTuple):
-    """The entries in the counted buckets of the prefix index. `factor`: all buckets divided by counted buckets."""
-
-    used: int
-    by_owner: list[int]
-    factor: float
-
-
 class Source:
     """Reads the shared memory of one instance. Raises SegmentError if it cannot be attached or read.
 
-    `lanes`, `table`, `predictions`, `served`, `flow`: the readers that `sampler` uses, too.
+    `lanes`, `table`, `predictions`, `served`, `flow`: the readers that `sampler` uses, too. `flow`: of the first pool; None if it is off.
     """
 
     def __init__(
@@ -89,48 +78,33 @@ class Source:
         `counted_buckets`: how many buckets of the prefix index a look counts at most.
         """
         self.seen = seen
-        self._counted_buckets = counted_buckets
         self._run_dir = run_dir
         self._had_parent = os.path.exists(f"/proc/{seen.pid}")  # False if the picker runs in another container
-        self._segments: list[Segment] = []  # those that this source has mapped
-        try:
-            if segments is None:
-                self._segments, parts = observe.attach(seen.segments)
-            else:
-                parts = observe.every_part(segments)
-        except SegmentError as refused:
-            if seen.life is not Life.STARTING:
-                raise
-            raise SegmentError(f"instance {seen} is not complete yet ({refused}): try again in a moment") from refused
-        table, rows = self._part(parts, TableSchema)
-        documents, blobs = self._part(parts, DocumentSchema)
-        lanes, words = self._part(parts, LaneSchema)
+        self._attached = attached = Attached(seen, segments)
+        table, rows = attached.required(TableSchema)
+        documents, blobs = attached.required(DocumentSchema)
+        lanes, words = attached.required(LaneSchema)
         self.table = TableReader(table, rows)
         reader = DocumentReader(documents, blobs)
         self._endpoints = EndpointsView(reader)
         self._objectives = ObjectivesView(reader, ())
         self.lanes = Lanes(lanes, words)
-        self._index_schema, self._index = self._part(parts, IndexSchema)
-        self._streams = self._streams_of(parts)
-        self._remote = self._remote_of(parts)
-        self.flow = self._flow_of(parts)
-        status = parts.get("reload")
-        self._status = DocumentReader(reload_status.SCHEMA, status.region) if status is not None else None
-        latency = parts.get("latency")
-        self._latency: DocumentReader | None = None
-        if latency is not None and isinstance(latency.schema, DocumentSchema):
-            self._latency = DocumentReader(latency.schema, latency.region)
-        self._attempts = self._series_of(parts, ATTEMPTS.name)
-        self.predictions = self._series_of(parts, PREDICTION.name)
-        self._isolation = self._series_of(parts, ISOLATION.name)
-        self._tokenless = self._series_of(parts, WITHOUT_TOKENS.name)
-        self.served = Served(lambda name: self._series_of(parts, name), several=bool(seen.pools))
-        self._flows = self._flows_of(parts)
+        self._index = IndexCounts(*attached.required(IndexSchema), counted_buckets)
+        self._streams = attached.streams()
+        self._remote = attached.remote()
+        self._flows = attached.flows(self.lanes)
+        self.flow = next(iter(self._flows), None)
+        self._status = attached.document("reload")
+        self._latency = attached.document("latency")
+        self._attempts = attached.series(ATTEMPTS.name, self.lanes)
+        self.predictions = attached.series(PREDICTION.name, self.lanes)
+        self._isolation = attached.series(ISOLATION.name, self.lanes)
+        self._tokenless = attached.series(WITHOUT_TOKENS.name, self.lanes)
+        self.served = Served(lambda name: attached.series(name, self.lanes), several=bool(seen.pools))
 
     def close(self) -> None:
         """Unmaps the segments. Do not take a look afterwards."""
-        for segment in self._segments:
-            segment.close()
+        self._attached.close()
 
     def look(self, now: float) -> Look:
         """Copies all values. `now`: monotonic time in seconds."""
@@ -140,7 +114,7 @@ class Source:
         """Yields None after each short step and the look at the end, so that a caller can do other work in between."""
         lanes = self.lanes
         seats = zip(lanes.ages(now), lanes.successions(), strict=True)
-        counted = self._count_index()
+        counted = self._index.counted()
         yield None
         endpoints: list[EndpointLook] = []
         for endpoints in self._endpoint_looks(now, counted):  # noqa: B007 - the last list is complete
@@ -155,7 +129,7 @@ class Source:
             histograms={**histograms, **self.served.histograms()},
             bounds={**dict(lanes.schema.histograms), **self.served.bounds},
             endpoints=tuple(endpoints),
-            index=self._index_look(counted),
+            index=self._index.look(counted),
             bands=self.served.bands() if self.seen.pools else self._bands(now),
             pools=self.served.pools(self.seen.pools, [flow.total(WAITING) for flow in self._flows]),
             left_out=self._left_out(),
@@ -323,30 +297,6 @@ class Source:
         rows = self._isolation.rows().items()
         return {_plugin(labels): values.gauges[0] for labels, values in rows if values.gauges[0]}
 
-    def _count_index(self) -> Counted:
-        """Counts the entries of the prefix index per owner, in all buckets or in every n-th bucket."""
-        schema, region = self._index_schema, self._index
-        buckets = region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
-        step = -(-schema.buckets // self._counted_buckets)
-        part = buckets[::step]
-        owners = np.bincount((part[part != 0] & np.uint64(OWNER_MASK)).astype(np.intp), minlength=FAR_MARK + 1)
-        return Counted(int(owners.sum()), owners.tolist(), schema.buckets / len(part))
-
-    def _index_look(self, counted: Counted) -> IndexLook:
-        schema, words = self._index_schema, self._index.words
-        states = self._index.array(np.uint8, schema.owners_at, schema.entries_at - schema.owners_at)
-        used = round(counted.used * counted.factor)
-        return IndexLook(
-            entries=schema.entries,
-            used=used,
-            used_share=used / schema.entries,
-            estimated=counted.factor > 1,
-            owners_live=int(np.count_nonzero(states == OWNER_LIVE)),
-            owners_retired=int(np.count_nonzero(states == OWNER_RETIRED)),
-            evictions=words[EVICTIONS],
-            dropped=words[DROPPED],
-        )
-
     def _others(self, now: float) -> Others | None:
         """Returns what other replicas have; None without a replica store."""
         lane = self._remote
@@ -359,30 +309,6 @@ class Source:
             waiting=lane.waiting()[0],
             age_s=lane.age(now),
         )
-
-    def _streams_of(self, parts: Mapping[str, Part]) -> KvFigures | None:
-        """Returns the reader of the event streams' figures; None if the picker follows no streams."""
-        documents, positions = parts.get("kv_documents"), parts.get("kv_positions")
-        if documents is None or positions is None:
-            return None
-        assert isinstance(documents.schema, DocumentSchema)
-        assert isinstance(positions.schema, StreamPositionsSchema)
-        return KvFigures(DocumentReader(documents.schema, documents.region), StreamPositions(positions.schema, positions.region))
-
-    def _flow_of(self, parts: Mapping[str, Part]) -> FlowLanes | None:
-        """Returns the lanes of flow control, of the first pool if there are several; None if it is off."""
-        return next(iter(self._flows_of(parts)), None)
-
-    def _flows_of(self, parts: Mapping[str, Part]) -> list[FlowLanes]:
-        """Returns the lanes of flow control of each pool."""
-        return [FlowLanes(part.schema, part.region, self.lanes) for part in parts.values() if isinstance(part.schema, FlowSchema)]
-
-    def _remote_of(self, parts: Mapping[str, Part]) -> RemoteLane | None:
-        """Returns the lane of other replicas; None without a replica store."""
-        part = parts.get("remote")
-        if part is None or not isinstance(part.schema, RemoteSchema):
-            return None
-        return RemoteLane(part.schema, part.region)
 
     def _bands(self, now: float) -> list[BandLook] | None:
         flow = self.flow
@@ -401,21 +327,6 @@ class Source:
             )
             for priority, cell in cells
         ]
-
-    def _series_of(self, parts: Mapping[str, Part], name: str) -> SeriesReader | None:
-        """Returns the reader of the series with this name; None if the instance has no such series."""
-        part = parts.get(name)
-        if part is None or not isinstance(part.schema, SeriesSchema):
-            return None
-        lanes = self.lanes
-        # lane 0 is the supervisor's
-        return SeriesReader(part.schema, part.region, serving=lambda index: lanes.serving(index + 1))
-
-    def _part(self, parts: Mapping[str, Part], kind: type[S]) -> tuple[S, Region]:
-        for part in parts.values():
-            if isinstance(part.schema, kind):
-                return part.schema, part.region
-        raise SegmentError(f"instance {self.seen} is not complete: no {kind.__name__} in its segments; try again in a moment")
 
 
 def _plugin(labels: Sequence[str]) -> str:
