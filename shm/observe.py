@@ -71,7 +71,7 @@ class Seen(NamedTuple):
     started_at: float  # seconds since 1970
     life: Life
     secret: str = ""  # the token for private pages of its metrics port
-    pools: tuple[str, ...] = ()  # the names of its pools in the order of their numbers; none if it has one pool
+    pools: tuple[str, ...] = ()  # of its pools by number when it started; "": one that comes later; none if it has one pool
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}, metrics port {self.ports.get('metrics', 'unknown')}, {self.life.value})"

@@ -214,7 +214,7 @@ def test_the_example_plugin_is_the_shipped_one() -> None:
 
 
 def test_every_finding_stands_on_the_page_of_the_doctor() -> None:
-    files = [ROOT / "workers/supervisor/pages/state/findings.py", *(ROOT / "workers/cli/doctor").glob("*.py")]
+    files = [*(ROOT / "workers/supervisor/pages/state").glob("*findings.py"), *(ROOT / "workers/cli/doctor").glob("*.py")]
     found = {rule for file in files for rule in FINDING.findall(file.read_text())}
     page = (ROOT / "docs/doctor.md").read_text()
     assert len(found) > 40

@@ -184,9 +184,13 @@ def listed(names: Sequence[str]) -> str:
 
 
 def no_such_pool(name: str, known: Sequence[str]) -> str:
-    """Returns why there is no pool of this name; "" if it is one of `known`, or "". `known`: none if there is only one."""
+    """Returns why there is no pool of this name; "" if it is one of `known`, or "".
+
+    `known`: the names of several pools, "" for a place that waits for one; none if there is only one pool.
+    """
     if not name or name in known:
         return ""
     if not known:
         return "this picker has only one pool"
-    return f"there is no pool '{_short(name)}'; pools: {listed([each for each in known if each])}"
+    present = [each for each in known if each]
+    return f"there is no pool '{_short(name)}'; {f'pools: {listed(present)}' if present else 'the picker has found none yet'}"

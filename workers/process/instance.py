@@ -145,9 +145,8 @@ class Instance:
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """Returns the names of several pools, by number; none if there is only one, or if places wait for their pools."""
-        names = tuple(pool.options.pool_name for pool in self.pools)
-        return names if len(names) > 1 and all(names) else ()
+        """Returns the names of several pools, by number, "" for a place without a pool; none if there is only one."""
+        return tuple(pool.options.pool_name for pool in self.pools) if len(self.pools) > 1 else ()
 
     def begin(self, bundle: Bundle) -> None:
         """In the parent, before the first fork: records the configuration with which this instance was created."""

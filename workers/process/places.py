@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
 from epp.config.pools import KubePool
 
 if TYPE_CHECKING:
@@ -20,11 +18,6 @@ if TYPE_CHECKING:
     from workers.process.generations import Given
 
 DEFAULT: Final = "default"  # the configuration of the pools that have none of their own name
-
-Names = Mapping[int, str]  # the number of a place -> the name of the InferencePool there
-NOBODY: Final[Names] = {}
-encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(dict[int, str]).decode
 
 
 class Pool(NamedTuple):

@@ -13,16 +13,17 @@ import msgspec
 
 from epp.config.pools import KubePool
 from epp.request.pools import Matched, PoolChoice
-from shm.documents import DocumentReader
+from shm.documents import DocumentReader, DocumentWriter
 from shm.observe import POOLS
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN, POOL_HASH_LINES, Layout, Shape
 from workers.process.names import names_of
-from workers.process.places import NOBODY, Names, Places, Pool, decode
+from workers.process.places import Places, Pool
 from workers.process.sources import Sources
 from workers.shared.documents import assigned_of
 from workers.shared.objectives import static_bands
+from workers.shared.pool_names import NONE, AssignedView, Names, encode
 
 if TYPE_CHECKING:
     from workers.host.options import Options
@@ -105,7 +106,7 @@ def create_places(options: "Options", places: Places) -> Instance:
     """Creates the instance with empty places. `options`: with the most endpoints of all places together. Raises as `create` does."""
     empty = [places.pool(number, "") for number in range(len(places.ports))]
     ports = {port: "of --pool-ports" for port in places.ports if port != options.grpc_port}
-    return create(options, empty, _choice(places, NOBODY), ports, places)
+    return create(options, empty, _choice(places, NONE), ports, places)
 
 
 def _choice(places: Places, names: Names) -> PoolChoice:
@@ -127,26 +128,19 @@ def assigned(instance: Instance, names: Names) -> Instance:
     return replace(instance, pools=tuple(views), choice=_choice(places, names), models=[(name, ()) for name in names.values()])
 
 
-class AssignedView:
-    """Reads which InferencePools have which places. `names` returns None if this has not changed since its last call."""
+def assigned_view(instance: Instance) -> AssignedView:
+    """Returns what reads which InferencePools have which places."""
+    return AssignedView(DocumentReader(instance.layout.documents, instance.memory.documents), len(instance.pools))
 
-    def __init__(self, instance: Instance) -> None:
-        self._reader = DocumentReader(instance.layout.documents, instance.memory.documents)
-        self._document = assigned_of(len(instance.pools))
-        self._version = 0
 
-    def names(self) -> Names | None:
-        if self._reader.version(self._document) == self._version:
-            return None
-        found = self._reader.read(self._document)
-        if found is None or found[0] == self._version:
-            return None
-        self._version = found[0]
-        return decode(found[1])
+def tell_assigned(instance: Instance, names: Names) -> None:
+    """In the supervisor: tells all processes which pools have which places. Wakes workers, so that none waits for its next heartbeat."""
+    DocumentWriter(instance.layout.documents, instance.memory.documents).write(assigned_of(len(instance.pools)), encode(names))
+    instance.pipes.wake_workers()
 
 
 def as_assigned(instance: Instance) -> Instance:
     """Returns the instance of a child at its start: with the InferencePools that a supervisor has found."""
     if instance.places is None:
         return instance
-    return assigned(instance, AssignedView(instance).names() or NOBODY)
+    return assigned(instance, assigned_view(instance).names() or NONE)

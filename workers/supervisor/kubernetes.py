@@ -123,6 +123,10 @@ class Kubernetes:
         """Returns resource -> why the API server refuses to let this picker follow it."""
         return self._outage.refusals()
 
+    def unserved(self) -> Mapping[str, str]:
+        """Returns InferencePool -> why it is not served although it names this picker; none if the picker has one pool."""
+        return {}
+
     async def connect(self) -> None:
         """Connects to the API server and joins the election. Raises ValueError if there is no API server or no client library."""
         self.api = await Api.connect(os.environ)

@@ -14,10 +14,9 @@ from typing import Any, Final
 
 import structlog
 
-from shm.documents import DocumentWriter
 from workers.process.instance import Instance
-from workers.process.places import Names, encode
-from workers.shared.documents import assigned_of
+from workers.process.pools import tell_assigned
+from workers.shared.pool_names import Names
 from workers.supervisor.configured_endpoints import Bounded
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoints import EndpointTable
@@ -76,6 +75,9 @@ class KubernetesPools(Kubernetes):
     def tell_reloads(self) -> None:
         """Does nothing: configurations do not change."""
 
+    def unserved(self) -> Mapping[str, str]:
+        return self._placing.unserved if self._placing is not None else {}
+
     def _discovery_of(self, namespace: str, pools: Sequence[Instance], present: Callable[[], EndpointTable]) -> PoolsDiscovery:
         numbers = [pool.pool or 0 for pool in pools]
         expected = Expected(lambda: [self._present().pools[number] for number in numbers], self._report)
@@ -113,11 +115,8 @@ class KubernetesPools(Kubernetes):
         return discovery
 
     def _use(self, names: Names) -> None:
-        """Tells all processes which pools have which places."""
-        instance = self._instance
-        writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
         self._assign(names)
-        writer.write(assigned_of(len(instance.pools)), encode(names))
+        tell_assigned(self._instance, names)
         log.info("pools that are served", pools=sorted(names.values()))
         if self._objects is not None:
             self._objects.use(self._present().pools)

@@ -34,14 +34,16 @@ class Live:
         instance: Instance,
         troubles: Callable[[], Mapping[str, str]],
         access: Callable[[], Mapping[str, str]],
+        unserved: Callable[[], Mapping[str, str]],
         store: Callable[[], bool | None],
     ) -> None:
         """`troubles`: returns id of an endpoint -> why its last scrape failed. `access`: returns resource of Kubernetes -> why it cannot
-        be followed. `store`: whether the replica store can be used; None without one.
+        be followed. `unserved`: InferencePool -> why it is not served. `store`: whether the replica store can be used; None without one.
         """
         self._instance = instance
         self._troubles = troubles
         self._access = access
+        self._unserved = unserved
         self._store = store
         self._history = History()
         self._recent = Recent()
@@ -88,7 +90,7 @@ class Live:
 
     @functools.cached_property
     def _parts(self) -> Parts:
-        return Parts(self._instance, self._recent, self._troubles, self._access, self._store, self.tenants)
+        return Parts(self._instance, self._recent, self._troubles, self._access, self._unserved, self._store, self.tenants)
 
     @functools.cached_property
     def _frames(self) -> Frames:

@@ -38,7 +38,6 @@ import uvloop
 
 from epp.metrics.lanes import FILE_CHANGES, OVERWRITTEN
 from shm.lanes import SUPERVISOR_LANE, Lane
-from shm.observe import POOLS
 from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.host.log import error_text
@@ -47,9 +46,9 @@ from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.layout import GENERATION
 from workers.process.loading import in_force
-from workers.process.places import Names
 from workers.process.pools import as_assigned, assigned
 from workers.shared.objectives import static_bands
+from workers.shared.pool_names import Names
 from workers.supervisor.background import Background
 from workers.supervisor.config_watch import ConfigWatch
 from workers.supervisor.configured_endpoints import follow_configured
@@ -114,6 +113,7 @@ class Supervisor:
             instance,
             lambda: self.data.table.troubles(),
             lambda: {} if self.kubernetes is None else self.kubernetes.refusals(),
+            lambda: {} if self.kubernetes is None else self.kubernetes.unserved(),
             lambda: None if self.exchange is None else self.exchange.connected,
         )
         self.latency: LatencyKeeper | LatencyKeepers
@@ -360,7 +360,6 @@ class Supervisor:
             self.latency.use(instance)
         self._checks = watches(instance, self.index, report)
         self.pages.use(instance, self.data.table)
-        instance.lock.record(**{POOLS: instance.pool_names})  # for commands
 
     def _use_bands(self) -> None:
         if self._objects is not None:

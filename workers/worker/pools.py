@@ -20,7 +20,7 @@ from epp.request.pools import UNDECIDED
 from workers.host.log import error_text
 from workers.process.instance import Instance
 from workers.process.loading import of_pool
-from workers.process.pools import AssignedView, assigned
+from workers.process.pools import assigned, assigned_view
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.worker.adoption import Loading
 from workers.worker.extproc.app import App
@@ -46,7 +46,7 @@ class Pools:
         self._first = made(of_pool(instance.pools[0]))
         self._lobby = self._first.lobby()
         self._parts: list[Parts | None] = [self._first, *([None] * (len(instance.pools) - 1))]
-        self._assigned = AssignedView(instance) if instance.places is not None else None
+        self._assigned = assigned_view(instance) if instance.places is not None else None
         self._left: list[Parts] = []  # those of pools that are gone; streams may still use them
         self._retiring: set[asyncio.Task[None]] = set()
         self._used: set[int] = set()  # the pools that got a stream since the last heartbeat

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from epp.errors import Cause, ProtocolViolation, Refused
 from epp.protocol import refusals
 from epp.request import pools
-from epp.request.pools import KEPT_CHARS_MAX, KEPT_MAX, SHOWN_MAX, UNDECIDED, Matched, Pattern, PoolChoice, host_of, model_of
+from epp.request.pools import KEPT_CHARS_MAX, KEPT_MAX, SHOWN_MAX, UNDECIDED, Matched, Pattern, PoolChoice, host_of, model_of, no_such_pool
 from loadtest.load.proto import ext_proc_pb2 as pb
 
 CHOICE = PoolChoice(
@@ -204,3 +204,10 @@ def test_the_choice_is_that_of_trying_all_matchers_in_their_order(listed: list[M
             assert choice.of_model(name) == expected
         except Refused:
             assert expected == UNDECIDED
+
+
+def test_the_name_of_a_pool_that_is_not_there_is_refused_with_those_that_are() -> None:
+    assert no_such_pool("a", ["", "a"]) == no_such_pool("", ["a", "b"]) == no_such_pool("", []) == ""
+    assert no_such_pool("c", ["a", "", "b"]) == "there is no pool 'c'; pools: a, b"
+    assert no_such_pool("c", ["", ""]) == "there is no pool 'c'; the picker has found none yet"
+    assert no_such_pool("c", []) == "this picker has only one pool"

@@ -12,15 +12,16 @@ from epp.metrics.series import ABUSE, GROUPS, REQUEST, REQUEST_FIGURES
 from epp.request.pools import UNDECIDED, PoolChoice
 from loadtest.demo.ports import free_ports
 from shm import observe
-from shm.documents import DocumentWriter
+from shm.documents import DocumentReader, DocumentWriter
 from tests.workers.instances import made, options, removed
 from workers.process import StartError, pools
 from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN
-from workers.process.places import DEFAULT, Places, Pool, encode
-from workers.process.pools import AssignedView, as_assigned, assigned, create_places
+from workers.process.places import DEFAULT, Places, Pool
+from workers.process.pools import as_assigned, assigned, assigned_view, create_places
 from workers.shared.documents import assigned_of
+from workers.shared.pool_names import PoolNames, encode
 
 LORA = """
 plugins: [{type: lora-affinity-scorer}, {type: max-score-picker}]
@@ -124,10 +125,29 @@ def test_inference_pools_take_places_and_leave_them_and_others_keep_what_they_se
 def test_all_processes_read_which_places_are_taken(tmp_path: Path) -> None:
     places = Places({DEFAULT: found("default")}, free_ports(2), names=("a",))
     with removed(create_places(options(tmp_path, max_endpoints=8, pool_given=True), places)) as instance:
-        view = AssignedView(instance)
+        view = assigned_view(instance)
         assert view.names() is None
         writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
         writer.write(assigned_of(2), encode({1: "a" * 253, 0: "b" * 253}))
         assert view.names() == {1: "a" * 253, 0: "b" * 253}
         assert view.names() is None, "it is not new any more"
         assert [each.options.pool_name[0] for each in as_assigned(instance).pools] == ["b", "a"]
+
+
+def test_commands_read_the_present_names_of_places_and_the_fixed_ones_of_other_pools(tmp_path: Path) -> None:
+    def names(instance: Instance) -> PoolNames:
+        seen = observe.find(instance.options.run_dir, name=instance.options.instance)
+        return PoolNames(DocumentReader(instance.layout.documents, instance.memory.documents), seen.pools)
+
+    places = Places({DEFAULT: found("default")}, free_ports(2), service="epp")
+    with removed(create_places(options(tmp_path, max_endpoints=8, pool_given=True), places)) as instance:
+        present = names(instance)
+        assert present.several and list(present.current()) == ["", ""]
+        writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
+        for assigned_now, shown in (({1: "llama"}, ["", "llama"]), ({0: "qwen"}, ["qwen", ""])):
+            writer.write(assigned_of(2), encode(assigned_now))
+            assert list(present.current()) == shown
+    with created(tmp_path, pool("one"), pool("two")) as instance:
+        assert list(names(instance).current()) == ["one", "two"]
+    with made(tmp_path) as instance:
+        assert not names(instance).several and list(names(instance).current()) == []

@@ -1,6 +1,7 @@
 """A worker follows which InferencePools have which places, and ends the work of one that is gone when its last stream has ended."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,14 +10,13 @@ from typing import Any
 from epp.config.load import load
 from epp.request.pools import UNDECIDED
 from loadtest.demo.ports import free_ports
-from shm.documents import DocumentWriter
 from tests.waiting import turns
 from tests.workers.instances import options, removed
 from workers.process.generations import Given
 from workers.process.instance import Instance
-from workers.process.places import DEFAULT, Names, Places, Pool, encode
-from workers.process.pools import create_places
-from workers.shared.documents import assigned_of
+from workers.process.places import DEFAULT, Places, Pool
+from workers.process.pools import create_places, tell_assigned
+from workers.shared.pool_names import Names
 from workers.worker.pools import Pools
 
 
@@ -52,8 +52,8 @@ class World:
         return self.made[-1]
 
     def assign(self, names: Names) -> None:
-        instance = self.instance
-        DocumentWriter(instance.layout.documents, instance.memory.documents).write(assigned_of(2), encode(names))
+        tell_assigned(self.instance, names)
+        assert os.eventfd_read(self.instance.pipes.wakeups[0]) == 1, "the worker is woken"
         self.pools.look()
 
     def places(self) -> list[int]:

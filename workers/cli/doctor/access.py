@@ -20,15 +20,17 @@ TRUE: Final = "true"
 
 
 def needed(picker: Running) -> Iterator[Access]:
-    """Yields every access that this picker needs in Kubernetes, by its flags."""
-    namespace = picker.flag("pool-namespace")
+    """Yields every access that this picker needs in Kubernetes, by its flags. With several pools, it follows all InferencePools."""
+    namespace, several = picker.flag("pool-namespace"), "pools" in picker.state
     for verb in ("list", "watch"):
         yield Access(verb, "", "pods", namespace)
         if not picker.flag("endpoint-selector"):
-            yield Access(verb, picker.flag("pool-group") or POOL_GROUP, "inferencepools", namespace, picker.flag("pool-name"))
+            yield Access(
+                verb, picker.flag("pool-group") or POOL_GROUP, "inferencepools", namespace, "" if several else picker.flag("pool-name")
+            )
             for resource in ("inferenceobjectives", "inferencemodelrewrites"):
                 yield Access(verb, GROUPS[0], resource, namespace)
-    if not picker.flag("endpoint-selector"):
+    if not (several or picker.flag("endpoint-selector")):
         yield Access("create", "", "events", namespace)
     if picker.flag("ha-enable-leader-election") == TRUE:
         yield Access("create", "coordination.k8s.io", "leases", namespace)  # no rule restricts a creation by name
@@ -42,8 +44,8 @@ def needed(picker: Running) -> Iterator[Access]:
 
 def uses_kubernetes(picker: Running) -> bool:
     """Returns whether the picker's endpoints come from Kubernetes."""
-    from_kubernetes = picker.given("pool-name") or bool(picker.flag("endpoint-selector"))
-    return from_kubernetes and not picker.flag("endpoints")
+    flags = ("endpoint-selector", "service-name")
+    return (picker.given("pool-name") or any(map(picker.flag, flags))) and not picker.flag("endpoints")
 
 
 def access_findings(picker: Running) -> list[Finding]:

@@ -90,7 +90,7 @@ def command(
     gateway = _gateway(gateway_config, gateway_admin)
     picker = running(run_dir, metrics_port, instance, url, ca_file)
     if pool and picker.state:
-        check_pool(pool, pools_of(picker.state))
+        check_pool(pool, [*pools_of(picker.state), ""] if "pools" in picker.state else ())
         picker = only(picker, pool)
     visit = Visit(picker, gateway, tls_wanted)
     visit.make()

@@ -74,7 +74,7 @@ def command(metrics_port: int | None, instance: str, pool: str, run_dir: str, in
     try:
         source = Source(which.find(run_dir, metrics_port, instance), run_dir)
         with closing(source), Terminal(keys=not (once or as_json)) as terminal:
-            check_pool(pool, source.seen.pools)
+            check_pool(pool, source.pools())
             looks = Looks(source, terminal, interval, once, pool)
             ended = _print_json(looks, once) if as_json else _print_tables(looks, once)
     except SegmentError as refused:

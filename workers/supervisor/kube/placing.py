@@ -5,9 +5,11 @@ its port. If two have one port, the one that is served already stays, else the f
 """
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Final
 
-from workers.process.places import Names, Places
+from workers.process.places import Places
+from workers.shared.pool_names import Names
 from workers.supervisor.kube.pool import InferencePool
 
 UNSERVED: Final = "an InferencePool is not served"
@@ -15,14 +17,14 @@ REPORTED_MAX: Final = 4096
 
 
 class Placing:
-    """Places InferencePools. `names`: the present ones."""
+    """Places InferencePools. `names`: the present ones. `unserved`: InferencePool -> why it is not served."""
 
     def __init__(self, places: Places, names: Names, report: Callable[..., None]) -> None:
         self.names = names
         self._places = places
         self._by_port = {port: number for number, port in enumerate(places.ports)}
         self._report = report
-        self._said: dict[str, str] = {}  # name of an InferencePool -> why it is not served
+        self.unserved: Mapping[str, str] = {}
 
     def place(self, known: Mapping[str, InferencePool]) -> bool:
         """Takes the InferencePools of the namespace, by name. Returns whether `names` has changed."""
@@ -55,6 +57,6 @@ class Placing:
 
     def _tell(self, unserved: Mapping[str, str]) -> None:
         for name in sorted(unserved):
-            if self._said.get(name) != unserved[name] and len(self._said) < REPORTED_MAX:
+            if self.unserved.get(name) != unserved[name] and len(self.unserved) < REPORTED_MAX:
                 self._report(UNSERVED, name=name, reason=unserved[name])
-        self._said = dict(unserved)
+        self.unserved = dict(islice(unserved.items(), REPORTED_MAX))

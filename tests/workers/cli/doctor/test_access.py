@@ -48,6 +48,13 @@ def test_the_role_of_the_chart_allows_all_that_a_picker_of_the_chart_needs(case:
         ), access
 
 
+def test_a_picker_of_several_pools_follows_all_inference_pools_and_creates_no_events() -> None:
+    several = picker(service_name="epp", pool_namespace="ns", metrics_endpoint_auth="false")
+    several = several._replace(state={**several.state, "pools": {}})
+    assert {each.name for each in needed(several)} == {""} and "list inferencepools" in rules(several)
+    assert "create events" not in rules(several) and uses_kubernetes(several)
+
+
 def test_a_picker_with_endpoints_of_its_own_does_not_ask_kubernetes() -> None:
     assert uses_kubernetes(picker(pool_name="pool"))
     assert uses_kubernetes(picker(endpoint_selector="app=x"))

@@ -42,6 +42,9 @@ def test_a_port_outside_of_the_range_is_told() -> None:
     found = placing(reports := Reports())
     assert not found.place({"a": pool(9200), "b": pool(0)})
     assert [word in str(reports) for word in ("port 9200, which --pool-ports does not have", "names no port")] == [True, True]
+    assert list(found.unserved) == ["a", "b"] and "port 9200" in found.unserved["a"]
+    assert found.place({"a": pool(9102)})
+    assert found.unserved == {}
 
 
 def test_pools_by_name_need_no_service_and_a_missing_one_is_told() -> None:

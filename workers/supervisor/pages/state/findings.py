@@ -10,7 +10,7 @@ from epp.metrics.series import USAGE_BEYOND_BOUNDS
 from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 from workers.supervisor.pages.state.finding_texts import Values, cause, names, recent_answers, singular, some
-from workers.supervisor.pages.state.pool_findings import by_pool, fewer, in_pool
+from workers.supervisor.pages.state.pool_findings import by_pool, fewer, in_pool, unserved
 from workers.supervisor.pages.state.prefix_findings import block_sizes, caching_off, kv_events, salts_ignored, without_tokens
 
 SHOWN_AS: Final = {"on trial": "ejected"}  # it still gets no requests but one
@@ -33,14 +33,15 @@ ADVICE: Final = ("prefix-outweighs-load",)
 
 def findings(values: Values, endpoints: Mapping[str, Values]) -> list[Finding]:
     """Returns all findings about a state, errors first. `values`, `endpoints`: as in `frames.State`."""
-    pools = list(by_pool(values, endpoints)) if "pools" in values else []
+    several = "pools" in values
+    pools = list(by_pool(values, endpoints)) if several else []
     found: list[Finding] = []
     for rule in RULES:
-        if pools and rule in OF_POOL:
+        if several and rule in OF_POOL:
             found += [each for name, own, members in pools for each in in_pool(name, rule(own, members))]
         else:
             found += rule(values, endpoints)
-    return sorted(fewer(found) if pools else found, key=lambda finding: finding.severity != ERROR)
+    return sorted(fewer(found) if several else found, key=lambda finding: finding.severity != ERROR)
 
 
 def _no_endpoints(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
@@ -348,6 +349,7 @@ def _lost(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]
 OF_POOL: Final = frozenset((_no_endpoints, _unusable, _left_out, _full, _unread_pages, kv_events, block_sizes, caching_off, _warnings))
 RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], ...]] = (
     _no_endpoints,
+    unserved,
     _supervisor,
     _workers,
     _unusable,

@@ -147,7 +147,11 @@ class Frames:
         for server, why in further.why.items():
             for key in same.get(server, ()):
                 endpoints[key]["why"] = why[:WHY_CHARS_MAX]
-        values = {"version": VERSION, "at": round(self._wall(), 1), **plain(values | dict(further.values) | {"pools": pools or None})}
+        values = {
+            "version": VERSION,
+            "at": round(self._wall(), 1),
+            **plain(values | dict(further.values) | {"pools": pools if self._source.pools() else None}),
+        }
         values["instance"]["uptime_s"] = int(up)
         values["findings"] = [msgspec.to_builtins(each) for each in findings(values, endpoints)]
         yield from self._publish(look.at, values, endpoints)

@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from epp.config.effective import EffectiveConfig
@@ -23,6 +24,7 @@ from workers.supervisor.pages.tenants import TenantUse
 SHARED_MEMORY: Final = "/dev/shm"
 VALUE_CHARS_MAX: Final = 200
 TENANTS_SHOWN: Final = 50
+UNSERVED_SHOWN: Final = 100  # InferencePools that are not served
 FLOWS_SHOWN: Final = 32  # pools with flow control whose saturation is computed
 CONFIGURATIONS_CHARS_MAX: Final = 1 << 18
 
@@ -36,20 +38,22 @@ class Parts:
         recent: Recent,
         troubles: Callable[[], Mapping[str, str]],
         access: Callable[[], Mapping[str, str]],
+        unserved: Callable[[], Mapping[str, str]],
         store: Callable[[], bool | None],
         tenants: TenantUse,
     ) -> None:
-        """`recent`: the counters of the last minutes. `troubles`, `access`, `store`: as in `workers.supervisor.live.Live`."""
+        """`recent`: the counters of the last minutes. `troubles`, `access`, `unserved`, `store`: as in `workers.supervisor.live.Live`."""
         self._instance = instance
         self._recent = recent
         self._troubles = troubles
         self._access = access
+        self._unserved = unserved
         self._store = store
         self._tenants = tenants
         metrics = instance.credentials.metrics
         until = None if metrics is None else lambda: metrics.valid_until
         self._processes = ProcessFigures(instance.memory.lanes, instance.roll, metrics_certificate=until)
-        self._several = instance.pools if instance.pool_names else ()
+        self._pools = [pool for pool in instance.pools if pool.options.pool_name] if instance.pool_names else []  # without empty places
         self._flow: FlowFigures | None = figures_of(instance) if not instance.pools else None
         self._flows: dict[str, FlowFigures] = {}  # of several pools, by name
 
@@ -65,6 +69,7 @@ class Parts:
             "host": self._host,
             "shared_memory": _shared_memory(),
             "access_refused": self._access(),
+            "pools_unserved": dict(islice(sorted(self._unserved().items()), UNSERVED_SHOWN)) or None,
             "replica_store_connected": self._store(),
             "doctor": doctor_report.read(options.run_dir, options.instance, self._instance.lock.info[SECRET]),
             "flow_control": self._flow_control(self._instance, self._flow),
@@ -94,7 +99,7 @@ class Parts:
 
     def _full_first(self) -> list[Instance]:
         """Returns up to FLOWS_SHOWN of several pools with flow control, those with waiting requests first."""
-        flows = [pool for pool in self._several if pool.config.flow is not None]
+        flows = [pool for pool in self._pools if pool.config.flow is not None]
         return sorted(flows, key=lambda pool: -pool.memory.flow.total(WAITING))[:FLOWS_SHOWN]
 
     def _of_pool(self, pool: Instance) -> Mapping[str, Any] | None:
@@ -133,15 +138,15 @@ class Parts:
             name, value = OTHER_FLAGS.get(option, option), shown_option(option, getattr(options, option))
             flags[name.replace("_", "-")] = {"value": value, "origin": options.given.get(name, "default")}
         del flags["given"], flags["pool-given"]  # not flags, but what is known about them
-        if not self._several:
+        if not self._instance.pool_names:
             return {**_shown(config), "flags": flags}
-        return {"source": options.pools_file, "configurations": self._configurations(), "flags": flags}
+        return {"source": options.pools_file or options.config_dir, "configurations": self._configurations(), "flags": flags}
 
     def _configurations(self) -> list[Mapping[str, Any]]:
         """Returns the different configurations of several pools, each with the names of its pools, up to CONFIGURATIONS_CHARS_MAX."""
         names: dict[int, list[str]] = {}
-        configs = {id(pool.config): pool.config for pool in self._several}
-        for pool in self._several:
+        configs = {id(pool.config): pool.config for pool in self._pools}
+        for pool in self._pools:
             names.setdefault(id(pool.config), []).append(pool.options.pool_name)
         found: list[Mapping[str, Any]] = []
         room = CONFIGURATIONS_CHARS_MAX

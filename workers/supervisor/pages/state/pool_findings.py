@@ -5,13 +5,17 @@ from typing import Any, Final
 
 import msgspec
 
-from workers.shared.doctor_report import Finding
+from workers.shared.doctor_report import ERROR, WARNING, Finding
 from workers.supervisor.pages.state.finding_texts import Values
 
 SHARED: Final = "The same in "  # begins the title of a finding about several pools
 SAME_MAX: Final = 20  # pools with the same finding that are told apart
 OF: Final = " of pool "
 PARTS: Final = ("bands", "flows")
+UNSERVED_FIX: Final = (
+    "change the port in the endpointPickerRef of the InferencePool, or start with a --pool-ports that has it; "
+    "the Service of the picker needs the port, too"
+)
 
 
 def by_pool(values: Values, endpoints: Mapping[str, Values]) -> Iterator[tuple[str, Values, Mapping[str, Values]]]:
@@ -44,6 +48,19 @@ def in_pool(pool: str, found: Iterable[Finding]) -> Iterator[Finding]:
     """Yields findings that name the pool."""
     for each in found:
         yield msgspec.structs.replace(each, title=f"Pool {pool}: {each.title}", pool=pool)
+
+
+def unserved(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    """Yields the InferencePools that this picker could serve and does not, with the reasons; and that it has found none, if so."""
+    why: Mapping[str, str] = values.get("pools_unserved", {})
+    for name, reason in why.items():
+        yield Finding("pool-not-served", ERROR, f"InferencePool {name} is not served", reason, UNSERVED_FIX)
+    if values.get("pools") == {} and not why:
+        flags = values.get("settings", {}).get("flags", {})
+        service = flags.get("service-name", {}).get("value", "")
+        wanted = f"no InferencePool names Service '{service}' in its endpointPickerRef" if service else "none of --pool-name exists"
+        fix = "create one in the namespace of --pool-namespace: `kubectl get inferencepools` lists those that exist"
+        yield Finding("no-pools", WARNING, "The picker has found no pool yet", wanted, fix)
 
 
 def fewer(found: Iterable[Finding]) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ from workers.process.layout import GENERATION
 from workers.shared import reload_status
 from workers.shared.documents import EndpointsView
 from workers.shared.objectives import ObjectivesView
+from workers.shared.pool_names import PoolNames
 from workers.shared.query_of_death import TRIED
 from workers.supervisor.pages.kv_events import NOT_FOLLOWED, StreamFigures
 from workers.supervisor.pages.state.attached import Attached
@@ -88,6 +89,7 @@ class Source:
         reader = DocumentReader(documents, blobs)
         self._endpoints = EndpointsView(reader)
         self._objectives = ObjectivesView(reader, ())
+        self._names = PoolNames(reader, seen.pools)
         self.lanes = Lanes(lanes, words)
         self._index = IndexCounts(*attached.required(IndexSchema), counted_buckets)
         self._streams = attached.streams()
@@ -100,7 +102,11 @@ class Source:
         self.predictions = attached.series(PREDICTION.name, self.lanes)
         self._isolation = attached.series(ISOLATION.name, self.lanes)
         self._tokenless = attached.series(WITHOUT_TOKENS.name, self.lanes)
-        self.served = Served(lambda name: attached.series(name, self.lanes), several=bool(seen.pools))
+        self.served = Served(lambda name: attached.series(name, self.lanes), several=self._names.several)
+
+    def pools(self) -> Sequence[str]:
+        """Returns the present name of each of several pools, "" for a place without one; none if the picker has one pool."""
+        return self._names.current()
 
     def close(self) -> None:
         """Unmaps the segments. Do not take a look afterwards."""
@@ -231,7 +237,7 @@ class Source:
     def _latencies(self, now: float) -> Mapping[tuple[int, int], str]:
         """Returns (slot, generation) -> what the latency model has learned, in words."""
         words: dict[tuple[int, int], str] = {}
-        for pool in range(max(1, len(self.seen.pools)) if self._latency is not None else 0):
+        for pool in range(max(1, len(self.pools())) if self._latency is not None else 0):
             assert self._latency is not None
             found = self._latency.read(pool)
             if found is None:
@@ -244,7 +250,7 @@ class Source:
 
     def _pool_name(self, pool: int) -> str | None:
         """Returns the name of a pool; None if the picker has one pool."""
-        names = self.seen.pools
+        names = self.pools()
         return None if not names else names[pool] if pool < len(names) else ""
 
     def known(self) -> Sequence[Endpoint]:

@@ -43,8 +43,12 @@ class World:
         self.now = 1000.0
         self.endpoints = [endpoint("a"), endpoint("b")]
         self.looks = 0
+        self.names: tuple[str, ...] = ()
         self.seen = SimpleNamespace(name="epp", pid=7, ports={}, started_at=0.0)
         self.frames = Frames(self, lambda _: Further({"pool": "p"}, {}), lambda: self.now, lambda: self.now)  # type: ignore[arg-type]
+
+    def pools(self) -> tuple[str, ...]:
+        return self.names
 
     def looking(self, now: float) -> Iterator[Look | None]:
         self.looks += 1
@@ -133,3 +137,10 @@ def test_unknown_values_are_left_out_ages_are_whole_and_numbers_are_short() -> N
     values = {"a": None, "age_s": 1.9, "share": 0.123456, "inner": {"b": None, "c": 123456.7}, "list": [{"d": None}]}
     assert plain(values) == {"age_s": 1, "share": 0.1235, "inner": {"c": 123457}, "list": [{}]}
     assert plain({"x": float("inf"), "y": float("nan")}) == {"x": 0, "y": 0}
+
+
+def test_the_state_of_a_picker_with_places_has_pools_before_it_has_found_one() -> None:
+    world = World()
+    assert "pools" not in document(world.until(1))
+    world.names = ("", "")
+    assert document(world.until(2))["pools"] == {}

@@ -61,3 +61,17 @@ def test_a_finding_of_many_pools_is_shown_for_a_few_and_counted_for_the_others()
     *some, last = findings(of(*(f"p{number:03}" for number in range(100))), {})
     assert len(some) == SAME_MAX
     assert last.title == "The same in 80 more pools" and last.evidence.startswith("p020, p021") and "and 60 more" in last.evidence
+
+
+def test_an_inference_pool_that_is_not_served_is_named_with_the_reason_and_the_option() -> None:
+    state = of("a", pools_unserved={"b": "its endpointPickerRef has port 9200, which --pool-ports does not have"})
+    (one,) = findings(state, {"x": endpoint(pool="a")})
+    assert (one.rule, one.title) == ("pool-not-served", "InferencePool b is not served")
+    assert "9200" in one.evidence and "--pool-ports" in one.fix
+
+
+def test_a_picker_that_has_found_no_pool_says_what_would_be_one() -> None:
+    (one,) = findings(of(settings={"flags": {"service-name": {"value": "epp"}}}), {})
+    assert (one.rule, one.severity) == ("no-pools", "warning")
+    assert "Service 'epp'" in one.evidence
+    assert [each.rule for each in findings(of(pools_unserved={"b": "why"}), {})] == ["pool-not-served"]
