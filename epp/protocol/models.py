@@ -4,7 +4,7 @@ One endpoint knows only the models of its own pool. So at a port of several pool
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -24,14 +24,40 @@ def asks_for_models(headers: codec.Headers) -> bool:
     return (headers.get(":path") or "").partition("?")[0].removesuffix("/").endswith(PATH)
 
 
-def listed(pools: Iterable[tuple[str, Iterable[str]]], created: int) -> bytes:
-    """Returns the framed answer that lists the models and adapters of pools: (name of a pool, names of its models).
+class Model(Protocol):
+    """A model or an adapter, as `epp.plugins.extractors.models` has it. "" and 0: not known."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def root(self) -> str: ...
+    @property
+    def parent(self) -> str: ...
+    @property
+    def max_model_len(self) -> int: ...
+
+
+class Listed(NamedTuple):
+    """A model with the name of its pool."""
+
+    pool: str
+    model: Model
+
+
+def listed(models: Iterable[Listed], created: int) -> bytes:
+    """Returns the framed answer that lists models and adapters, sorted by their names.
 
     If several pools have a model, it is listed once, as that of the first. `created`: Unix time in seconds, which clients expect.
     """
-    owners: dict[str, str] = {}
-    for pool, models in pools:
-        for model in models:
-            owners.setdefault(model, pool)
-    data = [{"id": model, "object": "model", "created": created, "owned_by": owners[model]} for model in sorted(owners)]
+    found: dict[str, Listed] = {}
+    for each in models:
+        found.setdefault(each.model.id, each)
+    data = [_entry(found[name], created) for name in sorted(found)]
     return codec.immediate_answer(OK, HEADERS, msgspec.json.encode({"object": "list", "data": data}))
+
+
+def _entry(listed: Listed, created: int) -> dict[str, Any]:
+    model = listed.model
+    entry: dict[str, Any] = {"id": model.id, "object": "model", "created": created, "owned_by": listed.pool}
+    known = {"root": model.root, "parent": model.parent, "max_model_len": model.max_model_len}
+    return entry | {field: value for field, value in known.items() if value}

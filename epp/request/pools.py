@@ -98,7 +98,10 @@ class _Names:
 
 
 class PoolChoice:
-    """Knows which requests belong to which pool. Immutable: if the pools change, another one takes its place."""
+    """Knows which requests belong to which pool. Immutable: if the pools change, another one takes its place.
+
+    `by_model`: the pools that a model can decide on.
+    """
 
     def __init__(self, pools: Sequence[Matched]) -> None:
         self._names = [pool.name for pool in pools if pool.name]
@@ -107,6 +110,8 @@ class PoolChoice:
         self._authorities = _Names([(text, index) for index, pool in enumerate(pools) for text in pool.authorities])
         self._models = _Names([(text, index) for index, pool in enumerate(pools) for text in pool.models])
         self._hosts: dict[str, int] = {}  # what `_of_authority` has found
+
+        self.by_model = sorted(set(self._models.exact.values()) | {pool for _, pool in self._models.patterns})
 
     def of_stream(self, port: int, authority: str) -> int:
         """Returns the pool of all requests of a stream; UNDECIDED if the request decides. `port`: of the socket; `authority`: as sent."""
@@ -143,9 +148,13 @@ class PoolChoice:
             raise self._refused(f"there is no pool '{_short(name)}'")
         return pool
 
+    def pool_of_model(self, model: str) -> int:
+        """Returns the pool of a model; UNDECIDED if there is none. `model`: as clients name it; "" if the request names none."""
+        return self._models.find(model) if model else UNDECIDED
+
     def of_model(self, model: str) -> int:
-        """Returns the pool of a model. `model`: as the client names it; "" if the request names none. Raises Refused."""
-        pool = self._models.find(model) if model else UNDECIDED
+        """Returns the pool of a model, as `pool_of_model` does. Raises Refused if there is none."""
+        pool = self.pool_of_model(model)
         if pool == UNDECIDED:
             raise self._refused(f"no pool serves the model '{_short(model)}'" if model else "no pool serves a request that names no model")
         return pool

@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.demo.children import python
 from loadtest.demo.stack import get
-from tests.e2e.cluster import Cluster, eventually, run
+from tests.e2e.cluster import Cluster, ask, eventually, run
 from tests.e2e.pools_site import NAMES, Site
 
 
@@ -32,6 +32,16 @@ def test_top_shows_one_pool_only_if_it_is_named(site: Site) -> None:
     shown = site.json("top", "--once", "--interval=100ms", "--pool=small")
     assert [pool["name"] for pool in shown["pools"]] == ["small"]
     assert {each["address"] for each in shown["endpoints"]} == set(site.addresses["small"])
+
+
+def test_the_list_of_models_has_what_the_endpoints_of_patterns_have(site: Site) -> None:
+    def listed() -> dict[str, tuple[str, str]]:
+        data = ask(site.port, "/v1/models", None, method="GET").json()["data"]
+        return {each["id"]: (each["owned_by"], each.get("root", "")) for each in data}
+
+    # `idle-1` leads to no pool: the name in the file is `idle`.
+    wanted = {"big-1": ("big", "big-1"), "small-1": ("small", "small-1"), "idle": ("idle", "")}
+    assert eventually(lambda: listed() == wanted), listed()
 
 
 def test_explain_names_the_pool_of_a_decision_and_shows_only_those_of_a_pool(site: Site) -> None:

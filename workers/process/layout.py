@@ -54,6 +54,7 @@ from workers.process.kv_memory import KvLayout
 from workers.process.names import CYCLES, FIXED, Family, Names, check_names, declared, with_names
 from workers.process.sources import Sources
 from workers.shared import decisions, profiles, query_of_death, reload_status
+from workers.shared.model_lists import MODELS_BYTES
 from workers.shared.outliers import KINDS, OUTCOMES
 
 if TYPE_CHECKING:
@@ -164,8 +165,7 @@ class Layout:
 
         self.documents = document_schema_of(options.max_endpoints, objects=bool(options.objects_dir or options.pool_given))
         if shape.objects is not None:
-            assigned = NAME_BYTES * len(shape.objects) if shape.found else 0
-            self.documents = document_schema_of_pools(options.max_endpoints, shape.objects, assigned)
+            self.documents = document_schema_of_pools(options.max_endpoints, shape.objects, found=shape.found)
         self.latency = latency_schema_of(shape.endpoints)
         self.starts = StartsSchema(options.max_endpoints, self.workers_max)
         self.prefills = PrefillsSchema(self.workers_max)
@@ -306,14 +306,15 @@ def document_schema_of(endpoints: int, *, objects: bool) -> DocumentSchema:
     return DocumentSchema((listed, listed, OBJECTIVES_BYTES if objects else BANDS_BYTES, REWRITES_BYTES if objects else 1))
 
 
-def document_schema_of_pools(endpoints: int, objects: Sequence[bool], assigned: int = 0) -> DocumentSchema:
+def document_schema_of_pools(endpoints: int, objects: Sequence[bool], *, found: bool = False) -> DocumentSchema:
     """Returns the schema of the supervisor's documents for several pools. `objects`: which of them may have objectives and rewrites.
 
-    `assigned`: bytes for the names of pools that are found while the picker runs; 0: there are none.
+    `found`: whether the pools are found while the picker runs. Then they have names later, and no request finds its pool by its model.
     """
     listed = DOCUMENT_BYTES_PER_ENDPOINT * endpoints
     each = ((POOL_OBJECTIVES_BYTES, POOL_REWRITES_BYTES) if has else (1, 1) for has in objects)
-    return DocumentSchema((listed, listed, *itertools.chain.from_iterable(each), *([assigned] if assigned else [])))
+    last = (1, NAME_BYTES * len(objects)) if found else (MODELS_BYTES,)
+    return DocumentSchema((listed, listed, *itertools.chain.from_iterable(each), *last))
 
 
 def latency_schema_of(endpoints: Sequence[int]) -> DocumentSchema:

@@ -125,7 +125,7 @@ def assigned(instance: Instance, names: Names) -> Instance:
         if view.options.pool_name != name:
             pool = places.pool(number, name)
             views[number] = viewed(instance, number, pool, like.get(id(pool.config)))
-    return replace(instance, pools=tuple(views), choice=_choice(places, names), models=[(name, ()) for name in names.values()])
+    return replace(instance, pools=tuple(views), choice=_choice(places, names))
 
 
 def assigned_view(instance: Instance) -> AssignedView:

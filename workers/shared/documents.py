@@ -45,13 +45,20 @@ def rewrites_of(pool: int | None) -> int:
     return REWRITES + 2 * (pool or 0)
 
 
-def assigned_of(pools: int) -> int:
-    """Returns the number of the document that says which pools have the places of a picker. `pools`: the number of places."""
+def models_of(pools: int) -> int:
+    """Returns the number of the document with the models of several pools. `pools`: how many there are."""
     return objectives_of(pools)
 
 
-def document_name(index: int) -> str:
-    """Returns what a document has, in words."""
+def assigned_of(pools: int) -> int:
+    """Returns the number of the document that says which pools have the places of a picker. `pools`: the number of places."""
+    return models_of(pools) + 1
+
+
+def document_name(index: int, pools: int) -> str:
+    """Returns what a document has, in words. `pools`: how many there are; 0: only one."""
+    if pools and index >= models_of(pools):
+        return "models" if index == models_of(pools) else "names of pools"
     return DOCUMENT_NAMES[index] if index <= REWRITES else f"{DOCUMENT_NAMES[2 + index % 2]} of pool {(index - OBJECTIVES) // 2}"
 
 

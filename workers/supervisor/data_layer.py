@@ -163,7 +163,7 @@ class DataLayer:
                 "shared memory was overwritten: endpoints and objects are published again",
                 segment=self._instance.memory.state_name,
                 rows=rows,
-                documents=[document_name(index) for index in documents],
+                documents=[document_name(index, len(self._instance.pools)) for index in documents],
                 reason=CULPRIT,
             )
 

@@ -65,6 +65,7 @@ from workers.supervisor.predecessor import take_over
 from workers.supervisor.readiness import Readiness
 from workers.supervisor.record_keeper import RecordKeeper
 from workers.supervisor.scaling import READ_S, PoolSignals, ScalingSignal, waiting_in
+from workers.supervisor.served_models import decides, follow_models
 from workers.supervisor.watches import WATCH_EVERY_S, watches
 from workers.transport.limits import Limits
 from workers.transport.native import Server
@@ -218,6 +219,8 @@ class Supervisor:
             background.keep(ConfigWatch(self._present, lambda: instance.reports.changed(SEAT)).run())
         if self.kubernetes is not None:
             self.kubernetes.start()
+        if decides(instance):
+            background.keep(follow_models(self._present, lambda: self.data.table, report))
         self._answer_probes(cleanup)
         self.live.start(background)
         self.pages = PagePort(

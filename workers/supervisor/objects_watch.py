@@ -238,4 +238,4 @@ class Published:
         try:
             self._writer.write(self.index, blob)
         except DocumentTooLarge as failure:
-            self._report("workers keep the last document", document=document_name(self.index), reason=str(failure))
+            self._report("workers keep the last document", document=document_name(self.index, 0), reason=str(failure))

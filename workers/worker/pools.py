@@ -7,7 +7,6 @@ since the one before. The first pool is loaded at the start, because streams nee
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -15,16 +14,19 @@ from typing import Final
 import structlog
 
 from epp.errors import Cause, Refused
-from epp.protocol.models import listed
+from epp.protocol import codec
 from epp.request.pools import UNDECIDED
+from shm.documents import DocumentReader
 from workers.host.log import error_text
 from workers.process.instance import Instance
 from workers.process.loading import of_pool
 from workers.process.pools import assigned, assigned_view
+from workers.shared.model_lists import ServedView
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.worker.adoption import Loading
 from workers.worker.extproc.app import App
 from workers.worker.extproc.pool_stream import open_pooled
+from workers.worker.model_list import ModelList
 from workers.worker.setup import Parts
 
 AGAIN_S: Final = 10.0  # until a pool that could not be loaded is tried again
@@ -40,6 +42,8 @@ class Pools:
         assert instance.choice is not None
         self.choice = instance.choice
         self._instance = instance
+        served = ServedView(DocumentReader(instance.layout.documents, instance.memory.documents), len(instance.pools))
+        self._models = ModelList(served, instance.credentials.prefix_seed)
         self._views = instance.pools
         self._made = made
         self._apps = apps
@@ -76,9 +80,8 @@ class Pools:
     def lobby(self) -> App:
         return self._lobby
 
-    def models(self) -> bytes:
-        """Returns the framed list of models. Today, these are the names that the pools file has, without patterns."""
-        return listed(self._instance.models, int(time.time()))
+    def models(self, headers: codec.Headers, message: bytes) -> bytes:
+        return self._models.answer(self._instance, headers, message)
 
     def wanted(self, pool: int, then: Callable[[], None]) -> None:
         if asyncio.get_running_loop().time() < self._failed.get(pool, 0.0):

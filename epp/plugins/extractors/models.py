@@ -12,10 +12,23 @@ from epp.plugins.extractors._pages import MODELS, Extracted, ExtractError, PageE
 SERVED_MODELS: Column[frozenset[str]] = Column("served_models", frozenset)
 MODELS_MAX = 1024
 MODEL_NAME_BYTES_MAX = 512
+COUNT_MAX = 1 << 53  # larger numbers are not exact in JSON
+
+
+class Model(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
+    """A model or an adapter that an endpoint lists. `parent`: of an adapter, the model that it adapts. "" and 0: not known."""
+
+    id: str
+    root: str = ""
+    parent: str = ""
+    max_model_len: int = 0
 
 
 class _Model(msgspec.Struct):
     id: str
+    root: Any = None
+    parent: Any = None
+    max_model_len: Any = None
 
 
 class _Answer(msgspec.Struct):
@@ -23,6 +36,25 @@ class _Answer(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Answer)
+
+
+def models_of(page: bytes) -> list[Model]:
+    """Returns the models on a page, without fields that are not of the usual kind. Raises ExtractError if the page is rejected."""
+    try:
+        found = _decoder.decode(page).data
+    except msgspec.MsgspecError as wrong:
+        raise ExtractError(f"the list of models cannot be read: {wrong}") from None
+    if len(found) > MODELS_MAX or any(len(model.id.encode()) > MODEL_NAME_BYTES_MAX for model in found):
+        raise ExtractError(f"more than {MODELS_MAX} models, or one with a name over {MODEL_NAME_BYTES_MAX} bytes")
+    return [Model(model.id, _name(model.root), _name(model.parent), _count(model.max_model_len)) for model in found]
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) and len(value.encode()) <= MODEL_NAME_BYTES_MAX else ""
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 < value < COUNT_MAX else 0
 
 
 @plugin("models-data-extractor")
@@ -49,12 +81,6 @@ class ServedModels:
     def extract(self, page: bytes) -> Extracted:
         """Returns the ids. Raises ExtractError if the page is rejected."""
         if page != self._page:
-            try:
-                listed = _decoder.decode(page).data
-            except msgspec.MsgspecError as wrong:
-                raise ExtractError(f"the list of models cannot be read: {wrong}") from None
-            ids = frozenset(model.id for model in listed)
-            if len(ids) > MODELS_MAX or any(len(name.encode()) > MODEL_NAME_BYTES_MAX for name in ids):
-                raise ExtractError(f"more than {MODELS_MAX} models, or one with a name over {MODEL_NAME_BYTES_MAX} bytes")
+            ids = frozenset(model.id for model in models_of(page))
             self._page, self._names = page, {SERVED_MODELS.name: ids}
         return Extracted(self._zeros, 0, self._names)

@@ -254,6 +254,10 @@ class EndpointTable:
         """Returns the handles of all endpoints that have a row."""
         return [member.handle for member in self._members.values()]
 
+    def specs(self) -> list[EndpointSpec]:
+        """Returns all endpoints that have a row."""
+        return [member.spec for member in self._members.values()]
+
     def owners(self) -> dict[Identity, int]:
         """Returns the owner id of each endpoint in the prefix index."""
         return {records.identity_of(member.spec): member.owner for member in self._members.values()}

@@ -41,8 +41,11 @@ class Pools(Protocol):
     def lobby(self) -> App:
         """Returns an app for streams whose pool is not known or not loaded yet."""
 
-    def models(self) -> bytes:
-        """Returns the framed answer that lists the models of all pools (`epp.protocol.models.listed`)."""
+    def models(self, headers: codec.Headers, message: bytes) -> bytes:
+        """Returns the framed answer that lists the models of all pools (`epp.protocol.models.listed`). `message`: that with the headers.
+
+        Raises Refused if no pool knows the client's tenant.
+        """
 
 
 def open_pooled(pools: Pools, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
@@ -97,7 +100,7 @@ class PooledRequestPhase(RequestPhase):
         if self._head is None:
             super()._route_without_body(stream)
         elif self.pool == UNDECIDED and asks_for_models(self._headers):
-            stream.send(self.pools.models())
+            stream.send(self.pools.models(self._headers, self._head[0]))
             stream.end(0, "")
         else:
             self._no_body = True

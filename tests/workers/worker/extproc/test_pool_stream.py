@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from epp.errors import Cause, Refused
-from epp.protocol.models import listed
+from epp.plugins.extractors.models import Model
+from epp.protocol import codec
+from epp.protocol.models import Listed, listed
 from epp.request.pools import KEY, UNDECIDED, Matched, PoolChoice
 from epp.request.tenant_keys import parse
 from epp.request.tenants import FromKey, Tenants
@@ -58,8 +60,11 @@ class Worker:
     def lobby(self) -> App:
         return self.pairs[0].app
 
-    def models(self) -> bytes:
-        return listed([("a", ["llama"]), ("b", ["phi-4"])], 5)
+    def models(self, headers: codec.Headers, message: bytes) -> bytes:
+        if headers.get("x-key") == "wrong":
+            raise Refused(Cause.UNKNOWN_TENANT)
+        assert codec.metadata_text(message, b"envoy.lb", (KEY.encode(),)) == ""
+        return listed([Listed("a", Model("llama")), Listed("b", Model("phi-4"))], 5)
 
     def stream(self, authority: str = "", port: int = 9002) -> Envoy:
         stream = FakeStream(authority, port)
@@ -166,6 +171,11 @@ def test_the_list_of_models_is_answered_without_an_endpoint() -> None:
     assert [each["id"] for each in json.loads(answer.immediate_response.body)["data"]] == ["llama", "phi-4"]
     assert envoy.stream.ended == (0, "")
     assert worker.served() == [0, 0, 0, 0]
+
+
+def test_the_list_of_models_is_refused_to_a_client_whom_no_pool_knows() -> None:
+    status, _, _ = refusal(Worker().stream().headers("/v1/models", last=True, **{":method": "GET", "x-key": "wrong"}))
+    assert status == 401
 
 
 def test_at_a_port_of_one_pool_an_endpoint_of_this_pool_lists_its_models() -> None:

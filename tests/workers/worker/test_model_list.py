@@ -1,0 +1,101 @@
+"""The list of models that a worker answers: of all pools that the request could reach, and only to clients that their pools know."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epp.config.load import load
+from epp.errors import Cause, Refused
+from epp.plugins.extractors.models import Model
+from epp.protocol import codec
+from epp.request.pools import Matched, PoolChoice
+from loadtest.load.proto import ext_proc_pb2 as pb
+from shm.documents import DocumentReader, DocumentWriter
+from tests.workers.instances import options, removed
+from workers.process import pools
+from workers.process.generations import Given
+from workers.process.instance import Instance
+from workers.process.places import Pool
+from workers.shared.documents import models_of
+from workers.shared.model_lists import Served, ServedView, encode
+from workers.worker.model_list import ModelList
+
+TENANTS = "tenants: {{from: [{{header: x-tenant-{}, trusted: true}}], unknown: refuse}}"
+MATCHED = {"llama": ("llama-*",), "phi": ("phi-*", "gemma"), "rest": ("*-chat",), "port": ()}
+
+
+class World:
+    """Four pools, of which the last has a port and no models."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.list = ModelList(ServedView(DocumentReader(instance.layout.documents, instance.memory.documents), 4), 7)
+        self._writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
+
+    def publish(self, served: Served) -> None:
+        self._writer.write(models_of(4), encode(served))
+
+    def answer(self, **headers: str) -> list[Any]:
+        found = codec.headers_of({name.replace("_", "-"): value for name, value in headers.items()})
+        framed = self.list.answer(self.instance, found, b"")
+        return json.loads(pb.ProcessingResponse.FromString(framed[5:]).immediate_response.body)["data"]
+
+    def ids(self, **headers: str) -> list[str]:
+        return [f"{each['owned_by']}: {each['id']}" for each in self.answer(**headers)]
+
+
+@pytest.fixture
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    """`request.param`: the configurations of pools, by their names."""
+    texts = getattr(request, "param", {})
+    given = [
+        Pool(name, Given(None, "", {}), load(texts.get(name), name), "127.0.0.1:1", 4, tuple(each for each in matched if "*" not in each))
+        for name, matched in MATCHED.items()
+    ]
+    choice = PoolChoice([Matched(name, 9102 if name == "port" else 0, (), matched) for name, matched in MATCHED.items()])
+    with removed(pools.create(options(tmp_path, max_endpoints=16), given, choice, {})) as instance:
+        yield World(instance)
+
+
+def test_names_of_the_file_are_listed_before_an_endpoint_has_listed_any(world: World) -> None:
+    assert world.ids() == ["phi: gemma"]
+
+
+def test_what_endpoints_have_is_listed_if_its_name_leads_to_their_pool(world: World) -> None:
+    world.publish(
+        {
+            0: [Model("llama-7b"), Model("llama-chat"), Model("x-chat")],  # x-chat leads to the pool `rest`
+            1: [Model("gemma", "org/gemma", "", 8192), Model("phi-4"), Model("phi-lora", "phi-4", "phi-4")],
+            2: [Model("qwen-chat"), Model("llama-chat"), Model("unreachable")],
+            3: [Model("phi-5")],
+        }
+    )
+    assert world.ids() == ["phi: gemma", "llama: llama-7b", "llama: llama-chat", "phi: phi-4", "phi: phi-lora", "rest: qwen-chat"]
+    gemma, *_, lora, _ = world.answer()
+    assert (gemma["root"], gemma["max_model_len"]) == ("org/gemma", 8192)
+    assert (lora["id"], lora["parent"]) == ("phi-lora", "phi-4")
+
+
+def test_the_list_follows_what_endpoints_have(world: World) -> None:
+    world.publish({0: [Model("llama-7b")]})
+    assert world.ids() == ["phi: gemma", "llama: llama-7b"]
+    world.publish({0: [Model("llama-8b")]})
+    assert world.ids() == ["phi: gemma", "llama: llama-8b"]
+
+
+@pytest.mark.parametrize("world", [{"llama": TENANTS.format("a"), "phi": TENANTS.format("b")}], indirect=True)
+def test_a_client_sees_the_pools_that_know_it(world: World) -> None:
+    world.publish({0: [Model("llama-7b")], 1: [Model("phi-4")], 2: [Model("a-chat")]})
+    assert world.ids() == ["rest: a-chat"]
+    assert world.ids(x_tenant_a="me") == ["rest: a-chat", "llama: llama-7b"]
+    assert world.ids(x_tenant_a="me", x_tenant_b="me") == ["rest: a-chat", "phi: gemma", "llama: llama-7b", "phi: phi-4"]
+
+
+@pytest.mark.parametrize("world", [dict.fromkeys(MATCHED, TENANTS.format("a"))], indirect=True)
+def test_a_client_that_no_pool_knows_is_refused(world: World) -> None:
+    with pytest.raises(Refused) as refused:
+        world.answer()
+    assert refused.value.cause is Cause.UNKNOWN_TENANT
+    assert world.ids(x_tenant_a="me") == ["phi: gemma"]

@@ -1,0 +1,167 @@
+"""Asks the endpoints of several pools at /v1/models which models and adapters they have, and publishes that for workers.
+
+    EndpointTable: endpoints ─▶ ModelPages ─ one GET per endpoint in EVERY_S ─▶ models of each pool ─▶ document
+
+Only endpoints of pools that a model can decide on are asked, because only there the list leads to an endpoint. An endpoint is asked at the
+address where it serves requests. New ones come first. Each look asks at most AT_ONCE, each on a connection of its own that is closed
+afterwards: with thousands of endpoints, a round takes minutes. An answer takes at most SHARE of a server's time. An endpoint that fails
+keeps its last list, and is asked less and less often, until it leaves.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+from epp.plugins.extractors._pages import ExtractError
+from epp.plugins.extractors.models import Model, models_of
+from epp.protocol.models import PATH
+from workers.shared.model_lists import Served
+from workers.supervisor.endpoints.discovery import EndpointSpec, Name
+from workers.supervisor.endpoints.http_answer import HttpError
+from workers.supervisor.endpoints.http_client import Connected, Dialer, get_request
+
+LOOK_S: Final = 1.0
+EVERY_S: Final = 15.0
+LONGEST_S: Final = 240.0
+AGAIN_S: Final = 2.0  # after the first failure, and twice as long after each further one
+SHARE: Final = 0.001  # of a server's time
+AT_ONCE: Final = 64
+ANSWER_S: Final = 2.0
+FAILURES_TO_LOG: Final = 5
+LOG_EVERY_S: Final = 60.0
+
+
+class Unlisted(Exception):
+    """An endpoint gives no list of its models. The text says why."""
+
+
+class _Get:
+    """One GET. Implements `workers.supervisor.endpoints.http_client.Caller`."""
+
+    def __init__(self, spec: EndpointSpec, answer: "asyncio.Future[bytes]") -> None:
+        self.server = spec.server
+        self._request = get_request(spec.server or spec.host, spec.port, PATH)
+        self._answer = answer
+
+    def connected(self, connection: Connected) -> None:
+        self._answer.add_done_callback(lambda _: connection.close())
+        connection.get(self._request)
+
+    def unreachable(self, failure: OSError) -> None:
+        self._failed(str(failure))
+
+    def answered(self, connection: Connected, page: bytes) -> None:
+        if not self._answer.done():
+            self._answer.set_result(page)
+
+    def garbled(self, connection: Connected, failure: HttpError) -> None:
+        self._failed(str(failure))
+
+    def lost(self, connection: Connected, failure: Exception | None) -> None:
+        self._failed(f"the connection ended before the answer{f': {failure}' if failure else ''}")
+
+    def _failed(self, why: str) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(Unlisted(why))
+
+
+async def get(dialer: Dialer, spec: EndpointSpec) -> bytes:
+    """Returns the endpoint's answer. Raises Unlisted."""
+    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    attempt = dialer.dial(spec.host, spec.port, _Get(spec, answer))
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await answer
+    except TimeoutError:
+        raise Unlisted(f"no answer within {ANSWER_S:g} s") from None
+    finally:
+        answer.cancel()
+        attempt.cancel()
+
+
+class _Asked:
+    """An endpoint. `due`: when it is asked next. `models`: those of its last answer."""
+
+    def __init__(self, spec: EndpointSpec) -> None:
+        self.spec = spec
+        self.due = 0.0
+        self.failures = 0
+        self.models: Sequence[Model] = ()
+
+
+class ModelPages:
+    """Keeps the models of all endpoints that it is told to follow."""
+
+    def __init__(
+        self,
+        get: Callable[[EndpointSpec], Awaitable[bytes]],
+        publish: Callable[[Served], None],
+        report: Callable[..., None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`get(spec)` returns an endpoint's answer, or raises Unlisted. `publish`: called with the models of all pools when they have
+        changed. `now`: monotonic seconds.
+        """
+        self._get = get
+        self._publish = publish
+        self._report = report
+        self._now = now
+        self._asked: dict[Name, _Asked] = {}
+        self._changed = False
+        self._log_at = 0.0
+
+    def follow(self, specs: Iterable[EndpointSpec]) -> None:
+        """Asks these endpoints from now on, and no others."""
+        before, self._asked = self._asked, {}
+        for spec in specs:
+            known = before.pop(spec.identity, None)
+            same = known is not None and (known.spec.host, known.spec.port, known.spec.uid) == (spec.host, spec.port, spec.uid)
+            if known is not None and not same:
+                self._changed |= bool(known.models)
+            self._asked[spec.identity] = known if known is not None and same else _Asked(spec)
+        self._changed |= any(gone.models for gone in before.values())
+
+    async def look(self) -> None:
+        """Asks the endpoints that are due, at most AT_ONCE. Publishes the models if they have changed."""
+        now = self._now()
+        due = sorted((each for each in self._asked.values() if each.due <= now), key=lambda each: each.due)[:AT_ONCE]
+        await asyncio.gather(*map(self._ask, due))
+        if self._changed:
+            self._changed = False
+            self._publish(self.served())
+
+    def served(self) -> Served:
+        """Returns the models of each pool, by their ids. What one endpoint does not say of a model, another one may."""
+        pools: dict[int, dict[str, Model]] = {}
+        for asked in self._asked.values():
+            known = pools.setdefault(asked.spec.pool, {})
+            for model in asked.models:
+                known[model.id] = _joined(known[model.id], model) if model.id in known else model
+        return {pool: [models[name] for name in sorted(models)] for pool, models in sorted(pools.items()) if models}
+
+    async def _ask(self, asked: _Asked) -> None:
+        begun = self._now()
+        try:
+            found = models_of(await self._get(asked.spec))
+        except (Unlisted, ExtractError) as failure:
+            asked.failures += 1
+            asked.due = self._now() + min(AGAIN_S * 2 ** min(asked.failures - 1, 10), LONGEST_S)
+            if asked.failures == FAILURES_TO_LOG:
+                self._say(asked.spec, str(failure))
+            return
+        now = self._now()
+        asked.failures, asked.due = 0, now + min(max(EVERY_S, (now - begun) / SHARE), LONGEST_S)
+        self._changed |= found != asked.models and asked.spec.identity in self._asked
+        asked.models = found
+
+    def _say(self, spec: EndpointSpec, why: str) -> None:
+        """Reports at most once in LOG_EVERY_S."""
+        if (now := self._now()) >= self._log_at:
+            self._log_at = now + LOG_EVERY_S
+            failing = sum(each.failures >= FAILURES_TO_LOG for each in self._asked.values())
+            self._report("endpoints do not list their models", count=failing, last=f"{spec.name} {spec.host}:{spec.port}", reason=why)
+
+
+def _joined(one: Model, other: Model) -> Model:
+    return Model(one.id, one.root or other.root, one.parent or other.parent, one.max_model_len or other.max_model_len)

@@ -1,0 +1,88 @@
+"""A worker's answer to GET /v1/models that arrives where several pools are served: the models of all pools that a request could reach.
+
+    pools file: names without `*`                         ─┐
+    endpoints: what they list, if the name leads to them  ─┴─▶ pools that know the tenant ─▶ one list
+
+A model that endpoints list counts only if a request with its name would reach their pool. So what `phi-*` really has is listed, and a model
+that another pool takes is not. A pool with tenants is left out for a client that it does not know.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from epp.config.tenants import tenants_of
+from epp.errors import Cause, Refused
+from epp.plugins.extractors.models import Model
+from epp.protocol import codec
+from epp.protocol.models import Listed, listed
+from epp.request.pools import PoolChoice
+from epp.request.tenants import Tenants
+from workers.process.instance import Instance
+from workers.shared.model_lists import Served, ServedView
+
+if TYPE_CHECKING:
+    from epp.config.effective import EffectiveConfig
+
+KEPT_MAX: Final = 64  # answers for different sets of pools
+CONFIGURATIONS_MAX: Final = 1024  # whose tenants are kept
+
+
+class ModelList:
+    """Makes the answers. Keeps them until something changes."""
+
+    def __init__(self, view: ServedView, seed: int) -> None:
+        """`seed`: that of prefix hashes (`Credentials.prefix_seed`)."""
+        self._view = view
+        self._seed = seed
+        self._version = -1
+        self._choice: PoolChoice | None = None
+        self._kept: dict[tuple[int, ...], bytes] = {}
+        self._tenants: dict[int, tuple[EffectiveConfig, Tenants]] = {}
+
+    def answer(self, instance: Instance, headers: codec.Headers, message: bytes) -> bytes:
+        """Returns the framed answer. `instance`: with the present pools. `message`: the ProcessingRequest with the headers.
+
+        Raises Refused if no pool knows the tenant, and ProtocolViolation for malformed headers or metadata.
+        """
+        choice = instance.choice
+        assert choice is not None
+        open_to = tuple(pool for pool in choice.by_model if self._admits(instance.pools[pool], headers, message))
+        if choice.by_model and not open_to:
+            raise Refused(Cause.UNKNOWN_TENANT)
+        served = self._view.current()
+        if self._view.version != self._version or choice is not self._choice:
+            self._version, self._choice = self._view.version, choice
+            self._kept.clear()
+        if (kept := self._kept.get(open_to)) is None:
+            if len(self._kept) >= KEPT_MAX:
+                self._kept.clear()
+            kept = self._kept[open_to] = listed(_models(instance, open_to, served), int(time.time()))
+        return kept
+
+    def _admits(self, pool: Instance, headers: codec.Headers, message: bytes) -> bool:
+        config = pool.config
+        if config.tenants is None:
+            return True
+        if (known := self._tenants.get(id(config))) is None:
+            if len(self._tenants) >= CONFIGURATIONS_MAX:
+                self._tenants.clear()
+            known = self._tenants[id(config)] = config, tenants_of(config.tenants, config.keys, self._seed)
+        try:
+            known[1].of(headers, message)
+        except Refused:
+            return False
+        return True
+
+
+def _models(instance: Instance, pools: tuple[int, ...], served: Served) -> Iterator[Listed]:
+    """Yields the models of these pools. Those of the pools file come first, with what endpoints say about them."""
+    choice = instance.choice
+    assert choice is not None
+    for pool in pools:
+        name, named = instance.models[pool]
+        known: Mapping[str, Model] = {model.id: model for model in served.get(pool, ())}
+        exact = frozenset(named)
+        reached = (model for model in known if model not in exact and choice.pool_of_model(model) == pool)
+        for model in (*named, *reached):
+            yield Listed(name, known.get(model) or Model(model))
