@@ -9,9 +9,12 @@ import os
 import signal
 from collections.abc import Collection
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
+from loadtest.demo.children import python
 from loadtest.demo.ports import free_ports
-from tests.e2e.cluster import COMPLETIONS, Picker, ask, completion
+from tests.e2e.cluster import COMPLETIONS, Picker, ask, completion, run
 from tests.kube.client import Object
 from tests.kube.objects import pool, rewrite
 from tests.kube.table import Table
@@ -46,6 +49,11 @@ def gateway(world: World, picker: Picker, port: int) -> int:
 
 def answers(port: int) -> int:
     return ask(port, COMPLETIONS, completion("hello", max_tokens=2)).status
+
+
+def command_of(world: World, picker: Picker, command: str, *flags: str) -> CompletedProcess[str]:
+    """Runs a command of `epp` about a picker."""
+    return run(python("workers", command, f"--run-dir={world.run_dir}", f"--metrics-port={picker.metrics}", *flags))
 
 
 def told(picker: Picker, *words: str) -> bool:
@@ -86,7 +94,7 @@ def test_pools_of_the_service_appear_change_and_go_and_no_request_of_the_others_
         world.kube.create(named(world, "qwen", ports[2]))
         until(lambda: answers(later) == 200, "it is there again")
         os.kill(supervisor_of(picker.child.pid), signal.SIGKILL)
-        until(lambda: answers(later) == 200, "workers know the pools without a supervisor, each from its next heartbeat on")
+        until(lambda: answers(later) == 200, "workers know the pools without a supervisor")
         world.kube.apply(named(world, "qwen", ports[1]))
         until(lambda: answers(later) == 404, "the next supervisor follows, and the pool has another port")
 
@@ -94,6 +102,40 @@ def test_pools_of_the_service_appear_change_and_go_and_no_request_of_the_others_
     assert set(load.endings) == {200}, f"{load.endings}: {load.first_failure}"
     assert load.endings[200] > 100 and llama.requests >= load.endings[200]
     assert 'name="qwen"' in picker.page() and 'name="llama"' in picker.page()
+
+
+def test_commands_know_pools_that_appear_while_the_picker_runs(world: World) -> None:
+    ports = free_ports(3)
+    served(world, "llama", "qwen")
+    world.kube.create(named(world, "llama", ports[0]))
+    world.kube.create(named(world, "outside", 1))
+    picker = world.picker("--pool-ports=" + ",".join(map(str, ports)), follow=f"--service-name={SERVICE}", workers=2)
+
+    def shown(command: str, *flags: str) -> Any:
+        done = command_of(world, picker, command, *flags, "--json")
+        assert done.returncode in (0, 1), done.stderr
+        return json.loads(done.stdout or "{}")
+
+    def findings(*flags: str) -> set[tuple[str, str]]:
+        return {(each["rule"], each["title"]) for each in shown("doctor", *flags)["findings"]}
+
+    first = gateway(world, picker, ports[0])
+    assert answers(first) == 200
+    top = ("top", "--once", "--interval=100ms")
+    assert [each["name"] for each in shown(*top)["pools"]] == ["llama"]
+    refused = command_of(world, picker, *top, "--pool=qwen")
+    assert refused.returncode == 2 and "there is no pool 'qwen'; pools: llama" in refused.stderr
+    assert ("pool-not-served", "InferencePool outside is not served") in findings()
+    qwen = world.kube.create(named(world, "qwen", ports[2]))
+    second = gateway(world, picker, ports[2])
+    until(lambda: answers(second) == 200, "the new pool answers")
+    assert [each["name"] for each in shown(*top)["pools"]] == ["llama", "qwen"]
+    assert [(each["name"], each["pool"]) for each in shown(*top, "--pool=qwen")["endpoints"]] == [("qwen-0-rank-0", "qwen")]
+    assert {each["pool"] for each in shown("explain", "--n=9", "--pool=qwen")["decisions"]} == {"qwen"}
+    assert not {title for _, title in findings("--pool=qwen") if "llama" in title}
+    world.kube.delete(qwen)
+    for command in (top, ("explain",), ("doctor",)):
+        until(lambda command=command: "pools: llama" in command_of(world, picker, *command, "--pool=qwen").stderr, "it is gone")
 
 
 def test_pools_by_name_have_their_own_configurations_and_bad_ones_are_told(world: World, tmp_path: Path) -> None:
