@@ -8,15 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from epp.config.load import load
 from epp.metrics.series import ATTEMPTS, ISOLATION, PLUGIN_LEFT_OUT, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
+from loadtest.demo.ports import free_ports
 from shm import observe
 from shm.documents import DocumentWriter
 from shm.prefix_writer import IndexWriter
 from shm.segment import Segment, SegmentError
 from shm.table import State, TableWriter
-from tests.workers.instances import made
+from tests.workers.instances import made, options, removed
+from workers.process.generations import Given
 from workers.process.instance import Instance
+from workers.process.places import DEFAULT, Places, Pool
+from workers.process.pools import create_places, tell_assigned
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 from workers.supervisor.pages.state.look import CachedLook
 from workers.supervisor.pages.state.source import GONE_S, Source
@@ -41,7 +46,7 @@ class World:
         self.seen = observe.find(self.run_dir, name=instance.options.instance)
         self.source = Source(self.seen, self.run_dir)
 
-    def endpoint(self, name: str, host: str = "10.0.0.1", **scraped: float) -> EndpointRecord:
+    def endpoint(self, name: str, host: str = "10.0.0.1", pool: int = 0, **scraped: float) -> EndpointRecord:
         owner = self.index.new_owner()
         handle = self._table.take(owner, lambda slot: True)
         assert handle is not None
@@ -49,7 +54,7 @@ class World:
         present = sum(1 << columns.index(column) for column in scraped)
         values = [scraped.get(column, 0.0) for column in columns]
         self._table.write(handle, state=State.FRESH, flags=0, updated_at=NOW - 0.5, inflight_at_scrape=0, values=values, present=present)
-        record = EndpointRecord("default", name, host, 8000, {}, *handle, owner)
+        record = EndpointRecord("default", name, host, 8000, {}, *handle, owner, pool=pool)
         self._records.append(record)
         self._documents.write(ENDPOINTS, encode(self._records))
         return record
@@ -227,3 +232,17 @@ def test_a_look_has_the_number_of_workers_that_leave_out_each_plugin(world: Worl
     writer.words[writer.block(("mine", "my-scorer")) + at] = 1
     writer.words[writer.block(("well", "my-scorer")) + at] = 0
     assert world.source.look(NOW).left_out == {"mine": 1}
+
+
+def test_a_look_has_the_pools_that_the_picker_has_found_by_then(tmp_path: Path) -> None:
+    default = Pool(DEFAULT, Given(None, "", {}), load(None, ""), "", 4)
+    places = Places({DEFAULT: default}, free_ports(3), service="epp")
+    with removed(create_places(options(tmp_path, max_endpoints=12, pool_given=True), places)) as instance:
+        world = World(instance)
+        assert [each.name for each in world.source.look(NOW).pools] == ["", "", ""]
+        tell_assigned(instance, {2: "llama"})
+        world.endpoint("a", pool=2)
+        look = world.source.look(NOW)
+        assert [each.name for each in look.pools] == ["", "", "llama"]
+        assert [(each.name, each.pool) for each in look.endpoints] == [("a", "llama")]
+        world.source.close()
