@@ -21,7 +21,6 @@ from workers.cli.configuration import (
     Unreadable,
     add_plugins,
     check_discovery,
-    check_secret,
     findings_text,
     key_findings,
     missing_packages,
@@ -36,6 +35,7 @@ from workers.cli.output import echo, echo_as_is, echo_text
 from workers.cli.serve_options import flags_beside, options_of
 from workers.host.exit_codes import ExitCode
 from workers.host.options import Options
+from workers.process.loading import missing_secret
 
 
 def _print_rules(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:
@@ -151,7 +151,8 @@ def _found(text: str | None, source: str, options: Options, memory_limit: int | 
         raise click.ClickException(str(error)) from error
     if options.endpoints or options.pool_given or options.endpoint_selector:  # else the source is not known here
         check_discovery(options, config)
-        check_secret(options, config)
+        if (wrong := missing_secret(options, config)) is not None:
+            return None, [*config.warnings, wrong]
     return config, [*config.warnings, *unread, *missing_packages(options, config)]
 
 

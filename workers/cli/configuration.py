@@ -195,20 +195,9 @@ def load_config(options: Options, given: Given | None = None) -> EffectiveConfig
     if config.warnings:
         echo_text(findings_text(config.warnings), err=True)
     check_discovery(options, config)
-    check_secret(options, config)
     if missing := missing_packages(options, config):
         raise BadConfiguration(findings_text(missing))
     return config
-
-
-def check_secret(options: Options, config: EffectiveConfig) -> None:
-    """Refuses cache salts without a secret that lasts. Raises BadConfiguration."""
-    place = config.tenants.salt_place if config.tenants is not None else None
-    if place is None or options.prefix_secret_file or options.state_dir or options.replica_store:
-        return
-    why = "tenants.cacheSalt: without a secret that lasts, each start of the picker makes other salts, and servers find nothing cached"
-    fix = "give --prefix-secret-file, the same to all replicas; or --replica-store; or, for a single picker, --state-dir"
-    raise BadConfiguration(str(ConfigError(config.source, place.line, place.column, "tenants", why, fix)))
 
 
 def missing_packages(options: Options, config: EffectiveConfig) -> list[ConfigError]:

@@ -101,10 +101,22 @@ def use_plugins(folder: str, given: Given) -> None:
     registry.replace_sources(folder, given.plugins)
 
 
+def missing_secret(options: "Options", config: EffectiveConfig) -> ConfigError | None:
+    """Returns an error if the configuration has cache salts, and the picker no secret that lasts."""
+    place = config.tenants.salt_place if config.tenants is not None else None
+    if place is None or options.prefix_secret_file or options.state_dir or options.replica_store:
+        return None
+    why = "tenants.cacheSalt: without a secret that lasts, each start of the picker makes other salts, and servers find nothing cached"
+    fix = "give --prefix-secret-file, the same to all replicas; or --replica-store; or, for a single picker, --state-dir"
+    return ConfigError(config.source, place.line, place.column, "tenants", why, fix)
+
+
 def load_given(options: "Options", given: Given) -> EffectiveConfig:
     """Loads a configuration whose plugins are registered, with its API keys. Raises ConfigErrors, PluginImportError."""
-    allowed = options.allow_experimental_plugins
-    return with_keys(load(given.text, given.source, allow_experimental=allowed, surroundings=surroundings_of(options)), given.keys)
+    config = load(given.text, given.source, allow_experimental=options.allow_experimental_plugins, surroundings=surroundings_of(options))
+    if (wrong := missing_secret(options, config)) is not None:
+        raise ConfigErrors([wrong], config.warnings)
+    return with_keys(config, given.keys)
 
 
 def candidate(instance: Instance) -> Instance:

@@ -1,4 +1,4 @@
-"""Files of API keys, as they are read with a configuration."""
+"""What is read and checked with a configuration: files of API keys, and the secret of cache salts."""
 
 from pathlib import Path
 
@@ -6,7 +6,9 @@ import pytest
 
 from epp.config.load import ConfigErrors, EffectiveConfig, load
 from tests.epp.request.test_tenant_keys import hashed
-from workers.process.loading import KEYS_BYTES_MAX, read_keys, with_keys
+from workers.host.options import Options
+from workers.process.generations import Given
+from workers.process.loading import KEYS_BYTES_MAX, load_given, read_keys, with_keys
 
 
 def config(file: Path) -> EffectiveConfig:
@@ -48,3 +50,13 @@ def test_a_configuration_without_tenants_reads_nothing() -> None:
     plain = load("plugins: [{type: queue-scorer}]", "c.yaml")
     assert with_keys(plain) is plain
     assert read_keys(plain) == ({}, [])
+
+
+@pytest.mark.parametrize("lasts", [{"prefix_secret_file": "s"}, {"state_dir": "d"}, {"replica_store": "r"}])
+def test_cache_salts_are_refused_whenever_they_are_loaded_unless_a_secret_lasts(lasts: dict[str, str]) -> None:
+    salted = Given("tenants: {from: [{header: x-tenant, trusted: true}], cacheSalt: tenant}", "c.yaml", {})
+    with pytest.raises(
+        ConfigErrors, match=r"^c\.yaml:1:65: error\[tenants\]: tenants\.cacheSalt: without a secret that lasts, .*--state-dir"
+    ):
+        load_given(Options(), salted)
+    assert load_given(Options(**lasts), salted).tenants is not None  # type: ignore[arg-type]
