@@ -1,5 +1,7 @@
 """Budgets over replicas, in virtual time: how much they use together, and what they do while nobody is heard."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from epp.request.budget import Bucket, Budget
@@ -19,8 +21,10 @@ def row(key: int, tokens: float, requests: float, in_flight: int, fills: float =
 
 
 class Replica:
-    def __init__(self, name: str) -> None:
-        self.name, self.life = name, (1, 1)
+    """A replica with one worker. `ahead`: how much later its monotonic clock is than that of the world."""
+
+    def __init__(self, name: str, ahead: float = 0.0) -> None:
+        self.name, self.life, self.ahead = name, (1, 1), ahead
         schema, serving = BudgetsSchema(1), [1]
         region = region_for(schema)
         self.worker = BudgetRow(schema, region, 0, serving)
@@ -29,6 +33,7 @@ class Replica:
         self.used = 0.0
 
     def ask(self, now: float, cost: float = COST) -> bool:
+        now += self.ahead
         if not self.account.left(now).admits(cost):
             return False
         self.account.add(cost, 1, 0, now)
@@ -42,18 +47,18 @@ class Replica:
 class World:
     """Replicas that hear each other LATE_S after a turn, as long as there is a store."""
 
-    def __init__(self, count: int = 3) -> None:
-        self.replicas = [Replica(f"r{number}") for number in range(count)]
+    def __init__(self, ahead: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
+        self.replicas = [Replica(f"r{number}", each) for number, each in enumerate(ahead)]
         self.now = 1e5
         self.store = True
         self.turns = 0
 
     def tell(self, *, whole: bool = False) -> None:
         for sender in self.replicas:
-            rows = sender.exchange.rows(self.now, whole=whole)
+            rows = sender.exchange.rows(self.now + sender.ahead, whole=whole)
             for other in self.replicas:
                 if other is not sender and self.store:
-                    other.exchange.hear(sender.name, sender.life, rows, self.now, whole=whole)
+                    other.exchange.hear(sender.name, sender.life, rows, self.now + other.ahead, whole=whole)
 
     def run(self, seconds: float, askers: tuple[int, ...] = (0, 1, 2)) -> float:
         """Lets the tenant send as much as it can to some replicas. Returns what it may use."""
@@ -67,15 +72,15 @@ class World:
                 self.tell(whole=self.turns % 100 == 0)
             for replica in self.replicas:
                 names = [other.name for other in self.replicas if other is not replica] if self.store else []
-                replica.exchange.show(names, self.now, connected=self.store)
+                replica.exchange.show(names, self.now + replica.ahead, connected=self.store)
         return sum(replica.used for replica in self.replicas) - before
 
 
-def started() -> World:
+def started(ahead: Sequence[float] = (0.0, 0.0, 0.0)) -> World:
     """Returns a world in which all replicas know each other, and the tenant."""
-    world = World()
+    world = World(ahead)
     for replica in world.replicas:
-        replica.account.add(0.001, 0, 0, world.now)
+        replica.account.add(0.001, 0, 0, world.now + replica.ahead)
     world.tell(whole=True)
     return world
 
@@ -86,6 +91,15 @@ def test_three_replicas_share_a_budget_within_five_percent() -> None:
     assert used == pytest.approx(RATE * 60 + SIZE, rel=0.05)
     later = world.run(60.0)
     assert later == pytest.approx(RATE * 60, rel=0.02)
+
+
+def test_replicas_whose_clocks_differ_share_a_budget_and_one_that_leaps_gives_away_one_burst() -> None:
+    world = started((0.0, 5e6, -9e4))  # machines that were started at different times
+    assert world.run(60.0) == pytest.approx(RATE * 60 + SIZE, rel=0.05)
+    for replica in world.replicas:
+        replica.ahead += 3600.0  # the machine was stopped, or its clock leaps
+        assert RATE * 60 * 0.95 <= world.run(60.0) <= (RATE * 60 + SIZE) * 1.05
+    assert world.run(60.0) == pytest.approx(RATE * 60, rel=0.05)
 
 
 def test_a_tenant_that_goes_to_another_replica_does_not_find_a_full_bucket_there() -> None:
