@@ -13,6 +13,10 @@ medium's hash.
 
 The root is a hash of model and cache salt, each prefixed by its length, under the secret of the deployment. So prompts of different
 models or salts share no hash, and without the secret no client can produce the hashes of another client's blocks.
+
+With a cache salt, the seed of the block hashes is another one, too (`seed`). Otherwise the chains of a text under two salts would differ by
+a number that is the same for all texts. A client that fills the index could learn this number from a known prompt of another client, and
+then see by its own blocks which other blocks that client's prompts displace.
 """
 
 from collections.abc import Sequence
@@ -62,8 +66,13 @@ def root(model: str, cache_salt: str, secret: int) -> int:
     return xxh3_64_intdigest(b"%d:%b%d:%b" % (len(name), name, len(cache_salt), cache_salt.encode()), secret)
 
 
+def seed(cache_salt: str, secret: int) -> int:
+    """Returns the seed of the block hashes of prompts with a cache salt: the secret itself without one."""
+    return xxh3_64_intdigest(b"salt:%b" % cache_salt.encode(), secret) if cache_salt else secret
+
+
 def block_hashes(prompt: bytes, block_bytes: int, start: int, secret: int) -> Hashes:
-    """Returns the chain: uint64 of shape (ceil(len(prompt) / block_bytes),). `start` is the root."""
+    """Returns the chain: uint64 of shape (ceil(len(prompt) / block_bytes),). `start` is the root, `secret` the seed of block hashes."""
     if calls.chain is not None and block_bytes > XXH3_SHORT_MAX:
         rest = len(prompt) % block_bytes
         tail = xxh3_64_intdigest(prompt[len(prompt) - rest :], secret) if rest else 0

@@ -13,7 +13,7 @@ from epp.data import CACHE_TOKENS, Datum
 from epp.decision.decision import Decision, ProfileRun, Response
 from epp.endpoints.server_blocks import server_blocks
 from epp.plugin import Hashes, Measure, Prefills, PrefixIndex
-from epp.prefix.blocks import block_hashes, landmarks, root, with_media
+from epp.prefix.blocks import block_hashes, landmarks, root, seed, with_media
 from epp.prefix.match import Capacity, Prefill, PrefixMatch, joined
 from epp.request import BYTES_PER_TOKEN, Request
 from epp.request.tokens import TOKENS, PromptTokens
@@ -102,7 +102,7 @@ class SentPrompts:
         self.recent: deque[Sent] = deque(maxlen=RECENT_MAX)
         # owner -> blocks that the index has learned of requests without a first token
         self._unproven: dict[int, int] = {}
-        self._roots: dict[tuple[str, str], int] = {}
+        self._roots: dict[tuple[str, str], tuple[int, int]] = {}
 
     def match(self, request: Request, candidates: Candidates) -> None:
         """Emits the match of the request's prompt."""
@@ -147,7 +147,8 @@ class SentPrompts:
     def _hashed(self, prompt: bytes, request: Request) -> Hashes:
         if len(prompt) > self._bytes_max:
             prompt = prompt[: self._bytes_max]
-        return block_hashes(prompt, self._block_bytes, self._root(request), self._secret)
+        start, secret = self._root(request)
+        return block_hashes(prompt, self._block_bytes, start, secret)
 
     def _matched(
         self, depths: Mapping[int, int], candidates: Candidates, hashes: Hashes, tokens: int, under_way: Sequence[Prefill]
@@ -338,15 +339,17 @@ class SentPrompts:
         for _ in range(min(blocks // LONG_BLOCKS, len(recent) - 1)):
             recent.popleft()
 
-    def _root(self, request: Request) -> int:
-        key = (request.target_model, request.cache_salt)
-        if len(request.cache_salt) > SALT_CHARS_MAX:
-            return root(*key, self._secret)
+    def _root(self, request: Request) -> tuple[int, int]:
+        """Returns the root of the chains of a request's prompts, and the seed of their block hashes."""
+        model, salt = key = (request.target_model, request.cache_salt)
         start = self._roots.get(key)
         if start is None:
+            start = root(model, salt, self._secret), seed(salt, self._secret)
+            if len(salt) > SALT_CHARS_MAX:
+                return start
             if len(self._roots) >= ROOTS_MAX:  # the cache is bounded, because clients choose names and salts
                 self._roots.clear()
-            start = self._roots[key] = root(*key, self._secret)
+            self._roots[key] = start
         return start
 
 

@@ -15,7 +15,7 @@ from epp.endpoints.server_blocks import server_blocks
 from epp.errors import ProducerFailed
 from epp.plugin import DataProducer, Hashes, Services, Waiting, plugin
 from epp.plugins.producers._bursts import Rules, assign
-from epp.prefix.blocks import block_hashes, root, with_media
+from epp.prefix.blocks import block_hashes, root, seed, with_media
 from epp.prefix.match import PrefixMatch, prefix_match
 from epp.request import BYTES_PER_TOKEN, Request
 from epp.request.tokens import TOKENS
@@ -129,6 +129,7 @@ class BurstPrefix(DataProducer):
             prompts = [(with_media(i, f) if f else i).astype("<u4", copy=False).tobytes() for i, f in ids]
         else:
             prompts = list(request.prompt.several[:PROMPTS_MAX]) or [request.prompt.canonical]
-        start, secret = (root(request.target_model, request.cache_salt, self._services.prefix_seed), self._services.prefix_seed)
+        salt, secret = request.cache_salt, self._services.prefix_seed
+        start, secret = root(request.target_model, salt, secret), seed(salt, secret)
         chains = [block_hashes(p[: self._bytes_max], self._block_bytes, start, secret) for p in prompts if p]
         return np.concatenate(chains) if chains else np.empty(0, dtype=np.uint64)

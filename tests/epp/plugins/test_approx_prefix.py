@@ -64,6 +64,22 @@ def prompt(*letters: str) -> bytes:
     return b"".join(letter.encode() * BLOCK for letter in letters)
 
 
+def test_what_apart_the_hashes_of_two_salts_are_depends_on_the_text() -> None:
+    world = World()
+
+    def hashes(text: bytes, salt: str) -> list[int]:
+        r = request(text, cache_salt=salt)
+        world.producer.produce(r, POOL)
+        return r[MATCH].hashes.tolist()
+
+    def apart(text: bytes, one: str, other: str) -> list[int]:
+        return [(a - b) % (1 << 64) for a, b in zip(hashes(text, one), hashes(text, other), strict=True)]
+
+    for other in ("bee", ""):
+        found = [apart(prompt("a", letter, "z"), "acme", other) for letter in "bcd"]
+        assert found[0][0] == found[1][0] and len({tuple(each[1:]) for each in found}) == len({each[1] for each in found}) == 3
+
+
 def test_salts_separate_prompts_and_long_salts_are_not_cached() -> None:
     world = World()
     salts = [f"{n}{'s' * 50_000}" for n in range(20)]
