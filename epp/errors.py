@@ -41,6 +41,7 @@ class Cause(enum.Enum):
     SHUTTING_DOWN = "shutting-down"
     UNKNOWN_TENANT = "unknown-tenant"
     NO_POOL = "no-pool"
+    POOL_OUT = "pool-out-of-service"
     OVER_BUDGET = "over-budget"
     QUERY_OF_DEATH = "deadly"
     INTERNAL = "internal"

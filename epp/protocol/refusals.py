@@ -76,6 +76,11 @@ RULES: Mapping[Cause, _Rule] = {
     ),
     Cause.UNKNOWN_TENANT: _Rule(401, "Unauthorized", "this request has no valid credentials of a tenant"),
     Cause.NO_POOL: _Rule(404, "NotFound", "{}"),
+    Cause.POOL_OUT: _Rule(
+        503,
+        "ServiceUnavailable",
+        "pool '{}' is out of service, because its plugins have ended two workers of the endpoint picker: change its configuration",
+    ),
     Cause.OVER_BUDGET: _Rule(429, "ResourceExhausted", "the budget of this tenant is used up: {}", "rejected-over-budget"),
     Cause.INTERNAL: _Rule(500, "Internal", "{}"),
 }

@@ -108,7 +108,7 @@ class Instance:
             lock.record(ports=sockets.ports() | sockets.pool_ports())
             memory = Memory.create(layout, options.instance, lock)
             undo.callback(memory.unlink)
-            words = Words()
+            words = Words(layout.pools)
             speculates = sources.kv_events is not None and sources.kv_events.speculative_s > 0
             pipes = Pipes(layout.workers_max, speculates=speculates)
             instance = cls(

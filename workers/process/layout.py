@@ -53,7 +53,7 @@ from workers.process import StartError
 from workers.process.kv_memory import KvLayout
 from workers.process.names import CYCLES, FIXED, Family, Names, check_names, declared, with_names
 from workers.process.sources import Sources
-from workers.shared import decisions, profiles, query_of_death, reload_status
+from workers.shared import decisions, pool_crashes, profiles, query_of_death, reload_status
 from workers.shared.model_lists import MODELS_BYTES
 from workers.shared.outliers import KINDS, OUTCOMES
 
@@ -109,6 +109,8 @@ OWN_GAUGES: Final = (
     LEAVING,
     CERTIFICATE_UNTIL,
     query_of_death.DECIDING,
+    pool_crashes.RUNNING,
+    pool_crashes.LOADING,
     *query_of_death.TRIED,
     *decisions.SCALARS,
     *profiles.SCALARS,

@@ -39,6 +39,7 @@ import structlog
 from workers.host.exit_codes import INTENDED, ExitCode, ending
 from workers.process import fork
 from workers.process.credentials import tls_in_words
+from workers.process.culprits import Culprits
 from workers.process.instance import Instance
 from workers.process.reload import Reloads, Trial
 from workers.process.restart import SUPERVISOR, Abort, Action, Drain, Halt, Kill, Policy, Spawn, seat_name
@@ -118,6 +119,7 @@ class Parent:
         self._pids: dict[int, int] = {}  # pid -> seat
         self._hung: set[int] = set()  # pids of children that got SIGABRT or SIGKILL because they did not answer or end
         self._suspects = Suspects(instance.words.queries_of_death, instance.memory.lanes.scalars)
+        self._culprits = Culprits(instance) if instance.pools else None
         self._error_texts: dict[int, str] = {}  # pid -> why the child cannot start or ends, by its own report
         self._pending: Counter[int] = Counter()
         self._deadline: float | None = None  # the time by which workers must have ended; None until a signal to stop
@@ -170,6 +172,8 @@ class Parent:
     def _apply_policy(self) -> None:
         now = time.monotonic()
         self._suspects.look(now)
+        if self._culprits is not None:
+            self._culprits.look()
         if self._reloads is not None:
             self._reloads.look(now)
         for action in self._policy.decide(now, self._heartbeat_ages(now)):
@@ -308,8 +312,11 @@ class Parent:
         write("child ended", child=self._name(seat), child_pid=pid, ending=ending(code), cause=cause.name.lower(), **said)
         if served and (hung or crashed(code)):
             self._suspect(seat)
+        pool = None
+        if self._culprits is not None and self._is_worker(seat):
+            pool = self._culprits.ended(seat, self._name(seat), code, crashed=hung or crashed(code))
         if self._reloads is not None:
-            self._reloads.lost(self._name(seat), code, time.monotonic(), hung=hung)
+            self._reloads.lost(self._name(seat), code, time.monotonic(), hung=hung, pool=pool)
 
     def _suspect(self, seat: int) -> None:
         """Counts a crash against the request that the child was deciding when it ended."""

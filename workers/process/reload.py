@@ -138,10 +138,11 @@ class Reloads:
             self._tell(CannotUse(report.generation, f"{child} cannot use it: {report.text}"), now)
         return report.changed or report.generation > 0
 
-    def lost(self, child: str, code: int, now: float, *, hung: bool) -> None:
+    def lost(self, child: str, code: int, now: float, *, hung: bool, pool: int | None = None) -> None:
         """If a child crashed or hung, blames the configuration that was put in force last, or the candidate.
 
-        A SIGKILL that the parent did not send does not count, because it says nothing about the configuration.
+        A SIGKILL that the parent did not send does not count, because it says nothing about the configuration. `pool`: which one the child
+        worked for; None: not known.
         """
         if code not in INTENDED and (hung or code != -signal.SIGKILL):
             self._tell(Crashed(child), now)

@@ -5,7 +5,8 @@
               reports: children -> parent
               parent_pipe: EOF = the parent has ended | workers_pipe: EOF = parent and workers have ended
               wakeups: one eventfd for each worker
-    Words     parent -> children, in memory without a name: stopping, hurry, generation, candidate, queries of death
+    Words     parent -> children, in memory without a name: stopping, hurry, generation, candidate, queries of death, pools that are out of
+              service
 
 A pipe shows EOF only when no process holds its writing end. So each child closes the descriptors of other processes, which the
 `not_for_...` methods list.
@@ -211,11 +212,14 @@ class Pipes:
 class Words:
     """Words in shared memory that the parent writes and children read."""
 
-    def __init__(self) -> None:
+    def __init__(self, pools: int = 0) -> None:
+        """`pools`: how many there are; 0: only one."""
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self._numbers = memoryview(self._page).cast("q")
         page = memoryview(self._page)[QUERIES_OF_DEATH_AT:][: WORD * query_of_death.WORDS]
         self.queries_of_death = page.cast("q")  # the list of queries of death (`workers.shared.query_of_death`)
+        # The pools that are out of service (`workers.shared.pool_crashes`)
+        self.out_of_service = memoryview(mmap.mmap(-1, WORD * (1 + max(1, pools)))).cast("q")
 
     @property
     def stopping(self) -> bool:

@@ -126,10 +126,10 @@ class Suspects:
 class Deciding:
     """A worker's side. `word`: the fingerprint of the request that is decided now; 0 between requests.
 
-    When code continues with a request that has waited, it must set `word` again, and clear it afterwards.
+    When code continues with a request that has waited, it must call `again`, and clear `word` afterwards.
     """
 
-    __slots__ = ("_headers", "_refused", "_seed", "_table", "_tried", "word")
+    __slots__ = ("_headers", "_own", "_refused", "_running", "_seed", "_table", "_tried", "word")
 
     def __init__(
         self,
@@ -140,12 +140,18 @@ class Deciding:
         seed: int = 0,
         headers: Sequence[str] = (),
         refused: Callable[[], object] = lambda: None,
+        running: memoryview | None = None,
+        own: int = 0,
     ) -> None:
         """`word`, `tried`: one int64, and `PLACES` of them, in this worker's lane. `table`: the parent's words.
 
         `seed`: a secret. `headers`: the names of the headers that plugins read. `refused` is called for each refused request.
+        `running`: the word that says which pool decides; None: there is only one pool. `own`: its value for this pool
+        (`workers.shared.pool_crashes`).
         """
         self.word = word
+        self._running = running
+        self._own = own
         self._table = table
         self._tried = tried
         self._seed = seed & SEED_MASK
@@ -173,10 +179,16 @@ class Deciding:
         # The compiler has a fast way for `encode()`, which refuses surrogates.
         words = read.encode() if read.isascii() else read.encode("utf-8", "surrogatepass")
         suspect = ((digest ^ xxh3_64_intdigest(words, self._seed)) >> 1) or 1
-        self.word[0] = suspect
+        self.again(suspect)
         if self._table[0]:
             self._suspected(suspect)
         return suspect
+
+    def again(self, suspect: int) -> None:
+        """Publishes the fingerprint of a request whose decision continues."""
+        self.word[0] = suspect
+        if self._running is not None:
+            self._running[0] = self._own
 
     def _suspected(self, suspect: int) -> None:
         """Counts a request that is watched, and refuses one that is listed."""

@@ -17,15 +17,18 @@ from epp.errors import Cause, Refused
 from epp.protocol import codec
 from epp.request.pools import UNDECIDED
 from shm.documents import DocumentReader
+from shm.lanes import Lane
 from workers.host.log import error_text
 from workers.process.instance import Instance
 from workers.process.loading import of_pool
 from workers.process.pools import assigned, assigned_view
 from workers.shared.model_lists import ServedView
+from workers.shared.pool_crashes import LOADING, OutOfService
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.worker.adoption import Loading
 from workers.worker.extproc.app import App
 from workers.worker.extproc.pool_stream import open_pooled
+from workers.worker.extproc.stream import ExtProcStream
 from workers.worker.model_list import ModelList
 from workers.worker.setup import Parts
 
@@ -37,8 +40,10 @@ log = structlog.get_logger()
 class Pools:
     """Keeps the parts of the pools that this worker has loaded. Implements `workers.worker.extproc.pool_stream.Pools`."""
 
-    def __init__(self, instance: Instance, made: Callable[[Instance], Parts], apps: Callable[[], Iterable[App]]) -> None:
-        """`made`: creates the parts of a pool whose configuration is loaded. `apps` returns the apps of all open streams."""
+    def __init__(
+        self, instance: Instance, made: Callable[[Instance], Parts], lane: Lane, streams: Callable[[], Iterable[ExtProcStream]]
+    ) -> None:
+        """`made`: creates the parts of a pool whose configuration is loaded. `lane`: this worker's. `streams` returns all open streams."""
         assert instance.choice is not None
         self.choice = instance.choice
         self._instance = instance
@@ -46,10 +51,17 @@ class Pools:
         self._models = ModelList(served, instance.credentials.prefix_seed)
         self._views = instance.pools
         self._made = made
-        self._apps = apps
-        self._first = made(of_pool(instance.pools[0]))
+        self._streams = streams
+        at = lane.schema.scalar[LOADING]
+        self._loads = lane.scalars[at : at + 1]
+        self._out = OutOfService(instance.words.out_of_service)
+        self._outs = 0  # changes of it that were seen
+        first = next((pool for pool in range(len(self._views)) if self._out_of_service(pool) is None), 0)
+        self._loads[0] = first + 1
+        self._first = made(of_pool(instance.pools[first]))
+        self._loads[0] = 0
         self._lobby = self._first.lobby()
-        self._parts: list[Parts | None] = [self._first, *([None] * (len(instance.pools) - 1))]
+        self._parts: list[Parts | None] = [self._first if pool == first else None for pool in range(len(instance.pools))]
         self._assigned = assigned_view(instance) if instance.places is not None else None
         self._left: list[Parts] = []  # those of pools that are gone; streams may still use them
         self._retiring: set[asyncio.Task[None]] = set()
@@ -84,6 +96,8 @@ class Pools:
         return self._models.answer(self._instance, headers, message)
 
     def wanted(self, pool: int, then: Callable[[], None]) -> None:
+        if (refused := self._out_of_service(pool)) is not None:
+            raise refused
         if asyncio.get_running_loop().time() < self._failed.get(pool, 0.0):
             raise Refused(Cause.INTERNAL, f"pool '{self._views[pool].options.pool_name}' cannot be loaded")
         if pool not in self._waiting:
@@ -109,6 +123,9 @@ class Pools:
         """Takes over which InferencePools have which places, if that has changed."""
         if self._left:
             self._retire()
+        if self._out.changes != self._outs:
+            self._outs = self._out.changes
+            self._leave_those_out()
         if self._assigned is None or (names := self._assigned.names()) is None:
             return
         before, self._instance = self._views, assigned(self._instance, names)
@@ -118,14 +135,30 @@ class Pools:
             if old is new:
                 continue
             self._failed.pop(pool, None)
-            if (parts := self._parts[pool]) is not None:
-                self._parts[pool] = None
-                if parts is not self._first:  # the lobby is a part of it
-                    self._left.append(parts)
+            self._leave(pool)
+
+    def _leave(self, pool: int) -> None:
+        parts, self._parts[pool] = self._parts[pool], None
+        if parts is not None and parts is not self._first:  # the lobby is a part of it
+            self._left.append(parts)
+
+    def _out_of_service(self, pool: int) -> Refused | None:
+        """Returns the refusal of all requests of a pool that is out of service; None if it is in service."""
+        view = self._views[pool]
+        return Refused(Cause.POOL_OUT, view.options.pool_name) if self._out.of(pool, view.generations.number) is not None else None
+
+    def _leave_those_out(self) -> None:
+        """Refuses the requests without a decision of pools that are out of service now."""
+        for pool, parts in enumerate(self._parts):
+            if parts is not None and (refused := self._out_of_service(pool)) is not None:
+                self._leave(pool)
+                for stream in self._streams():
+                    if stream.app is parts.app:
+                        stream.refuse_undecided(refused)
 
     def _retire(self) -> None:
         """Ends the work of parts that no open stream uses."""
-        used = {id(app) for app in self._apps()}
+        used = {id(stream.app) for stream in self._streams()}
         for parts in [each for each in self._left if id(each.app) not in used]:
             self._left.remove(parts)
             parts.kept.pools.remove(parts.own)
@@ -145,6 +178,7 @@ class Pools:
         """Loads the next pool that is wanted, in a thread: one after the other, so that the loop serves on meanwhile."""
         if self._loading is None and self._to_load:
             pool = self._to_load.popleft()
+            self._loads[0] = pool + 1
             self._loading = Loading(self._views[pool], lambda _, found: self._loaded(pool, found), load=of_pool)
 
     def _loaded(self, pool: int, found: Instance | BaseException) -> None:
@@ -157,6 +191,7 @@ class Pools:
         except Exception as problem:
             self._failed[pool] = asyncio.get_running_loop().time() + AGAIN_S
             log.error("pool cannot be loaded", pool=self._views[pool].options.pool_name, error=error_text(problem))
+        self._loads[0] = 0
         for then in self._waiting.pop(pool):
             then()
         asyncio.get_running_loop().call_soon(self._load)

@@ -42,6 +42,7 @@ from workers.shared.bus import BusWriter
 from workers.shared.decisions import Publisher
 from workers.shared.documents import EndpointsView, NamesView
 from workers.shared.objectives import Priorities
+from workers.shared.pool_crashes import RUNNING, marking, word_of
 from workers.shared.query_of_death import DECIDING, PLACES, TRIED, Deciding
 from workers.shared.recording.limits import OFF
 from workers.transport.interface import Clock
@@ -271,7 +272,10 @@ class Parts:
     def _pipelines(self, configured: Pipeline) -> Pipelines:
         """Adds guards and timers to the calls of the configured pipeline. Returns it in all its forms."""
         foreign = guard.declared(configured.wiring.plugins)
-        guarded = wrap = guard.guard(guard.counted(self.services), self._faults.remark) if foreign else bare
+        guarded = guard.guard(guard.counted(self.services), self._faults.remark) if foreign else bare
+        if foreign and self.instance.pool is not None:
+            guarded = guard.within(guarded, marking(self._running, self.instance.pool))
+        wrap = guarded
         pipeline, timing = configured, None
         if self.instance.options.plugin_metrics:
             calls = self._call_timers()
@@ -282,6 +286,12 @@ class Parts:
             pipeline = configured.wrapped(guarded)
         pool = self.instance.options.pool_name if self.instance.layout.pools else ""
         return Pipelines(pipeline, wrap, timing=timing, tracer=self._tracer(pipeline, wrap), pool=pool)
+
+    @property
+    def _running(self) -> memoryview:
+        """The word of this worker that says which pool's decision it runs."""
+        at = self._lane.schema.scalar[RUNNING]
+        return self._lane.scalars[at : at + 1]
 
     def _call_timers(self) -> CallTimers:
         kept, shared = self.kept, self.instance.pool is not None
@@ -367,6 +377,8 @@ class Parts:
                 seed=instance.credentials.prefix_seed,
                 headers=sorted({name for plugin in pipelines.whole.wiring.plugins for name in plugin.reads_headers}),
                 refused=refused,
+                running=self._running if instance.pool is not None else None,
+                own=word_of(instance.pool or 0),
             ),
             on_fault=isolation.fault,
             hidden_headers=hidden if self._tenants is None else self._tenants.hidden(hidden),

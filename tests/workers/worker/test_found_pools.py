@@ -44,7 +44,7 @@ class World:
         self.made: list[Parts] = []
         self.open: list[Any] = []
         self.kept = SimpleNamespace(pools=[])
-        self.pools = Pools(instance, self._make, lambda: self.open)
+        self.pools = Pools(instance, self._make, instance.memory.lanes.lane(1), lambda: (SimpleNamespace(app=app) for app in self.open))
         self.made.clear()
 
     def _make(self, instance: Instance) -> Any:

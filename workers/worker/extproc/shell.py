@@ -75,14 +75,14 @@ class Shell:
         """Continues the undecided request with `act` now, unless it was given up meanwhile."""
         if self.state != DECIDING:
             return
-        word = self.app.guards.deciding.word
-        word[0] = self.fingerprint
+        deciding = self.app.guards.deciding
+        deciding.again(self.fingerprint)
         try:
             act(*arguments)
         except Exception as problem:
             self.stopped(problem)
         finally:
-            word[0] = 0
+            deciding.word[0] = 0
 
     @property
     def pool_name(self) -> str:

@@ -211,10 +211,14 @@ class ExtProcStream(Shell):
 
     def refuse_waiting(self) -> bool:
         """Refuses an undecided request because the worker leaves. Returns False if the request is decided or has not begun."""
+        queued = self.state == DECIDING
+        return self.refuse_undecided(Refused(Cause.SHUTTING_DOWN, "request evicted from queue" if queued else "request rejected pre-queue"))
+
+    def refuse_undecided(self, refused: Refused) -> bool:
+        """Refuses the request. Returns False if it is decided or has not begun."""
         waits = self.state in (AWAIT_BODY, DECIDING)
         if waits:
-            queued = self.state == DECIDING
-            self.refuse(Refused(Cause.SHUTTING_DOWN, "request evicted from queue" if queued else "request rejected pre-queue"))
+            self.refuse(refused)
         return waits
 
     def evict(self) -> bool:

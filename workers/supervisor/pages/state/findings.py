@@ -292,6 +292,18 @@ def _warnings(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Find
             yield Finding("configuration", WARNING, "The configuration has a warning", warning, fix)
 
 
+def _out_of_service(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
+    plugin = values.get("out_of_service")
+    if plugin is not None:
+        yield Finding(
+            "out-of-service",
+            ERROR,
+            "It is out of service, because its plugins have ended two workers",
+            f"{f'the plugin {plugin} ran' if plugin else 'its requests were decided'} when they ended; its requests get 503",
+            "the log has the ends of the workers; correct the plugin, or take it out of the configuration; then restart the picker",
+        )
+
+
 def _left_out(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
     for plugin, workers in values.get("left_out", {}).items():
         yield Finding(
@@ -346,7 +358,9 @@ def _lost(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]
         )
 
 
-OF_POOL: Final = frozenset((_no_endpoints, _unusable, _left_out, _full, _unread_pages, kv_events, block_sizes, caching_off, _warnings))
+OF_POOL: Final = frozenset(
+    (_no_endpoints, _unusable, _out_of_service, _left_out, _full, _unread_pages, kv_events, block_sizes, caching_off, _warnings)
+)
 RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], ...]] = (
     _no_endpoints,
     unserved,
@@ -357,6 +371,7 @@ RULES: Final[tuple[Callable[[Values, Mapping[str, Values]], Iterator[Finding]], 
     _faults,
     _access,
     _reload,
+    _out_of_service,
     _left_out,
     _lost,
     _full,

@@ -14,7 +14,9 @@ from shm.observe import SECRET
 from workers.host import cpus
 from workers.host.options import OTHER_FLAGS, SECRET_OPTIONS
 from workers.process.instance import Instance
+from workers.process.pools import as_assigned
 from workers.shared import doctor_report
+from workers.shared.pool_crashes import OutOfService, named
 from workers.supervisor.pages.flow import FlowFigures, figures_of
 from workers.supervisor.pages.processes import ProcessFigures
 from workers.supervisor.pages.state.frames import Further
@@ -73,7 +75,7 @@ class Parts:
             "replica_store_connected": self._store(),
             "doctor": doctor_report.read(options.run_dir, options.instance, self._instance.lock.info[SECRET]),
             "flow_control": self._flow_control(self._instance, self._flow),
-            "pools": {pool.options.pool_name: {"flow_control": self._of_pool(pool)} for pool in self._full_first()},
+            "pools": self._of_pools(),
             "tenants": self._tenants.tenants(TENANTS_SHOWN)
             if any(pool.config.tenants is not None for pool in self._instance.every)
             else None,
@@ -101,6 +103,16 @@ class Parts:
         """Returns up to FLOWS_SHOWN of several pools with flow control, those with waiting requests first."""
         flows = [pool for pool in self._pools if pool.config.flow is not None]
         return sorted(flows, key=lambda pool: -pool.memory.flow.total(WAITING))[:FLOWS_SHOWN]
+
+    def _of_pools(self) -> Mapping[str, Any]:
+        """Returns what is known of several pools, by name: of some, the limits of flow control; why a pool is out of service."""
+        found: dict[str, dict[str, Any]] = {pool.options.pool_name: {"flow_control": self._of_pool(pool)} for pool in self._full_first()}
+        out = OutOfService(self._instance.words.out_of_service)
+        for number, pool in enumerate(as_assigned(self._instance).pools if out.changes else ()):
+            if (why := out.of(number, pool.generations.number)) is not None:
+                plugin = named(why.mark, pool.config.pipeline.plugins)
+                found.setdefault(pool.options.pool_name, {})["out_of_service"] = plugin
+        return found
 
     def _of_pool(self, pool: Instance) -> Mapping[str, Any] | None:
         name = pool.options.pool_name

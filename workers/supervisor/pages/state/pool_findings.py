@@ -16,6 +16,7 @@ UNSERVED_FIX: Final = (
     "change the port in the endpointPickerRef of the InferencePool, or start with a --pool-ports that has it; "
     "the Service of the picker needs the port, too"
 )
+OF_POOLS: Final = ("flow_control", "out_of_service")
 
 
 def by_pool(values: Values, endpoints: Mapping[str, Values]) -> Iterator[tuple[str, Values, Mapping[str, Values]]]:
@@ -33,8 +34,7 @@ def of_pool(values: Values, pool: str) -> Values:
     end = f"{OF}{pool}"
     own["left_out"] = {name.removesuffix(end): workers for name, workers in values.get("left_out", {}).items() if name.endswith(end)}
     own["settings"] = settings_of(values, pool)
-    if (flow := values["pools"].get(pool, {}).get("flow_control")) is not None:
-        own["flow_control"] = flow
+    own |= {part: found for part in OF_POOLS if (found := values["pools"].get(pool, {}).get(part)) is not None}
     return own
 
 

@@ -50,6 +50,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "reload": ({"configuration": RELOAD}, {}, "unknown-field"),
     "generations": ({"configuration": RELOAD | {"last_reload_failed": "", "workers": 0}}, {}, "0 of 1"),
     "configuration": ({"settings": {"warnings": ["a warning"]}}, {}, "a warning"),
+    "out-of-service": ({"out_of_service": "my-scorer"}, {}, "the plugin my-scorer ran when they ended"),
     "left-out": ({"left_out": {"my-scorer": 2}}, {}, "in 2 workers"),
     "full": ({"flow_control": {"saturation": {"effective": 1.2}}, "bands": [{"requests": 4}]}, {}, "saturation 1.2, 4 requests wait"),
     "hot-flow": (

@@ -52,6 +52,16 @@ def test_warnings_and_plugins_that_are_left_out_belong_to_their_pools() -> None:
     assert found(state, endpoint(pool="a"), endpoint(pool="b")) == [("left-out", "b"), ("configuration", "a")]
 
 
+def test_a_pool_that_is_out_of_service_is_named_with_its_plugin_if_that_is_known() -> None:
+    state = values(pools={"a": {"out_of_service": "odd-scorer"}, "b": {"out_of_service": ""}, "c": {}})
+    known = {pool: endpoint(pool=pool) for pool in "abc"}
+    out = [each for each in findings(state, known) if each.rule == "out-of-service"]
+    assert [(each.pool, each.evidence.partition(" when")[0]) for each in out] == [
+        ("a", "the plugin odd-scorer ran"),
+        ("b", "its requests were decided"),
+    ]
+
+
 def test_what_belongs_to_no_pool_is_found_once() -> None:
     state = of("a", "b", recent={"faults_total": 3})
     assert found(state, endpoint(pool="a"), endpoint(pool="b")) == [("faults", "UNSET")]

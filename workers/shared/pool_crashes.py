@@ -1,0 +1,140 @@
+"""Which pool's plugin has ended a worker, and which pools are out of service because of that.
+
+With several pools, a worker publishes in its lane whose decision it runs (`RUNNING`), and during a call of a foreign plugin, which one. It
+also publishes which pool it loads (`LOADING`). If the worker crashes, or hangs until the parent kills it, the parent reads both:
+
+    the first time             the log names the pool, and the plugin if one ran
+    again within MEMORY_S      the pool is out of service: its requests get 503, until its configuration changes
+
+Crashes with the same request count once, because this request may be the cause (`workers.shared.query_of_death`).
+
+A crash between two calls of plugins is not noticed: in a thread or a task that a plugin has started, and in policies of flow control.
+"""
+
+import zlib
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from epp.plugin import Plugin, foreign
+from epp.points.instrument import C, Point, Wrap
+
+RUNNING: Final = "running_pool"  # a gauge in a worker's lane: `word_of`; it keeps its value after the decision
+LOADING: Final = "loading_pool"  # a gauge in a worker's lane: the number of the pool + 1, or 0
+CRASHES: Final = 2
+MEMORY_S: Final = 600.0
+PLUGIN_AT: Final = 32  # bits of `word_of` below that of the plugin
+MARK_MAX: Final = (1 << 30) - 1
+
+
+def mark_of(plugin: str) -> int:
+    """Returns a number that stands for a plugin, by its name. It is never 0."""
+    return zlib.crc32(plugin.encode()) & MARK_MAX or 1
+
+
+def named(mark: int, plugins: Iterable[str]) -> str:
+    """Returns which of these plugins the number stands for; "" if it is none of them."""
+    return next((name for name in plugins if mark and mark_of(name) == mark), "")
+
+
+def word_of(pool: int, plugin: str = "") -> int:
+    """Returns the word that says that a pool's decision runs, or a call of one of its plugins."""
+    return (mark_of(plugin) if plugin else 0) << PLUGIN_AT | (pool + 1)
+
+
+def marking(running: memoryview, pool: int) -> Wrap:
+    """Returns a wrap that publishes each call of a foreign plugin of this pool. `running`: the word `RUNNING` of this worker."""
+    own = word_of(pool)
+
+    def wrap(_point: Point, plugin: Plugin, call: C, /) -> C:
+        if not foreign(type(plugin)):
+            return call
+        word = word_of(pool, plugin.name)
+
+        def marked(*arguments: object) -> object:
+            running[0] = word
+            try:
+                return call(*arguments)
+            finally:
+                running[0] = own
+
+        return marked  # type: ignore[return-value]
+
+    return wrap
+
+
+class Culprit(NamedTuple):
+    """What a worker did when it ended. `pool`: its number. `mark`: that of the plugin that ran; 0: not known."""
+
+    pool: int
+    mark: int = 0
+
+
+def culprit(deciding: int, running: int, loading: int) -> Culprit | None:
+    """Returns what a worker did when it ended, by the words of its lane; None if it was nothing for a pool."""
+    pool, mark = running & (1 << PLUGIN_AT) - 1, running >> PLUGIN_AT
+    if pool and (deciding or mark):
+        return Culprit(pool - 1, mark)
+    return Culprit(loading - 1) if loading else None
+
+
+class _Crash(NamedTuple):
+    at: float
+    number: int
+    request: int
+
+
+class PoolCrashes:
+    """The parent's side: counts the crashes of each pool, and says which pools are out of service.
+
+    `table`: a word that changes with the others, and an int64 per pool, which only this object writes.
+    """
+
+    def __init__(self, table: memoryview) -> None:
+        self._table = table
+        self._crashes: dict[int, list[_Crash]] = {}
+        self.seen: dict[int, str] = {}  # the pools that have ended a worker -> their names then
+
+    def crashed(self, found: Culprit, name: str, number: int, request: int, now: float) -> bool:
+        """Counts a crash. Returns whether the pool is taken out of service. Times are monotonic seconds.
+
+        `name`: that of the pool. `number`: of its configuration. `request`: the fingerprint of the request; 0: there was none.
+        """
+        before = [
+            crash
+            for crash in self._crashes.get(found.pool, ())
+            if now - crash.at <= MEMORY_S and crash.number == number and not (request and crash.request == request)
+        ]
+        self.seen[found.pool] = name
+        crashes = self._crashes[found.pool] = [*before, _Crash(now, number, request)][-CRASHES:]
+        if len(crashes) < CRASHES:
+            return False
+        self._write(found.pool, number << PLUGIN_AT | found.mark << 1 | 1)
+        return True
+
+    def renamed(self, pool: int) -> None:
+        """Notes that another pool has this place."""
+        del self._crashes[pool], self.seen[pool]
+        if self._table[1 + pool]:
+            self._write(pool, 0)
+
+    def _write(self, pool: int, word: int) -> None:
+        self._table[1 + pool] = word
+        self._table[0] += 1
+
+
+class OutOfService:
+    """The side of workers and supervisor: knows which pools are out of service. `changes` grows when others are."""
+
+    def __init__(self, table: memoryview) -> None:
+        self._table = table
+
+    @property
+    def changes(self) -> int:
+        return int(self._table[0])
+
+    def of(self, pool: int, number: int) -> Culprit | None:
+        """Returns why a pool is out of service; None if it is in service. `number`: of its configuration in force."""
+        word = self._table[1 + pool] if self._table[0] else 0
+        if not word or word >> PLUGIN_AT != number:
+            return None
+        return Culprit(pool, word >> 1 & MARK_MAX)
