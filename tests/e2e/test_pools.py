@@ -244,9 +244,7 @@ def test_a_pool_with_the_port_of_a_flag_is_refused(tmp_path: Path) -> None:
         assert f"error[two-pools]: pool 'a': port {port} is that of {flag}, too" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    "flag", ["config-file=x", "config-text=x", "endpoints=127.0.0.1:1", "pool-name=x", "state-dir=/tmp/x", "transport=grpcio"]
-)
+@pytest.mark.parametrize("flag", ["config-file=x", "config-text=x", "endpoints=127.0.0.1:1", "pool-name=x", "transport=grpcio"])
 def test_flags_of_one_pool_are_refused_beside_a_pools_file(tmp_path: Path, flag: str) -> None:
     file = tmp_path / "pools.yaml"
     file.write_text(f"pools: [{{name: a, {AT}}}]")

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from loadtest.demo.children import ChildFailed
+from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import COMPLETIONS, Cluster, Fleet, Picker, ask_all, completion, eventually
 from tests.e2e.conftest import FAST
+from tests.e2e.echo import gateway
 
 GROUPS = 40
 PREFIX_BYTES = 6144
@@ -162,3 +164,36 @@ def test_a_copy_of_the_state_directory_that_is_taken_while_the_picker_runs_can_b
     picker, port = start(cluster, fleet, f"--state-dir={state}")
     assert asyncio.run(Traffic(port, "backup").round()) > 0.5
     stop(cluster, picker)
+
+
+def test_each_pool_of_a_restarted_picker_sends_requests_to_the_same_servers(cluster: Cluster) -> None:
+    state = cluster.directory / "state"
+    fleets = {name: cluster.fleet(2, *FAST) for name in ("one", "two", "three")}
+    ports = dict(zip(fleets, free_ports(3), strict=True))
+
+    def begin(*names: str) -> tuple[Picker, dict[str, Traffic]]:
+        pools = [
+            {"name": name, "port": ports[name], "endpoints": [f"{host}:{port}" for host, port in fleets[name].addresses]} for name in names
+        ]
+        picker = cluster.picker(cluster.directory, f"--state-dir={state}", workers=1, pools_text=json.dumps({"pools": pools}))
+        return picker, {name: Traffic(gateway(cluster, ports[name]), name) for name in names}
+
+    picker, traffic = begin("one", "two", "three")
+    before = {name: asyncio.run(each.warm()) for name, each in traffic.items()}
+    assert min(before.values()) > 0.9, before
+    for each in traffic.values():  # streamed answers teach latencies
+        asyncio.run(ask_all(each.port, COMPLETIONS, [completion(f"latency {n}", max_tokens=4, stream=True) for n in range(16)]))
+    stop(cluster, picker)
+    kept = {path.name for path in state.iterdir()}
+    assert kept >= {"lock", "prefix-index-of-pools", "prefix-secret", "pools"}
+    assert sorted(path.name for path in (state / "pools").iterdir()) == ["one", "three", "two"]
+
+    picker, traffic = begin("two", "one")  # in another order, and without one of them
+    after = {name: asyncio.run(each.round()) for name, each in traffic.items()}
+    (taken,) = [event for event in events(picker) if event["event"] == "prefix index taken over"]
+    models = [event for event in events(picker) if event["event"] == "latency model taken over"]
+    print(f"hit ratio {before} before, {after} after a restart")
+    assert taken["endpoints"] == 6 and len(models) == 2
+    assert min(after.values()) > 0.9 * min(before.values())
+    stop(cluster, picker)
+    assert (state / "pools" / "three").exists(), "it may come back"

@@ -18,6 +18,7 @@ REWRITES = 3
 DOCUMENT_NAMES = ("endpoints", "names", "objectives", "model rewrites")
 
 Identity = tuple[str, str, str, int, str]  # namespace, name, host, port, uid: these identify a server
+Known = tuple[str, Identity]  # a server of a pool, "" for the only one, as it is known over restarts of the picker
 
 
 class EndpointRecord(msgspec.Struct, array_like=True, frozen=True):

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from statistics import median
 from typing import TypeVar
@@ -25,13 +25,14 @@ from shm.prefix_writer import IndexWriter
 from shm.table import TableReader, TableWriter
 from workers.process.instance import Instance
 from workers.process.sources import METRICS_BUDGET
-from workers.shared.documents import ENDPOINTS, EndpointsView, Identity, NamesView, decode_endpoints, document_name
+from workers.shared.documents import ENDPOINTS, EndpointsView, NamesView, decode_endpoints, document_name
 from workers.shared.ejection import Ejections
 from workers.shared.index_limits import IndexLimits
 from workers.shared.outliers import Outliers
 from workers.supervisor.endpoints.endpoint_log import EndpointLog, Snapshots
 from workers.supervisor.endpoints.endpoints import EndpointTable, Reading
 from workers.supervisor.endpoints.further_pages import FurtherPages, page_address, scraper_of
+from workers.supervisor.endpoints.remembered import Remembered
 from workers.supervisor.endpoints.scrape import Scraper
 from workers.supervisor.endpoints.scrape_results import ScrapeCounters, Sink
 from workers.supervisor.endpoints.slots import Indexed
@@ -65,10 +66,10 @@ class DataLayer:
         index: IndexWriter,
         report: Callable[..., None],
         *,
-        remembered: Mapping[Identity, int] | None,
+        remembered: Remembered,
         sink_of: Callable[[EndpointTable], Sink],
     ) -> None:
-        """`lane`: the supervisor's. `remembered`: endpoint -> owner id for the endpoints in the index snapshot; None without a snapshot.
+        """`lane`: the supervisor's. `remembered`: the owner ids of the index snapshot.
         `sink_of`: takes the table, and returns what gets the results of the first data source, and passes them on to the table.
         """
         loop = asyncio.get_running_loop()
@@ -89,7 +90,7 @@ class DataLayer:
         )
         self.further = self._further_pages(loop, report)
         self._readings = _by_configuration(instance, lambda pool: self._reading(pool, index))
-        self.table = self._table(loop, writer, index, report, remembered)
+        self.table = self._table(loop, writer, Indexed(index, remembered), report)
         sink, sources = sink_of(self.table), Scrapers(loop)
         self._scrapers = _by_configuration(instance, lambda pool: sources.of(pool, sink))
         self.scrapers: Sequence[Scraper] = sources.all
@@ -167,19 +168,12 @@ class DataLayer:
                 reason=CULPRIT,
             )
 
-    def _table(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        table: TableWriter,
-        index: IndexWriter,
-        report: Callable[..., None],
-        remembered: Mapping[Identity, int] | None,
-    ) -> EndpointTable:
+    def _table(self, loop: asyncio.AbstractEventLoop, table: TableWriter, index: Indexed, report: Callable[..., None]) -> EndpointTable:
         return EndpointTable(
             loop,
             table=table,
             documents=self._documents,
-            index=Indexed(index, remembered),
+            index=index,
             readings=self._readings,
             slot_inflight=self._instance.memory.lanes.slot_inflight,
             report=report,

@@ -17,14 +17,14 @@ from shm.index_tiers import TieredWriter
 from shm.prefix_writer import IndexWriter
 from workers.process.instance import Instance
 from workers.shared.bus import AGE_TICKS, RHYTHM, BusReader, IndexWriting
-from workers.shared.documents import Identity
+from workers.shared.documents import Known
 from workers.supervisor.background import Background
 from workers.supervisor.endpoints.index_state import IndexState
 
 SWEEP_S = 0.1
 SWEEP_BUCKETS = 16384
 
-Owners = Callable[[], Mapping[Identity, int]]
+Owners = Callable[[], Mapping[Known, int]]
 
 
 class IndexKeeper:
@@ -44,7 +44,7 @@ class IndexKeeper:
         """The number of entries that were freed because their bucket, or their endpoint's share of the index, was full."""
         return self.writer.evictions + self.writer.over_capacity
 
-    def load(self) -> Mapping[Identity, int] | None:
+    def load(self) -> Mapping[Known, int] | None:
         """Fills the index from the snapshot.
 
         Returns endpoint -> owner id for the endpoints of which the snapshot has entries; None without --state-dir.
@@ -94,14 +94,16 @@ def _snapshot(present: Callable[[], Instance], writer: IndexWriter) -> IndexStat
     if not instance.options.state_dir:
         return None
 
-    def block_tokens() -> int:
-        use = present().sources.prefix_use
-        return use.block_tokens if use is not None else 0
+    def block_tokens() -> Mapping[str, int]:
+        now = present()
+        uses = ((pool.options.pool_name if now.pools else "", pool.sources.prefix_use) for pool in now.every)
+        return {name: use.block_tokens if use is not None else 0 for name, use in uses}
 
     return IndexState(
         instance.options.state_dir,
         writer,
         seed=instance.credentials.prefix_seed,
         block_tokens=block_tokens,
+        several=bool(instance.pools),
         ticks=lambda: int(time.monotonic() * AGE_TICKS),
     )

@@ -7,12 +7,13 @@
 The model is published every PUBLISH_S if it has changed. A killed supervisor leaves it in shared memory, and its successor learns on.
 Samples that come meanwhile wait in the bus.
 
-Each of several pools has a keeper of its own from its first samples on (`LatencyKeepers`). A keeper without samples for RECENT_S is looked
-at in turn with the others of its kind.
+Each of several pools has a keeper of its own from its first samples on, or from the start if it has a file (`LatencyKeepers`). A keeper
+without samples for RECENT_S is looked at in turn with the others of its kind, and each is saved in its turn.
 """
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,14 @@ from shm.table import TableReader
 from workers.process.instance import Instance
 from workers.shared.documents import EndpointsView, Identity
 from workers.supervisor.background import Background
-from workers.supervisor.endpoints.latency_state import LatencyState
+from workers.supervisor.endpoints.latency_state import LatencyState, has_file
+from workers.supervisor.endpoints.pool_states import remove_oldest, state_folder
 
 PUBLISH_S = 0.1
 RECENT_S = 2.0
 SAVE_S = 60.0
+SAVE_TURN_S = 1.0
+SAVE_ALL_S = 2.0  # a part of the time that the parent gives the supervisor to end
 SURPRISE = 3.0  # a first token that takes so many times what was predicted is a surprise
 SURPRISE_S = 0.2
 
@@ -43,9 +47,17 @@ class LatencyKeeper:
     """The keeper of the latency model. `take` learns a frame; `start` begins to publish. Call `save` at the end."""
 
     def __init__(
-        self, instance: Instance, now: Callable[[], float] = time.monotonic, surprised: Callable[[int], None] = lambda slot: None
+        self,
+        instance: Instance,
+        now: Callable[[], float] = time.monotonic,
+        surprised: Callable[[int], None] = lambda slot: None,
+        *,
+        new: bool = False,
     ) -> None:
-        """`surprised(slot)`: is called when the endpoint of a slot was far slower than predicted."""
+        """`surprised(slot)`: is called when the endpoint of a slot was far slower than predicted.
+
+        `new`: whether what is published is not of this pool, but of one that had its place before.
+        """
         layout, memory = instance.layout, instance.memory
         self._document = instance.pool or 0
         self._now = now
@@ -56,7 +68,7 @@ class LatencyKeeper:
         self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents), instance.pool)
         self._seen = self._endpoints.version
         self._epoch = -1
-        folder = instance.options.state_dir
+        folder = state_folder(instance)
         self._file = LatencyState(folder) if folder else None
         self._remembered: Mapping[Identity, EndpointModel] = {}
         self._scraped_at = np.zeros(layout.table.slots)
@@ -65,8 +77,11 @@ class LatencyKeeper:
         self._doubt = Doubt()
         self._prompts = PromptTime()
         self._used = False  # whether anything was ever learned. Before, nothing is read, published or saved
-        self.model = self._predecessor(DocumentReader(layout.latency, memory.latency))
+        reader = DocumentReader(layout.latency, memory.latency)
+        self.model = self._kept() if new else self._predecessor(reader)
         self._published = self.model.changes
+        if new and reader.version(self._document):
+            self._publish()
 
     def start(self, background: Background) -> None:
         """Starts to publish the model, and to save it with --state-dir."""
@@ -108,6 +123,9 @@ class LatencyKeeper:
             )
         if self.model.changes == self._published:
             return
+        self._publish()
+
+    def _publish(self) -> None:
         self._published = self.model.changes
         try:
             self._writer.write(self._document, state.encode(self.model))
@@ -161,6 +179,10 @@ class LatencyKeeper:
             else:
                 self._used = True
                 return model
+        return self._kept()
+
+    def _kept(self) -> LatencyModel:
+        """Returns the model of the state folder, else a new one."""
         if self._file is None:
             return LatencyModel()
         model, self._remembered = self._file.load()
@@ -221,22 +243,50 @@ class LatencyKeepers:
         self._keepers: dict[int, LatencyKeeper] = {}
         self._taken_at: dict[int, float] = {}
         self._turn = 0
+        self._saves: Iterator[LatencyKeeper] = iter(())  # the keepers that are to be saved in this turn
+        self._folder = instance.options.state_dir
         left = DocumentReader(instance.layout.latency, instance.memory.latency)
-        for pool in range(len(instance.pools)):
-            if left.version(pool):
-                self._keeper(pool)
+        for number, pool in enumerate(instance.pools):
+            if left.version(number) or has_file(state_folder(pool)):
+                self._keeper(number)
 
     def use(self, instance: Instance) -> None:
-        """Takes over that other pools have some of the numbers. Their models begin anew."""
+        """Takes over that other pools have some of the numbers. Their models begin anew, or as their files have them."""
         before, self._pools = self._pools, instance.pools
         for number, (old, new) in enumerate(zip(before, instance.pools, strict=True)):
-            if old is not new:
-                self._keepers.pop(number, None)
-                self._taken_at.pop(number, None)
+            if old is new:
+                continue
+            self._taken_at.pop(number, None)
+            if (left := self._keepers.pop(number, None)) is not None:
+                left.save()
+            if left is not None or has_file(state_folder(new)):
+                self._keepers[number] = LatencyKeeper(new, self._now, self._surprised, new=True)
 
     def start(self, background: Background) -> None:
-        """Starts to publish the models."""
+        """Starts to publish the models, and to save them with --state-dir."""
         background.every(PUBLISH_S, self.look)
+        if self._folder:
+            remove_oldest(self._folder, {pool.options.pool_name for pool in self._pools} - {""}, len(self._pools))
+            background.every(SAVE_TURN_S, self.save_some)
+
+    def save_some(self) -> None:
+        """Saves a part of the models, so that each is saved about every SAVE_S, and the event loop does not wait for all disks at once."""
+        for _ in range(math.ceil(len(self._keepers) * SAVE_TURN_S / SAVE_S)):
+            keeper = next(self._saves, None)
+            if keeper is None:
+                self._saves = iter(list(self._keepers.values()))
+                return
+            if any(keeper is each for each in self._keepers.values()):
+                keeper.save()
+
+    def save(self) -> None:
+        """Saves all models at the end, those with the latest samples first. Gives up after SAVE_ALL_S."""
+        began = self._now()
+        for number in sorted(self._keepers, key=lambda pool: -self._taken_at.get(pool, 0.0)):
+            if self._now() - began > SAVE_ALL_S:
+                log.warning("not all latency models are saved", folder=self._folder)
+                return
+            self._keepers[number].save()
 
     def take(self, data: bytes) -> None:
         """Learns the samples of one frame, which are of one pool. Raises CorruptSamples."""

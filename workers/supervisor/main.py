@@ -54,6 +54,7 @@ from workers.supervisor.config_watch import ConfigWatch
 from workers.supervisor.configured_endpoints import follow_configured
 from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError, read_by
 from workers.supervisor.endpoints.endpoints import EndpointTable
+from workers.supervisor.endpoints.remembered import Remembered
 from workers.supervisor.endpoints.scrape_results import Sink
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
@@ -197,7 +198,7 @@ class Supervisor:
         instance, background = self.instance, self.background
         cleanup.callback(background.close)
         remembered = None if self.predecessor.existed else self.index.load()
-        self.data = DataLayer(instance, self.lane, self.index.writer, report, remembered=remembered, sink_of=self._sink_of)
+        self.data = self._data_layer(Remembered(remembered, self._pool_name))
         cleanup.callback(lambda: self._of_data.close())
         self.data.start(self._of_data)
         background.every(HEARTBEAT_S, self._heartbeat)
@@ -348,8 +349,14 @@ class Supervisor:
         self.data.publish_counts()
         self._of_data.close()
         self._of_data = contextlib.ExitStack()
-        self.data = DataLayer(self.instance, self.lane, self.index.writer, report, remembered=None, sink_of=self._sink_of)
+        self.data = self._data_layer(self.data.table.remembered)
         self.data.start(self._of_data)
+
+    def _data_layer(self, remembered: Remembered) -> DataLayer:
+        return DataLayer(self.instance, self.lane, self.index.writer, report, remembered=remembered, sink_of=self._sink_of)
+
+    def _pool_name(self, number: int) -> str:
+        return self.instance.pools[number].options.pool_name if self.instance.pools else ""
 
     def _assign(self, names: Names) -> None:
         """Takes over which pools have which places."""
@@ -395,8 +402,7 @@ class Supervisor:
         self.index.bus.drain()
         self.records.end()
         await self.index.save(self.data.table.owners)
-        if isinstance(self.latency, LatencyKeeper):
-            self.latency.save()
+        self.latency.save()
         if self.kubernetes is not None:
             await self.kubernetes.leave()
 

@@ -1,5 +1,7 @@
 """Tests of the one writer of the latency model: workers report, it learns and publishes, a successor and a restart continue."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from shm.table import State, TableSchema, TableWriter
 from workers.process.layout import latency_schema_of
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 from workers.supervisor.endpoints.latency_state import FILE
+from workers.supervisor.endpoints.pool_states import GONE_MAX, POOLS, remove_oldest
 from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.worker.learning import SharedLearning
 
@@ -31,6 +34,7 @@ class Site:
     """The memory of an instance with a worker. Each call of `keeper` makes another supervisor's part."""
 
     def __init__(self, folder: str = "") -> None:
+        self.folder = folder
         table, documents = TableSchema(COLUMNS, SLOTS), DocumentSchema((4096, 1, 1, 1))
         latency, starts = latency_schema_of((SLOTS,)), StartsSchema(SLOTS, 1)
         lanes = LaneSchema(SLOTS, (), (), (), lanes=2)
@@ -42,7 +46,9 @@ class Site:
             lanes=Lanes(lanes, region(lanes.bytes)),
         )
         layout = SimpleNamespace(table=table, documents=documents, latency=latency, starts=starts)
-        self.instance: Any = SimpleNamespace(layout=layout, memory=memory, options=SimpleNamespace(state_dir=folder), pool=None)
+        self.instance: Any = SimpleNamespace(
+            layout=layout, memory=memory, options=SimpleNamespace(state_dir=folder, pool_name=""), pool=None
+        )
         self.frames: list[bytes] = []
         self.surprises: list[int] = []
         self.table = TableWriter(table, memory.table)
@@ -219,16 +225,21 @@ def test_the_time_per_prompt_follows_from_what_servers_compute() -> None:
 class Pools(Site):
     """Two pools: slots 0 and 1 belong to the first one, 2 and 3 to the second."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, folder: str = "", names: Sequence[str] = ("one", "two")) -> None:
+        super().__init__(folder)
         latency = latency_schema_of((SLOTS, SLOTS))
         self.instance.layout.latency, self.instance.memory.latency = latency, region(latency.bytes)
-        self.instance.pools = [SimpleNamespace(**(vars(self.instance) | {"pool": pool})) for pool in range(2)]
+        self.instance.pools = self.named(*names)
         starts = PromptStarts(self.instance.layout.starts, self.instance.memory.starts, 0)
         reader = DocumentReader(latency, self.instance.memory.latency)
         self.workers = [SharedLearning(reader, starts, self.frames.append, pool) for pool in range(2)]
         records = [EndpointRecord("ns", name, name, 80, {}, slot, 1, 9 + slot, pool=slot // 2) for slot, name in enumerate("abcd")]
         self._documents.write(ENDPOINTS, encode(records))
+
+    def named(self, *names: str) -> list[Any]:
+        """The views of pools with these names."""
+        of = [{"pool": pool, "options": SimpleNamespace(state_dir=self.folder, pool_name=name)} for pool, name in enumerate(names)]
+        return [SimpleNamespace(**(vars(self.instance) | each)) for each in of]
 
     def keepers(self) -> LatencyKeepers:
         return LatencyKeepers(self.instance, lambda slot: slot // 2 if slot < 4 else None, now=lambda: 50.0)
@@ -254,3 +265,72 @@ def test_samples_of_an_endpoint_that_has_left_are_dropped() -> None:
     observe(keepers, 7, 1.0)  # type: ignore[arg-type]
     keepers.look()
     assert keepers.model_of(0) is None
+
+
+def models_in(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in (folder / POOLS).glob(f"*/{FILE}"))
+
+
+def test_each_pool_has_a_folder_of_its_own_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    site = Pools(str(tmp_path))
+    keepers = site.keepers()
+    observe(keepers, 2, 0.7)  # type: ignore[arg-type]
+    keepers.look()
+    keepers.save()
+    assert models_in(tmp_path) == ["two"] and not (tmp_path / FILE).exists()
+    later = Pools(str(tmp_path), ("two", "one")).keepers()
+    assert set(later.keepers()) == {0}, "the pool has another number now"
+    assert later.keepers()[0].model.first.theta == pytest.approx(keepers.keepers()[1].model.first.theta)
+
+
+def test_models_are_saved_in_turn_and_only_if_they_have_changed(tmp_path: Path) -> None:
+    site = Pools(str(tmp_path))
+    keepers = site.keepers()
+    for slot in (0, 2):
+        observe(keepers, slot, 0.7)  # type: ignore[arg-type]
+    saved = []
+    for _ in range(4):
+        keepers.save_some()
+        saved.append(len(models_in(tmp_path)))
+    assert saved == [0, 1, 2, 2]
+    for name in models_in(tmp_path):
+        (tmp_path / POOLS / name / FILE).unlink()
+    for _ in range(4):
+        keepers.save_some()
+    assert models_in(tmp_path) == []
+
+
+def test_a_pool_that_takes_the_place_of_another_gets_its_own_model_and_not_that_of_the_other(tmp_path: Path) -> None:
+    site = Pools(str(tmp_path))
+    keepers = site.keepers()
+    observe(keepers, 2, 4.0)  # type: ignore[arg-type]
+    keepers.look()
+    assert site.workers[1].model().first.count == 40
+    views = site.named("one", "three")
+    views[0] = site.instance.pools[0]
+    keepers.use(SimpleNamespace(pools=views))  # type: ignore[arg-type]
+    assert site.workers[1].model().first.count == 0, "its own model begins anew"
+    back = site.named("one", "two")
+    back[0] = site.instance.pools[0]
+    keepers.use(SimpleNamespace(pools=back))  # type: ignore[arg-type]
+    assert site.workers[1].model().first.count == 40, "it was saved when the pool went"
+    keepers.use(SimpleNamespace(pools=site.named("one", "")))  # type: ignore[arg-type]
+    keepers.save()
+    assert models_in(tmp_path) == ["two"], "an empty place has no folder"
+
+
+def test_folders_of_pools_that_are_gone_are_bounded_and_files_of_others_stay(tmp_path: Path) -> None:
+    folder = tmp_path / POOLS
+    for number in range(GONE_MAX + 4):
+        (folder / f"gone-{number}").mkdir(parents=True)
+        (folder / f"gone-{number}" / FILE).write_bytes(b"x")
+        if number == 1:
+            (folder / "gone-1" / "notes").write_text("of somebody")
+        os.utime(folder / f"gone-{number}", (number, number))
+    (folder / "served").mkdir()
+    os.utime(folder / "served", (0, 0))
+    remove_oldest(str(tmp_path), {"served"}, 2)
+    left = {path.name for path in folder.iterdir()}
+    assert left == {f"gone-{number}" for number in range(GONE_MAX + 4) if number not in (0, 2)} | {"served"}
+    assert [path.name for path in (folder / "gone-1").iterdir()] == ["notes"]
+    remove_oldest(str(tmp_path / "nothing"), (), 1)

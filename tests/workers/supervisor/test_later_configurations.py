@@ -78,8 +78,8 @@ def test_after_a_reload_with_other_data_sources_a_snapshot_gives_each_server_its
             await until(instance.reports.received, "ready")
             await reloaded(supervisor, other)
             endpoints_file(path, c=3, b=2)
-            await until(lambda: "c" in {key[1] for key in supervisor.data.table.owners()}, "found")
-            (new,) = [owner for key, owner in supervisor.data.table.owners().items() if key[1] == "c"]
+            await until(lambda: "c" in {key[1][1] for key in supervisor.data.table.owners()}, "found")
+            (new,) = [owner for key, owner in supervisor.data.table.owners().items() if key[1][1] == "c"]
             supervisor.index.writer.insert(BLOCKS, new, 1)
             saved = supervisor.index.writer.changes
             await until(lambda: supervisor.index.snapshot._saved >= saved, "saved")  # type: ignore[union-attr]
@@ -90,7 +90,7 @@ def test_after_a_reload_with_other_data_sources_a_snapshot_gives_each_server_its
             async with supervised(instance) as successor:
                 owners = successor.data.table.owners()
                 matched = IndexReader(instance.layout.index, instance.memory.index).match(BLOCKS)
-                assert {key[1] for key, owner in owners.items() if owner in matched} == {"c"}
+                assert {key[1][1] for key, owner in owners.items() if owner in matched} == {"c"}
 
     run(until_killed)
     run(afterwards)

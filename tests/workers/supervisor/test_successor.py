@@ -33,12 +33,12 @@ def test_a_restarted_picker_keeps_the_index_entries_of_endpoints_that_still_exis
 
     def learn(supervisor: Supervisor, _index: IndexReader) -> None:
         owners = supervisor.data.table.owners()
-        known.update({name: owner for (_, name, *_), owner in owners.items()})
+        known.update({name: owner for (_, (_, name, *_)), owner in owners.items()})
         for number, owner in enumerate(owners.values()):
             supervisor.index.writer.insert(hashes[number * 50 : number * 50 + 50], owner, 1)
 
     def find(supervisor: Supervisor, index: IndexReader) -> None:
-        owners = {name: owner for (_, name, *_), owner in supervisor.data.table.owners().items()}
+        owners = {name: owner for (_, (_, name, *_)), owner in supervisor.data.table.owners().items()}
         assert owners["127.0.0.1:2"] == known["127.0.0.1:2"]
         assert index.match(hashes[50:100]) == {owners["127.0.0.1:2"]: 50}
         assert sorted(supervisor.index.writer.owners()) == sorted(owners.values())  # the owner id of :1 is retired

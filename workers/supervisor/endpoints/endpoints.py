@@ -26,7 +26,7 @@ from epp.data import RUNNING, WAITING, Column
 from epp.plugins.extractors._pages import Extracted, PageExtractor, Reader
 from shm.documents import DocumentWriter
 from shm.table import DOWN, Handle, State, TableCopy, TableWriter
-from workers.shared.documents import EndpointRecord, Identity, NamesRecord
+from workers.shared.documents import EndpointRecord, Known, NamesRecord
 from workers.shared.ejection import Ejections, Step
 from workers.shared.freshness import Freshness
 from workers.shared.index_limits import IndexLimits
@@ -35,6 +35,7 @@ from workers.supervisor.endpoints.discovery import EndpointSpec, Name, diff
 from workers.supervisor.endpoints.endpoint_log import Change, Condition, Draining, EndpointLog, Kind, shown
 from workers.supervisor.endpoints.further_pages import FurtherPages, pod_of
 from workers.supervisor.endpoints.member import Member
+from workers.supervisor.endpoints.remembered import Remembered
 from workers.supervisor.endpoints.scrape import Scraper
 from workers.supervisor.endpoints.scrape_results import Failure
 from workers.supervisor.endpoints.slots import Indexed, Slots
@@ -258,9 +259,14 @@ class EndpointTable:
         """Returns all endpoints that have a row."""
         return [member.spec for member in self._members.values()]
 
-    def owners(self) -> dict[Identity, int]:
+    @property
+    def remembered(self) -> Remembered:
+        """The owner ids of the snapshot that no endpoint has taken yet."""
+        return self._slots.remembered
+
+    def owners(self) -> dict[Known, int]:
         """Returns the owner id of each endpoint in the prefix index."""
-        return {records.identity_of(member.spec): member.owner for member in self._members.values()}
+        return {self.remembered.known(member.spec): member.owner for member in self._members.values()}
 
     def troubles(self) -> dict[str, str]:
         """Returns id of an endpoint (`namespace/name address`) -> why its requests or its last scrape failed, for those in trouble."""
@@ -346,7 +352,7 @@ class EndpointTable:
         for record in self._slots.release_inherited(pool):
             self._log.add(Kind.LEFT, Change(*shown(record)))
         self._admit()
-        self._slots.retire_remembered(self._waiting.values())
+        self._slots.retire_remembered(pool, len(self._readings), self._waiting.values())
 
     def _became(self, condition: Condition, member: Member, now: float) -> None:
         kind = Kind.UP if member.condition is Condition.DOWN else Kind(condition.value)

@@ -7,6 +7,9 @@ time.
     header          magic | version | block tokens | layout | entries | fingerprint of the secret
     footer          as in `snapshot_file`, which writes and reads the file
 
+The file of a picker of several pools is `prefix-index-of-pools`. Its owners have pools, and so have the block tokens, which are 0 in the
+header. Entries of a pool that is gone, or whose blocks have become others, are left out.
+
 The supervisor writes a snapshot every `EVERY_S` if the index changed, when the picker begins to stop, and when the supervisor ends. It
 writes to a temporary file, slice by slice (the event loop copies a slice, a thread writes it), then syncs and renames the file. So a
 snapshot is always complete, and the loop never waits for the disk. Each slice shows its buckets at the time of the copy. The list of owners
@@ -37,10 +40,11 @@ from shm.prefix_index import WAYS, IndexSchema
 from shm.prefix_writer import IndexWriter
 from workers.process.prefix_secret import create_private
 from workers.shared.bus import AGE_TICKS
-from workers.shared.documents import Identity
+from workers.shared.documents import Identity, Known
 from workers.supervisor.endpoints.snapshot_file import RefusedSnapshot, Snapshot, age, append, check_owners, finish, publish, trailer
 
 SNAPSHOT = "prefix-index"
+SNAPSHOT_OF_POOLS = "prefix-index-of-pools"
 EVERY_S = 60.0
 LOOK_S = 0.25
 CLOSE_S = 3.0  # a little less than the time that the parent gives the supervisor to end
@@ -69,6 +73,15 @@ class Owners(msgspec.Struct, array_like=True, frozen=True):
     owners: list[tuple[Identity, int]]
 
 
+class OwnersOfPools(msgspec.Struct, array_like=True, frozen=True):
+    """The trailer of the file of several pools. `block_tokens`: by the name of the pool. The other fields are as in `Owners`."""
+
+    written_at: float
+    tick: int
+    owners: list[tuple[Known, int]]
+    block_tokens: dict[str, int]
+
+
 class IndexState:
     """Saves and loads the snapshot of one picker. Call `load` first, then `run` as a background task, and `close` at the end."""
 
@@ -78,14 +91,17 @@ class IndexState:
         index: IndexWriter,
         *,
         seed: int,
-        block_tokens: Callable[[], int],
+        block_tokens: Callable[[], Mapping[str, int]],
         ticks: Callable[[], int],
         wall: Callable[[], float] = time.time,
+        several: bool = False,
     ) -> None:
-        """`seed`: the prefix secret. `block_tokens` returns the present number of tokens in a block, `ticks` the time on the index's
-        clock, `wall` Unix time in seconds.
+        """`seed`: the prefix secret. `block_tokens` returns the present number of tokens in a block of each pool, by its name, which is ""
+        if there is only one. `ticks` returns the time on the index's clock, `wall` Unix time in seconds. `several`: whether there are
+        several pools.
         """
-        self._file = Snapshot(Path(folder, SNAPSHOT), "the prefix index", HEADER, self._header, FAULTS)
+        self._several = several
+        self._file = Snapshot(Path(folder, SNAPSHOT_OF_POOLS if several else SNAPSHOT), "the prefix index", HEADER, self._header, FAULTS)
         self._index = index
         self._schema: IndexSchema = index.schema
         self._fingerprint = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=16, person=b"prefix index").digest()
@@ -96,14 +112,14 @@ class IndexState:
         self._saved = -1 if index.size() else index.changes
         self._writing = asyncio.Lock()
 
-    def load(self) -> dict[Identity, int]:
+    def load(self) -> dict[Known, int]:
         """Fills the index from the snapshot. Returns the owner ids of the endpoints in the snapshot.
 
         Returns {} if there is no snapshot. If the snapshot cannot be used, returns {} and logs why.
         """
         return self._file.loaded(self._load) or {}
 
-    async def run(self, owners: Callable[[], Mapping[Identity, int]], stopping: Callable[[], bool]) -> None:
+    async def run(self, owners: Callable[[], Mapping[Known, int]], stopping: Callable[[], bool]) -> None:
         """Saves a snapshot every EVERY_S, and once more when the picker begins to stop. Runs until its task is cancelled."""
         loop = asyncio.get_running_loop()
         due, saved_at_stop = loop.time() + EVERY_S, False
@@ -114,13 +130,13 @@ class IndexState:
                 due, saved_at_stop = loop.time() + EVERY_S, stops
                 await self.save(owners)
 
-    async def close(self, owners: Callable[[], Mapping[Identity, int]]) -> None:
+    async def close(self, owners: Callable[[], Mapping[Known, int]]) -> None:
         """Saves the last snapshot. Gives up after CLOSE_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.save(owners)
 
-    async def save(self, owners: Callable[[], Mapping[Identity, int]]) -> None:
+    async def save(self, owners: Callable[[], Mapping[Known, int]]) -> None:
         """Writes a snapshot if the index has changed since the last one. Of several failures in a row, logs only the first."""
         async with self._writing:
             changes = self._index.changes
@@ -130,8 +146,8 @@ class IndexState:
                 await self._write(owners)
                 self._saved = changes
 
-    async def _write(self, owners: Callable[[], Mapping[Identity, int]]) -> None:
-        temporary = self._file.path.with_name(f"{SNAPSHOT}.tmp")
+    async def _write(self, owners: Callable[[], Mapping[Known, int]]) -> None:
+        temporary = self._file.path.with_name(f"{self._file.path.name}.tmp")
         descriptor = await asyncio.to_thread(create_private, temporary)
         try:
             first = dict(owners())
@@ -140,8 +156,7 @@ class IndexState:
                 part = self._index.copy(bucket, SLICE_BUCKETS)
                 checksum = await asyncio.to_thread(append, descriptor, part, checksum)
             last = owners()
-            same = [(identity, owner) for identity, owner in first.items() if last.get(identity) == owner]
-            kept = Owners(self._wall(), self._ticks(), same)
+            kept = self._kept([(known, owner) for known, owner in first.items() if last.get(known) == owner])
             await asyncio.to_thread(finish, descriptor, kept, checksum)
             await asyncio.to_thread(publish, descriptor, temporary, self._file.path)
         # A cancellation does not close the file, because a thread may still write to it. The end of the process closes it.
@@ -152,17 +167,32 @@ class IndexState:
             raise
         os.close(descriptor)
 
-    def _header(self) -> tuple[bytes, int, int, int, int, bytes]:
-        schema = self._schema
-        return MAGIC, VERSION, self._block_tokens(), schema.layout_hash, schema.entries, self._fingerprint
+    def _kept(self, owners: list[tuple[Known, int]]) -> Owners | OwnersOfPools:
+        at = self._wall(), self._ticks()
+        if self._several:
+            return OwnersOfPools(*at, owners, dict(self._block_tokens()))
+        return Owners(*at, [(identity, owner) for (_, identity), owner in owners])
 
-    def _load(self) -> dict[Identity, int]:
+    def _owners_in(self, kept: Owners | OwnersOfPools) -> dict[Known, int]:
+        """Returns the owners of a trailer whose entries can still be used. Raises RefusedSnapshot."""
+        check_owners([owner for _, owner in kept.owners])
+        if isinstance(kept, Owners):
+            return {("", identity): owner for identity, owner in kept.owners}
+        now, then = self._block_tokens(), kept.block_tokens
+        return {known: owner for known, owner in kept.owners if then.get(known[0]) == now.get(known[0], then.get(known[0]))}
+
+    def _header(self) -> tuple[bytes, int, int, int, int, bytes]:
+        schema, block_tokens = self._schema, 0 if self._several else self._block_tokens()[""]
+        return MAGIC, VERSION, block_tokens, schema.layout_hash, schema.entries, self._fingerprint
+
+    def _load(self) -> dict[Known, int]:
         content = self._file.read(self._schema.entries * ENTRY_BYTES + OWNERS_BYTES_MAX)
-        kept, slices_end = trailer(content, Owners)
+        kept: Owners | OwnersOfPools
+        kept, slices_end = trailer(content, OwnersOfPools) if self._several else trailer(content, Owners)
         if slices_end != HEADER.size + self._schema.entries * ENTRY_BYTES:
             raise RefusedSnapshot("it is damaged: its parts do not add up")
-        ids = [owner for _, owner in kept.owners]
-        check_owners(ids)
+        owners = self._owners_in(kept)
+        ids = list(owners.values())
         age_s = age(kept.written_at, self._wall())
         entries, ages = self._arrays(content)
         self._index.load(entries, ages, ids, self._ticks() - int(max(age_s, 0.0) * AGE_TICKS) - kept.tick)
@@ -170,7 +200,7 @@ class IndexState:
         log.info(
             "prefix index taken over", file=str(self._file.path), entries=self._index.size(), endpoints=len(ids), age_s=round(age_s, 1)
         )
-        return dict(kept.owners)
+        return owners
 
     def _arrays(self, content: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Returns the entries and the ages of all slices."""

@@ -34,6 +34,11 @@ class Kept(msgspec.Struct, array_like=True, frozen=True):
     identities: list[tuple[int, Identity]]
 
 
+def has_file(folder: str) -> bool:
+    """Returns whether a folder has the file; False for ""."""
+    return bool(folder) and Path(folder, FILE).exists()
+
+
 class LatencyState:
     """Saves and loads the file. Call `load` once, before `save`."""
 

@@ -4,7 +4,7 @@ After a restart, an endpoint keeps the slot and the owner id that it had in the 
 prefix index keeps its owner id from there. What discovery does not name again is released.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from shm.prefix_writer import IndexWriter, OwnersExhausted
@@ -12,23 +12,24 @@ from shm.table import DOWN, Handle, State, TableCopy, TableWriter
 from workers.shared.documents import EndpointRecord, Identity
 from workers.supervisor.endpoints import records
 from workers.supervisor.endpoints.discovery import EndpointSpec
+from workers.supervisor.endpoints.remembered import Remembered
 
 
 class Indexed(NamedTuple):
     """What the prefix index knows of endpoints. `remembered`: the owner ids of the index snapshot."""
 
     owners: IndexWriter
-    remembered: Mapping[Identity, int] | None = None
+    remembered: Remembered
 
 
 class Slots:
-    """The slots and owner ids of one table. `full`: why the last endpoint that asked got no slot."""
+    """The slots and owner ids of one table. `full`: why the last endpoint that asked got no slot. `remembered`: as in `Indexed`."""
 
     def __init__(self, table: TableWriter, index: Indexed, slot_inflight: Callable[[int], int]) -> None:
         self._table = table
         self._owners = index.owners
         self._slot_inflight = slot_inflight
-        self._remembered = dict(index.remembered or {})
+        self.remembered = index.remembered
         self._inherited: dict[tuple[int, Identity], tuple[EndpointRecord, State, bool]] = {}
         self.full = ""
 
@@ -44,7 +45,7 @@ class Slots:
                 taken.discard(handle)
         for handle in taken:  # the predecessor took these slots, but died before it wrote their records
             self._table.release(handle)
-        known = {*(record.owner for record in self.inherited()), *self._remembered.values()}
+        known = {*(record.owner for record in self.inherited()), *self.remembered.owners.values()}
         for owner in set(self._owners.owners()) - known:
             self._owners.retire(owner)
 
@@ -65,8 +66,7 @@ class Slots:
         if members + len(self._inherited) >= slots:
             self.full = f"all {slots} slots of the table are taken; raise --max-endpoints"
             return None
-        identity = records.identity_of(spec)
-        remembered = self._remembered.get(identity)
+        remembered = self.remembered.of(spec)
         try:
             owner = self._owners.new_owner() if remembered is None else remembered
         except OwnersExhausted as failure:
@@ -78,7 +78,8 @@ class Slots:
                 self._owners.retire(owner)
             self.full = "every free slot still has requests in flight; a slot can be used when they end"
             return None
-        self._remembered.pop(identity, None)
+        if remembered is not None:
+            self.remembered.taken(spec)
         return handle, owner, remembered is None
 
     def release(self, handle: Handle, owner: int) -> None:
@@ -93,8 +94,7 @@ class Slots:
             self.release(Handle(record.slot, record.generation), record.owner)
         return left
 
-    def retire_remembered(self, waiting: Iterable[EndpointSpec]) -> None:
-        """Retires the owner ids of the snapshot that no endpoint has taken. Endpoints that wait for a slot may take theirs later."""
-        kept = {records.identity_of(spec) for spec in waiting} if self._remembered else ()
-        for identity in [identity for identity in self._remembered if identity not in kept]:
-            self._owners.retire(self._remembered.pop(identity))
+    def retire_remembered(self, pool: int, pools: int, waiting: Iterable[EndpointSpec]) -> None:
+        """Retires the owner ids of the snapshot that no endpoint will take (`Remembered.left`)."""
+        for owner in self.remembered.left(pool, pools, waiting):
+            self._owners.retire(owner)

@@ -21,13 +21,13 @@ from tests.shm.memory import region_for
 from tests.waiting import turns, until
 from workers.process.prefix_secret import kept_secret
 from workers.shared.bus import AGE_TICKS
-from workers.shared.documents import Identity
+from workers.shared.documents import Known
 from workers.supervisor.endpoints import index_state
-from workers.supervisor.endpoints.index_state import SNAPSHOT, IndexState
+from workers.supervisor.endpoints.index_state import SNAPSHOT, SNAPSHOT_OF_POOLS, IndexState
 from workers.supervisor.endpoints.snapshot_file import AGE_MAX_S
 
 SEED = 77
-NAMES: list[Identity] = [("default", name, "10.0.0.1", 8000 + n, f"uid-{name}") for n, name in enumerate("abc")]
+NAMES: list[Known] = [("", ("default", name, "10.0.0.1", 8000 + n, f"uid-{name}")) for n, name in enumerate("abc")]
 
 
 class Life:
@@ -39,12 +39,12 @@ class Life:
         self.writer, self.reader = IndexWriter(schema, region), IndexReader(schema, region)
         self.wall = wall
         self.ticks = 1000
-        self.owners: dict[Identity, int] = {}
+        self.owners: dict[Known, int] = {}
         self.state = IndexState(
-            str(folder), self.writer, seed=seed, block_tokens=lambda: block_tokens, ticks=lambda: self.ticks, wall=lambda: self.wall
+            str(folder), self.writer, seed=seed, block_tokens=lambda: {"": block_tokens}, ticks=lambda: self.ticks, wall=lambda: self.wall
         )
 
-    def fill(self, count: int = 3000) -> dict[Identity, np.ndarray]:
+    def fill(self, count: int = 3000) -> dict[Known, np.ndarray]:
         rng = np.random.default_rng(1)
         held = {}
         for name in NAMES:
@@ -57,7 +57,7 @@ class Life:
         asyncio.run(self.state.save(lambda: self.owners))
 
 
-def saved(folder: Path) -> dict[Identity, np.ndarray]:
+def saved(folder: Path) -> dict[Known, np.ndarray]:
     life = Life(folder)
     held = life.fill()
     life.save()
@@ -126,7 +126,7 @@ def test_no_snapshot_is_written_while_the_index_does_not_change(tmp_path: Path) 
 def test_a_successor_saves_the_entries_that_its_predecessor_did_not_save(tmp_path: Path) -> None:
     life = Life(tmp_path)
     held = life.fill()
-    state = IndexState(str(tmp_path), life.writer, seed=SEED, block_tokens=lambda: 64, ticks=lambda: 1, wall=lambda: 1e9)
+    state = IndexState(str(tmp_path), life.writer, seed=SEED, block_tokens=lambda: {"": 64}, ticks=lambda: 1, wall=lambda: 1e9)
     asyncio.run(state.save(lambda: life.owners))
     second = Life(tmp_path)
     assert second.reader.match(held[NAMES[1]]) == {} and second.state.load() == life.owners
@@ -275,7 +275,7 @@ def test_snapshots_are_saved_when_the_picker_begins_to_stop_and_at_the_end(tmp_p
         looks += 1
         return stopping
 
-    def owners() -> Mapping[Identity, int]:
+    def owners() -> Mapping[Known, int]:
         return life.owners
 
     async def scenario() -> None:
@@ -295,6 +295,43 @@ def test_snapshots_are_saved_when_the_picker_begins_to_stop_and_at_the_end(tmp_p
         running.cancel()
 
     asyncio.run(scenario())
+
+
+class Pools(Life):
+    """One run of a picker of several pools. `tokens`: those of a block of each pool."""
+
+    def __init__(self, folder: Path, tokens: Mapping[str, int]) -> None:
+        super().__init__(folder)
+        self.state = IndexState(
+            str(folder), self.writer, seed=SEED, block_tokens=lambda: tokens, ticks=lambda: self.ticks, wall=lambda: self.wall, several=True
+        )
+
+    def keep(self, pool: str) -> np.ndarray:
+        """Gives a pool one server with some blocks."""
+        owner = self.owners[pool, NAMES[0][1]] = self.writer.new_owner()
+        held = np.random.default_rng(owner).integers(1, 2**64, 99, dtype=np.uint64) & ~np.uint64(WIDE)
+        self.writer.insert(held, owner, self.ticks)
+        return held
+
+
+def test_several_pools_share_a_file_and_one_whose_blocks_have_become_others_starts_empty(tmp_path: Path) -> None:
+    life = Pools(tmp_path, {"a": 64, "b": 64, "gone": 64})
+    held = {pool: life.keep(pool) for pool in ("a", "b", "gone")}
+    life.save()
+    assert [path.name for path in tmp_path.iterdir()] == [SNAPSHOT_OF_POOLS]
+    later = Pools(tmp_path, {"a": 64, "b": 32, "new": 64})
+    found = later.state.load()
+    assert set(found) == {("a", NAMES[0][1]), ("gone", NAMES[0][1])}, "the table retires what is gone"
+    assert later.writer.size() == len(held["a"]) + len(held["gone"])
+
+
+def test_one_pool_and_several_pools_do_not_read_each_others_files(tmp_path: Path) -> None:
+    saved(tmp_path)
+    assert Pools(tmp_path, {"a": 64}).state.load() == {}
+    life = Pools(tmp_path, {"a": 64})
+    life.keep("a")
+    life.save()
+    assert len(Life(tmp_path).state.load()) == len(NAMES)
 
 
 def test_the_secret_is_created_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:

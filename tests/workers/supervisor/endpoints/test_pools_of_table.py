@@ -67,6 +67,22 @@ def test_an_endpoint_that_waits_for_a_slot_gets_one_that_another_pool_frees() ->
     assert owners(shared) == {(0, "a"): 0, (1, "a"): 1}
 
 
+def test_the_endpoints_of_each_pool_find_their_owners_in_the_snapshot_of_the_index() -> None:
+    first = Supervisor(Shared())
+    first.table.apply(of(0, spec("a")))
+    first.table.apply(of(1, spec("a"), spec("b", "10.0.0.2")), pool=1)
+    remembered = first.table.owners() | {("gone", ("default", "a", "10.0.0.1", 8000, "")): 7}
+    shared = Shared()
+    shared.owners.live, shared.owners.next = set(remembered.values()), 20
+    second = Supervisor(shared, remembered=remembered)
+    second.table.apply(of(0, spec("a")))
+    assert set(second.table.remembered.owners) == {known for known in remembered if known[0] == "pool 1"}, "this pool may still come"
+    second.table.apply(of(1, spec("a")), pool=1)
+    assert second.table.remembered.owners == {}
+    kept = {known: owner for known, owner in remembered.items() if known[0] != "gone" and known[1][1] == "a"}
+    assert second.table.owners() == kept and shared.owners.owners() == sorted(kept.values())
+
+
 class Workers:
     """A supervisor with two pools whose rows lie between each other, and the views of a worker."""
 

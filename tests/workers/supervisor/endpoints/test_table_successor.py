@@ -89,6 +89,6 @@ def test_an_owner_id_from_a_snapshot_is_kept_only_for_the_same_uid() -> None:
     shared.owners.live, shared.owners.next = set(remembered.values()), 10
     after = Supervisor(shared, remembered=remembered)
     after.apply(a, b._replace(uid="another"))
-    owners = {address[-1]: owner for address, owner in after.table.owners().items()}
-    assert owners == {"first": remembered["default", "a", "10.0.0.1", 8000, "first"], "another": 10}
+    owners = {server[-1]: owner for (_, server), owner in after.table.owners().items()}
+    assert owners == {"first": remembered["", ("default", "a", "10.0.0.1", 8000, "first")], "another": 10}
     assert shared.owners.owners() == sorted(owners.values())
