@@ -87,6 +87,19 @@ def test_the_state_has_each_pool_with_its_flow_control_and_its_configuration(sit
     assert sorted(each["pools"] for each in state["settings"]["configurations"]) == [["big", "idle"], ["small"]]
 
 
+def test_the_page_has_the_history_and_the_times_to_the_first_token_of_each_pool(site: Site) -> None:
+    def figures(pool: str) -> dict[str, list[float | None]]:
+        return json.loads(get(site.picker.metrics, f"/debug/state/history?pool={pool}") or b"{}")["figures"]
+
+    def seen(pool: str, figure: str) -> bool:
+        return any(value for value in figures(pool)[figure])
+
+    assert site.ask("small-1") == 200
+    assert eventually(lambda: seen("small", "first_token_p50_s") and seen("small", "requests_per_s"), 20.0), figures("small")
+    assert not seen("idle", "requests_per_s") and not seen("idle", "first_token_p50_s")
+    assert get(site.picker.metrics, "/debug/state/history?pool=huge") is None
+
+
 def test_a_recording_of_several_pools_is_refused_with_the_reason(site: Site) -> None:
     done = run(python("workers", "record", "start", *site.where, "--seconds=1", f"--folder={site.directory / 'recording'}"))
     assert done.returncode == 1 and "a picker with --pools-file records nothing yet" in done.stderr

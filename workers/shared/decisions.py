@@ -1,16 +1,20 @@
 """Keeps the last decisions of each worker. The worker explains them when it is asked.
 
-    worker      keeps references in a deque of (time, request, decision or refusal): 0.2 us per decision, without any computation
+    worker      keeps references in a deque per pool of (time, request, decision or refusal): 0.2 us per decision, without any computation
     supervisor  increments ASKED in its lane and wakes each worker through its eventfd
     worker      explains one decision per turn of its event loop, publishes all as its document, and then sets ANSWERED in its lane
     supervisor  reads the documents of all workers that answered, newest first
 
-A worker keeps KEPT decisions. Its document is limited to DOCUMENT_BYTES, so the oldest decisions may be left out. A worker that is killed
-loses its decisions, but the document that it published last stays until its successor answers.
+A worker keeps KEPT decisions of each pool, and KEPT_MAX of all: beyond that, the pools with the most lose their oldest, so that a busy pool
+displaces none of a quiet one. Its document is limited to DOCUMENT_BYTES. It begins with the newest decision of each pool, then has the
+second of each, and so on: the oldest ones of busy pools may be left out. A worker that is killed loses its decisions, but the document
+that it published last stays until its successor answers.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     import asyncio
 
 KEPT: Final = 32  # with more, data that requests need would leave the CPU's caches
+KEPT_MAX: Final = 128
+KEPT_ROOM: Final = 96  # so many are left when there are too many, because finding the pools with the most takes time
 DOCUMENT_BYTES: Final = 128 << 10
 ASKED: Final = "explain_asked"
 ANSWERED: Final = "explain_answered"
@@ -61,7 +67,8 @@ class Recent:
     """Keeps a worker's last decisions. `log`: if given, it gets the explanation of each decision at once."""
 
     def __init__(self, worker: int, now: Callable[[], float], log: Callable[[Explanation], None] | None = None) -> None:
-        self.kept: deque[Entry] = deque(maxlen=KEPT)
+        self._pools: dict[str, deque[Entry]] = {}
+        self._count = 0
         self._worker = worker
         self._now = now
         self._log = log
@@ -72,14 +79,40 @@ class Recent:
             drop_prompt(request)
             refused = Refused(refused.cause, refused.detail)
         entry = (now, request, decision, refused, used)
-        self.kept.append(entry)
+        if (kept := self._pools.get(used.pool)) is None:
+            kept = self._pools[used.pool] = deque(maxlen=KEPT)
+        self._count -= len(kept)
+        kept.append(entry)
+        self._count += len(kept)
+        if self._count > KEPT_MAX:
+            self._shorten()
         if self._log is not None:
             self._log(self._explained(entry))
 
     def explained(self) -> Iterator[Explanation]:
-        """Yields the explanations of all kept decisions, newest first."""
-        for entry in reversed(tuple(self.kept)):
-            yield self._explained(entry)
+        """Yields the explanations of all kept decisions: the newest of each pool, then the second newest of each, and so on."""
+        for of_rank in zip_longest(*(tuple(reversed(kept)) for kept in self._pools.values())):
+            for entry in of_rank:
+                if entry is not None:
+                    yield self._explained(entry)
+
+    @property
+    def kept(self) -> list[Entry]:
+        """The kept decisions of all pools, oldest first."""
+        return sorted((entry for kept in self._pools.values() for entry in kept), key=itemgetter(0))
+
+    def _shorten(self) -> None:
+        """Drops decisions until KEPT_ROOM are left: the oldest ones of the pools with the most, or all of the pools that decided first."""
+        lengths = sorted(map(len, self._pools.values()), reverse=True)
+        most = lengths[0]
+        while most > 1 and sum(min(length, most) for length in lengths) > KEPT_ROOM:
+            most -= 1
+        for kept in self._pools.values():
+            while len(kept) > most:
+                kept.popleft()
+        for pool in sorted(self._pools, key=lambda pool: self._pools[pool][-1][0])[: max(0, len(self._pools) - KEPT_ROOM)]:
+            del self._pools[pool]
+        self._count = sum(map(len, self._pools.values()))
 
     def _explained(self, entry: Entry) -> Explanation:
         at, request, decision, refused, used = entry

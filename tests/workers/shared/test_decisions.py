@@ -3,8 +3,10 @@
 import asyncio
 import json
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from shm.segment import Region
 from tests.pair import Pair
 from tests.waiting import turns
 from tests.workers.worker.extproc.streams import BODY, pair
-from workers.shared.decisions import KEPT, SCALARS, Asking, Publisher, Recent, by_request, schema
+from workers.shared.decisions import KEPT, KEPT_MAX, KEPT_ROOM, SCALARS, Asking, Publisher, Recent, Used, by_request, schema
 from workers.supervisor.pages.decisions import DecisionsPage, decoded
 from workers.supervisor.pages.page import Pause, Request
 
@@ -87,6 +89,58 @@ def test_a_worker_keeps_the_last_decisions_only() -> None:
     site.asking.ask()
     site.answer(0, 1)
     assert [e.request_id for e in site.asking.read()] == [str(n) for n in range(KEPT + 4, 4, -1)]
+
+
+class Of:
+    """The pipeline of a decision as another pool has it."""
+
+    def __init__(self, used: Used, pool: str) -> None:
+        self.pipeline, self.left_out, self.pool = used.pipeline, used.left_out, pool
+
+
+def decided(*pools: str) -> tuple[Site, Recent]:
+    """A worker that has made a decision for each of these pools, one after the other."""
+    site = Site()
+    site.decide(0, "any")
+    recent = site.pairs[0].app.telemetry.recent
+    ((_, request, decision, _, used),) = recent.kept
+    recent = site.publishers[0]._recent = Recent(0, lambda: site.time)
+    for pool in pools:
+        site.time += 1
+        recent.add(site.time, request, decision, used=Of(used, pool))
+    return site, recent
+
+
+def kept(recent: Recent) -> Counter[str]:
+    return Counter(entry[4].pool for entry in recent.kept)
+
+
+def test_a_busy_pool_displaces_no_decision_of_a_quiet_one() -> None:
+    _, recent = decided("quiet", *["busy"] * 1000)
+    assert kept(recent) == {"quiet": 1, "busy": KEPT}
+
+
+@pytest.mark.parametrize("pools", [1, 3, 4, 5, 10, 90, 300])
+def test_decisions_of_all_pools_are_limited_and_the_pools_with_the_most_lose_theirs(pools: int) -> None:
+    names = [f"p{number}" for number in range(pools)]
+    _, recent = decided("quiet", "quiet", *(name for _ in range(40) for name in names))
+    found = kept(recent)
+    assert found.total() <= KEPT_MAX and max(found.values()) <= KEPT
+    if pools <= 90:
+        least = min(2, KEPT_ROOM // (pools + 1))
+        assert found["quiet"] >= least and all(found[name] >= least for name in names)
+    assert recent.kept == sorted(recent.kept, key=lambda entry: entry[0])
+    assert found[names[-1]] >= 1, "the newest is there"
+
+
+def test_the_newest_decision_of_each_pool_is_explained_first() -> None:
+    site, recent = decided("quiet", *["busy"] * 40, "other", "busy")
+    assert [each.pool for each in islice(recent.explained(), 4)] == ["quiet", "busy", "other", "busy"]
+    site.asking.ask()
+    site.answer(0, 1)
+    found = site.asking.read()
+    assert {each.pool for each in found} == {"quiet", "busy", "other"}
+    assert [each.ago_s for each in found] == sorted(each.ago_s for each in found)
 
 
 def test_refusals_are_kept_with_their_cause() -> None:

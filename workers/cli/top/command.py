@@ -58,6 +58,7 @@ def command(metrics_port: int | None, instance: str, pool: str, run_dir: str, in
                    evictions dropped
       bus_drops
       pools[]      of several pools: name endpoints fresh in_flight waiting queued requests_per_s errors_per_s
+                   first_token_p50_s first_token_p95_s
       bands[]      with flow control, waiting requests by priority, else null: priority, requests, bytes, oldest_age_s, pool
       others       with a replica store, what other replicas have, else null: replicas, requests, tokens, waiting, age_s
       errors{}     requests that failed, by error code

@@ -76,6 +76,8 @@ POOLS: Sequence[Column[PoolFigures]] = (
     Column("queued", 6, lambda p: _count(p.queued), rank=1),
     Column("requests/s", 10, lambda p: _rate(p.requests_per_s)),
     Column("errors/s", 8, lambda p: Text(_rate(p.errors_per_s), "red" if p.errors_per_s else "")),
+    Column("first token", 11, lambda p: _short_time(p.first_token_p50_s), rank=3),
+    Column("95 %", 7, lambda p: _short_time(p.first_token_p95_s), rank=4),
 )
 ENDPOINTS: Sequence[Column[EndpointFigures]] = (
     Column("endpoint", 0, lambda e: Text(printable(e.name)), left=True),

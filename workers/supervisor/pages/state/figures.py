@@ -10,7 +10,6 @@ bound counts as that bound.
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Final, TypeVar
 
 import msgspec
@@ -40,6 +39,7 @@ from workers.supervisor.pages.state.look import (
     counts_of,
 )
 from workers.supervisor.pages.state.pools import PoolFigures, pool_figures
+from workers.supervisor.pages.state.quantiles import quantile_since
 
 SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's heartbeat are both older than this
 REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
@@ -240,28 +240,11 @@ def life(look: Look) -> str:
     return "starting" if age == math.inf else "silent"
 
 
-def quantile(q: float, bounds: Sequence[float], counts: Sequence[int]) -> float | None:
-    """Returns the quantile `q` of a histogram; None if the histogram is empty.
-
-    `counts`: one count per bucket; the last bucket counts the values above all `bounds`.
-    """
-    rank = q * sum(counts)
-    if not rank:
-        return None
-    lower = 0.0
-    for bound, count, reached in zip(bounds, counts, accumulate(counts), strict=False):
-        if reached >= rank:
-            return lower + (bound - lower) * (rank - (reached - count)) / count
-        lower = bound
-    return lower
-
-
 def _quantile(q: float, name: str, look: Look, before: Look | None) -> float | None:
     """Returns the quantile of the values that a histogram has counted since the look before."""
     if before is None or name not in look.histograms or name not in before.histograms:
         return None
-    pairs = zip(look.histograms[name], before.histograms[name], strict=True)
-    return quantile(q, look.bounds[name], [max(0, now - then) for now, then in pairs])
+    return quantile_since(q, look.bounds[name], look.histograms[name], before.histograms[name])
 
 
 def state(endpoint: EndpointLook, *, supervised: bool) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from epp.request.pools import no_such_pool
 from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, Figures, Instance, computing, life
 from workers.supervisor.pages.state.findings import findings
 from workers.supervisor.pages.state.look import Look
@@ -108,6 +109,12 @@ class Frames:
         """Returns the slot and the generation of the endpoint with this id; None if there is none."""
         known = zip(self._source.known(), self._source.pools_of_known(), strict=True)
         return next(((each.slot, each.generation) for each, pool in known if endpoint_id(each, pool) == wanted), None)
+
+    def pool(self, wanted: str) -> tuple[int | None, str]:
+        """Returns the number of the pool with this name; if there is none, None and the reason."""
+        names = self._source.pools()
+        why = no_such_pool(wanted, names)
+        return (None, why) if why else (list(names).index(wanted), "")
 
     def patch(self, number: int) -> bytes | None:
         """Returns the patch that led to a frame; None if it is no longer kept."""

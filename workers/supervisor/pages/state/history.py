@@ -1,16 +1,19 @@
-"""Keeps a few figures of the last 15 minutes: a row per second for the pool, and a row per step for the endpoints.
+"""Keeps a few figures of the last 15 minutes: a row per second for all pools together, and a row per step for the endpoints and the pools.
 
-    pool       SAMPLES rows of float32, one column for each of FIGURES
+    together   SAMPLES rows of float32, one column for each of FIGURES
     endpoints  rows of float32, one cell per slot and ENDPOINT_FIGURES, and the generation of each slot
+    pools      rows of float32, one cell per pool and POOL_FIGURES, and the key of each; none if the picker has one pool
 
-Both together take at most BYTES_MAX. If the rows of a large pool would take more, every second row of the endpoints is dropped and the
-step between two rows doubles: 100 endpoints have a row each second, 1,000 endpoints one every 8 seconds. A cell that is unknown is NaN.
+The first two together take at most BYTES_MAX. If the rows of a large pool would take more, every second row of the endpoints is dropped and
+the step between two rows doubles: 100 endpoints have a row each second, 1,000 endpoints one every 8 seconds. The same holds for the rows of
+pools and POOLS_BYTES: 100 pools have a row every 5 seconds. A cell that is unknown is NaN.
 
 A sample costs a few array operations, so that it can be taken whether or not someone watches. The history begins with the supervisor.
 """
 
 import itertools
 import math
+import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -22,9 +25,11 @@ from shm.table import Words
 
 SAMPLES: Final = 900
 STEP_S: Final = 1.0
+POOL_STEP_S: Final = 5.0
 KEPT_S: Final = SAMPLES * STEP_S
 BYTES_MAX: Final = 4 << 20
-ROW_BYTES: Final = 256  # what Python adds to a row of the endpoints
+POOLS_BYTES: Final = 1 << 20  # besides, for the rows of pools
+ROW_BYTES: Final = 256  # what Python adds to a row of endpoints or pools
 FIGURES: Final = (
     "requests_per_s",
     "errors_per_s",
@@ -42,86 +47,132 @@ FIGURES: Final = (
     "endpoints_ready",
 )
 ENDPOINT_FIGURES: Final = ("running", "waiting", "kv_cache_usage", "in_flight")
+NOT_OF_POOLS: Final = ("processing_p99_s", "workers_serving", "endpoints_ready")
+POOL_FIGURES: Final = tuple(name for name in FIGURES if name not in NOT_OF_POOLS)
 RING_BYTES: Final = SAMPLES * (len(FIGURES) + 2) * 4
 
 Floats = npt.NDArray[np.float32]
+Shown = tuple[Sequence[float], Mapping[str, Sequence[float]]]  # the ages of samples in seconds, oldest first, and figures by name
+
+
+def key_of(name: str) -> int:
+    """Returns what distinguishes a pool from a later one in its place; 0 for an empty place."""
+    return zlib.crc32(name.encode()) if name else 0
+
+
+class PoolSample(NamedTuple):
+    """The figures of several pools. `keys`: of each (`key_of`). `values`: shape (pools, POOL_FIGURES)."""
+
+    keys: Words
+    values: Floats
 
 
 class Sample(NamedTuple):
-    """The figures of one moment. `at`: monotonic seconds. `pool`: by name; a missing figure is unknown.
+    """The figures of one moment. `at`: monotonic seconds. `pool`: those of all pools, by name; a missing figure is unknown.
 
-    `generations`: of each slot. `endpoints`: shape (slots, ENDPOINT_FIGURES).
+    `generations`: of each slot. `endpoints`: shape (slots, ENDPOINT_FIGURES). `pools`: None if none are due.
     """
 
     at: float
     pool: Mapping[str, float | None]
     generations: Words
     endpoints: Floats
+    pools: PoolSample | None = None
 
 
 class Row(NamedTuple):
-    """One row of the endpoints."""
+    """One row of endpoints or pools. `keys`: what distinguishes each from a later one in its place."""
 
     at: float
-    generations: Words
+    keys: Words
     values: Floats
 
     @property
     def bytes(self) -> int:
         """The bytes that this row takes."""
-        return self.generations.nbytes + self.values.nbytes + ROW_BYTES
+        return self.keys.nbytes + self.values.nbytes + ROW_BYTES
+
+
+class Rows:
+    """Rows within a limited room: they become fewer while they are large. `step_s`: between two rows. `bytes`: what they take."""
+
+    def __init__(self, figures: Sequence[str], room: int, least_s: float) -> None:
+        """`least_s`: the shortest step."""
+        self._figures = figures
+        self._room = room
+        self._least_s = least_s
+        self._rows: deque[Row] = deque()
+        self.bytes = 0
+        self.step_s = least_s
+
+    def add(self, at: float, keys: Words, values: Floats) -> None:
+        """Adds a row, unless the last one is younger than a step."""
+        if self._rows and at - self._rows[-1].at < self.step_s - STEP_S / 2:
+            return
+        row = Row(at, keys.astype(np.uint32), values)
+        self._rows.append(row)
+        self.bytes += row.bytes
+        while self._rows and at - self._rows[0].at > KEPT_S:
+            self.bytes -= self._rows.popleft().bytes
+        while self.bytes > self._room and len(self._rows) > 1:
+            self._thin()
+        if self.step_s > self._least_s and 4 * row.bytes * KEPT_S / self.step_s < self._room:
+            self.step_s /= 2
+
+    def of(self, place: int, key: int, now: float) -> Shown:
+        """Returns what the rows have of one endpoint or pool."""
+        rows = [row for row in self._rows if place < len(row.keys) and row.keys[place] == key and now - row.at <= KEPT_S]
+        ages = [round(now - row.at, 1) for row in rows]
+        return ages, {name: [float(row.values[place, at]) for row in rows] for at, name in enumerate(self._figures)}
+
+    def _thin(self) -> None:
+        """Drops every second row, and doubles the step. Keeps the newest row."""
+        kept = list(itertools.islice(reversed(self._rows), 0, None, 2))
+        self._rows = deque(reversed(kept))
+        self.bytes = sum(row.bytes for row in kept)
+        self.step_s *= 2
 
 
 class History:
     """The figures of the last 15 minutes."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._room = bytes_max - RING_BYTES
         self._times = np.full(SAMPLES, -math.inf)
         self._pool = np.full((SAMPLES, len(FIGURES)), np.nan, np.float32)
         self._next = 0
-        self._rows: deque[Row] = deque()
-        self._rows_bytes = 0
-        self.step_s = STEP_S  # between two rows of the endpoints
+        self._endpoints = Rows(ENDPOINT_FIGURES, bytes_max - RING_BYTES, STEP_S)
+        self._pools = Rows(POOL_FIGURES, POOLS_BYTES, POOL_STEP_S)
 
     @property
     def bytes(self) -> int:
         """The bytes that the history takes."""
-        return RING_BYTES + self._rows_bytes
+        return RING_BYTES + self._endpoints.bytes + self._pools.bytes
+
+    @property
+    def step_s(self) -> float:
+        """The seconds between two rows of the endpoints."""
+        return self._endpoints.step_s
 
     def add(self, sample: Sample) -> None:
         """Adds a sample. Call it once per STEP_S."""
         self._times[self._next] = sample.at
         self._pool[self._next] = [math.nan if (v := sample.pool.get(name)) is None else v for name in FIGURES]
         self._next = (self._next + 1) % SAMPLES
-        if self._rows and sample.at - self._rows[-1].at < self.step_s - STEP_S / 2:
-            return
-        row = Row(sample.at, sample.generations.astype(np.uint32), sample.endpoints)
-        self._rows.append(row)
-        self._rows_bytes += row.bytes
-        while self._rows and sample.at - self._rows[0].at > KEPT_S:
-            self._rows_bytes -= self._rows.popleft().bytes
-        while self._rows_bytes > self._room and len(self._rows) > 1:
-            self._thin()
-        if self.step_s > STEP_S and 4 * row.bytes * KEPT_S / self.step_s < self._room:
-            self.step_s /= 2
+        self._endpoints.add(sample.at, sample.generations, sample.endpoints)
+        if sample.pools is not None:
+            self._pools.add(sample.at, *sample.pools)
 
-    def pool(self, now: float) -> tuple[Sequence[float], Mapping[str, Sequence[float]]]:
-        """Returns the ages of the samples in seconds, oldest first, and the figures of the pool by name."""
+    def pool(self, now: float) -> Shown:
+        """Returns the figures of all pools together."""
         order = np.roll(np.arange(SAMPLES), -self._next)
         order = order[self._times[order] >= now - KEPT_S]
         ages = (now - self._times[order]).round(1).tolist()
         return ages, {name: self._pool[order, at].tolist() for at, name in enumerate(FIGURES)}
 
-    def endpoint(self, slot: int, generation: int, now: float) -> tuple[Sequence[float], Mapping[str, Sequence[float]]]:
-        """Returns the ages of the rows of one endpoint, oldest first, and its figures by name."""
-        rows = [row for row in self._rows if slot < len(row.generations) and row.generations[slot] == generation and now - row.at <= KEPT_S]
-        ages = [round(now - row.at, 1) for row in rows]
-        return ages, {name: [float(r.values[slot, at]) for r in rows] for at, name in enumerate(ENDPOINT_FIGURES)}
+    def of_pool(self, number: int, key: int, now: float) -> Shown:
+        """Returns the figures of one of several pools. `key`: that of its name (`key_of`)."""
+        return self._pools.of(number, key, now)
 
-    def _thin(self) -> None:
-        """Drops every second row, and doubles the step. Keeps the newest row."""
-        kept = list(itertools.islice(reversed(self._rows), 0, None, 2))
-        self._rows = deque(reversed(kept))
-        self._rows_bytes = sum(row.bytes for row in kept)
-        self.step_s *= 2
+    def endpoint(self, slot: int, generation: int, now: float) -> Shown:
+        """Returns the figures of one endpoint."""
+        return self._endpoints.of(slot, generation, now)

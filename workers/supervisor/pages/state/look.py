@@ -86,13 +86,14 @@ class IndexLook(msgspec.Struct, frozen=True, kw_only=True):
 
 class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
     """One of several pools. `routed`: requests that got an endpoint since the start. `failed`: those that failed, in the picker or at a
-    model server. `queued`: those that wait in flow control.
+    model server. `queued`: those that wait in flow control. `first_token`: times to the first token, per bucket.
     """
 
     name: str
     routed: int = 0
     failed: int = 0
     queued: int = 0
+    first_token: Sequence[int] = ()
 
 
 class FlowLook(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
     /debug/state           the whole state as JSON
     /debug/state/stream    Server-Sent Events: `state` with the whole state, then one `patch` per second
-    /debug/state/history   figures of the last 15 minutes; ?endpoint=ID: those of one endpoint
+    /debug/state/history   figures of the last 15 minutes; ?endpoint=ID: those of one endpoint; ?pool=NAME: of one of several pools
 
 A stream has no end, so at most VIEWERS_MAX clients may have one. A viewer that is BEHIND_MAX frames behind is disconnected; browsers
 then connect again by themselves.
@@ -19,7 +19,7 @@ from workers.supervisor.pages.decisions import JSON
 from workers.supervisor.pages.page import PageAnswer, Pause, Piece, Request
 from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE
 from workers.supervisor.pages.state.frames import FRAME_S, Frames, State, encode
-from workers.supervisor.pages.state.history import History
+from workers.supervisor.pages.state.history import History, key_of
 
 EVENTS: Final = "text/event-stream"
 VIEWERS_MAX: Final = 8
@@ -53,17 +53,27 @@ class StatePages:
         return PageAnswer(followed, EVENTS, fields=NO_STORE, endless=True)
 
     def history(self, request: Request) -> PageAnswer:
-        """The figures of the last 15 minutes, of the pool or of one endpoint."""
-        wanted = parse_qs(request.query).get("endpoint", [""])[0]
+        """The figures of the last 15 minutes: of one endpoint, of one of several pools, or of all together."""
+        parameters = parse_qs(request.query)
+        wanted, pool = (parameters.get(name, [""])[0] for name in ("endpoint", "pool"))
+        if pool:
+            return self._of_pool(pool)
         if not wanted:
-            return PageAnswer(self._of_pool(), JSON, fields=NO_STORE)
+            return PageAnswer(self._together(), JSON, fields=NO_STORE)
         slot = self._frames().slot(wanted)
         if slot is None:
             return PageAnswer(b"no endpoint has this id\n", status=HTTPStatus.NOT_FOUND)
         ages, figures = self._history.endpoint(*slot, self._now())
         return PageAnswer(iter([encode({"version": 1, "ages_s": ages, "figures": figures})]), JSON, fields=NO_STORE)
 
-    def _of_pool(self) -> Iterator[Piece]:
+    def _of_pool(self, wanted: str) -> PageAnswer:
+        number, why = self._frames().pool(wanted)
+        if number is None:
+            return PageAnswer(f"{why}\n".encode(), status=HTTPStatus.NOT_FOUND)
+        ages, figures = self._history.of_pool(number, key_of(wanted), self._now())
+        return PageAnswer(iter([encode({"version": 1, "ages_s": ages, "figures": figures})]), JSON, fields=NO_STORE)
+
+    def _together(self) -> Iterator[Piece]:
         ages, figures = self._history.pool(self._now())
         yield b'{"version":1,"ages_s":' + encode(ages) + b',"figures":{'
         for number, (name, values) in enumerate(figures.items()):

@@ -6,8 +6,10 @@ from typing import Final, Protocol
 import msgspec
 
 from epp.data import WAITING
+from epp.metrics.series import TIME_TO_FIRST
 from shm.table import State
-from workers.supervisor.pages.state.look import Look
+from workers.supervisor.pages.state.look import Look, PoolLook
+from workers.supervisor.pages.state.quantiles import quantile_since
 
 FRESH: Final = State.FRESH.name.lower()
 
@@ -28,6 +30,7 @@ class Member(Protocol):
 class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One of several pools. `fresh`: its endpoints with fresh metrics. `waiting`: requests that wait at its servers; `queued`: in flow
     control. `requests_per_s`: those that got an endpoint. `errors_per_s`: those that failed, in the picker or at a server.
+    `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer.
     """
 
     name: str
@@ -38,12 +41,14 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     requests_per_s: float | None
     errors_per_s: float | None
+    first_token_p50_s: float | None = None
+    first_token_p95_s: float | None = None
 
 
 def pool_figures(look: Look, before: Look | None, elapsed: float | None, endpoints: Sequence[Member]) -> list[PoolFigures]:
     """Returns the figures of each pool; none if the picker has one pool. `elapsed`: the seconds since the look before."""
     then = {each.name: each for each in before.pools} if before is not None else {}
-    members: dict[str | None, list[Member]] = {}
+    bounds, members = look.bounds.get(TIME_TO_FIRST.name, ()), dict[str | None, list[Member]]()
     for endpoint in endpoints:
         members.setdefault(endpoint.pool, []).append(endpoint)
     found = []
@@ -62,6 +67,14 @@ def pool_figures(look: Look, before: Look | None, elapsed: float | None, endpoin
                 queued=each.queued,
                 requests_per_s=max(0, each.routed - earlier.routed) / known if known and earlier else None,
                 errors_per_s=max(0, each.failed - earlier.failed) / known if known and earlier else None,
+                first_token_p50_s=_first_token(0.5, bounds, each, earlier),
+                first_token_p95_s=_first_token(0.95, bounds, each, earlier),
             )
         )
     return found
+
+
+def _first_token(q: float, bounds: Sequence[float], now: PoolLook, before: PoolLook | None) -> float | None:
+    if before is None or len(now.first_token) != len(before.first_token):
+        return None
+    return quantile_since(q, bounds, now.first_token, before.first_token)

@@ -7,17 +7,19 @@ import numpy as np
 
 from epp.data import KV_USAGE, RUNNING, WAITING
 from epp.metrics.lanes import REQUEST_PROCESSING
-from epp.metrics.series import PREDICTED_TOKENS, PREDICTION_PROMPT_TOKENS, REPORTED_TOKENS, TIME_TO_FIRST
+from epp.metrics.series import TIME_TO_FIRST
 from shm.flow_lanes import WAITING as QUEUED
 from shm.table import DOWN, EJECTED, State, TableCopy
-from workers.supervisor.pages.state.figures import ERRORS, REQUESTS, quantile
+from workers.supervisor.pages.state.figures import ERRORS, REQUESTS
 from workers.supervisor.pages.state.history import ENDPOINT_FIGURES, Floats, Sample
+from workers.supervisor.pages.state.pool_counts import COMPARED
+from workers.supervisor.pages.state.pool_sampler import PoolSampler
+from workers.supervisor.pages.state.quantiles import quantile_since
 from workers.supervisor.pages.state.recent import Recent
 from workers.supervisor.pages.state.source import Source
 
 SCRAPED: Final = (RUNNING.name, WAITING.name, KV_USAGE.name)
 HISTOGRAMS: Final = (TIME_TO_FIRST.name, REQUEST_PROCESSING.name)
-COMPARED: Final = (PREDICTION_PROMPT_TOKENS.name, PREDICTED_TOKENS.name, REPORTED_TOKENS.name)
 
 
 class Sampler:
@@ -29,6 +31,7 @@ class Sampler:
     def __init__(self, source: Source, recent: Recent) -> None:
         self._source = source
         self._recent = recent
+        self._pools = PoolSampler(source)
         self._at = 0.0
         self._counters: Mapping[str, int] = {}
         self._histograms: Mapping[str, Sequence[int]] = {}
@@ -48,10 +51,10 @@ class Sampler:
                 (REQUEST_PROCESSING.name, 0.99, "processing_p99_s"),
             ):
                 if name in histograms:
-                    pairs = zip(histograms[name], self._histograms[name], strict=True)
-                    quantiles[shown] = quantile(q, self._bounds(name), [max(0, a - b) for a, b in pairs])
+                    quantiles[shown] = quantile_since(q, self._bounds(name), histograms[name], self._histograms[name])
         prompt, predicted, reported = (new.get(name, 0) for name in COMPARED)
         endpoints = self._endpoints(copy)
+        pools = self._pools.sample(now, endpoints)
         taken = copy.state != State.FREE
         pool: dict[str, float | None] = {
             **quantiles,
@@ -70,7 +73,7 @@ class Sampler:
             usage = known[:, 2]
             pool["kv_cache_usage"] = float(np.nanmean(usage)) if not np.isnan(usage).all() else None
         self._at, self._counters, self._histograms = now, counters, histograms
-        return Sample(now, pool, copy.generation, endpoints)
+        return Sample(now, pool, copy.generation, endpoints, pools)
 
     def _endpoints(self, copy: TableCopy) -> Floats:
         """Returns the figures of all slots, shape (slots, ENDPOINT_FIGURES); NaN where an endpoint does not report one."""

@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from typing import Final
 
-from epp.metrics import POOL
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUE_DURATION, FLOW_QUEUES, FLOW_REQUESTS
-from epp.metrics.series import ATTEMPTS, ERROR, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
+from epp.metrics.series import ATTEMPTS, ERROR, PREDICTION, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
 from shm.series_reader import SeriesReader
 from workers.supervisor.pages.state.look import BandLook, FlowLook, OutcomeLook, PoolLook
-from workers.worker.telemetry.request_metrics import SUCCESS
+from workers.supervisor.pages.state.pool_counts import CountsByPool, PoolCounts
 
 FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has
 
@@ -27,6 +26,7 @@ class Served:
         self._queues = series(FLOW_QUEUES.name)
         self._outcomes = series(FLOW_REQUESTS.name)
         self._waits = series(FLOW_DURATIONS.name)
+        self._by_pool = CountsByPool(self._attempts, self._errors, self._requests, series(PREDICTION.name))
         self.bounds: dict[str, Sequence[float]] = {}
         if self._requests is not None:
             self.bounds[TIME_TO_FIRST.name] = self._requests.schema.histograms[TTFT_STREAMING][1]
@@ -95,16 +95,16 @@ class Served:
         """Returns the figures of each of several pools that do not belong to one endpoint. `queued`: requests in flow control."""
         if not names:
             return ()
-        routed, failed = Counter[str](), self.errors(POOL)
-        if self._attempts is not None:
-            status, pool = (self._attempts.schema.labels.index(label) for label in ("status", POOL))
-            for labels, values in self._attempts.rows().items():
-                if labels[status] == SUCCESS:
-                    routed[labels[pool]] += values.counters[0]
+        counts = self.counts(names)
+        rows = zip(names, counts.routed.tolist(), counts.failed.tolist(), queued, counts.first_token.tolist(), strict=True)
         return [
-            PoolLook(name=name, routed=routed[name], failed=failed.get(name, 0), queued=waiting)
-            for name, waiting in zip(names, queued, strict=True)
+            PoolLook(name=name, routed=routed, failed=failed, queued=waiting, first_token=first_token)
+            for name, routed, failed, waiting, first_token in rows
         ]
+
+    def counts(self, names: Sequence[str]) -> PoolCounts:
+        """Returns what is counted of each of several pools."""
+        return self._by_pool.read(names)
 
     def _shown(self, pool: str) -> str | None:
         return pool if self._several else None

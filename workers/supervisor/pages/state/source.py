@@ -7,6 +7,7 @@ What this does not do: compare looks, or decide what a terminal shows.
 """
 
 import contextlib
+import functools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from epp.candidates import Endpoint
 from epp.learning.state import UnusableModel, decode
@@ -98,15 +100,23 @@ class Source:
         self.flow = next(iter(self._flows), None)
         self._status = attached.document("reload")
         self._latency = attached.document("latency")
-        self._attempts = attached.series(ATTEMPTS.name, self.lanes)
-        self.predictions = attached.series(PREDICTION.name, self.lanes)
-        self._isolation = attached.series(ISOLATION.name, self.lanes)
-        self._tokenless = attached.series(WITHOUT_TOKENS.name, self.lanes)
-        self.served = Served(lambda name: attached.series(name, self.lanes), several=self._names.several)
+        series = functools.cache(lambda name: attached.series(name, self.lanes))
+        self._attempts, self.predictions = series(ATTEMPTS.name), series(PREDICTION.name)
+        self._isolation, self._tokenless = series(ISOLATION.name), series(WITHOUT_TOKENS.name)
+        self.served = Served(series, several=self._names.several)
 
     def pools(self) -> Sequence[str]:
         """Returns the present name of each of several pools, "" for a place without one; none if the picker has one pool."""
         return self._names.current()
+
+    def queued(self) -> list[int]:
+        """Returns the requests that wait in flow control, for each pool."""
+        return [flow.total(WAITING) for flow in self._flows]
+
+    def slots_of_pools(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Returns the slot of each endpoint that discovery knows, and the number of its pool."""
+        self.known()
+        return self._endpoints.slots, np.array(self._endpoints.pools(), np.intp)
 
     def close(self) -> None:
         """Unmaps the segments. Do not take a look afterwards."""
@@ -137,7 +147,7 @@ class Source:
             endpoints=tuple(endpoints),
             index=self._index.look(counted),
             bands=self.served.bands() if self._names.several else self._bands(now),
-            pools=self.served.pools(self.pools(), [flow.total(WAITING) for flow in self._flows]),
+            pools=self.served.pools(self.pools(), self.queued()),
             left_out=self._left_out(),
             configuration=self._configuration(),
             others=self._others(now),

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.metrics.lanes import REQUEST_PROCESSING
+from epp.metrics.series import TIME_TO_FIRST
 from epp.prefix.streams import of_ranks
 from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, State, trial
 from tests.workers.supervisor.pages.state.looks import BOUNDS, endpoint, lane, look, of
-from workers.supervisor.pages.state.figures import life, quantile
-from workers.supervisor.pages.state.look import CachedLook, EndpointLook, StreamLook
+from workers.supervisor.pages.state.figures import life
+from workers.supervisor.pages.state.look import CachedLook, EndpointLook, PoolLook, StreamLook
+from workers.supervisor.pages.state.quantiles import quantile
 
 COUNTED = {"picks_total": 90, "refusals_total": 6, "faults_total": 4}
 
@@ -43,6 +45,18 @@ def test_quantiles_are_of_the_requests_since_the_look_before() -> None:
     requests = of(now, before).requests
     assert requests.processing_p50_s == pytest.approx(0.0015)
     assert requests.processing_p99_s == pytest.approx(0.00199)
+
+
+def test_each_pool_has_its_own_times_to_the_first_token_since_the_look_before() -> None:
+    def pools(busy: int, quiet: int) -> list[PoolLook]:
+        return [PoolLook(name="busy", first_token=(busy, 0, 0, 0)), PoolLook(name="quiet", first_token=(0, 0, quiet, 0)), PoolLook(name="")]
+
+    bounds = {TIME_TO_FIRST.name: BOUNDS}
+    before, now = look(pools=pools(5, 1), bounds=bounds, histograms={}), look(at=101.0, pools=pools(9, 2), bounds=bounds, histograms={})
+    assert [(each.name, each.first_token_p50_s) for each in of(now).pools] == [("busy", None), ("quiet", None)]
+    busy, quiet = of(now, before).pools
+    assert busy.first_token_p50_s == pytest.approx(0.0005) and quiet.first_token_p50_s == pytest.approx(0.003)
+    assert of(now, now).pools[0].first_token_p95_s is None, "nothing has been counted since"
 
 
 def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:

@@ -3,7 +3,19 @@
 import numpy as np
 import pytest
 
-from workers.supervisor.pages.state.history import BYTES_MAX, ENDPOINT_FIGURES, KEPT_S, SAMPLES, History, Sample
+from workers.supervisor.pages.state.history import (
+    BYTES_MAX,
+    ENDPOINT_FIGURES,
+    KEPT_S,
+    POOL_FIGURES,
+    POOL_STEP_S,
+    POOLS_BYTES,
+    SAMPLES,
+    History,
+    PoolSample,
+    Sample,
+    key_of,
+)
 
 NOW = 5000.0
 
@@ -60,3 +72,30 @@ def test_figures_that_are_unknown_are_not_numbers_and_old_samples_are_left_out()
     assert (ages, figures["requests_per_s"]) == ([2.0], [5.0])
     assert np.isnan(figures["waiting"]).all()
     assert history.pool(NOW + KEPT_S + 1)[0] == []
+
+
+def pools(*names: str, running: float = 1.0) -> PoolSample:
+    values = np.full((len(names), len(POOL_FIGURES)), running, np.float32)
+    return PoolSample(np.array([key_of(name) for name in names], np.uint64), values)
+
+
+@pytest.mark.parametrize("count", [2, 100, 1000])
+def test_it_covers_15_minutes_of_any_number_of_pools_within_another_mib(count: int) -> None:
+    history, largest = History(), 0
+    names = [f"p{number}" for number in range(count)]
+    for second in range(2 * SAMPLES):
+        due = pools(*names) if second % POOL_STEP_S == 0 else None
+        history.add(sample(NOW + second, 2000)._replace(pools=due))
+        largest = max(largest, history.bytes)
+    assert largest <= BYTES_MAX + POOLS_BYTES
+    ages, figures = history.of_pool(count - 1, key_of(names[-1]), NOW + 2 * SAMPLES)
+    assert ages[0] >= KEPT_S - 16 * POOL_STEP_S and set(figures["running"]) == {1.0}
+    assert len(ages) >= (KEPT_S / POOL_STEP_S / 2 if count <= 100 else 10)
+
+
+def test_a_pool_has_no_figures_of_the_one_that_had_its_place_before() -> None:
+    history = History()
+    history.add(sample(NOW)._replace(pools=pools("a", "b", running=7)))
+    history.add(sample(NOW + 5)._replace(pools=pools("a", "c", running=3)))
+    assert history.of_pool(1, key_of("c"), NOW + 5)[1]["running"] == [3.0]
+    assert history.of_pool(0, key_of("a"), NOW + 5) == ([5.0, 0.0], {name: [7.0, 3.0] for name in POOL_FIGURES})

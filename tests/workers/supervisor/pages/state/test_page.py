@@ -10,7 +10,7 @@ from tests.workers.supervisor.pages.state.looks import endpoint
 from tests.workers.supervisor.pages.state.test_frames import World
 from workers.supervisor.pages.page import PageAnswer, Pause, Request
 from workers.supervisor.pages.state.frames import FRAME_S, PATCHES_KEPT
-from workers.supervisor.pages.state.history import FIGURES, History
+from workers.supervisor.pages.state.history import FIGURES, POOL_FIGURES, History
 from workers.supervisor.pages.state.page import VIEWERS_MAX, StatePages
 
 LOCAL = Request("GET", "/debug/state")
@@ -144,3 +144,17 @@ def test_the_history_has_all_figures_of_the_pool() -> None:
     pages = Pages()
     answer = pages.pages.history(LOCAL)
     assert list(json.loads(pages.whole(answer))["figures"]) == list(FIGURES)
+
+
+def test_the_history_of_one_of_several_pools_is_asked_for_by_its_name() -> None:
+    pages = Pages()
+
+    def asked(pool: str) -> PageAnswer:
+        return pages.pages.history(Request("GET", "/debug/state/history", query=f"pool={pool}"))
+
+    assert asked("a").status is HTTPStatus.NOT_FOUND
+    pages.world.names = ("a", "")
+    found = json.loads(pages.whole(asked("a")))
+    assert (found["version"], found["ages_s"], set(found["figures"])) == (1, [], set(POOL_FIGURES))
+    refused = asked("b")
+    assert (refused.status, refused.body) == (HTTPStatus.NOT_FOUND, b"there is no pool 'b'; pools: a\n")

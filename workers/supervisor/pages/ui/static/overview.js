@@ -19,21 +19,25 @@ const ADDED = {
 const waiting = (state) => (state.bands ?? []).reduce((sum, band) => sum + band.requests, 0);
 const sum = (state, column) => Object.values(state.endpoints).reduce((total, each) => total + (each.scraped[column] ?? 0), 0);
 
-// The history comes from the picker at first and then now and again; in between, each frame adds its figures.
+// The history comes from the picker at first and then now and again; in between, each frame adds its figures. That of one pool of
+// several has a sample in some seconds: between them, nothing is added.
 export function useHistory(state) {
+  const only = state.only;
   const [history, setHistory] = useState(null);
   useEffect(() => {
     let gone = false;
-    const load = () => json("debug/state/history").then((found) => !gone && setHistory({ at: Date.now(), ...found }), () => {});
+    const path = only === undefined ? "debug/state/history" : `debug/state/history?pool=${encodeURIComponent(only)}`;
+    setHistory(null);
+    const load = () => json(path).then((found) => !gone && setHistory({ at: Date.now(), ...found }), () => {});
     load();
     const timer = setInterval(load, REFRESH_S * 1e3);
     return () => {
       gone = true;
       clearInterval(timer);
     };
-  }, []);
+  }, [only]);
   useEffect(() => {
-    if (history === null) return;
+    if (history === null || only !== undefined) return;
     const passed = (Date.now() - history.at) / 1e3;
     const ages = [...history.ages_s.map((each) => each + passed), 0].filter((each) => each <= SPAN_S);
     const figures = {};
@@ -70,7 +74,7 @@ export function Overview({ state, theme }) {
     ["Requests at the servers", [["running", "running", "--one", count], ["waiting", "waiting", "--two", count]]],
     ["Prompt tokens from cache", [["predicted", "predicted_share", "--two", share], ["reported", "reported_share", "--one", share]]],
     ["KV cache in use, mean", [["in use", "kv_cache_usage", "--one", share]]],
-    ["Picker: processing, 99th percentile", [["time", "processing_p99_s", "--one", time]]],
+    ...(state.only === undefined ? [["Picker: processing, 99th percentile", [["time", "processing_p99_s", "--one", time]]]] : []),
     ...(state.flow_control ? [["Waiting in the picker", [["requests", "queued", "--two", count]]]] : []),
   ];
   return html`
@@ -88,8 +92,8 @@ export function Overview({ state, theme }) {
       ${state.others && html`<${Card} title="Other replicas" value=${count(state.others.replicas)} bad=${state.others.age_s > 1} note=${`${count(state.others.requests)} requests in flight`} />`}
     <//>
     ${state.tenants && state.only === undefined && html`<${Table} caption="Tenants, last hour" columns=${USED} rows=${state.tenants} rowKey=${(t) => t.tenant} initial=${{ at: 8, down: true }} empty="No tenant has sent a request yet." />`}
-    ${state.only === undefined && html`<h2>Last 15 minutes</h2>`}
-    ${state.only !== undefined ? "" : plots
+    <h2>Last 15 minutes</h2>
+    ${plots
       ? html`<div class="plots">${plots.map(
           ([title, series]) => html`<${Plot} key=${title} title=${title} theme=${theme} ages=${history.ages_s}
             series=${series.map(([label, figure, colour, show]) => ({ title: label, values: history.figures[figure], colour, show }))} />`,

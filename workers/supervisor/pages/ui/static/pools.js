@@ -1,6 +1,6 @@
 // Which of several pools are loaded, failing or idle? And the state as the views of one pool show it.
 import { Chip, Table, html } from "./parts.js";
-import { count, name, rate } from "./format.js";
+import { count, name, rate, time } from "./format.js";
 
 const health = (pool) => (!pool.endpoints || !pool.fresh ? "down" : pool.fresh < pool.endpoints ? "stale" : "fresh");
 const COLUMNS = [
@@ -9,6 +9,7 @@ const COLUMNS = [
   { title: "Fresh", value: (p) => p.fresh, cell: (p) => `${count(p.fresh)} of ${count(p.endpoints)}`, note: "endpoints with fresh metrics" },
   { title: "Requests/s", value: (p) => p.requests_per_s, cell: (p) => rate(p.requests_per_s), note: "that got an endpoint" },
   { title: "Errors/s", value: (p) => p.errors_per_s, cell: (p) => rate(p.errors_per_s), note: "in the picker or at a server" },
+  { title: "First token", value: (p) => p.first_token_p50_s, cell: (p) => time(p.first_token_p50_s), note: "median of the last second" },
   { title: "In flight", value: (p) => p.in_flight, cell: (p) => count(p.in_flight) },
   { title: "Waiting", value: (p) => p.waiting, cell: (p) => count(p.waiting), note: "at the servers" },
   { title: "Queued", value: (p) => p.queued, cell: (p) => count(p.queued), note: "in flow control" },
@@ -30,7 +31,13 @@ export function ofPool(state, only) {
     ...state,
     only,
     pool: only,
-    requests: { per_s: own.requests_per_s, errors_per_s: own.errors_per_s, in_flight: own.in_flight },
+    requests: {
+      per_s: own.requests_per_s,
+      errors_per_s: own.errors_per_s,
+      in_flight: own.in_flight,
+      first_token_p50_s: own.first_token_p50_s,
+      first_token_p95_s: own.first_token_p95_s,
+    },
     endpoints: Object.fromEntries(Object.entries(state.endpoints).filter(([, each]) => each.pool === only)),
     bands: mine(state.bands),
     flows: mine(state.flows),
