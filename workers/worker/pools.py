@@ -135,11 +135,18 @@ class Pools:
             if old is new:
                 continue
             self._failed.pop(pool, None)
-            self._leave(pool)
+            self._leave(pool, Refused(Cause.NO_POOL, f"the pool '{old.options.pool_name}' is gone"))
 
-    def _leave(self, pool: int) -> None:
+    def _leave(self, pool: int, refused: Refused) -> None:
+        """Ends the use of a pool's parts, so that another pool may get its place: its requests without an endpoint are refused."""
         parts, self._parts[pool] = self._parts[pool], None
-        if parts is not None and parts is not self._first:  # the lobby is a part of it
+        if parts is None:
+            return
+        for stream in self._streams():
+            if stream.app is parts.app:
+                stream.leave(refused)
+        parts.leave()
+        if parts is not self._first:  # the lobby is a part of it
             self._left.append(parts)
 
     def _out_of_service(self, pool: int) -> Refused | None:
@@ -151,10 +158,7 @@ class Pools:
         """Refuses the requests without a decision of pools that are out of service now."""
         for pool, parts in enumerate(self._parts):
             if parts is not None and (refused := self._out_of_service(pool)) is not None:
-                self._leave(pool)
-                for stream in self._streams():
-                    if stream.app is parts.app:
-                        stream.refuse_undecided(refused)
+                self._leave(pool, refused)
 
     def _retire(self) -> None:
         """Ends the work of parts that no open stream uses."""

@@ -210,6 +210,13 @@ class Parts:
         """Returns this worker's part of a table of labelled metrics."""
         return self.kept.series(self.instance, group)
 
+    def leave(self) -> None:
+        """Ends the use of what the pool has in shared memory. Called when no request waits any more. Open streams may still answer."""
+        if self.flow is not None:
+            self.flow.retire()
+        self.flow = self.own.flow = None
+        self.app.admission, self.app.evictions = OPEN, None
+
     async def retire(self) -> None:
         """Stores metrics and ends the plugins' work. Called when the last stream of this configuration has ended."""
         if self.timing is not None:

@@ -24,7 +24,7 @@ class Parts(SimpleNamespace):
     """Stands for `workers.worker.setup.Parts`: knows its pool, and whether it was retired."""
 
     def __init__(self, instance: Instance, kept: Any) -> None:
-        super().__init__(name=instance.options.pool_name, retired=False, app=object(), kept=kept, own=object())
+        super().__init__(name=instance.options.pool_name, retired=False, gone=False, app=object(), kept=kept, own=object())
         kept.pools.append(self.own)
 
     __hash__ = object.__hash__
@@ -32,20 +32,27 @@ class Parts(SimpleNamespace):
     def lobby(self) -> object:
         return "lobby"
 
+    def leave(self) -> None:
+        self.gone = True
+
     async def retire(self) -> None:
         self.retired = True
 
 
 class World:
-    """The pools of a worker with two places. `open`: the apps of open streams."""
+    """The pools of a worker with two places. `open`: the apps of open streams. `ended`: those whose pool was gone, and why."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.made: list[Parts] = []
         self.open: list[Any] = []
+        self.ended: list[tuple[Any, str]] = []
         self.kept = SimpleNamespace(pools=[])
-        self.pools = Pools(instance, self._make, instance.memory.lanes.lane(1), lambda: (SimpleNamespace(app=app) for app in self.open))
+        self.pools = Pools(instance, self._make, instance.memory.lanes.lane(1), self._streams)
         self.made.clear()
+
+    def _streams(self) -> list[Any]:
+        return [SimpleNamespace(app=app, leave=lambda refused, app=app: self.ended.append((app, refused.detail))) for app in self.open]
 
     def _make(self, instance: Instance) -> Any:
         self.made.append(Parts(instance, self.kept))
@@ -99,6 +106,7 @@ def test_the_work_of_a_pool_that_is_gone_ends_after_its_last_stream(tmp_path: Pa
         world.open = [app]
         world.assign({1: "qwen"})
         assert world.pools.app(1) is None, "streams of the new pool get parts of their own"
+        assert world.ended == [(app, "the pool 'llama' is gone")] and llama.gone
         world.pools.look()
         await turns()
         assert not llama.retired

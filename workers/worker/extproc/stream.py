@@ -31,6 +31,7 @@ from workers.worker.telemetry.trace_context import gateway_context
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DEADLINE_EXCEEDED: Final = 4
 RESOURCE_EXHAUSTED: Final = 8
+UNAVAILABLE: Final = 14
 
 
 def open_stream(app: App, path: str, metadata: Metadata, stream: Stream) -> "ExtProcStream | None":
@@ -213,6 +214,13 @@ class ExtProcStream(Shell):
         """Refuses an undecided request because the worker leaves. Returns False if the request is decided or has not begun."""
         queued = self.state == DECIDING
         return self.refuse_undecided(Refused(Cause.SHUTTING_DOWN, "request evicted from queue" if queued else "request rejected pre-queue"))
+
+    def leave(self, refused: Refused) -> None:
+        """Ends a request that has no endpoint yet, because its pool is gone."""
+        if self.state == AWAIT_HEADERS:
+            self.end(UNAVAILABLE, refused.detail)
+        else:
+            self.refuse_undecided(refused)
 
     def refuse_undecided(self, refused: Refused) -> bool:
         """Refuses the request. Returns False if it is decided or has not begun."""

@@ -232,6 +232,11 @@ class FlowControl:
         self._controller.shut_down()
         self.close()
 
+    def retire(self) -> None:
+        """Ends the use of this worker's lane, because another pool may get it. Answers that still run change nothing there."""
+        self.shut_down()
+        self._peers.retire()
+
     def close(self) -> None:
         """Cancels all timers."""
         for timer in (self._look, self._sweep):

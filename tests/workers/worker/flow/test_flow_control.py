@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from epp.errors import Cause, Refused
 from epp.metrics import Group
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUES, FLOW_REQUESTS
 from shm.flow_lanes import PENDING, WAITING, WAITING_BYTES
@@ -17,6 +18,7 @@ from tests.waiting import until
 from tests.workers.flow_world import SentRequest, World, objective, rewrite, world
 from workers.worker.flow.flow_control import QueuedRequest
 from workers.worker.flow.metrics import FlowMetrics
+from workers.worker.setup import Parts
 
 THREE = {"high": 5, "normal": 0, "low": -1}
 
@@ -403,5 +405,33 @@ def test_a_fault_while_a_request_is_counted_leaves_nothing_pending_or_waiting(
             assert w.instance.memory.flow.total(PENDING) == w.instance.memory.flow.total(WAITING) == 0
             assert sum(shard.worker.lane.inflight) == 0
             assert shard.ask("third").sent, "the pool has room again"
+
+    run(test)
+
+
+def test_a_pool_that_gives_its_place_to_another_one_writes_nothing_there_any_more(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path, "enableEviction: true") as w:
+            (shard,) = w.shards
+            flow = w.instance.memory.flow
+            running, waits = shard.ask("running"), shard.ask("waits")
+            assert running.sent and waits.waits and flow.total(WAITING) == 1
+            gone = Refused(Cause.NO_POOL, "the pool is gone")
+            for asked in (running, waits):
+                asked.envoy.handler.leave(gone)
+            left, worker = shard.parts, shard.worker
+            left.leave()
+            assert waits.refused is not None and waits.refused[0] == 404
+            assert running.refused is None and flow.total(WAITING) == flow.total(PENDING) == 0
+            shard.parts = Parts(w.instance, 0, worker.lane, bus=shard.bus, faults=worker.faults, clock=worker._clock, kept=left.kept)
+            shard.app = shard.parts.app
+            assert left.kept.flows() == [shard.flow]
+            of_next = shard.ask("of the next pool")
+            assert of_next.waits and flow.total(WAITING) == 1
+            shown = bytes(flow.lane(0).words)
+            running.end()
+            assert bytes(flow.lane(0).words) == shown
+            await until(lambda: of_next.sent)
+            assert flow.total(WAITING) == flow.total(PENDING) == 0
 
     run(test)
