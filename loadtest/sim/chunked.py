@@ -59,8 +59,7 @@ class ChunkedServer:
 
     def submit(self, job: Job, now: float) -> None:
         job.arrived_at = now
-        tokens = job.prompt_tokens + job.max_tokens
-        job.blocks_needed = max(-(-tokens // self.settings.block_size), len(job.hashes))
+        job.blocks_needed = self._blocks_of(job)
         assert job.blocks_needed <= self.settings.kv_blocks, "the request needs more blocks than the server has"
         self._waiting[job] = None
         if self._step_ends_at is None:
@@ -103,12 +102,32 @@ class ChunkedServer:
         settings = self.settings
         tokens = sum(self._prefilling.values())
         prompts = [(job.hashes, job.prompt_tokens) for job in (*self._waiting, *sent)]
-        tokens += sum(self.pool.uncached(prompts, settings.block_size))
+        uncached = self.pool.uncached(prompts, settings.block_size)
+        tokens += sum(uncached)
         decoding = len(self._decoding) + len(self._ending)
         steps = -(-tokens // max(1, settings.step_tokens - decoding))
         rest = 0.0 if self._step_ends_at is None else self._step_rest(now)
         requests = self.running + len(self._waiting) + len(sent)
-        return rest + steps * self._decode_step(requests) + tokens * settings.prefill_s_per_token
+        decode_s = self._decode_step(requests)
+        own_s = self._alone_s(uncached[-1], decode_s)
+        return max(rest + steps * decode_s + tokens * settings.prefill_s_per_token, self._room_in(sent, rest, decode_s) + own_s)
+
+    def _alone_s(self, tokens: int, decode_s: float) -> float:
+        """Returns how long so many prompt tokens take in steps of their own."""
+        return -(-tokens // self.settings.step_tokens) * decode_s + tokens * self.settings.prefill_s_per_token
+
+    def _room_in(self, sent: Sequence[Job], rest: float, decode_s: float) -> float:
+        """Returns in how many seconds the queue and `sent` have room in the KV cache."""
+        wanted = [(job.hashes, self._blocks_of(job)) for job in (*self._waiting, *sent)]
+        ends = [(rest + (step - self._step) * decode_s, job) for step, _, job in self._decoding]
+        ends += [(rest + (job.max_tokens - 1) * decode_s, job) for job in self._ending]
+        computed = self._alone_s(sum(self._prefilling.values()), decode_s)
+        ends += [(rest + computed + (job.max_tokens - 1) * decode_s, job) for job in self._prefilling]
+        return self.pool.room_in(wanted, ((seconds, (job.hashes, job.blocks_needed)) for seconds, job in ends))
+
+    def _blocks_of(self, job: Job) -> int:
+        """Returns how many blocks a request needs."""
+        return max(-(-(job.prompt_tokens + job.max_tokens) // self.settings.block_size), len(job.hashes))
 
     def _step_rest(self, now: float) -> float:
         """Returns the seconds from `now` to the end of the step that is under way at `now`."""

@@ -23,7 +23,7 @@ clock, draws no random numbers and does not know HTTP. Equal calls give equal re
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -192,8 +192,7 @@ class Engine:
         """Queues a new request, or raises Refusal and keeps nothing of the request."""
         assert self._is_at(now), "call advance(now) first"
         settings = self.settings
-        tokens = job.prompt_tokens + job.max_tokens
-        needed = max(-(-tokens // settings.block_size), len(job.hashes))
+        needed = self._blocks_of(job)
         if needed > settings.kv_blocks:
             room = settings.kv_blocks * settings.block_size
             raise TooLong(
@@ -256,10 +255,10 @@ class Engine:
     def first_token_in(self, sent: Sequence[Job], now: float) -> float:
         """Predicts the first token of the last request of `sent`, if these requests, and no others, arrive now in this order.
 
-        Returns the seconds from `now`. Assumes as many steps as `step_tokens` requires; ignores the limits of batch, blocks and adapters.
+        Returns the seconds from `now`. Assumes as many steps as `step_tokens` requires; ignores the limits of batch and adapters.
         """
         settings = self.settings
-        tokens = in_step = 0
+        tokens = in_step = uncached = 0
         steps = 1
         prompts = [(job.hashes, job.prompt_tokens) for job in (*self._waiting, *sent)]
         ends = self._step_ends_at
@@ -269,7 +268,19 @@ class Engine:
             tokens += uncached
             in_step += uncached
         rest = 0.0 if ends is None else ends - now if ends >= now else (ends - now) % self._step_lasts
-        return rest + tokens * settings.prefill_s_per_token + steps * self._decode_step()
+        decode_s = self._decode_step()
+        room = self._room_in(sent, ((rest + (job.remaining - 1) * decode_s, job) for job in self._running))
+        token_s = settings.prefill_s_per_token
+        return max(rest + tokens * token_s + steps * decode_s, room + uncached * token_s + decode_s)
+
+    def _room_in(self, sent: Sequence[Job], ends: Iterable[tuple[float, Job]]) -> float:
+        """Returns in how many seconds the queue and `sent` have room in the KV cache, if running requests end so."""
+        wanted = [(job.hashes, self._blocks_of(job)) for job in (*self._waiting, *sent)]
+        return self.pool.room_in(wanted, ((seconds, (job.hashes, job.blocks_needed)) for seconds, job in ends))
+
+    def _blocks_of(self, job: Job) -> int:
+        """Returns how many blocks a request needs."""
+        return max(-(-(job.prompt_tokens + job.max_tokens) // self.settings.block_size), len(job.hashes))
 
     def _is_at(self, now: float) -> bool:
         return self._step_ends_at is None or self._step_ends_at > now

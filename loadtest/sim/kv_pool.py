@@ -47,6 +47,7 @@ class Dropped(NamedTuple):
 
 
 Change = Kept | Offloaded | Dropped
+Blocks = tuple[Sequence[int], int]  # of one request: the hashes of its prompt's whole blocks, and how many blocks it needs in all
 
 
 def token_count(prompt: bytes) -> int:
@@ -131,6 +132,34 @@ class KvPool:
             uncached.append(tokens - min(hits, (tokens - 1) // block_size) * block_size)
             coming.update(hashes[hits:])
         return uncached
+
+    def room_in(self, wanted: Sequence[Blocks], held: Iterable[tuple[float, Blocks]]) -> float:
+        """Returns in how many seconds all `wanted` prompts have room, in this order, if nothing else takes blocks.
+
+        `held`: what running requests hold, and in how many seconds each ends. A block that several of them use is free after the last one.
+        """
+        short = self.in_use - self.total
+        if short + sum(needed for _, needed in wanted) <= 0:
+            return 0.0
+        users: dict[int, int] = {}
+        for hashes, needed in wanted:
+            short += needed
+            for block in hashes:
+                before = users.get(block, self._users.get(block, 0))
+                users[block] = before + 1
+                short -= before > 0
+        if short <= 0:
+            return 0.0
+        lasts = 0.0
+        for seconds, (hashes, needed) in sorted(held, key=lambda each: each[0]):
+            for block in hashes:
+                users[block] = left = users.get(block, self._users.get(block, 0)) - 1
+                short -= left == 0
+            short -= needed - len(hashes)
+            lasts = seconds
+            if short <= 0:
+                break
+        return lasts
 
     def allocate(self, hashes: Sequence[int], needed: int, hits_max: int) -> int | None:
         """Takes `needed` blocks for a request. Returns the number of hits, or None if too few blocks are free.

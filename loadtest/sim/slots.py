@@ -61,15 +61,17 @@ class SlotServer(Engine):
             self._tell(job)
 
     def first_token_in(self, sent: Sequence[Job], now: float) -> float:
-        """Predicts the first token of the last request of `sent` (see `ServerModel`). Ignores the limits of blocks and adapters."""
+        """Predicts the first token of the last request of `sent` (see `ServerModel`). Ignores the limit of adapters."""
         settings = self.settings
         free = sorted(map(self._end_of, self._first)) + [now] * (settings.max_running - len(self._first))
         heapq.heapify(free)
         coming: dict[int, float] = {}
         first = now
+        room = self._room_in(sent, ((self._end_of(job) - now, job) for job in self._first))
         for job in [*self._waiting, *sent]:
             hits = min(self.pool.hits(job.hashes, coming), (job.prompt_tokens - 1) // settings.block_size)
-            first = self._computed_at(job, hits, max(now, heapq.heappop(free)), coming)
+            start = now + room if job is sent[-1] else now
+            first = self._computed_at(job, hits, max(start, heapq.heappop(free)), coming)
             heapq.heappush(free, first + (max(1, job.max_tokens) - 1) * settings.decode_s)
         return first - now
 

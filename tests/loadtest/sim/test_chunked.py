@@ -106,6 +106,18 @@ def test_the_foreseen_first_token_is_that_of_the_run(before: int) -> None:
     assert one.first_token_at == 0.25 + foreseen
 
 
+@pytest.mark.parametrize("at", [0.5, 22.0])
+def test_the_foreseen_first_token_waits_for_room_in_the_kv_cache(at: float) -> None:
+    """The first request computes its prompt, or generates."""
+    server, one = ChunkedServer(SETTINGS), job(640)
+    server.submit(job(640, output=40), 0.0)
+    server.advance(at)
+    foreseen = server.first_token_in([one], at)
+    server.submit(one, at)
+    run(server)
+    assert one.first_token_at == pytest.approx(at + foreseen, rel=0.2)
+
+
 def test_a_cancelled_request_leaves_the_batch() -> None:
     server, one, two = ChunkedServer(SETTINGS), job(64), job(16)
     server.submit(one, 0.0)

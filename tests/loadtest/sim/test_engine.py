@@ -333,6 +333,17 @@ def test_the_foreseen_first_token_is_that_of_the_run(before: int) -> None:
     assert one.first_token_at == STEP / 2 + foreseen
 
 
+@pytest.mark.parametrize("max_tokens", [3, 20])
+def test_the_foreseen_first_token_waits_for_room_in_the_kv_cache(max_tokens: int) -> None:
+    engine, one = Engine(replace(PLAIN, kv_blocks=20)), job(tokens=160)
+    engine.submit(job(tokens=160, max_tokens=max_tokens), 0.0)
+    foreseen = engine.first_token_in([one], STEP / 2)
+    assert foreseen > (max_tokens - 1) * STEP
+    engine.submit(one, STEP / 2)
+    finish(engine)
+    assert one.first_token_at == pytest.approx(STEP / 2 + foreseen)
+
+
 def test_the_rest_of_a_step_is_foreseen_while_steps_pass_unseen() -> None:
     engine, long = Engine(PLAIN), job(tokens=128, max_tokens=40)
     engine.submit(long, 0.0)

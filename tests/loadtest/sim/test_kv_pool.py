@@ -53,6 +53,20 @@ def test_too_many_blocks_are_refused_and_nothing_changes() -> None:
     assert (pool.in_use, pool.idle) == (3, 0)
 
 
+def test_room_is_foreseen_at_the_end_of_the_request_whose_blocks_suffice() -> None:
+    pool = KvPool(10)
+    for hashes, needed in (([1, 2], 3), ([1, 2, 3], 4), ([4], 2)):
+        pool.allocate(hashes, needed, 9)
+    held = [(5.0, ([1, 2, 3], 4)), (1.0, ([1, 2], 3)), (9.0, ([4], 2))]
+    assert pool.in_use == 7
+    assert pool.room_in([([7, 8], 3)], held) == 0.0
+    assert pool.room_in([([7, 8], 4)], held) == 1.0, "the private block of the first one to end"
+    assert pool.room_in([([7, 8], 5)], held) == 5.0, "its other blocks are used until then"
+    assert pool.room_in([([7, 8], 3), ([7, 8, 9], 4)], held) == 5.0, "the second one shares the blocks of the first one"
+    assert pool.room_in([([1, 2, 3], 4), ([7, 8], 4)], held) == 5.0
+    assert pool.room_in([([1, 2, 3], 9)], held) == 9.0, "blocks that it uses itself do not become free"
+
+
 def test_idle_blocks_that_a_request_hits_make_no_room_for_its_other_blocks() -> None:
     pool = KvPool(4)
     pool.allocate([1, 2], 2, 9)

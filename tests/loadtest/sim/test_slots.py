@@ -107,6 +107,17 @@ def test_the_foreseen_first_token_is_that_of_the_run() -> None:
         assert one.first_token_at == 0.5 + foreseen
 
 
+def test_the_foreseen_first_token_waits_for_room_in_the_kv_cache() -> None:
+    server, one = SlotServer(SETTINGS), job(640)
+    server.submit(job(640, output=9), 0.0)
+    foreseen = server.first_token_in([one], 0.5)
+    assert foreseen > 10.25 + 1.0
+    server.advance(0.5)
+    server.submit(one, 0.5)
+    run(server)
+    assert one.first_token_at == 0.5 + foreseen
+
+
 def test_a_cancelled_request_gives_its_slot_to_the_next() -> None:
     server, one, two, three = SlotServer(SETTINGS), job(64), job(64), job(64)
     for each in (one, two, three):
