@@ -13,7 +13,7 @@ _NAMES = """
     epp/decision: admission decide decision pipeline profile response_phase
     epp/endpoints: failing pressure server_blocks
     epp/flow: controller gate rate registry
-    epp/learning: choice costs least_squares model samples speed waits
+    epp/learning: choice costs endpoint least_squares model samples speed waits
     epp/metrics: label_caps
     epp/plugins: usage_limits
     epp/plugins/deciders: predicted prefix_based

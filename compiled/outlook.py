@@ -8,3 +8,4 @@ UNCACHED: Final = 2
 AHEAD: Final = 3
 ELAPSED: Final = 4
 LOAD: Final = 5
+MEMORY: Final = 6

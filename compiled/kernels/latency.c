@@ -5,8 +5,8 @@
 
 enum { BASE, UNCACHED, REST, BUSY, QUEUE, RUNNING, FEATURES };
 enum { PLACE_S = FEATURES, OVERDUE_S, SERIAL, IN_TURN, PLACE, SHARP, USUAL_SPEED, USUAL_LIMIT, LEAST_S, MOST_S, BURST, APART,
-       LATER, LONG, PARAMETERS };
-enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, ROWS };
+       LATER, LONG, DISPLACED, PARAMETERS };
+enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, MEMORY, ROWS };
 #define THOUSAND 1000.0
 #define INSTANT 1e-12
 #define NEARLY 0.01
@@ -14,7 +14,7 @@ enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, ROWS };
 
 /* What one endpoint is for one request. */
 struct situation {
-    double limit, speed, tokens, ahead, elapsed, load, sent;
+    double limit, speed, tokens, ahead, elapsed, load, sent, memory, displaced;
 };
 
 static void describe(double uncached, double place_s, double overdue_s, const struct situation *s, double *x) {
@@ -49,13 +49,17 @@ KERNEL(features) {
     double v[9], x[FEATURES];
     for (int i = 0; i < 9; i++) v[i] = PyFloat_AsDouble(args[i]);
     if (PyErr_Occurred()) return NULL;
-    const struct situation s = {v[3], v[4], v[5], v[6], v[7], v[8], 0.0};
+    const struct situation s = {v[3], v[4], v[5], v[6], v[7], v[8], 0.0, 0.0, 0.0};
     describe(v[0], v[1], v[2], &s, x);
     return list_of(x, FEATURES);
 }
 
 static PyObject *unequal(const char *name) {
     return PyErr_Format(PyExc_ValueError, "%s: the arrays differ in length", name);
+}
+
+static double sharp(double share, double power) {
+    return share == 0.0 && power > 0.0 ? 0.0 : pow(share, power);
 }
 
 /* Predicts one endpoint. Writes the ROWS of its column, `n` apart. */
@@ -65,19 +69,20 @@ static void predict(const double *p, struct situation *s, double *out, npy_intp 
         s->speed = larger(s->speed, s->elapsed / (p[BASE] + p[REST] * s->ahead / THOUSAND + p[BUSY] + p[LEAST_S]));
     describe(p[UNCACHED], p[PLACE_S], p[OVERDUE_S], s, x);
     for (int k = 0; k < FEATURES; k++) sum += p[k] * x[k];
-    double seconds = s->speed * sum;
+    double seconds = s->speed * sum + s->memory;
     seconds = seconds == seconds ? larger(p[LEAST_S], smaller(p[MOST_S], seconds)) : p[MOST_S];
     double turn = larger(0.0, s->speed * (p[REST] * x[REST] + p[BUSY] * x[BUSY]));
     double full = s->limit > 0.0 ? larger(0.0, x[RUNNING]) / s->limit : 0.0;
-    double crowded = full == 0.0 && p[SHARP] > 0.0 ? 0.0 : pow(full, p[SHARP]);
     out[TIMES * n] = seconds;
-    double cost = seconds + p[IN_TURN] * turn + p[PLACE] * s->speed * p[UNCACHED] * x[UNCACHED] * crowded;
+    double cost = seconds + p[IN_TURN] * turn + p[PLACE] * s->speed * p[UNCACHED] * x[UNCACHED] * sharp(full, p[SHARP]);
+    cost += s->displaced;
     double alone = p[BASE] + p[UNCACHED] * x[UNCACHED], steady = larger(1.0 / p[APART], smaller(p[APART], s->speed));
     out[COSTS * n] = larger(cost, s->speed * alone + p[BURST] * steady * s->sent * (alone + p[BUSY]));
     out[TOKENS * n] = s->tokens;
     out[AHEAD * n] = s->ahead;
     out[ELAPSED * n] = s->elapsed;
     out[LOAD * n] = s->load;
+    out[MEMORY * n] = s->memory;
 }
 
 /* Adds to the costs of `n` candidates what long prompts delay later ones. */
@@ -98,10 +103,10 @@ static double newest(PyArrayObject *starts, npy_intp slot) {
 }
 
 KERNEL(first_tokens) {
-    if (!arguments("first_tokens", count, 14)) return NULL;
-    enum { P, SPEEDS, LIMITS, SLOTS, HELD, SENT, INFLIGHT, BEFORE, RAN, WAITED, ARRAYS };
+    if (!arguments("first_tokens", count, 16)) return NULL;
+    enum { P, SPEEDS, LIMITS, SLOTS, HELD, SENT, INFLIGHT, BEFORE, RAN, WAITED, USAGE, ROOM, ARRAYS };
     PyObject *const given[ARRAYS] = {args[0], args[1], args[2],  args[5],  args[7],
-                                     args[9], args[10], args[11], args[12], args[13]};
+                                     args[9], args[10], args[11], args[12], args[13], args[14], args[15]};
     double now = PyFloat_AsDouble(args[4]), prompt = PyFloat_AsDouble(args[6]), each = PyFloat_AsDouble(args[8]);
     if (PyErr_Occurred()) return NULL;
     PyArrayObject *a[ARRAYS] = {NULL}, *made = NULL, *starts = in_place(args[3], NPY_DOUBLE, 2, 0, "first_tokens: starts");
@@ -133,6 +138,12 @@ KERNEL(first_tokens) {
                            DATA(double, a[RAN])[i] + DATA(double, a[WAITED])[i] + inflight - DATA(double, a[BEFORE])[i]),
             .sent = larger(0.0, inflight - DATA(double, a[BEFORE])[i]),
         };
+        double holds = DATA(double, a[ROOM])[i], waited = DATA(double, a[WAITED])[i] + inflight - DATA(double, a[BEFORE])[i];
+        double used = DATA(double, a[USAGE])[i], needed = used * holds + (waited > 0.0 ? s.ahead : 0.0) + prompt;
+        if (holds > 0.0) {
+            s.memory = p[PLACE_S] * larger(0.0, needed - holds) / holds;
+            s.displaced = p[DISPLACED] * p[PLACE_S] * s.tokens / holds * sharp(larger(0.0, used), p[SHARP]);
+        }
         double begun = s.ahead > 0.0 ? newest(starts, slot) : 0.0;
         s.elapsed = begun > 0.0 ? larger(0.0, now - begun) : 0.0;
         predict(p, &s, DATA(double, made) + i, n);

@@ -18,7 +18,7 @@ NEARLY: Final = 0.01  # so that no time divides by the free share of endpoints t
 # What `first_tokens` gets, in this order: coefficients, and what else is the same for all endpoints.
 PARAMETERS: Final = (
     "base", "uncached", "rest", "busy", "queue", "running", "place_s", "overdue_s", "serial", "in_turn", "place", "sharp", "usual_speed",
-    "usual_limit", "least_s", "most_s", "burst", "apart", "later", "long"
+    "usual_limit", "least_s", "most_s", "burst", "apart", "later", "long", "displaced"
 )  # fmt: skip
 
 
@@ -46,26 +46,27 @@ def features(
 def first_tokens(
     parameters: Floats, speeds: Floats, limits: Floats, starts: Floats, now: float, slots: NDArray[np.intp],
     prompt: float, held: Floats | None, block_tokens: float, ahead: NDArray[Any], inflight: NDArray[Any], before: Floats,
-    running: Floats, waiting: Floats,
+    running: Floats, waiting: Floats, usage: Floats, room: Floats,
 ) -> Floats:  # fmt: skip
-    """Predicts what one request meets at each candidate. Returns float64, shape (6, candidates): predicted times to the first token and
-    costs (`epp.learning.choice`), in seconds; tokens to compute; tokens ahead; seconds spent on these; requests there. `compiled.outlook`
-    names these rows.
+    """Predicts what one request meets at each candidate. Returns float64, shape (7, candidates): predicted times to the first token and
+    costs (`epp.learning.choice`), in seconds; tokens to compute; tokens ahead; seconds spent on these; requests there; seconds until the KV
+    cache has room. `compiled.outlook` names these rows.
 
     `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond their ends have the usual ones. `starts`, shape (workers,
     slots): since when each endpoint works on the prompt at the front; the newest counts, and 0 is not known. Per candidate: `slots`;
     `held`: blocks of the prompt that it has cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now
-    and at the last scrape; `running`, `waiting`: what that scrape found. Raises ValueError if they differ in length.
+    and at the last scrape; `running`, `waiting`: what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens
+    that holds, 0: not known. Raises ValueError if they differ in length.
     """
-    lengths = {len(column) for column in (slots, ahead, inflight, before, running, waiting, slots if held is None else held)}
+    lengths = {len(column) for column in (slots, ahead, inflight, before, running, waiting, usage, room, slots if held is None else held)}
     if len(lengths) > 1 or len(speeds) != len(limits) or len(parameters) != len(PARAMETERS):
         raise ValueError("first_tokens: the arrays differ in length")
     p = dict(zip(PARAMETERS, parameters.tolist(), strict=True))
     theta = parameters.tolist()[:6]
     columns = [[0.0] * len(slots) if held is None else held.tolist()]
-    columns += [column.tolist() for column in (ahead, inflight, before, running, waiting)]
+    columns += [column.tolist() for column in (ahead, inflight, before, running, waiting, usage, room)]
     result = []
-    for slot, blocks, tokens_ahead, now_there, then, ran, waited in zip(slots.tolist(), *columns, strict=True):
+    for slot, blocks, tokens_ahead, now_there, then, ran, waited, used, holds in zip(slots.tolist(), *columns, strict=True):
         known = 0 <= slot < len(speeds)
         speed = float(speeds[slot]) if known else p["usual_speed"]
         limit = float(limits[slot]) if known else p["usual_limit"]
@@ -80,20 +81,23 @@ def first_tokens(
         if rest_tokens > 0.0 and p["serial"] and not 0.0 < limit <= load:
             speed = max(speed, elapsed / (p["base"] + p["rest"] * rest_tokens / THOUSAND + p["busy"] + p["least_s"]))
         x = features(p["uncached"], p["place_s"], p["overdue_s"], limit, speed, tokens, rest_tokens, elapsed, load)
-        seconds = speed * sum(a * b for a, b in zip(theta, x, strict=True))
+        queued = rest_tokens if waited + now_there - then > 0.0 else 0.0
+        memory = p["place_s"] * max(0.0, used * holds + queued + prompt - holds) / holds if holds > 0.0 else 0.0
+        seconds = speed * sum(a * b for a, b in zip(theta, x, strict=True)) + memory
         seconds = max(p["least_s"], min(p["most_s"], seconds)) if seconds == seconds else p["most_s"]
         turn = max(0.0, speed * (p["rest"] * x[2] + p["busy"] * x[3]))
         full = max(0.0, x[5]) / limit if limit > 0.0 else 0.0
         cost = seconds + p["in_turn"] * turn + p["place"] * speed * p["uncached"] * x[1] * full ** p["sharp"]
+        cost += p["displaced"] * p["place_s"] * tokens / holds * max(0.0, used) ** p["sharp"] if holds > 0.0 else 0.0
         alone, sent = p["base"] + p["uncached"] * x[1], max(0.0, float(now_there) - then)
         steady = max(1.0 / p["apart"], min(p["apart"], speed))
         cost = max(cost, speed * alone + p["burst"] * steady * sent * (alone + p["busy"]))
-        result.append([seconds, cost, tokens, rest_tokens, elapsed, load])
+        result.append([seconds, cost, tokens, rest_tokens, elapsed, load, memory])
     busy = sum(found[AHEAD] > 0.0 for found in result) / max(1, len(result))
     later = min(p["later"], busy / (NEARLY + 1.0 - busy))
     for found in result:
         found[COSTS] += later * p["rest"] * max(0.0, found[UNCACHED] - p["long"]) / THOUSAND
-    return np.array(result, dtype=np.float64).reshape(len(slots), 6).T
+    return np.array(result, dtype=np.float64).reshape(len(slots), 7).T
 
 
 def cell(outlook: Floats, row: int, index: int) -> float:

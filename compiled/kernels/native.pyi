@@ -74,6 +74,8 @@ def first_tokens(
     before: Floats,
     running: Floats,
     waiting: Floats,
+    usage: Floats,
+    room: Floats,
     /,
 ) -> Floats: ...
 def fit(

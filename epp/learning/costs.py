@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from compiled import calls
-from compiled.outlook import COSTS, TIMES
+from compiled.outlook import COSTS, MEMORY, TIMES
 from epp.candidates import Candidates, Floats
 from epp.data import Datum
 from epp.learning.model import LatencyModel
@@ -71,7 +71,9 @@ class LearnedCosts:
         """Says what was predicted for the endpoint in this row of the snapshot, and why."""
         unused = f" (not used: {self.why_not})" if self.why_not else ""
         predicted = 1000.0 * float(self.first_token_s[row])
-        return f"first token in {predicted:.0f} ms{unused} = {in_words(self.model, slot, now)}"
+        memory = 1000.0 * float(self._widened(self.outlook[MEMORY])[row])
+        waits = f"{memory:.0f} ms until its KV cache has room + " if 0.0 < memory < inf else ""
+        return f"first token in {predicted:.0f} ms{unused} = {waits}{in_words(self.model, slot, now)}"
 
 
 def learned_costs(producer: str) -> Datum[LearnedCosts]:

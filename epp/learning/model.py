@@ -1,6 +1,6 @@
 """Predicts the time to the first token and the time per output token of a request, per endpoint, and learns both from answers.
 
-    first token (s)   speed * (base + a * uncached + b * rest + busy + c * queue + d * running)
+    first token (s)   speed * (base + a * uncached + b * rest + busy + c * queue + d * running) + memory
     per token (s)     speed * (base + d * running)
 
 The features of an endpoint for one request:
@@ -13,6 +13,8 @@ The features of an endpoint for one request:
   time that an answer lasts / limit. The limit is the largest batch that was seen, once requests have waited at that size; a batch that is
   limited by memory lowers it slowly. Where it is not known yet, it is the usual one of the other endpoints;
 - running: requests in the batch.
+- memory: seconds until the KV cache has room for this prompt, and for those that wait. What they need beyond the cache becomes free as
+  answers end: all of the cache within the mean time that an answer lasts. It is a prediction that no answer corrects.
 
 The coefficients belong to the pool (`epp.learning.least_squares`), so a new endpoint is predicted from the first request on. The speed
 belongs to the endpoint (`epp.learning.speed`), and the speeds of all endpoints have the geometric mean 1. It is learned from what first
@@ -23,6 +25,7 @@ time on the prompts before this one than they take is slower than was learned: i
 The cost of a request is what it takes itself, and what later requests take longer:
 
     cost = first token + turn * (b / a) ** SHARP + PLACE * own * full ** SHARP_FULL + later * b * long
+           + DISPLACED * taken * usage ** SHARP_FULL
 
 `turn` is the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a. It counts twice: requests that
 come later join the same step and make it longer, and where many wait, a prefix is worth a second copy. `own` is the time that the endpoint
@@ -30,7 +33,8 @@ spends on this prompt. A prompt that is computed again keeps its place in the ba
 requests wait for it. `full` is the taken share of the batch, 0 to 1 (0 if its limit is not known). Where prompts wait for each other,
 `later` requests wait for `long`, what is computed of a prompt beyond LONG_TOKENS: u / (1 - u), at most LATER. `u` is the share of the
 endpoints that have prompts without a first token. So a second copy of a long prefix is dear where most endpoints are busy. A short prefix
-is worth one.
+is worth one. `taken` is the part of the KV cache that the uncached tokens take, times the mean time that an answer lasts. Later requests
+lack that memory if the `usage` of the cache, 0 to 1, is high: they wait, or find fewer cached prefixes.
 
 A model that has learned something strange, for example while one of the servers stood still, may see no cost in what is in flight, and may
 take one of two equal endpoints for much faster. So whatever was learned, requests that were sent since the last scrape (`sent`) cost a part
@@ -51,9 +55,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiled import calls
+from epp.learning.endpoint import ERROR_BOUNDS, ERROR_FIRST, EndpointModel
 from epp.learning.least_squares import LeastSquares
-from epp.learning.speed import LOG_MAX, Speed
-from epp.metrics import buckets
+from epp.learning.speed import LOG_MAX
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.intp]
@@ -74,6 +78,7 @@ SHARP_FULL: Final = 8.0
 LATER: Final = 1.0  # how many later requests wait for a long prompt at most
 LONG_TOKENS: Final = 4096.0  # a shorter prefix is worth a second copy
 PLACE: Final = 1.5
+DISPLACED: Final = 0.5
 BURST: Final = 0.5  # of the time of a request alone that each request sent there since the last scrape costs at least
 APART: Final = 1.4  # endpoints count as at most so many times slower or faster than the mean for this
 TABLE_S: Final = 1.0  # speeds that are trusted less and less are computed anew after this time
@@ -86,14 +91,13 @@ ENOUGH_OF_POOL: Final = 10  # observations after which a pool is known if its pr
 YOUNG: Final = 300  # before so many first tokens, a model is judged by what it knows, and not by what it said
 FULL_SCRAPES: Final = 2  # scrapes with waiting requests at the largest batch that make it the limit
 NEAR_LIMIT: Final = 0.95
+CROWDED: Final = 0.85  # of the KV cache
 LIMIT_STEP: Final = 0.002
 PLACE_FIRST_S: Final = 1.0
 PLACE_STEP: Final = 0.02  # the time that a place is taken is about the mean of the last 50 answers, or of all and PLACE_FIRST_S
 ERROR_STEP: Final = 0.02  # the error is about that of the last 50 observations
-ERROR_FIRST: Final = 0.5
 WORSE: Final = 1.1  # a model is not used while its error is so many times that of the mean
 SLACK: Final = 0.02  # errors that differ by this little are equal
-ERROR_BOUNDS: Final[tuple[float, ...]] = buckets.RELATIVE_ERROR
 
 
 class FirstToken(NamedTuple):
@@ -112,38 +116,6 @@ class FirstToken(NamedTuple):
     load: float
     predicted: float
     observed: float
-
-
-class EndpointModel:
-    """Holds what is known of one endpoint: (slot, generation).
-
-    `speed`, `token_speed`: how many times slower it is than the pool's mean, before both are centred. `learned_at`: the time of the
-    last first token. `drift_at`: the pool's drift then. `error`: the mean relative error of its last predictions. `batch`: the largest
-    batch; `full`: scrapes with waiting requests at that size. `errors`: observations by relative error, one more than `ERROR_BOUNDS`;
-    `error_sum`: the sum of these errors.
-    """
-
-    __slots__ = (
-        "batch", "drift_at", "error", "error_sum", "errors", "full", "generation", "learned_at", "slot", "speed", "token_speed",
-    )  # fmt: skip
-
-    def __init__(self, slot: int, generation: int) -> None:
-        self.slot = slot
-        self.generation = generation
-        self.speed = Speed()
-        self.token_speed = Speed()
-        self.learned_at = 0.0
-        self.drift_at = 0.0
-        self.error = ERROR_FIRST
-        self.batch = 0.0
-        self.full = 0
-        self.errors = [0] * (len(ERROR_BOUNDS) + 1)
-        self.error_sum = 0.0
-
-    @property
-    def samples(self) -> int:
-        """Returns how many first tokens were observed."""
-        return self.speed.samples
 
 
 class Table:
@@ -244,6 +216,8 @@ class LatencyModel:
         before: Floats,
         running: Floats,
         waiting: Floats,
+        usage: Floats,
+        room: Floats,
     ) -> Floats:
         """Predicts what one request meets at each of these slots: times to the first token, costs, and what they follow from.
 
@@ -254,7 +228,7 @@ class LatencyModel:
             table = self._table = self._tabulated(now)
         return calls.first_tokens(
             table.parameters, table.speeds, table.limits, starts, now, slots, prompt, held, block_tokens,
-            ahead, inflight, before, running, waiting,
+            ahead, inflight, before, running, waiting, usage, room,
         )  # fmt: skip
 
     def first_token_s(self, slot: int, tokens: float, ahead: float, elapsed: float, load: float, now: float) -> float:
@@ -264,7 +238,7 @@ class LatencyModel:
         starts[0, slot] = 1.0
         found = calls.first_tokens(
             table.parameters, table.speeds, table.limits, starts, 1.0 + elapsed, np.array([slot]), tokens, None, 0.0,
-            np.array([ahead]), np.array([load]), np.array([load]), none, none,
+            np.array([ahead]), np.array([load]), np.array([load]), none, none, none, none,
         )  # fmt: skip
         return float(found[0, 0])
 
@@ -276,7 +250,7 @@ class LatencyModel:
         theta, share = self.first.theta, self.share
         parameters = [
             *theta, self.place_s, OVERDUE_S, float(share >= IN_TURN), share**SHARP, PLACE, SHARP_FULL, exp(self.usual_log),
-            self.usual_limit, LEAST_S, MOST_S, BURST, APART, LATER, LONG_TOKENS,
+            self.usual_limit, LEAST_S, MOST_S, BURST, APART, LATER, LONG_TOKENS, DISPLACED,
         ]  # fmt: skip
         slots = range(max(self.endpoints, default=-1) + 1)
         return Table(
@@ -339,8 +313,11 @@ class LatencyModel:
         self.token_speed_sum += endpoint.token_speed.learn(surprise)
         self.changes += 1
 
-    def scraped(self, slot: int, generation: int, running: float, waiting: float) -> None:
-        """Takes the batch size and the queue length of one scrape."""
+    def scraped(self, slot: int, generation: int, running: float, waiting: float, usage: float = 0.0) -> None:
+        """Takes the batch size and the queue length of one scrape, and which part of the KV cache is taken.
+
+        Where it is nearly full, requests may wait for memory, so their waiting says nothing of the batch's limit.
+        """
         known = self.endpoints.get(slot)
         if (known is None or known.generation != generation) and waiting <= 0.0:
             return
@@ -350,7 +327,7 @@ class LatencyModel:
             endpoint.batch, endpoint.full = running, 0
             if was_known:
                 self.count_limits()
-        if waiting > 0.0:
+        if waiting > 0.0 and not usage > CROWDED:
             if running >= NEAR_LIMIT * endpoint.batch:
                 endpoint.full += 1
                 if endpoint.full == FULL_SCRAPES:

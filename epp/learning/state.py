@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from epp.learning.endpoint import ERROR_BOUNDS, EndpointModel
 from epp.learning.least_squares import LeastSquares
-from epp.learning.model import ERROR_BOUNDS, EndpointModel, LatencyModel
+from epp.learning.model import LatencyModel
 from epp.learning.speed import LOG_MAX, Speed
 
 VERSION = 3

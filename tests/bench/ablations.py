@@ -62,6 +62,7 @@ ROWS: Mapping[str, Callable[[], Patches]] = {
     "the wait in turn counts once": lambda: without("in_turn"),
     "without the cost of a place": lambda: without("place"),
     "without what a long prompt delays later ones": lambda: without("later"),
+    "without what memory is taken from later ones": lambda: without("displaced"),
     "without waits for siblings": lambda: [mock.patch.object(waits, "LONG_TOKENS", 10**9)],
     "the cheapest one, however near": lambda: [mock.patch.object(choice, "NEAR_S", 0.0), mock.patch.object(choice, "NEAR_MAX", 0.0)],
 }

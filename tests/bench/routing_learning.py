@@ -28,7 +28,7 @@ class SharedLearning:
         self._due = PUBLISH_S
         self._now = 0.0
         self._samples: deque[tuple[float, Callable[[], object]]] = deque()
-        self._scraped: dict[int, tuple[float, float]] = {}  # slot -> running and waiting requests, since the last look
+        self._scraped: dict[int, tuple[float, float, float]] = {}  # slot -> running, waiting, KV usage, since the last look
         self._starts = np.zeros((1, servers))
 
     def model(self) -> LatencyModel:
@@ -46,10 +46,10 @@ class SharedLearning:
     def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
         self._samples.append((self._now + LEARN_S, lambda: self._model.learn_token(slot, generation, load, observed, lasted)))
 
-    def scraped(self, slot: int, running: float, waiting: float) -> None:
-        """Takes the batch and the queue of an endpoint."""
+    def scraped(self, slot: int, running: float, waiting: float, usage: float) -> None:
+        """Takes the batch, the queue and the KV usage of an endpoint."""
         if running > 0.0:
-            self._scraped[slot] = (running, waiting)
+            self._scraped[slot] = (running, waiting, usage)
 
     def listed(self, slots: Sequence[int]) -> None:
         """Forgets the endpoints that are no longer listed."""
@@ -64,8 +64,8 @@ class SharedLearning:
         if now < self._due:
             return
         self._due = now - now % PUBLISH_S + PUBLISH_S
-        for slot, (running, waiting) in self._scraped.items():
-            self._model.scraped(slot, 0, running, waiting)
+        for slot, found in self._scraped.items():
+            self._model.scraped(slot, 0, *found)
         self._scraped.clear()
         if self._model.changes != self._changes:
             self._changes = self._model.changes

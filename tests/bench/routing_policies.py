@@ -257,7 +257,7 @@ class Picked:
         columns[CACHE_TOKENS.name][server] = model.pool.total * BLOCK_TOKENS
         self._at_scrape[server] = self._inflight[server]
         self._scraped_at[server] = now
-        self._learning.scraped(server, model.running, model.waiting)
+        self._learning.scraped(server, model.running, model.waiting, model.pool.usage)
         self._known[server] = True
         self._ejection.scrapes[server].refusals = 0
         self._snapshots.clear()

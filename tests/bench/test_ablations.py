@@ -13,7 +13,7 @@ NOW = 100.0
 
 
 def predicted(patches: Patches) -> list[list[float]]:
-    """Returns times and costs of three endpoints: a slow one, one with overdue prompts, and one with a full batch."""
+    """Returns times and costs of three endpoints: a slow one, one with overdue prompts, and one with a full batch and a full KV cache."""
     model = LatencyModel()
     for slot in range(3):
         for _ in range(20):
@@ -24,9 +24,9 @@ def predicted(patches: Patches) -> list[list[float]]:
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        none, load = np.zeros(3), np.array([1.0, 2.0, 12.0])
+        none, load, usage = np.zeros(3), np.array([1.0, 2.0, 12.0]), np.array([0.0, 0.0, 0.9])
         starts, ahead = np.array([[0.0, NOW - 0.6, 0.0]]), np.array([0.0, 3000.0, 0.0])
-        found = model.outlook(np.arange(3), starts, NOW, 5000.0, None, 0.0, ahead, load, load, none, none)
+        found = model.outlook(np.arange(3), starts, NOW, 5000.0, None, 0.0, ahead, load, load, none, none, usage, 1e5 + none)
     return [row.tolist() for row in found[:2]]
 
 

@@ -36,7 +36,7 @@ def arguments(draw: st.DrawFn) -> list[Any]:
     parameters = [draw(st.floats(0.0, 10.0)) for _ in range(8)] + [draw(st.sampled_from([0.0, 1.0]))]
     parameters += [draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 2.0)), 8.0, draw(POSITIVE)]
     parameters += [draw(st.sampled_from([0.0, 8.0])), 1e-6, 3600.0, draw(st.floats(0.0, 2.0)), draw(st.floats(1.0, 4.0))]
-    parameters += [draw(st.floats(0.0, 4.0)), draw(st.sampled_from([0.0, 2048.0]))]
+    parameters += [draw(st.floats(0.0, 4.0)), draw(st.sampled_from([0.0, 2048.0])), draw(st.floats(0.0, 2.0))]
     speeds = np.array([draw(POSITIVE) for _ in range(3)] * (SLOTS // 4))
     limits = np.array([draw(st.sampled_from([0.0, 1.0, 8.0, 256.0])) for _ in range(len(speeds))])
     starts = np.array([[rng.choice([0.0, 5.0, 99.0, 101.0]) for _ in range(SLOTS)] for _ in range(draw(st.integers(1, 3)))])
@@ -45,6 +45,7 @@ def arguments(draw: st.DrawFn) -> list[Any]:
     return [
         np.array(parameters), speeds, limits, starts, 100.0, slots, draw(st.floats(0.0, 1e6)), column() if held else None,
         draw(st.sampled_from([0.0, 16.0, 64.0])), column(draw(st.booleans())), column(draw(st.booleans())), column(), column(), column(),
+        column(), column(),
     ]  # fmt: skip
 
 
@@ -52,15 +53,14 @@ def arguments(draw: st.DrawFn) -> list[Any]:
 @given(arguments())
 def test_first_tokens_are_those_of_the_reference(given_: list[Any]) -> None:
     found = kernels.first_tokens(*given_)
-    assert found.shape == (6, len(given_[5]))
+    assert found.shape == (7, len(given_[5]))
     same(found, reference.first_tokens(*given_))
 
 
 @native_only
 @given(arguments(), POSITIVE, st.floats(0.0, 1e6))
 def test_careful_costs_are_those_of_the_reference(given_: list[Any], point: float, prompt: float) -> None:
-    *_, inflight, before, scraped, running = given_
-    usage = running[::-1]
+    inflight, before, scraped, running, usage, _ = given_[10:]
     with np.errstate(all="ignore"):
         outlook = kernels.first_tokens(*given_)
         costs = (point, 2.001, prompt, outlook, inflight, before, scraped, running, usage)
@@ -74,7 +74,7 @@ def test_the_column_of_a_candidate_is_that_of_the_reference(given_: list[Any]) -
     size = outlook.shape[1]
     for index in range(min(size, 9)):
         same(kernels.column(outlook, index), reference.column(outlook, index))
-        for row in range(6):
+        for row in range(7):
             same(kernels.cell(outlook, row, index), outlook[row, index])
             same(reference.cell(outlook, row, index), outlook[row, index])
     for index in (-1, size):
@@ -129,10 +129,10 @@ def test_a_fit_is_that_of_the_reference(observations: list[tuple[list[float], fl
         both[0][:] = both[1]  # so that roundings do not add up
 
 
-@pytest.mark.parametrize("wrong", [0, 1, 2, 5, 9, 13])
+@pytest.mark.parametrize("wrong", [0, 1, 2, 5, 9, 13, 15])
 def test_columns_of_different_lengths_are_refused(wrong: int) -> None:
     n = np.zeros(2)
-    given_ = [np.ones(len(reference.PARAMETERS)), n, n, np.zeros((1, 4)), 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n]
+    given_ = [np.ones(len(reference.PARAMETERS)), n, n, np.zeros((1, 4)), 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n, n, n]
     kernels.first_tokens(*given_)
     given_[wrong] = np.zeros(3, dtype=given_[wrong].dtype)
     with pytest.raises(ValueError, match="differ in length"):
@@ -140,4 +140,4 @@ def test_columns_of_different_lengths_are_refused(wrong: int) -> None:
     with pytest.raises(ValueError, match="differ in length"):
         kernels.cheapest(n, np.zeros(3), 0.1, 0.1, 0.1)
     with pytest.raises(ValueError, match="differ in length"):
-        kernels.careful(1.0, 2.0, 3.0, np.zeros((6, 2)), n, n, np.zeros(3), n, n)
+        kernels.careful(1.0, 2.0, 3.0, np.zeros((7, 2)), n, n, np.zeros(3), n, n)

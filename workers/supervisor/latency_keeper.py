@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import structlog
 
-from epp.data import RUNNING, WAITING
+from epp.data import KV_USAGE, RUNNING, WAITING
 from epp.learning import samples, state
 from epp.learning.doubt import Doubt
-from epp.learning.model import EndpointModel, FirstToken, LatencyModel
+from epp.learning.endpoint import EndpointModel
+from epp.learning.model import FirstToken, LatencyModel
 from epp.learning.prompt_time import PromptTime
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.table import TableReader
@@ -64,7 +65,7 @@ class LatencyKeeper:
         self._surprised = surprised
         self._writer = DocumentWriter(layout.latency, memory.latency)
         self._table = TableReader(layout.table, memory.table)
-        self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING)]
+        self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING, KV_USAGE)]
         self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents), instance.pool)
         self._seen = self._endpoints.version
         self._epoch = -1
@@ -216,13 +217,14 @@ class LatencyKeeper:
             first, end = self._endpoints.span()
             copy, rows = self._table.copy_part(first, end), self._endpoints.slots - first
         self._epoch = copy.epoch
-        running, waiting = (copy.column(index) for index in self._columns)
+        running, waiting, usage = (copy.column(index) for index in self._columns)
         self._running = float(np.nansum(running[rows]))
         before = self._scraped_at[first : first + len(copy.rows)]
         moved = (copy.updated_at != before) & (running > 0.0)
         before[:] = copy.updated_at
         for row in np.arange(len(moved))[rows][moved[rows]].tolist():
-            self.model.scraped(first + row, int(copy.generation[row]), float(running[row]), float(waiting[row]))
+            found = float(running[row]), float(waiting[row]), float(usage[row])
+            self.model.scraped(first + row, int(copy.generation[row]), *found)
 
 
 class LatencyKeepers:

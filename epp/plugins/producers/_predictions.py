@@ -4,9 +4,9 @@ It is not in the plugin's class, because mypyc makes no native class of a plugin
 """
 
 from compiled import calls
-from compiled.outlook import AHEAD, COSTS, ELAPSED, LOAD, TIMES, UNCACHED
+from compiled.outlook import AHEAD, COSTS, ELAPSED, LOAD, MEMORY, TIMES, UNCACHED
 from epp.candidates import Candidates
-from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING, Datum
+from epp.data import CACHE_TOKENS, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING, Datum
 from epp.decision.decision import Decision, ProfileRun, Response
 from epp.learning.choice import careful_costs
 from epp.learning.costs import FEW, WORSE, LearnedCosts
@@ -70,7 +70,7 @@ class Predictions:
         slots = snapshot.endpoint_list.slots if rows is None else snapshot.endpoint_list.slots[rows]
         prompt = float(token_count(request))
         match: PrefixMatch | None = request[self._match]
-        running = candidates[RUNNING]
+        running, usage = candidates[RUNNING], candidates[KV_USAGE]
         outlook = model.outlook(
             slots,
             self._learning.starts(),
@@ -83,13 +83,15 @@ class Predictions:
             candidates.narrow(snapshot.inflight_at_scrape),
             running,
             snapshot.settled(WAITING, rows),
+            usage,
+            candidates[CACHE_TOKENS],
         )
         waits = [] if match is None else _waits(match, candidates, now)
         waiting = add_waits(model, slots.tolist(), prompt, outlook, waits, now) if waits else ()
         why_not = self._reason(model, snapshot.endpoint_list.slots)
         if why_not:
             costs = careful_costs(
-                prompt, without_waits(outlook, waits, now) if waits else outlook, candidates.waiting_terms(), running, candidates[KV_USAGE]
+                prompt, without_waits(outlook, waits, now) if waits else outlook, candidates.waiting_terms(), running, usage
             )
         else:
             costs = outlook[COSTS]
@@ -128,10 +130,11 @@ class Predictions:
             self._learning.begins(sent.slot, now)
         sent.first_at = now
         if sent.counts and not sent.waits:
-            took = now - (request.sent_at or sent.at)
             found = calls.column(sent.outlook, sent.index)
+            took, predicted = now - (request.sent_at or sent.at), found[TIMES] - found[MEMORY]
+            took -= min(found[MEMORY], max(0.0, took - predicted))
             self._learning.learn_first(
-                FirstToken(now, sent.slot, sent.generation, found[UNCACHED], found[AHEAD], found[ELAPSED], found[LOAD], found[TIMES], took)
+                FirstToken(now, sent.slot, sent.generation, found[UNCACHED], found[AHEAD], found[ELAPSED], found[LOAD], predicted, took)
             )
 
     def ends(self, request: Request, response: Response) -> None:

@@ -1,7 +1,7 @@
 """Predict the time to the first token of this request at each endpoint, with a model that learns from the answers that pass through."""
 
 from epp.candidates import Candidates
-from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
+from epp.data import CACHE_TOKENS, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
 from epp.decision.decision import Decision, Response
 from epp.learning.costs import learned_costs
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseReceived, ResponseStreaming, Services, plugin
@@ -29,7 +29,7 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
         super().__init__(name, params)
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._costs = learned_costs(name)
-        self.consumes = (self._match, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING)
+        self.consumes = (self._match, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, CACHE_TOKENS, RUNNING, WAITING)
         self.optional = (TOKENS,)
         self.produces = (self._costs,)
         self._predictions: Predictions

@@ -24,7 +24,7 @@ class Situation:
         starts = np.where(self.elapsed > 0.0, NOW - self.elapsed, 0.0).reshape(1, 3)
         none = np.zeros(3)
         held = self.prompt - self.tokens
-        return model.outlook(np.arange(3), starts, NOW, self.prompt, held, 1.0, self.ahead, self.load, self.load, none, none)
+        return model.outlook(np.arange(3), starts, NOW, self.prompt, held, 1.0, self.ahead, self.load, self.load, none, none, none, none)
 
 
 def predicted(model: LatencyModel, **columns: list[float]) -> tuple[list[float], list[float]]:

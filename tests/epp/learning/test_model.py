@@ -8,8 +8,9 @@ from statistics import median
 import numpy as np
 import pytest
 
-from compiled.outlook import COSTS, TIMES
-from epp.learning.model import ERROR_BOUNDS, FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, YOUNG, EndpointModel, FirstToken, LatencyModel
+from compiled.outlook import COSTS, MEMORY, TIMES
+from epp.learning.endpoint import ERROR_BOUNDS, EndpointModel
+from epp.learning.model import FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, YOUNG, FirstToken, LatencyModel
 from epp.learning.state import decode, encode
 
 SERVERS = 4
@@ -81,8 +82,8 @@ def test_loses_half_of_the_error_within_200_requests_after_an_endpoint_became_th
 def test_an_endpoint_without_requests_becomes_faster_with_the_others() -> None:
     """Servers that have just started are slow, and the first to become fast gets all requests from then on."""
     pool = Pool(shared_prefill, [5.0, 5.0])
-    for _ in range(20):
-        pool.observe()
+    for n in range(20):
+        pool.observe(n % 2)
     pool.speeds = [1.0, 1.0]
     for _ in range(300):
         pool.observe(0)
@@ -203,6 +204,35 @@ def test_an_endpoint_has_the_usual_limit_until_it_has_run_more() -> None:
     assert model.limit(3) == 64.0
 
 
+def test_requests_that_wait_while_the_kv_cache_is_full_say_nothing_of_the_batch_limit() -> None:
+    model = LatencyModel()
+    for _ in range(FULL_SCRAPES + 1):
+        model.scraped(0, 0, 8, 1, 0.97)
+    assert model.limit(0) == 0.0
+    for _ in range(FULL_SCRAPES + 1):
+        model.scraped(0, 0, 8, 1, 0.5)
+    assert model.limit(0) == 8.0
+
+
+def test_a_prompt_waits_until_answers_that_end_make_room_for_it_and_for_those_before_it() -> None:
+    """Four KV caches of 10,000 tokens: with room; full; full and 3,000 tokens in the queue; of unknown size."""
+    model, slots, none = LatencyModel(), np.arange(4, dtype=np.intp), np.zeros(4)
+    for _ in range(500):
+        model.learn_token(0, 0, 4.0, 0.02, 20.0)
+    usage, room = np.array([0.7, 1.0, 1.0, 1.0]), np.array([10_000.0, 10_000.0, 10_000.0, 0.0])
+    ahead, waiting = np.array([0.0, 3_000.0, 3_000.0, 0.0]), np.array([0.0, 0.0, 2.0, 0.0])
+
+    def found(usage: np.ndarray) -> np.ndarray:
+        return model.outlook(slots, np.zeros((1, 4)), 0.0, 2_000.0, None, 0.0, ahead, none, none, none, waiting, usage, room)
+
+    crowded, empty = found(usage), found(none)
+    assert crowded[MEMORY].tolist() == pytest.approx([0.0, 0.2 * 20.0, 0.5 * 20.0, 0.0], rel=0.01)
+    assert (empty[MEMORY] == 0.0).all()
+    assert (crowded[TIMES] - empty[TIMES]).tolist() == pytest.approx(crowded[MEMORY].tolist())
+    lacking = 0.5 * 0.2 * 20.0 * np.array([0.7**8, 1.0, 1.0, 0.0])
+    assert (crowded[COSTS] - empty[COSTS] - crowded[MEMORY]).tolist() == pytest.approx(lacking.tolist(), rel=0.01)
+
+
 def test_waiting_for_a_place_takes_as_long_as_answers_last() -> None:
     model = LatencyModel()
     for _ in range(500):
@@ -239,7 +269,7 @@ def test_a_burst_between_two_scrapes_spreads_whatever_was_learned(speeds: list[f
     model.first.theta = [each / 1000.0 for each in theta]
     slots, none = np.array([0, 1]), np.zeros(2)
     for _ in range(40):
-        outlook = model.outlook(slots, np.zeros((1, 2)), 100.0, 200.0, None, 0.0, 200.0 * sent, sent, none, none, none)
+        outlook = model.outlook(slots, np.zeros((1, 2)), 100.0, 200.0, None, 0.0, 200.0 * sent, sent, *[none] * 5)
         sent[int(outlook[COSTS].argmin())] += 1.0
     assert sent.sum() == 40.0
     assert max(sent) <= most
@@ -251,7 +281,7 @@ def test_requests_from_before_the_last_scrape_cost_nothing_beyond_what_was_learn
 
     def cost(inflight: float, before: float) -> float:
         load = (np.array([inflight]), np.array([before]))
-        found = model.outlook(slots, np.zeros((1, 1)), 0.0, 1000.0, None, 0.0, none, *load, none, none)
+        found = model.outlook(slots, np.zeros((1, 1)), 0.0, 1000.0, None, 0.0, none, *load, *[none] * 4)
         assert found[TIMES, 0] == pytest.approx(0.13), "it is a cost, and no prediction"
         return float(found[COSTS, 0])
 
@@ -267,7 +297,7 @@ def test_the_busier_the_pool_the_longer_a_request_waits_for_the_endpoint_that_ho
     held = np.array([7_900.0, 0.0, 0.0, 0.0, 0.0])
     for prompt, waits in ((8_000.0, not copies), (2_000.0, False)):
         blocks = np.minimum(held, prompt - 100.0)
-        found = model.outlook(slots, np.zeros((1, 5)), 0.0, prompt, blocks, 1.0, ahead, none, none, none, none)
+        found = model.outlook(slots, np.zeros((1, 5)), 0.0, prompt, blocks, 1.0, ahead, *[none] * 6)
         assert (found[COSTS].argmin() == 0) == waits
 
 

@@ -1,6 +1,7 @@
 """Tests of the learned latency producer and scorer: what a request observes, and which endpoint it prefers."""
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -120,6 +121,23 @@ def test_the_time_to_the_first_chunk_is_learned_at_the_endpoint_that_answered() 
     assert site.model.mean_s == pytest.approx(0.3)
     assert site.model.endpoints[1].token_speed.samples == 1
     assert site.services.learning.starts()[0, 1] == 5.31
+
+
+@pytest.mark.parametrize(("took", "learned"), [(0.05, 0.05), (1.0, 0.13), (2.6, 0.6)])
+def test_what_a_prompt_waits_for_memory_says_nothing_of_the_endpoint(took: float, learned: float) -> None:
+    """The prompt of 1,000 tokens finds a full KV cache of 1,000 tokens, so all of that has to end: 2 s."""
+    site = Site()
+    for _ in range(500):
+        site.model.learn_token(2, 0, 1.0, 0.02, 2.0)
+    at = candidates({"kv_cache_usage": [1.0], "cache_tokens": [1000]})
+    asked = site.asked(at)
+    assert asked[COSTS].predicted_s(0) == pytest.approx(2.13, rel=0.01)
+    assert re.match(r"first token in 21\d\d ms.* = 2000 ms until its KV cache has room \+ 30 ms", asked[COSTS].in_words(0, 0, 5.0))
+    decision = site.sent(asked, at, 0)
+    site.producer.response_received(asked, decision, STREAM)
+    asked.now += took
+    site.producer.response_streaming(asked, decision)
+    assert site.model.mean_s == pytest.approx(learned, rel=0.05)
 
 
 @pytest.mark.parametrize(

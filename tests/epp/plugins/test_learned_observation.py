@@ -6,7 +6,8 @@ import pytest
 from epp.candidates import Candidates
 from epp.config.plugin_instances import without_effect
 from epp.learning.costs import FEW, LearnedCosts, learned_costs
-from epp.learning.model import EndpointModel, LatencyModel
+from epp.learning.endpoint import EndpointModel
+from epp.learning.model import LatencyModel
 from epp.plugins.producers.learned_latency import LearnedObserver
 from epp.plugins.scorers.latency_observation import LEARNED_OBSERVER as OBSERVER
 from epp.plugins.scorers.latency_observation import LearnedObservation

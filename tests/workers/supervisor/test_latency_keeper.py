@@ -23,7 +23,7 @@ from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.worker.learning import SharedLearning
 
 SLOTS = 4
-COLUMNS = ("running_requests", "waiting_requests")
+COLUMNS = ("running_requests", "waiting_requests", "kv_cache_usage")
 
 
 def region(size: int) -> Region:
@@ -157,11 +157,17 @@ def test_batch_limits_come_from_scrapes_and_each_scrape_counts_once() -> None:
     handle = site.table.take(9, lambda slot: True)
     assert handle is not None
     observe(keeper, 3, 0.2, 1)
-    for scrape in range(1, 30):
-        site.table.write(
-            handle, state=State.FRESH, flags=0, updated_at=float(scrape), inflight_at_scrape=0.0, values=(6.0, 2.0), present=0b11
-        )
+
+    def write(at: float, usage: float) -> None:
+        page = (6.0, 2.0, usage)
+        site.table.write(handle, state=State.FRESH, flags=0, updated_at=at, inflight_at_scrape=0.0, values=page, present=0b111)
         site.table.publish()
+
+    write(0.5, usage=0.97)
+    keeper.look()
+    assert keeper.model.endpoints[handle.slot].full == 0, "they may wait for memory"
+    for scrape in range(1, 30):
+        write(float(scrape), usage=0.3)
         keeper.look()
         site.table.publish()
         keeper.look()

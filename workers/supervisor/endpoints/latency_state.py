@@ -14,7 +14,8 @@ import msgspec
 import structlog
 
 from epp.learning import state
-from epp.learning.model import EndpointModel, LatencyModel
+from epp.learning.endpoint import EndpointModel
+from epp.learning.model import LatencyModel
 from workers.shared.documents import Identity
 from workers.supervisor.endpoints.snapshot_file import RefusedSnapshot, Snapshot, trailer
 

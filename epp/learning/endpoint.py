@@ -1,0 +1,41 @@
+"""Holds what the latency model knows of one endpoint."""
+
+from typing import Final
+
+from epp.learning.speed import Speed
+from epp.metrics import buckets
+
+ERROR_FIRST: Final = 0.5
+ERROR_BOUNDS: Final[tuple[float, ...]] = buckets.RELATIVE_ERROR
+
+
+class EndpointModel:
+    """Holds what is known of one endpoint: (slot, generation).
+
+    `speed`, `token_speed`: how many times slower it is than the pool's mean, before both are centred. `learned_at`: the time of the
+    last first token. `drift_at`: the pool's drift then. `error`: the mean relative error of its last predictions. `batch`: the largest
+    batch; `full`: scrapes with waiting requests at that size. `errors`: observations by relative error, one more than `ERROR_BOUNDS`;
+    `error_sum`: the sum of these errors.
+    """
+
+    __slots__ = (
+        "batch", "drift_at", "error", "error_sum", "errors", "full", "generation", "learned_at", "slot", "speed", "token_speed",
+    )  # fmt: skip
+
+    def __init__(self, slot: int, generation: int) -> None:
+        self.slot = slot
+        self.generation = generation
+        self.speed = Speed()
+        self.token_speed = Speed()
+        self.learned_at = 0.0
+        self.drift_at = 0.0
+        self.error = ERROR_FIRST
+        self.batch = 0.0
+        self.full = 0
+        self.errors = [0] * (len(ERROR_BOUNDS) + 1)
+        self.error_sum = 0.0
+
+    @property
+    def samples(self) -> int:
+        """Returns how many first tokens were observed."""
+        return self.speed.samples
