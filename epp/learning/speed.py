@@ -10,7 +10,7 @@ from typing import Final
 
 STEP: Final = 0.03
 STEP_MAX: Final = 0.7
-STEP_FIRST: Final = 3.0  # the n-th observation moves the speed by a part of at least 1 / (n + STEP_FIRST)
+STEP_FIRST: Final = 1.0  # the n-th observation moves the speed by a part of at least 1 / (n + STEP_FIRST)
 STEADY: Final = 0.9
 RECENT: Final = 0.3  # the errors' means follow the last three or so
 CLIP: Final = 0.7
