@@ -9,7 +9,7 @@ A pool is the index of its `Matched` in the list. A `*` in a matcher stands for 
 over one with `*`; among these, the first one in the list that fits counts. `epp.config.pools` refuses lists in which a matcher never fits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -112,6 +112,11 @@ class PoolChoice:
         self._hosts: dict[str, int] = {}  # what `_of_authority` has found
 
         self.by_model = sorted(set(self._models.exact.values()) | {pool for _, pool in self._models.patterns})
+
+    @property
+    def ports(self) -> Mapping[int, int]:
+        """The pools that have ports of their own, by port."""
+        return self._by_port
 
     def of_stream(self, port: int, authority: str) -> int:
         """Returns the pool of all requests of a stream; UNDECIDED if the request decides. `port`: of the socket; `authority`: as sent."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from loadtest.demo.children import python
+from loadtest.demo.children import command_name, descendants, python
 from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import COMPLETIONS, Picker, ask, completion, run
 from tests.kube.client import Object
@@ -136,6 +136,31 @@ def test_commands_know_pools_that_appear_while_the_picker_runs(world: World) -> 
     world.kube.delete(qwen)
     for command in (top, ("explain",), ("doctor",)):
         until(lambda command=command: "pools: llama" in command_of(world, picker, *command, "--pool=qwen").stderr, "it is gone")
+
+
+def test_ports_are_opened_when_inference_pools_name_them(world: World) -> None:
+    one, two = free_ports(2)
+    served(world, "llama", "qwen", "other")
+    world.kube.create(named(world, "llama", one))
+    picker = world.picker(follow=f"--service-name={SERVICE}", workers=2)
+    first, later, shared = (gateway(world, picker, port) for port in (one, two, picker.grpc))
+    assert answers(first) == 200
+    qwen = world.kube.create(named(world, "qwen", two))
+    until(lambda: answers(later) == 200, "the pool answers at its new port")
+    world.kube.create(named(world, "other", picker.grpc))
+    until(lambda: answers(shared) == 200, "a pool may have the port of the picker")
+    world.kube.create(named(world, "llama-2", picker.metrics, "llama"))
+    until(lambda: told(picker, f"port {picker.metrics} (of the InferencePool) is in use"), "the port is another one of the picker")
+    for child in descendants(picker.child.pid):
+        if "worker" in command_name(child):
+            os.kill(child, signal.SIGKILL)
+    until(lambda: answers(first) == answers(later) == 200, "the next workers have the ports, too")
+    world.kube.delete(qwen)
+    until(lambda: answers(later) == 404, "no pool has the port any more")
+    os.kill(supervisor_of(picker.child.pid), signal.SIGKILL)
+    world.kube.create(named(world, "qwen", two))
+    until(lambda: answers(later) == 200, "the next supervisor knows the port")
+    assert answers(first) == 200
 
 
 def test_pools_by_name_have_their_own_configurations_and_bad_ones_are_told(world: World, tmp_path: Path) -> None:

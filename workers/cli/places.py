@@ -30,13 +30,14 @@ from workers.shared.recording.limits import OFF
 
 SUFFIX: Final = ".yaml"
 FILES_MAX: Final = 1000
+PLACES_USUAL: Final = 32  # for ports that are opened while the picker runs
 
 log = structlog.get_logger()
 
 
 def found(options: Options) -> Callable[[], Instance]:
     """Reads and checks all configurations. Returns a function that creates the instance. Raises BadConfiguration."""
-    names, ports = options.pool_names, options.pool_ports
+    names, ports = options.pool_names, options.pool_ports or (0,) * PLACES_USUAL
     for name in names or ("",):
         check_names(options.pool_namespace, name or None)
     most = options.max_endpoints if "max_endpoints" in options.given else ENDPOINTS_USUAL
@@ -47,7 +48,8 @@ def found(options: Options) -> Callable[[], Instance]:
     for each in configurations.values():
         options = with_one_worker(options, each.config)
     places = Places(configurations, ports, options.service_name, names)
-    log.info("pools", ports=len(ports), service=options.service_name, names=names, configurations=sorted(configurations))
+    shown = {"places": len(ports), "ports": options.pool_ports, "configurations": sorted(configurations)}
+    log.info("pools", service=options.service_name, names=names, **shown)
     return lambda: create_places(options, places)
 
 

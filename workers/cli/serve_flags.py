@@ -88,7 +88,7 @@ FLAGS = (
             repeated=True,
         ),
         flag("service-name", str, "", "Service that InferencePools name in endpointPickerRef, to serve all these pools."),
-        flag("pool-ports", RANGES, "", "Ports that several InferencePools may name in endpointPickerRef, as 9002,9100-9131."),
+        flag("pool-ports", RANGES, "", "Ports that InferencePools may name, as 9002,9100-9131. [default: any 32, opened when named]"),
         flag("pool-namespace", str, "", "Namespace of the pool. [default: NAMESPACE, else default]", env=("NAMESPACE",)),
         flag("pool-group", str, POOL_GROUP, "API group of the pool that objectives and model rewrites refer to."),
         flag("endpoint-selector", str, "", "Label selector of the pods that are endpoints, instead of a pool's."),

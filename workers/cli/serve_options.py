@@ -279,8 +279,6 @@ def _found_pools(values: Mapping[str, Any], errors: list[str], origins: Mapping[
     if values["transport"] == "grpcio":
         errors.append(f"{flag} and --transport grpcio cannot be set at the same time: grpc does not tell the port")
     ports = values["pool_ports"]
-    if not ports:
-        errors.append(f"{flag} needs --pool-ports with the ports that InferencePools may name, such as 9100-9131")
     if len(ports) > POOLS_MAX:
         errors.append(f"--pool-ports has {len(ports)} ports; give at most {POOLS_MAX}")
     taken = [f"--{name}" for name in ("grpc-health-port", "metrics-port") if values[name.replace("-", "_")] in ports]

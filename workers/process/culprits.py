@@ -10,6 +10,7 @@ from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
 from workers.process.pools import as_assigned, assigned_view
 from workers.shared.pool_crashes import LOADING, RUNNING, PoolCrashes, culprit, named
+from workers.shared.pool_names import EMPTY
 from workers.shared.query_of_death import DECIDING
 
 log = structlog.get_logger()
@@ -50,5 +51,5 @@ class Culprits:
         """Forgets the crashes of pools that are gone."""
         if self._assigned is None or (names := self._assigned.names()) is None:
             return
-        for pool in [pool for pool, name in self._crashes.seen.items() if names.get(pool) != name]:
+        for pool in [pool for pool, name in self._crashes.seen.items() if names.get(pool, EMPTY).name != name]:
             self._crashes.renamed(pool)

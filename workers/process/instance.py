@@ -90,21 +90,26 @@ class Instance:
 
     @classmethod
     def create(
-        cls, options: "Options", config: "EffectiveConfig", layout: Layout | None = None, ports: Mapping[int, str] = NO_PORTS
+        cls,
+        options: "Options",
+        config: "EffectiveConfig",
+        layout: Layout | None = None,
+        ports: Mapping[int, str] = NO_PORTS,
+        later: int = 0,
     ) -> "Instance":
         """Creates everything. Raises StartError, SegmentError or OSError, and then leaves nothing behind.
 
-        `layout`, `ports`: for several pools (`workers.process.pools`); None: for one pool.
+        `layout`, `ports`, `later`: for several pools (`workers.process.pools`); None: for one pool.
         """
         sources, layout = Sources(options, config), layout or Layout(options, config)
-        enough_descriptors(layout.workers_max, len(ports))
+        enough_descriptors(layout.workers_max, len(ports) + later)
         lock = _locked(options.run_dir, options.instance)
         with contextlib.ExitStack() as undo:
             undo.callback(_release, lock)
             if (state_lock := locked_state(options.state_dir, options.instance)) is not None:
                 undo.callback(state_lock.close)
             check_room(layout.needs(), FEWER)
-            sockets = Sockets.bind(options, received(os.environ), ports)
+            sockets = Sockets.bind(options, received(os.environ), ports, later)
             lock.record(ports=sockets.ports() | sockets.pool_ports())
             memory = Memory.create(layout, options.instance, lock)
             undo.callback(memory.unlink)

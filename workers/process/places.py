@@ -1,4 +1,4 @@
-"""The pools of a picker as it starts, and the places for InferencePools that it finds while it runs: one for each port that they may name.
+"""The pools of a picker as it starts, and the places for InferencePools that it finds while it runs: one for each port that they have.
 
     configurations, ports ─ create_places ─▶ Instance with an empty place per port
     supervisor: InferencePools ─▶ Names ─▶ document ─▶ all processes: assigned(instance, Names)
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from epp.config.pools import KubePool
+from workers.shared.pool_names import Placed
 
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
@@ -38,8 +39,9 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places of a picker. `configurations`: by the name of the pool, and that under DEFAULT. `ports`: of the places, in their order.
+    """The places of a picker. `configurations`: by the name of the pool, and that under DEFAULT.
 
+    `ports`: of the places, in their order; 0: the port is opened when an InferencePool names it. Either all are 0, or none is.
     `service`: the Service that InferencePools name; "": `names` are the InferencePools.
     """
 
@@ -48,7 +50,12 @@ class Places:
     service: str = ""
     names: Sequence[str] = ()
 
-    def pool(self, number: int, name: str) -> Pool:
-        """Returns the pool `name` in a place. An empty name stands for an empty place."""
-        own = self.configurations.get(name) or self.configurations[DEFAULT]
-        return own._replace(name=name, kube=KubePool(name=name, own_port=self.ports[number]))
+    @property
+    def later(self) -> int:
+        """How many ports are opened while the picker runs."""
+        return sum(not port for port in self.ports)
+
+    def pool(self, placed: Placed) -> Pool:
+        """Returns the pool in a place. An empty name stands for an empty place."""
+        own = self.configurations.get(placed.name) or self.configurations[DEFAULT]
+        return own._replace(name=placed.name, kube=KubePool(name=placed.name, own_port=placed.port))

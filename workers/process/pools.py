@@ -23,7 +23,7 @@ from workers.process.places import Places, Pool
 from workers.process.sources import Sources
 from workers.shared.documents import assigned_of
 from workers.shared.objectives import static_bands
-from workers.shared.pool_names import NONE, AssignedView, Names, encode
+from workers.shared.pool_names import EMPTY, NONE, AssignedView, Names, encode
 
 if TYPE_CHECKING:
     from workers.host.options import Options
@@ -52,7 +52,8 @@ def create(
 
     Raises StartError, SegmentError or OSError, and then leaves nothing behind.
     """
-    instance = Instance.create(options, pools[0].config, layout_of(options, pools, places), ports)
+    later = places.later if places is not None else 0
+    instance = Instance.create(options, pools[0].config, layout_of(options, pools, places), ports, later)
     try:
         instance = replace(with_pools(instance, pools), choice=choice, places=places)
         bundle = instance.pools[0].bundle
@@ -104,14 +105,13 @@ def viewed(instance: Instance, number: int, pool: Pool, like: Instance | None = 
 
 def create_places(options: "Options", places: Places) -> Instance:
     """Creates the instance with empty places. `options`: with the most endpoints of all places together. Raises as `create` does."""
-    empty = [places.pool(number, "") for number in range(len(places.ports))]
-    ports = {port: "of --pool-ports" for port in places.ports if port != options.grpc_port}
+    empty = [places.pool(EMPTY)] * len(places.ports)
+    ports = {port: "of --pool-ports" for port in places.ports if port not in (0, options.grpc_port)}
     return create(options, empty, _choice(places, NONE), ports, places)
 
 
 def _choice(places: Places, names: Names) -> PoolChoice:
-    ports = (port if number in names else 0 for number, port in enumerate(places.ports))
-    return PoolChoice([Matched(names.get(number, ""), port, (), ()) for number, port in enumerate(ports)])
+    return PoolChoice([Matched(*names.get(number, EMPTY)) for number in range(len(places.ports))])
 
 
 def assigned(instance: Instance, names: Names) -> Instance:
@@ -121,9 +121,9 @@ def assigned(instance: Instance, names: Names) -> Instance:
     like = {id(view.config): view for view in instance.pools}
     views = list(instance.pools)
     for number, view in enumerate(instance.pools):
-        name = names.get(number, "")
-        if view.options.pool_name != name:
-            pool = places.pool(number, name)
+        placed = names.get(number, EMPTY)
+        if view.options.pool_name != placed.name:
+            pool = places.pool(placed)
             views[number] = viewed(instance, number, pool, like.get(id(pool.config)))
     return replace(instance, pools=tuple(views), choice=_choice(places, names))
 

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 NO_PORTS: Final[Mapping[int, str]] = {}
 OF_POOL: Final = "pool "  # begins the names of the ports of pools
+_ANY: Final[Mapping[int, str]] = {socket.AF_INET6: "::", socket.AF_INET: "0.0.0.0"}
 BACKLOG = 4096  # connections that wait for `accept`; the kernel takes at most net.core.somaxconn
 
 
 class Sockets(NamedTuple):
     """The sockets on which the picker listens. `activated`: whether systemd holds that of ext_proc, too, and keeps it for a successor.
 
-    `pools`: further ones of ext_proc, at the ports of pools.
+    `pools`: further ones of ext_proc, at the ports of pools. `later`: those that get their ports while the picker runs (`open_at`). All
+    processes share them, so if the supervisor binds one, it listens in each worker.
     """
 
     ext_proc: socket.socket
@@ -34,11 +36,13 @@ class Sockets(NamedTuple):
     metrics: socket.socket
     activated: bool = False
     pools: Sequence[socket.socket] = ()
+    later: Sequence[socket.socket] = ()
 
     @classmethod
-    def bind(cls, options: "Options", given: Mapping[str, socket.socket], pools: Mapping[int, str] = NO_PORTS) -> "Sockets":
+    def bind(cls, options: "Options", given: Mapping[str, socket.socket], pools: Mapping[int, str] = NO_PORTS, later: int = 0) -> "Sockets":
         """Binds those that are not `given` (`activation.received`), and the ports of `pools`: port -> name. Raises StartError, and then
-        leaves none open."""
+        leaves none open. `later`: how many get their ports later.
+        """
         native = options.transport == "native"
         with contextlib.ExitStack() as undo:
             for found in given.values():
@@ -62,6 +66,7 @@ class Sockets(NamedTuple):
                 bound("metrics", options.metrics_port, "--metrics-port"),
                 activated="grpc" in given,
                 pools=[undo.enter_context(listen(port, f"pool {name}")) for port, name in pools.items()],
+                later=[undo.enter_context(_unbound(family)) for family in [_family()] * later],
             )
             undo.pop_all()
         return sockets
@@ -81,7 +86,7 @@ class Sockets(NamedTuple):
 
     def not_for_kv_events(self) -> list[int]:
         """Descriptors that the kv-events process must not hold."""
-        return [*self.not_for_supervisor(), *self.not_for_worker()]
+        return [*self.not_for_supervisor(), *self.not_for_worker(), *(each.fileno() for each in self.later)]
 
     def not_for_supervisor(self) -> list[int]:
         """Descriptors that the supervisor must not hold."""
@@ -106,40 +111,75 @@ def hold(port: int, flag: str) -> socket.socket:
     return reserved
 
 
+def open_at(later: socket.socket, port: int) -> str:
+    """Lets a socket without a port listen at this one, in all processes that share it. Returns why it cannot; "" if it listens."""
+    try:
+        later.bind((_ANY[later.family], port))
+        later.listen(BACKLOG)
+    except OSError as refused:
+        return _not_bound(port, "of the InferencePool", refused, "the InferencePool")
+    return ""
+
+
+def listens(opened: socket.socket) -> bool:
+    """Returns whether a socket listens."""
+    return bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
 def _bound_to_all(port: int, flag: str, *, listening: bool) -> socket.socket:
     try:
-        return _bound(socket.AF_INET6, "::", port, listening)
+        return _bound(socket.AF_INET6, port, listening)
     except OSError as refused:
         if refused.errno in (errno.EADDRINUSE, errno.EACCES):
             raise StartError(_not_bound(port, flag, refused)) from refused
     try:
-        return _bound(socket.AF_INET, "0.0.0.0", port, listening)  # a machine without IPv6
+        return _bound(socket.AF_INET, port, listening)  # a machine without IPv6
     except OSError as refused:
         raise StartError(_not_bound(port, flag, refused)) from refused
 
 
-def _bound(family: int, address: str, port: int, listening: bool) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
+def _bound(family: socket.AddressFamily, port: int, listening: bool) -> socket.socket:
+    bound = _unbound(family)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not block the port
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind((address, port))
+        bound.bind((_ANY[family], port))
         if listening:
             bound.listen(BACKLOG)
-        bound.setblocking(False)
     except OSError:
         bound.close()
         raise
     return bound
 
 
-def _not_bound(port: int, flag: str, refused: OSError) -> str:
+def _unbound(family: socket.AddressFamily) -> socket.socket:
+    unbound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not block the port
+        if family == socket.AF_INET6:
+            unbound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        unbound.setblocking(False)
+    except OSError:
+        unbound.close()
+        raise
+    return unbound
+
+
+def _family() -> socket.AddressFamily:
+    """Returns the family of sockets for all addresses of this machine."""
+    try:
+        _bound(socket.AF_INET6, 0, listening=False).close()
+    except OSError:
+        return socket.AF_INET  # a machine without IPv6
+    return socket.AF_INET6
+
+
+def _not_bound(port: int, flag: str, refused: OSError, changed: str = "") -> str:
+    """Says why a port cannot be had. `changed`: what has to get another port; "": the flag."""
+    changed = changed or flag
     if refused.errno == errno.EADDRINUSE:
         return (
             f"port {port} ({flag}) is in use: another picker listens there, perhaps one that still drains, or another program "
-            f"(`ss -ltnp 'sport = :{port}'` names it); end it, or give {flag} another port"
+            f"(`ss -ltnp 'sport = :{port}'` names it); end it, or give {changed} another port"
         )
     if refused.errno == errno.EACCES:
-        return f"port {port} ({flag}): this user may not listen there; give {flag} a port above 1023"
+        return f"port {port} ({flag}): this user may not listen there; give {changed} a port above 1023"
     return f"port {port} ({flag}): the system refuses to bind it: {refused}"

@@ -5,17 +5,26 @@ the picker finds them while it runs    the supervisor publishes a document with 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from shm.documents import DocumentReader
 from workers.shared.documents import assigned_of
 
-Names = Mapping[int, str]  # the number of a place -> the name of the InferencePool there
+
+class Placed(NamedTuple):
+    """The InferencePool in a place, and the port of the place."""
+
+    name: str
+    port: int
+
+
+EMPTY: Final = Placed("", 0)
+Names = Mapping[int, Placed]  # by the number of the place
 NONE: Final[Names] = {}
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(dict[int, str]).decode
+decode = msgspec.msgpack.Decoder(dict[int, Placed]).decode
 
 
 class AssignedView:
@@ -50,5 +59,5 @@ class PoolNames:
     def current(self) -> Sequence[str]:
         """Returns the name of each pool, "" for a place without one; none if the picker has one pool."""
         if self._assigned is not None and (names := self._assigned.names()) is not None:
-            self._names = tuple(names.get(number, "") for number in range(len(self._names)))
+            self._names = tuple(names.get(number, EMPTY).name for number in range(len(self._names)))
         return self._names

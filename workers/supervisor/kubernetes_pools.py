@@ -15,8 +15,8 @@ from typing import Any, Final
 import structlog
 
 from workers.process.instance import Instance
-from workers.process.pools import tell_assigned
-from workers.shared.pool_names import Names
+from workers.process.pools import assigned_view, tell_assigned
+from workers.shared.pool_names import NONE, Names
 from workers.supervisor.configured_endpoints import Bounded
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoints import EndpointTable
@@ -24,6 +24,7 @@ from workers.supervisor.kube.discovery import wanted
 from workers.supervisor.kube.object_watch import KubeObjects
 from workers.supervisor.kube.placing import Placing
 from workers.supervisor.kube.pool import InferencePool, protocol_mismatch
+from workers.supervisor.kube.pool_ports import Ports
 from workers.supervisor.kube.pools_discovery import PoolsDiscovery
 from workers.supervisor.kubernetes import Kubernetes
 from workers.supervisor.objects_of_pools import PoolsObjects
@@ -45,8 +46,11 @@ class KubernetesPools(Kubernetes):
         self._objects: PoolsObjects | None = None
         self._placing: Placing | None = None
         if (places := self._instance.places) is not None:
-            names = {number: name for number, pool in enumerate(self._instance.pools) if (name := pool.options.pool_name)}
-            self._placing = Placing(places, names, self._report)
+            instance, names = self._instance, assigned_view(self._instance).names() or NONE
+            ports = Ports(places.ports, instance.sockets.later, instance.lock.info["ports"]["grpc"])
+            for number, placed in names.items():
+                ports.take(placed.port, number)
+            self._placing = Placing(places, names, self._report, ports)
 
     def follow_objects(self, pools: ObjectsWatch | PoolsObjects | None) -> None:
         """Gives the objectives and model rewrites of all pools that are InferencePools to `pools`."""
@@ -117,7 +121,7 @@ class KubernetesPools(Kubernetes):
     def _use(self, names: Names) -> None:
         self._assign(names)
         tell_assigned(self._instance, names)
-        log.info("pools that are served", pools=sorted(names.values()))
+        log.info("pools that are served", pools=sorted(placed.name for placed in names.values()))
         if self._objects is not None:
             self._objects.use(self._present().pools)
 

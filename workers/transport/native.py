@@ -246,7 +246,7 @@ class Server:
         self._protocols: set[ServerProtocol] = set()
         self._handshakes: dict[asyncio.Task[None], float] = {}  # handshake -> when it began
         self._pace = HandshakePace()
-        self._gates: Sequence[Gate] = ()
+        self._gates: list[Gate] | None = []  # None: it accepts no more
         self._ssl_context: ssl.SSLContext | None = None
         self._draining = False
         self._leaving = False
@@ -257,18 +257,19 @@ class Server:
     # Methods for the worker.
 
     def serve(
-        self,
-        listening: socket.socket,
-        application: Application,
-        ssl_context: ssl.SSLContext | None = None,
-        further: Sequence[socket.socket] = (),
+        self, first: socket.socket, application: Application, ssl_context: ssl.SSLContext | None = None, more: Sequence[socket.socket] = ()
     ) -> None:
-        """Accepts connections from a socket that already listens, and from `further` ones. Streams tell them apart by `Stream.port`."""
+        """Accepts connections from a socket that already listens, and from `more`. Streams tell them apart by `Stream.port`."""
         self.application = application
         self._ssl_context = ssl_context
-        self._gates = [self._gate(each) for each in (listening, *further)]
-        if self._ticker is None:
-            self._ticker = self.loop.call_later(TICK, self._tick)
+        self._gates = []
+        self._ticker = self._ticker or self.loop.call_later(TICK, self._tick)
+        self.serve_also((first, *more))
+
+    def serve_also(self, more: Sequence[socket.socket]) -> None:
+        """Accepts connections from more sockets, unless the server has stopped accepting."""
+        if self._gates is not None:
+            self._gates += map(self._gate, more)
 
     @property
     def connections(self) -> int:
@@ -286,12 +287,13 @@ class Server:
 
     def handlers(self) -> list[Handler]:
         """Returns the handlers of all open streams."""
-        streams = [stream for p in self._protocols for stream in p.connection.streams.values()]
-        return [stream.handler for stream in streams if stream.handler is not None]
+        handlers = (stream.handler for p in self._protocols for stream in p.connection.streams.values())
+        return [handler for handler in handlers if handler is not None]
 
     def stop_accepting(self) -> None:
-        for gate in self._gates:
+        for gate in self._gates or ():
             gate.close()
+        self._gates = None
 
     def drain(self) -> None:
         """Sends GOAWAY. Each connection closes when its last stream has ended."""
@@ -312,12 +314,10 @@ class Server:
         while self.connections:
             self._closed = self._closed or self.loop.create_future()
             await self._closed
-        if self._ticker is not None:
-            self._ticker.cancel()
-            self._ticker = None
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        for timer in (self._ticker, self._expiry):
+            if timer is not None:
+                timer.cancel()
+        self._ticker = self._expiry = None
 
     # Methods for protocols.
 

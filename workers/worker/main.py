@@ -111,7 +111,8 @@ class Worker:
 
         self._kept = Kept(self.instance, self.index, self.lane, bus, clock=self._clock)
         if self.instance.pools:
-            self._adoption = Pools(self.instance, made, self.lane, lambda: self._serving.streams())
+            serving = (lambda: self._serving.streams(), lambda: self._serving.look())
+            self._adoption = Pools(self.instance, made, self.lane, *serving)
         else:
             self._adoption = Adoption(made(self.instance), self.lane, self.index + 1, self._apps)
 

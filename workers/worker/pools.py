@@ -41,9 +41,17 @@ class Pools:
     """Keeps the parts of the pools that this worker has loaded. Implements `workers.worker.extproc.pool_stream.Pools`."""
 
     def __init__(
-        self, instance: Instance, made: Callable[[Instance], Parts], lane: Lane, streams: Callable[[], Iterable[ExtProcStream]]
+        self,
+        instance: Instance,
+        made: Callable[[Instance], Parts],
+        lane: Lane,
+        streams: Callable[[], Iterable[ExtProcStream]],
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """`made`: creates the parts of a pool whose configuration is loaded. `lane`: this worker's. `streams` returns all open streams."""
+        """`made`: creates the parts of a pool whose configuration is loaded. `lane`: this worker's. `streams` returns all open streams.
+
+        `moved`: called when other pools are served, perhaps at ports that were not open before.
+        """
         assert instance.choice is not None
         self.choice = instance.choice
         self._instance = instance
@@ -52,6 +60,7 @@ class Pools:
         self._views = instance.pools
         self._made = made
         self._streams = streams
+        self._moved = moved
         at = lane.schema.scalar[LOADING]
         self._loads = lane.scalars[at : at + 1]
         self._out = OutOfService(instance.words.out_of_service)
@@ -136,6 +145,7 @@ class Pools:
                 continue
             self._failed.pop(pool, None)
             self._leave(pool, Refused(Cause.NO_POOL, f"the pool '{old.options.pool_name}' is gone"))
+        self._moved()
 
     def _leave(self, pool: int, refused: Refused) -> None:
         """Ends the use of a pool's parts, so that another pool may get its place: its requests without an endpoint are refused."""

@@ -11,6 +11,7 @@ from shm.lanes import Lane
 from shm.series import SeriesWriter
 from workers.host.memory import Leaving, cgroup_limit, share
 from workers.process.instance import Instance
+from workers.process.sockets import listens
 from workers.transport import native
 from workers.transport.accept import Accepting
 from workers.transport.interface import Application, Clock, Handler, Server
@@ -51,7 +52,9 @@ class Serving:
         self._pool_at = pool_at
         self.peer_faults = PeerFaults(abuse, log.warning, time.monotonic)
         self._budget = self._create_budget()
+        self._later = instance.sockets.later
         self.server: Server
+        self._native: native.Server | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop, application: Application) -> None:
         """Serves with the configured transport."""
@@ -85,7 +88,14 @@ class Serving:
             now=time.monotonic,
         )
         native_server.serve(instance.sockets.ext_proc, application, instance.credentials.ext_proc_context, instance.sockets.pools)
-        self.server = native_server
+        self.server = self._native = native_server
+        self.look()
+
+    def look(self) -> None:
+        """Serves the ports that the supervisor has opened since the last call."""
+        if self._native is not None and (opened := [each for each in self._later if listens(each)]):
+            self._later = [each for each in self._later if each not in opened]
+            self._native.serve_also(opened)
 
     def streams(self, among: Sequence[Handler] | None = None) -> list[ExtProcStream]:
         """Returns all open ext_proc streams, or those of the handlers `among`."""

@@ -454,7 +454,6 @@ def test_several_pools_are_found_by_a_service_or_by_their_names() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--service-name=epp",), "--service-name needs --pool-ports"),
         (("--pool-name=a", "--pool-ports=9100"), "--pool-ports has no effect without --service-name or several --pool-name"),
         (("--config-dir=c",), "--config-dir has no effect without"),
         ((*FOUND, "--pool-name=a"), "--service-name and --pool-name cannot be set at the same time"),

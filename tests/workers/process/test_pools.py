@@ -21,7 +21,7 @@ from workers.process.layout import POOL_BANDS_MIN
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pools import as_assigned, assigned, assigned_view, create_places
 from workers.shared.documents import assigned_of
-from workers.shared.pool_names import PoolNames, encode
+from workers.shared.pool_names import Placed, PoolNames, encode
 
 LORA = """
 plugins: [{type: lora-affinity-scorer}, {type: max-score-picker}]
@@ -113,8 +113,9 @@ def test_inference_pools_take_places_and_leave_them_and_others_keep_what_they_se
     places = Places({DEFAULT: found("default"), "llama": own}, free_ports(3), service="epp")
     with removed(create_places(options(tmp_path, max_endpoints=12, pool_given=True), places)) as instance:
         assert all(view.sources.asks_objects and not view.options.pool_name for view in instance.pools)
-        one = assigned(instance, {1: "llama"})
-        two = assigned(one, {1: "llama", 0: "qwen"})
+        llama = Placed("llama", places.ports[1])
+        one = assigned(instance, {1: llama})
+        two = assigned(one, {1: llama, 0: Placed("qwen", places.ports[0])})
         assert [view.options.pool_name for view in two.pools] == ["qwen", "llama", ""]
         assert two.pools[1] is one.pools[1] and two.pools[2] is instance.pools[2]
         assert two.pools[1].config is own.config and two.pools[0].config is not own.config
@@ -128,8 +129,9 @@ def test_all_processes_read_which_places_are_taken(tmp_path: Path) -> None:
         view = assigned_view(instance)
         assert view.names() is None
         writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
-        writer.write(assigned_of(2), encode({1: "a" * 253, 0: "b" * 253}))
-        assert view.names() == {1: "a" * 253, 0: "b" * 253}
+        longest = {1: Placed("a" * 253, 65535), 0: Placed("b" * 253, 65534)}
+        writer.write(assigned_of(2), encode(longest))
+        assert view.names() == longest
         assert view.names() is None, "it is not new any more"
         assert [each.options.pool_name[0] for each in as_assigned(instance).pools] == ["b", "a"]
 
@@ -144,7 +146,7 @@ def test_commands_read_the_present_names_of_places_and_the_fixed_ones_of_other_p
         present = names(instance)
         assert present.several and list(present.current()) == ["", ""]
         writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
-        for assigned_now, shown in (({1: "llama"}, ["", "llama"]), ({0: "qwen"}, ["qwen", ""])):
+        for assigned_now, shown in (({1: Placed("llama", 1)}, ["", "llama"]), ({0: Placed("qwen", 2)}, ["qwen", ""])):
             writer.write(assigned_of(2), encode(assigned_now))
             assert list(present.current()) == shown
     with created(tmp_path, pool("one"), pool("two")) as instance:

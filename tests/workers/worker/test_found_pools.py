@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pools import create_places, tell_assigned
-from workers.shared.pool_names import Names
+from workers.shared.pool_names import Placed
 from workers.worker.pools import Pools
 
 
@@ -47,9 +47,13 @@ class World:
         self.made: list[Parts] = []
         self.open: list[Any] = []
         self.ended: list[tuple[Any, str]] = []
+        self.moves = 0
         self.kept = SimpleNamespace(pools=[])
-        self.pools = Pools(instance, self._make, instance.memory.lanes.lane(1), self._streams)
+        self.pools = Pools(instance, self._make, instance.memory.lanes.lane(1), self._streams, self._moved)
         self.made.clear()
+
+    def _moved(self) -> None:
+        self.moves += 1
 
     def _streams(self) -> list[Any]:
         return [SimpleNamespace(app=app, leave=lambda refused, app=app: self.ended.append((app, refused.detail))) for app in self.open]
@@ -58,8 +62,10 @@ class World:
         self.made.append(Parts(instance, self.kept))
         return self.made[-1]
 
-    def assign(self, names: Names) -> None:
-        tell_assigned(self.instance, names)
+    def assign(self, names: Mapping[int, str]) -> None:
+        places = self.instance.places
+        assert places is not None
+        tell_assigned(self.instance, {number: Placed(name, places.ports[number]) for number, name in names.items()})
         assert os.eventfd_read(self.instance.pipes.wakeups[0]) == 1, "the worker is woken"
         self.pools.look()
 
@@ -89,7 +95,7 @@ def test_a_pool_is_served_in_its_place_from_the_next_look_on(tmp_path: Path) -> 
     async def main(world: World) -> None:
         assert world.places() == [UNDECIDED, UNDECIDED]
         world.assign({1: "llama"})
-        assert world.places() == [UNDECIDED, 1] and world.pools.app(1) is None
+        assert world.places() == [UNDECIDED, 1] and world.pools.app(1) is None and world.moves == 1
         app = await world.app(1)
         assert [parts.name for parts in world.made] == ["llama"] and app is world.made[0].app
         world.assign({1: "llama", 0: "qwen"})

@@ -86,7 +86,9 @@ def pools_of(state: State) -> list[str]:
 def ext_proc_ports(picker: Running) -> list[int]:
     """Returns the picker's ext_proc ports, those of pools included; none if they are not known."""
     ports = picker.seen.ports if picker.seen is not None else {}
-    return [port for name, port in ports.items() if name == "grpc" or name.startswith(OF_POOL)]
+    known = [port for name, port in ports.items() if name == "grpc" or name.startswith(OF_POOL)]
+    opened = {pool["port"] for pool in picker.state.get("pools", {}).values() if "port" in pool}
+    return [*known, *sorted(opened.difference(known))]
 
 
 def vouches(state: State) -> bool:

@@ -63,6 +63,9 @@ def test_a_gateway_may_call_the_picker_at_the_port_of_a_pool() -> None:
         Running(Seen("epp", 1, {"grpc": 1, "health": 2, "metrics": 3, "pool 1": 9002}, (), 0.0, Life.RUNNING), "", {}, [])
     )
     assert ports == [1, 9002]
+    state = {"pools": {"a": {"port": 9103}, "b": {}, "c": {"port": 1}}}
+    opened = Running(Seen("epp", 1, {"grpc": 1}, (), 0.0, Life.RUNNING), "", state, [])
+    assert ext_proc_ports(opened) == [1, 9103], "a port that was opened while the picker runs"
     config, other = shipped(), shipped()
     cluster(other)["load_assignment"] = {}
     assert gateway_findings([config, other], PEER._replace(ports=ports)) == []

@@ -3,8 +3,10 @@
 from epp.endpoints.label_selectors import Selector
 from tests.reports import Reports
 from workers.process.places import Places
+from workers.shared.pool_names import Placed
 from workers.supervisor.kube.placing import Placing
 from workers.supervisor.kube.pool import InferencePool
+from workers.supervisor.kube.pool_ports import Ports
 
 PORTS = (9102, 9103, 9104)
 
@@ -14,16 +16,22 @@ def pool(port: int, service: str = "epp") -> InferencePool:
 
 
 def placing(reports: Reports, *names: str, service: str = "epp", present: dict[int, str] | None = None) -> Placing:
-    return Placing(Places({}, PORTS, "" if names else service, names), present or {}, reports)
+    before = {number: Placed(name, PORTS[number]) for number, name in (present or {}).items()}
+    return Placing(Places({}, PORTS, "" if names else service, names), before, reports, Ports(PORTS))
+
+
+def named(found: Placing) -> dict[int, str]:
+    assert all(PORTS[number] == placed.port for number, placed in found.names.items())
+    return {number: placed.name for number, placed in found.names.items()}
 
 
 def test_the_pools_of_the_service_have_the_places_of_their_ports() -> None:
     found = placing(reports := Reports())
     assert found.place({"a": pool(9103), "b": pool(9102), "other": pool(9104, "stranger")})
-    assert found.names == {1: "a", 0: "b"}
+    assert named(found) == {1: "a", 0: "b"}
     assert not found.place({"a": pool(9103), "b": pool(9102)}), "nothing has changed"
     assert found.place({"a": pool(9104)})
-    assert found.names == {2: "a"}
+    assert named(found) == {2: "a"}
     assert reports == []
 
 
@@ -35,7 +43,7 @@ def test_of_two_pools_with_one_port_the_one_that_is_served_stays() -> None:
     found.place({"a": pool(9102), "b": pool(9102)})
     assert len(reports) == 1, "it is told once"
     found.place({"a": pool(9102)})
-    assert found.names == {0: "a"}
+    assert named(found) == {0: "a"}
 
 
 def test_a_port_outside_of_the_range_is_told() -> None:
@@ -50,5 +58,5 @@ def test_a_port_outside_of_the_range_is_told() -> None:
 def test_pools_by_name_need_no_service_and_a_missing_one_is_told() -> None:
     found = placing(reports := Reports(), "a", "b")
     assert found.place({"a": pool(9102, "whatever"), "c": pool(9103)})
-    assert found.names == {0: "a"}
+    assert named(found) == {0: "a"}
     assert "there is none" in str(reports)

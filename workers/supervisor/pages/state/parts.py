@@ -105,8 +105,12 @@ class Parts:
         return sorted(flows, key=lambda pool: -pool.memory.flow.total(WAITING))[:FLOWS_SHOWN]
 
     def _of_pools(self) -> Mapping[str, Any]:
-        """Returns what is known of several pools, by name: of some, the limits of flow control; why a pool is out of service."""
-        found: dict[str, dict[str, Any]] = {pool.options.pool_name: {"flow_control": self._of_pool(pool)} for pool in self._full_first()}
+        """Returns what is known of several pools, by name: the port of its own, the limits of flow control, why it is out of service."""
+        choice, pools = self._instance.choice, self._instance.pools
+        ports = choice.ports if choice is not None and self._pools else {}
+        found: dict[str, dict[str, Any]] = {pools[number].options.pool_name: {"port": port} for port, number in ports.items()}
+        for pool in self._full_first():
+            found.setdefault(pool.options.pool_name, {})["flow_control"] = self._of_pool(pool)
         out = OutOfService(self._instance.words.out_of_service)
         for number, pool in enumerate(as_assigned(self._instance).pools if out.changes else ()):
             if (why := out.of(number, pool.generations.number)) is not None:

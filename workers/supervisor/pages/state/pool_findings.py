@@ -13,7 +13,7 @@ SAME_MAX: Final = 20  # pools with the same finding that are told apart
 OF: Final = " of pool "
 PARTS: Final = ("bands", "flows")
 UNSERVED_FIX: Final = (
-    "change the port in the endpointPickerRef of the InferencePool, or start with a --pool-ports that has it; "
+    "change the port in the endpointPickerRef of the InferencePool, or start without --pool-ports or with one that has it; "
     "the Service of the picker needs the port, too"
 )
 OF_POOLS: Final = ("flow_control", "out_of_service")

@@ -23,6 +23,7 @@ from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pools import create_places, tell_assigned
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
+from workers.shared.pool_names import Placed
 from workers.supervisor.pages.state.look import CachedLook
 from workers.supervisor.pages.state.source import GONE_S, Source
 from workers.worker.plugin_handles import SeriesCount
@@ -240,7 +241,7 @@ def test_a_look_has_the_pools_that_the_picker_has_found_by_then(tmp_path: Path) 
     with removed(create_places(options(tmp_path, max_endpoints=12, pool_given=True), places)) as instance:
         world = World(instance)
         assert [each.name for each in world.source.look(NOW).pools] == ["", "", ""]
-        tell_assigned(instance, {2: "llama"})
+        tell_assigned(instance, {2: Placed("llama", places.ports[2])})
         world.endpoint("a", pool=2)
         look = world.source.look(NOW)
         assert [each.name for each in look.pools] == ["", "", "llama"]
