@@ -177,7 +177,7 @@ FLAGS = (
             str,
             "",
             "Beginning of all keys and channels in the store; the same for all replicas of a pool. "
-            "[default: epp:<pool namespace>:<pool name>]",
+            "[default: epp:<pool namespace>:<pool name>; of several pools: epp:<pool namespace>:<deployment>, else :pools]",
         ),
         flag("replica-name", str, "", "Name of this replica. [default: POD_NAME or host name, plus a random part]"),
         flag("replicas-max", Whole(1, 64), 8, "Other replicas that count; further ones are ignored."),

@@ -42,7 +42,7 @@ REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STDIN = "-"
 OF_ONE_POOL = (
     "config_file", "config_text", "config_watch", "endpoints", "max_endpoints", "pool_name", "endpoint_selector",
-    "ha_enable_leader_election", "replica_store", "record_dir",
+    "ha_enable_leader_election", "record_dir",
 )  # fmt: skip
 CONFIGURATION = ("config_file", "config_text", "config_dir", "pools_file")  # flags that say what to serve
 
@@ -331,7 +331,8 @@ def _replica_prefix(values: Mapping[str, Any], environ: Mapping[str, str]) -> st
     """Returns the beginning of all names in the store; "" without a store."""
     if not values["replica_store"]:
         return ""
-    pool = values["pool_name"] or _deployment(environ) or "epp"
+    several = values.get("pools_file") or values["service_name"] or "," in values["pool_name"]
+    pool = _deployment(environ) or "pools" if several else values["pool_name"] or _deployment(environ) or "epp"
     return values["replica_store_prefix"] or f"epp:{values['pool_namespace'] or 'default'}:{pool}"
 
 

@@ -9,7 +9,8 @@
     index     prefix index                                  the supervisor
     kv        held blocks | links | positions | documents       the kv-events process, if there is one
 
-If the picker has several pools, each has a document of its own for the latency model, and flow lanes of its own.
+If the picker has several pools, each has a document of its own for the latency model, and flow lanes and a remote lane of its own. The
+remote lane of the first pool has the load of the endpoints of all.
 
 The layout follows from options and configuration. This module creates and opens nothing. So `epp size`, `epp manifests` and tests use
 it, too.
@@ -179,7 +180,10 @@ class Layout:
         self.decisions = decisions.schema(self.workers_max)
         self.profiles = profiles.schema(self.workers_max)
         self.flows = [FlowSchema(bands, self.workers_max, shape.hash_lines) for bands in shape.bands]
-        self.remote = RemoteSchema(options.max_endpoints, BANDS_MAX) if options.replica_store else None
+        # The first one has the load of all endpoints and the bands of the first pool, each other one the bands of its pool.
+        slots = (options.max_endpoints if pool == 0 else 1 for pool in range(len(shape.bands)))
+        remotes = [RemoteSchema(each, bands) for each, bands in zip(slots, shape.bands, strict=True)]
+        self.remotes = remotes if options.replica_store else []
         settings = Sources(options, config).kv_events
         self.kv_events: KvLayout | None = None
         if settings is not None:
@@ -270,8 +274,7 @@ class Layout:
         lanes |= {"decisions": self.decisions, "profiles": self.profiles}
         lanes |= {flow_part(pool): schema for pool, schema in enumerate(self.flows)}
         lanes |= {"starts": self.starts, "prefills": self.prefills, "answers": self.answers, "budgets": self.budgets}
-        if self.remote is not None:
-            lanes["remote"] = self.remote
+        lanes |= {remote_part(pool): schema for pool, schema in enumerate(self.remotes)}
         parts: dict[str, Mapping[str, Schema]] = {
             "state": {"table": self.table, "documents": self.documents, "latency": self.latency, "reload": reload_status.SCHEMA},
             "lanes": lanes,
@@ -285,6 +288,11 @@ class Layout:
 def flow_part(pool: int) -> str:
     """Returns the name of the part with the flow lanes of a pool."""
     return f"flow {pool}" if pool else "flow"
+
+
+def remote_part(pool: int) -> str:
+    """Returns the name of the part with the remote lane of a pool."""
+    return f"remote {pool}" if pool else "remote"
 
 
 def room_for(columns: Sequence[str]) -> int:

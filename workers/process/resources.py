@@ -36,7 +36,7 @@ from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
 from workers.process import StartError
 from workers.process.kv_memory import KvMemory
-from workers.process.layout import Layout, flow_part
+from workers.process.layout import Layout, flow_part, remote_part
 from workers.shared import query_of_death
 
 GENERATION_AT = 8  # bytes into the page of the parent's words
@@ -69,8 +69,9 @@ class Memory:
         self.index: Region = parts["index"]
         self.decisions: Region = parts["decisions"]
         self.profiles: Region = parts["profiles"]
-        remote = None if layout.remote is None else RemoteLane(layout.remote, parts["remote"])
-        self.lanes = Lanes(layout.lanes, parts["lanes"], remote)
+        self.remotes = [RemoteLane(schema, parts[remote_part(pool)]) for pool, schema in enumerate(layout.remotes)]  # with a replica store
+        self.remote = self.remotes[0] if self.remotes else None  # with what waits in this pool elsewhere
+        self.lanes = Lanes(layout.lanes, parts["lanes"], self.remote)
         self.kv_events: KvMemory | None = None  # None: no plugin uses KV events
         if layout.kv_events is not None:
             self.kv_events = KvMemory(layout.kv_events, parts)
@@ -99,9 +100,10 @@ class Memory:
         return Memory(layout, self.segments, self._regions)
 
     def of_pool(self, pool: int) -> "Memory":
-        """Returns this memory with the flow lanes of one of several pools."""
+        """Returns this memory with the flow lanes and the remote lane of one of several pools."""
         own = copy.copy(self)
         own.flow = self.flows[pool]
+        own.remote = self.remotes[pool] if self.remotes else None
         return own
 
     def copied(self, layout: Layout) -> "Memory":

@@ -1,7 +1,7 @@
 """Copies for a replica that joins: the latency model, and slices of the prefix index, as messages on its own channel.
 
     slice   | "slice" | form | secret | buckets | first bucket | owners | keys | tick | entries, compressed | ages, compressed | last |
-    model   | "model" | form | slots | keys | state |           what the sender has learned of latencies (`epp.learning.state`)
+    model   | "model" | form | slots | keys | state | pool |    what the sender has learned of latencies (`epp.learning.state`)
 
 A copy is sent one slice per tick, so that neither the store nor the event loop is busy for long (`joining` has who sends it). The
 buckets of a hash follow from the hash alone, so a slice fits every index of the same size; with another size it is ignored, and the
@@ -21,7 +21,7 @@ from epp.learning.state import UnusableModel
 from shm.prefix_index import FAR_MARK, OWNER_WORD_MASK, WAYS
 from shm.prefix_writer import IndexWriter
 from workers.replicas.places import Places
-from workers.replicas.wire import FORM, MESSAGE_BYTES_MAX, Count, NotUsable
+from workers.replicas.wire import FORM, MESSAGE_BYTES_MAX, ONLY, Count, NotUsable
 
 SLICE_BUCKETS: Final = 2048
 LOOK_BUCKETS: Final = 8 * SLICE_BUCKETS  # how many buckets without entries are passed over at once
@@ -45,12 +45,13 @@ class Slice(msgspec.Struct, array_like=True, frozen=True, tag="slice"):
 
 
 class Model(msgspec.Struct, array_like=True, frozen=True, tag="model"):
-    """A latency model. `slots` and `keys` name the endpoints of the sender."""
+    """A latency model. `slots` and `keys` name the endpoints of the sender. `pool`: the key of the pool."""
 
     form: int
     slots: Annotated[list[int], Meta(max_length=OWNERS_MAX)]
     keys: Annotated[list[Count], Meta(max_length=OWNERS_MAX)]
     state: bytes
+    pool: Count = ONLY
 
 
 class Learned(Protocol):
@@ -64,6 +65,29 @@ class Learned(Protocol):
 
         Raises UnusableModel.
         """
+
+
+class Models(Protocol):
+    """The latency models of this replica, by the key of the pool."""
+
+    def all(self) -> Iterator[tuple[int, Learned]]:
+        """Yields those that have learned something."""
+
+    def of(self, pool: int) -> Learned | None:
+        """Returns that of a pool, also if it has learned nothing; None if the replica does not have the pool."""
+
+
+class OneModel:
+    """The model of the only pool."""
+
+    def __init__(self, learned: Learned) -> None:
+        self._learned = learned
+
+    def all(self) -> Iterator[tuple[int, Learned]]:
+        yield ONLY, self._learned
+
+    def of(self, pool: int) -> Learned | None:
+        return self._learned if pool == ONLY else None
 
 
 _decoder: msgspec.msgpack.Decoder[Slice | Model] = msgspec.msgpack.Decoder(Slice | Model)
@@ -94,11 +118,13 @@ def slices(index: IndexWriter, places: Places, secret: int, tick: int) -> Iterat
             passed = 0
 
 
-def model_part(learned: Learned, places: Places) -> Iterator[bytes]:
-    """Yields the message with what this replica has learned of latencies, if there is anything and it fits."""
-    state = learned.learned()
-    if state:
-        part = _encode(Model(FORM, list(places.slots.values()), list(places.slots), state))
+def model_parts(models: Models, places: Places) -> Iterator[bytes]:
+    """Yields a message per pool with what this replica has learned of latencies, if there is anything and it fits."""
+    for pool, learned in models.all():
+        slots, state = places.of_pool.get(pool, {}), learned.learned()
+        if not state:
+            continue
+        part = _encode(Model(FORM, list(slots.values()), list(slots), state, pool))
         if len(part) <= MESSAGE_BYTES_MAX:
             yield part
 
@@ -116,8 +142,13 @@ def read(data: bytes) -> Slice | Model:
     return part
 
 
-def take_over(part: Model, learned: Learned, places: Places) -> bool:
-    """Takes over the model of another replica, unless this one has learned more. Returns whether it did. Raises NotUsable: "malformed"."""
+def take_over(part: Model, models: Models, places: Places) -> bool:
+    """Takes over the model of another replica, unless this one has learned more, or does not have the pool. Returns whether it did.
+
+    Raises NotUsable: "malformed".
+    """
+    if (learned := models.of(part.pool)) is None:
+        return False
     if len(part.slots) != len(part.keys):
         raise NotUsable("malformed")
     here = places.slots

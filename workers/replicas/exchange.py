@@ -17,7 +17,7 @@ Nothing depends on wall clocks.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -33,7 +33,7 @@ from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
 from workers.replicas.store import Link, StoreError
 from workers.replicas.taught import Taught
-from workers.replicas.waiting import Waiting
+from workers.replicas.waiting import Waiting, WaitingOfOne, WaitingOfPools
 from workers.replicas.wire import EPOCH_MAX, FORM, ROWS_MAX, Message, encode
 
 WHOLE_S = 1.0
@@ -71,13 +71,14 @@ class Exchange:
         now: Callable[[], float],
         ticks: Callable[[], int],
         report: Report,
+        pools: int = 1,
     ) -> None:
         """`most`: how many other replicas count. `secret`: fingerprint of the seed of block hashes. `kept`: the seed as the store keeps it;
-        empty: a file gives it, and the store keeps none. `ticks`: the clock of the index.
+        empty: a file gives it, and the store keeps none. `ticks`: the clock of the index. `pools`: how many the replica may have.
         """
         self.parts = parts
         self.others = Others(name, (0, random.getrandbits(62)), most)
-        self.joining = Joining(parts.writer, parts.places, self.others, secret=secret)
+        self.joining = Joining(parts.writer, parts.places, self.others, secret=secret, pools=pools)
         self.notices = Notices(now, report)
         self.pace = Pace()
         self.connected = False  # the store has accepted a whole message of this replica
@@ -280,10 +281,10 @@ class Exchange:
         self._follow_endpoints()
         self.joining.look(now)
         whole = now - self._whole_at >= WHOLE_S
-        loads, flow = self.parts.own.rows(whole=whole), self.parts.waiting.bands(whole=whole)
+        loads, waits = self.parts.own.rows(whole=whole), self.parts.waiting.news(whole=whole)
         learned, taken_back = self.parts.taught.take()
         pages, budgets = self.parts.pages.take(now), self.parts.budgets.rows(now, whole=whole)
-        if not (whole or loads or learned or taken_back or flow or pages or budgets or now - self._alive_at >= ALIVE_S):
+        if not (whole or loads or learned or taken_back or waits.any or pages or budgets or now - self._alive_at >= ALIVE_S):
             return None
         self._sequence += 1
         self._alive_at = now
@@ -295,8 +296,8 @@ class Exchange:
                 self.notices.problem("too many endpoints have load: others do not count the least loaded ones", why)
         name, (epoch, origin) = self.others.name, self.others.life
         message = Message(
-            FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, flow, learned, taken_back,
-            self.joining.wants, pages, budgets,
+            FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, waits.flow, learned, taken_back,
+            self.joining.wants, pages, budgets, list(waits.flows),
         )  # fmt: skip
         self._last = data = encode(message)
         self.sent += 1
@@ -330,12 +331,19 @@ class Exchange:
             slot = slots.get(key)
             if slot is not None:
                 remote.set(slot, requests, tokens)
-        if self.others.waiting_changed:
-            self.others.waiting_changed = False
-            self.parts.waiting.show(self.others.flows())
+        if self.others.stirred:
+            stirred, self.others.stirred = self.others.stirred, set()
+            self.parts.waiting.show(stirred, self.others.flows)
         self.parts.pages.apply()  # after the loads: from its page on, an endpoint's load is an account of these
         self.parts.budgets.show(self.others.live, now, connected=self.connected)
         remote.heartbeat(now, len(self.others.live))
+
+    def pools_changed(self, waiting: Mapping[int, Waiting]) -> None:
+        """Takes over that the replica has other pools. `waiting`: of each, by its key."""
+        assert isinstance(self.parts.waiting, WaitingOfPools)
+        self.parts.waiting.use(waiting)
+        self.parts.places.renew()
+        self.others.stirred.update(waiting)
 
     def _problem(self, failure: StoreError) -> None:
         self.failures[failure.why] += 1
@@ -352,7 +360,7 @@ class Parts(NamedTuple):
     own: OwnLoad
     taught: Taught
     writer: IndexWriter
-    waiting: Waiting
+    waiting: WaitingOfOne | WaitingOfPools
     pages: Pages
     budgets: Budgets
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from shm.prefix_writer import IndexWriter
-from workers.replicas.copying import SLICE_BUCKETS, Learned, Model, merge, model_part, read, slices, take_over
+from workers.replicas.copying import SLICE_BUCKETS, Model, Models, merge, model_parts, read, slices, take_over
 from workers.replicas.others import Others
 from workers.replicas.places import Places
 from workers.replicas.wire import Message, NotUsable
@@ -25,8 +25,8 @@ class Joining:
 
     `entries`: how many entries came from copies."""
 
-    def __init__(self, index: IndexWriter, places: Places, others: Others, *, secret: int) -> None:
-        """`secret`: the fingerprint of the seed of block hashes."""
+    def __init__(self, index: IndexWriter, places: Places, others: Others, *, secret: int, pools: int = 1) -> None:
+        """`secret`: the fingerprint of the seed of block hashes. `pools`: how many this replica may have; each has a model."""
         self.wants = True
         self.entries = 0
         self._index = index
@@ -34,9 +34,9 @@ class Joining:
         self._others = others
         self._secret = secret
         self._until = float("inf")  # when it gives up
-        self.model: Learned | None = None  # what this replica has learned of latencies, once it can be copied
+        self.models: Models | None = None  # what this replica has learned of latencies, once it can be copied
         self.adopted = 0  # how often it took over the model of another replica
-        self._slices_left = 2 * (index.schema.buckets // SLICE_BUCKETS + 2)  # two senders, if the first one dies
+        self._slices_left = 2 * (index.schema.buckets // SLICE_BUCKETS + 1 + pools)  # two senders, if the first one dies
         self._sending: dict[str, Iterator[bytes]] = {}  # who gets a copy -> the slices that are left
         self._begun: deque[tuple[str, float]] = deque()
 
@@ -57,7 +57,7 @@ class Joining:
         try:
             part = read(data)
             if isinstance(part, Model):
-                if self.model is not None and take_over(part, self.model, self._places):
+                if self.models is not None and take_over(part, self.models, self._places):
                     self.adopted += 1
                 return
             added, last = merge(part, self._index, self._places, self._secret, tick)
@@ -82,7 +82,7 @@ class Joining:
             return
         self._begun.append((name, now))
         index = slices(self._index, self._places, self._secret, tick)
-        self._sending[name] = index if self.model is None else chain(model_part(self.model, self._places), index)
+        self._sending[name] = index if self.models is None else chain(model_parts(self.models, self._places), index)
 
     def next_slice(self) -> tuple[str, bytes] | None:
         """Returns the next slice and who gets it; None if nobody waits, or if the next buckets are empty."""

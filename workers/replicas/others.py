@@ -15,7 +15,7 @@ from collections import Counter
 from compiled.calls import merge_loads
 from workers.replicas.rates import Rate
 from workers.replicas.reading import decode, sender
-from workers.replicas.wire import EPOCH_FOLLOWED_MAX, REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, Flow, Message, NotUsable
+from workers.replicas.wire import EPOCH_FOLLOWED_MAX, ONLY, POOLS_MAX, REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, Flow, Message, NotUsable
 
 FADE_S = 1.0
 REMEMBERED_S = 30.0
@@ -30,10 +30,11 @@ NONE: Load = (0, 0)
 class Other:
     """What one other replica has said. `loads`: by the key of the endpoint, without those that have none.
 
-    `secret`: the fingerprint of its seed of block hashes. `wants`: whether it wants a copy of the prefix index.
+    `flows`: what waits, by the key of the pool. `secret`: the fingerprint of its seed of block hashes. `wants`: whether it wants a copy of
+    the prefix index.
     """
 
-    __slots__ = ("flow", "heard_at", "life", "loads", "rate", "secret", "sequence", "wants")
+    __slots__ = ("flows", "heard_at", "life", "loads", "rate", "secret", "sequence", "wants")
 
     def __init__(self, life: Life, now: float, rate: Rate) -> None:
         self.life = life
@@ -42,7 +43,7 @@ class Other:
         self.rate = rate
         self.wants = True
         self.loads: dict[int, Load] = {}
-        self.flow: Flow | None = None
+        self.flows: dict[int, Flow] = {}
 
 
 class Others:
@@ -57,7 +58,7 @@ class Others:
         self.messages = self.bytes = self.lost = 0  # of all others, since the start
         self.echo = 0  # the sequence of the last message of this replica that came back
         self.highest = 0  # the highest number of a replica's life that was seen, up to EPOCH_FOLLOWED_MAX
-        self.waiting_changed = True  # what waits in other replicas may differ from what `flows` returned last
+        self.stirred: set[int] = {ONLY}  # keys of pools: what waits there may differ from what `flows` returned last
         self._changed: set[int] = set()
         self._most = most
         self._gone: dict[str, tuple[Life, int, float]] = {}  # name -> last life and sequence, time of the last message
@@ -89,9 +90,7 @@ class Others:
         self.messages += 1
         self.bytes += len(data)
         self._merge(other, message)
-        if message.flow is not None:
-            other.flow = message.flow
-            self.waiting_changed = True
+        self._take_flows(other, message)
         return message
 
     def expire(self, now: float) -> list[str]:
@@ -113,9 +112,9 @@ class Others:
         totals = self.totals
         return [(key, totals.get(key, NONE)) for key in changed]
 
-    def flows(self) -> list[Flow]:
-        """Returns what waits in each other replica that said so."""
-        return [other.flow for other in self.live.values() if other.flow is not None]
+    def flows(self, pool: int = ONLY) -> list[Flow]:
+        """Returns what waits in a pool in each other replica that said so."""
+        return [flow for other in self.live.values() if (flow := other.flows.get(pool)) is not None]
 
     def of(self, key: int) -> dict[str, int]:
         """Returns how many requests each other replica has in flight at one endpoint: its name -> the number."""
@@ -166,6 +165,20 @@ class Others:
         other = self.live[name] = Other(life, now, rate)
         return other
 
+    def _take_flows(self, other: Other, message: Message) -> None:
+        if message.flow is not None:
+            other.flows[ONLY] = message.flow
+            self.stirred.add(ONLY)
+        if message.whole and len(other.flows) > len(message.flows):
+            named = {each.pool for each in message.flows}
+            for pool in [pool for pool in other.flows if pool not in named and pool != ONLY]:
+                del other.flows[pool]
+                self.stirred.add(pool)
+        for each in message.flows:
+            if each.pool in other.flows or len(other.flows) <= POOLS_MAX:
+                other.flows[each.pool] = each.flow
+                self.stirred.add(each.pool)
+
     def _merge(self, other: Other, message: Message) -> None:
         if message.whole:
             named = {key for key, _, _ in ROW.iter_unpack(message.loads)}
@@ -176,5 +189,5 @@ class Others:
         merge_loads(other.loads, self.totals, self._changed, rows, REQUESTS_MAX, TOKENS_MAX, ROWS_MAX)
 
     def _clear(self, other: Other) -> None:
-        self.waiting_changed = True
+        self.stirred.update(other.flows)
         self._set_loads(other, b"".join([ROW.pack(key, 0, 0) for key in other.loads]))

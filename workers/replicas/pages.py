@@ -64,7 +64,7 @@ class Pages:
         """Returns what is new since the last call, or of it as much as a message can have."""
         if not self._read:
             return None
-        row, keys = page_row(self._width), self._places.keys
+        row, keys = page_row(self._width), self._places.pages.keys
         rows: list[bytes] = []
         for owner in list(islice(self._read, PAGES_MAX)):
             at, inflight, values, present = self._read.pop(owner)
@@ -81,7 +81,7 @@ class Pages:
         if (told.columns, told.width) != (self._columns, self._width):
             self.foreign += 1
             return
-        slots = self._places.slots
+        slots = self._places.pages.slots
         for key, age_us, inflight, present, *values in page_row(told.width).iter_unpack(told.rows):
             at = now - age_us / US
             if key in slots and ((other := self._heard.get(key)) is None or other.at < at):
@@ -89,7 +89,7 @@ class Pages:
 
     def apply(self) -> None:
         """Uses what was heard."""
-        heard, self._heard = self._heard, {}
+        heard, self._heard, places = self._heard, {}, self._places.pages
         for key, page in heard.items():
-            slot = self._places.slots.get(key)
-            self.used += slot is not None and self._use(slot, self._places.owners[key], page)
+            slot = places.slots.get(key)
+            self.used += slot is not None and self._use(slot, places.owners[key], page)

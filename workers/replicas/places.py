@@ -1,15 +1,16 @@
 """Joins the endpoints of this replica with their names in messages, and finds out what this replica has in flight."""
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compiled.calls import load_rows
+from epp.candidates import Endpoint
 from shm.index_tiers import TIERS, in_tier
 from shm.lanes import Lanes
-from workers.replicas.wire import REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, endpoint_key
+from workers.replicas.wire import ONLY, REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, endpoint_key, pool_key
 from workers.shared.documents import EndpointsView
 
 Ints = NDArray[np.int64]
@@ -17,11 +18,32 @@ Ints = NDArray[np.int64]
 ROW_TYPE: Final = np.dtype([("endpoint", "<u8"), ("requests", "<u4"), ("tokens", "<u8")])  # as `wire.ROW`
 
 
-class Places:
-    """The endpoints of this replica by their keys in messages. `refresh` follows the endpoints document."""
+class PoolPlace(NamedTuple):
+    """How messages name one of several pools: by its name, and its pages by what is read of them."""
 
-    def __init__(self, endpoints: EndpointsView) -> None:
+    name: str
+    columns: int
+
+
+class PagePlaces(NamedTuple):
+    """The endpoints by the keys of their pages: slots and owners, and the keys by owner."""
+
+    slots: Mapping[int, int]
+    owners: Mapping[int, int]
+    keys: Mapping[int, int]
+
+
+class Places:
+    """The endpoints of this replica by their keys in messages. `refresh` follows the endpoints document.
+
+    `of_pool`: the slots by key of each pool that has endpoints. `pages`: for pages, whose keys also tell what is read, if there are several
+    pools.
+    """
+
+    def __init__(self, endpoints: EndpointsView, pool: Callable[[int], PoolPlace] | None = None) -> None:
+        """`pool` returns how messages name a pool, by its number; None: there is only one."""
         self._endpoints = endpoints
+        self._pool = pool
         self._version = -1
         self.slots: Mapping[int, int] = {}
         self.owners: dict[int, int] = {}  # key -> owner; each tier of an endpoint has a key of its own
@@ -29,6 +51,12 @@ class Places:
         self.slot_array: Ints = np.zeros(0, np.int64)
         self.key_array: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.used = 1  # slots up to the last one of an endpoint
+        self.of_pool: Mapping[int, Mapping[int, int]] = {}
+        self.pages = PagePlaces({}, {}, {})
+
+    def renew(self) -> None:
+        """Lets the next `refresh` read everything again, because pools have other names."""
+        self._version = -1
 
     def refresh(self) -> bool:
         """Reads the endpoints again if they changed. Returns whether they did."""
@@ -38,6 +66,9 @@ class Places:
         self._version = self._endpoints.version
         uids = [identity[-1] for identity in self._endpoints.identities()]
         names = [f"{uid}@{e.address}" for uid, e in zip(uids, current, strict=True)]
+        pools = [self._pool(number) for number in self._endpoints.pools()] if self._pool is not None else []
+        if pools:
+            names = [f"{pool.name}/{name}" for pool, name in zip(pools, names, strict=True)]
         keys = [endpoint_key(name) for name in names]
         self.slots = {key: e.slot for key, e in zip(keys, current, strict=True)}
         self.owners = {key: e.owner for key, e in zip(keys, current, strict=True)}
@@ -45,10 +76,27 @@ class Places:
             named = zip(names, current, strict=True)
             self.owners |= {endpoint_key(f"{name}#{tier}"): in_tier(e.owner, tier) for name, e in named}
         self.keys = {owner: key for key, owner in self.owners.items()}
+        self._divide(current, keys, names, pools)
         self.slot_array = np.array([e.slot for e in current], np.int64)
         self.key_array = np.array(keys, np.uint64)
         self.used = max((e.slot for e in current), default=0) + 1
         return True
+
+    def _divide(self, current: Sequence[Endpoint], keys: Sequence[int], names: Sequence[str], pools: Sequence[PoolPlace]) -> None:
+        """Finds the endpoints of each pool, and the keys of pages."""
+        if self._pool is None:
+            self.of_pool, self.pages = {ONLY: self.slots}, PagePlaces(self.slots, self.owners, self.keys)
+            return
+        of_pool: dict[int, dict[int, int]] = {}
+        for key, e, pool in zip(keys, current, pools, strict=True):
+            of_pool.setdefault(pool_key(pool.name), {})[key] = e.slot
+        self.of_pool = of_pool
+        of_pages = [endpoint_key(f"{name}#{pool.columns}") for name, pool in zip(names, pools, strict=True)]
+        self.pages = PagePlaces(
+            {key: e.slot for key, e in zip(of_pages, current, strict=True)},
+            {key: e.owner for key, e in zip(of_pages, current, strict=True)},
+            {e.owner: key for key, e in zip(of_pages, current, strict=True)},
+        )
 
 
 class OwnLoad:

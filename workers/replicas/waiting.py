@@ -4,17 +4,31 @@ The limits of bands and of all bands hold over all replicas, because each worker
 workers. A band is named by its priority, since its place in the lanes differs between replicas.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
 
 from epp.request.flows import rank
 from shm.flow_lanes import DISPATCHED, WAITING, FlowLanes
 from shm.remote_lane import RemoteLane
-from workers.replicas.wire import Band, Flow
+from workers.replicas.wire import ONLY, Band, Flow, PoolFlow
 from workers.shared.objectives import ObjectivesView
 
 REQUESTS_MAX = 1 << 24  # that wait in one band of one replica
 BYTES_MAX = 1 << 44
 PROGRESS_MASK = (1 << 62) - 1
+LOOKS_MAX: Final = 64  # quiet pools that are looked at in one turn
+
+
+class News(NamedTuple):
+    """What a message says of what waits: `flow` of the only pool, `flows` of several."""
+
+    flow: Flow | None = None
+    flows: Sequence[PoolFlow] = ()
+
+    @property
+    def any(self) -> bool:
+        return self.flow is not None or bool(self.flows)
 
 
 class Waiting:
@@ -66,3 +80,61 @@ class Waiting:
             self._remote.set_band(place, requests, size)
         self._remote.set_waiting(sum(requests for requests, _ in sums.values()), sum(size for _, size in sums.values()))
         self._remote.set_head(None if first is None else places[first], progress & PROGRESS_MASK)
+
+
+class WaitingOfOne:
+    """What waits in the only pool."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+
+    def news(self, *, whole: bool) -> News:
+        """Returns what a message says: what is new, and everything if it is `whole`."""
+        return News(self._waiting.bands(whole=whole))
+
+    def show(self, pools: Iterable[int], flows: Callable[[int], Iterable[Flow]]) -> None:
+        """Writes what waits elsewhere in these pools. `flows` returns it by the key of a pool."""
+        self._waiting.show(flows(ONLY))
+
+
+class WaitingOfPools:
+    """What waits in each of several pools, by their keys. In one turn, LOOKS_MAX pools in which nothing waited are looked at."""
+
+    def __init__(self, pools: Mapping[int, Waiting]) -> None:
+        self._pools = pools
+        self._busy: set[int] = set()  # keys of the pools of which others know that something waits
+        self._turn = iter(pools)
+
+    def use(self, pools: Mapping[int, Waiting]) -> None:
+        """Takes over other pools."""
+        self._pools = pools
+        self._busy &= pools.keys()
+        self._turn = iter(pools)
+
+    def news(self, *, whole: bool) -> News:
+        """Returns what a message says: what is new, and if it is `whole`, also the pools of which others know that something waits."""
+        flows = []
+        for key in {*self._busy, *self._next()}:
+            flow = self._pools[key].bands(whole=whole)
+            if flow is None:
+                continue
+            if flow.bands:
+                self._busy.add(key)
+            elif whole and key not in self._busy:
+                continue
+            else:
+                self._busy.discard(key)
+            flows.append(PoolFlow(key, flow))
+        return News(flows=flows)
+
+    def show(self, pools: Iterable[int], flows: Callable[[int], Iterable[Flow]]) -> None:
+        """Does what `WaitingOfOne.show` does, for the pools that this replica has."""
+        for key in pools:
+            if (waiting := self._pools.get(key)) is not None:
+                waiting.show(flows(key))
+
+    def _next(self) -> list[int]:
+        keys = list(islice(self._turn, LOOKS_MAX))
+        if len(keys) < LOOKS_MAX:
+            self._turn = iter(self._pools)
+        return keys

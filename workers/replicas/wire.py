@@ -1,7 +1,7 @@
 """The messages between replicas: what they contain, their bytes, and their limits.
 
     message   | form | name | epoch | origin | sequence | whole | secret | loads | flow | learned | taken back | wants | pages |
-                budgets |                                            msgpack, an array
+                budgets | flows |                                    msgpack, an array
     loads     | endpoint u64 | requests u32 | tokens u64 | ...       the values of now, so a repeated row changes nothing
     flow      | (priority, requests, bytes) ... | progress |         what waits in each band
     learned, taken back | endpoint u64 ... | number of hashes u16 ... | hash u64 ... |      one endpoint and number per run of hashes;
@@ -9,19 +9,21 @@
     pages     | columns | width | rows |                             metrics pages that the sender has read
     row       | endpoint u64 | age in us u32 | requests u32 | present u64 | value f64 ... |    as many values as the width says
 
+    flows     (pool, flow) ...                                       what waits in each of several pools
     budgets   | tenant u64 | tokens f64 | requests f64 | in flight u32 | seconds until full f32, f32 | ...
                                                                      what tenants with a budget have used since the sender's start, and
                                                                      when their buckets of tokens and requests are full
 
-- An endpoint is named by a hash of `uid@host:port`: slots differ between replicas, and another pod may take over an address.
-  All numbers are little-endian.
+- An endpoint is named by a hash of `uid@host:port`, or of `pool/uid@host:port` if the sender has several pools: slots and numbers of pools
+  differ between replicas, and another pod may take over an address. A pool is named by a hash of its name; the only one has 0. All
+  numbers are little-endian.
 - A message is *whole* if it has the loads of all endpoints that have any. Any other message has the rows that changed.
 - `epoch` is the number that the store gave to the sender's connection; `origin` is random and decides between equal epochs.
 - `secret` is a fingerprint of the seed of block hashes. Blocks under another seed mean nothing.
 - `columns` is a fingerprint of what is read from a page. Values of other columns mean nothing.
 - The `requests` of a page are those of all replicas in flight at the endpoint when its page was asked for.
-- Versions before 0.3 have no `pages` and no `budgets`. A reader ignores parts that it does not know at the end, and an absent part has its
-  default.
+- Versions before 0.3 have no `pages`, no `budgets` and no `flows`. A reader ignores parts that it does not know at the end, and an absent
+  part has its default.
 - Nothing here is trusted: `reading` bounds each size, and each number is brought into its range.
 """
 
@@ -41,6 +43,8 @@ REQUESTS_MAX: Final = 1 << 20  # in flight at one endpoint, by one replica
 TOKENS_MAX: Final = 1 << 40
 RUNS_MAX: Final = 1 << 12  # runs of hashes of one endpoint in one message
 BANDS_MAX: Final = 64
+POOLS_MAX: Final = 1000  # that a replica has
+ONLY: Final = 0  # the key of the pool of a replica that has only one
 HASH_MASK: Final = (1 << 63) - 1
 # endpoint, requests, tokens; mostly few rows, for which this is faster than an array
 ROW: Final = struct.Struct("<QIQ")
@@ -83,6 +87,13 @@ class Flow(msgspec.Struct, array_like=True, frozen=True):
     progress: Count = 0  # how many requests its workers have let through
 
 
+class PoolFlow(msgspec.Struct, array_like=True, frozen=True):
+    """What waits in one of several pools."""
+
+    pool: Count
+    flow: Flow
+
+
 class Blocks(msgspec.Struct, array_like=True, frozen=True):
     """Blocks of the prefix index, in runs of one endpoint each: its key (u64) and the number of hashes (u16) per run, and all hashes."""
 
@@ -100,7 +111,10 @@ class PageRows(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True):
-    """What one replica tells the others. `flow` is None if its flow control has nothing new."""
+    """What one replica tells the others. `flow` is None if its flow control has nothing new, or if it has several pools.
+
+    `flows` has the pools with something new; in a whole message, all pools in which something waits.
+    """
 
     form: int
     name: Annotated[str, Meta(max_length=NAME_MAX)]
@@ -116,6 +130,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     wants: bool = False  # a copy of the prefix index
     pages: PageRows | None = None
     budgets: Annotated[bytes, Meta(max_length=BUDGETS_MAX * BUDGET.size)] = b""
+    flows: Annotated[list[PoolFlow], Meta(max_length=POOLS_MAX)] = []
 
 
 decoder = msgspec.msgpack.Decoder(Message)
@@ -131,6 +146,11 @@ def page_row(width: int) -> struct.Struct:
 def endpoint_key(name: str) -> int:
     """Returns the number that names an endpoint in messages. `name`: `uid@host:port`; outside Kubernetes the uid is empty."""
     return xxhash.xxh3_64_intdigest(name.encode(errors="replace")) & HASH_MASK
+
+
+def pool_key(name: str) -> int:
+    """Returns the number that names one of several pools in messages."""
+    return xxhash.xxh3_64_intdigest(f"pool {name}".encode(errors="replace")) & HASH_MASK or 1
 
 
 def columns_key(read: str) -> int:

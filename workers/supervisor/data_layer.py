@@ -67,10 +67,10 @@ class DataLayer:
         report: Callable[..., None],
         *,
         remembered: Remembered,
-        sink_of: Callable[[EndpointTable], Sink],
+        sink_of: Callable[[EndpointTable], Callable[[Instance], Sink]],
     ) -> None:
         """`lane`: the supervisor's. `remembered`: the owner ids of the index snapshot.
-        `sink_of`: takes the table, and returns what gets the results of the first data source, and passes them on to the table.
+        `sink_of`: takes the table, and returns for a pool what gets the results of its first data source, and passes them on to the table.
         """
         loop = asyncio.get_running_loop()
         self._instance = instance
@@ -92,7 +92,7 @@ class DataLayer:
         self._readings = _by_configuration(instance, lambda pool: self._reading(pool, index))
         self.table = self._table(loop, writer, Indexed(index, remembered), report)
         sink, sources = sink_of(self.table), Scrapers(loop)
-        self._scrapers = _by_configuration(instance, lambda pool: sources.of(pool, sink))
+        self._scrapers = _by_configuration(instance, lambda pool: sources.of(pool, sink(pool)))
         self.scrapers: Sequence[Scraper] = sources.all
         further = [source.scraper for source in self.further]
         self._counts = ScrapeCounts(lane, self.scrapers, self.ejections, further)
@@ -212,7 +212,7 @@ class Scrapers:
         sources = pool.sources
         source = sources.scraped[0]
         tls = pool.credentials.scrape_tls[source.name]
-        key = type(source), source.params, sources.pacing, sources.scrapes, tls
+        key = type(source), source.params, sources.pacing, sources.scrapes, tls, id(sink)
         if (found := next((scraper for known, scraper in self._known if known == key), None)) is not None:
             return found
         inflight = pool.memory.lanes.slot_load

@@ -250,7 +250,7 @@ class LatencyKeepers:
         left = DocumentReader(instance.layout.latency, instance.memory.latency)
         for number, pool in enumerate(instance.pools):
             if left.version(number) or has_file(state_folder(pool)):
-                self._keeper(number)
+                self.keeper(number)
 
     def use(self, instance: Instance) -> None:
         """Takes over that other pools have some of the numbers. Their models begin anew, or as their files have them."""
@@ -295,7 +295,7 @@ class LatencyKeepers:
         pool = self._pool_of(samples.slot_of(data))
         if pool is not None:
             self._taken_at[pool] = self._now()
-            self._keeper(pool).take(data)
+            self.keeper(pool).take(data)
 
     def keepers(self) -> Mapping[int, LatencyKeeper]:
         """Returns the keepers of the pools that have had answers."""
@@ -316,7 +316,8 @@ class LatencyKeepers:
         for pool in recent:
             self._keepers[pool].look()
 
-    def _keeper(self, pool: int) -> LatencyKeeper:
+    def keeper(self, pool: int) -> LatencyKeeper:
+        """Returns the keeper of a pool."""
         keeper = self._keepers.get(pool)
         if keeper is None:
             keeper = self._keepers[pool] = LatencyKeeper(self._pools[pool], self._now, self._surprised)

@@ -133,14 +133,14 @@ class Supervisor:
     def _exchange(self) -> "Exchange":
         from workers.supervisor.replication import exchange_of  # imported before the fork, only with a store
 
-        exchange = exchange_of(self.instance, self.index.writer, report)
+        exchange = exchange_of(self._present, self.index.writer, report)
         self.index.taught, self.index.rhythm = exchange.parts.taught, exchange.pace.rhythm()
         return exchange
 
-    def _sink_of(self, table: EndpointTable) -> Sink:
+    def _sink_of(self, table: EndpointTable) -> Callable[[Instance], Sink]:
         """Returns what gets the pages of endpoints: the table, or before it what shares them with other replicas."""
         if self.exchange is None:
-            return table
+            return lambda _pool: table
         from workers.supervisor.replication import sink_of
 
         return sink_of(self.instance, table, self.exchange.parts.pages)
@@ -213,6 +213,11 @@ class Supervisor:
         else:
             signals = PoolSignals(instance.pools, self.latency.keepers)
             background.every(READ_S, signals.look)
+        if self.exchange is not None:
+            from workers.supervisor.replication import models_of
+
+            self.exchange.joining.models = models_of(self.latency, self._present)
+            background.keep(self.exchange.run())
         self._checks = watches(instance, self.index, report)
         background.every(WATCH_EVERY_S, self._check)
         background.every(INTACT_EVERY_S, self._check_memory)
@@ -244,14 +249,11 @@ class Supervisor:
         return LatencyKeepers(self.instance, lambda slot: self.data.table.pool_of(slot), surprised=surprised)
 
     def _follow_load(self, latency: LatencyKeeper) -> None:
-        """Starts what only a picker of one pool has: the scaling signal and other replicas."""
+        """Starts the scaling signal of the only pool."""
         scaling = ScalingSignal(
             self.instance, self.lane, lambda: latency.model, latency.prompt_s, lambda: waiting_in(flow_lanes(self.instance))
         )
         self.background.every(READ_S, scaling.look)
-        if self.exchange is not None:
-            self.exchange.joining.model = latency
-            self.background.keep(self.exchange.run())
 
     def _answer_probes(self, cleanup: contextlib.ExitStack) -> None:
         """Serves gRPC health checks."""
@@ -368,6 +370,10 @@ class Supervisor:
                 self.data.table.resume(number)
         if isinstance(self.latency, LatencyKeepers):
             self.latency.use(instance)
+        if self.exchange is not None:
+            from workers.supervisor.replication import waiting_of
+
+            self.exchange.pools_changed(waiting_of(instance))
         self._checks = watches(instance, self.index, report)
         self.pages.use(instance, self.data.table)
 

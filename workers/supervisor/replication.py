@@ -1,7 +1,7 @@
 """Connects the supervisor with other replicas, if there is a replica store."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from shm.budgets import BudgetRow, BudgetSums
@@ -10,28 +10,30 @@ from shm.prefix_writer import IndexWriter
 from workers.process.instance import Instance
 from workers.replicas.address import secret_of
 from workers.replicas.budgets import Budgets
+from workers.replicas.copying import Models, OneModel
 from workers.replicas.exchange import Exchange, Parts
 from workers.replicas.pages import Pages
-from workers.replicas.places import OwnLoad, Places
+from workers.replicas.places import OwnLoad, Places, PoolPlace
 from workers.replicas.store import opened
 from workers.replicas.taught import Taught
-from workers.replicas.waiting import Waiting
-from workers.replicas.wire import columns_key, secret_key
+from workers.replicas.waiting import Waiting, WaitingOfOne, WaitingOfPools
+from workers.replicas.wire import columns_key, pool_key, secret_key
 from workers.shared.bus import AGE_TICKS
 from workers.shared.documents import EndpointsView
 from workers.shared.objectives import ObjectivesView, static_bands
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.endpoints.scrape_results import Sink
+from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.supervisor.shared_pages import SharedPages
 
 
-def exchange_of(instance: Instance, index: IndexWriter, report: Callable[..., None]) -> Exchange:
-    """Returns the exchange of this replica, which the caller runs. The instance must have a replica store."""
+def exchange_of(present: Callable[[], Instance], index: IndexWriter, report: Callable[..., None]) -> Exchange:
+    """Returns the exchange of this replica, which the caller runs. `present` returns the instance, which must have a replica store."""
+    instance = present()
     options, lanes = instance.options, instance.memory.lanes
     assert lanes.remote is not None
     documents = DocumentReader(instance.layout.documents, instance.memory.documents)
-    waiting = Waiting(instance.memory.flow, ObjectivesView(documents, static_bands(instance.config.flow)), lanes.remote)
-    places = Places(EndpointsView(documents))
+    places = Places(EndpointsView(documents), place_of(present) if instance.pools else None)
     budgets, serving = instance.layout.budgets, lanes.serving_words[1:]
     return Exchange(
         Parts(
@@ -41,7 +43,7 @@ def exchange_of(instance: Instance, index: IndexWriter, report: Callable[..., No
             OwnLoad(lanes, places),
             Taught(index, places),
             index,
-            waiting,
+            WaitingOfPools(waiting_of(instance)) if instance.pools else WaitingOfOne(_waiting(instance)),
             Pages(places),
             Budgets(
                 BudgetSums(budgets, instance.memory.budgets, serving), BudgetRow(budgets, instance.memory.budgets, budgets.workers, serving)
@@ -54,19 +56,83 @@ def exchange_of(instance: Instance, index: IndexWriter, report: Callable[..., No
         now=time.monotonic,
         ticks=lambda: int(time.monotonic() * AGE_TICKS),
         report=report,
+        pools=max(1, len(instance.pools)),
     )
 
 
-def sink_of(instance: Instance, table: EndpointTable, pages: Pages) -> Sink:
-    """Returns the sink of the first data source. It shares pages if there is a budget, which makes pages rare. Names, such as those of
-    adapters, are not shared: if a plugin reads any, each replica reads all pages itself.
+def waiting_of(instance: Instance) -> Mapping[int, Waiting]:
+    """Returns what waits in each of several pools with flow control, by the key of the pool. A place without a pool has none."""
+    views = (view for view in instance.pools if view.config.flow is not None and view.options.pool_name)
+    return {pool_key(view.options.pool_name): _waiting(view) for view in views}
+
+
+def _waiting(instance: Instance) -> Waiting:
+    documents, remote = DocumentReader(instance.layout.documents, instance.memory.documents), instance.memory.remote
+    assert remote is not None
+    return Waiting(instance.memory.flow, ObjectivesView(documents, static_bands(instance.config.flow), instance.pool), remote)
+
+
+def place_of(present: Callable[[], Instance]) -> Callable[[int], PoolPlace]:
+    """Returns how messages name each of several pools, by its present number."""
+    known: dict[int, tuple[Instance, PoolPlace]] = {}
+
+    def place(number: int) -> PoolPlace:
+        pool = present().pools[number]
+        if number not in known or known[number][0] is not pool:
+            known[number] = pool, PoolPlace(pool.options.pool_name, _columns(pool))
+        return known[number][1]
+
+    return place
+
+
+class ModelsOfPools:
+    """The latency models of several pools, for replicas that join."""
+
+    def __init__(self, keepers: LatencyKeepers, present: Callable[[], Instance]) -> None:
+        self._keepers = keepers
+        self._present = present
+
+    def all(self) -> Iterator[tuple[int, LatencyKeeper]]:
+        """Yields the keepers of the pools that have learned something."""
+        for number, keeper in list(self._keepers.keepers().items()):
+            if (name := self._present().pools[number].options.pool_name) and self._keepers.keepers().get(number) is keeper:
+                yield pool_key(name), keeper
+
+    def of(self, pool: int) -> LatencyKeeper | None:
+        """Returns the keeper of a pool; None if this replica does not have it."""
+        for number, view in enumerate(self._present().pools):
+            if view.options.pool_name and pool_key(view.options.pool_name) == pool:
+                return self._keepers.keeper(number)
+        return None
+
+
+def models_of(latency: LatencyKeeper | LatencyKeepers, present: Callable[[], Instance]) -> Models:
+    """Returns the latency models of all pools."""
+    return OneModel(latency) if isinstance(latency, LatencyKeeper) else ModelsOfPools(latency, present)
+
+
+def sink_of(instance: Instance, table: EndpointTable, pages: Pages) -> Callable[[Instance], Sink]:
+    """Returns what returns the sink of the first data source of a pool. It shares pages if there is a budget, which makes pages rare.
+
+    Names, such as those of adapters, are not shared: if a plugin reads any, each replica reads all pages itself.
     """
-    columns = instance.layout.table_columns
-    if instance.sources.pacing.budget is None or any(column.type is frozenset for column in columns):
+    sharing = [pool for pool in instance.every if _shares(pool)]
+    if not sharing:
         pages.share(0, 0)
-        return table
+        return lambda _pool: table
     shared = SharedPages(table, pages, instance.memory.lanes.slot_load)
-    source, extractor = instance.sources.scraped
-    read = ([column.name for column in columns], source.params, type(extractor).__name__, extractor.params)
-    pages.share(columns_key(repr(read)), len(columns), shared.told)
-    return shared
+    # Of several pools, the keys of pages say what is read.
+    columns = columns_key(repr(instance.layout.table.columns)) if instance.pools else _columns(instance)
+    pages.share(columns, len(instance.layout.table.columns), shared.told)
+    return lambda pool: shared if _shares(pool) else table
+
+
+def _shares(pool: Instance) -> bool:
+    return pool.sources.pacing.budget is not None and not any(column.type is frozenset for column in pool.layout.table_columns)
+
+
+def _columns(pool: Instance) -> int:
+    """Returns a fingerprint of what is read from the pages of a pool."""
+    source, extractor = pool.sources.scraped
+    columns = [column.name for column in pool.layout.table_columns]
+    return columns_key(repr((columns, source.params, type(extractor).__name__, extractor.params)))

@@ -60,7 +60,7 @@ def flow_control(
         before.know(objectives.places)
         _use_evictions(instance, before)
         return before
-    peers = LanePeers(flow_lanes, lanes, worker, objectives.places, wakeups=wakeups, now=now)
+    peers = LanePeers(flow_lanes, lanes, worker, objectives.places, wakeups=wakeups, now=now, remote=instance.memory.remote)
     writers = {group: series(group) for group in FLOW_GROUPS}
     control = FlowControl(
         plan,

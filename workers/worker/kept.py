@@ -139,7 +139,9 @@ class PoolKept:
         self.objectives = ObjectivesView(kept.documents, static_bands(instance.config.flow), instance.pool)
         self.objectives.changed = self._bands_changed
         self.learning = SharedLearning(kept.latency, kept.starts, kept.bus.send, instance.pool or 0)
-        self.budgets = Budgets(kept.budgets, instance.credentials.prefix_seed, instance.pool or 0)
+        self.budgets = Budgets(
+            kept.budgets, instance.credentials.prefix_seed, instance.options.pool_name if instance.pool is not None else ""
+        )
         kept.pools.append(self)
 
     def _bands_changed(self) -> None:

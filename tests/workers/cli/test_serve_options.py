@@ -414,6 +414,10 @@ def test_a_replica_store_gets_a_prefix_of_namespace_and_pool() -> None:
     assert options.replica_store_prefix == "epp:n:p"
     assert ok("--replica-store=redis://cache", "--replica-store-prefix=mine").replica_store_prefix == "mine"
     assert ok().replica_store_prefix == ""
+    several = ok("--replica-store=redis://cache", "--pool-name=a,b", "--pool-ports=9101", "--pool-namespace=n")
+    assert several.replica_store_prefix == "epp:n:pools"
+    in_pod = {"POD_NAME": "router-5d8f-x1y2z"}
+    assert ok("--replica-store=redis://cache", "--pools-file=f", env=in_pod).replica_store_prefix == "epp:default:router"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
 from workers.replicas.store import Link, Names, password_of
 from workers.replicas.taught import Taught
-from workers.replicas.waiting import Waiting
+from workers.replicas.waiting import Waiting, WaitingOfOne
 from workers.replicas.wire import ROWS_MAX
 from workers.shared.documents import ENDPOINTS, EndpointRecord, EndpointsView, encode
 from workers.shared.objectives import ObjectivesView
@@ -71,7 +71,7 @@ class Replica:
         flow = FlowSchema(4, 1)
         self.flow = FlowLanes(flow, region_for(flow), self.lanes)
         objectives = ObjectivesView(DocumentReader(documents, region), priorities)
-        waiting = Waiting(self.flow, objectives, self.remote)
+        self.waiting = Waiting(self.flow, objectives, self.remote)
         self.taught = Taught(self.index, places)
         self.pages = Pages(places)
         budgets, used = BudgetsSchema(1), [1]
@@ -79,7 +79,7 @@ class Replica:
         shared = Budgets(BudgetSums(budgets, self.budgets, used), BudgetRow(budgets, self.budgets, 1, used))
         own = OwnLoad(self.lanes, places, rows_max)
         self.exchange = Exchange(
-            Parts(open_link, self.remote, places, own, self.taught, self.index, waiting, self.pages, shared),
+            Parts(open_link, self.remote, places, own, self.taught, self.index, WaitingOfOne(self.waiting), self.pages, shared),
             name=name,
             most=8,
             secret=secret,

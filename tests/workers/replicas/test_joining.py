@@ -1,11 +1,12 @@
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from epp.learning.state import UnusableModel
 from tests.workers.replicas.live import Replica
 from tests.workers.replicas.messages import message
+from workers.replicas.copying import Learned, OneModel, model_parts, read, take_over
 from workers.replicas.joining import AGAIN_S, COPIES_MAX, COPIES_S, COPY_S, Joining
 from workers.replicas.reading import decode
-from workers.replicas.wire import MESSAGE_BYTES_MAX
+from workers.replicas.wire import MESSAGE_BYTES_MAX, pool_key
 
 X = "10.0.0.1:8000"
 
@@ -151,8 +152,8 @@ def model_copy(state: bytes, here: dict[str, int]) -> tuple[Replica, Learning, l
     """Copies from a replica with this model to one with these endpoints. Returns the latter, its model, and the parts of the copy."""
     giver, joins = replica("b"), Replica("unix:///none", "c", here)
     joins.exchange.parts.places.refresh()
-    taker = joins.exchange.joining.model = Learning()
-    giver.exchange.joining.model = Learning(state)
+    taker = Learning()
+    joins.exchange.joining.models, giver.exchange.joining.models = OneModel(taker), OneModel(Learning(state))
     hears(giver, message("c", wants=True))
     parts = []
     while (part := giver.exchange.joining.next_slice()) is not None:
@@ -181,3 +182,28 @@ def test_a_damaged_or_enormous_model_changes_nothing() -> None:
     assert taker.adopted == []
     _, taker, parts = model_copy(bytes(MESSAGE_BYTES_MAX), {X: 5})
     assert (len(parts), taker.adopted) == (1, [])
+
+
+class Models:
+    """Stands in for the models of several pools."""
+
+    def __init__(self, **models: Learning) -> None:
+        self._models = {pool_key(name): model for name, model in models.items()}
+
+    def all(self) -> Iterator[tuple[int, Learned]]:
+        yield from self._models.items()
+
+    def of(self, pool: int) -> Learned | None:
+        return self._models.get(pool)
+
+
+def test_each_pool_gets_its_own_model_and_pools_that_only_one_replica_knows_do_no_harm() -> None:
+    giver, joins = replica("b"), Replica("unix:///none", "c", {X: 5})
+    there, here = giver.exchange.parts.places, joins.exchange.parts.places
+    for places, names in ((there, ("one", "two")), (here, ("one", "three"))):
+        places.refresh()
+        places.of_pool = {pool_key(name): places.slots for name in names}
+    one, three = Learning(), Learning()
+    parts = list(model_parts(Models(one=Learning(b"first"), two=Learning(b"second"), quiet=Learning()), there))
+    assert [take_over(read(part), Models(one=one, three=three), here) for part in parts] == [True, False]  # type: ignore[arg-type]
+    assert one.adopted == [(b"first", {0: 5})] and three.adopted == []

@@ -9,7 +9,20 @@ from compiled.kernels import lanes_reference
 from tests.workers.replicas.messages import message, rows_of
 from workers.replicas.others import FADE_S, REMEMBERED_S, SUPERSEDED_S, Others
 from workers.replicas.rates import BYTES_MAX, MESSAGES_MAX
-from workers.replicas.wire import EPOCH_FOLLOWED_MAX, FORM, REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, Message, encode
+from workers.replicas.wire import (
+    EPOCH_FOLLOWED_MAX,
+    FORM,
+    POOLS_MAX,
+    REQUESTS_MAX,
+    ROW,
+    ROWS_MAX,
+    TOKENS_MAX,
+    Band,
+    Flow,
+    Message,
+    PoolFlow,
+    encode,
+)
 
 
 def others(most: int = 8) -> Others:
@@ -201,3 +214,36 @@ def test_totals_are_always_the_sum_of_what_live_replicas_said(steps: list) -> No
                 sums[key] = before[0] + requests, before[1] + tokens
         assert seen.totals == sums
         assert all(requests >= 0 and tokens >= 0 for requests, tokens in sums.values())
+
+
+def waits(name: str, sequence: int, pools: dict[int, int], *, whole: bool = False) -> bytes:
+    flows = [PoolFlow(pool, Flow([Band(0, count, count)] if count else [])) for pool, count in pools.items()]
+    return encode(Message(FORM, name, 1, 7, sequence, whole, flows=flows))
+
+
+def waiting(seen: Others, pool: int) -> int:
+    return sum(band.requests for flow in seen.flows(pool) for band in flow.bands)
+
+
+def test_what_waits_is_known_by_pool_and_a_whole_message_ends_what_it_does_not_name() -> None:
+    seen = others()
+    seen.receive(waits("b", 1, {1: 3, 2: 1}), 0.0)
+    seen.receive(waits("c", 1, {2: 4}), 0.0)
+    assert [waiting(seen, pool) for pool in (1, 2, 3)] == [3, 5, 0]
+    assert seen.stirred >= {1, 2}
+    seen.stirred.clear()
+    seen.receive(waits("b", 2, {2: 0}), 0.0)
+    assert seen.stirred == {2} and waiting(seen, 2) == 4
+    seen.receive(waits("b", 3, {}, whole=True), 0.0)
+    assert (waiting(seen, 1), waiting(seen, 2)) == (0, 4) and seen.stirred == {1, 2}
+    seen.stirred.clear()
+    seen.expire(FADE_S + 0.1)
+    assert waiting(seen, 2) == 0 and 2 in seen.stirred
+
+
+def test_a_replica_that_names_ever_more_pools_takes_a_bounded_memory() -> None:
+    seen = others()
+    for sequence in range(1, 4):
+        first = sequence * POOLS_MAX
+        seen.receive(waits("b", sequence, dict.fromkeys(range(first, first + POOLS_MAX), 1)), float(sequence))
+    assert len(seen.live["b"].flows) <= POOLS_MAX + 1

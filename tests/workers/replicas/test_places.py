@@ -4,10 +4,13 @@ from hypothesis import strategies as st
 
 from compiled import kernels
 from compiled.kernels.lanes_reference import load_rows
+from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
+from tests.shm.memory import region_for
 from tests.workers.replicas.live import SLOTS, Replica
 from tests.workers.replicas.messages import loads_of
-from workers.replicas.places import OwnLoad
-from workers.replicas.wire import REQUESTS_MAX, TOKENS_MAX
+from workers.replicas.places import OwnLoad, Places, PoolPlace
+from workers.replicas.wire import REQUESTS_MAX, TOKENS_MAX, pool_key
+from workers.shared.documents import ENDPOINTS, EndpointRecord, EndpointsView, encode
 
 ADDRESSES = [f"10.0.0.{number}:8000" for number in range(1, 6)]
 
@@ -71,3 +74,36 @@ def test_the_kernel_reads_nothing_outside_the_lanes() -> None:
     for places in ([[0, 8]], [[-1, 0]], [[0, 1], [2, 3]]):
         with np.testing.assert_raises(ValueError):
             kernels.load_rows(lanes, serving, np.array(places), keys, said, False, 9, 9)
+
+
+def test_the_same_server_in_two_pools_has_two_keys_and_each_pool_its_own_slots() -> None:
+    documents = DocumentSchema((4096, 4096))
+    region = region_for(documents)
+    records = [EndpointRecord("d", "x", "10.0.0.1", 80, {}, slot, 1, 9 + slot, pool=pool) for slot, pool in ((3, 0), (5, 1))]
+    DocumentWriter(documents, region).write(ENDPOINTS, encode(records))
+
+    def places(*pools: PoolPlace) -> Places:
+        made = Places(EndpointsView(DocumentReader(documents, region)), lambda number: pools[number])
+        made.refresh()
+        return made
+
+    one, two = PoolPlace("one", 7), PoolPlace("two", 7)
+    known = places(one, two)
+    assert {pool: list(slots.values()) for pool, slots in known.of_pool.items()} == {pool_key("one"): [3], pool_key("two"): [5]}
+    other = places(two, one)
+    assert known.slots.keys() == other.slots.keys(), "numbers of pools differ between replicas"
+    assert [known.slots[key] for key in known.slots] == [3, 5] and [other.slots[key] for key in known.slots] == [5, 3]
+    assert known.pages.slots.keys() == other.pages.slots.keys()
+    assert known.pages.slots.keys() & places(PoolPlace("one", 8), two).pages.slots.keys() == {next(reversed(known.pages.slots))}
+
+
+def test_pools_that_get_other_names_give_their_endpoints_other_keys() -> None:
+    documents = DocumentSchema((4096, 4096))
+    region = region_for(documents)
+    DocumentWriter(documents, region).write(ENDPOINTS, encode([EndpointRecord("d", "x", "10.0.0.1", 80, {}, 3, 1, 9)]))
+    name = "one"
+    known = Places(EndpointsView(DocumentReader(documents, region)), lambda _number: PoolPlace(name, 7))
+    assert known.refresh() and not known.refresh()
+    before, name = set(known.slots), "two"
+    known.renew()
+    assert known.refresh() and set(known.slots).isdisjoint(before)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.workers.supervisor.sharing import COLUMNS, World
 from workers.replicas.pages import Page
+from workers.replicas.places import PagePlaces
 from workers.replicas.wire import PAGES_MAX, page_row
 from workers.supervisor.endpoints.endpoint_log import Condition
 
@@ -179,7 +180,7 @@ def test_replicas_that_read_other_columns_share_no_pages_and_count_them() -> Non
 def test_a_message_has_a_bounded_number_of_pages_and_the_next_one_has_the_rest() -> None:
     (replica,) = world_of(1).replicas
     pages = replica.pages
-    pages._places.keys = {owner: owner for owner in range(300)}
+    pages._places.pages = PagePlaces({}, {}, {owner: owner for owner in range(300)})
     for owner in range(300):
         pages.read(owner, Page(100.0, 1, (1.0, 0.5), 3))
     taken = []

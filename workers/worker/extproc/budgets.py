@@ -163,8 +163,8 @@ class Charge:
 class Budgets:
     """Knows the accounts of all tenants with a budget in one pool of one worker."""
 
-    def __init__(self, row: BudgetRow, seed: int, pool: int = 0) -> None:
-        """`row`: of this worker. `seed`: the 64-bit seed of prefix hashes. `pool`: the number of the pool."""
+    def __init__(self, row: BudgetRow, seed: int, pool: str = "") -> None:
+        """`row`: of this worker. `seed`: the 64-bit seed of prefix hashes. `pool`: the name of the pool; "": it is the only one."""
         self._row = row
         self._seed = seed
         self._pool = pool
@@ -207,9 +207,9 @@ class Budgets:
         return account
 
 
-def key_of(tenant: str, seed: int, pool: int = 0) -> int:
+def key_of(tenant: str, seed: int, pool: str = "") -> int:
     """Returns the number that names a pool's tenant in shared memory and to other replicas. Without the seed, it does not tell the name."""
-    digest = hashlib.blake2b(
-        tenant.encode("utf-8", "surrogatepass"), digest_size=8, key=seed.to_bytes(8, "little") + pool.to_bytes(4, "little"), person=PURPOSE
-    ).digest()
+    named = hashlib.blake2b(pool.encode(), digest_size=16).digest() if pool else bytes(4)
+    key = seed.to_bytes(8, "little") + named
+    digest = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=8, key=key, person=PURPOSE).digest()
     return int.from_bytes(digest, "little") & KEY_MAX or 1

@@ -20,6 +20,7 @@ from epp.request.flows import FlowKey
 from shm.flow_lanes import BACKLOGGED, DISPATCHED, END, FLOW_HASH_MAX, PENDING, REQUESTS, TIME, WAITING, WAITING_BYTES, YIELDED, FlowLanes
 from shm.lanes import Lanes
 from shm.remote_lane import HEAD as REMOTE_HEAD
+from shm.remote_lane import RemoteLane
 
 FRESH_S: Final = 0.5  # seconds; no shard waits for a worker whose heartbeat is older
 NOTHING: Final[Sequence[Wanted]] = ()
@@ -29,10 +30,20 @@ class LanePeers:
     """Reads what the other shards show, and writes what one worker shows to them. `worker`: the worker's number, from 0."""
 
     def __init__(
-        self, flow: FlowLanes, lanes: Lanes, worker: int, places: Mapping[int, int], *, wakeups: Sequence[int], now: Callable[[], float]
+        self,
+        flow: FlowLanes,
+        lanes: Lanes,
+        worker: int,
+        places: Mapping[int, int],
+        *,
+        wakeups: Sequence[int],
+        now: Callable[[], float],
+        remote: RemoteLane | None = None,
     ) -> None:
+        """`remote`: has what waits in this pool in other replicas, while the remote lane of `lanes` counts; None: that lane itself."""
         self._flow = flow
         self._lanes = lanes
+        self._remote = remote
         self._worker = worker
         self._lane = flow.lane(worker)
         self._base = flow.base(worker)
@@ -70,16 +81,21 @@ class LanePeers:
             self._shards = tuple(worker for worker in self._flow.serving() if worker != self._worker)
         return self._other_bases
 
+    def _elsewhere(self) -> RemoteLane | None:
+        """Returns the lane with what waits in this pool in other replicas; None while it does not count."""
+        added = self._lanes.added
+        return added if added is None or self._remote is None else self._remote
+
     def waiting(self) -> int:
         total = self._flow.total(WAITING, self._worker)
-        if (remote := self._lanes.added) is not None and remote.words[REMOTE_HEAD]:
+        if (remote := self._elsewhere()) is not None and remote.words[REMOTE_HEAD]:
             total += 1
         return total
 
     def totals(self) -> tuple[int, int]:
         words, bases = self._words, self._look()
         requests, size = (sum(words[base + WAITING] for base in bases), sum(words[base + WAITING_BYTES] for base in bases))
-        if (remote := self._lanes.added) is not None:
+        if (remote := self._elsewhere()) is not None:
             more, more_bytes = remote.waiting()
             return requests + more, size + more_bytes
         return requests, size
@@ -90,7 +106,7 @@ class LanePeers:
             held = self.held(shard, priority)
             requests += held.requests
             size += held.bytes
-        if (remote := self._lanes.added) is not None and (place := self._places.get(priority)) is not None:
+        if (remote := self._elsewhere()) is not None and (place := self._places.get(priority)) is not None:
             more, more_bytes = remote.band(place)
             return requests + more, size + more_bytes
         return requests, size
@@ -111,7 +127,7 @@ class LanePeers:
         return [Head(shard, cell.priority, cell.claim) for shard, cell in shown if ages[shard + 1] < FRESH_S]
 
     def elsewhere(self) -> Elsewhere | None:
-        if (remote := self._lanes.added) is None or (head := remote.head()) is None:
+        if (remote := self._elsewhere()) is None or (head := remote.head()) is None:
             return None
         priority = self._priorities.get(head[0])
         return None if priority is None else Elsewhere(priority, head[1])

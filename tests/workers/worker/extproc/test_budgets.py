@@ -228,5 +228,5 @@ def test_with_another_budget_a_tenant_begins_with_a_full_bucket() -> None:
 
 def test_keys_do_not_tell_names() -> None:
     assert key_of("acme", 1) != key_of("acme", 2) != key_of("other", 2)
-    assert key_of("acme", 1) != key_of("acme", 1, 2)
+    assert key_of("acme", 1) != key_of("acme", 1, "llama") != key_of("acme", 1, "qwen")
     assert 0 < key_of("acme", 1) < 1 << 63

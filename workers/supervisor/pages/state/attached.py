@@ -73,7 +73,7 @@ class Attached:
         """Returns the lanes of flow control of each pool."""
         return [FlowLanes(part.schema, part.region, lanes) for part in self._parts.values() if isinstance(part.schema, FlowSchema)]
 
-    def remote(self) -> RemoteLane | None:
-        """Returns the lane of other replicas; None without a replica store."""
-        part = self._parts.get("remote")
-        return RemoteLane(part.schema, part.region) if part is not None and isinstance(part.schema, RemoteSchema) else None
+    def remotes(self) -> list[RemoteLane]:
+        """Returns the lanes of other replicas: one per pool, and the first one has the load of all. Empty without a replica store."""
+        parts = [part for name, part in self._parts.items() if name.startswith("remote")]
+        return [RemoteLane(part.schema, part.region) for part in parts if isinstance(part.schema, RemoteSchema)]

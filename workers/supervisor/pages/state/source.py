@@ -95,7 +95,7 @@ class Source:
         self.lanes = Lanes(lanes, words)
         self._index = IndexCounts(*attached.required(IndexSchema), counted_buckets)
         self._streams = attached.streams()
-        self._remote = attached.remote()
+        self._remotes = attached.remotes()
         self._flows = attached.flows(self.lanes)
         self.flow = next(iter(self._flows), None)
         self._status = attached.document("reload")
@@ -315,14 +315,14 @@ class Source:
 
     def _others(self, now: float) -> Others | None:
         """Returns what other replicas have; None without a replica store."""
-        lane = self._remote
-        if lane is None:
+        if not self._remotes:
             return None
+        lane = self._remotes[0]
         return Others(
             replicas=lane.replicas,
             requests=int(lane.requests.sum()),
             tokens=int(lane.tokens.sum()),
-            waiting=lane.waiting()[0],
+            waiting=sum(each.waiting()[0] for each in self._remotes),
             age_s=lane.age(now),
         )
 
