@@ -154,6 +154,9 @@ def browse_pools(site: Site, chromium: str, axe: str, check: Check) -> None:
         visit(page, "Pools")
         page.click('tbody a:text-is("big")')
         page.wait_for_selector('nav a[aria-current="page"]:text-is("Overview")', timeout=WAIT_MS)
+        page.wait_for_selector(".plots figure, .plots canvas", timeout=WAIT_MS)
+        plotted = page.locator(".plots canvas").count()
+        check.that(plotted >= 5, f"a pool has plots of its own history ({plotted})")
         page.screenshot(path=SHOTS / "pool.png", full_page=True)
         page.locator("main").focus()
         for name in ("Endpoints", "Decisions", "Flow control", "Configuration", "Health"):

@@ -41,14 +41,16 @@ class ModelList:
         self._tenants: dict[int, tuple[EffectiveConfig, Tenants]] = {}
 
     def answer(self, instance: Instance, headers: codec.Headers, message: bytes) -> bytes:
-        """Returns the framed answer. `instance`: with the present pools. `message`: the ProcessingRequest with the headers.
+        """Returns the framed answer. `instance`: with the present pools. Models decide on at least one of them.
+
+        `message`: the ProcessingRequest with the headers.
 
         Raises Refused if no pool knows the tenant, and ProtocolViolation for malformed headers or metadata.
         """
         choice = instance.choice
         assert choice is not None
         open_to = tuple(pool for pool in choice.by_model if self._admits(instance.pools[pool], headers, message))
-        if choice.by_model and not open_to:
+        if not open_to:
             raise Refused(Cause.UNKNOWN_TENANT)
         served = self._view.current()
         if self._view.version != self._version or choice is not self._choice:

@@ -99,7 +99,7 @@ class PooledRequestPhase(RequestPhase):
     def _route_without_body(self, stream: Shell) -> None:
         if self._head is None:
             super()._route_without_body(stream)
-        elif self.pool == UNDECIDED and asks_for_models(self._headers):
+        elif self.pool == UNDECIDED and self.pools.choice.by_model and asks_for_models(self._headers):
             stream.send(self.pools.models(self._headers, self._head[0]))
             stream.end(0, "")
         else:

@@ -178,6 +178,13 @@ def test_the_list_of_models_is_refused_to_a_client_whom_no_pool_knows() -> None:
     assert status == 401
 
 
+def test_where_no_model_decides_on_a_pool_there_is_no_list() -> None:
+    worker = Worker()
+    worker.choice = PoolChoice([Matched("a", 9102), Matched("b", 9103)])
+    status, error, _ = refusal(worker.stream().headers("/v1/models", last=True, **{":method": "GET"}))
+    assert status == 404 and error["message"].endswith("pools: a, b")
+
+
 def test_at_a_port_of_one_pool_an_endpoint_of_this_pool_lists_its_models() -> None:
     worker = Worker()
     assert set_headers(worker.stream("b.svc").headers("/v1/models", last=True, **{":method": "GET"})[0])[DESTINATION]

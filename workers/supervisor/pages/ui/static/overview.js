@@ -64,7 +64,11 @@ const USED = [
 
 export function Overview({ state, theme }) {
   const history = useHistory(state);
-  const requests = state.requests;
+  // A pool may have few requests: what the last second had none of is that of the last sample with some.
+  const last = (figure) => history?.figures[figure]?.findLast((each) => each !== null);
+  const older = ["first_token_p50_s", "first_token_p95_s", "predicted_share", "reported_share"];
+  const requests = state.only === undefined ? state.requests : { ...state.requests };
+  if (state.only !== undefined) for (const each of older) requests[each] ??= last(each);
   const endpoints = Object.values(state.endpoints);
   const fresh = endpoints.filter((each) => each.state === "fresh").length;
   const wanted = state.workers.filter((worker) => worker.state !== "removed").length;
