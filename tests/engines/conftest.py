@@ -62,10 +62,10 @@ class Pool(NamedTuple):
 class Site:
     """A picker and a gateway in front of a pool. The prefix caches of its engines are empty at first.
 
-    `plugins`: the producers and scorers; "": those of the default configuration. `scorers`: further ones.
+    `plugins`: the producers and scorers; "": those of the default configuration. `scorers`: further ones. `section`: of the configuration.
     """
 
-    def __init__(self, cluster: Cluster, pool: Pool, plugins: str, *flags: str, scorers: Sequence[str] = ()) -> None:
+    def __init__(self, cluster: Cluster, pool: Pool, plugins: str, *flags: str, scorers: Sequence[str] = (), section: str = "") -> None:
         self.cluster = cluster
         self.pool = pool
         for engine in pool.engines:
@@ -84,7 +84,7 @@ class Site:
         )
         filled += "".join(f"- {{type: {scorer}}}\n" for scorer in scorers)
         more = "".join(f", {{pluginRef: {scorer}}}" for scorer in scorers)
-        config = CONFIG.format(endpoints=endpoints, plugins=filled.strip(), scorers=more) if plugins else ""
+        config = CONFIG.format(endpoints=endpoints, plugins=filled.strip(), scorers=more) + section if plugins else ""
         self.picker: Picker = cluster.picker(endpoints, *flags, workers=2, config_text=config)
         self.gateway = cluster.envoy(self.picker, edge=True)
 
