@@ -150,7 +150,7 @@ bench-busy: $(READY_DEV) compiled
 simulate: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.epp.flow.simulation --seeds 100000 --jobs 2 $(ARGS)
 
-# Goodput, fairness and recovery under overload, through Envoy.
+# Goodput, fairness, recovery and budgets of tenants under overload, through Envoy.
 bench-overload: $(READY_DEV) compiled
 	@$(PYTHON) -m tests.bench.overload $(ARGS)
 

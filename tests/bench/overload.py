@@ -10,7 +10,8 @@ request waits in a queue: a request that joins a running batch waits for the end
 recovered: seconds from the end of a burst of 2x until no request is refused any more and the p95 TTFT of every two seconds is at most
 twice the p95 before the burst.
 
-Parts: load (with flow control), burst, default (the built-in configuration), without (gate off), fairness (`tests.bench.fairness`).
+Parts: load (with flow control), burst, default (the built-in configuration), without (gate off), fairness (`tests.bench.fairness`), budgets
+(`tests.bench.budgets`).
 """
 
 import argparse
@@ -26,7 +27,7 @@ from typing import Any
 import uvloop
 
 from loadtest.demo.children import cpu_seconds, descendants
-from tests.bench import fairness
+from tests.bench import budgets, fairness
 from tests.bench.overload_stack import FAIR, SERVERS, WORKERS, Site, estimate, flow_control, site
 from tests.bench.overload_traffic import Class, Generator, Result, between, firsts, percentile, plan, reasons
 from tests.e2e.cluster import Cluster
@@ -45,7 +46,7 @@ AS_BEFORE = 2.0  # times the p95 before the burst
 HIGH, NORMAL, LOW = "high", "normal", "low"
 MIX = (Class(HIGH, 0.1, HIGH), Class(NORMAL, 0.6, NORMAL, streamed=0.2), Class(LOW, 0.3, LOW, streamed=0.5))
 ALL_STREAMED = tuple(Class(kind.name, kind.share, kind.objective) for kind in MIX)
-PARTS = ("load", "burst", "default", "without", "fairness")
+PARTS = ("load", "burst", "default", "without", "fairness", "budgets")
 CONFIGURATIONS: tuple[tuple[str, Mapping[str, Any] | None, str], ...] = (
     ("default", None, "built-in default configuration (flow control by the scraped load; requests may wait for a minute):"),
     ("without", {}, "without flow control (gate off; sheddable requests are refused while the pool is saturated):"),
@@ -279,6 +280,8 @@ def main() -> int:
                 print("\n".join([title, HEAD, *map(text, rows)]), flush=True)
     if "fairness" in options.only:
         out["fairness"] = fairness.report(say, seconds, out.get("capacity", estimate()), quiet=options.json)
+    if "budgets" in options.only:
+        out["budgets"] = budgets.report(say, options.seconds or budgets.SECONDS, quiet=options.json)
     if options.json:
         json.dump(out, sys.stdout, indent=1)
     return 0

@@ -115,9 +115,16 @@ def objectives(directory: Path, priorities: Mapping[str, int] = PRIORITIES) -> P
     return directory
 
 
-def site(cluster: Cluster, flow: Mapping[str, Any] | None, *flags: str, servers: int = SERVERS, engine: tuple[str, ...] = ENGINE) -> Site:
+def site(
+    cluster: Cluster,
+    flow: Mapping[str, Any] | None,
+    *flags: str,
+    servers: int = SERVERS,
+    engine: tuple[str, ...] = ENGINE,
+    workers: int = WORKERS,
+) -> Site:
     """Starts servers, picker and Envoy. Returns when they are ready."""
     fleet = cluster.fleet(servers, *engine)
     more = [f"--objects-dir={objectives(cluster.directory / 'objects')}", "--pool-name=pool", "--allow-experimental-plugins"]
-    picker = cluster.picker(fleet.file, *more, *flags, workers=WORKERS, config_text=config(fleet.file, flow))
+    picker = cluster.picker(fleet.file, *more, *flags, workers=workers, config_text=config(fleet.file, flow))
     return Site(cluster.envoy(picker, threads=ENVOY_THREADS), picker, fleet)
