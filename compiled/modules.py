@@ -42,8 +42,8 @@ _NAMES = """
     workers/transport: abuse answer_blocks control_frames deadlines frames header_blocks headers http2 interface link native output pieces
     workers/transport: room sending session stream timeouts turn wrong_protocol
     workers/worker: adoption learning plugin_handles rewrites
-    workers/worker/extproc: answer_counts app budgets health pipelines pool pool_stream pool_turns request_phase reservation
-    workers/worker/extproc: response_phase shedding shell stream tried_stream
+    workers/worker/extproc: answer_counts app budgets health pipelines pool pool_stream request_phase reservation
+    workers/worker/extproc: response_phase shedding shell stream tried_stream turns
     workers/worker/flow: flow_control metrics peers probe
     workers/worker/telemetry: cache_prediction call_timing recorder request_metrics request_telemetry salt_watch
     workers/worker/telemetry: stream_metrics tenant_counts trace_context tracing

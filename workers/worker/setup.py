@@ -46,12 +46,11 @@ from workers.shared.pool_crashes import RUNNING, marking, word_of
 from workers.shared.query_of_death import DECIDING, PLACES, TRIED, Deciding
 from workers.shared.recording.limits import OFF
 from workers.transport.interface import Clock
-from workers.worker.body_turns import BodyTurns
 from workers.worker.extproc.app import App, Guards, StreamOptions, Times
 from workers.worker.extproc.pipelines import Pipelines
 from workers.worker.extproc.pool import Failures, SharedPool
-from workers.worker.extproc.pool_turns import PoolTurns
 from workers.worker.extproc.shedding import Shedding
+from workers.worker.extproc.turns import BODIES_S, ONE_S, Turns
 from workers.worker.faults import Faults
 from workers.worker.flow.flow_control import FlowControl
 from workers.worker.flow_setup import flow_control
@@ -144,7 +143,7 @@ class Parts:
             self.kept.answers,
             self._telemetry(pipelines.whole, metrics),
             self._guarding,
-            Times(clock, time.monotonic, BodyTurns(asyncio.get_running_loop().call_soon, time.monotonic).soon),
+            Times(clock, time.monotonic, _turns(BODIES_S).soon),
             self._rng,
             intake=self.intake,
             options=options,
@@ -160,7 +159,7 @@ class Parts:
             pool=self.instance.pool or 0,
             name=options.pool_name if self.instance.pool is not None else "",
             budgets=self.own.budgets,
-            turns=PoolTurns(asyncio.get_running_loop().call_soon) if self.instance.pool is not None else None,
+            turns=_turns(ONE_S) if self.instance.pool is not None else None,
         )
 
     def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":
@@ -405,6 +404,10 @@ class Parts:
 def _tenants(instance: Instance) -> Tenants | None:
     entry = instance.config.tenants
     return tenants_of(entry, instance.config.keys, instance.credentials.prefix_seed) if entry is not None else None
+
+
+def _turns(slice_s: float) -> Turns:
+    return Turns(asyncio.get_running_loop().call_soon, time.monotonic, slice_s)
 
 
 def take_over(configured: Pipeline, before: Pipeline) -> None:

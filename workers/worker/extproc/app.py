@@ -22,7 +22,7 @@ from workers.transport.interface import Clock
 from workers.worker.extproc.answer_counts import AnswerCounts
 from workers.worker.extproc.budgets import Budgets
 from workers.worker.extproc.pipelines import Pipelines
-from workers.worker.extproc.pool_turns import PoolTurns
+from workers.worker.extproc.turns import Turns
 from workers.worker.flow.eviction import Evictions
 from workers.worker.telemetry.request_telemetry import Telemetry
 
@@ -90,7 +90,7 @@ class StreamOptions(NamedTuple):
     pool: int = 0
     name: str = ""
     budgets: Budgets | None = None
-    turns: PoolTurns | None = None
+    turns: Turns | None = None
 
 
 USUAL: Final = StreamOptions()

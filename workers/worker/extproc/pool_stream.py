@@ -12,11 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from epp.protocol import codec
-from epp.protocol.inflate import Unpacking, body_slices
+from epp.protocol.inflate import Unpacking
 from epp.protocol.models import asks_for_models
-from epp.protocol.stream import DECIDING
 from epp.request.pools import UNDECIDED, PoolChoice, model_of
-from epp.request.renaming import CONTENT_ENCODING
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.worker.extproc.app import App
 from workers.worker.extproc.request_phase import ENCODED, LONG_BODY, RequestPhase
@@ -65,7 +63,7 @@ def open_pooled(pools: Pools, path: str, metadata: Metadata, stream: Stream) -> 
 class PooledRequestPhase(RequestPhase):
     """A request phase that finds the pool before it decides, and waits until the pool is loaded. `pool`: UNDECIDED until it is known."""
 
-    __slots__ = ("_head", "_no_body", "pool", "pools")
+    __slots__ = ("_head", "_no_body", "_plain", "pool", "pools")
 
     def __init__(self, pools: Pools, pool: int) -> None:
         super().__init__()
@@ -73,6 +71,7 @@ class PooledRequestPhase(RequestPhase):
         self.pool = pool
         self._head: tuple[bytes, int, int] | None = None  # the message with the headers, while the stream is in the lobby
         self._no_body = False
+        self._plain: bytes | None = None  # the body after it was decompressed to find its model, until the pool's parser reads it
 
     def on_headers(self, stream: Shell, message: bytes, start: int, end: int) -> None:
         if self.pool == UNDECIDED:
@@ -111,23 +110,22 @@ class PooledRequestPhase(RequestPhase):
             super()._start_deciding(stream)
             return
         body = self._body()
-        if self.pool == UNDECIDED and self._headers.mentions(ENCODED):
-            packed = body_slices(body, self._headers.get(CONTENT_ENCODING) or "", stream.app.guards.body_bytes_max)
-            if packed is not None:
-                self._unpacked(stream, packed)
-                return
+        if self.pool == UNDECIDED and self._headers.mentions(ENCODED) and (packed := self._packed(stream, body)) is not None:
+            self._unpack(stream, packed, self._enter_plain)
+        else:
+            self._enter(stream, body)
+
+    def _enter_plain(self, stream: Shell, body: bytes) -> None:
+        self._plain = body
         self._enter(stream, body)
 
-    def _unpacked(self, stream: Shell, packed: Unpacking) -> None:
-        """Decompresses one part of the body, as `_unpack` does. The pool's parser decompresses the body again."""
-        try:
-            count = next(packed)
-        except StopIteration as done:
-            self._enter(stream, done.value)
-            return
-        self._keep(stream, count)
-        if stream.state == DECIDING:
-            stream.later(self._unpacked, stream, packed)
+    def _packed(self, stream: Shell, body: bytes | memoryview) -> Unpacking | None:
+        plain, self._plain = self._plain, None
+        return super()._packed(stream, body) if plain is None else _unpacked(plain)
+
+    def give_up(self) -> None:
+        super().give_up()
+        self._plain = None
 
     def _enter(self, stream: Shell, body: bytes | memoryview) -> None:
         """Finds the pool, by the model in `body` if nothing else has said it. Decides as soon as the pool is loaded. Raises Refused."""
@@ -147,6 +145,12 @@ class PooledRequestPhase(RequestPhase):
             super()._route_without_body(stream)
         else:
             super()._body_complete(stream)
+
+
+def _unpacked(body: bytes) -> Unpacking:
+    """Returns a body that was decompressed already, as one that needs no further part."""
+    yield from ()
+    return body
 
 
 class PooledStream(ExtProcStream):

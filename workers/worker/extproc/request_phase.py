@@ -8,7 +8,7 @@ or yields a future, and the callback of that future steps the coroutine again. I
 """
 
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from xxhash import xxh3_64
@@ -218,7 +218,7 @@ class RequestPhase:
             self._start_deciding(stream)
         else:
             self._keep(stream)
-            turns.later(stream.resume, self._start_deciding, stream)
+            turns.soon(stream.resume, self._start_deciding, stream)
 
     def _keep(self, stream: Shell, unpacked: int = 0) -> None:
         """Counts a complete body as held while it waits. Raises Refused if the limit for held bytes leaves no room for it.
@@ -249,28 +249,33 @@ class RequestPhase:
             digest = deciding.digest(body) if self._hash is None else self._hash.intdigest()
             stream.fingerprint = deciding.begin(request, digest, prefers or encoded or request.wishes)
             # The body is unpacked only for the parser. The gateway gets the compressed body back.
-            if encoded and self.parser.paths:
-                packed = body_slices(body, headers.get(CONTENT_ENCODING) or "", app.guards.body_bytes_max)
-                if packed is not None:
-                    self._unpack(stream, packed)
-                    return
-            self._read(stream, body)
+            if encoded and self.parser.paths and (packed := self._packed(stream, body)) is not None:
+                self._unpack(stream, packed, self._read_plain)
+            else:
+                self._read(stream, body)
         finally:
             deciding.word[0] = 0
 
-    def _unpack(self, stream: Shell, packed: Unpacking) -> None:
-        """Decompresses one part of the body. Other streams get their turn before the next part."""
+    def _packed(self, stream: Shell, body: bytes | memoryview) -> Unpacking | None:
+        """Returns the compressed body, to be decompressed in parts; None if it is not compressed, or in a way that we do not know."""
+        return body_slices(body, self._headers.get(CONTENT_ENCODING) or "", stream.app.guards.body_bytes_max)
+
+    def _unpack(self, stream: Shell, packed: Unpacking, then: Callable[[Shell, bytes], None]) -> None:
+        """Decompresses one part of the body. Other streams get their turn before the next part. `then` gets the whole body."""
         try:
             count = next(packed)
         except StopIteration as done:
-            body: bytes = done.value
-            assert stream.request is not None
-            stream.request.body_bytes = len(body)  # it is kept while the request waits in a queue
-            self._read(stream, body)
+            then(stream, done.value)
             return
         self._keep(stream, count)
         if stream.state == DECIDING:
-            stream.later(self._unpack, stream, packed)
+            stream.later(self._unpack, stream, packed, then)
+
+    def _read_plain(self, stream: Shell, body: bytes) -> None:
+        """Parses a body that was decompressed."""
+        assert stream.request is not None
+        stream.request.body_bytes = len(body)  # it is kept while the request waits in a queue
+        self._read(stream, body)
 
     def _read(self, stream: Shell, body: bytes | memoryview) -> None:
         """Parses the body and starts the decision."""

@@ -288,3 +288,29 @@ def test_a_body_that_is_given_up_names_its_pool_as_soon_as_it_is_known(first: st
     envoy.handler.give_up_body()
     status, error, _ = refusal(envoy.answers())
     assert (status, error["message"].partition("held already")[2]) == (429, name)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_compressed_body_is_decompressed_once_and_held_once_however_its_pool_is_found(loaded: bool) -> None:
+    def held(authority: str) -> tuple[int, Envoy]:
+        waits = Waits()
+        worker = Worker()
+        worker.pairs[1] = pair(waits, waiting=(5, 0))
+        if not loaded:
+            worker.loaded = {0}
+        envoy = worker.stream(authority)
+        envoy.headers(**{"content-encoding": "gzip"})
+        envoy.body(gzip.compress(completion("m", suffix=random.Random(1).randbytes(300_000).hex())))
+        while worker.pairs[0].turns or worker.pairs[1].turns:
+            (worker.pairs[0].turns or worker.pairs[1].turns).popleft()()
+        worker.load(1)
+        while worker.pairs[1].turns:
+            worker.pairs[1].turns.popleft()()
+        count = envoy.stream.held
+        waits.future.callback(None)
+        assert set_headers(envoy.answers()[0])[DESTINATION] and envoy.stream.held == 0
+        return count, envoy
+
+    (by_authority, _), (by_model, envoy) = held("b.svc"), held("")
+    assert isinstance(envoy.handler, PooledStream)
+    assert by_model == by_authority > 600_000
