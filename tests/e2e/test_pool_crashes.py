@@ -1,5 +1,6 @@
 """A pool whose plugin ends workers is taken out of service, and the others are served on."""
 
+import http.client
 import json
 import re
 import subprocess
@@ -65,7 +66,11 @@ class Site:
         self.port = gateway(cluster, self.picker.grpc)
 
     def ask(self, pool: str, prompt: str = "hello") -> Answer:
-        return ask(self.port, COMPLETIONS, json.dumps({"model": pool, "prompt": prompt}).encode())
+        """Sends a request. The status is 0 if its answer is cut off, because a worker ends during the answer."""
+        try:
+            return ask(self.port, COMPLETIONS, json.dumps({"model": pool, "prompt": prompt}).encode())
+        except http.client.HTTPException:
+            return Answer(0, {}, b"")
 
     def calm(self) -> list[int]:
         return [self.ask("calm").status for _ in range(TRIES)]
@@ -102,10 +107,11 @@ def test_a_pool_whose_plugin_has_ended_two_workers_gets_503_and_the_others_are_s
         text = refused.json()["error"]["message"]
         assert (refused.status, "pool 'odd' is out of service, because its plugins" in text) == (503, True)
         assert site.calm() == [200] * TRIES
-        assert len(site.said("child ended")) == 2
+        ended = len(site.said("child ended"))
+        assert ended == 2 or (ended == 3 and at == "load" and first), "a third worker may begin to load before the second has ended"
         (line,) = site.said(out)
         assert (line["pool"], line.get("plugin")) == ("odd", None if at == "load" else "mine")
-        assert [each["pool"] for each in site.said("a worker ended while")] == ["odd", "odd"]
+        assert [each["pool"] for each in site.said("a worker ended while")] == ["odd"] * ended
         (finding,) = [each for each in json.loads(site.doctor().stdout)["findings"] if each["rule"] == "out-of-service"]
         assert (finding["pool"], "mine" in finding["evidence"]) == ("odd", at != "load")
 

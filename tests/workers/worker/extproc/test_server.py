@@ -199,7 +199,7 @@ def test_very_long_paths_match_by_their_ends_and_are_not_cached() -> None:
             (answer, _) = envoy.body(b'{"model":"m","messages":[{"content":"hello"}]}')
             assert answer.WhichOneof("response") == "request_headers"
             del envoy
-        p.recent.kept.clear()
+        p.recent._pools.clear()
         assert tracemalloc.get_traced_memory()[0] < 1_000_000
     finally:
         tracemalloc.stop()
