@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from loadtest.sim.engine import Job
-from loadtest.sim.kv_pool import BYTES_PER_TOKEN, Change, Dropped, Kept, Offloaded
+from loadtest.sim.kv_pool import BYTES_PER_TOKEN, Change, Dropped, Gained, Offloaded
 
 DIALECTS: Final = ("vllm", "vllm-map", "sglang", "sglang-map")
 SGLANG_TIERS: Final = {"CPU": "CPU_PINNED"}
@@ -84,7 +84,7 @@ def events_of(dialect: Dialect, job: Job, changes: Sequence[Change], block_size:
             events.append(dialect.removed(leaving, medium=tier))
             leaving = []
         match change:
-            case Kept(first, last):
+            case Gained(first, last):
                 events.append(_kept(dialect, job, first, last, block_size))
             case Offloaded(block):
                 events.append(dialect.stored([block], None, [], block_size, medium="CPU"))

@@ -26,7 +26,7 @@ BYTES_PER_TOKEN = 4
 GPU, CPU = "GPU", "CPU"
 
 
-class Kept(NamedTuple):
+class Gained(NamedTuple):
     """A change: the GPU tier now holds the blocks `first` to `last` - 1 of the prompt."""
 
     first: int
@@ -46,7 +46,7 @@ class Dropped(NamedTuple):
     tier: str
 
 
-Change = Kept | Offloaded | Dropped
+Change = Gained | Offloaded | Dropped
 Blocks = tuple[Sequence[int], int]  # of one request: the hashes of its prompt's whole blocks, and how many blocks it needs in all
 
 
@@ -211,7 +211,7 @@ class KvPool:
         for at in range(hits, len(hashes) + 1):
             if at == len(hashes) or hashes[at] in users or hashes[at] in idle:
                 if first < at:
-                    self.log.append(Kept(first, at))
+                    self.log.append(Gained(first, at))
                 first = at + 1
 
     def _evict(self) -> None:

@@ -31,7 +31,7 @@ from workers.replicas.others import Others
 from workers.replicas.pace import Pace
 from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
-from workers.replicas.store import Link, StoreError
+from workers.replicas.store import StoreError, StoreLink
 from workers.replicas.taught import Taught
 from workers.replicas.waiting import Waiting, WaitingOfOne, WaitingOfPools
 from workers.replicas.wire import EPOCH_MAX, FORM, ROWS_MAX, Message, encode
@@ -62,7 +62,7 @@ class Exchange:
 
     def __init__(
         self,
-        parts: "Parts",
+        parts: "ExchangeParts",
         *,
         name: str,
         most: int,
@@ -145,14 +145,14 @@ class Exchange:
         finally:
             link.close()
 
-    async def _open(self) -> Link:
+    async def _open(self) -> StoreLink:
         try:
             async with asyncio.timeout(CONNECT_S):
                 return await self.parts.open_link(self.others.name)
         except TimeoutError:
             raise StoreError("slow", "the store did not answer in time") from None
 
-    async def _speak(self, link: Link) -> None:
+    async def _speak(self, link: StoreLink) -> None:
         """Publishes everything, and then takes turns until the link fails. Raises StoreError."""
         if not self.others.life[0]:
             await self._number(link, above=max(self.parts.remote.epoch, self.others.highest))
@@ -171,7 +171,7 @@ class Exchange:
                 self._new = False
                 await self._keep(link)
 
-    def _turn(self, link: Link) -> bool:
+    def _turn(self, link: StoreLink) -> bool:
         """Reads and publishes what is new. Returns false if the store must be asked something before the next turn. Raises StoreError."""
         now = self._now()
         link.check()
@@ -181,7 +181,7 @@ class Exchange:
             self._publish(link, now)
         return now < self._keep_at and not (self._silent and not self.others.superseded(now))
 
-    def _publish(self, link: Link, now: float) -> None:
+    def _publish(self, link: StoreLink, now: float) -> None:
         """Publishes what is new, if the store has taken the last message. Raises StoreError."""
         if self._offered and not self.connected:
             self._accepted()
@@ -203,7 +203,7 @@ class Exchange:
             self._announced = False
             log.info("the replica store is back")
 
-    async def _number(self, link: Link, *, above: int) -> None:
+    async def _number(self, link: StoreLink, *, above: int) -> None:
         """Gets the number of this life of the replica from the store. Of two replicas with one name, the higher number counts."""
         try:
             epoch = await link.epoch(min(above + 1, EPOCH_MAX))
@@ -217,7 +217,7 @@ class Exchange:
         self.parts.remote.epoch = epoch
         self._whole_at = float("-inf")
 
-    async def _keep(self, link: Link) -> None:
+    async def _keep(self, link: StoreLink) -> None:
         """Gives the store what it may have lost: how far numbers were, and the secret of block hashes. Raises StoreError."""
         self._keep_at = self._now() + (SETTLED_S if self._new else KEEP_S)
         try:
@@ -351,10 +351,10 @@ class Exchange:
             self._announced = True
 
 
-class Parts(NamedTuple):
+class ExchangeParts(NamedTuple):
     """What an exchange works with. `open_link` connects to the store under the name of a replica, or raises StoreError."""
 
-    open_link: Callable[[str], Awaitable[Link]]
+    open_link: Callable[[str], Awaitable[StoreLink]]
     remote: RemoteLane
     places: Places
     own: OwnLoad

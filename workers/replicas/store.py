@@ -99,14 +99,14 @@ def _password_in(file: str, given_by: str) -> str:
         raise StoreError("file", f"{given_by} {file} cannot be read: {refused.strerror}") from None
 
 
-async def opened(store: ReplicaStore, name: str) -> "Link":
+async def opened(store: ReplicaStore, name: str) -> "StoreLink":
     """Connects with the store of the options, as the replica `name`. Raises StoreError."""
     address = parse_address(store.url)
     names = Names(store.prefix, cluster=address.cluster, database=address.database)
-    return await Link.open(address, names, password_of(address, store.password_file), name)
+    return await StoreLink.open(address, names, password_of(address, store.password_file), name)
 
 
-class Link:
+class StoreLink:
     """A connection to the store that listens to the channels of a replica. `open` makes it."""
 
     def __init__(self, address: Address, names: Names, connection: Connection) -> None:
@@ -117,7 +117,7 @@ class Link:
         self._in_words = _InWords(address)
 
     @classmethod
-    async def open(cls, address: Address, names: Names, password: str, name: str) -> "Link":
+    async def open(cls, address: Address, names: Names, password: str, name: str) -> "StoreLink":
         """Connects, and subscribes to two channels: the one for all replicas, and that of the replica `name`. Raises StoreError."""
         with _InWords(address, password):
             where = await _server(address, names, password)

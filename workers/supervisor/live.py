@@ -17,7 +17,7 @@ from workers.supervisor.pages.page import Page
 from workers.supervisor.pages.state.frames import Frames
 from workers.supervisor.pages.state.history import STEP_S, History
 from workers.supervisor.pages.state.page import StatePages
-from workers.supervisor.pages.state.parts import Parts
+from workers.supervisor.pages.state.parts import StateParts
 from workers.supervisor.pages.state.recent import Recent
 from workers.supervisor.pages.state.sampler import Sampler
 from workers.supervisor.pages.state.source import Source
@@ -89,8 +89,8 @@ class Live:
         return Sampler(self._source, self._recent)
 
     @functools.cached_property
-    def _parts(self) -> Parts:
-        return Parts(self._instance, self._recent, self._troubles, self._access, self._unserved, self._store, self.tenants)
+    def _parts(self) -> StateParts:
+        return StateParts(self._instance, self._recent, self._troubles, self._access, self._unserved, self._store, self.tenants)
 
     @functools.cached_property
     def _frames(self) -> Frames:

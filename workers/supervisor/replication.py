@@ -11,7 +11,7 @@ from workers.process.instance import Instance
 from workers.replicas.address import secret_of
 from workers.replicas.budgets import Budgets
 from workers.replicas.copying import Models, OneModel
-from workers.replicas.exchange import Exchange, Parts
+from workers.replicas.exchange import Exchange, ExchangeParts
 from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places, PoolPlace
 from workers.replicas.store import opened
@@ -36,7 +36,7 @@ def exchange_of(present: Callable[[], Instance], index: IndexWriter, report: Cal
     places = Places(EndpointsView(documents), place_of(present) if instance.pools else None)
     budgets, serving = instance.layout.budgets, lanes.serving_words[1:]
     return Exchange(
-        Parts(
+        ExchangeParts(
             partial(opened, options.store),
             lanes.remote,
             places,

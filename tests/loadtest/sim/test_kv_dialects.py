@@ -5,7 +5,7 @@ import pytest
 from epp.prefix.kv_events import Cleared, Removed, Stored, decode
 from loadtest.sim.engine import Job
 from loadtest.sim.kv_dialects import DIALECTS, Dialect, events_of, payload, tokens_of
-from loadtest.sim.kv_pool import Dropped, Kept, Offloaded
+from loadtest.sim.kv_pool import Dropped, Gained, Offloaded
 from tests.bench.kv_fleet import KvFleet
 
 
@@ -13,7 +13,7 @@ from tests.bench.kv_fleet import KvFleet
 def test_every_dialect_can_be_decoded(name: str) -> None:
     prompt = bytes(range(128))
     job = Job([11, 12], 32, 1, prompt=prompt, salt="tenant")
-    changes = [Kept(0, 1), Kept(1, 2), Offloaded(5), Dropped(5, "GPU"), Dropped(6, "GPU"), Dropped(7, "CPU")]
+    changes = [Gained(0, 1), Gained(1, 2), Offloaded(5), Dropped(5, "GPU"), Dropped(6, "GPU"), Dropped(7, "CPU")]
     batch = decode(payload(events_of(Dialect(name), job, changes, 16)))
     assert batch.malformed == 0
     first, second, moved, *removed = batch.events

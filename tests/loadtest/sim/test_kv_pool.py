@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.sim.kv_pool import CPU, GPU, Dropped, Kept, KvPool, Offloaded, block_hashes, token_count
+from loadtest.sim.kv_pool import CPU, GPU, Dropped, Gained, KvPool, Offloaded, block_hashes, token_count
 
 PROMPT = bytes(range(256)) * 2  # 128 tokens, 8 blocks of 16
 
@@ -115,12 +115,12 @@ def test_evicted_blocks_go_to_the_cpu_tier_and_are_loaded_again() -> None:
     for block in (1, 2, 3, 4):
         pool.allocate([block], 1, 9)
         pool.release([block], 1)
-    assert pool.log == [Kept(0, 1), Kept(0, 1), Kept(0, 1), Kept(0, 1), Offloaded(1), Dropped(1, GPU)]
+    assert pool.log == [Gained(0, 1), Gained(0, 1), Gained(0, 1), Gained(0, 1), Offloaded(1), Dropped(1, GPU)]
     assert (pool.blocks(GPU), pool.blocks(CPU)) == ({2, 3, 4}, {1})
     pool.log.clear()
     assert pool.allocate([1, 9], 2, 9) == 1
     assert pool.loaded == 1
-    assert pool.log[0] == Kept(0, 2)
+    assert pool.log[0] == Gained(0, 2)
     assert pool.log[1:] == [Offloaded(2), Dropped(2, GPU), Offloaded(3), Dropped(3, GPU), Dropped(1, CPU)]
     pool.forget()
     assert (pool.blocks(GPU), pool.blocks(CPU)) == ({1, 9}, set())
@@ -136,7 +136,7 @@ def test_the_log_tells_what_each_tier_holds(requests: list[tuple[int, int, int]]
         assert pool.log is not None
         for change in pool.log:
             match change:
-                case Kept(first, last):
+                case Gained(first, last):
                     assert not held[GPU] & set(hashes[first:last])
                     held[GPU] |= set(hashes[first:last])
                 case Offloaded(block):

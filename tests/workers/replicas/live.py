@@ -17,10 +17,10 @@ from shm.remote_lane import RemoteLane, RemoteSchema
 from tests.shm.memory import region_for
 from workers.replicas.address import parse_address, secret_of
 from workers.replicas.budgets import Budgets
-from workers.replicas.exchange import Exchange, Parts
+from workers.replicas.exchange import Exchange, ExchangeParts
 from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
-from workers.replicas.store import Link, Names, password_of
+from workers.replicas.store import Names, StoreLink, password_of
 from workers.replicas.taught import Taught
 from workers.replicas.waiting import Waiting, WaitingOfOne
 from workers.replicas.wire import ROWS_MAX
@@ -63,9 +63,9 @@ class Replica:
         self.reports: list[str] = []
         address = parse_address(url)
 
-        async def open_link(own: str) -> Link:
+        async def open_link(own: str) -> StoreLink:
             names = Names("p", cluster=False, database=address.database)
-            return await Link.open(address, names, password_of(address, file), own)
+            return await StoreLink.open(address, names, password_of(address, file), own)
 
         places = Places(EndpointsView(DocumentReader(documents, region)))
         flow = FlowSchema(4, 1)
@@ -79,7 +79,7 @@ class Replica:
         shared = Budgets(BudgetSums(budgets, self.budgets, used), BudgetRow(budgets, self.budgets, 1, used))
         own = OwnLoad(self.lanes, places, rows_max)
         self.exchange = Exchange(
-            Parts(open_link, self.remote, places, own, self.taught, self.index, WaitingOfOne(self.waiting), self.pages, shared),
+            ExchangeParts(open_link, self.remote, places, own, self.taught, self.index, WaitingOfOne(self.waiting), self.pages, shared),
             name=name,
             most=8,
             secret=secret,

@@ -17,14 +17,14 @@ from tests.waiting import turns, until
 from workers.replicas import store
 from workers.replicas.address import parse_address
 from workers.replicas.replies import REPLY_BYTES_MAX, InvalidReply, Refusal, Replies
-from workers.replicas.store import Link, Names, StoreError
+from workers.replicas.store import Names, StoreError, StoreLink
 
 HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"
 MESSAGE = b">3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$2\r\nhi\r\n"
 
 
-def asked(folder: Path, use: Callable[[Link], Awaitable[Any]], answer: bytes, heard: bytes = b"") -> Any:
+def asked(folder: Path, use: Callable[[StoreLink], Awaitable[Any]], answer: bytes, heard: bytes = b"") -> Any:
     """Returns what `use` returns with a store that answers INCR and INCRBY with `answer`, and sends `heard` to listeners."""
 
     served: list[asyncio.Task[Any] | None] = []
@@ -45,7 +45,7 @@ def asked(folder: Path, use: Callable[[Link], Awaitable[Any]], answer: bytes, he
         path = folder / "lies"
         server = await asyncio.start_unix_server(serve, path)
         try:
-            link = await Link.open(parse_address(f"unix://{path}"), Names("p", cluster=False), "", "a")
+            link = await StoreLink.open(parse_address(f"unix://{path}"), Names("p", cluster=False), "", "a")
             try:
                 return await use(link)
             finally:
@@ -87,7 +87,7 @@ LIES = [
 ]
 
 
-async def failed(link: Link) -> None:
+async def failed(link: StoreLink) -> None:
     """Waits until the link fails. Raises its StoreError."""
     await until(link.check)
 
@@ -113,7 +113,7 @@ def test_an_epoch_that_is_no_number_of_the_picker_is_reported_with_its_key(tmp_p
 def test_messages_are_passed_on_as_they_come_and_between_answers(tmp_path: Path) -> None:
     heard: list[tuple[str, bytes]] = []
 
-    async def use(link: Link) -> int:
+    async def use(link: StoreLink) -> int:
         link.listen(lambda channel, data: heard.append((channel, data)))
         return await link.epoch(0)
 
@@ -150,7 +150,7 @@ def test_any_bytes_of_a_store_are_read_or_refused(data: bytes) -> None:
 
 
 def test_a_store_that_does_not_answer_or_says_nothing_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def publish(link: Link) -> None:
+    async def publish(link: StoreLink) -> None:
         link.publish("x", b"")
         assert not link.settled
         await failed(link)
@@ -169,7 +169,7 @@ def test_a_store_that_closes_the_connection_is_unreachable(tmp_path: Path) -> No
     with RedisServer(tmp_path) as server:
 
         async def test() -> None:
-            link = await Link.open(parse_address(server.unix_url), Names("p", cluster=False), "", "a")
+            link = await StoreLink.open(parse_address(server.unix_url), Names("p", cluster=False), "", "a")
             server.kill()
             await failed(link)
 

@@ -28,7 +28,7 @@ BYTES_MAX = 64 << 20
 log = structlog.get_logger()
 
 
-class Kept(msgspec.Struct, array_like=True, frozen=True):
+class SavedModel(msgspec.Struct, array_like=True, frozen=True):
     """The trailer: the model (`epp.learning.state`), and the identity of the endpoint in each slot."""
 
     model: bytes
@@ -56,11 +56,11 @@ class LatencyState:
         if model.changes == self._saved:
             return
         with self._file.saving():
-            self._file.write([], Kept(state.encode(model), list(identities.items())))
+            self._file.write([], SavedModel(state.encode(model), list(identities.items())))
             self._saved = model.changes
 
     def _load(self) -> tuple[LatencyModel, dict[Identity, EndpointModel]]:
-        kept, _ = trailer(self._file.read(BYTES_MAX), Kept)
+        kept, _ = trailer(self._file.read(BYTES_MAX), SavedModel)
         try:
             model = state.decode(kept.model)
         except state.UnusableModel as refused:

@@ -13,7 +13,7 @@ from epp.prefix.kv_events import NAME_CHARS_MAX, is_read
 from epp.prefix.streams import NAMELESS, NO_EVENTS, OTHER_TOPIC, PARTLY_REUSED, StreamRecord
 from shm.stream_positions import StreamPosition, StreamPositions
 from workers.process.kv_memory import KvCounts
-from workers.supervisor.kv_events.held_state import Kept
+from workers.supervisor.kv_events.held_state import SavedStream
 from workers.supervisor.kv_events.holdings import Holder, Holdings
 from workers.supervisor.kv_events.sockets import OPENED, ReplayRequest, Subscription, tcp
 from workers.supervisor.kv_events.stream import Stream
@@ -43,7 +43,7 @@ class Followed:
         subscription: Subscription | None,
         topic: str,
         replay_address: str,
-        kept: Kept | None,
+        kept: SavedStream | None,
     ) -> None:
         """`topic`: the beginning of the topics that count. `kept`: what a predecessor or a snapshot tells about the same endpoint; None if
         nothing is known.
@@ -188,10 +188,10 @@ class Followed:
             StreamPosition(stream.position, stream.check, self.heard, self._messages_before + self.messages, held, stream.dropped),
         )
 
-    def kept(self) -> Kept:
+    def kept(self) -> SavedStream:
         """Returns what a snapshot stores about the endpoint."""
         stream, holder = self.stream, self.holder
-        return Kept(holder.owners, stream.position, stream.check, holder.block_tokens, holder.group, self.remark)
+        return SavedStream(holder.owners, stream.position, stream.check, holder.block_tokens, holder.group, self.remark)
 
     @property
     def remark(self) -> str:

@@ -53,7 +53,7 @@ ENTRY_BYTES: Final = sum(column.itemsize for column in COLUMNS)
 log = structlog.get_logger()
 
 
-class Kept(msgspec.Struct, array_like=True, frozen=True):
+class SavedStream(msgspec.Struct, array_like=True, frozen=True):
     """What a snapshot stores about one endpoint's stream.
 
     `owners`: the endpoint's owner ids, one per tier, then the id for speculative blocks. `position`, `check`: the last applied message
@@ -77,13 +77,13 @@ class Trailer(msgspec.Struct, array_like=True, frozen=True):
     written_at: float
     tiers: list[str]
     adapters: list[int]
-    streams: list[tuple[Identity, Kept]]
+    streams: list[tuple[Identity, SavedStream]]
 
 
 class Loaded(NamedTuple):
     """The content of a snapshot."""
 
-    streams: Mapping[Identity, Kept]
+    streams: Mapping[Identity, SavedStream]
     adapters: Sequence[int]
     links: Links
 

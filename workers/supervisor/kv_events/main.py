@@ -30,7 +30,7 @@ from workers.process.restart import kv_events_seat
 from workers.shared.documents import EndpointsView, Identity
 from workers.supervisor.kv_events.costs import MEMORY_MAX, Costs
 from workers.supervisor.kv_events.followed import Followed, addresses
-from workers.supervisor.kv_events.held_state import KEEP_S, HeldState, Kept, Trailer
+from workers.supervisor.kv_events.held_state import KEEP_S, HeldState, SavedStream, Trailer
 from workers.supervisor.kv_events.holdings import Holdings
 from workers.supervisor.kv_events.publishing import Publishing
 from workers.supervisor.kv_events.sockets import Subscription, context_for
@@ -91,7 +91,7 @@ class Follower:
         self._retire_unknown()
         self._words = instance.words
         self.state = _state(instance, self.holdings)
-        self.restored: dict[Identity, Kept] = {}  # streams of the snapshot whose endpoints have not come back yet
+        self.restored: dict[Identity, SavedStream] = {}  # streams of the snapshot whose endpoints have not come back yet
         self._keep_until = math.inf
         self._named: dict[tuple[int, int, int], Identity] = {}
         if self.state is not None and not self.predecessors and not writer.owners() and not writer.links.size:
@@ -202,13 +202,13 @@ class Follower:
         self.restored.pop(self._named[identity], None)
         self._refused.discard(identity)
 
-    def _kept(self, identity: tuple[int, int, int]) -> Kept | None:
+    def _kept(self, identity: tuple[int, int, int]) -> SavedStream | None:
         """Returns what a predecessor or the snapshot tells about an endpoint; None if neither knows it."""
         record = self.predecessors.get(identity)
         if record is None:
             return self.restored.get(self._named[identity])
         read, owners = self.positions.read(record.slot), [*(tier.owner for tier in record.tiers), record.speculative]
-        return Kept(owners, read.position, read.check, record.block_tokens, record.group, record.remark)
+        return SavedStream(owners, read.position, read.check, record.block_tokens, record.group, record.remark)
 
     def _restore(self, state: HeldState, now: float) -> None:
         """Fills the index from the snapshot, if there is a usable one."""
@@ -228,7 +228,7 @@ class Follower:
         streams = [(identity, each) for identity, each in kept.items() if each.position]
         return Trailer(0.0, [], sorted(self.holdings.known_words), streams)
 
-    def _begin(self, endpoint: Endpoint, kept: Kept | None) -> Followed:
+    def _begin(self, endpoint: Endpoint, kept: SavedStream | None) -> Followed:
         """Starts to follow an endpoint. Raises ZMQError, OwnersExhausted, and ValueError for a port above 65535."""
         settings = self.settings
         subscription, replay = None, ""

@@ -18,7 +18,7 @@ from tests.workers.supervisor.kv_events.test_holdings import World as Blocks
 from workers.shared.documents import Identity
 from workers.supervisor.endpoints import snapshot_file
 from workers.supervisor.endpoints.snapshot_file import AGE_MAX_S
-from workers.supervisor.kv_events.held_state import EVERY_S, SNAPSHOT, HeldState, Kept, Loaded, Trailer
+from workers.supervisor.kv_events.held_state import EVERY_S, SNAPSHOT, HeldState, Loaded, SavedStream, Trailer
 from workers.supervisor.kv_events.holdings import Holder
 
 NAMES: list[Identity] = [("default", name, "10.0.0.1", 8000 + n, f"uid-{name}") for n, name in enumerate("abc")]
@@ -43,7 +43,7 @@ class Life:
         world.apply(stored(range(1, 6), None, TOKENS[: 5 * BLOCK]), stored([1], None, TOKENS[:BLOCK]), at=1)
 
     def trailer(self) -> Trailer:
-        kept = [Kept(holder.owners, 100 + at, 7, holder.block_tokens, None, "") for at, holder in enumerate(self.blocks.holders)]
+        kept = [SavedStream(holder.owners, 100 + at, 7, holder.block_tokens, None, "") for at, holder in enumerate(self.blocks.holders)]
         return Trailer(0.0, [], [11], list(zip(NAMES, kept, strict=True)))
 
     def save(self) -> None:
@@ -84,7 +84,7 @@ def test_a_restarted_picker_has_every_block_at_its_endpoint_and_in_its_tier(tmp_
         loaded = life.take_over()
     assert (lines[0]["blocks"], lines[0]["endpoints"], lines[0]["age_s"]) == (15, 3, 100.0)
     assert loaded.adapters == [11]
-    assert loaded.streams[NAMES[1]] == Kept(life.blocks.holders[1].owners, 101, 7, BLOCK, None, "")
+    assert loaded.streams[NAMES[1]] == SavedStream(life.blocks.holders[1].owners, 101, 7, BLOCK, None, "")
     assert life.blocks.held(TOKENS)[0] == [10, 5, 0]
     assert [holder.held for holder in life.blocks.holders] == [12, 5, 0]
     assert stat.S_IMODE((tmp_path / SNAPSHOT).stat().st_mode) == 0o600
@@ -185,7 +185,7 @@ def test_a_snapshot_with_any_changed_byte_is_refused(tmp_path: Path, data: st.Da
 def test_owner_ids_that_cannot_be_are_refused(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.fill()
-    kept = Kept([2, 3, 4], 1, 1, BLOCK, None, "")  # one is missing
+    kept = SavedStream([2, 3, 4], 1, 1, BLOCK, None, "")  # one is missing
     life.state.close(lambda: Trailer(0.0, [], [], [(NAMES[0], kept)]))
     assert "its owner ids are not valid" in refusal(Life(tmp_path))
 

@@ -31,7 +31,7 @@ FLOWS_SHOWN: Final = 32  # pools with flow control whose saturation is computed
 CONFIGURATIONS_CHARS_MAX: Final = 1 << 18
 
 
-class Parts:
+class StateParts:
     """The parts of one instance with one configuration."""
 
     def __init__(
