@@ -33,13 +33,13 @@ _NAMES = """
     epp/protocol/codec: answers bodies envelope fields header_map structs
     epp/recording: keys sample
     epp/request: budget client_headers intake paths pools renaming request tenant tenant_keys tenants tokens
-    shm: answers budgets flow_lanes held_reader held_writer histograms index_capacity index_tiers lanes layout link_table prefills
-    shm: prefix_index prefix_writer prompt_starts remote_lane seqlock series series_reader series_rows stream_positions table
+    shm: answers budgets flow_lanes held_blocks histograms index_capacity index_tiers lanes layout link_table prefills
+    shm: prefix_index prefix_writer remote_lane seqlock series series_reader series_rows stream_positions table
     workers/replicas: budgets byte_stream connection exchange joining others pace pages places rates reading replies taught waiting
     workers/shared: bus decisions freshness index_limits query_of_death scrape_pace
     workers/supervisor/endpoints: http_answer http_client scrape scrape_results target wheel
     workers/supervisor/kv_events: followed holdings sockets stream
-    workers/transport: abuse answer_blocks control_frames deadlines frames header_blocks headers http2 interface link native output pieces
+    workers/transport: abuse answer_blocks control_frames frames header_blocks headers http2 interface native output
     workers/transport: room sending session stream timeouts turn wrong_protocol
     workers/worker: adoption learning plugin_handles rewrites
     workers/worker/extproc: answer_counts app budgets health pipelines pool pool_stream request_phase reservation

@@ -13,15 +13,14 @@ that has seen it need not look further. Counts only grow, until a worker gives a
 clears its counts. A kind is a number that is the same in all workers. This module does not know what kinds and outcomes stand for.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
+from shm.layout import CACHE_LINE, ROW_ALIGNMENT, WORD, aligned, layout_hash
 from shm.segment import Region
 
-ROW_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
 SENT, FAILED = 0, 1
 
 Ints = npt.NDArray[np.int64]

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 
 WORD: Final = 8
 CACHE_LINE: Final = 64
+ROW_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
 
 MAGIC: Final = int.from_bytes(b"EPPSHM01", "little")
 H_MAGIC: Final = 0

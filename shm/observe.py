@@ -26,9 +26,8 @@ from shm.instance_lock import Recorded, recorded
 from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan, Schema
 from shm.link_table import LinkSchema
-from shm.prefills import PrefillsSchema
+from shm.prefills import PrefillsSchema, StartsSchema
 from shm.prefix_index import IndexSchema
-from shm.prompt_starts import StartsSchema
 from shm.remote_lane import RemoteSchema
 from shm.segment import Region, Segment, SegmentError
 from shm.series import SeriesSchema

@@ -1,4 +1,6 @@
-"""Prefills under way: which prompts endpoints compute at this moment. Each worker writes its own row, all workers read all.
+"""Prefills under way: which prompts endpoints compute at this moment (`Prefills`), and since when (`PromptStarts`).
+
+Each worker writes its own row of each, all workers read all. Rows of prefills:
 
     worker 0 | key of place 0 | ... | key of place 63 | record of place 0 | ... | record of place 63 |
     worker 1 | ...
@@ -21,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from compiled import calls
-from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
+from shm.layout import ROW_ALIGNMENT, WORD, aligned, layout_hash
 from shm.segment import Region
+
+Floats = npt.NDArray[np.float64]
 
 PLACES: Final = 64
 OLD_S: Final = 60.0
@@ -30,7 +34,6 @@ LEAST_BLOCKS: Final = 4
 MOST_BLOCKS: Final = 1 << 15
 GROWTH: Final = 1.25
 FOUND_MAX: Final = 16
-ROW_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs
 
 MARKS: Final = 6  # the words of a record before its marks
 
@@ -102,3 +105,31 @@ def local_prefills() -> Prefills:
     """Returns prefills in private memory: for one process without workers."""
     schema = PrefillsSchema(1)
     return Prefills(schema, Region(memoryview(bytearray(schema.bytes))), 0)
+
+
+class StartsSchema:
+    """Lays out the rows for a number of slots and workers."""
+
+    def __init__(self, slots: int, workers: int) -> None:
+        if slots < 1 or workers < 1:
+            raise ValueError(f"prompt starts need at least one slot and one worker, not {slots}, {workers}")
+        self.slots, self.workers = slots, workers
+        self.row_bytes = aligned(slots * WORD, ROW_ALIGNMENT)
+        self.bytes = workers * self.row_bytes
+        self.layout_hash = layout_hash("starts 1", slots, workers)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "starts", "slots": self.slots, "workers": self.workers}
+
+
+class PromptStarts:
+    """Since when each endpoint computes the prompt at the front there: a start per slot, in monotonic seconds; 0: this worker knows none.
+
+    Writes one row and reads all. `own`: the cells of worker `index`, one per slot. `rows`: all cells, padded to whole cache lines. The
+    newest start of a slot counts. So the row of a worker that has ended does no harm, and nothing is ever cleared.
+    """
+
+    def __init__(self, schema: StartsSchema, region: Region, index: int) -> None:
+        rows: Floats = region.array(np.float64, 0, (schema.workers, schema.row_bytes // WORD))
+        self.rows = rows
+        self.own: Floats = rows[index, : schema.slots]

@@ -1,4 +1,4 @@
-/* Looks up held blocks (`shm.held_reader`), one after the other, up to the first block at which no row continues without a gap. */
+/* Looks up held blocks (`shm.held_blocks`), one after the other, up to the first block at which no row continues without a gap. */
 #include "index.h"
 #include <string.h>
 

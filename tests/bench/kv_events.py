@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from epp.prefix.kv_events import MalformedBatch, decode
-from shm.held_reader import HeldReader, Owners
-from shm.held_writer import HeldWriter, schemas
+from shm.held_blocks import HeldReader, HeldWriter, Owners, schemas
 from shm.segment import Region
 from tests.bench.kv_fleet import KvFleet
 from tests.bench.kv_publishers import publish

@@ -14,8 +14,7 @@ from epp.prefix.held import held_links, held_root, index_keys
 from loadtest.sim.engine import Job
 from loadtest.sim.kv_dialects import DIALECTS, Dialect, events_of, payload
 from loadtest.sim.kv_pool import CPU, GPU, KvPool, block_hashes, token_count
-from shm.held_reader import HeldReader, Owners
-from shm.held_writer import HeldWriter, schemas
+from shm.held_blocks import HeldReader, HeldWriter, Owners, schemas
 from shm.segment import Region
 from workers.supervisor.kv_events.holdings import Holder, Holdings
 

@@ -10,8 +10,7 @@ from epp.plugin import Hashes, HeldView, Measure
 from loadtest.sim.engine import Job
 from loadtest.sim.kv_dialects import Dialect, events_of, payload
 from loadtest.sim.kv_pool import Change
-from shm.held_reader import HeldReader, Owners
-from shm.held_writer import HeldWriter, schemas
+from shm.held_blocks import HeldReader, HeldWriter, Owners, schemas
 from shm.segment import Region
 from tests.bench.routing_traffic import BLOCK_TOKENS
 from workers.supervisor.kv_events.holdings import Holder, Holdings

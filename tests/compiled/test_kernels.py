@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from compiled import kernels
 from compiled.kernels import index_reference, reference
 from epp.prefix.blocks import XXH3_SHORT_MAX, block_hashes, reference_hashes
-from shm.held_reader import HeldReader, Owners
-from shm.held_writer import HeldWriter, schemas
+from shm.held_blocks import HeldReader, HeldWriter, Owners, schemas
 from shm.histograms import Histograms
 from shm.lanes import Lanes, LaneSchema
 from shm.seqlock import reference_read_rows

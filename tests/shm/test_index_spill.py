@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from compiled import kernels
 from compiled.kernels import index_reference
 from compiled.kernels.index_reference import far_bucket
-from shm.held_reader import HeldReader, Owners
-from shm.held_writer import HeldWriter, schemas
+from shm.held_blocks import HeldReader, HeldWriter, Owners, schemas
 from shm.prefix_index import FAR_BUCKETS, FAR_MARK, OWNER_MASK, WAYS
 from tests.examples import examples
 from tests.shm.memory import region_for

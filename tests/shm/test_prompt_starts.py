@@ -2,7 +2,7 @@
 
 import pytest
 
-from shm.prompt_starts import PromptStarts, StartsSchema
+from shm.prefills import PromptStarts, StartsSchema
 from shm.segment import Region
 
 SCHEMA = StartsSchema(5, 3)

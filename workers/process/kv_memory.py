@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from shm.documents import DocumentSchema
-from shm.held_writer import HeldWriter, schemas
+from shm.held_blocks import HeldWriter, schemas
 from shm.layout import Schema
 from shm.segment import Region
 from shm.stream_positions import StreamPositions, StreamPositionsSchema

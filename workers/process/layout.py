@@ -43,9 +43,8 @@ from shm.documents import DocumentSchema
 from shm.flow_lanes import BANDS_MAX, HASH_LINES, FlowSchema
 from shm.lanes import LaneSchema
 from shm.layout import Plan, Schema
-from shm.prefills import PrefillsSchema
+from shm.prefills import PrefillsSchema, StartsSchema
 from shm.prefix_index import IndexSchema
-from shm.prompt_starts import StartsSchema
 from shm.remote_lane import RemoteSchema
 from shm.segment import footprint
 from shm.series import SeriesSchema

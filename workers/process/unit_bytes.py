@@ -8,9 +8,8 @@ from shm.budgets import BudgetsSchema
 from shm.flow_lanes import BANDS_MAX, FlowSchema
 from shm.lanes import LaneSchema
 from shm.layout import WORD
-from shm.prefills import PrefillsSchema
+from shm.prefills import PrefillsSchema, StartsSchema
 from shm.prefix_index import IndexSchema
-from shm.prompt_starts import StartsSchema
 from workers.process.layout import (
     SPARE_HISTOGRAM_WORDS,
     SPARE_TABLES,

@@ -24,7 +24,6 @@ from typing import Final
 
 from compiled.calls import framed_message
 from workers.transport.control_frames import ControlFrames
-from workers.transport.deadlines import Deadlines
 from workers.transport.frames import (
     ACK,
     CONTINUATION,
@@ -54,7 +53,7 @@ from workers.transport.interface import Application
 from workers.transport.limits import SLOW_SLACK, Budget, Limits
 from workers.transport.session import CONNECTION_CREDIT, Session
 from workers.transport.stream import STREAM_CREDIT, ServerStream
-from workers.transport.timeouts import Timeouts
+from workers.transport.timeouts import Deadlines, Timeouts
 from workers.transport.wrong_protocol import TLS_PEER, TLS_RECORD, http1_answer, speaks_http1
 
 ENOUGH: Final = 1 << 30  # more streams than a read can begin: with this count, the rest of the read waits

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from workers.transport.frames import FRAME, FRAME_MAX, WINDOW_FIRST, WINDOW_MAX, ConnectionFault, Error
 from workers.transport.limits import Budget, Limits
-from workers.transport.link import Link
+from workers.transport.sending import Link
 from workers.transport.stream import ServerStream
 
 

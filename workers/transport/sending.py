@@ -1,4 +1,4 @@
-"""The sending side of a stream: makes frames from answers, within the peer's windows.
+"""The sending side of a stream (`SendingSide`), which makes frames from answers, and what it needs of its connection (`Link`).
 
 Sending has two paths. The direct path serves nearly every message: if a message fits into one frame, the stream's window, the connection's
 window and the connection's `room`, it goes to the connection's output at once. Otherwise `_enqueue` queues it without copying, `pump` cuts
@@ -8,15 +8,80 @@ up.** All code that changes a window or the room keeps this invariant. A stream 
 direct path excludes it, too.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from compiled.calls import data_header, numbered
 from workers.transport.answer_blocks import RESPONSE_BLOCK, TRAILERS_OK_BLOCK
-from workers.transport.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS
-from workers.transport.interface import Buffer
-from workers.transport.link import Link
+from workers.transport.frames import DATA, END_HEADERS, END_STREAM, FRAME, FRAME_MAX, HEADERS, WINDOW_FIRST
+from workers.transport.interface import Buffer, Handler
+from workers.transport.limits import Limits
+
+
+class Link(ABC):
+    """The sending state that all streams of a connection share, and the methods that streams call.
+
+    Streams read and change the attributes themselves, so that a message that can be sent at once reaches `out` without a call.
+    """
+
+    __slots__ = ("host", "idle", "limits", "now", "out", "port", "ring", "room", "unread", "window")
+
+    def __init__(self, now: float, limits: Limits) -> None:
+        self.host = ""  # the address of the peer
+        self.port = 0  # the local port
+        self.limits = limits
+        self.now = now  # monotonic seconds
+        self.out: list[Buffer] = []  # frames to be written
+        self.idle = False  # whether the driver looks at `out` only after `wake`
+        self.window = WINDOW_FIRST  # bytes of DATA that the peer accepts on this connection now
+        self.room = FRAME_MAX  # largest DATA payload that may be sent now, in bytes; 0 while the socket is blocked
+        self.ring: deque[int] = deque()  # numbers of the streams that wait for their turn to send
+        self.unread = 0  # bytes that wait in streams for the peer's windows or for the socket
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Asks the driver to take the output."""
+
+    @abstractmethod
+    def hold(self, count: int) -> bool:
+        """Counts bytes as held in memory for the peer. A negative count releases them. Returns False if too many are held now."""
+
+    @abstractmethod
+    def keep(self, count: int) -> bool:
+        """Counts bytes of an unfinished message, as `hold` does. At the limit, gives up unfinished requests, perhaps also this one."""
+
+    @abstractmethod
+    def watch_hoarding(self) -> None:
+        """Notes that `unread` has changed and is above `limits.hoard`."""
+
+    @abstractmethod
+    def give_up(self, number: int, cause: str) -> None:
+        """Resets a stream because the peer does not read what we send."""
+
+    @abstractmethod
+    def provoked(self) -> None:
+        """Counts a stream that ends because of the peer's error. It counts like a reset stream, because the answer costs us as much."""
+
+    @abstractmethod
+    def blame(self, text: str) -> None:
+        """Reports that a handler has ended its stream because the peer broke the application's protocol."""
+
+    @abstractmethod
+    def leave(self, number: int) -> None:
+        """Removes a stream that has sent all of its answer."""
+
+    @abstractmethod
+    def report(self, error: Exception) -> None:
+        """Reports an exception that a handler has raised."""
+
+    def tell_closed(self, handler: Handler) -> None:
+        try:
+            handler.closed()
+        except Exception as error:
+            self.report(error)
+
 
 NO_WINDOW: Final = -(1 << 62)
 _ALL_FRAMES: Final = 1 << 30

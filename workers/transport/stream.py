@@ -10,10 +10,35 @@ from typing import Final
 from epp.protocol.inflate import TooLong, gunzip, reach
 from workers.transport.answer_blocks import RESPONSE_BLOCK, TRAILERS_OK_BLOCK, refusal_block, trailers_block
 from workers.transport.interface import Handler, Status
-from workers.transport.link import Link
-from workers.transport.pieces import Pieces
-from workers.transport.sending import NO_WINDOW, SendingSide, block_frame
+from workers.transport.sending import NO_WINDOW, Link, SendingSide, block_frame
 from workers.transport.wrong_protocol import WHAT
+
+SMALL: Final = 1024  # bytes; smaller pieces are joined at once, so that no object per piece is kept
+
+
+class Pieces:
+    """The pieces of a message's body. One bytearray for all of them would be copied several times while it grows."""
+
+    __slots__ = ("_large", "_small", "received")
+
+    def __init__(self) -> None:
+        self._large: list[bytes] = []
+        self._small = bytearray()  # the small pieces since the last one in `_large`
+        self.received = 0  # bytes of all pieces
+
+    def add(self, piece: bytes) -> None:
+        self.received += len(piece)
+        if len(piece) < SMALL:
+            self._small += piece
+            return
+        if self._small:
+            self._large.append(bytes(self._small))
+            self._small.clear()
+        self._large.append(piece)
+
+    def joined(self) -> bytes:
+        return b"".join((*self._large, self._small))
+
 
 STREAM_CREDIT: Final = 1 << 24  # bytes: the window that we give the peer on each stream
 

@@ -3,14 +3,53 @@
 `tick` is called about twice a second. `on_deadline` asks the driver to call `expire` at a shorter heartbeat for as long as it returns True.
 """
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, TypeVar
 
-from workers.transport.deadlines import Deadlines
 from workers.transport.frames import PING, Error
 from workers.transport.interface import Status
 from workers.transport.session import Session
 from workers.transport.stream import ServerStream
+
+SLACK: Final = 64
+Stream = TypeVar("Stream")
+
+
+class Deadlines(Generic[Stream]):
+    """Keeps the deadlines of one connection's streams, which clients set with `grpc-timeout`. `streams`: the open streams by their numbers.
+
+    One heap of (time, stream number) replaces a timer per stream, because each heartbeat looks only at the top of the heap. Most streams
+    end long before their deadline. When the entries of ended streams outnumber the open streams, `add` removes them.
+    """
+
+    __slots__ = ("_heap", "_streams")
+
+    def __init__(self, streams: Mapping[int, Stream]) -> None:
+        self._streams = streams
+        self._heap: list[tuple[float, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, at: float, number: int) -> None:
+        heap = self._heap
+        heappush(heap, (at, number))
+        if len(heap) > 2 * len(self._streams) + SLACK:
+            heap[:] = [entry for entry in heap if entry[1] in self._streams]
+            heapify(heap)
+
+    def due(self, now: float) -> Iterator[Stream]:
+        """Yields the open streams that are past their deadline, each once."""
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            stream = self._streams.get(heappop(heap)[1])
+            if stream is not None:
+                yield stream
+
 
 KEEPALIVE_PING: Final = b"are you?"
 

@@ -11,7 +11,7 @@ from epp.candidates import Endpoint, EndpointList
 from epp.plugin import Hashes, HeldView, Measure
 from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, PARTIAL, WEIGHT_ONE, StreamRecord, StreamsRecord
 from shm.documents import DocumentReader
-from shm.held_reader import HeldReader, Owners
+from shm.held_blocks import HeldReader, Owners
 from workers.process.kv_memory import STREAMS, KvMemory
 
 _streams = msgspec.msgpack.Decoder(StreamsRecord)

@@ -21,8 +21,7 @@ from shm.answers import AnswersWriter
 from shm.budgets import BudgetRow
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lane
-from shm.prefills import Prefills
-from shm.prompt_starts import PromptStarts
+from shm.prefills import Prefills, PromptStarts
 from shm.series import SeriesWriter
 from workers.process.instance import Instance
 from workers.shared.bus import BusWriter

@@ -10,7 +10,7 @@ from epp.learning import samples
 from epp.learning.model import FirstToken, Floats, LatencyModel
 from epp.learning.state import UnusableModel, decode
 from shm.documents import DocumentReader
-from shm.prompt_starts import PromptStarts
+from shm.prefills import PromptStarts
 
 FLUSH_S: Final = 0.02  # how long a sample waits for others
 BATCH: Final = 32

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from epp.config.load import load
 from loadtest.sizing import model as sizing
 from loadtest.sizing.model import COSTS, Load, busy_share, enough_workers, index_entries, power_of_two, size
-from shm.held_writer import schemas
+from shm.held_blocks import schemas
 from shm.prefix_index import IndexSchema
 from tests.workers.instances import made, options
 from workers.process.layout import Layout

@@ -12,7 +12,7 @@ from epp.learning import samples
 from epp.learning.model import FirstToken
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.lanes import Lanes, LaneSchema
-from shm.prompt_starts import PromptStarts, StartsSchema
+from shm.prefills import PromptStarts, StartsSchema
 from shm.segment import Region
 from shm.table import State, TableSchema, TableWriter
 from workers.process.layout import latency_schema_of

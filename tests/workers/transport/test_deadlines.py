@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.transport.deadlines import SLACK, Deadlines
+from workers.transport.timeouts import SLACK, Deadlines
 
 
 class Stream:

@@ -5,7 +5,7 @@ import asyncio
 from epp.learning import samples
 from epp.learning.model import FirstToken, LatencyModel
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
-from shm.prompt_starts import PromptStarts, StartsSchema
+from shm.prefills import PromptStarts, StartsSchema
 from shm.segment import Region
 from tests.waiting import until
 from workers.worker.learning import BATCH, SharedLearning

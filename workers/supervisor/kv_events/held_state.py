@@ -28,7 +28,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from shm.held_writer import HeldWriter
+from shm.held_blocks import HeldWriter
 from shm.link_table import Links
 from workers.shared.documents import Identity
 from workers.supervisor.endpoints.snapshot_file import RefusedSnapshot, Snapshot, age, check_owners, trailer

@@ -14,7 +14,7 @@ from epp.prefix.blocks import NARROW, Hashes
 from epp.prefix.held import adapter_word, held_links, held_root
 from epp.prefix.kv_events import FULL_ATTENTION, Cleared, Removed, Stored
 from epp.prefix.streams import WEIGHT_ONE, Tier
-from shm.held_writer import HeldWriter
+from shm.held_blocks import HeldWriter
 from shm.index_capacity import OWNER_IDS
 from shm.link_table import TIERS, Links, chosen, held_in, owners_of
 from shm.prefix_writer import OwnersExhausted

@@ -9,8 +9,7 @@ import pytest
 from epp.prefix.held import adapter_word, held_links, held_root, index_keys, request_extras
 from epp.prefix.kv_events import CLEARED_MAX
 from epp.request import Feature
-from shm.held_reader import HeldReader, Owners
-from shm.held_writer import HeldWriter, schemas
+from shm.held_blocks import HeldReader, HeldWriter, Owners, schemas
 from shm.prefix_index import FAR_MARK
 from shm.segment import Region
 from workers.supervisor.kv_events.holdings import EVENTS_AT_ONCE, Holder, Holdings

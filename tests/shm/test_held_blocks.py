@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm.held_reader import HeldReader, Owners
-from shm.held_writer import HeldWriter, schemas
+from shm.held_blocks import HeldReader, HeldWriter, Owners, schemas
 from shm.segment import Region
 from tests.examples import examples
 

@@ -1,4 +1,4 @@
-"""Writes an index of held blocks, and the links that lead from a model server's block hashes to the keys of this index.
+"""An index of held blocks: its writer, with the links from a model server's block hashes to the keys of this index, and its reader.
 
 Index and links use the same owner ids: an entry or a link counts only while its owner is live. So `retire` drops everything of an owner
 at once. A sweep then frees its entries and links, before the id is assigned again.
@@ -6,9 +6,14 @@ at once. A sweep then frees its entries and links, before the id is assigned aga
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+from compiled import kernels
+from shm.index_capacity import OWNER_IDS
 from shm.layout import aligned
 from shm.link_table import Links, LinkSchema, LinkTable
-from shm.prefix_index import FAR_BUCKETS, NEAR_WAYS, OWNER_LIVE, WAYS, IndexSchema
+from shm.prefix_index import FAR_BUCKETS, NEAR_WAYS, OWNER_LIVE, WAYS, Hashes, IndexSchema, Ints
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
 
@@ -61,3 +66,42 @@ class HeldWriter(IndexWriter):
         for owner in self.owners():
             self.retire(owner)
         self.links.clear()
+
+
+class Owners:
+    """Maps owner ids to rows and weights. Call `add` for each id, then pass this object to `HeldReader.held`.
+
+    A row is the number of an endpoint, from 0 to `rows` - 1; it may have several owner ids, one per cache tier. A weight is an integer
+    above 0; a higher one is better.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.row_of: Ints = np.full(OWNER_IDS, rows, dtype=np.int64)  # `rows`: the owner belongs to no endpoint
+        self.weight_of: npt.NDArray[np.int32] = np.zeros(OWNER_IDS, dtype=np.int32)
+
+    def add(self, owner: int, row: int, weight: int) -> None:
+        """Records that blocks of this owner id count for this row, with this weight."""
+        self.row_of[owner] = row
+        self.weight_of[owner] = weight
+
+
+class HeldReader:
+    """Looks up blocks in an index of held blocks. It never writes.
+
+    The layout is that of the prefix index (`shm.prefix_index`). In the prefix index a hit on block i proves the blocks before it. In an
+    index of held blocks it does not, because a model server may drop any block. So every block of a prompt is looked up, until no row is
+    left that holds all blocks so far. A row stands for an endpoint.
+    """
+
+    def __init__(self, schema: IndexSchema, region: Region) -> None:
+        self._table: Hashes = region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
+        self._table.flags.writeable = False
+
+    def held(self, hashes: Hashes, owners: Owners) -> tuple[list[int], list[int]]:
+        """Returns two lists with one number per row: how many leading blocks the row holds without a gap, and the sum of their weights.
+
+        `hashes`: uint64, one per block of a prompt, first block first. A block that a row holds under several owner ids counts once, with
+        the best of their weights.
+        """
+        return kernels.held(self._table, hashes, owners.row_of, owners.weight_of, owners.rows)
