@@ -62,8 +62,7 @@ def test_a_server_that_dies_costs_the_default_the_requests_that_it_had_and_round
     assert abs(default.errors - oracle.errors) < 0.02 * oracle.requests
 
 
-@pytest.mark.parametrize("what", [what for what, _ in FAILURES])
-@pytest.mark.parametrize("kind", KIND)
+@pytest.mark.parametrize(("kind", "what"), [*((kind, "404") for kind in KIND), *(("slots", what) for what, _ in FAILURES[1:])])
 def test_a_server_that_answers_errors_at_once_gets_little_traffic(kind: str, what: str) -> None:
     """It has the shortest queue of all, and good metrics."""
     traffic = f"a server answers {what}"

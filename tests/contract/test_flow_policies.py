@@ -196,7 +196,7 @@ def test_the_state_of_flows_that_are_gone_is_bounded(cls: type[FairnessPolicy]) 
     policy = made(cls)
     band = Band(policy, made(FirstCome))
     keeper = band.offer(asking("keeper"))
-    for number in range(30_000):
+    for number in range(21_000):
         item = band.offer(asking(f"u{number}", arrival=1.0))
         band.remove(item)
         sent(policy, item, 1.0)

@@ -1,9 +1,8 @@
 """Mutated configurations: each is loaded, or refused with places, in bounded time, and raises nothing else.
 
-EPP_MUTATIONS is the number of mutations (default 3,000). The seed is fixed, so that a failure is reproducible.
+The seed is fixed, so that a failure is reproducible.
 """
 
-import os
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -14,8 +13,9 @@ import pytest
 
 from epp.config import registry
 from epp.config.load import DEFAULT_TEXT, ConfigErrors, load
+from tests.examples import number
 
-COUNT = int(os.environ.get("EPP_MUTATIONS", "3000"))
+COUNT = number(3000)
 CPU_S_MAX = 2.0  # for one document; the usual time is some milliseconds
 DEPLOY = Path(__file__).parents[2] / "deploy" / "config"
 

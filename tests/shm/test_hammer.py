@@ -1,14 +1,15 @@
-"""Tests with real processes on shared memory. `EPP_HAMMER_READS` sets the number of reads."""
+"""Tests with real processes on shared memory."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-READS = int(os.environ.get("EPP_HAMMER_READS", "500000"))
+from tests.examples import number
+
+READS = number(500_000)
 ROOT = Path(__file__).parents[2]
 
 

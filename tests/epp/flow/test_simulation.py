@@ -18,10 +18,11 @@ from epp.flow.registry import Registry
 from epp.flow.shard_order import ShardOrder
 from tests.epp.flow import simulation
 from tests.epp.flow.simulation import Result, simulate, simulate_block
+from tests.examples import number
 from tests.modes import interpreted_only
 
 BLOCK = 100  # `.ci/run` simulates as many after these
-BLOCKS = 4
+BLOCKS = max(1, number(40) // 10)
 RARE = {"a stalled shard is waited for": 200}  # the worlds before this one don't show the bug
 
 
