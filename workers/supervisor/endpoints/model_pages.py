@@ -22,9 +22,10 @@ from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import Connected, Dialer, get_request
 
 LOOK_S: Final = 1.0
-EVERY_S: Final = 15.0
+EVERY_S: Final = 30.0
 LONGEST_S: Final = 240.0
-AGAIN_S: Final = 2.0  # after the first failure, and twice as long after each further one
+AGAIN_S: Final = 2.0  # after the first failure, and twice as long after each further one, up to FAILING_S
+FAILING_S: Final = 60.0
 SHARE: Final = 0.001  # of a server's time
 AT_ONCE: Final = 64
 ANSWER_S: Final = 2.0
@@ -146,7 +147,7 @@ class ModelPages:
             found = models_of(await self._get(asked.spec))
         except (Unlisted, ExtractError) as failure:
             asked.failures += 1
-            asked.due = self._now() + min(AGAIN_S * 2 ** min(asked.failures - 1, 10), LONGEST_S)
+            asked.due = self._now() + min(AGAIN_S * 2 ** min(asked.failures - 1, 10), FAILING_S)
             if asked.failures == FAILURES_TO_LOG:
                 self._say(asked.spec, str(failure))
             return
