@@ -42,7 +42,7 @@ _NAMES = """
     workers/transport: abuse answer_blocks control_frames frames header_blocks headers http2 interface native output
     workers/transport: room sending session stream timeouts turn wrong_protocol
     workers/worker: adoption learning plugin_handles rewrites
-    workers/worker/extproc: answer_counts app budgets health pipelines pool pool_stream request_phase reservation
+    workers/worker/extproc: account answer_counts app budgets health pipelines pool pool_stream request_phase reservation
     workers/worker/extproc: response_phase shedding shell stream tried_stream turns
     workers/worker/flow: flow_control metrics peers probe
     workers/worker/telemetry: cache_prediction call_timing recorder request_metrics request_telemetry salt_watch
