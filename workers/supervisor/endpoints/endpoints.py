@@ -144,7 +144,10 @@ class EndpointTable:
         for old, new in changes.changed:
             member = self._members[old.identity]
             if (old.host, old.port, old.uid) == (new.host, new.port, new.uid):
-                self._change(member, new)
+                member.spec = new  # the server stays the same; its labels or its metrics page change
+                self._scrapers[new.pool].change(member.target, *self._readings[new.pool].scrape_of(new))
+                for pages in self._further:
+                    pages.change(member, new)
             else:
                 self._leave(member)
                 changes.appeared.append(new)
@@ -323,13 +326,6 @@ class EndpointTable:
         self._draining.ended(handle.slot, self._now)
         self._log.add(Kind.APPEARED, Change(*shown(spec)))
         return member
-
-    def _change(self, member: Member, spec: EndpointSpec) -> None:
-        """Changes the labels or the metrics page of an endpoint. The server stays the same."""
-        member.spec = spec
-        self._scrapers[spec.pool].change(member.target, *self._readings[spec.pool].scrape_of(spec))
-        for pages in self._further:
-            pages.change(member, spec)
 
     def _leave(self, member: Member) -> None:
         self._scrapers[member.pool].remove(member.target)

@@ -86,7 +86,7 @@ class ResponsePhase:
         if decision is not None and request is not None:
             gateway = None
             if start > SHORTEST_ENVELOPE or end != len(message):
-                gateway = self._served_by(codec.gateway_metadata(message), decision)
+                gateway = _served_by(codec.gateway_metadata(message), decision, self._reservation)
             if self._restorer is not None and not last:
                 if restorable(codec.Headers(message, start, end)):
                     removed = UNSIZED
@@ -113,7 +113,7 @@ class ResponsePhase:
         if last:  # plugins are called first, because their metadata go with these headers
             self._complete(stream)
             stream.state = DONE
-            metadata = self._metadata(stream)
+            metadata = _metadata(stream, self._response)
         stream.send(
             codec.response_headers_answer(set_headers or {}, removed, metadata)
             if set_headers or removed or metadata
@@ -125,23 +125,6 @@ class ResponsePhase:
             self._streaming = self._pipeline.response_streaming
         secondary = self._reservation is not None and self._reservation.secondary
         stream.passing = stream.duplex and not (self._streaming or secondary or self._restorer)
-
-    def _served_by(self, gateway: Mapping[str, object] | None, decision: Decision) -> Mapping[str, object] | None:
-        """Moves the reservation if the gateway names another endpoint that serves the request.
-
-        Returns `gateway`, the gateway's metadata.
-        """
-        address = gateway.get(SERVED) if gateway is not None else None
-        if not isinstance(address, str) or address == decision.targets[0].address:
-            return gateway
-        run = decision.runs.get(decision.primary)
-        endpoints = decision.targets if run is None else (*decision.targets, *run.candidates.snapshot.endpoints)
-        served = next((endpoint for endpoint in endpoints if endpoint.address == address), None)
-        if served is not None and self._reservation is not None:
-            self._reservation.passed_over()
-            self._reservation.move(served.slot)
-            decision.targets = (served, *(target for target in decision.targets if target is not served))
-        return gateway
 
     def _read_headers(
         self, stream: Shell, headers: codec.Headers, status: str, request: Request, decision: Decision, gateway: Mapping[str, object] | None
@@ -205,7 +188,7 @@ class ResponsePhase:
     def _pass_on(self, stream: Shell, message: bytes, payload: tuple[int, int], data: tuple[int, int], last: bool) -> None:
         """Sends one piece of the answer on. The piece stays unchanged unless the model was renamed. The last one has plugins' metadata."""
         (start, end), (begin, stop) = payload, data
-        metadata = self._metadata(stream) if last else b""
+        metadata = _metadata(stream, self._response) if last else b""
         restorer = self._restorer
         if restorer is None and not metadata and stream.duplex and end - start <= PIECE_BYTES_MAX:
             stream.send(codec.response_body_answer(message, start, end))
@@ -219,16 +202,6 @@ class ResponsePhase:
             stream.send(codec.response_body_passed(bytes(piece) if restorer is not None else None, metadata))
         elif restorer is None or last or piece:
             stream.transport.send_parts(codec.body_pieces(piece, last, request=False, metadata=metadata))
-
-    def _metadata(self, stream: Shell) -> bytes:
-        """Returns the metadata that plugins have set, encoded; empty: none. Metadata that cannot be sent do not disturb the answer."""
-        if self._response is None or not self._response.metadata:
-            return b""
-        try:
-            return codec.dynamic_metadata(self._response.metadata)
-        except Exception as problem:
-            stream.fault(problem)
-            return b""
 
     def _chunk_seen(self, stream: Shell, *, empty: bool) -> None:
         """Calls the streaming plugins for a chunk. After the first chunk that is not empty, only those that want every chunk are called."""
@@ -250,7 +223,7 @@ class ResponsePhase:
         if self._restorer is not None and (rest := self._restorer.rest()) and stream.duplex:
             stream.transport.send_parts(codec.body_pieces(rest, False, request=False))
         self._complete(stream)
-        stream.send(codec.response_trailers_answer(self._metadata(stream)))
+        stream.send(codec.response_trailers_answer(_metadata(stream, self._response)))
 
     # The scanner. A parser makes it, and the parser may be a foreign plugin.
 
@@ -367,6 +340,35 @@ class ResponsePhase:
         if self._pipeline is not None:
             blame(problem, self._pipeline.owner(call))
         stream.fault(problem)
+
+
+def _served_by(gateway: Mapping[str, object] | None, decision: Decision, reservation: Reservation | None) -> Mapping[str, object] | None:
+    """Moves the reservation if the gateway names another endpoint that serves the request.
+
+    Returns `gateway`, the gateway's metadata.
+    """
+    address = gateway.get(SERVED) if gateway is not None else None
+    if not isinstance(address, str) or address == decision.targets[0].address:
+        return gateway
+    run = decision.runs.get(decision.primary)
+    endpoints = decision.targets if run is None else (*decision.targets, *run.candidates.snapshot.endpoints)
+    served = next((endpoint for endpoint in endpoints if endpoint.address == address), None)
+    if served is not None and reservation is not None:
+        reservation.passed_over()
+        reservation.move(served.slot)
+        decision.targets = (served, *(target for target in decision.targets if target is not served))
+    return gateway
+
+
+def _metadata(stream: Shell, response: Response | None) -> bytes:
+    """Returns the metadata that plugins have set, encoded; empty: none. Metadata that cannot be sent do not disturb the answer."""
+    if response is None or not response.metadata:
+        return b""
+    try:
+        return codec.dynamic_metadata(response.metadata)
+    except Exception as problem:
+        stream.fault(problem)
+        return b""
 
 
 def _number(status: str) -> int:
