@@ -1,46 +1,64 @@
 """Follows how many times slower than the pool's mean one endpoint is, from observed / predicted times.
 
-The logarithm of the speed moves by a part of the clipped logarithm of observed / predicted, so one strange answer moves it little. The
-part adapts (after Trigg and Leach, "Exponential smoothing with an adaptive response rate", 1967): it grows where |mean error| / mean
-|error| of the last answers is near 1, that is, after some errors of one sign. An endpoint that became three times slower is followed within
-about 15 answers. A ratio below STEADY comes by chance too often: where times vary much, speeds would follow the noise.
+The logarithm of the speed is a mean of what the first answers say, in which later ones count more, because the pool's coefficients are
+poor at first. Further answers move it by a part STEP of their error, the logarithm of observed / predicted. Errors are clipped, so one
+strange answer moves the speed little.
+
+A change shows in a cumulative sum (Page, "Continuous inspection schemes", 1954). Each answer adds its error divided by the usual size of
+errors there, at most FAR, less ALLOWED; one that errs in the other direction takes away. At CHANGED the speed jumps, and then is a mean of
+the next answers, as at first. So two answers in a row that are wrong by three times the usual error suffice. Where times vary much
+it takes more, and the speeds of equal endpoints do not follow the noise.
 """
 
 from typing import Final
 
 STEP: Final = 0.03
-STEP_MAX: Final = 0.7
-STEP_FIRST: Final = 1.0  # the n-th observation moves the speed by a part of at least 1 / (n + STEP_FIRST)
-STEADY: Final = 0.9
-RECENT: Final = 0.3  # the errors' means follow the last three or so
+JUMP: Final = 0.7
+FAR: Final = 3.0
+ALLOWED: Final = 1.5
+CHANGED: Final = 3.0
+USUAL: Final = 0.05  # of each error that `spread` takes over
 CLIP: Final = 0.7
 SPREAD_FIRST: Final = 0.3
-SPREAD_MIN: Final = 1e-3
+SPREAD_MIN: Final = 0.05
 LOG_MAX: Final = 3.5
 
 
 class Speed:
-    """Holds one speed. `log`: its logarithm. `bias`, `spread`: the mean of recent errors and of their sizes. `samples`: observations."""
+    """Holds one speed. `log`: its logarithm. `shift`: the cumulative sum, below 0 if answers come early.
 
-    __slots__ = ("bias", "log", "samples", "spread")
+    `spread`: the usual size of errors. `samples`: observations; `since`: those since the last change.
+    """
+
+    __slots__ = ("log", "samples", "shift", "since", "spread")
 
     def __init__(self) -> None:
         self.log = 0.0
-        self.bias = 0.0
+        self.shift = 0.0
         self.spread = SPREAD_FIRST
+        self.since = 0.0
         self.samples = 0
 
     def learn(self, surprise: float) -> float:
         """Takes the logarithm of observed / predicted. Returns by how much `log` has moved."""
         error = max(-CLIP, min(CLIP, surprise))
-        self.bias += RECENT * (error - self.bias)
-        self.spread += RECENT * (abs(error) - self.spread)
-        steady = min(1.0, abs(self.bias) / max(SPREAD_MIN, self.spread))
-        step = max(STEP, STEP_MAX * (steady - STEADY) / (1.0 - STEADY), 1.0 / (self.samples + STEP_FIRST))
+        self.shift = _shifted(self.shift, max(-FAR, min(FAR, error / max(SPREAD_MIN, self.spread))))
+        step = max(STEP, 2.0 / (self.since + 3.0))
+        if abs(self.shift) >= CHANGED:
+            step = max(step, JUMP)
+            self.shift, self.since = 0.0, 0.0
+        else:
+            self.spread += max(USUAL, 1.0 / (self.samples + 2.0)) * (abs(error) - self.spread)
         before = self.log
         self.log = max(-LOG_MAX, min(LOG_MAX, before + step * error))
-        moved = self.log - before
-        self.bias -= moved  # the next errors are smaller by this much
-        self.spread = max(abs(self.bias), self.spread - abs(moved))
         self.samples += 1
-        return moved
+        self.since += 1.0
+        return self.log - before
+
+
+def _shifted(shift: float, error: float) -> float:
+    """Adds an error to the sum. A sum that an error turns around begins anew with it."""
+    if shift < 0.0:
+        return -_shifted(-shift, -error)
+    grown = shift + error - ALLOWED
+    return grown if grown >= 0.0 else min(0.0, error + ALLOWED)

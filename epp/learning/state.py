@@ -26,7 +26,7 @@ class FitState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SpeedState(msgspec.Struct, array_like=True, frozen=True):
-    """One `Speed`; `fields` has the numbers of SPEED_FIELDS in that order."""
+    """One `Speed`; `fields` has the numbers of SPEED_FIELDS in that order, and `since`."""
 
     samples: int
     fields: list[float]
@@ -55,7 +55,7 @@ class ModelState(msgspec.Struct, array_like=True, frozen=True):
     endpoints: list[EndpointState]
 
 
-SPEED_FIELDS = ("log", "bias", "spread")
+SPEED_FIELDS = ("log", "shift", "spread")
 FIELDS = ("learned_at", "error", "batch", "error_sum")
 MODEL_FIELDS = ("error", "mean_error", "mean_s", "place_s")
 
@@ -116,13 +116,14 @@ def decode(data: bytes) -> LatencyModel:
 
 
 def _speed(speed: Speed) -> SpeedState:
-    return SpeedState(speed.samples, [getattr(speed, name) for name in SPEED_FIELDS])
+    return SpeedState(speed.samples, [*(getattr(speed, name) for name in SPEED_FIELDS), speed.since])
 
 
 def _restore_speed(speed: Speed, state: SpeedState) -> None:
-    _set(speed, SPEED_FIELDS, state.fields)
+    since = state.fields[len(SPEED_FIELDS) :] or [float(state.samples)]  # 0.2.0 has none
+    _set(speed, (*SPEED_FIELDS, "since"), [*state.fields[: len(SPEED_FIELDS)], *since])
     speed.samples = state.samples
-    if abs(speed.log) > LOG_MAX or speed.spread < 0.0 or speed.samples < 0:
+    if abs(speed.log) > LOG_MAX or min(speed.spread, speed.since, speed.samples) < 0.0:
         raise UnusableModel("it has impossible speeds")
 
 

@@ -22,6 +22,30 @@ def test_an_endpoint_that_becomes_three_times_slower_is_followed_within_twenty_a
     assert math.exp(speed.log) == pytest.approx(3.0, rel=0.3)
 
 
+@pytest.mark.parametrize("factor", [3.0, 1.0 / 3.0])
+def test_where_times_vary_little_two_answers_show_a_change_and_few_more_its_size(factor: float) -> None:
+    speed = Speed()
+    followed(speed, 1.0, 200, noise=0.1)
+    logs = []
+    for seed in range(6):
+        followed(speed, factor, 1, noise=0.1, seed=seed)
+        logs.append(speed.log / math.log(factor))
+    assert logs[0] < 0.1
+    assert logs[1] > 0.4
+    assert logs[5] == pytest.approx(1.0, abs=0.2)
+    followed(speed, factor, 30, noise=0.1)
+    assert speed.log == pytest.approx(math.log(factor), abs=0.1)
+
+
+def test_a_single_answer_among_usual_ones_is_no_change() -> None:
+    speed = Speed()
+    followed(speed, 1.0, 200, noise=0.1)
+    for seed in range(40):
+        speed.learn(2.0)
+        followed(speed, 1.0, 2, noise=0.1, seed=seed)
+    assert abs(speed.log) < 0.5
+
+
 def test_noise_hardly_moves_the_speed() -> None:
     speed, logs = Speed(), []
     followed(speed, 1.0, 200)
