@@ -32,6 +32,7 @@ class Opened(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """Begins each file. `unix_s` and `monotonic_s` are one moment on two clocks; all other times are on the monotonic clock, in seconds.
 
     `number`: the number of the file in this recording. `secret`: a hash that is equal for pickers that hash prompts with one secret.
+    `pools`: the names of several pools that are recorded; empty: there is one. The other records name their pool, "" for the only one.
     """
 
     version: int
@@ -40,6 +41,7 @@ class Opened(msgspec.Struct, array_like=True, frozen=True, tag=0):
     unix_s: float
     monotonic_s: float
     secret: int
+    pools: list[str] = []
 
 
 class Scoring(msgspec.Struct, array_like=True, frozen=True):
@@ -62,6 +64,7 @@ class Configured(msgspec.Struct, array_like=True, frozen=True, tag=CONFIGURED):
     hash: str
     profiles: list[Scoring]
     headers: list[str]
+    pool: str = ""
 
 
 class Member(msgspec.Struct, array_like=True, frozen=True, tag=2):
@@ -75,6 +78,7 @@ class Member(msgspec.Struct, array_like=True, frozen=True, tag=2):
     name: str
     address: str
     labels: dict[str, str]
+    pool: str = ""
 
 
 class Scraped(msgspec.Struct, array_like=True, frozen=True, tag=3):
@@ -166,6 +170,7 @@ class Decided(msgspec.Struct, array_like=True, frozen=True, tag=DECIDED):
     targets: list[int]
     refused: str
     facts: list[int] = []
+    pool: str = ""
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True, tag=ENDED):

@@ -60,7 +60,8 @@ class Trace:
         self.members: dict[Slot, Member] = {}  # all that were ever there
         self.here: dict[int, Member] = {}  # slot -> the endpoint there at this moment of the recording
         self.columns: list[str] = []
-        self.configs: dict[int, Configured] = {}
+        self.configs: dict[int, Configured] = {}  # of several pools, the latest one of each number
+        self._of_pools: dict[tuple[int, str], Configured] = {}
         self.lost = 0
         self._scraped: dict[int, list[tuple[float, Floats, int]]] = {}  # slot -> (time, values, state), in order
         self._endpoint_lists: dict[tuple[int, int], list[Member | None]] = {}
@@ -85,7 +86,7 @@ class Trace:
         elif isinstance(record, Member):
             self._add_member(record)
         elif isinstance(record, Configured):
-            self.configs[record.generation] = record
+            self.configs[record.generation] = self._of_pools[record.generation, record.pool] = record
         elif isinstance(record, Opened):
             self.opened = record
         elif isinstance(record, Lost):
@@ -108,7 +109,7 @@ class Trace:
         opened = self.opened
         at = 0.0 if opened is None else opened.unix_s + (record.at - opened.monotonic_s)
         endpoints = self._endpoint_lists.get((self._stream, record.endpoint_list), [])
-        config = self.configs.get(record.generation)
+        config = self._of_pools.get((record.generation, record.pool))
         found = Traced(at, self._worker, self._stream, record, None, endpoints, config)
         if record.refused:
             return found

@@ -41,6 +41,7 @@ from workers.shared.recording import Unreadable
 )
 @click.option("--html", default="", help="Write a report with plots to this file. It needs no network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--pool", default="", metavar="NAME", help="Replay the requests of this pool, of a recording of several.")
 @assumed_options
 @plugin_path_option
 @experimental_option
@@ -56,6 +57,7 @@ def command(
     fail_if: tuple[str, ...],
     html: str,
     as_json: bool,
+    pool: str,
     form: Form | None,
     prefill_us: float | None,
     decode_ms: float | None,
@@ -79,9 +81,8 @@ def command(
     others = [configuration(path, allow_experimental_plugins) for path in configs]
     with Progress() as progress:
         try:
-            scenario = read_scenario(
-                trace, progress, Clients(is_open, clients or 0), endpoints, Assumed(form, prefill_us, decode_ms, cache_tokens)
-            )
+            assumed = Assumed(form, prefill_us, decode_ms, cache_tokens)
+            scenario = read_scenario(trace, progress, Clients(is_open, clients or 0), endpoints, assumed, pool)
             for warning in differs(first, scenario.recording.configs):
                 progress.caution(warning)
             outcome = _replayed(scenario, first, others, WhatIf(endpoints, rate, slots), progress)

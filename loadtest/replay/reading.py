@@ -13,7 +13,7 @@ from epp.recording.trace import Slot, Trace, Traced
 from loadtest.replay.runs import HASH_BYTES
 from workers.shared.recording import Unreadable
 from workers.shared.recording.lengths import Lengths, is_streamed
-from workers.shared.recording.reader import batches_of
+from workers.shared.recording.reader import batches_of_pool
 
 REQUESTS_MAX: Final = 1_000_000
 NAN: Final = math.nan
@@ -98,10 +98,13 @@ class Recording(msgspec.Struct, frozen=True):
     lost: int
 
 
-def read(path: str, warn: Callable[[str], object], progress: Callable[[int], object]) -> Recording:
-    """Reads a file or a folder. `warn` gets a sentence for each part that is unreadable. Raises Unreadable."""
+def read(path: str, warn: Callable[[str], object], progress: Callable[[int], object], pool: str = "") -> Recording:
+    """Reads a file or a folder. `pool`: which one of several. `warn` gets a sentence for each part that is unreadable.
+
+    Raises Unreadable.
+    """
     reading = _Reading()
-    for batch in batches_of(path, warn):
+    for batch in batches_of_pool(path, warn, pool):
         for record in batch:
             reading.add(record)
         if len(reading.asked) > REQUESTS_MAX:

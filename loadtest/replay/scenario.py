@@ -108,23 +108,23 @@ class Clients(NamedTuple):
 
 
 def read_scenario(
-    path: str, progress: Progress, clients: Clients, endpoints: int | None = None, assumed: Assumed = NOTHING_ASSUMED
+    path: str, progress: Progress, clients: Clients, endpoints: int | None = None, assumed: Assumed = NOTHING_ASSUMED, pool: str = ""
 ) -> Scenario:
-    """Reads a recording and fits its servers, or a trace of a public format. Raises Unreadable, TooLittle.
+    """Reads a recording and fits its servers, or a trace of a public format. `pool`: which one of several. Raises Unreadable, TooLittle.
 
     From here on, this process looks for cycles of objects less often.
     """
     gc.set_threshold(GC_YOUNGEST)
     trace = imported(path, endpoints, assumed)
     if trace is None:
-        recording, speeds = _recorded(path, progress)
+        recording, speeds = _recorded(path, progress, pool)
     else:
         recording, speeds = trace
     replayed = world(recording.asked, recording.endpoints, speeds, open=clients.open, clients=clients.number)
     return Scenario(recording, replayed, None if trace is not None else measured(recording))
 
 
-def _recorded(path: str, progress: Progress) -> tuple[Recording, list[Speed]]:
+def _recorded(path: str, progress: Progress, pool: str) -> tuple[Recording, list[Speed]]:
     shown = 0
 
     def reading(count: int) -> None:
@@ -133,7 +133,7 @@ def _recorded(path: str, progress: Progress) -> tuple[Recording, list[Speed]]:
             shown = count
             progress.show(f"reading {path}: {count:,} requests")
 
-    recording = read(path, progress.caution, reading)
+    recording = read(path, progress.caution, reading, pool)
     if recording.lost:
         progress.caution(f"the recording lost {recording.lost} records; requests without an end count as unanswered")
     if not any(asked.hashes for asked in recording.asked):

@@ -53,6 +53,7 @@ OPEN_OBJECTIVES = ("requests", "moved")
 @click.option("--output", default="", help="Write the better configuration to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--endpoints", type=Whole(1, 4096), help="Servers, for a trace without times. [default: 8]")
+@click.option("--pool", default="", metavar="NAME", help="Use the requests of this pool, of a recording of several.")
 @assumed_options
 @plugin_path_option
 @experimental_option
@@ -70,6 +71,7 @@ def command(
     seed: int,
     output: str,
     as_json: bool,
+    pool: str,
     endpoints: int | None,
     form: Form | None,
     prefill_us: float | None,
@@ -96,7 +98,7 @@ def command(
         try:
             behaviour = Clients(is_open, clients or 0)
             assumed = Assumed(form, prefill_us, decode_ms, cache_tokens)
-            scenario = read_scenario(trace, progress, behaviour, endpoints, assumed)
+            scenario = read_scenario(trace, progress, behaviour, endpoints, assumed, pool)
             for warning in differs(config, scenario.recording.configs):
                 progress.caution(warning)
             training, held_out = _parts(scenario, trial_requests, behaviour)

@@ -2,7 +2,12 @@
 
 import json
 import re
+import subprocess
+import uuid
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,12 +105,60 @@ def test_the_page_has_the_history_and_the_times_to_the_first_token_of_each_pool(
     assert get(site.picker.metrics, "/debug/state/history?pool=huge") is None
 
 
-def test_a_recording_of_several_pools_is_refused_with_the_reason(site: Site) -> None:
-    done = run(python("workers", "record", "start", *site.where, "--seconds=1", f"--folder={site.directory / 'recording'}"))
-    assert done.returncode == 1 and "a picker with --pools-file records nothing yet" in done.stderr
-    assert not (site.directory / "recording").exists()
-    older = site.run("explain", "--request-id=older")
-    assert older.returncode == 1 and "a picker with --pools-file records nothing yet" in older.stderr
+EACH = 30  # requests of a pool in a recording
+
+
+def exported(folder: Path, *flags: str) -> list[dict[str, Any]]:
+    done = run(python("workers", "record", "export", str(folder), "--jsonl=-", *flags))
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def recorded(site: Site, folder: Path, *flags: str) -> None:
+    """Records while requests come for two pools."""
+
+    def record() -> subprocess.CompletedProcess[str]:
+        return run(python("workers", "record", "start", *site.where, "--seconds=4", f"--folder={folder}", *flags))
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(record)
+        assert eventually(lambda: folder.is_dir() and any(folder.iterdir()))
+        for _ in range(EACH):
+            assert site.ask("big-1") == 200 and site.ask("small-1") == 200
+        assert done.result().returncode == 0, done.result().stderr
+
+
+def test_a_recording_of_all_pools_names_the_pool_of_each_request_and_is_replayed_for_one(site: Site, tmp_path: Path) -> None:
+    recorded(site, tmp_path / "all")
+    rows = exported(tmp_path / "all")
+    assert Counter(row["pool"] for row in rows) == {"big": EACH, "small": EACH}
+    for row in rows:
+        assert row["address"] in site.addresses[row["pool"]] and len(row["candidates"]) == 2
+    assert [row["pool"] for row in exported(tmp_path / "all", "--pool=small")] == ["small"] * EACH
+    refused = run(python("workers", "record", "replay", str(tmp_path / "all")))
+    assert refused.returncode == 1 and "give one with --pool; pools: big, small, idle" in refused.stderr
+    replayed = run(python("workers", "record", "replay", str(tmp_path / "all"), "--pool=small", "--json"))
+    assert replayed.returncode == 0, replayed.stderr
+    shown = json.loads(replayed.stdout)
+    assert shown["base"]["requests"] == EACH and set(shown["servers"]) == {row["endpoint"] for row in rows if row["pool"] == "small"}
+
+
+def test_a_recording_of_one_pool_has_nothing_of_the_others(site: Site, tmp_path: Path) -> None:
+    recorded(site, tmp_path / "one", "--pool=small")
+    assert Counter(row["pool"] for row in exported(tmp_path / "one")) == {"small": EACH}
+    unknown = run(python("workers", "record", "start", *site.where, "--seconds=1", f"--folder={tmp_path / 'none'}", "--pool=huge"))
+    assert unknown.returncode != 0 and "there is no pool 'huge'; pools: big, small, idle" in unknown.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_decisions_that_workers_do_not_remember_are_found_in_the_small_recording_with_their_pool(site: Site) -> None:
+    request_id = str(uuid.uuid4())
+    assert site.ask("small-1", request_id) == 200
+    for _ in range(70):  # more than two workers remember
+        site.ask("big-1")
+    assert eventually(lambda: site.run("explain", f"--request-id={request_id}").returncode == 0)
+    assert "pool small" in site.run("explain", f"--request-id={request_id}", "--pool=small").stdout
+    assert site.run("explain", f"--request-id={request_id}", "--pool=big").returncode == 1
 
 
 # The last test: it ends servers.

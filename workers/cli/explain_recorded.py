@@ -128,6 +128,8 @@ def _matching(wanted: Wanted, flow: int) -> Callable[[Traced], bool]:
     def matches(request: Traced) -> bool:
         if wanted.request_id and not (request.number == wanted.request_id or (hashed and request.decided.id == hashed)):
             return False
+        if wanted.pool and request.decided.pool != wanted.pool:
+            return False
         if wanted.flow and request.decided.flow != flow:
             return False
         target = request.target() if wanted.endpoint else None

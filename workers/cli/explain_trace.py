@@ -52,6 +52,7 @@ def why_then(request: Traced, trace: Trace) -> Explanation:
     addresses = {member.slot: member.address for member in request.endpoints if member is not None}
     return Explanation(
         request_id=request.number,
+        pool=decided.pool,
         model=decided.model,
         target_model=decided.target_model or decided.model,
         flow=f"{decided.flow:016x}" if decided.flow else "default-flow",

@@ -26,7 +26,6 @@ from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pools import create_places
-from workers.shared.recording.limits import OFF
 
 SUFFIX: Final = ".yaml"
 FILES_MAX: Final = 1000
@@ -42,7 +41,7 @@ def found(options: Options) -> Callable[[], Instance]:
         check_names(options.pool_namespace, name or None)
     most = options.max_endpoints if "max_endpoints" in options.given else ENDPOINTS_USUAL
     # None of the pools gives its name to the picker.
-    options = msgspec.structs.replace(options, pool_name="epp", max_endpoints=most * len(ports), record_dir=OFF, pool_given=True)
+    options = msgspec.structs.replace(options, pool_name="epp", max_endpoints=most * len(ports), pool_given=True)
     check_objects(options.objects_dir)
     configurations = _configurations(options, names, most)
     for each in configurations.values():

@@ -27,7 +27,6 @@ from workers.process.instance import Instance
 from workers.process.places import Pool
 from workers.process.pools_file import PoolText, read_configurations, read_pools
 from workers.process.sources import Sources
-from workers.shared.recording.limits import OFF
 from workers.supervisor.endpoints.discovery import parse_flag
 from workers.supervisor.kube.object_kinds import PoolName
 
@@ -55,7 +54,7 @@ def several(options: Options) -> Callable[[], Instance]:
         options = with_one_worker(options, each.config)
     most = sum(each.max_endpoints for each in found)
     objects = any(each.kube is not None and each.kube.name for each in found)
-    options = msgspec.structs.replace(options, max_endpoints=most, record_dir=OFF, pool_given=objects)
+    options = msgspec.structs.replace(options, max_endpoints=most, pool_given=objects)
     log.info(
         "pools", count=len(found), file=options.pools_file, configurations=len({id(each.config) for each in found}), endpoints_max=most
     )

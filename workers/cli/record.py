@@ -42,10 +42,11 @@ LATE_S: Final = 10.0  # a recording that has not ended this long after its time 
     show_default=True,
     help="Where the picker writes the files, in its own file system; it must be allowed to.",
 )
+@click.option("--pool", default="", metavar="NAME", help="Record only this pool of several.  [default: all]")
 @flag("metrics-port", PORT, None, "Record the picker on this machine with this metrics port. [default: the only one that runs]")
 @flag("instance", str, "", "Record the picker on this machine with this name, whatever its ports are.")
 @flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
-def command(seconds: float, folder: str, metrics_port: int | None, instance: str, run_dir: str) -> None:
+def command(seconds: float, folder: str, pool: str, metrics_port: int | None, instance: str, run_dir: str) -> None:
     """Record the requests of a running picker on this machine: sizes, hashes, decisions and outcomes, but no prompts.
 
     A picker with --record-dir records all the time. Run `epp record export` to read a recording with other tools.
@@ -53,10 +54,11 @@ def command(seconds: float, folder: str, metrics_port: int | None, instance: str
     Exit code 0: recorded; 1: no such picker, or it cannot record.
     """
     try:
-        name = which.find(run_dir, metrics_port, instance).name
+        found = which.find(run_dir, metrics_port, instance)
     except SegmentError as refused:
         raise click.ClickException(str(refused)) from refused
-    ask = asks.Ask(uuid.uuid4().hex, os.path.abspath(folder), seconds)
+    which.check_pool(pool, found.pools)
+    name, ask = found.name, asks.Ask(uuid.uuid4().hex, os.path.abspath(folder), seconds, pool)
     _put(run_dir, name, ask)
     try:
         state = _recorded(run_dir, name, ask)

@@ -42,7 +42,7 @@ REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STDIN = "-"
 OF_ONE_POOL = (
     "config_file", "config_text", "config_watch", "endpoints", "max_endpoints", "pool_name", "endpoint_selector",
-    "ha_enable_leader_election", "record_dir",
+    "ha_enable_leader_election",
 )  # fmt: skip
 CONFIGURATION = ("config_file", "config_text", "config_dir", "pools_file")  # flags that say what to serve
 

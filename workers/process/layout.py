@@ -94,6 +94,8 @@ GENERATION: Final = "config_generation"
 CANDIDATE: Final = "config_candidate"
 # Gauge of the supervisor: the number of the recording's file that it writes, negative for a sample; 0: nothing is recorded
 RECORDING: Final = "recording_file"
+# Gauge of the supervisor: the number of the only pool that is recorded, from 1; 0: all are
+RECORDED_POOL: Final = "recorded_pool"
 # Gauges of the supervisor, the scaling signal. REPLICAS_NEEDED: 0 while it is not known. HEADROOM: in thousandths
 REPLICAS_NEEDED: Final = "replicas_needed"
 HEADROOM: Final = "pool_headroom"
@@ -104,6 +106,7 @@ OWN_GAUGES: Final = (
     GENERATION,
     CANDIDATE,
     RECORDING,
+    RECORDED_POOL,
     LOADED,
     LEADS_UNTIL,
     LEAVING,

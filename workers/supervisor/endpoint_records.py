@@ -20,20 +20,23 @@ class EndpointRecords:
     """Finds out what has changed since the last look. After `again`, the next look describes everything."""
 
     def __init__(self, instance: Instance) -> None:
+        self._pools: dict[tuple[int, int], str] = {}  # the name of the pool of each endpoint that is described
         self.use(instance)
         layout, memory = instance.layout, instance.memory
-        documents = DocumentReader(layout.documents, memory.documents)
+        self._documents = documents = DocumentReader(layout.documents, memory.documents)
         self._endpoints = EndpointsView(documents)
         self._names = NamesView(documents)
         self.again()
 
     def use(self, instance: Instance) -> None:
         """Reads the columns of a later configuration. The next look describes the values of all endpoints."""
+        self._names_of_pools = [pool.options.pool_name for pool in instance.pools]
         self._table = TableReader(instance.layout.table, instance.memory.table)
         self._forget_scrapes()
 
-    def again(self) -> None:
-        """Forgets what was described."""
+    def again(self, pool: int | None = None) -> None:
+        """Forgets what was described. `pool`: the number of the only pool that is described from now on; None: all."""
+        self._endpoints = EndpointsView(self._documents, pool)
         self._listed: Sequence[Endpoint] | None = None
         self._known: Mapping[tuple[int, int], Endpoint] = {}
         self._named: Mapping[tuple[int, int], Mapping[str, frozenset[str]]] = {}
@@ -55,10 +58,14 @@ class EndpointRecords:
         self._listed = listed
         here = {(endpoint.slot, endpoint.generation): endpoint for endpoint in listed}
         before, self._known = self._known, here
-        return [
-            *(_member(before[key], now, joined=False) for key in before if key not in here),
-            *(_member(here[key], now, joined=True) for key in here if key not in before),
+        names = self._names_of_pools
+        if names:
+            self._pools |= {key: names[pool] for key, pool in zip(here, self._endpoints.pools(), strict=True)}
+        found: list[Record] = [
+            *(_member(before[key], now, self._pools.pop(key, ""), joined=False) for key in before if key not in here),
+            *(_member(here[key], now, self._pools.get(key, ""), joined=True) for key in here if key not in before),
         ]
+        return found
 
     def _scrapes(self, now: float) -> list[Record]:
         copy = self._table.copy()
@@ -102,6 +109,6 @@ class EndpointRecords:
         ]
 
 
-def _member(endpoint: Endpoint, now: float, *, joined: bool) -> Member:
+def _member(endpoint: Endpoint, now: float, pool: str, *, joined: bool) -> Member:
     slot, generation, labels = endpoint.slot, endpoint.generation, dict(endpoint.labels)
-    return Member(now, joined, slot, generation, endpoint.namespace, endpoint.name, endpoint.address, labels)
+    return Member(now, joined, slot, generation, endpoint.namespace, endpoint.name, endpoint.address, labels, pool)

@@ -25,11 +25,12 @@ from epp.recording import records
 from epp.recording.batches import Assembler
 from epp.recording.keys import Keyed
 from epp.recording.records import Lost, Opened, Record
+from epp.request.pools import no_such_pool
 from shm.lanes import Lane
 from workers.host.build import version
 from workers.process import StartError
 from workers.process.instance import Instance
-from workers.process.layout import RECORDING
+from workers.process.layout import RECORDED_POOL, RECORDING
 from workers.shared.recording import asks
 from workers.shared.recording.limits import FRAME_BYTES, OFF, RECENT, Frame, Limits
 from workers.supervisor.background import Background
@@ -45,8 +46,6 @@ SAMPLED_LOOK_S: Final = 0.5  # a small recording has fewer scraped values, and c
 ASKED_S: Final = 0.5  # how often questions are looked for
 FRAME_S: Final = 1.0
 LATE_S: Final = 2.0
-
-OF_POOLS: Final = "a picker with --pools-file records nothing yet; give a pool that you want to record a picker of its own"
 
 log = structlog.get_logger()
 
@@ -100,9 +99,8 @@ class RecordKeeper:
         self._running: Running | None = None
         # Why nothing is recorded.
         self._why_not = f"--record-dir is {OFF}" if options.record_dir == OFF else "no temporary folder can be written; set TMPDIR"
-        if instance.pools:
-            self._why_not = OF_POOLS
-        self._refused = OF_POOLS if instance.pools else ""
+        self._instance = instance
+        self._only = lane.schema.scalar[RECORDED_POOL]
         self._timer: asyncio.TimerHandle | None = None
         lane.scalars[self._gauge] = 0  # a predecessor may have died while it recorded
 
@@ -126,7 +124,8 @@ class RecordKeeper:
         return Recorded("", self._why_not) if running is None else Recorded(os.path.abspath(running.files.folder))
 
     def use(self, instance: Instance) -> None:
-        """Records the columns of a later configuration."""
+        """Records the columns of a later configuration, and other pools."""
+        self._instance = instance
         self._endpoints.use(instance)
 
     def take(self, data: bytes) -> None:
@@ -180,8 +179,9 @@ class RecordKeeper:
             self._refuse(ask, f"the picker records into {running.files.folder} already, {left}")
         else:
             self._end()
-            if self._refused:
-                self._refuse(ask, self._refused)
+            if why := no_such_pool(ask.pool, self._pools()):
+                self._refuse(ask, why)
+                self._begin_recent()
             elif why := self._begin(ask.folder, ask):
                 self._refuse(ask, f"{ask.folder}: {why}")
                 self._begin_recent()
@@ -252,8 +252,12 @@ class RecordKeeper:
         now = self._now()
         running.file, running.since = number, now
         running.files.size = 0
-        self._record([Opened(records.VERSION, version(), number, time.time(), now, self._secret)])
-        self._endpoints.again()
+        pools, only = self._pools(), None
+        if running.ask is not None and running.ask.pool in pools:
+            only, pools = self._number_of(running.ask.pool), [running.ask.pool]
+        self._record([Opened(records.VERSION, version(), number, time.time(), now, self._secret, pools)])
+        self._endpoints.again(only)
+        self._lane.scalars[self._only] = 0 if only is None else only + 1
         self._follow(running, now)
         self._lane.scalars[self._gauge] = -number if running.sampled else number
 
@@ -264,6 +268,13 @@ class RecordKeeper:
             running.told = running.lost
         if found:
             self._record(found)
+
+    def _pools(self) -> list[str]:
+        """Returns the present names of several pools; none if there is only one."""
+        return [name for pool in self._instance.pools if (name := pool.options.pool_name)]
+
+    def _number_of(self, pool: str) -> int:
+        return next(number for number, view in enumerate(self._instance.pools) if view.options.pool_name == pool)
 
     # Frames.
 

@@ -181,7 +181,9 @@ class Pools:
             task.add_done_callback(self._retiring.discard)
 
     def woken(self) -> None:
-        """Does nothing: nothing is recorded."""
+        """Begins to record, or ends it, for all pools that are loaded."""
+        for parts in self.every():
+            parts.record()
 
     async def close(self) -> None:
         """Stores metrics and ends the plugins' work."""

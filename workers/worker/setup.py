@@ -37,7 +37,7 @@ from shm.prefix_index import IndexReader
 from shm.series import SeriesWriter
 from shm.table import TableReader
 from workers.process.instance import Instance
-from workers.process.layout import RECORDING
+from workers.process.layout import RECORDED_POOL, RECORDING
 from workers.shared.bus import BusWriter
 from workers.shared.decisions import Publisher
 from workers.shared.documents import EndpointsView, NamesView
@@ -120,7 +120,7 @@ class Parts:
         pipelines = self._pipelines(configured)
         self.timing = pipelines.timing
         self._recorder: Recorder | None = None  # made when something is recorded for the first time
-        self._recording = 0  # what the supervisor's lane said at the last look
+        self._recording = 0, 0  # what the supervisor's lane said at the last look
         self.intake: Intake = before.intake if before is not None and beside else self._intake()
         self.flow: FlowControl | None = None
         self._guarding = self._guards(pipelines)
@@ -195,15 +195,17 @@ class Parts:
 
     def record(self) -> None:
         """Records into the file that the supervisor writes now, or not at all."""
-        number = self.instance.memory.lanes.scalars(RECORDING)[SUPERVISOR_LANE]
-        if number == self._recording:
+        lanes, pool = self.instance.memory.lanes, self.instance.pool
+        number, only = lanes.scalars(RECORDING)[SUPERVISOR_LANE], lanes.scalars(RECORDED_POOL)[SUPERVISOR_LANE]
+        if (number, only) == self._recording:
             return
-        self._recording, records = number, self.kept.records
+        self._recording, records = (number, only), self.kept.records
         records.use(abs(number))
         if records.file:
             self._recorder = self._recorder or self._make_recorder()
             self._recorder.sample = self.kept.sample if number < 0 else None
-        self.app.telemetry.recorder = self._recorder if records.file else None
+        is_recorded = records.file and only in (0, (pool or 0) + 1)
+        self.app.telemetry.recorder = self._recorder if is_recorded else None
 
     def series(self, group: Group) -> SeriesWriter:
         """Returns this worker's part of a table of labelled metrics."""
@@ -346,7 +348,9 @@ class Parts:
     def _make_recorder(self) -> Recorder:
         kept, instance = self.kept, self.instance
         config_hash = instance.generations.hash_of(instance.number)
-        return Recorder(kept.records, kept.keyed, generation=instance.number, config_hash=config_hash, pipeline=instance.config.pipeline)
+        pool = instance.options.pool_name if instance.pool is not None else ""
+        number, pipeline = instance.number, instance.config.pipeline
+        return Recorder(kept.records, kept.keyed, generation=number, config_hash=config_hash, pipeline=pipeline, pool=pool)
 
     def _flow(self, pool: SharedPool) -> FlowControl | None:
         own, caps, failed = self.own, self.kept.caps, self._faults.policy_failed

@@ -21,7 +21,7 @@ class Site:
         memory = self.memory = SimpleNamespace(
             table=Region(memoryview(bytearray(table.bytes))), documents=Region(memoryview(bytearray(documents.bytes)))
         )
-        instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table, documents=documents), memory=memory)
+        instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table, documents=documents), memory=memory, pools=())
         self.table = TableWriter(table, memory.table)
         self._documents = DocumentWriter(documents, memory.documents)
         self.records = EndpointRecords(instance)
@@ -89,7 +89,7 @@ def test_columns_of_a_later_configuration_are_named_again() -> None:
     scrape(site, handle, 3.0, 10.0)
     site.records.look(10.1)
     table = TableSchema((*COLUMNS, "kv_usage"), 4, site.table.schema.width)
-    instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table), memory=site.memory)
+    instance: Any = SimpleNamespace(layout=SimpleNamespace(table=table), memory=site.memory, pools=())
     site.records.use(instance)
     (again,) = site.records.look(10.2)
     assert isinstance(again, Scraped) and again.columns == [*COLUMNS, "kv_usage"]

@@ -20,11 +20,15 @@ BYTES_MAX: Final = 1 << 16
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Asks for a recording of `seconds` into `folder`, an absolute path; 0 seconds end the recording with this `id`."""
+    """Asks for a recording of `seconds` into `folder`, an absolute path; 0 seconds end the recording with this `id`.
+
+    `pool`: the name of the only pool that is recorded; "": all.
+    """
 
     id: str
     folder: str
     seconds: float
+    pool: str = ""
 
 
 class State(msgspec.Struct, frozen=True):

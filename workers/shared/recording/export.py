@@ -26,6 +26,7 @@ def row(request: Traced) -> dict[str, Any]:
         "arrived_unix_s": request.at,
         "worker": request.worker,
         "config": request.config.hash if request.config is not None else None,
+        "pool": decided.pool or None,
         "model": decided.model,
         "target_model": decided.target_model or decided.model,
         "flow": decided.flow,

@@ -14,6 +14,7 @@ from epp.recording.records import VERSION, CorruptFrame, Opened, Record, decode
 from workers.shared.recording import Unreadable
 from workers.shared.recording.files import SUFFIX
 from workers.shared.recording.framing import HEAD, HEAD_MAGIC, MARK, MARK_MAGIC, MARK_NAME, NAME, PACKED_BYTES_MAX, PREFIX_BYTES, unpack
+from workers.shared.recording.one_pool import of_pool
 
 FILES_MAX: Final = 4096
 
@@ -40,6 +41,11 @@ def batches_of(path: str, tell: Report) -> Iterator[list[Record]]:
     """Yields the batches of all files. `tell` gets a sentence for each part that is unreadable. Raises Unreadable for a foreign file."""
     for file in files_of(path):
         yield from batches(file, tell)
+
+
+def batches_of_pool(path: str, tell: Report, pool: str) -> Iterator[list[Record]]:
+    """Yields the batches of one pool, "" for the only one. Raises Unreadable, also if the recording has several pools, or others."""
+    yield from of_pool(batches_of(path, tell), pool, path)
 
 
 def batches(path: Path, tell: Report) -> Iterator[list[Record]]:

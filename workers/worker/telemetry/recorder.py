@@ -59,7 +59,6 @@ class RecordSender:
         self._buffer = bytearray()
         self._records = 0
         self.file = 0
-        self.endpoint_list: EndpointList | None = None  # the endpoint list that was described last
         self.endpoint_lists = 0
         self.requests = 0
         self._waiting: list[Pending | tuple[object, ...]] = []
@@ -70,7 +69,7 @@ class RecordSender:
         """Writes for this file from now on."""
         if file != self.file:
             self.flush()
-            self.file, self.endpoint_list = file, None
+            self.file = file
 
     def wait(self, record: "Pending | tuple[object, ...]") -> None:
         """Lets a record wait until it is encoded together with others. Hot: runs twice per request."""
@@ -138,10 +137,12 @@ class Pending:
 
 
 class Recorder:
-    """Records the requests of one configuration."""
+    """Records the requests of one configuration of a pool."""
 
-    def __init__(self, sender: RecordSender, keyed: Keyed, *, generation: int, config_hash: str, pipeline: "Pipeline") -> None:
-        """`generation`, `config_hash`: the number and the hash of the configuration with this pipeline."""
+    def __init__(
+        self, sender: RecordSender, keyed: Keyed, *, generation: int, config_hash: str, pipeline: "Pipeline", pool: str = ""
+    ) -> None:
+        """`generation`, `config_hash`: the number and the hash of the configuration with this pipeline. `pool`: of several."""
         self._sender = sender
         self._keyed = keyed
         self._generation = generation
@@ -150,7 +151,10 @@ class Recorder:
         self._reads_tokens = INFLIGHT_TOKENS in pipeline.columns
         self._headers = tuple(sorted({name for plugin in wiring.plugins for name in plugin.reads_headers}))
         profiles = [_scoring(wired) for wired in wiring.profiles]
-        self._configured = (CONFIGURED, generation, config_hash, profiles, self._headers)
+        self._pool = (pool,) if pool else ()  # the last field of some records; the only pool has none
+        self._configured = (CONFIGURED, generation, config_hash, profiles, self._headers, *self._pool)
+        self._endpoint_list: EndpointList | None = None  # that was described last, as number `_listed`
+        self._listed = 0
         self._described_in = 0  # the number of the file for which the configuration was described
         self.sample: Sample | None = None  # None: all requests are recorded
 
@@ -176,11 +180,11 @@ class Recorder:
         sender, request, decision = self._sender, waited.request, waited.decision
         considered = request.considered
         if self._described_in != sender.file:
-            self._described_in = sender.file
+            self._described_in, self._endpoint_list = sender.file, None
             sender.add(self._configured)
         rows = inflight = tokens = None
         if considered is not None:
-            if considered.snapshot.endpoint_list is not sender.endpoint_list:
+            if considered.snapshot.endpoint_list is not self._endpoint_list:
                 self._describe(considered)
             rows = None if considered.rows is None else considered.rows.tobytes()
             counts = considered[INFLIGHT_REQUESTS]  # int64 in lanes
@@ -217,7 +221,7 @@ class Recorder:
                 prompt_tokens,
                 block_tokens,
                 hashes,
-                sender.endpoint_lists,
+                self._listed,
                 rows,
                 inflight or b"",
                 tokens,
@@ -226,6 +230,7 @@ class Recorder:
                 [target.slot for target in decision.targets] if decision is not None else [],
                 waited.refused,
                 [self._keyed(headers.get(name) or "") for name in self._headers],
+                *self._pool,
             )
         )
 
@@ -262,8 +267,9 @@ class Recorder:
 
     def _describe(self, considered: "Candidates") -> None:
         sender = self._sender
-        sender.endpoint_list = endpoint_list = considered.snapshot.endpoint_list
+        self._endpoint_list = endpoint_list = considered.snapshot.endpoint_list
         sender.endpoint_lists += 1
+        self._listed = sender.endpoint_lists
         generations = np.array([endpoint.generation for endpoint in endpoint_list.endpoints], dtype=np.int64)
         sender.add((ENDPOINT_LIST, sender.endpoint_lists, endpoint_list.slots.tobytes(), generations.tobytes()))
 
