@@ -8,7 +8,7 @@ that another pool takes is not. A pool with tenants is left out for a client tha
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from epp.config.tenants import tenants_of
@@ -31,25 +31,24 @@ CONFIGURATIONS_MAX: Final = 1024  # whose tenants are kept
 class ModelList:
     """Makes the answers. Keeps them until something changes."""
 
-    def __init__(self, view: ServedView, seed: int) -> None:
-        """`seed`: that of prefix hashes (`Credentials.prefix_seed`)."""
+    def __init__(self, view: ServedView, named: Sequence[tuple[str, Sequence[str]]], seed: int) -> None:
+        """`named`: the name of each pool, and the models that the pools file names. `seed`: that of prefix hashes
+        (`Credentials.prefix_seed`).
+        """
         self._view = view
+        self._named = named
         self._seed = seed
         self._version = -1
         self._choice: PoolChoice | None = None
         self._kept: dict[tuple[int, ...], bytes] = {}
         self._tenants: dict[int, tuple[EffectiveConfig, Tenants]] = {}
 
-    def answer(self, instance: Instance, headers: codec.Headers, message: bytes) -> bytes:
-        """Returns the framed answer. `instance`: with the present pools. Models decide on at least one of them.
-
-        `message`: the ProcessingRequest with the headers.
+    def answer(self, choice: PoolChoice, pools: Sequence[Instance], headers: codec.Headers, message: bytes) -> bytes:
+        """Returns the framed answer. Models decide on at least one of the pools. `message`: the ProcessingRequest with the headers.
 
         Raises Refused if no pool knows the tenant, and ProtocolViolation for malformed headers or metadata.
         """
-        choice = instance.choice
-        assert choice is not None
-        open_to = tuple(pool for pool in choice.by_model if self._admits(instance.pools[pool], headers, message))
+        open_to = tuple(pool for pool in choice.by_model if self._admits(pools[pool], headers, message))
         if not open_to:
             raise Refused(Cause.UNKNOWN_TENANT)
         served = self._view.current()
@@ -59,7 +58,7 @@ class ModelList:
         if (kept := self._kept.get(open_to)) is None:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
-            kept = self._kept[open_to] = listed(_models(instance, open_to, served), int(time.time()))
+            kept = self._kept[open_to] = listed(self._models(choice, open_to, served), int(time.time()))
         return kept
 
     def _admits(self, pool: Instance, headers: codec.Headers, message: bytes) -> bool:
@@ -76,15 +75,12 @@ class ModelList:
             return False
         return True
 
-
-def _models(instance: Instance, pools: tuple[int, ...], served: Served) -> Iterator[Listed]:
-    """Yields the models of these pools. Those of the pools file come first, with what endpoints say about them."""
-    choice = instance.choice
-    assert choice is not None
-    for pool in pools:
-        name, named = instance.models[pool]
-        known: Mapping[str, Model] = {model.id: model for model in served.get(pool, ())}
-        exact = frozenset(named)
-        reached = (model for model in known if model not in exact and choice.pool_of_model(model) == pool)
-        for model in (*named, *reached):
-            yield Listed(name, known.get(model) or Model(model))
+    def _models(self, choice: PoolChoice, pools: tuple[int, ...], served: Served) -> Iterator[Listed]:
+        """Yields the models of these pools. Those of the pools file come first, with what endpoints say about them."""
+        for pool in pools:
+            name, named = self._named[pool]
+            known: Mapping[str, Model] = {model.id: model for model in served.get(pool, ())}
+            exact = frozenset(named)
+            reached = (model for model in known if model not in exact and choice.pool_of_model(model) == pool)
+            for model in (*named, *reached):
+                yield Listed(name, known.get(model) or Model(model))

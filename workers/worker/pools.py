@@ -56,7 +56,7 @@ class Pools:
         self.choice = instance.choice
         self._instance = instance
         served = ServedView(DocumentReader(instance.layout.documents, instance.memory.documents), len(instance.pools))
-        self._models = ModelList(served, instance.credentials.prefix_seed)
+        self._models = ModelList(served, instance.models, instance.credentials.prefix_seed)
         self._views = instance.pools
         self._made = made
         self._streams = streams
@@ -102,7 +102,7 @@ class Pools:
         return self._lobby
 
     def models(self, headers: codec.Headers, message: bytes) -> bytes:
-        return self._models.answer(self._instance, headers, message)
+        return self._models.answer(self.choice, self._views, headers, message)
 
     def wanted(self, pool: int, then: Callable[[], None]) -> None:
         if (refused := self._out_of_service(pool)) is not None:

@@ -31,7 +31,7 @@ class World:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.list = ModelList(ServedView(DocumentReader(instance.layout.documents, instance.memory.documents), 4), 7)
+        self.list = ModelList(ServedView(DocumentReader(instance.layout.documents, instance.memory.documents), 4), instance.models, 7)
         self._writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
 
     def publish(self, served: Served) -> None:
@@ -39,7 +39,9 @@ class World:
 
     def answer(self, **headers: str) -> list[Any]:
         found = codec.headers_of({name.replace("_", "-"): value for name, value in headers.items()})
-        framed = self.list.answer(self.instance, found, b"")
+        choice, pools = self.instance.choice, self.instance.pools
+        assert choice is not None
+        framed = self.list.answer(choice, pools, found, b"")
         return json.loads(pb.ProcessingResponse.FromString(framed[5:]).immediate_response.body)["data"]
 
     def ids(self, **headers: str) -> list[str]:
