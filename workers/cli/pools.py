@@ -87,8 +87,6 @@ def unfit(file: str, name: str, place: Place, options: Options, config: Effectiv
     why, hint, rule = "", "give the pool a picker of its own", "one-pool"
     if sources.kv_events is not None:
         why = "a precise prefix producer and several pools cannot be used together yet"
-    elif sources.further:
-        why = "a second data source and several pools cannot be used together yet"
     elif options.pool_given and config.discovery is not None:
         plugin = f"plugin '{config.discovery.name}' of {config.source}"
         why, hint, rule = f"endpoints come from {plugin} and from an InferencePool", "give only one of them", "two-discoveries"

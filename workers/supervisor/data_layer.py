@@ -17,7 +17,9 @@ from itertools import islice
 from statistics import median
 from typing import TypeVar
 
-from epp.metrics.lanes import EXTRACT_ERRORS, OVERWRITTEN, POLL_ERRORS
+from epp.metrics.lanes import EXTRACT_ERRORS, FURTHER_SOURCES_MAX, OVERWRITTEN, POLL_ERRORS
+from epp.plugins.extractors._pages import PageExtractor
+from epp.plugins.extractors.metrics_source import MetricsDataSource
 from shm.answers import AnswersReader
 from shm.documents import DocumentReader, DocumentWriter
 from shm.lanes import Lane
@@ -29,6 +31,7 @@ from workers.shared.documents import ENDPOINTS, EndpointsView, NamesView, decode
 from workers.shared.ejection import Ejections
 from workers.shared.index_limits import IndexLimits
 from workers.shared.outliers import Outliers
+from workers.shared.scrape_pace import Pacing
 from workers.supervisor.endpoints.endpoint_log import EndpointLog, Snapshots
 from workers.supervisor.endpoints.endpoints import EndpointTable, Reading
 from workers.supervisor.endpoints.further_pages import FurtherPages, page_address, scraper_of
@@ -88,13 +91,14 @@ class DataLayer:
             lanes.slot_inflight,
             Outliers(AnswersReader(instance.layout.answers, instance.memory.answers)),
         )
-        self.further = self._further_pages(loop, report)
-        self._readings = _by_configuration(instance, lambda pool: self._reading(pool, index))
+        furthers = Furthers(loop, report)
+        self._readings = _by_configuration(instance, lambda pool: self._reading(pool, index, furthers.of(pool)))
         self.table = self._table(loop, writer, Indexed(index, remembered), report)
         sink, sources = sink_of(self.table), Scrapers(loop)
         self._scrapers = _by_configuration(instance, lambda pool: sources.of(pool, sink(pool)))
         self.scrapers: Sequence[Scraper] = sources.all
-        further = [source.scraper for source in self.further]
+        self.further: Sequence[FurtherPages] = furthers.all
+        further = [[pages.scraper for pages in self.further if kind in (pages.kind, pages)] for kind in self._kinds()]
         self._counts = ScrapeCounts(lane, self.scrapers, self.ejections, further)
 
     def start(self, cleanup: contextlib.ExitStack) -> None:
@@ -181,20 +185,47 @@ class DataLayer:
             ejections=self.ejections,
         )
 
-    def _reading(self, pool: Instance, index: IndexWriter) -> Reading:
+    def _kinds(self) -> Sequence[object]:
+        """Returns what further sources are counted by: each of the only pool, the types of sources and extractors of several pools."""
+        return further_kinds(self._instance) if self._instance.pools else self.further
+
+    def _reading(self, pool: Instance, index: IndexWriter, further: Sequence[FurtherPages]) -> Reading:
         (source, extractor), columns = pool.sources.scraped, pool.layout.table_columns
         limits = IndexLimits(index, pool.sources.prefix_use, columns)
-        return Reading(extractor, columns, pool.sources.fresh_for_s, functools.partial(page_address, source), self.further, limits)
+        return Reading(extractor, columns, pool.sources.fresh_for_s, functools.partial(page_address, source), further, limits)
 
-    def _further_pages(self, loop: asyncio.AbstractEventLoop, report: Callable[..., None]) -> list[FurtherPages]:
-        instance = self._instance
-        wanted = instance.layout.table_columns
-        return [
-            FurtherPages(
-                loop, source, extractor, wanted=wanted, pacing=pacing, tls=instance.credentials.scrape_tls[source.name], report=report
-            )
-            for source, extractor, pacing in instance.sources.further
-        ]
+
+def further_kinds(instance: Instance) -> list[tuple[str, str]]:
+    """Returns the types of the further sources and of their extractors: of one pool in their order, of several pools each pair once."""
+    found = [(source.type_name, extractor.type_name) for pool in instance.every for source, extractor, _ in pool.sources.further]
+    return (list(dict.fromkeys(found)) if instance.pools else found)[:FURTHER_SOURCES_MAX]
+
+
+class Furthers:
+    """Creates the further sources of pools. Pools that read the same values in the same way share them. `all`: each once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[..., None]) -> None:
+        self._loop = loop
+        self._report = report
+        self._known: list[tuple[object, FurtherPages]] = []
+
+    @property
+    def all(self) -> list[FurtherPages]:
+        return [pages for _, pages in self._known]
+
+    def of(self, pool: Instance) -> list[FurtherPages]:
+        """Returns those of a pool, in the order of its configuration."""
+        return [self._of(pool, *each) for each in pool.sources.further]
+
+    def _of(self, pool: Instance, source: MetricsDataSource, extractor: PageExtractor, pacing: Pacing) -> FurtherPages:
+        wanted, tls = pool.layout.table_columns, pool.credentials.scrape_tls[source.name]
+        read = [(column.name, column.type) for column in wanted]
+        key = pool.pool is None and source.name, type(source), source.params, type(extractor), extractor.params, pacing, read, tls
+        if (found := next((pages for known, pages in self._known if known == key), None)) is not None:
+            return found
+        pages = FurtherPages(self._loop, source, extractor, wanted=wanted, pacing=pacing, tls=tls, report=self._report)
+        self._known.append((key, pages))
+        return pages
 
 
 class Scrapers:
@@ -248,10 +279,11 @@ def read_by(instance: Instance) -> list[object]:
 class ScrapeCounts:
     """Copies the counts of the scrapers into the lane, and adds them to the counts of predecessors there."""
 
-    def __init__(self, lane: Lane, scrapers: Sequence[Scraper], ejections: Ejections, further: Sequence[Scraper]) -> None:
+    def __init__(self, lane: Lane, scrapers: Sequence[Scraper], ejections: Ejections, further: Sequence[Sequence[Scraper]]) -> None:
+        """`further`: the scrapers that are counted together."""
         self._lane = lane
         self._counters = [each.counters for each in scrapers]
-        self._further = [each.counters for each in further]
+        self._further = [[each.counters for each in group] for group in further]
         self._ejections = ejections
         of_further = (name for pair in zip(POLL_ERRORS, EXTRACT_ERRORS, strict=True) for name in pair)
         names = (*SCRAPE_COUNTERS, *islice(of_further, 2 * len(further)))
@@ -265,7 +297,7 @@ class ScrapeCounts:
         taken, late, foreign = (sum(counts) for counts in zip(*((each.taken, each.late, each.foreign) for each in every), strict=True))
         counts = [taken, late, failed, sum(map(_unusable, every)), self._ejections.total, foreign]
         for further in self._further:
-            counts += (sum(further.poll_errors.values()), _unusable(further))
+            counts += (sum(sum(each.poll_errors.values()) for each in further), sum(map(_unusable, further)))
         for place, before, count in zip(self._places, self._before, counts, strict=True):
             self._lane.counters[place] = max(self._lane.counters[place], before + count)
 

@@ -24,6 +24,7 @@ from workers.process.instance import Instance
 from workers.shared import profiles, reload_status
 from workers.shared.decisions import Asking
 from workers.shared.documents import EndpointsView
+from workers.supervisor.data_layer import further_kinds
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.live import Live
@@ -249,9 +250,10 @@ class PagePort:
         from workers.supervisor.pages.metrics import Readings
 
         sources = self._instance.sources
-        types = [(source.type_name, extractor.type_name) for source, extractor, _ in sources.further]
         source, extractor = sources.scraped
-        return Readings(((source.type_name, extractor.type_name), *types), self._table.scrape_seconds, self._table.failing)
+        return Readings(
+            ((source.type_name, extractor.type_name), *further_kinds(self._instance)), self._table.scrape_seconds, self._table.failing
+        )
 
     def _index_figures(self) -> "IndexFigures":
         from workers.supervisor.pages.metrics import IndexFigures

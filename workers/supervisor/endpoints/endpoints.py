@@ -83,7 +83,7 @@ class EndpointTable:
         log: EndpointLog,
         ejections: Ejections | None = None,
     ) -> None:
-        """`readings`: one for each pool. Only the only pool has further sources. `slot_inflight(slot)` returns the number of requests in
+        """`readings`: one for each pool. `slot_inflight(slot)` returns the number of requests in
         flight at a slot.
         """
         numeric = tuple(column.name for column in readings[0].wanted if column.type is not frozenset)
@@ -104,8 +104,7 @@ class EndpointTable:
         self._draining = Draining(log, slot_inflight)
         self._freshness: Freshness[Member] = Freshness(max(reading.fresh_for_s for reading in readings))
         self._scrapers: Sequence[Scraper]
-        self._further = tuple(readings[0].further)
-        for pages in self._further:
+        for pages in (pages for reading in readings for pages in reading.further):
             pages.changed = self._overlaid
         self._now = self._retry_at = self._report_at = self._names_at = 0.0
         self._names_moved = self._endpoints_moved = self._flush_due = False
@@ -146,7 +145,7 @@ class EndpointTable:
             if (old.host, old.port, old.uid) == (new.host, new.port, new.uid):
                 member.spec = new  # the server stays the same; its labels or its metrics page change
                 self._scrapers[new.pool].change(member.target, *self._readings[new.pool].scrape_of(new))
-                for pages in self._further:
+                for pages in self._readings[new.pool].further:
                     pages.change(member, new)
             else:
                 self._leave(member)
@@ -180,7 +179,7 @@ class EndpointTable:
 
     def _store(self, member: Member, extracted: Extracted, inflight_at_scrape: int, at: float) -> None:
         """Writes the values of a page, overlaid with those of the further sources, and the present state to the row."""
-        for pages in self._further:
+        for pages in self._readings[member.pool].further:
             extracted = pages.overlay(member, extracted)
         self._table.write(
             member.handle,
@@ -296,7 +295,7 @@ class EndpointTable:
             self._members[spec.identity] = self.by_slot[member.handle.slot] = member
             self._ejections.forget(member.handle.slot)
             member.target = self._scrapers[spec.pool].add(member, member.handle.slot, *self._readings[spec.pool].scrape_of(spec))
-            for pages in self._further:
+            for pages in self._readings[spec.pool].further:
                 pages.add(member, member.handle.slot, spec)
         if self._waiting and self._now >= self._report_at:
             self._report_at = self._now + records.REPORT_EVERY_S
@@ -329,7 +328,7 @@ class EndpointTable:
 
     def _leave(self, member: Member) -> None:
         self._scrapers[member.pool].remove(member.target)
-        for pages in self._further:
+        for pages in self._readings[member.pool].further:
             pages.remove(member)
         self._freshness.forget(member)
         self._names_moved |= bool(member.names)

@@ -98,6 +98,7 @@ class FurtherPages:
         tls: ssl.SSLContext | None,
         report: Callable[..., None],
     ) -> None:
+        self.kind = source.type_name, extractor.type_name
         self._source = source
         self._extractor = extractor
         self._wanted = tuple(wanted)
