@@ -157,8 +157,9 @@ class Client:
         if sent[0].HasField("immediate_response"):
             return envoy, Shown(f"{sent[0].immediate_response.status.code}", "")
         headers = dict(set_headers(sent[0]))
-        server = headers.pop(DESTINATION)
-        return envoy, Shown(f"{sorted(headers.items())} {sum(each.ByteSize() for each in sent)}", server)
+        server, made_up = headers.pop(DESTINATION), headers.pop("x-request-id")
+        size = sum(each.ByteSize() for each in sent) - len(made_up)
+        return envoy, Shown(f"{sorted(headers.items())} {size}", server)
 
     def end(self, envoy: Envoy, shown: Shown) -> Shown:
         """Lets the server answer."""

@@ -1,8 +1,8 @@
 """How often an attacker tells which of two requests another tenant has sent: `make bench-attack` [ARGS="--tries 10000 --only prefix"].
 
 The first rows attack the picker's code in this process, without a clock (`tests.attacker`): what servers are chosen and what answers say.
-The rows `times` go through Envoy and a picker to simulated servers, whose times of answers tell what they have cached. There the attacker
-also sees times, and sends its two requests in either order, by lot.
+The rows `times` go through Envoy and a picker with the built-in configuration to simulated servers, whose times of answers tell what they
+have cached. There the attacker also sees times, and sends its two requests in either order, by lot.
 
 `own`: the attacker has the victim's own tenant, which shows that the attack works. `no salts`: it has another tenant, without
 `cacheSalt`. `salts`: with `cacheSalt: tenant`. A rate of 0.5 is chance. The interval is the 95 % one of Wilson. Exit status 1: with
@@ -20,7 +20,7 @@ import time
 from typing import Final
 
 from epp.request.tenants import Salts
-from loadtest.demo.stack import LOOPBACK
+from loadtest.demo.stack import LOOPBACK, PICKER_CONFIG, picker_config
 from tests.attacker import ATTACKER, KINDS, VICTIM, Features, attack, guessed, interval, picker, plan
 from tests.e2e.cluster import COMPLETIONS, Cluster
 from tests.e2e.echo import gateway
@@ -31,16 +31,6 @@ STEP: Final = 12  # tries come in multiples of it
 SERVERS: Final = 4
 WORDS: Final = "word " * 4000
 ENGINE: Final = ("--prefill-us-per-token", "2", "--decode-ms", "1", "--kv-blocks", "200000")
-CONFIG: Final = """\
-apiVersion: llm-d.ai/v1
-kind: EndpointPickerConfig
-plugins:
-- {{type: file-discovery, parameters: {{path: {file}}}}}
-- {{type: queue-scorer}}
-- {{type: prefix-cache-scorer}}
-dataLayer: {{discovery: {{endpoints: {{pluginRef: file-discovery}}}}}}
-tenants: {{from: [{{header: x-tenant, trusted: true}}], cacheSalt: {salt}}}
-"""
 
 
 class Client:
@@ -82,7 +72,8 @@ def through_envoy(tries: int, salted: bool, attacker: str, seed: int) -> float:
         fleet = cluster.fleet(SERVERS, *ENGINE)
         secret_file = cluster.directory / "secret"
         secret_file.write_text("a secret of this benchmark")
-        config = CONFIG.format(file=fleet.file, salt="tenant" if salted else "none")
+        tenants = {"from": [{"header": "x-tenant", "trusted": True}], "cacheSalt": "tenant" if salted else "none"}
+        config = picker_config(fleet.file, {**PICKER_CONFIG, "tenants": tenants})
         chosen = cluster.picker(fleet.file, f"--prefix-secret-file={secret_file}", workers=1, config_text=config)
         port = gateway(cluster, chosen.grpc)
         clients = Client(port, attacker), Client(port, VICTIM)

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from epp.request.tenants import Salts
-from tests.attacker import ATTACKER, KINDS, SESSION, VICTIM, attack, guessed, interval, picker, plan
+from tests.attacker import ATTACKER, KINDS, SESSION, VICTIM, Client, attack, guessed, interval, picker, plan
 
 TRIES = 204
 KNOWN = 0.7  # of the guesses are right, at least, if nothing keeps tenants apart: an attacker that sends first sees less
@@ -41,6 +41,13 @@ def test_the_attacker_learns_nothing_from_tries_that_look_alike_and_all_from_one
     assert Counter(planned[: TRIES // 2]) == Counter(planned[TRIES // 2 :]) and len({*Counter(planned).values()}) == 1
     assert guessed([({"when": when}, secret) for when, secret in planned]) == TRIES / 2
     assert guessed([({"when": when, "tells": f"{secret}"}, secret) for when, secret in planned]) == TRIES
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_answers_to_two_new_requests_look_alike_to_the_attacker(name: str) -> None:
+    client = Client(picker(KINDS[name], Salts(7)), ATTACKER)
+    one, other = (client.send(KINDS[name].message(1, secret)).answer for secret in range(2))
+    assert one == other
 
 
 def test_the_interval_of_a_rate_narrows_with_the_tries() -> None:
