@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +144,9 @@ def test_metrics_name_the_tenant_and_count_refusals(site: Site) -> None:
     assert any('error_code="Unauthorized"' in line and float(line.rpartition(" ")[2]) > 0 for line in page.splitlines())
 
 
-def test_keys_are_followed_and_wrong_ones_change_nothing(site: Site) -> None:
-    def change(file: Path, text: str) -> None:
-        before = status().finished
-        bench.replace(file, text)
-        assert eventually(lambda: status().finished > before and not status().busy, 30.0)
-
+@contextlib.contextmanager
+def changing(site: Site) -> Iterator[Callable[[Path, str], Any]]:
+    """Yields a function that writes a file and waits for the reload. It returns the status of the reload."""
     with contextlib.closing(bench.watch(site.cluster, site.picker)) as watched:
 
         def status() -> Any:
@@ -157,18 +154,38 @@ def test_keys_are_followed_and_wrong_ones_change_nothing(site: Site) -> None:
             assert found is not None
             return found
 
-        change(site.keys, f"acme {hashed('a-new-key')}\nbee {hashed('key-of-bee')}\n")
-        assert status().successful
+        def change(file: Path, text: str) -> Any:
+            before = status().finished
+            bench.replace(file, text)
+            assert eventually(lambda: status().finished > before and not status().busy, 30.0)
+            return status()
+
+        yield change
+
+
+def test_keys_are_followed_and_wrong_ones_change_nothing(site: Site) -> None:
+    with changing(site) as change:
+        assert change(site.keys, f"acme {hashed('a-new-key')}\nbee {hashed('key-of-bee')}\n").successful
         assert [site.key_works(key) for key in ("a-new-key", "key-of-bee", "key-of-acme")] == [True, True, False]
-        change(site.keys, "acme a-plain-key\n")
-        assert not status().successful
-        assert f"{site.keys}:1:1: error[tenant-keys]: there is no hash of a key" in status().text
-        assert "a-plain-key" not in status().text + site.picker.child.text()
+        status = change(site.keys, "acme a-plain-key\n")
+        assert not status.successful
+        assert f"{site.keys}:1:1: error[tenant-keys]: there is no hash of a key" in status.text
+        assert "a-plain-key" not in status.text + site.picker.child.text()
         assert [site.key_works(key) for key in ("a-new-key", "key-of-bee", "a-plain-key")] == [True, True, False]
         assert "llm_d_epp_config_last_reload_successful 0" in site.picker.page()
-        change(site.keys, f"acme {hashed('key-of-acme')}\n")
+        assert change(site.keys, f"acme {hashed('key-of-acme')}\n").successful
         assert [site.key_works(key) for key in ("key-of-acme", "a-new-key")] == [True, False]
         assert "llm_d_epp_config_last_reload_successful 1" in site.picker.page()
+
+
+def test_a_reload_adds_no_cache_salts_to_a_picker_without_a_secret_that_lasts(site: Site) -> None:
+    (file,) = site.cluster.directory.glob("config-*.yaml")
+    before = file.read_text()
+    with changing(site) as change:
+        status = change(file, salted(before))
+        assert not status.successful and "error[tenants]: tenants.cacheSalt: without a secret that lasts" in status.text
+        assert site.key_works("key-of-acme") and "cache_salt" not in site.ask("key-of-acme").json()["body"]
+        assert change(file, before + "# as before\n").successful
 
 
 def test_a_prompt_is_cached_within_a_tenant_and_never_across_tenants(cluster: Cluster) -> None:
