@@ -17,7 +17,7 @@ from epp.protocol.models import asks_for_models
 from epp.request.pools import UNDECIDED, PoolChoice, model_of
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.worker.extproc.app import App
-from workers.worker.extproc.request_phase import ENCODED, LONG_BODY, RequestPhase
+from workers.worker.extproc.request_phase import ENCODED, LONG_BODY, RequestPhase, whole
 from workers.worker.extproc.shell import Shell
 from workers.worker.extproc.stream import PATH, ExtProcStream
 
@@ -109,7 +109,7 @@ class PooledRequestPhase(RequestPhase):
         if self._head is None:
             super()._start_deciding(stream)
             return
-        body = self._body()
+        body = whole(self.pieces)
         if self.pool == UNDECIDED and self._headers.mentions(ENCODED) and (packed := self._packed(stream, body)) is not None:
             self._unpack(stream, packed, self._enter_plain)
         else:

@@ -30,6 +30,7 @@ from epp.request.intake import REQUEST_ID, REQUEST_ID_NEEDLE
 from epp.request.paths import DEFAULT_PATH, inferred_path
 from epp.request.renaming import CONTENT_ENCODING
 from epp.request.tenant import Tenant
+from workers.worker.extproc.app import App
 from workers.worker.extproc.pipelines import Lease
 from workers.worker.extproc.shell import Shell
 from workers.worker.telemetry.trace_context import GatewayContext
@@ -59,23 +60,8 @@ class RequestPhase:
     """
 
     __slots__ = (
-        "_coroutine",
-        "_hash",
-        "_headers",
-        "_place",
-        "_renamed",
-        "_small",
-        "_subset",
-        "_tenant",
-        "_trailers",
-        "_uncounted",
-        "body_bytes",
-        "buffered",
-        "gateway",
-        "kept",
-        "parser",
-        "pieces",
-        "restorer",
+        "_coroutine", "_hash", "_headers", "_place", "_renamed", "_small", "_subset", "_tenant", "_trailers", "_uncounted", "body_bytes",
+        "buffered", "gateway", "kept", "parser", "pieces", "restorer",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -174,7 +160,8 @@ class RequestPhase:
         if not last and not self.buffered:
             self._small = self._small + 1 if size < SMALL_PIECE else 0
             if self._small == SMALL_PIECES_MAX:
-                self._join_small()
+                self._small = 0
+                _join_last(self.pieces, SMALL_PIECES_MAX)
             # The piece keeps the whole message in memory. At the limit, `hold` ends the costliest unfinished requests. This one may be
             # among them.
             if not stream.transport.hold(size) and stream.state == AWAIT_BODY:
@@ -198,16 +185,7 @@ class RequestPhase:
     # Deciding.
 
     def _route_without_body(self, stream: Shell) -> None:
-        """Sends a request without a body, such as a GET, to a random endpoint that the gateway allows."""
-        app = stream.app
-        candidates = app.pool.candidates(Subset(self._subset) if self._subset is not None else None)
-        if not len(candidates):
-            raise Refused(Cause.NO_CANDIDATES)
-        candidates = candidates.without_down()
-        target = candidates.endpoint(app.rng.randrange(len(candidates)))
-        decision = Decision((target,), {}, primary="")
-        decision.ticket = app.admission.passed()
-        stream.decided(decision)
+        stream.decided(_at_random(stream.app, self._subset))
 
     def _body_complete(self, stream: Shell) -> None:
         turns = stream.app.turns
@@ -245,7 +223,7 @@ class RequestPhase:
         deciding = app.guards.deciding
         try:
             self.parser, self._place = app.pipelines.parser(request.path or DEFAULT_PATH)
-            body = self._body()
+            body = whole(self.pieces)
             digest = deciding.digest(body) if self._hash is None else self._hash.intdigest()
             stream.fingerprint = deciding.begin(request, digest, prefers or encoded or request.wishes)
             # The body is unpacked only for the parser. The gateway gets the compressed body back.
@@ -328,21 +306,6 @@ class RequestPhase:
             coroutine.close()
         self.pieces.clear()
 
-    # The body.
-
-    def _body(self) -> memoryview | bytes:
-        if len(self.pieces) == 1:
-            message, _, _, begin, stop = self.pieces[0]
-            return memoryview(message)[begin:stop]
-        return _joined(self.pieces)
-
-    def _join_small(self) -> None:
-        """Joins many small pieces into one, because each would cost 2 us and 130 bytes."""
-        small, self._small = self._small, 0
-        data = _joined(self.pieces[-small:])
-        message, begin = codec.as_body(data, False)
-        self.pieces[-small:] = [(message, 0, len(message), begin, begin + len(data))]
-
     # The answer.
 
     def send_answer(self, stream: Shell, decision: Decision) -> None:
@@ -382,6 +345,33 @@ class RequestPhase:
                 stream.transport.send_parts(codec.body_pieces(memoryview(message)[begin:stop], last, request=True))
         if self._trailers:
             send(codec.REQUEST_TRAILERS_ANSWER)
+
+
+def _at_random(app: App, subset: Sequence[str] | None) -> Decision:
+    """Chooses a random endpoint that the gateway allows, for a request without a body, such as a GET."""
+    candidates = app.pool.candidates(Subset(subset) if subset is not None else None)
+    if not len(candidates):
+        raise Refused(Cause.NO_CANDIDATES)
+    candidates = candidates.without_down()
+    target = candidates.endpoint(app.rng.randrange(len(candidates)))
+    decision = Decision((target,), {}, primary="")
+    decision.ticket = app.admission.passed()
+    return decision
+
+
+def whole(pieces: Sequence[Piece]) -> memoryview | bytes:
+    """Returns the bytes of a whole body."""
+    if len(pieces) == 1:
+        message, _, _, begin, stop = pieces[0]
+        return memoryview(message)[begin:stop]
+    return _joined(pieces)
+
+
+def _join_last(pieces: list[Piece], count: int) -> None:
+    """Joins the last `count` pieces, which are small, into one, because each would cost 2 us and 130 bytes."""
+    data = _joined(pieces[-count:])
+    message, begin = codec.as_body(data, False)
+    pieces[-count:] = [(message, 0, len(message), begin, begin + len(data))]
 
 
 def _joined(pieces: Sequence[Piece]) -> bytes:
