@@ -153,6 +153,10 @@ class PoolChoice:
             raise self._refused(f"there is no pool '{_short(name)}'")
         return pool
 
+    def named_models(self, pool: int) -> list[str]:
+        """Returns the models that belong to a pool by their whole names, in the order of the list."""
+        return [model for model, owner in self._models.exact.items() if owner == pool]
+
     def pool_of_model(self, model: str) -> int:
         """Returns the pool of a model; UNDECIDED if there is none. `model`: as clients name it; "" if the request names none."""
         return self._models.find(model) if model else UNDECIDED

@@ -54,7 +54,7 @@ def found(options: Options) -> Callable[[], Instance]:
 
 def _configurations(options: Options, names: Sequence[str], most: int) -> Mapping[str, Pool]:
     """Loads the files of --config-dir by the names of their pools. Without a default.yaml, the flags say the default configuration."""
-    texts = _texts(options, names)
+    texts = texts_by_name(options, names)
     configurations: dict[str, Pool] = {}
     faults: list[str] = []
     for name, given in texts.items():
@@ -72,7 +72,7 @@ def _configurations(options: Options, names: Sequence[str], most: int) -> Mappin
     return configurations
 
 
-def _texts(options: Options, named: Sequence[str]) -> Mapping[str, Given]:
+def texts_by_name(options: Options, named: Sequence[str]) -> Mapping[str, Given]:
     """Reads the files of --config-dir. Raises BadConfiguration, also if a pool of --pool-name has none."""
     folder, plugins = options.config_dir, plugin_files(options.plugin_path)
     if not folder:

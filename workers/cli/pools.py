@@ -8,7 +8,6 @@ import structlog
 from epp.config.effective import EffectiveConfig
 from epp.config.findings import ConfigError, ConfigErrors, Place
 from epp.config.pools import PoolEntry, PoolsFile
-from epp.request.pools import ANY
 from workers.cli.configuration import (
     check_endpoints,
     check_kubernetes,
@@ -23,9 +22,10 @@ from workers.cli.output import echo_text
 from workers.host.options import Options
 from workers.process import pools
 from workers.process.generations import Given
-from workers.process.instance import Instance
+from workers.process.instance import FIRST, Instance
 from workers.process.places import Pool
 from workers.process.pools_file import PoolText, read_configurations, read_pools
+from workers.process.roster import SPARE, listed
 from workers.process.sources import Sources
 from workers.supervisor.endpoints.discovery import parse_flag
 from workers.supervisor.kube.object_kinds import PoolName
@@ -52,13 +52,19 @@ def several(options: Options) -> Callable[[], Instance]:
     found = _loaded(options, file, [text for text in texts if text is not None])
     for each in found:
         options = with_one_worker(options, each.config)
-    most = sum(each.max_endpoints for each in found)
+    pairs = enumerate(zip(file.pools, found, strict=True))
+    roster = {place: listed(file.source, entry, each.max_endpoints, FIRST) for place, (entry, each) in pairs}
+    usual = next((entry.max_endpoints for entry in file.pools if entry.max_endpoints), ENDPOINTS_USUAL)
+    spare = found[0]._replace(name="", endpoints="", kube=None, max_endpoints=min(usual, ENDPOINTS_USUAL))
+    every = [*found, *[spare] * SPARE]
+    most = sum(each.max_endpoints for each in every)
     objects = any(each.kube is not None and each.kube.name for each in found)
     options = msgspec.structs.replace(options, max_endpoints=most, pool_given=objects)
     log.info(
         "pools", count=len(found), file=options.pools_file, configurations=len({id(each.config) for each in found}), endpoints_max=most
     )
-    return lambda: pools.create(options, found, file.choice(), {entry.port: entry.name for entry in file.pools if entry.port})
+    ports = {entry.port: entry.name for entry in file.pools if entry.port}
+    return lambda: pools.create(options, every, file.choice(), ports, roster=roster)
 
 
 def taken(options: Options) -> dict[int, str]:
@@ -114,8 +120,7 @@ def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> lis
         except BadConfiguration as bad:
             faults.append(f"{_place(file, entry)}: pool '{entry.name}': {bad.message}")
             continue
-        models = tuple(model for model in entry.models if ANY not in model)
-        found.append(Pool(entry.name, given, known[key], own.endpoints, own.max_endpoints, models, entry.kube))
+        found.append(Pool(entry.name, given, known[key], own.endpoints, own.max_endpoints, entry.kube))
     if faults:
         more = [f"{len(faults) - FAULTS_SHOWN_MAX} more pools have errors"] if len(faults) > FAULTS_SHOWN_MAX else []
         raise BadConfiguration("\n".join([*faults[:FAULTS_SHOWN_MAX], *more]))
@@ -123,9 +128,9 @@ def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> lis
 
 
 def _endpoints_of(endpoints: str) -> int:
-    """Returns for how many endpoints a pool has room: those that it lists, if all are addresses."""
+    """Returns for how many endpoints a pool has room: twice as many as it lists, if all are addresses."""
     entries = parse_flag(endpoints) if endpoints else []
-    return len(entries) if entries and all(entry.is_address for entry in entries) else ENDPOINTS_USUAL
+    return 2 * len(entries) if entries and all(entry.is_address for entry in entries) else ENDPOINTS_USUAL
 
 
 def _place(file: PoolsFile, entry: PoolEntry) -> str:

@@ -5,13 +5,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import click
 
+from epp.request.pools import listed
 from shm import observe
-from shm.documents import DocumentReader
+from shm.documents import DocumentReader, DocumentSchema
 from shm.lanes import Lanes, LaneSchema
 from shm.observe import Seen
 from shm.segment import SegmentError
@@ -20,8 +21,9 @@ from workers.cli.flags import DURATION, PORT, WithArguments, flag
 from workers.cli.output import echo, echo_text
 from workers.host.exit_codes import ExitCode
 from workers.process.asks import Ask, Refused, put
-from workers.process.layout import CANDIDATE, GENERATION
+from workers.process.layout import CANDIDATE, GENERATION, of_key
 from workers.shared import reload_status
+from workers.shared.pool_names import PoolNames
 from workers.shared.reload_status import ReloadStatus
 
 LOOK_S: Final = 0.02
@@ -31,24 +33,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Watched:
-    """Reads the state of one picker's reloads from its shared memory. Raises SegmentError if the memory cannot be read."""
+    """Reads the state of one picker's reloads from its shared memory. Raises SegmentError if the memory cannot be read.
+
+    `key`: the number of the pool; None: of the only pool, or of the list of pools.
+    """
 
     def __init__(self, seen: Seen) -> None:
         self._segments, parts = observe.attach(seen.segments)
         lanes = next((part for part in parts.values() if isinstance(part.schema, LaneSchema)), None)
         if PART not in parts or lanes is None or not isinstance(lanes.schema, LaneSchema) or CANDIDATE not in lanes.schema.scalar:
             raise SegmentError(f"instance {seen} is of another version: it cannot reload")
-        self._reader = DocumentReader(reload_status.SCHEMA, parts[PART].region)
+        status = parts[PART]
+        assert isinstance(status.schema, DocumentSchema)
+        self._reader = DocumentReader(status.schema, status.region)
         self._lanes = Lanes(lanes.schema, lanes.region)
+        self._last = len(status.schema.capacities) - 1
+        self.key: int | None = None
+        documents = parts["documents"]
+        assert isinstance(documents.schema, DocumentSchema)
+        self._documents = DocumentReader(documents.schema, documents.region)
 
     def status(self) -> ReloadStatus | None:
         """Returns the present state; None if the picker has just been started."""
-        return reload_status.read(self._reader)
+        return reload_status.read(self._reader, self._last if self.key is None else self.key)
 
     def generations(self) -> list[int]:
         """Returns the number of the configuration that each serving worker uses."""
-        used = self._lanes.scalars(GENERATION)
+        used = self._lanes.scalars(of_key(GENERATION, self.key))
         return [number for seat, number in enumerate(used) if seat and self._lanes.serving(seat)]
+
+    def pools(self, seen: Seen) -> Sequence[str]:
+        """Returns the names of several pools by number, "" for a place without one; none if there is only one pool."""
+        return PoolNames(self._documents, seen.pools).current()
 
     def close(self) -> None:
         for segment in self._segments:
@@ -59,6 +75,7 @@ def of_picker(command: F) -> F:
     """Adds the flags that choose a picker on this machine, and --timeout."""
     waiting = click.option("--timeout", type=DURATION, default="30s", show_default=True, help="How long to wait for the result.")
     command = waiting(command)
+    command = click.option("--pool", default="", metavar="NAME", help="Which of several pools.")(command)
     command = flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")(command)
     command = flag("instance", str, "", "The picker on this machine with this name, whatever its ports are.")(command)
     return flag("metrics-port", PORT, None, "The picker on this machine with this metrics port. [default: the only one that runs]")(command)
@@ -66,7 +83,7 @@ def of_picker(command: F) -> F:
 
 @click.command("reload", cls=WithArguments)
 @of_picker
-def command(metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
+def command(metrics_port: int | None, instance: str, run_dir: str, pool: str, timeout: float) -> None:
     """Load the configuration of a running picker again: its file, and the files of --plugin-path. No request is lost.
 
     The picker tries the configuration in a process of its own first. If that fails, the configuration in force stays. Flags of
@@ -74,24 +91,28 @@ def command(metrics_port: int | None, instance: str, run_dir: str, timeout: floa
 
     Exit code 0: all workers use the configuration; 1: no such picker, or no result in time; 78: the configuration was refused.
     """
-    echo(in_force(*changed(metrics_port, instance, run_dir, timeout)))
+    result, workers = changed(metrics_port, instance, run_dir, timeout, Ask("reload", pool=pool))
+    if result.text_of_pools:
+        echo_text(result.text)
+    else:
+        echo(in_force(result, workers))
 
 
 @click.command("promote", cls=WithArguments)
 @of_picker
-def promote(metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
+def promote(metrics_port: int | None, instance: str, run_dir: str, pool: str, timeout: float) -> None:
     """End the trial of a candidate (`epp config try`): the candidate is in force from now on. No request is lost.
 
     Put it into the picker's configuration file, too: the next reload or start reads that.
 
     Exit code 0: all workers use it; 1: no such picker, or no result in time; 78: no candidate is tried, or it could not be taken over.
     """
-    echo(in_force(*changed(metrics_port, instance, run_dir, timeout, Ask("promote"))))
+    echo(in_force(*changed(metrics_port, instance, run_dir, timeout, Ask("promote", pool=pool))))
 
 
 @click.command("rollback", cls=WithArguments)
 @of_picker
-def rollback(metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
+def rollback(metrics_port: int | None, instance: str, run_dir: str, pool: str, timeout: float) -> None:
     """End the trial of a candidate (`epp config try`) without it. If none is tried, go back to the configuration before the one in force.
 
     The picker keeps the last 5 good configurations, so this can be repeated. No request is lost. Change the picker's configuration file,
@@ -99,7 +120,7 @@ def rollback(metrics_port: int | None, instance: str, run_dir: str, timeout: flo
 
     Exit code 0: done; 1: no such picker, or no result in time; 78: there is no configuration before this one.
     """
-    echo(in_force(*changed(metrics_port, instance, run_dir, timeout, Ask("rollback"))))
+    echo(in_force(*changed(metrics_port, instance, run_dir, timeout, Ask("rollback", pool=pool))))
 
 
 def in_force(result: ReloadStatus, workers: int) -> str:
@@ -107,14 +128,15 @@ def in_force(result: ReloadStatus, workers: int) -> str:
     return f"generation {result.generation} ({result.hash}) is in force in {workers} workers"
 
 
-def changed(metrics_port: int | None, instance: str, run_dir: str, timeout: float, ask: Ask | None = None) -> tuple[ReloadStatus, int]:
-    """Gives a picker a command and waits for the result. `ask`: None for a reload. `timeout`: in seconds. Prints findings.
+def changed(metrics_port: int | None, instance: str, run_dir: str, timeout: float, ask: Ask) -> tuple[ReloadStatus, int]:
+    """Gives a picker a command and waits for the result. `timeout`: in seconds. Prints findings.
 
     Returns the picker's state afterwards, and the number of its workers. Ends this command if there is no such picker or if it refuses.
     """
     try:
         seen = which.find(run_dir, metrics_port, instance)
         with contextlib.closing(Watched(seen)) as watched:
+            watched.key = _key(watched, seen, ask)
             result = _after(seen, watched, run_dir, ask, time.monotonic() + timeout)
             workers = len(watched.generations())
     except (SegmentError, Refused) as refused:
@@ -125,20 +147,31 @@ def changed(metrics_port: int | None, instance: str, run_dir: str, timeout: floa
         ) from refused
     if result is None:
         raise click.ClickException(f"the picker has given no result within {timeout:g} s; see its log")
-    if result.text:
+    if result.text and not (result.text_of_pools and result.successful):
         echo_text(result.text, err=True)
     if not result.successful:
-        echo(f"refused: {seen.name} keeps generation {result.generation} ({result.hash})", err=True)
+        if not result.text_of_pools:
+            keeps = f"pool {ask.pool} of {seen.name}" if ask.pool else seen.name
+            echo(f"refused: {keeps} keeps generation {result.generation} ({result.hash})", err=True)
         sys.exit(ExitCode.CONFIG)
     return result, workers
 
 
-def _after(seen: Seen, watched: Watched, run_dir: str, ask: Ask | None, until: float) -> ReloadStatus | None:
+def _key(watched: Watched, seen: Seen, ask: Ask) -> int | None:
+    """Returns the number of the pool that a command is about; None: all of them, or the only one. Raises UsageError."""
+    names = watched.pools(seen)
+    which.check_pool(ask.pool, names)
+    if not ask.pool and names and ask.what != "reload":
+        raise click.UsageError(f"the picker has several pools: give --pool NAME; pools: {listed([name for name in names if name])}")
+    return names.index(ask.pool) if ask.pool else None
+
+
+def _after(seen: Seen, watched: Watched, run_dir: str, ask: Ask, until: float) -> ReloadStatus | None:
     """Gives the command to the picker and returns its state after the next attempt. Returns None if the attempt does not end in time."""
     before = watched.status()
     # An attempt under way may have read older files.
     wanted = 1 + (before.answered + before.owed if before is not None else 0)
-    if ask is not None:
+    if ask.pool or ask.what != "reload":
         put(run_dir, seen.name, ask)
     os.kill(seen.pid, signal.SIGHUP)
     while time.monotonic() < until:

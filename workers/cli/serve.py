@@ -76,8 +76,7 @@ def run_parent(instance: Instance) -> int:
     kv_events = run_kv_events if instance.layout.kv_events is not None else None
     from workers.cli import trial  # after the imports of workers, because a trial needs them, too
 
-    reload = trial.run if not instance.pools else None
-    return parent.run(instance, supervisor=supervisor.run, worker=worker.run, kv_events=kv_events, trial=reload)
+    return parent.run(instance, supervisor=supervisor.run, worker=worker.run, kv_events=kv_events, trial=trial.run)
 
 
 def import_parts(instance: Instance) -> None:

@@ -41,7 +41,7 @@ REPLICA_PREFIX = re.compile(r"[A-Za-z0-9._:/{}-]{1,200}")  # no wildcards: ACLs 
 REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STDIN = "-"
 OF_ONE_POOL = (
-    "config_file", "config_text", "config_watch", "endpoints", "max_endpoints", "pool_name", "endpoint_selector",
+    "config_file", "config_text", "endpoints", "max_endpoints", "pool_name", "endpoint_selector",
     "ha_enable_leader_election",
 )  # fmt: skip
 CONFIGURATION = ("config_file", "config_text", "config_dir", "pools_file")  # flags that say what to serve
@@ -173,7 +173,7 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
         errors.append("--config-file and --config-text cannot be set at the same time; give only one of them")
     if values["tls_min_version"] and values["tls_min_version"] not in TLS_VERSIONS:
         errors.append(f"--tls-min-version '{values['tls_min_version']}' is not supported; use {' or '.join(TLS_VERSIONS)}")
-    if values["config_watch"] and values["config_file"] in ("", STDIN):
+    if values["config_watch"] and values["config_file"] in ("", STDIN) and not (values["pools_file"] or values["config_dir"]):
         errors.append("--config-watch needs a file to follow; give --config-file")
     workers, most = values["workers"] or default_workers(available()), values["workers_max"]
     if most is not None and most < workers:

@@ -13,6 +13,7 @@ from epp.decision.tryout import Share
 from shm.segment import SegmentError
 from workers.cli.configuration import STDIN, check_endpoints, check_objects, load_config, plugin_files, read_given
 from workers.cli.flags import BadConfiguration
+from workers.cli.pool_trial import check_fit, given_of, tried_list
 from workers.host.memory import cgroup_limit, share
 from workers.host.proc import data_bytes
 from workers.process import StartError
@@ -32,8 +33,8 @@ def run(instance: Instance, attempt: Attempt) -> int:
     bound_memory(instance)
     try:
         with contextlib.redirect_stderr(said):
-            bundle = tried(instance, attempt)
-        result = Result(pid, said.getvalue().strip(), bundle)
+            result = tried(instance, attempt)
+        result = msgspec.structs.replace(result, text=said.getvalue().strip())
     except BadConfiguration as refused:
         result = Result(pid, refused.message)
     except (StartError, SegmentError, Unproven) as refused:
@@ -59,15 +60,20 @@ def bound_memory(instance: Instance) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def tried(instance: Instance, attempt: Attempt) -> Bundle:
-    """Tries the picker's present files, or the candidate in `attempt`, and returns the configuration if it is good.
+def tried(instance: Instance, attempt: Attempt) -> Result:
+    """Tries the picker's present files, or the candidate in `attempt`, and returns the result if the configuration is good.
 
-    Raises the error with which the configuration is refused.
+    `instance`: as the pool sees it. If it is that of several pools, tries the list of pools. Raises the error with which the configuration
+    is refused.
     """
+    if instance.pools:
+        return tried_list(instance, attempt)
     options, ask = instance.options, attempt.ask
     if ask is not None:
         present = in_force(instance)
         given = Given(ask.text, ask.source, plugin_files(options.plugin_path))
+    elif instance.pool is not None:
+        given = given_of(instance)
     else:
         if options.config_file == STDIN:
             raise BadConfiguration("the configuration came from standard input, which cannot be read again: give --config-file a file")
@@ -86,12 +92,15 @@ def tried(instance: Instance, attempt: Attempt) -> Bundle:
         followed=ask is None,
         share=ask.share if ask is not None else Share(),
         keys=config.key_texts,
+        pool=options.pool_name if instance.pool is not None else "",
     )
+    if instance.pool is not None:
+        check_fit(instance, config)
     view = instance.under(config, bundle, copied=True).with_scrape_tls()
     if ask is not None:
         check_columns(present, view)
     prove(view)
-    return msgspec.structs.replace(bundle, names=view.layout.names)
+    return Result(os.getpid(), "", msgspec.structs.replace(bundle, names=view.layout.names))
 
 
 def check_columns(present: Instance, view: Instance) -> None:

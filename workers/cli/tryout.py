@@ -43,7 +43,7 @@ class Portion(click.ParamType[int]):
     help="What belongs together: one request, or all requests with one fairness id.",
 )
 @of_picker
-def command(file: str, share: int, by: str, metrics_port: int | None, instance: str, run_dir: str, timeout: float) -> None:
+def command(file: str, share: int, by: str, metrics_port: int | None, instance: str, run_dir: str, pool: str, timeout: float) -> None:
     """Try the configuration FILE (-: standard input) in a running picker, beside the one in force. No request is lost.
 
     The picker tries it in a process of its own first, as a reload does. Then its workers count time to first token, errors, hit rate and
@@ -52,7 +52,7 @@ def command(file: str, share: int, by: str, metrics_port: int | None, instance: 
 
     Exit code 0: all workers try it; 1: no such picker, or no result in time; 78: the configuration was refused.
     """
-    ask = Ask("try", read_file(file), shown_path(file), Share(share, by))
+    ask = Ask("try", read_file(file), shown_path(file), Share(share, by), pool)
     result, workers = changed(metrics_port, instance, run_dir, timeout, ask)
     tried = result.tryout
     if tried is None:

@@ -20,16 +20,20 @@ SUFFIX: Final = ".ask"
 BYTES_MAX: Final = 16 << 20
 LATE_S: Final = 30.0  # an older file was left behind by a command that ended early
 
-What = Literal["try", "promote", "rollback"]
+What = Literal["reload", "try", "promote", "rollback"]
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """One command. With "try", `text`, `source` and `share` describe the candidate: its YAML, its file, the requests that it decides."""
+    """One command. `pool`: the name of the pool that it is about; "": the only one, or with "reload" all of them.
+
+    With "try", `text`, `source` and `share` describe the candidate: its YAML, its file, the requests that it decides.
+    """
 
     what: What
     text: str = ""
     source: str = ""
     share: Share = Share()
+    pool: str = ""
 
 
 class Refused(Exception):

@@ -8,7 +8,7 @@ import structlog
 
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
-from workers.process.pools import as_assigned, assigned_view
+from workers.process.pools import assigned_view, present
 from workers.shared.pool_crashes import LOADING, RUNNING, PoolCrashes, culprit, named
 from workers.shared.pool_names import EMPTY
 from workers.shared.query_of_death import DECIDING
@@ -37,8 +37,8 @@ class Culprits:
         found = culprit(deciding, running, loading)
         if found is None or not (crashed or (found.mark and code == ExitCode.OK)):
             return None
-        view = as_assigned(self._instance).pools[found.pool]
-        name, number = view.options.pool_name, view.generations.number
+        view = present(self._instance).pools[found.pool]
+        name, number = view.options.pool_name, view.number_in_force
         plugin = named(found.mark, view.config.pipeline.plugins)
         more = {"plugin": plugin} if plugin else {}
         log.error("a worker ended while it worked for a pool", child=child, pool=name, **more)

@@ -6,8 +6,10 @@
 
 Each configuration that was ever in force has a number, its *generation*. A file holds everything that a process needs to use the
 configuration: the text, the plugin files, the API keys, and the names that have places in shared memory
-(`workers.process.layout.Names`). So all processes use the same bytes, even if the files on disk change meanwhile. The files have no
-names (memfd). The parent creates them before the first fork, and children inherit them.
+(`workers.process.layout.Names`). So all processes use the same bytes, even if the files on disk change meanwhile. The files are parts of
+one file without a name (memfd). The parent creates it before the first fork, and children inherit it.
+
+Each of several pools has configurations of its own, and so has the list of pools (`workers.process.roster`).
 
 The parent changes the configuration of the picker with one store to a word in shared memory. So every process finds the old or the new
 number, never a mixture, even if the parent is killed. A trial child writes only a file that no word names yet.
@@ -15,6 +17,7 @@ number, never a mixture, even if the parent is killed. A trial child writes only
 
 import contextlib
 import hashlib
+import mmap
 import os
 import zlib
 from collections.abc import Mapping
@@ -27,10 +30,13 @@ from workers.process.asks import Ask
 from workers.process.names import Names
 from workers.process.resources import Words
 from workers.process.rollout import SLOTS
+from workers.process.roster import Listed
 
 BUNDLE_BYTES_MAX: Final = 16 << 20
 SLOT_BITS: Final = 8
 SUM_BYTES: Final = 4
+HEAD_BYTES: Final = 2 * SUM_BYTES  # the length of a part, and the sum of its bytes
+PART_BYTES: Final = BUNDLE_BYTES_MAX + (1 << 16)
 
 
 class Given(NamedTuple):
@@ -50,6 +56,9 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 
     `keys`: the texts of its files of API keys, by path.
 
+    `pool`: the name of the pool to which it belongs; "" if there is only one. `roster`: if it is the list of the pools
+    (`workers.process.roster`).
+
     `followed`: whether it was read from the files that the picker follows. False for a candidate, and for an earlier configuration that
     is in force again. `share`: the requests that it decides while it is a candidate.
     """
@@ -64,11 +73,20 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
     followed: bool = True
     share: Share = Share()
     keys: dict[str, str] = {}
+    pool: str = ""
+    roster: dict[int, Listed] | None = None
+
+    @property
+    def given(self) -> Given:
+        """The configuration as it was read."""
+        return Given(self.text, self.source, self.plugins, self.keys)
 
     @property
     def hash(self) -> str:
-        """Identifies the text, the plugin files and the keys. If all are equal, so are the hashes of two configurations."""
-        parts = [self.text, sorted(self.plugins.items()), *([sorted(self.keys.items())] if self.keys else [])]
+        """Identifies the text, the plugin files and the keys, or the list of pools. If all are equal, so are the hashes."""
+        parts: list[object] = [self.text, sorted(self.plugins.items()), *([sorted(self.keys.items())] if self.keys else [])]
+        if self.roster is not None:
+            parts.append(sorted(self.roster.items()))
         digest = hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=6)
         return digest.hexdigest()
 
@@ -76,18 +94,20 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 class Result(msgspec.Struct, frozen=True, array_like=True):
     """The result of a trial. `bundle`: the configuration, None if it is refused. `text`: the errors or warnings.
 
-    `pid`: the process id of the trial child.
+    `pid`: the process id of the trial child. `changed`: with the list of pools, the places of the pools whose configurations have changed.
     """
 
     pid: int
     text: str
     bundle: Bundle | None = None
+    changed: tuple[int, ...] = ()
 
 
 class Attempt(NamedTuple):
     """What a trial child gets.
 
-    `slot`: the number of the file into which it writes its result. `number`: the number that the configuration gets if it is good.
+    `key`: the number of the pool, or that of the list of pools. `slot`: the number of the file into which it writes its
+    result. `number`: the number that the configuration gets if it is good.
     `names`: the columns, histograms and plugin counters that have places in shared memory already; the trial keeps these.
     `ask`: the command to carry out; None: to read the picker's files again.
     """
@@ -96,40 +116,88 @@ class Attempt(NamedTuple):
     number: int
     names: Names
     ask: Ask | None = None
+    key: int = 0
 
 
 class GenerationLost(Exception):
     """The file of a generation no longer holds it, because a later generation uses the file."""
 
 
-class Generations:
-    """Reads and writes the files of configurations, and the two words: one names the configuration in force, the other the candidate."""
+class Files:
+    """The files of all configurations: one file in memory without a name, with SLOTS parts for each. Only used parts take memory."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self) -> None:
+        self._file = os.memfd_create("epp generations", os.MFD_CLOEXEC)
+
+    def write(self, part: int, blob: bytes) -> None:
+        """Writes a part: its length and sum at the end, so that a part that was not written whole is empty."""
+        at = part * PART_BYTES
+        self.clear(part)
+        written = 0
+        while written < len(blob):
+            written += os.pwrite(self._file, blob[written:], at + HEAD_BYTES + written)
+        os.pwrite(self._file, len(blob).to_bytes(SUM_BYTES, "little") + zlib.crc32(blob).to_bytes(SUM_BYTES, "little"), at)
+
+    def read(self, part: int) -> bytes | None:
+        """Returns what was written into a part. Returns None if it is empty, or was written in part."""
+        at = part * PART_BYTES
+        head = os.pread(self._file, HEAD_BYTES, at)
+        size = int.from_bytes(head[:SUM_BYTES], "little")
+        if not 0 < size <= BUNDLE_BYTES_MAX:
+            return None
+        blob = os.pread(self._file, size, at + HEAD_BYTES)
+        return blob if zlib.crc32(blob).to_bytes(SUM_BYTES, "little") == head[SUM_BYTES:] else None
+
+    def clear(self, part: int) -> None:
+        """Empties a part, and gives its memory back."""
+        at, size = part * PART_BYTES, int.from_bytes(os.pread(self._file, SUM_BYTES, part * PART_BYTES), "little")
+        os.pwrite(self._file, bytes(HEAD_BYTES), at)
+        if size > mmap.PAGESIZE:
+            with mmap.mmap(self._file, HEAD_BYTES + size, offset=at) as mapped, contextlib.suppress(OSError):
+                mapped.madvise(mmap.MADV_REMOVE)
+
+    def close(self) -> None:
+        """Closes the file in this process."""
+        os.close(self._file)
+
+
+class Generations:
+    """Reads and writes the configurations of one pool, and the two words: one names that in force, the other the candidate."""
+
+    def __init__(self, words: Words, key: int = 0, files: Files | None = None) -> None:
+        """`key`: the number of the pool, or that of the list of pools. `files`: of the other pools; None: there are none."""
         self._words = words
-        self._files = [os.memfd_create(f"epp generation {slot}", os.MFD_CLOEXEC) for slot in range(SLOTS)]
+        self._in_force, self._candidate = 2 * key, 2 * key + 1
+        self._first = SLOTS * key
+        self._files = files if files is not None else Files()
+        self.key = key
+
+    def of(self, key: int) -> "Generations":
+        """Returns the configurations of another pool, or the list of pools."""
+        return Generations(self._words, key, self._files)
 
     @property
     def number(self) -> int:
         """The number of the configuration that is in force. 0 before the first `publish`."""
-        return self._words.generation >> SLOT_BITS
+        return self._words.configurations[self._in_force] >> SLOT_BITS
 
     @property
     def candidate_number(self) -> int:
         """The number of the candidate that is tried beside the configuration in force; 0: none."""
-        return self._words.candidate >> SLOT_BITS
+        return self._words.configurations[self._candidate] >> SLOT_BITS
 
     def current(self) -> Bundle:
         """Returns the configuration in force. Raises GenerationLost."""
-        return self._named(self._words.generation)
+        return self._named(self._words.configurations[self._in_force])
 
     def candidate(self) -> Bundle:
         """Returns the candidate that is tried. Raises GenerationLost."""
-        return self._named(self._words.candidate)
+        return self._named(self._words.configurations[self._candidate])
 
     def hash_of(self, number: int) -> str:
         """Returns the hash of the configuration with this number, which is in force or a candidate; "" if it is neither any more."""
-        for word in (self._words.generation, self._words.candidate):
+        for place in (self._in_force, self._candidate):
+            word = self._words.configurations[place]
             with contextlib.suppress(GenerationLost):
                 if word >> SLOT_BITS == number:
                     return self._named(word).hash
@@ -155,45 +223,32 @@ class Generations:
             raise ValueError(
                 f"configuration, plugin files and keys have {len(blob)} bytes together; at most {BUNDLE_BYTES_MAX} are possible"
             )
-        file = self._files[slot]
-        os.ftruncate(file, 0)
-        os.pwrite(file, zlib.crc32(blob).to_bytes(SUM_BYTES, "little"), 0)
-        written = 0
-        while written < len(blob):
-            written += os.pwrite(file, blob[written:], SUM_BYTES + written)
+        self._files.write(self._first + slot, blob)
 
     def result(self, slot: int) -> Result | None:
         """Returns the result in a file. Returns None if the file is empty, or was written in part."""
-        file = self._files[slot]
-        size = os.fstat(file).st_size
-        if not SUM_BYTES < size <= BUNDLE_BYTES_MAX + SUM_BYTES:
-            return None
-        data = os.pread(file, size, 0)
-        blob = data[SUM_BYTES:]
-        if zlib.crc32(blob).to_bytes(SUM_BYTES, "little") != data[:SUM_BYTES]:
-            return None
+        blob = self._files.read(self._first + slot)
         try:
-            return msgspec.msgpack.decode(blob, type=Result)
+            return None if blob is None else msgspec.msgpack.decode(blob, type=Result)
         except msgspec.MsgspecError:
             return None
 
     def clear(self, slot: int) -> None:
         """Empties a file."""
-        os.ftruncate(self._files[slot], 0)
+        self._files.clear(self._first + slot)
 
     def publish(self, slot: int, number: int) -> None:
         """Makes the configuration in file `slot` the one in force. Only the parent calls this."""
-        self._words.generation = number << SLOT_BITS | slot
+        self._words.change(self._in_force, number << SLOT_BITS | slot)
 
     def try_out(self, slot: int, number: int) -> None:
         """Makes the configuration in file `slot` the candidate. Only the parent calls this."""
-        self._words.candidate = number << SLOT_BITS | slot
+        self._words.change(self._candidate, number << SLOT_BITS | slot)
 
     def withdraw(self) -> None:
         """Ends the use of the candidate. Only the parent calls this."""
-        self._words.candidate = 0
+        self._words.change(self._candidate, 0)
 
     def close(self) -> None:
         """Closes the files in this process."""
-        for file in self._files:
-            os.close(file)
+        self._files.close()

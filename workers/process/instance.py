@@ -24,7 +24,7 @@ import io
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -44,6 +44,7 @@ from workers.process.layout import Layout
 from workers.process.reports import Reports
 from workers.process.resources import Memory, Pipes, Words, enough_descriptors
 from workers.process.roll import Roll
+from workers.process.roster import Roster
 from workers.process.sockets import NO_PORTS, Sockets
 from workers.process.sources import Sources
 
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from workers.host.options import Options
     from workers.process.places import Places
 
+NO_POOLS: Final[Roster] = {}
+FIRST: Final = 1  # the number of the configuration of the start
 STATE_LOCK: Final = "lock"  # the name of a file in the folder of --state-dir
 HOLDER_BYTES_MAX: Final = 512
 FEWER = "reduce the need with a lower --workers-max, --max-endpoints, --index-entries or --kv-index-blocks"
@@ -83,10 +86,11 @@ class Instance:
     pools: tuple["Instance", ...] = ()  # the instance as each of several pools sees it; () if there is only one pool
     pool: int | None = None  # the number of the pool that sees this instance; None: of all pools, or of the only one
     choice: PoolChoice | None = None  # finds the pool of a request; None if there is only one pool
-    models: Sequence[tuple[str, Sequence[str]]] = ()  # the name of each pool, and the models that its matchers name
     places: "Places | None" = None  # where pools can appear; None: the pools are known from the start
     kube: KubePool | None = None  # where the endpoints of that pool are in Kubernetes
-    bundle: Bundle | None = None  # the configuration of that pool as it was read
+    bundle: Bundle | None = None  # the configuration of that pool as it was read; None: it has none yet
+    roster: Roster = field(default_factory=dict)  # the list of several pools from a file
+    room: Sequence[int] = ()  # for how many endpoints of each of several pools there is memory
 
     @classmethod
     def create(
@@ -113,7 +117,7 @@ class Instance:
             lock.record(ports=sockets.ports() | sockets.pool_ports())
             memory = Memory.create(layout, options.instance, lock)
             undo.callback(memory.unlink)
-            words = Words(layout.pools)
+            words = Words(layout.configurations, layout.pools)
             speculates = sources.kv_events is not None and sources.kv_events.speculative_s > 0
             pipes = Pipes(layout.workers_max, speculates=speculates)
             instance = cls(
@@ -126,7 +130,7 @@ class Instance:
                 sockets=sockets,
                 pipes=pipes,
                 words=words,
-                generations=Generations(words),
+                generations=Generations(words, layout.listed or 0),
                 state_lock=state_lock,
                 roll=Roll(layout.seats + (sources.kv_events is not None)),
                 reports=Reports(pipes.reports),
@@ -163,7 +167,7 @@ class Instance:
 
         Raises StartError if the configuration needs a restart.
         """
-        sources, layout = Sources(self.options, config), Layout(self.options, config, bundle.names)
+        sources, layout = Sources(self.options, config), self.layout.later(self.options, config, bundle.names)
         if (sources.kv_events is None) != (self.sources.kv_events is None):
             raise StartError(
                 "a precise prefix producer is added or removed, and the memory and the process for it exist from the start or never: "
@@ -179,7 +183,9 @@ class Instance:
                 "the source of endpoints changes between Kubernetes and a discovery plugin: restart the picker with this configuration"
             )
         memory = self.memory.copied(layout) if copied else self.memory.under(layout)
-        return replace(self, config=config, sources=sources, layout=layout, memory=memory, number=bundle.number)
+        if self.pool is not None:
+            memory = memory.of_pool(self.pool)
+        return replace(self, config=config, sources=sources, layout=layout, memory=memory, number=bundle.number, bundle=bundle)
 
     def with_scrape_tls(self) -> "Instance":
         """Returns this instance with the TLS contexts of its data sources, read from their files. Raises Unusable."""
@@ -196,6 +202,21 @@ class Instance:
     def not_for_kv_events(self) -> list[int]:
         """Descriptors that the kv-events process must not hold."""
         return [*self.pipes.not_for_kv_events(), *self.sockets.not_for_kv_events()]
+
+    @property
+    def served(self) -> bool:
+        """Whether there is a pool in this place, and a configuration of it is in force: another one than that of the start, or that."""
+        return bool(self.options.pool_name) and (self.generations.number > 0 or (self.bundle is not None and self.bundle.number == FIRST))
+
+    @property
+    def used(self) -> bool:
+        """Whether there is a pool in this place, and the process uses a configuration of it."""
+        return bool(self.options.pool_name) and self.bundle is not None
+
+    @property
+    def number_in_force(self) -> int:
+        """The number of the configuration in force of the pool that sees this instance."""
+        return self.generations.number or self.number
 
     @property
     def outdated(self) -> bool:

@@ -77,6 +77,7 @@ SPARE_LABELS: Final = 8
 POOL_BANDS_MIN: Final = 4
 NAME_BYTES: Final = 264
 POOL_OBJECTIVES_BYTES: Final = 32 << 10
+POOL_BANDS_BYTES: Final = 512  # instead of POOL_OBJECTIVES_BYTES, if there are no objectives
 POOL_REWRITES_BYTES: Final = 64 << 10
 POOL_HASH_LINES: Final = 64  # of its flow lanes
 UNUSED: Final = Group("unused", (), counters=(Metric("unused_total", "counter", "Of a spare table without an owner."),))
@@ -88,7 +89,8 @@ LEADS_UNTIL: Final = "leads_until_ms"
 LEAVING: Final = "leaving"
 # Gauge of a worker: the end of its certificate's validity in seconds since the epoch; 0: it has none
 CERTIFICATE_UNTIL: Final = "certificate_until_s"
-# Gauge of a worker and of the supervisor: the number of the configuration that the process uses
+# Gauge of a worker and of the supervisor: the number of the configuration that the process uses. Each of several pools has one (`of_key`);
+# this one is that of the list of pools then
 GENERATION: Final = "config_generation"
 # Gauge of a worker: the number of the candidate that it tries; 0: none
 CANDIDATE: Final = "config_candidate"
@@ -141,7 +143,7 @@ class Layout:
     """The schema of every part and the plan of every segment, by name. Raises StartError for a metric that no lane can hold.
 
     `shown` and `shown_groups`: the metrics of the present configuration. `names`: the names of all configurations so far. `pools`: how many
-    there are; 0: only one.
+    there are; 0: only one. `listed`: the key of the list of pools among the configurations (`workers.process.rollouts`); None: none.
     """
 
     def __init__(self, options: "Options", config: "EffectiveConfig", before: Names | None = None, shape: Shape | None = None) -> None:
@@ -150,7 +152,9 @@ class Layout:
         `shape`: the pools; None: there is one, with room for the bands of objectives.
         """
         self.pools = len(shape.endpoints) if shape is not None and len(shape.endpoints) > 1 else 0
+        self.listed = len(shape.endpoints) if shape is not None else None
         shape = shape or Shape((options.max_endpoints,))
+        self._whole = options, shape
         self.workers_max = options.workers_max or 2 * options.workers  # `options.workers` of them run at the start
         self.seats = 1 + self.workers_max  # the supervisor's seat, and the seats of workers, empty or not
         self._show(options, config)
@@ -161,9 +165,8 @@ class Layout:
         check_names(self.families, groups)
 
         self.table = table_schema_of(known.columns, slots=options.max_endpoints, width=known.width or room_for(known.columns))
-        self.lanes = lane_schema_of(
-            self.families, slots=options.max_endpoints, lanes=self.seats, end=known.lane_end, spare=not known.lane_end
-        )
+        most, end = options.max_endpoints, known.lane_end
+        self.lanes = lane_schema_of(self.families, slots=most, lanes=self.seats, end=end, spare=not end, pools=self.listed or 0)
         self.names = Names(self.table.columns, self.families[len(FIXED) :], groups, self.table.width, self.lanes.end, own)
         self._check_room(known)
         self.groups = tuple(self.own_group(group) for group in (*GROUPS, *FLOW_GROUPS, *groups))
@@ -172,6 +175,7 @@ class Layout:
         if shape.objects is not None:
             self.documents = document_schema_of_pools(options.max_endpoints, shape.objects, found=shape.found)
         self.latency = latency_schema_of(shape.endpoints)
+        self.status = reload_status.schema(self.listed)
         self.starts = StartsSchema(options.max_endpoints, self.workers_max)
         self.prefills = PrefillsSchema(self.workers_max)
         self.answers = answers_schema_of(options.max_endpoints, self.workers_max)
@@ -198,6 +202,24 @@ class Layout:
         own, self.plugin_groups, self.wanted = declared(options, config)
         self.shown = (*FIXED[:-1], *own, *((CYCLES,) if flow else ()))
         self.shown_groups = (*GROUPS, *(FLOW_GROUPS if flow else ()), *self.plugin_groups)
+
+    @property
+    def configurations(self) -> int:
+        """The number of configurations that can be in force: of the only pool, or of all pools and their list."""
+        return 1 if self.listed is None else self.listed + 1
+
+    def later(self, options: "Options", config: "EffectiveConfig", names: Names) -> "Layout":
+        """Returns the layout for a later configuration, with the same sizes. `names`: those that have places already.
+
+        `options`: as the pool of the configuration sees them. Raises StartError.
+        """
+        if self.listed is None:
+            return Layout(options, config, names)
+        every, shape = self._whole
+        known = with_names(names, declared(options, config))
+        present = self.names
+        same = (known.columns, known.families, known.groups) == (present.columns, present.families, present.groups)
+        return (self if same else Layout(every, config, names, shape)).of_pool(options, config)
 
     def of_pool(self, options: "Options", config: "EffectiveConfig") -> "Layout":
         """Returns this layout as it shows to one of the pools. `config`: a configuration whose names this layout has."""
@@ -278,7 +300,7 @@ class Layout:
         lanes |= {"starts": self.starts, "prefills": self.prefills, "answers": self.answers, "budgets": self.budgets}
         lanes |= {remote_part(pool): schema for pool, schema in enumerate(self.remotes)}
         parts: dict[str, Mapping[str, Schema]] = {
-            "state": {"table": self.table, "documents": self.documents, "latency": self.latency, "reload": reload_status.SCHEMA},
+            "state": {"table": self.table, "documents": self.documents, "latency": self.latency, "reload": self.status},
             "lanes": lanes,
             "index": {"index": self.index},
         }
@@ -321,11 +343,11 @@ def document_schema_of(endpoints: int, *, objects: bool) -> DocumentSchema:
 def document_schema_of_pools(endpoints: int, objects: Sequence[bool], *, found: bool = False) -> DocumentSchema:
     """Returns the schema of the supervisor's documents for several pools. `objects`: which of them may have objectives and rewrites.
 
-    `found`: whether the pools are found while the picker runs. Then they have names later, and no request finds its pool by its model.
+    `found`: whether the picker finds InferencePools while it runs. Then no request finds its pool by its model.
     """
     listed = DOCUMENT_BYTES_PER_ENDPOINT * endpoints
-    each = ((POOL_OBJECTIVES_BYTES, POOL_REWRITES_BYTES) if has else (1, 1) for has in objects)
-    last = (1, NAME_BYTES * len(objects)) if found else (MODELS_BYTES,)
+    each = ((POOL_OBJECTIVES_BYTES, POOL_REWRITES_BYTES) if has else (POOL_BANDS_BYTES, 1) for has in objects)
+    last = (1 if found else MODELS_BYTES, NAME_BYTES * len(objects))
     return DocumentSchema((listed, listed, *itertools.chain.from_iterable(each), *last))
 
 
@@ -339,12 +361,18 @@ def answers_schema_of(endpoints: int, workers: int) -> AnswersSchema:
     return AnswersSchema(endpoints, workers, KINDS, len(OUTCOMES))
 
 
-def lane_schema_of(members: Sequence[Family], *, slots: int, lanes: int, end: int = 0, spare: bool = False) -> LaneSchema:
+def of_key(gauge: str, pool: int | None) -> str:
+    """Returns the name of a gauge about the configuration of a pool. `pool`: None: of the only one, or of the list of pools."""
+    return gauge if pool is None else f"{gauge} {pool}"
+
+
+def lane_schema_of(members: Sequence[Family], *, slots: int, lanes: int, end: int = 0, spare: bool = False, pools: int = 0) -> LaneSchema:
     """Returns the schema of the lanes, in which each process publishes its own numbers.
 
-    `end`: see `LaneSchema`. `spare`: whether to leave room for histograms of later configurations.
+    `end`: see `LaneSchema`. `spare`: whether to leave room for histograms of later configurations. `pools`: how many there are; 0: one.
     """
-    gauges = (*(metric.name for metric in (*WORKER_GAUGES, STREAMS_INFLIGHT)), *OWN_GAUGES)
+    of_pools = (of_key(gauge, pool) for pool in range(pools) for gauge in (GENERATION, CANDIDATE))
+    gauges = (*(metric.name for metric in (*WORKER_GAUGES, STREAMS_INFLIGHT)), *OWN_GAUGES, *of_pools)
     plain = tuple(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
     counters = (*plain, *STREAM_COUNTERS, *POLL_ERRORS, *EXTRACT_ERRORS)
     histograms = tuple((family.key, family.metric.buckets) for family in members)

@@ -3,6 +3,7 @@
 The start, a trial, and every process that takes over a later configuration use these functions.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ from epp.config.findings import ConfigError, ConfigErrors
 from epp.config.load import EffectiveConfig, Surroundings, load
 from epp.config.tenants import key_files, keys_of
 from workers.host.memory import cgroup_limit
-from workers.process.generations import Bundle, Given
+from workers.process.generations import Bundle, GenerationLost, Given
 from workers.process.instance import Instance
 
 if TYPE_CHECKING:
@@ -128,19 +129,27 @@ def candidate(instance: Instance) -> Instance:
 
 
 def _under(instance: Instance, bundle: Bundle) -> Instance:
-    given = Given(bundle.text, bundle.source, bundle.plugins, bundle.keys)
+    if bundle.pool != (instance.options.pool_name if instance.pool is not None else ""):
+        raise GenerationLost(f"the place has another pool: {bundle.pool}")
+    given = bundle.given
     use_plugins(instance.options.plugin_path, given)
     return instance.under(load_given(instance.options, given), bundle)
 
 
 def of_pool(instance: Instance) -> Instance:
-    """Returns the instance as one of several pools sees it with a configuration of its own: plugins that no other process has started.
+    """Returns the instance as one of several pools sees it, under its configuration in force, with plugins that no process has started.
 
-    Raises ConfigErrors, PluginImportError.
+    Raises the same exceptions as `candidate`.
     """
-    assert instance.bundle is not None
-    bundle = instance.bundle
-    return replace(instance, config=load_given(instance.options, Given(bundle.text, bundle.source, bundle.plugins, bundle.keys)))
+    with contextlib.suppress(GenerationLost):  # of a pool that had the place before
+        if instance.outdated:
+            return in_force(instance)
+    if instance.bundle is None:
+        raise GenerationLost("the pool has no configuration")
+    given = instance.bundle.given
+    if given.plugins:
+        use_plugins(instance.options.plugin_path, given)
+    return replace(instance, config=load_given(instance.options, given))
 
 
 def in_force(instance: Instance) -> Instance:

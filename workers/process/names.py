@@ -62,6 +62,11 @@ class Names(msgspec.Struct, frozen=True, array_like=True):
     lane_end: int = 0
     own: int = 0
 
+    @property
+    def count(self) -> int:
+        """How many names there are. Names are only added, so the greater one of two counts has all names of the other one."""
+        return len(self.columns) + len(self.families) + len(self.groups)
+
 
 N = TypeVar("N")
 

@@ -25,7 +25,7 @@ class Pool(NamedTuple):
     """One pool as the start has read it. Pools with the same text share `config`.
 
     `endpoints`: as in --endpoints; "": the configuration says where they come from. `max_endpoints`: their limit.
-    `models`: those that belong to it by their whole names. `kube`: where the endpoints are in Kubernetes; None: they are not there.
+    `kube`: where the endpoints are in Kubernetes; None: they are not there.
     """
 
     name: str
@@ -33,7 +33,6 @@ class Pool(NamedTuple):
     config: "EffectiveConfig"
     endpoints: str
     max_endpoints: int
-    models: tuple[str, ...] = ()
     kube: KubePool | None = None
 
 

@@ -16,10 +16,12 @@ from epp.request.pools import Matched, PoolChoice
 from shm.documents import DocumentReader, DocumentWriter
 from shm.observe import POOLS
 from workers.process.generations import Bundle
-from workers.process.instance import Instance
+from workers.process.instance import FIRST, NO_POOLS, Instance
 from workers.process.layout import POOL_BANDS_MIN, POOL_HASH_LINES, Layout, Shape
+from workers.process.loading import in_force
 from workers.process.names import names_of
 from workers.process.places import Places, Pool
+from workers.process.roster import Listed, Roster
 from workers.process.sources import Sources
 from workers.shared.documents import assigned_of
 from workers.shared.objectives import static_bands
@@ -45,20 +47,24 @@ def options_of(options: "Options", name: str, endpoints: str, max_endpoints: int
 
 
 def create(
-    options: "Options", pools: Sequence[Pool], choice: PoolChoice, ports: Mapping[int, str], places: Places | None = None
+    options: "Options",
+    pools: Sequence[Pool],
+    choice: PoolChoice,
+    ports: Mapping[int, str],
+    places: Places | None = None,
+    roster: Roster = NO_POOLS,
 ) -> Instance:
     """Creates the instance of several pools. `options`: with the most endpoints of all pools together. `choice`: finds their requests.
-    `ports`: port -> name of the pool to which it belongs. `places`: if pools are found while the picker runs.
+    `ports`: port -> name of the pool to which it belongs. `places`: if the picker finds InferencePools while it runs. `roster`: if a file
+    lists the pools. A pool without a name is a place for one that comes later.
 
     Raises StartError, SegmentError or OSError, and then leaves nothing behind.
     """
     later = places.later if places is not None else 0
     instance = Instance.create(options, pools[0].config, layout_of(options, pools, places), ports, later)
     try:
-        instance = replace(with_pools(instance, pools), choice=choice, places=places)
-        bundle = instance.pools[0].bundle
-        assert bundle is not None
-        instance.begin(bundle)
+        room = [pool.max_endpoints for pool in pools]
+        instance = replace(with_pools(instance, pools), choice=choice, places=places, roster=roster, room=room)
         instance.lock.record(**{POOLS: instance.pool_names})
         return instance
     except BaseException:
@@ -88,7 +94,7 @@ def with_pools(instance: Instance, pools: Sequence[Pool]) -> Instance:
         view = viewed(instance, number, pool, known.get(key))
         known.setdefault(key, view)
         views.append(view)
-    return replace(instance, pools=tuple(views), models=[(pool.name, pool.models) for pool in pools])
+    return replace(instance, pools=tuple(views))
 
 
 def viewed(instance: Instance, number: int, pool: Pool, like: Instance | None = None) -> Instance:
@@ -98,9 +104,10 @@ def viewed(instance: Instance, number: int, pool: Pool, like: Instance | None = 
         sources, layout = Sources(options, pool.config), instance.layout.of_pool(options, pool.config)
         like = replace(instance, config=pool.config, sources=sources, layout=layout, pools=()).with_scrape_tls()
     given = pool.given
-    names, keys = instance.layout.names, pool.config.key_texts
-    bundle = Bundle(instance.number, given.source, given.text, options.plugin_path, given.plugins, names, at=time.time(), keys=keys)
-    return replace(like, options=options, memory=instance.memory.of_pool(number), pool=number, bundle=bundle, kube=pool.kube)
+    names, keys, path = instance.layout.names, pool.config.key_texts, options.plugin_path
+    bundle = Bundle(FIRST, given.source, given.text, path, given.plugins, names, at=time.time(), keys=keys, pool=pool.name)
+    memory, generations = instance.memory.of_pool(number), instance.generations.of(number)
+    return replace(like, options=options, memory=memory, generations=generations, pool=number, bundle=bundle, kube=pool.kube, number=FIRST)
 
 
 def create_places(options: "Options", places: Places) -> Instance:
@@ -133,14 +140,57 @@ def assigned_view(instance: Instance) -> AssignedView:
     return AssignedView(DocumentReader(instance.layout.documents, instance.memory.documents), len(instance.pools))
 
 
+def rostered(instance: Instance, roster: Roster, number: int) -> Instance:
+    """Returns the instance with these pools in its places. `number`: that of the list. Views of places that do not change stay the same."""
+    views = list(instance.pools)
+    for place, view in enumerate(instance.pools):
+        before, entry = instance.roster.get(place), roster.get(place)
+        if before == entry:
+            continue
+        entry = entry or Listed("")
+        options = options_of(instance.options, entry.name, entry.endpoints, entry.max_endpoints, entry.kube_pool)
+        view = replace(view, options=options, sources=Sources(options, view.config), kube=entry.kube_pool)
+        if before is None or (before.name, before.since) != (entry.name, entry.since):
+            view = replace(view, bundle=None, number=0)
+        views[place] = view
+    return chosen(replace(instance, pools=tuple(views), roster=roster, number=number))
+
+
+def chosen(instance: Instance) -> Instance:
+    """Returns the instance with what finds the requests of the pools of its list that are served now."""
+    found = instance.roster
+    matched = [found[place].matched if view.served else Matched("") for place, view in enumerate(instance.pools)]
+    return replace(instance, choice=PoolChoice(matched))
+
+
+def listed_now(instance: Instance) -> Instance:
+    """Returns the instance with the list of pools that is in force. Raises GenerationLost."""
+    if not instance.roster or not instance.outdated:
+        return instance
+    bundle = instance.generations.current()
+    return rostered(instance, bundle.roster or {}, bundle.number)
+
+
+def with_pool(instance: Instance, view: Instance) -> Instance:
+    """Returns the instance with one of its pools under another configuration."""
+    assert view.pool is not None
+    views = [*instance.pools[: view.pool], view, *instance.pools[view.pool + 1 :]]
+    layout = instance.layout
+    if view.layout.lanes is not layout.lanes and view.layout.names.count > layout.names.count:
+        layout = view.layout.showing_all()
+    return replace(instance, pools=tuple(views), layout=layout, memory=instance.memory.under(layout))
+
+
 def tell_assigned(instance: Instance, names: Names) -> None:
     """In the supervisor: tells all processes which pools have which places. Wakes workers, so that none waits for its next heartbeat."""
     DocumentWriter(instance.layout.documents, instance.memory.documents).write(assigned_of(len(instance.pools)), encode(names))
     instance.pipes.wake_workers()
 
 
-def as_assigned(instance: Instance) -> Instance:
-    """Returns the instance of a child at its start: with the InferencePools that a supervisor has found."""
-    if instance.places is None:
-        return instance
-    return assigned(instance, assigned_view(instance).names() or NONE)
+def present(instance: Instance) -> Instance:
+    """Returns the instance of a child at its start: with the configuration in force of the only pool, or with the present pools."""
+    if not instance.pools:
+        return in_force(instance)
+    if instance.places is not None:
+        return assigned(instance, assigned_view(instance).names() or NONE)
+    return chosen(listed_now(instance)) if instance.roster else instance

@@ -40,6 +40,11 @@ def read_configurations(file: PoolsFile) -> tuple[list[PoolText | None], list[Co
     return found, errors
 
 
+def read_configuration(file: PoolsFile, pool: PoolEntry) -> PoolText:
+    """Returns the configuration of one pool. Raises ValueError if it cannot be read."""
+    return _read(file, pool, {})
+
+
 def _read(file: PoolsFile, pool: PoolEntry, known: dict[str, PoolText]) -> PoolText:
     """Returns the configuration of a pool. `known`: the files that were read, by path. Raises ValueError."""
     if pool.config is not None:

@@ -6,50 +6,49 @@ The parent runs no code of the configuration, which could hang or crash it. It f
 the number. If a child dies meanwhile, its successor loads the configuration in force before it serves.
 A candidate goes through the same steps, but its number goes into a second word: workers then use it beside the configuration in force
 (`tryout`).
+
+Each of several pools has all of this for itself, and the list of the pools has it, too (`rollouts`).
 """
 
 import contextlib
+import math
 import os
 import signal
 import time
 from collections.abc import Callable
 
-import msgspec
 import structlog
 
+from epp.request.pools import listed, no_such_pool
 from shm.documents import DocumentWriter
 from workers.host.exit_codes import INTENDED, ending
 from workers.process import asks, fork
 from workers.process.asks import Ask
-from workers.process.generations import Attempt, Generations, Result
-from workers.process.instance import Instance
-from workers.process.layout import CANDIDATE, GENERATION
+from workers.process.configurations import Configuration, lagging
+from workers.process.generations import Attempt, Bundle, Result
+from workers.process.instance import FIRST, Instance
+from workers.process.names import Names
+from workers.process.pools import assigned, assigned_view, listed_now
 from workers.process.reports import Report
-from workers.process.restart import SUPERVISOR
 from workers.process.rollout import (
     RELOAD,
     TRIAL_S,
-    Action,
     Asked,
     CannotUse,
-    Crashed,
     Event,
     Fork,
     Kill,
     Publish,
-    Restore,
     Rollout,
     Say,
-    Spreading,
-    Tick,
     TrialEnded,
     Try,
+    Trying,
     Withdraw,
     Worse,
 )
-from workers.process.tryout import Tryout
-from workers.shared import reload_status
-from workers.shared.reload_status import TEXT_MAX, ReloadStatus
+from workers.process.rollouts import UNCHANGED, Answered, Rollouts, Told
+from workers.shared.reload_status import ReloadStatus
 
 Trial = Callable[[Instance, Attempt], int]  # the main function of a trial child: writes its result into `Attempt.slot`
 
@@ -57,29 +56,38 @@ log = structlog.get_logger()
 
 
 class Reloads:
-    """Carries out the actions of one `Rollout`. `trial`: runs in a child of its own."""
+    """Carries out the actions of the `Rollouts` of a picker. `trial`: runs in a child of its own."""
 
     def __init__(self, instance: Instance, trial: Trial, closed: Callable[[], list[int]]) -> None:
         """`closed`: returns the descriptors that a trial child closes."""
         self._instance = instance
         self._trial = trial
         self._closed = closed
-        self._generations: Generations = instance.generations
         self._names = instance.layout.names
-        self._status = DocumentWriter(reload_status.SCHEMA, instance.memory.reload)
-        self._tryout = Tryout(instance)
-        self._pid = 0  # the trial child, which was not reaped; 0: none
-        self._slot = 0  # of its result
-        self._not_started = ""  # why the last trial child could not be started
-        self._last = ReloadStatus(0, "", "", 0.0)
-        number = self._generations.number
-        self._rollout = Rollout(number, self._generations.hash_of(number))
-        if number:
-            self._write()
+        self._status = DocumentWriter(instance.layout.status, instance.memory.reload)
+        self._rollouts = Rollouts(instance.layout.listed)
+        self._known: dict[int, Configuration] = {}  # by key: those that have changed, and the list
+        self._highest: dict[int, int] = {}  # by key: the highest number of the pools that had the place before
+        self._left: dict[int, ReloadStatus] = {}  # by key: how those pools were left
+        self._tries: dict[int, Attempt] = {}  # by process id: the trial children that were not reaped
+        self._not_started: list[tuple[int, str]] = []  # the keys of trials that could not be started, and why
+        self._answered = 0  # reloads of all pools
+        self._assigned = assigned_view(instance) if instance.places is not None else None
+        for view in instance.pools:
+            Configuration(view, self._status).write()
+        key = instance.layout.listed or 0
+        if instance.generations.number or instance.pools:
+            self._add(key)
 
     def ask(self, command: Ask | None = RELOAD) -> None:
         """Asks for a change. It begins at once, or after the present one."""
-        self._tell(Asked(command), time.monotonic())
+        key = self._key_of(command.pool) if command is not None and command.pool else self._instance.layout.listed or 0
+        if key is None:
+            assert command is not None
+            log.error("command is not obeyed", why=no_such_pool(command.pool, self._instance.pool_names))
+            return
+        self._add(key)
+        self._tell(key, Asked(RELOAD if command is not None and command.what == "reload" else command), time.monotonic())
 
     def hang_up(self) -> None:
         """Acts on SIGHUP: takes the command that waits (`asks`). If none waits, asks for a reload of the files."""
@@ -92,42 +100,59 @@ class Reloads:
         if command is None:
             log.info("the configuration is loaded again")
         else:
-            log.info("command", what=command.what, **({"source": command.source} if command.source else {}))
+            about = {"source": command.source, "pool": command.pool}
+            log.info("command", what=command.what, **{name: value for name, value in about.items() if value})
         self.ask(command)
 
     def next_deadline(self, now: float) -> float:
         """Returns the seconds until `look` must be called, even if no event comes before."""
-        return min(self._rollout.next_deadline(now), self._tryout.next_deadline(now))
+        if self._rollouts.due or self._rollouts.answers:
+            return 0.0
+        return min(self._rollouts.next_deadline(now), *(each.next_deadline(now) for each in self._known.values()), math.inf)
 
     def look(self, now: float) -> None:
         """Does what is due."""
-        why = self._tryout.look(now)
-        if why is not None:
-            if why:
-                self._tell(Worse(why), now)
-            else:
-                self._write()
-        spreads = isinstance(self._rollout.state, Spreading)
-        self._tell(Tick(tuple(lagging(self._instance)) if spreads else ()), now)
-        if self._not_started:
-            text, self._not_started = self._not_started, ""
-            self._tell(TrialEnded(None, text), now)
+        if self._assigned is not None and (names := self._assigned.names()) is not None:
+            self._use(assigned(self._instance, names), now)
+        for key, configuration in list(self._known.items()):
+            if why := configuration.look(now):
+                self._tell(key, Worse(why), now)
+        self._carry_out(self._rollouts.tick(now, self._behind), now)
+        while self._not_started:
+            key, text = self._not_started.pop()
+            self._tell(key, TrialEnded(None, text), now)
+        if self._rollouts.due and self._rollouts.round is not None:
+            for key in self._rollouts.round.wanted:
+                self._add(key)
+            self._carry_out(self._rollouts.reload_changed(now), now)
+        for answer in self._rollouts.answers:
+            self._answer(answer)
+        self._rollouts.answers.clear()
 
     def ends(self, pid: int) -> None:
         """Acts on the end of a child before the parent reaps it: kills the processes that a plugin may have left in the trial's group."""
-        if pid == self._pid:
-            self._kill_group()
+        if pid in self._tries:
+            self._kill_group(pid)
 
     def ended(self, pid: int, code: int, now: float) -> bool:
-        """Acts on the end of a child, which the parent has reaped. Returns whether it was the trial child."""
-        if pid != self._pid:
+        """Acts on the end of a child, which the parent has reaped. Returns whether it was a trial child."""
+        attempt = self._tries.pop(pid, None)
+        if attempt is None:
             return False
-        self._pid = 0
-        result = self._generations.result(self._slot)
+        rollout, known = self._rollouts.members.get(attempt.key), self._known.get(attempt.key)
+        if rollout is None or known is None:
+            return True  # the pool is gone
+        result = known.generations.result(attempt.slot)
         if result is None or result.pid != pid:
-            why = f"it took more than {TRIAL_S:g} s" if self._rollout.late else (f"its process ended before it was done: {ending(code)}")
+            why = f"it took more than {TRIAL_S:g} s" if rollout.late else f"its process ended before it was done: {ending(code)}"
             result = Result(pid, f"error[trial]: the configuration was tried in a process of its own, and {why}")
-        self._tell(TrialEnded(result.bundle.hash if result.bundle is not None else None, result.text), now)
+        hashed, unchanged = result.bundle.hash if result.bundle is not None else None, False
+        if attempt.key == self._rollouts.listed and result.bundle is not None and isinstance(rollout.state, Trying):
+            roster = result.bundle.roster
+            present = roster if roster is not None else [place for place, view in enumerate(self._instance.pools) if view.options.pool_name]
+            self._rollouts.follow(result.changed, set(present) - set(result.changed))
+            unchanged = hashed == self._hash_of_list()
+        self._tell(attempt.key, TrialEnded(hashed, result.text, unchanged), now)
         return True
 
     def heard(self, report: Report, child: str, now: float) -> bool:
@@ -135,7 +160,7 @@ class Reloads:
         if report.changed:
             self.ask()
         elif report.generation and report.text:
-            self._tell(CannotUse(report.generation, f"{child} cannot use it: {report.text}"), now)
+            self._tell(report.key, CannotUse(report.generation, f"{child} cannot use it: {report.text}"), now)
         return report.changed or report.generation > 0
 
     def lost(self, child: str, code: int, now: float, *, hung: bool, pool: int | None = None) -> None:
@@ -145,109 +170,171 @@ class Reloads:
         worked for; None: not known.
         """
         if code not in INTENDED and (hung or code != -signal.SIGKILL):
-            self._tell(Crashed(child), now)
+            self._carry_out(self._rollouts.crashed(child, now, pool), now)
 
     def stop(self) -> None:
         """Ends a running trial, because the picker ends. Its result does not count any more."""
-        self._kill()
-        self._pid = 0
+        for pid in self._tries:
+            self._kill(pid)
+        self._tries.clear()
 
-    def _tell(self, event: Event, now: float) -> None:
-        actions = self._rollout.on(event, now)
-        for action in actions:
-            self._act(action, now)
-        if actions:
-            self._write()
-        if any(isinstance(action, Publish | Try | Withdraw) for action in actions):
+    def _key_of(self, pool: str) -> int | None:
+        return next((place for place, view in enumerate(self._instance.pools) if view.options.pool_name == pool), None)
+
+    def _view(self, key: int) -> Instance:
+        return self._instance.pools[key] if key < len(self._instance.pools) else self._instance
+
+    def _add(self, key: int) -> None:
+        """Makes a configuration able to change, if it is not yet."""
+        if key not in self._known:
+            configuration = self._known[key] = Configuration(self._view(key), self._status, self._left.get(key))
+            if key == self._rollouts.listed:
+                rollout = Rollout(FIRST, self._hash_of_list())
+                configuration.generations.store(0, Result(0, "", self._list()))
+                configuration.generations.publish(0, FIRST)
+            else:
+                rollout = configuration.begin(self._highest.get(key, 0))
+            self._rollouts.add(key, rollout)
+            configuration.write()
+
+    def _list(self) -> Bundle:
+        """Returns the list of pools of the start."""
+        options = self._instance.options
+        source = options.pools_file or options.config_dir
+        return Bundle(FIRST, source, None, "", {}, Names(), time.time(), roster=dict(self._instance.roster) or None)
+
+    def _hash_of_list(self) -> str:
+        generations = self._instance.generations
+        return generations.hash_of(generations.number) or self._list().hash
+
+    def _drop(self, key: int) -> None:
+        """Forgets the configuration of a pool that is gone."""
+        for pid, attempt in self._tries.items():
+            if attempt.key == key:
+                self._kill(pid)
+        rollout, known = self._rollouts.members.get(key), self._known.pop(key, None)
+        if rollout is not None and known is not None:
+            self._highest[key] = rollout.highest
+            self._rollouts.drop(key)
+            known.generations.withdraw()
+            known.generations.publish(0, 0)
+            self._left[key] = known.leave()
+            known.write()
+
+    def _use(self, instance: Instance, now: float) -> None:
+        """Takes over which pools have which places."""
+        before, self._instance = self._instance, instance
+        for key, (old, new) in enumerate(zip(before.pools, instance.pools, strict=True)):
+            if old.options.pool_name != new.options.pool_name or (new.bundle is None and old.bundle is not None):
+                self._drop(key)
+                if new.options.pool_name and (self._answered or not new.served):
+                    self._add(key)  # it has no configuration yet, or its file may have changed since the start
+                    self._tell(key, Asked(RELOAD), now)
+
+    def _behind(self, key: int) -> tuple[int, ...]:
+        return tuple(lagging(self._view(key)))
+
+    def _tell(self, key: int, event: Event, now: float) -> None:
+        self._carry_out(self._rollouts.on(key, event, now), now)
+
+    def _carry_out(self, told: list[Told], now: float) -> None:
+        for key, action in told:
+            if (known := self._known.get(key)) is None:
+                continue  # the pool has just gone
+            known.names = self._names
+            match action:
+                case Fork((number, slot, ask)):
+                    self._fork(Attempt(slot, number, self._names, ask, key))
+                case Kill():
+                    for pid in [pid for pid, attempt in self._tries.items() if attempt.key == key]:
+                        self._kill(pid)
+                case Say() if key == self._rollouts.listed:
+                    self._say_of_list(action)
+                case _:
+                    if isinstance(action, Publish | Try) and action.number and key != self._rollouts.listed:
+                        self._take_names(known.generations.bundle(action.slot).names)
+                    known.act(action, now)
+            if isinstance(action, Publish) and key == self._rollouts.listed:
+                self._use(listed_now(self._instance), now)
+        for key in {key for key, _ in told} & self._known.keys():
+            self._known[key].write()
+        if any(isinstance(action, Publish | Try | Withdraw) for _, action in told):
             self._instance.pipes.wake_workers()
 
-    def _act(self, action: Action, now: float) -> None:
-        generations = self._generations
-        match action:
-            case Fork((number, slot, ask)):
-                self._fork(Attempt(slot, number, self._names, ask))
-            case Kill():
-                self._kill()
-            case Restore(source, slot, number, why):
-                log.warning("configuration is taken back", generation=generations.number, why=why)
-                # Under the present names, because places in shared memory that later configurations have taken stay taken.
-                before = {"number": number, "names": self._names, "at": time.time(), "followed": False}
-                restored = msgspec.structs.replace(generations.bundle(source), **before)
-                generations.store(slot, Result(os.getpid(), "", restored))
-            case Publish(slot, number):
-                self._names = generations.bundle(slot).names
-                generations.publish(slot, number)
-            case Try(slot, number):
-                bundle = generations.bundle(slot)
-                self._names = bundle.names
-                self._tryout.begin(bundle, now)
-                generations.try_out(slot, number)
-            case Withdraw(why):
-                if why:
-                    log.warning("candidate is taken back", generation=generations.candidate_number, why=why)
-                generations.withdraw()
-                self._tryout.end()
-            case Say():
-                self._say(action)
+    def _take_names(self, names: Names) -> None:
+        """Keeps the names that have places. Those of a candidate may be older than those of another pool's configuration."""
+        if names.count > self._names.count:
+            self._names = names
+
+    def _say_of_list(self, said: Say) -> None:
+        """Notes what has ended of the list of pools. A reload that was asked for ends with those of the pools (`_answer`)."""
+        key = self._rollouts.listed
+        assert key is not None
+        last, going = self._known[key].last, self._rollouts.round is not None
+        own = said.finished - said.answered  # changes that nobody asked for
+        ended = own + self._answered > last.finished
+        self._known[key].say(
+            said._replace(
+                finished=own + self._answered,
+                answered=self._answered,
+                owed=said.owed or going,
+                busy=said.busy or going,
+                successful=said.successful if ended else last.successful,
+                text=said.text if ended else last.text,
+            )
+        )
+
+    def _answer(self, answer: Answered) -> None:
+        """Says how a reload of all pools has ended, with a line for each pool."""
+        key = self._rollouts.listed
+        assert key is not None
+        lines, successful = [answer.said.text] if answer.said.text else [], answer.said.successful
+        same = [self._view(place).options.pool_name for place, result in answer.results.items() if result.text == UNCHANGED]
+        for place, result in sorted(answer.results.items()):
+            name = self._view(place).options.pool_name or f"place {place}"
+            if result.said is None:
+                lines += [f"{name}: {result.text}"] if result.text != UNCHANGED else []
+            elif result.said.successful:
+                last = self._known[place].last
+                findings = f"\n{result.said.text}" if result.said.text else ""
+                lines.append(f"{name}: generation {last.generation} ({last.hash}) is in force{findings}")
+            else:
+                successful = False
+                lines.append(f"{name}: refused: {result.said.text}")
+        if same:
+            lines.append(f"{UNCHANGED}: {listed(same)}")
+        self._answered += 1
+        last = self._known[key].last
+        said = answer.said._replace(
+            finished=last.finished + 1, answered=self._answered, owed=False, busy=False, successful=successful, text="\n".join(lines)
+        )
+        self._known[key].say(said, of_pools=True)
+        self._known[key].write()
 
     def _fork(self, attempt: Attempt) -> None:
-        self._generations.clear(attempt.slot)
-        self._slot = attempt.slot
+        generations = self._known[attempt.key].generations
+        generations.clear(attempt.slot)
         try:
-            self._pid = fork.spawn(
+            pid = fork.spawn(
                 f"{fork.TITLE}trial",
                 lambda: self._try(attempt),
                 closed=self._closed(),
-                failed=lambda text: self._generations.store(attempt.slot, Result(os.getpid(), f"error[trial]: {text}")),
+                failed=lambda text: generations.store(attempt.slot, Result(os.getpid(), f"error[trial]: {text}")),
             )
+            self._tries[pid] = attempt
         except OSError as refused:  # no memory, or too many processes
-            self._not_started = f"the trial cannot be started: {refused}"
+            self._not_started.append((attempt.key, f"the trial cannot be started: {refused}"))
 
     def _try(self, attempt: Attempt) -> int:
         fork.end_with(self._instance.parent_pid)  # otherwise a trial that hangs would keep the lock of the instance
         os.setpgid(0, 0)  # so that the parent can also end the processes that a plugin starts
-        return self._trial(self._instance, attempt)
+        return self._trial(self._view(attempt.key), attempt)
 
-    def _kill(self) -> None:
-        """Kills the trial child and its process group, unless the parent has reaped it."""
-        if self._pid:
-            self._kill_group()
-            os.kill(self._pid, signal.SIGKILL)  # it may have no group yet
+    def _kill(self, pid: int) -> None:
+        """Kills a trial child and its process group."""
+        self._kill_group(pid)
+        os.kill(pid, signal.SIGKILL)  # it may have no group yet
 
-    def _kill_group(self) -> None:
+    def _kill_group(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, signal.SIGKILL)
-
-    def _say(self, said: Say) -> None:
-        """Notes what has ended and what is under way, for the status."""
-        generation = self._generations.number
-        ended = said.finished > self._last.finished
-        if ended:
-            findings = {"findings": said.text} if said.text else {}
-            (log.info if said.successful else log.error)("reload", successful=said.successful, generation=generation, **findings)
-        self._last = msgspec.structs.replace(
-            self._last,
-            finished=said.finished,
-            answered=said.answered,
-            owed=said.owed,
-            busy=said.busy,
-            successful=said.successful,
-            text=said.text[:TEXT_MAX],
-            at=time.time() if ended else self._last.at,
-        )
-
-    def _write(self) -> None:
-        bundle = self._generations.current()
-        self._last = msgspec.structs.replace(
-            self._last, generation=bundle.number, hash=bundle.hash, source=bundle.source, since=bundle.at, tryout=self._tryout.status()
-        )
-        self._status.write(0, reload_status.encode(self._last))
-
-
-def lagging(instance: Instance) -> list[int]:
-    """Returns the seats whose processes serve, but do not use what the words of `Generations` name."""
-    lanes, generations = instance.memory.lanes, instance.generations
-    wanted = [(generations.number, generations.candidate_number)] * instance.layout.seats
-    wanted[SUPERVISOR] = generations.number, 0  # it uses no candidate
-    used = zip(lanes.scalars(GENERATION), lanes.scalars(CANDIDATE), strict=True)
-    return [seat for seat, pair in enumerate(used) if lanes.serving(seat) and pair != wanted[seat]]
+            os.killpg(pid, signal.SIGKILL)

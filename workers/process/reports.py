@@ -14,8 +14,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
     """One report of a child. If no field but `seat` and `pid` is set, the child is ready.
 
     `text`: why it cannot start, or why it ends; if `generation` is set, why it cannot use that configuration. `leaving`: whether it has
-    begun to leave. `generation`: the number of the configuration that it uses now, or cannot use; 0: none. `changed`: whether files of the
-    configuration have changed.
+    begun to leave. `generation`: the number of the configuration that it uses now, or cannot use; 0: none. `key`: the number of its pool,
+    or that of the list of pools. `changed`: whether files of the configuration have changed.
     """
 
     seat: int
@@ -24,6 +24,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
     leaving: bool = False
     generation: int = 0
     changed: bool = False
+    key: int = 0
 
 
 class Reports:
@@ -44,13 +45,13 @@ class Reports:
         """In a worker: reports that it has begun to leave without a signal from the parent."""
         self._send(Report(seat, os.getpid(), leaving=True))
 
-    def adopted(self, seat: int, generation: int) -> None:
-        """In a child: reports that it uses this configuration now."""
-        self._send(Report(seat, os.getpid(), generation=generation))
+    def adopted(self, seat: int, generation: int, key: int = 0) -> None:
+        """In a child: reports that it uses this configuration now. `key`: the number of its pool."""
+        self._send(Report(seat, os.getpid(), generation=generation, key=key))
 
-    def refused(self, seat: int, generation: int, text: str) -> None:
-        """In a child: reports why it cannot use this configuration. The child keeps the one that it has."""
-        self._send(Report(seat, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given", generation=generation))
+    def refused(self, seat: int, generation: int, text: str, key: int = 0) -> None:
+        """In a child: reports why it cannot use this configuration. The child keeps the one that it has. `key`: the number of its pool."""
+        self._send(Report(seat, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given", generation=generation, key=key))
 
     def changed(self, seat: int) -> None:
         """In the supervisor: reports that files of the configuration have changed."""

@@ -39,9 +39,9 @@ from workers.process.kv_memory import KvMemory
 from workers.process.layout import Layout, flow_part, remote_part
 from workers.shared import query_of_death
 
-GENERATION_AT = 8  # bytes into the page of the parent's words
-CANDIDATE_AT = 16  # bytes into the page of the parent's words
+CHANGES_AT = 8  # bytes into the page of the parent's words
 QUERIES_OF_DEATH_AT = 64  # bytes into the page of the parent's words
+CONFIGURATIONS_AT = QUERIES_OF_DEATH_AT + WORD * query_of_death.WORDS  # two words for each configuration
 DESCRIPTORS_PER_WORKER = 3  # both ends of its bus pipe, and its eventfd
 DESCRIPTORS_OTHER = 36  # sockets, segments, other pipes, those of an event loop, and some for the first connections
 PIPE_BYTES = 1 << 20
@@ -57,7 +57,7 @@ class Memory:
         """`segments`, `parts`: the segments and the regions in them, by the names in `layout.plans`."""
         self.segments = segments
         self.state_name = segments["state"].name if "state" in segments else ""  # the segment with table and documents
-        self._regions = parts
+        self._regions, self._lanes_schema = parts, layout.lanes
         self.table: Region = parts["table"]
         self.documents: Region = parts["documents"]
         self.latency: Region = parts["latency"]
@@ -97,6 +97,8 @@ class Memory:
 
     def under(self, layout: Layout) -> "Memory":
         """Returns this memory with the layout of a later configuration, which has the same sizes."""
+        if layout.lanes is self._lanes_schema:
+            return self  # of a pool, and the configuration brings no new names
         return Memory(layout, self.segments, self._regions)
 
     def of_pool(self, pool: int) -> "Memory":
@@ -214,12 +216,16 @@ class Pipes:
 class Words:
     """Words in shared memory that the parent writes and children read."""
 
-    def __init__(self, pools: int = 0) -> None:
-        """`pools`: how many there are; 0: only one."""
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+    def __init__(self, configurations: int = 1, pools: int = 0) -> None:
+        """`configurations`: how many there can be: of the only pool, or of several pools and their list. `pools`: how many there are; 0:
+        only one.
+        """
+        self._page = mmap.mmap(-1, CONFIGURATIONS_AT + 2 * WORD * configurations)
         self._numbers = memoryview(self._page).cast("q")
-        page = memoryview(self._page)[QUERIES_OF_DEATH_AT:][: WORD * query_of_death.WORDS]
+        page = memoryview(self._page)[QUERIES_OF_DEATH_AT:CONFIGURATIONS_AT]
         self.queries_of_death = page.cast("q")  # the list of queries of death (`workers.shared.query_of_death`)
+        # For each pool the word that names its configuration in force and its file, and that of the candidate (`generations`)
+        self.configurations = memoryview(self._page)[CONFIGURATIONS_AT:].cast("q")
         # The pools that are out of service (`workers.shared.pool_crashes`)
         self.out_of_service = memoryview(mmap.mmap(-1, WORD * (1 + max(1, pools)))).cast("q")
 
@@ -233,22 +239,14 @@ class Words:
         self._page[0] = 1
 
     @property
-    def generation(self) -> int:
-        """The word that names the configuration in force and its file (`workers.process.generations`)."""
-        return self._numbers[GENERATION_AT // WORD]
+    def changes(self) -> int:
+        """How often a word of `configurations` has changed."""
+        return self._numbers[CHANGES_AT // WORD]
 
-    @generation.setter
-    def generation(self, word: int) -> None:
-        self._numbers[GENERATION_AT // WORD] = word
-
-    @property
-    def candidate(self) -> int:
-        """The word that names the candidate and its file, in the form of `generation`; 0: none is tried."""
-        return self._numbers[CANDIDATE_AT // WORD]
-
-    @candidate.setter
-    def candidate(self, word: int) -> None:
-        self._numbers[CANDIDATE_AT // WORD] = word
+    def change(self, place: int, word: int) -> None:
+        """In the parent: changes a word of `configurations`."""
+        self.configurations[place] = word
+        self._numbers[CHANGES_AT // WORD] += 1
 
     @property
     def hurrying(self) -> bool:

@@ -92,10 +92,14 @@ class Asked(NamedTuple):
 
 
 class TrialEnded(NamedTuple):
-    """The trial child was reaped, or could not be started. `hash`: that of the good configuration; None: it is refused."""
+    """The trial child was reaped, or could not be started. `hash`: that of the good configuration; None: it is refused.
+
+    `unchanged`: whether nothing has to be put in force.
+    """
 
     hash: str | None
     text: str
+    unchanged: bool = False
 
 
 class CannotUse(NamedTuple):
@@ -118,9 +122,13 @@ class Worse(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """Time has passed. `behind`: the seats whose processes do not use what was published."""
+    """Time has passed. `behind`: the seats whose processes do not use what was published.
+
+    `waits`: whether another pool has the turn to try. Then no trial begins.
+    """
 
     behind: tuple[int, ...] = ()
+    waits: bool = False
 
 
 Event = Asked | TrialEnded | CannotUse | Crashed | Worse | Tick
@@ -149,7 +157,7 @@ class Restore(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """Tells to put the configuration in this slot in force."""
+    """Tells to put the configuration in this slot in force. `number`: 0: none is in force any more."""
 
     slot: int
     number: int
@@ -187,14 +195,17 @@ Action = Fork | Kill | Restore | Publish | Try | Withdraw | Say
 
 
 class Rollout:
-    """Changes the configuration of one picker. `state`: what happens now. `candidate`: what is tried beside the one in force."""
+    """Changes the configuration of one pool. `state`: what happens now. `candidate`: what is tried beside the one in force."""
 
-    def __init__(self, number: int, content: str) -> None:
-        """`number`, `content`: number and hash of the first configuration, which is in slot 0."""
+    def __init__(self, number: int, content: str | None) -> None:
+        """`number`, `content`: number and hash of the first configuration, which is in slot 0. `content`: None if there is none yet; then
+        no configuration ever had a number above `number`.
+        """
         self.state: State = Idle()
         self.candidate: Kept | None = None
-        self._kept = [Kept(number, 0, content)]  # the one in force last
-        self._highest = number  # the highest number that was given out
+        self._kept = [Kept(number, 0, content)] if content is not None else []  # the one in force last
+        self._began_empty = content is None
+        self.highest = number  # the highest number that was given out
         self._trial: Trial | None = None  # of the child that the parent has not reaped
         self._asks: deque[Ask] = deque()
         self._reload = False  # whether a reload waits
@@ -207,19 +218,30 @@ class Rollout:
 
     @property
     def number(self) -> int:
-        """The number of the configuration in force."""
-        return self._kept[-1].number
+        """The number of the configuration in force; 0: there is none yet."""
+        return self._kept[-1].number if self._kept else 0
+
+    @property
+    def tries(self) -> bool:
+        """Whether there is a trial child that the parent has not reaped."""
+        return self._trial is not None
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether a trial is what comes next."""
+        first = self._asks[0] if self._asks else None
+        return self._again is not None or self._reload or (first is not None and first.what == "try")
 
     @property
     def late(self) -> bool:
         """Whether the trial child was killed because it took too long."""
         return isinstance(self.state, Trying) and self.state.late
 
-    def next_deadline(self, now: float) -> float:
-        """Returns the seconds until `on` needs a `Tick`, if no event comes before."""
+    def next_deadline(self, now: float, *, waits: bool = False) -> float:
+        """Returns the seconds until `on` needs a `Tick`, if no event comes before. `waits`: as in `Tick`."""
         if isinstance(self.state, Idle):
-            waits = self._trial is None and (self._again or self._reload or self._asks)
-            return 0.0 if waits else math.inf
+            begins = self._trial is None and (not waits if self.wants_turn else bool(self._asks))
+            return 0.0 if begins else math.inf
         return max(0.0, self.state.until - now)
 
     def on(self, event: Event, now: float) -> list[Action]:
@@ -241,7 +263,7 @@ class Rollout:
                 if self.candidate is not None:
                     self._take_back(f"it is worse: {why}", now)
             case _:
-                self._tick(event.behind, now)
+                self._tick(event, now)
         self._say(before)
         actions, self._actions = self._actions, []
         return actions
@@ -254,14 +276,14 @@ class Rollout:
         else:
             self._finish(False, f"error[busy]: {ASKS_MAX} commands wait already: try again later", answers=True)
 
-    def _tick(self, behind: tuple[int, ...], now: float) -> None:
+    def _tick(self, tick: Tick, now: float) -> None:
         state = self.state
         if isinstance(state, Trying) and now >= state.until:
             self.state = Trying(state.trial, math.inf, late=True)
             self._actions.append(Kill())
         elif isinstance(state, Spreading):
-            self._spread(state, behind, now)
-        elif isinstance(state, Idle) and self._trial is None:
+            self._spread(state, tick.behind, now)
+        elif isinstance(state, Idle) and self._trial is None and not (tick.waits and self.wants_turn):
             self._begin(now)
 
     def _spread(self, state: Spreading, behind: tuple[int, ...], now: float) -> None:
@@ -286,7 +308,9 @@ class Rollout:
             ask = self._asks.popleft()
         else:
             return
-        if ask is RELOAD or ask.what == "try":
+        if ask is not RELOAD and not self._kept:
+            self._end(False, "error[no-generation]: no configuration is in force: reload first", answers=True)
+        elif ask is RELOAD or ask.what == "try":
             number, slot = self._take()
             self._trial = Trial(number, slot, ask)
             self.state = Trying(self._trial, now + TRIAL_S)
@@ -309,6 +333,8 @@ class Rollout:
         if event.hash is None:
             self.state = Idle()
             self._finish(False, event.text, answers=True)
+        elif event.unchanged:
+            self.state = Spreading(self.number, now + SPREAD_S, event.text, successful=True, answers=True)
         elif trial.ask is RELOAD:
             self._publish(Kept(trial.number, trial.slot, event.hash), event.text, now, answers=True)
         else:
@@ -352,22 +378,32 @@ class Rollout:
         """Puts the configuration before the present one in force. `asked`: whether an operator wants that; otherwise it is a failure."""
         number, state = self.number, self.state
         answers = asked or (isinstance(state, Spreading) and state.answers)
-        self._watched_until = -math.inf  # crashes do not count against a configuration that was good before
-        if len(self._kept) < 2:
-            self._stays = number
-            text = f"error[no-generation]: generation {number} stays: there is no good one before it ({why})"
-            self._end(False, text, answers=answers)
+        before = self._kept[-2] if len(self._kept) > 1 else None
+        if before is None and (asked or not self._began_empty):
+            self._stays = self._stays if asked else number
+            self._end(False, f"error[no-generation]: generation {number} stays: there is no good one before it ({why})", answers=answers)
             return
         if isinstance(state, Trying):
             self._again = state.trial
             self._actions.append(Kill())
-        before = self._kept[-2]
-        again, slot = self._take()
-        self._kept.pop()
-        self._actions.append(Restore(before.slot, slot, again, why))
         text = f"{'' if asked else 'error[rolled-back]: '}generation {number} is taken back: {why}"
-        self._publish(Kept(again, slot, before.hash), text, now, answers=answers, successful=asked)
-        self._watched_until = -math.inf
+        if before is None:
+            self._leave(f"{text}; there is none before it, so the pool is not served", answers=answers)
+        else:
+            again, slot = self._take()
+            self._kept.pop()
+            self._actions.append(Restore(before.slot, slot, again, why))
+            self._publish(Kept(again, slot, before.hash), text, now, answers=answers, successful=asked)
+        self._watched_until = -math.inf  # crashes do not count against a configuration that was good before
+
+    def _leave(self, text: str, *, answers: bool) -> None:
+        """Ends the use of the only configuration there is."""
+        self._kept.clear()
+        if self.candidate is not None:
+            self._withdraw("the configuration in force is taken back")
+        self._actions.append(Publish(0, 0))
+        self.state = Idle()
+        self._finish(False, text, answers=answers)
 
     def _take_back(self, why: str, now: float, *, asked: bool = False) -> None:
         """Withdraws the candidate. `asked`: whether an operator wants that; otherwise it is a failure, and is said at once."""
@@ -386,10 +422,10 @@ class Rollout:
 
     def _take(self) -> tuple[int, int]:
         """Returns (number, slot) for another configuration: a number that none ever had, and the next slot in turn that is not reserved."""
-        self._highest += 1
+        self.highest += 1
         reserved = {each.slot for each in (*self._kept, self.candidate, self._trial) if each is not None}
-        last = self._kept[-1].slot
-        return self._highest, next(s for n in range(SLOTS) if (s := (last + 1 + n) % SLOTS) not in reserved)
+        last = self._kept[-1].slot if self._kept else -1
+        return self.highest, next(s for n in range(SLOTS) if (s := (last + 1 + n) % SLOTS) not in reserved)
 
     def _end(self, successful: bool, text: str, *, answers: bool) -> None:
         """Ends a spread. A trial goes on."""

@@ -27,6 +27,8 @@ class Tryout:
     """Follows at most one candidate at a time. `bundle`: the candidate; None while none is tried."""
 
     def __init__(self, instance: Instance) -> None:
+        """`instance`: as the pool sees it whose candidate is followed."""
+        self._pool = () if not instance.layout.pools else (instance.options.pool_name,)
         self._sides: SeriesReader = instance.memory.series_reader(TRYOUT)
         self._shadows: SeriesReader = instance.memory.series_reader(TRYOUT_SHADOWS)
         self.bundle: Bundle | None = None
@@ -75,11 +77,11 @@ class Tryout:
 
     def _counted(self) -> tuple[Side, Side]:
         rows = self._sides.rows()
-        return side(rows.get((IN_FORCE,))), side(rows.get((CANDIDATE,)))
+        return side(rows.get((IN_FORCE, *self._pool))), side(rows.get((CANDIDATE, *self._pool)))
 
     def _compared(self) -> tuple[int, ...]:
         rows = self._shadows.rows()
-        found = (rows.get((outcome,)) for outcome in OUTCOMES)
+        found = (rows.get((outcome, *self._pool)) for outcome in OUTCOMES)
         return tuple(values.counters[0] if values is not None else 0 for values in found)
 
 

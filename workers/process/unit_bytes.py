@@ -65,5 +65,11 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
         + BudgetsSchema(1).row_bytes
         + answers_schema_of(endpoints, 1).row_bytes
         + lane,
-        fixed=reload_status.SCHEMA.bytes + alone + model + few - entry * entries + lane + bare,  # the supervisor's lane, and histograms
+        fixed=reload_status.schema(None).bytes
+        + alone
+        + model
+        + few
+        - entry * entries
+        + lane
+        + bare,  # the supervisor's lane, and histograms
     )

@@ -1,4 +1,7 @@
-"""The state of configuration reloads: the parent publishes it, and pages and commands read it."""
+"""The state of configuration reloads: the parent publishes it, and pages and commands read it.
+
+Each of several pools has a document of its own, and the last one is about the list of pools.
+"""
 
 from typing import Final
 
@@ -9,7 +12,13 @@ from shm.documents import DocumentReader, DocumentSchema
 
 STATUS_BYTES: Final = 64 << 10
 TEXT_MAX: Final = 16 << 10
-SCHEMA: Final = DocumentSchema((STATUS_BYTES,))
+POOL_STATUS_BYTES: Final = 5 << 10  # of one of several pools
+POOL_TEXT_MAX: Final = 1 << 10
+
+
+def schema(pools: int | None) -> DocumentSchema:
+    """Returns the schema of the documents. `pools`: the number of places for pools; None: there is only one pool, and no list."""
+    return DocumentSchema((*[POOL_STATUS_BYTES] * (pools or 0), STATUS_BYTES))
 
 
 class TryoutStatus(msgspec.Struct, frozen=True, array_like=True):
@@ -36,6 +45,7 @@ class ReloadStatus(msgspec.Struct, frozen=True, array_like=True):
     `finished`: how many attempts have ended. `busy`: whether an attempt is under way. `text`: the findings of the last attempt.
     `tryout`: the candidate that is tried; None without one. Trying, promoting and rolling back a candidate count as attempts, too.
     `answered`: how many attempts that somebody has asked for have ended. `owed`: whether one of these is under way.
+    `text_of_pools`: whether `text` has a line for each pool: that of the list of pools, after all of them were reloaded.
     """
 
     generation: int
@@ -50,15 +60,19 @@ class ReloadStatus(msgspec.Struct, frozen=True, array_like=True):
     tryout: TryoutStatus | None = None
     answered: int = 0
     owed: bool = False
+    text_of_pools: bool = False
 
 
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ReloadStatus).decode
 
 
-def read(reader: DocumentReader) -> ReloadStatus | None:
-    """Returns the present status; None if there is none yet, or if it was written by another version of this program."""
-    found = reader.read(0)
+def read(reader: DocumentReader, key: int = 0) -> ReloadStatus | None:
+    """Returns the present status; None if there is none yet, or if it was written by another version of this program.
+
+    `key`: the number of a pool, or that of the list of pools.
+    """
+    found = reader.read(key)
     if found is None:
         return None
     try:

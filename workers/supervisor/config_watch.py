@@ -1,4 +1,5 @@
-"""Watches the files of the configuration: the file itself, those of --plugin-path, CA files of data sources, and files of API keys.
+"""Watches the files of the configuration: the file itself, those of --plugin-path, CA files of data sources, and files of API keys. Of
+several pools also the list of pools, and the configuration file of each.
 
 Each check compares inodes, times, sizes, and where symbolic links lead. So it notices an editor that writes a file, an editor that
 renames another file over it, and the kubelet, which swaps one symbolic link of a mounted ConfigMap. Events of inotify only make the
@@ -18,6 +19,7 @@ from workers.host.directory import LOOK_EVERY_S, changes
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.loading import PLUGIN_FILES_MAX, SUFFIX, UnreadablePlugins, read_plugins, read_text
+from workers.process.places import DEFAULT
 
 SETTLE_S: Final = 0.05
 
@@ -48,10 +50,11 @@ def seen(files: Sequence[str], plugin_path: str) -> Seen:
 class ConfigWatch:
     """Calls `changed` after each change of the files."""
 
-    def __init__(self, present: Callable[[], Instance], changed: Callable[[], None]) -> None:
-        """`present`: returns the instance under the configuration that is used now."""
+    def __init__(self, present: Callable[[], Instance], changed: Callable[[], None], *, successor: bool = False) -> None:
+        """`present`: returns the instance under the configuration that is used now. `successor`: whether there was a supervisor before."""
         options = present().options
         self._present = present
+        self._successor = successor
         self._config_file = options.config_file
         self._plugin_path = options.plugin_path
         self._changed = changed
@@ -95,6 +98,8 @@ class ConfigWatch:
 
     def _differs(self) -> bool:
         """Whether the files differ from the configuration in force. False if they cannot be read."""
+        if self._present().pools:
+            return self._successor  # a reload of all pools finds out
         try:
             in_force = self._present().generations.current()
             if not in_force.followed:  # a promoted candidate, or an earlier configuration that was taken up again
@@ -110,7 +115,12 @@ class ConfigWatch:
         return seen(self._files, self._plugin_path)
 
     def _named(self) -> list[str]:
-        """Returns the configuration file, and the files to which the present configuration refers."""
+        """Returns the configuration files, and the files to which the present configurations refer."""
         present = self._present()
-        files = (path for source in present.sources.all for path in source.files)
-        return [self._config_file, *files, *key_files(present.config.tenants)]
+        options, pools = present.options, [pool for pool in present.every if pool.pool is None or pool.options.pool_name]
+        files = [path for pool in pools for source in pool.sources.all for path in source.files]
+        keys = [path for pool in pools for path in key_files(pool.config.tenants)]
+        own = [entry.config_file for entry in present.roster.values()]
+        if options.config_dir:
+            own += [os.path.join(options.config_dir, f"{name}.yaml") for name in (DEFAULT, *(pool.options.pool_name for pool in pools))]
+        return list(dict.fromkeys([self._config_file, options.pools_file, *own, *files, *keys]))

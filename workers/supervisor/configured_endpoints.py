@@ -65,14 +65,15 @@ class Bounded:
 
 async def follow_configured(
     instance: Instance,
-    table: EndpointTable,
+    present: Callable[[], EndpointTable],
     background: Background,
     report: Callable[..., None],
     on_change: Callable[[], None],
     *,
     successor: bool,
 ) -> list[asyncio.Task[Any]]:
-    """Gives `table` the endpoints. Starts tasks that resolve host names again and, if the plugin says so, watch the file.
+    """Gives the table that `present` returns the endpoints. Starts tasks that resolve host names again and, if the plugin says so, watch
+    the file.
 
     Returns these tasks. `on_change` is called for each change of the file. Raises DiscoveryError for a bad flag or file. `successor`:
     whether the supervisor has a predecessor. If so, it keeps the predecessor's endpoints while the file is bad, and scrapes them at once,
@@ -81,21 +82,21 @@ async def follow_configured(
     tasks: list[asyncio.Task[Any]] = []
     pool = instance.pool or 0
     bounded = Bounded(instance, report)
-    discovery = Discovery(lambda specs: table.apply(bounded(specs), complete=discovery.complete, pool=pool), report, pool)
+    discovery = Discovery(lambda specs: present().apply(bounded(specs), complete=discovery.complete, pool=pool), report, pool)
     flag, plugin = instance.options.endpoints, instance.config.discovery
     entries: list[Entry] | None = None
     if flag:
         entries = parse_flag(flag)
     elif isinstance(plugin, FileDiscovery):
         churn = Churn(plugin.path, report, on_change, time.monotonic)
-        expects = successor and bool(table.inherited(pool))
+        expects = successor and bool(present().inherited(pool))
         file = File(plugin.path, report, clusters=plugin.clusters, on_change=churn.changed, expects=expects)
         entries = file.reload() if successor else file.load()
         tasks.append(background.keep(follow(file, discovery.use, watch=plugin.watch)))
     if entries is None:
-        table.resume(pool)
+        present().resume(pool)
     elif successor:
-        discovery.resume(entries, table.inherited(pool))
+        discovery.resume(entries, present().inherited(pool))
         tasks.append(background.keep(discovery.use(entries)))
     else:
         await discovery.use(entries)

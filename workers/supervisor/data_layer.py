@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from epp.data import Column
 from epp.metrics.lanes import EXTRACT_ERRORS, FURTHER_SOURCES_MAX, OVERWRITTEN, POLL_ERRORS
 from epp.plugins.extractors._pages import PageExtractor
 from epp.plugins.extractors.metrics_source import MetricsDataSource
@@ -91,7 +92,7 @@ class DataLayer:
             lanes.slot_inflight,
             Outliers(AnswersReader(instance.layout.answers, instance.memory.answers)),
         )
-        furthers = Furthers(loop, report)
+        furthers = Furthers(loop, report, instance)
         self._readings = _by_configuration(instance, lambda pool: self._reading(pool, index, furthers.of(pool)))
         self.table = self._table(loop, writer, Indexed(index, remembered), report)
         sink, sources = sink_of(self.table), Scrapers(loop)
@@ -190,7 +191,7 @@ class DataLayer:
         return further_kinds(self._instance) if self._instance.pools else self.further
 
     def _reading(self, pool: Instance, index: IndexWriter, further: Sequence[FurtherPages]) -> Reading:
-        (source, extractor), columns = pool.sources.scraped, pool.layout.table_columns
+        (source, extractor), columns = pool.sources.scraped, columns_of(self._instance, pool)
         limits = IndexLimits(index, pool.sources.prefix_use, columns)
         return Reading(extractor, columns, pool.sources.fresh_for_s, functools.partial(page_address, source), further, limits)
 
@@ -201,12 +202,19 @@ def further_kinds(instance: Instance) -> list[tuple[str, str]]:
     return (list(dict.fromkeys(found)) if instance.pools else found)[:FURTHER_SOURCES_MAX]
 
 
+def columns_of(instance: Instance, pool: Instance) -> list[Column[Any]]:
+    """Returns the columns to read for a pool, in the layout of all: the configuration of another pool may have brought some."""
+    return instance.layout.of_pool(pool.options, pool.config).table_columns
+
+
 class Furthers:
     """Creates the further sources of pools. Pools that read the same values in the same way share them. `all`: each once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[..., None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[..., None], instance: Instance) -> None:
+        """`instance`: with all pools."""
         self._loop = loop
         self._report = report
+        self._instance = instance
         self._known: list[tuple[object, FurtherPages]] = []
 
     @property
@@ -218,7 +226,7 @@ class Furthers:
         return [self._of(pool, *each) for each in pool.sources.further]
 
     def _of(self, pool: Instance, source: MetricsDataSource, extractor: PageExtractor, pacing: Pacing) -> FurtherPages:
-        wanted, tls = pool.layout.table_columns, pool.credentials.scrape_tls[source.name]
+        wanted, tls = columns_of(self._instance, pool), pool.credentials.scrape_tls[source.name]
         read = [(column.name, column.type) for column in wanted]
         key = pool.pool is None and source.name, type(source), source.params, type(extractor), extractor.params, pacing, read, tls
         if (found := next((pages for known, pages in self._known if known == key), None)) is not None:

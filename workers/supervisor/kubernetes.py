@@ -182,7 +182,7 @@ class Kubernetes:
             uid=lambda: self._discovery.pool_uid if self._discovery is not None else "",
             report=self._report,
         )
-        status = DocumentReader(reload_status.SCHEMA, instance.memory.reload)
+        status = DocumentReader(instance.layout.status, instance.memory.reload)
         reloads = ReloadEvents(functools.partial(reload_status.read, status), events)
         self._background.every(LOOK_S, reloads.look)
         self._background.keep(events.run(self._connected()))

@@ -256,7 +256,7 @@ class LatencyKeepers:
         """Takes over that other pools have some of the numbers. Their models begin anew, or as their files have them."""
         before, self._pools = self._pools, instance.pools
         for number, (old, new) in enumerate(zip(before, instance.pools, strict=True)):
-            if old is new:
+            if old.options.pool_name == new.options.pool_name:
                 continue
             self._taken_at.pop(number, None)
             if (left := self._keepers.pop(number, None)) is not None:

@@ -40,24 +40,19 @@ from epp.metrics.lanes import FILE_CHANGES, OVERWRITTEN
 from shm.lanes import SUPERVISOR_LANE, Lane
 from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
-from workers.host.log import error_text
 from workers.host.yaml_files import DiscoveryError
 from workers.process import StartError
 from workers.process.instance import Instance
-from workers.process.layout import GENERATION
-from workers.process.loading import in_force
-from workers.process.pools import as_assigned, assigned
 from workers.shared.objectives import static_bands
-from workers.shared.pool_names import Names
 from workers.supervisor.background import Background
 from workers.supervisor.config_watch import ConfigWatch
-from workers.supervisor.configured_endpoints import follow_configured
-from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError, read_by
+from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.endpoints.remembered import Remembered
 from workers.supervisor.endpoints.scrape_results import Sink
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
+from workers.supervisor.later import Later, at_start
 from workers.supervisor.live import Live
 from workers.supervisor.objects_of_pools import PoolsObjects
 from workers.supervisor.objects_watch import ObjectsWatch, flow_lanes, objects_watch
@@ -70,7 +65,6 @@ from workers.supervisor.served_models import decides, follow_models
 from workers.supervisor.watches import WATCH_EVERY_S, watches
 from workers.transport.limits import Limits
 from workers.transport.native import Server
-from workers.worker.adoption import Loading, Unusable
 from workers.worker.extproc.health import Health
 
 if TYPE_CHECKING:
@@ -90,7 +84,7 @@ def run(instance: Instance) -> int:
     """Runs the supervisor until the parent and all workers are gone. Returns the exit code."""
     import_own()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Supervisor(as_assigned(in_force(instance))).serve())
+        return runner.run(Supervisor(at_start(instance)).serve())
 
 
 def import_own() -> None:
@@ -104,6 +98,7 @@ class Supervisor:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
+        self.report = report
         self.predecessor = take_over(instance.memory.lanes)
         self.lane: Lane = instance.memory.lanes.lane(SEAT)
         self.background = Background()
@@ -124,11 +119,9 @@ class Supervisor:
         self.pages: PagePort
         self._of_data = contextlib.ExitStack()  # stops the scrapers of the data layer
         self._objects: ObjectsWatch | None = None
-        self._checks: list[Callable[[], None]] = []
-        self._following: list[asyncio.Task[Any]] = []  # the tasks that follow endpoints without Kubernetes
-        self._loading: Loading | None = None
-        self._unusable = Unusable()
-        self._show()
+        self.objects_of_pools: PoolsObjects
+        self.checks: list[Callable[[], None]] = []
+        self._later = Later(self)
 
     def _exchange(self) -> "Exchange":
         from workers.supervisor.replication import exchange_of  # imported before the fork, only with a store
@@ -151,7 +144,7 @@ class Supervisor:
         from workers.supervisor.kubernetes_pools import KubernetesPools
 
         parts = (self._present, self.lane, self.predecessor, self.readiness, self.background, report)
-        return KubernetesPools(*parts, assign=self._assign) if self.instance.pools else Kubernetes(*parts)
+        return KubernetesPools(*parts, assign=lambda names: self._later.assign(names)) if self.instance.pools else Kubernetes(*parts)
 
     async def serve(self) -> int:
         """Runs the process: starts every component, waits for the end, and stops every component. Returns the exit code.
@@ -218,14 +211,15 @@ class Supervisor:
 
             self.exchange.joining.models = models_of(self.latency, self._present)
             background.keep(self.exchange.run())
-        self._checks = watches(instance, self.index, report)
+        self.checks = watches(instance, self.index, report)
         background.every(WATCH_EVERY_S, self._check)
         background.every(INTACT_EVERY_S, self._check_memory)
         if instance.options.config_watch:
-            background.keep(ConfigWatch(self._present, lambda: instance.reports.changed(SEAT)).run())
+            successor = self.predecessor.existed
+            background.keep(ConfigWatch(self._present, lambda: instance.reports.changed(SEAT), successor=successor).run())
         if self.kubernetes is not None:
             self.kubernetes.start()
-        if decides(instance):
+        if instance.roster or decides(instance):  # a pool that models find may come later
             background.keep(follow_models(self._present, lambda: self.data.table, report))
         self._answer_probes(cleanup)
         self.live.start(background)
@@ -277,10 +271,9 @@ class Supervisor:
 
     def _follow_objects_of_pools(self) -> None:
         """Starts to publish objects of several pools. The bands of their configurations have places that need no document."""
-        objects = PoolsObjects(self.instance, report)
+        objects = self.objects_of_pools = PoolsObjects(self.instance, report)
         objects.start(successor=self.predecessor.existed)
-        if objects.has_any:
-            self.background.keep(objects.run())
+        self.background.keep(objects.run())
         if self.kubernetes is not None:
             self.kubernetes.follow_objects(objects)
 
@@ -289,65 +282,16 @@ class Supervisor:
         if self.kubernetes is not None:
             self.kubernetes.follow_endpoints(lambda: self.data.table)
             self.kubernetes.tell_reloads()
-        configured = [pool for pool in self.instance.every if not pool.sources.in_kubernetes]
-        # All pools at once, so that their endpoints are published together.
-        followed = await asyncio.gather(
-            *(
-                follow_configured(pool, self.data.table, self.background, report, self._file_changed, successor=self.predecessor.existed)
-                for pool in configured
-            )
-        )
-        self._following = [task for tasks in followed for task in tasks]
+        await self._later.follow_endpoints()
         if self.kubernetes is None:
             self.readiness.loaded = True
 
-    def _file_changed(self) -> None:
+    def file_changed(self) -> None:
         """Counts a change of the endpoints file."""
         self.lane.add(self.lane.schema.counter[FILE_CHANGES.name])
 
-    # Later configurations.
-
-    def _look_for_another(self) -> None:
-        """Begins to load the configuration in force, unless this supervisor already uses it."""
-        instance, now = self.instance, asyncio.get_running_loop().time()
-        if instance.outdated and self._loading is None and not self._unusable.has(instance.generations.number, now):
-            self._loading = Loading(instance, self._loaded)
-
-    def _loaded(self, loading: Loading, found: Instance | BaseException) -> None:
-        self._loading = None
-        if isinstance(found, Instance):
-            try:
-                found = found.with_scrape_tls()
-                self.background.keep(self._use(found))
-            except StartError as unusable:
-                found = unusable
-        if isinstance(found, BaseException):
-            self._unusable.add(loading.number, asyncio.get_running_loop().time())
-            log.error("configuration cannot be taken over", generation=loading.number, error=error_text(found))
-            self.instance.reports.refused(SEAT, loading.number, error_text(found))
-
-    async def _use(self, instance: Instance) -> None:
-        """Takes over a later configuration. Endpoints, their metrics, and the connections of the metrics port stay."""
-        before, self.instance = self.instance, instance
-        if read_by(before) != read_by(instance):
-            self._renew_data()
-            for task in self._following:
-                task.cancel()
-            if self.kubernetes is not None:
-                self.data.table.resume()
-            else:
-                self._following = await follow_configured(
-                    instance, self.data.table, self.background, report, self._file_changed, successor=True
-                )
-        self._use_bands()
-        self._checks = watches(instance, self.index, report)
-        self.pages.use(instance, self.data.table)
-        self.records.use(instance)
-        self._show()
-        instance.reports.adopted(SEAT, instance.number)
-
-    def _renew_data(self) -> None:
-        """Creates the data layer again, for another configuration. It continues with the endpoints."""
+    def renew_data(self) -> None:
+        """Creates the data layer again, for another configuration. It continues with the endpoints that its table is told to resume."""
         self.data.publish_counts()
         self._of_data.close()
         self._of_data = contextlib.ExitStack()
@@ -360,24 +304,17 @@ class Supervisor:
     def _pool_name(self, number: int) -> str:
         return self.instance.pools[number].options.pool_name if self.instance.pools else ""
 
-    def _assign(self, names: Names) -> None:
-        """Takes over which pools have which places."""
-        before, instance = self.instance, assigned(self.instance, names)
-        self.instance = instance
-        if [id(pool.config) for pool in before.pools] != [id(pool.config) for pool in instance.pools]:
-            self._renew_data()
-            for number in range(len(instance.pools)):
-                self.data.table.resume(number)
+    def pools_replaced(self) -> None:
+        """Takes over that other pools have some of the places."""
         if isinstance(self.latency, LatencyKeepers):
-            self.latency.use(instance)
+            self.latency.use(self.instance)
         if self.exchange is not None:
             from workers.supervisor.replication import waiting_of
 
-            self.exchange.pools_changed(waiting_of(instance))
-        self._checks = watches(instance, self.index, report)
-        self.pages.use(instance, self.data.table)
+            self.exchange.pools_changed(waiting_of(self.instance))
 
-    def _use_bands(self) -> None:
+    def use_bands(self) -> None:
+        """Gives the bands of the only pool's configuration places."""
         if self._objects is not None:
             self._objects.use(static_bands(self.instance.config.flow), flow_lanes(self.instance))
         else:
@@ -387,12 +324,9 @@ class Supervisor:
         """Returns the instance under the configuration that this supervisor uses now."""
         return self.instance
 
-    def _show(self) -> None:
-        self.lane.scalars[self.lane.schema.scalar[GENERATION]] = self.instance.number
-
     def _check(self) -> None:
         self.data.look()
-        for look in self._checks:
+        for look in self.checks:
             look()
 
     def _check_memory(self) -> None:
@@ -415,7 +349,7 @@ class Supervisor:
     def _heartbeat(self) -> None:
         self.lane.heartbeat(time.monotonic())
         self.data.publish_counts()
-        self._look_for_another()
+        self._later.look()
 
     def _parent_gone(self) -> None:
         """Makes the picker not ready. The supervisor ends shortly after the drain timeout at the latest."""

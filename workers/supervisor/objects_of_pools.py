@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from workers.host.directory import LOOK_EVERY_S, changes
-from workers.process.instance import Instance
+from workers.process.instance import FIRST, Instance
+from workers.shared.objectives import static_bands
 from workers.supervisor.kube.object_files import FolderOfPools
 from workers.supervisor.kube.object_kinds import Found, PoolName
-from workers.supervisor.objects_watch import NOTHING, RETRY_S, ObjectsWatch, objects_watch, pool_name
+from workers.supervisor.objects_watch import NOTHING, RETRY_S, ObjectsWatch, flow_lanes, objects_watch, pool_name
 
 READ_TRIES_MAX: Final = 3
 
@@ -47,10 +48,17 @@ class PoolsObjects:
             self._found = self._folder.reload() if successor else self._folder.load()
         self._watch(successor)
 
-    @property
-    def has_any(self) -> bool:
-        """Whether any pool may have objects."""
-        return bool(self._watches)
+    def reconfigured(self, before: Instance, pool: Instance) -> None:
+        """Gives the bands of a later configuration of a pool places. Those of the one `before` keep theirs."""
+        number = pool.pool or 0
+        known = self._watches.get(number)
+        watch = known[1] if known is not None else objects_watch(before, self._report) or objects_watch(pool, self._report)
+        if watch is None:
+            return
+        if known is None:
+            watch.start(successor=False, directory=NOTHING)
+        watch.use(static_bands(pool.config.flow), flow_lanes(pool))
+        self._watches[number] = pool, watch
 
     def use(self, pools: Sequence[Instance]) -> None:
         """Publishes the objects of these pools from now on, which replace pools in some places."""
@@ -85,9 +93,11 @@ class PoolsObjects:
         """Starts to publish for each pool that is new in its place."""
         for number, pool in enumerate(self._pools):
             before = self._watches.get(number)
-            if before is not None and before[0] is pool:
+            if before is not None and before[0].options.pool_name == pool.options.pool_name:
                 continue
-            watch = objects_watch(pool, self._report) if pool.sources.has_objects else None
+            self._watches.pop(number, None)
+            # Without objects, the bands of the first configuration have places that need no document.
+            watch = objects_watch(pool, self._report) if pool.sources.has_objects or (successor and pool.number > FIRST) else None
             if watch is not None:
                 watch.start(successor=successor, directory=self._of(number))
                 self._watches[number] = pool, watch

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +24,7 @@ from workers.process.instance import Instance
 from workers.shared import profiles, reload_status
 from workers.shared.decisions import Asking
 from workers.shared.documents import EndpointsView
+from workers.shared.reload_status import ReloadStatus
 from workers.supervisor.data_layer import further_kinds
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.index_keeper import IndexKeeper
@@ -85,7 +86,7 @@ class PagePort:
         self._table = table
         self._kubernetes = kubernetes
         self._report = report
-        self._status = DocumentReader(reload_status.SCHEMA, instance.memory.reload)
+        self._status = DocumentReader(instance.layout.status, instance.memory.reload)
 
     def use(self, instance: Instance, table: EndpointTable) -> None:
         """Shows a later configuration and its table. Connections stay open."""
@@ -144,17 +145,22 @@ class PagePort:
             return PageAnswer(f"ok\n{self._configuration()}".encode())
         return PageAnswer(f"not ready: {why}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
 
+    def _reload(self) -> ReloadStatus | None:
+        """Returns the state of the configuration, or of the list of several pools."""
+        return reload_status.read(self._status, self._instance.layout.listed or 0)
+
+    def _reloads(self) -> Mapping[str, ReloadStatus]:
+        """Returns the states of the configurations of several pools by their names."""
+        named = [(pool.options.pool_name, number) for number, pool in enumerate(self._instance.pools)]
+        found = {name: reload_status.read(self._status, number) for name, number in named if name}
+        return {name: status for name, status in found.items() if status is not None}
+
     def _configuration(self) -> str:
-        """Returns lines that name the configuration in force, the candidate if there is one, and a reload that failed."""
-        status = reload_status.read(self._status)
-        if status is None:
-            return ""
-        lines = [f"configuration {status.generation} ({status.hash})"]
-        if (tried := status.tryout) is not None:
-            lines.append(f"candidate {tried.generation} ({tried.hash}) {tried.share}")
-        if not status.successful:
-            lines.append(f"last reload failed: {status.text}")
-        return "".join(f"{line}\n" for line in lines)
+        """Returns lines that name the configurations in force, the candidates, and the reloads that failed."""
+        if self._instance.pools:
+            return "".join(_lines(status, f"pool {name}: ") for name, status in self._reloads().items())
+        status = self._reload()
+        return "" if status is None else _lines(status)
 
     def _asking(self) -> Asking:
         instance = self._instance
@@ -242,7 +248,8 @@ class PagePort:
             self._readings(),
             sections,
             now=time.monotonic,
-            reload=functools.partial(reload_status.read, self._status),
+            reload=self._reload,
+            reloads=self._reloads if instance.pools else None,
             leads=candidacy.by_lease() if candidacy is not None else {},
         )
 
@@ -260,3 +267,12 @@ class PagePort:
 
         index, writer = self._shown.keeper, self._shown.keeper.writer
         return IndexFigures(writer.size, lambda: writer.evictions, lambda: writer.dropped, lambda: index.bus.corrupt, writer.freed)
+
+
+def _lines(status: ReloadStatus, head: str = "") -> str:
+    lines = [f"configuration {status.generation} ({status.hash})"]
+    if (tried := status.tryout) is not None:
+        lines.append(f"candidate {tried.generation} ({tried.hash}) {tried.share}")
+    if not status.successful:
+        lines.append(f"last reload failed: {status.text}")
+    return "".join(f"{head}{line}\n" for line in lines)

@@ -16,7 +16,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -24,9 +24,10 @@ from epp.metrics.series import TRYOUT, TRYOUT_SHADOWS
 from shm.lanes import Lane
 from workers.host.log import error_text
 from workers.process.instance import Instance
-from workers.process.layout import CANDIDATE, GENERATION
+from workers.process.layout import CANDIDATE, GENERATION, of_key
 from workers.process.loading import candidate as load_candidate
 from workers.process.loading import in_force
+from workers.shared.pool_crashes import LOADING
 from workers.transport.interface import Metadata, Stream
 from workers.worker.extproc.app import App
 from workers.worker.extproc.stream import ExtProcStream, open_stream
@@ -88,6 +89,42 @@ class Loading:
         then(self, found)
 
 
+def show(lane: Lane, instance: Instance, tried: int = 0) -> None:
+    """Shows which configuration of the pool of `instance` a process uses, and which candidate. `lane`: of the process."""
+    scalars, at, pool = lane.scalars, lane.schema.scalar, instance.pool
+    scalars[at[of_key(GENERATION, pool)]] = instance.number
+    scalars[at[of_key(CANDIDATE, pool)]] = tried
+
+
+class Turn:
+    """Lets configurations of several pools be loaded one after the other: all use one registry of plugins. `taken`: whether one loads.
+
+    Meanwhile it publishes which pool that is, in case its plugins end the worker.
+    """
+
+    def __init__(self, lane: Lane | None = None) -> None:
+        """`lane`: this worker's; None: there is only one pool."""
+        self.taken = False
+        self._word: memoryview | None = None
+        if lane is not None:
+            at = lane.schema.scalar[LOADING]
+            self._word = lane.scalars[at : at + 1]
+
+    def take(self, pool: int | None) -> None:
+        """Begins to load a configuration of this pool."""
+        self.taken = True
+        self._publish((pool or 0) + 1)
+
+    def give(self) -> None:
+        """Ends that, after the plugins were started."""
+        self.taken = False
+        self._publish(0)
+
+    def _publish(self, word: int) -> None:
+        if self._word is not None:
+            self._word[0] = word
+
+
 class Unusable:
     """Remembers the last configuration that this process could not take over, so that it is not tried again for AGAIN_S."""
 
@@ -103,18 +140,20 @@ class Unusable:
 
 
 class Adoption:
-    """Keeps the configurations of one worker: the current parts, and those that open streams still use."""
+    """Keeps the configurations of one pool in one worker: the current parts, and those that open streams still use."""
 
-    def __init__(self, parts: Parts, lane: Lane, seat: int, streams: Callable[[], Iterable[App]]) -> None:
-        """`lane`: this worker's lane. `streams` returns the apps of all open streams."""
+    def __init__(self, parts: Parts, lane: Lane, seat: int, streams: Callable[[], Iterable[App]], turn: Turn | None = None) -> None:
+        """`lane`: this worker's lane. `streams` returns the apps of all open streams. `turn`: to load; None: there is only one pool."""
         self.parts = parts
+        self._turn = turn or Turn()
+        self._gone = False
         self._lane = lane
         self._seat = seat
         self._streams = streams
         self._loading: Loading | None = None
         self._unusable = Unusable()
         self._candidate: Parts | None = None
-        self._tryout: Tryout | None = None
+        self.tryout: Tryout | None = None
         self._retired: list[Parts] = []
         self._ending: set[asyncio.Task[None]] = set()
         self._ended = 0  # configurations that have ended and are not freed yet
@@ -125,17 +164,24 @@ class Adoption:
         """Starts to load if the parent has named another configuration. Ends configurations without streams. Called at each heartbeat and
         wake-up.
         """
-        if self._loading is None:
+        if self._loading is None and not self._turn.taken:
             self._follow()
         if self._retired:
             self._retire(frozenset(map(id, self._streams())))
         if self._ended:
             self._free()
 
+    @property
+    def settled(self) -> bool:
+        """Whether `look` has nothing to do until the parent's words change again."""
+        instance, tried = self.parts.instance, self._candidate.instance.number if self._candidate is not None else 0
+        waits = self._retired or self._ended or self._ending or self._loading is not None
+        return not waits and not instance.outdated and instance.generations.candidate_number == tried
+
     def open(self, path: str, metadata: Metadata, stream: Stream) -> ExtProcStream | None:
         """Returns the handler of a new stream, under the present configuration; None if `path` is not the ext_proc method."""
-        if self._tryout is not None:
-            return open_tried(self._tryout, self.parts.app, path, metadata, stream)
+        if self.tryout is not None:
+            return open_tried(self.tryout, self.parts.app, path, metadata, stream)
         return open_stream(self.parts.app, path, metadata, stream)
 
     def name_at(self, port: int) -> str:
@@ -160,6 +206,10 @@ class Adoption:
             await used.retire()
         await current.close()
 
+    def leave(self) -> None:
+        """Takes nothing over any more, because the pool is gone."""
+        self._gone = True
+
     def every(self) -> list[Parts]:
         """Returns the current parts, then those of the candidate, then those that open streams still use."""
         return [self.parts, *([self._candidate] if self._candidate is not None else []), *self._retired]
@@ -175,16 +225,20 @@ class Adoption:
             if candidate is not None and candidate.instance.number == number:
                 self._promote(candidate)
             else:
-                self._loading = Loading(instance, self._finish)
+                self._load(instance)
         elif candidate is not None and candidate.instance.number != tried:
             self._end_tryout()
             self._retired.append(candidate)
         if self._loading is None and self._candidate is None and tried and not self._unusable.has(tried, now):
-            self._loading = Loading(instance, self._finish, number=tried, load=load_candidate)
+            self._load(instance, number=tried, load=load_candidate)
+
+    def _load(self, instance: Instance, **what: Any) -> None:
+        self._turn.take(instance.pool)
+        self._loading = Loading(instance, self._finish, **what)
 
     def _finish(self, loading: Loading, found: Instance | BaseException) -> None:
         self._loading = None
-        if isinstance(found, Instance):
+        if isinstance(found, Instance) and not self._gone:
             try:
                 if found.generations.candidate_number == found.number:
                     self._begin_tryout(found)
@@ -192,10 +246,14 @@ class Adoption:
                     self._swap(found)  # otherwise, yet another configuration is in force already
             except Exception as problem:
                 found = problem
+        self._turn.give()
+        if self._gone:
+            return
         if isinstance(found, BaseException):
             self._unusable.add(loading.number, asyncio.get_running_loop().time())
-            log.error("configuration cannot be taken over", generation=loading.number, error=error_text(found))
-            self.parts.instance.reports.refused(self._seat, loading.number, error_text(found))
+            log.error("configuration cannot be taken over", generation=loading.number, error=error_text(found), **self._named())
+            generations = self.parts.instance.generations
+            self.parts.instance.reports.refused(self._seat, loading.number, error_text(found), generations.key)
         self.look()  # another configuration may be in force already
 
     def _swap(self, instance: Instance) -> None:
@@ -203,13 +261,13 @@ class Adoption:
         self.parts = before.under(instance, instance.memory.lanes.lane(self._seat))
         self._retired.append(before)
         self._show()
-        instance.reports.adopted(self._seat, instance.number)
-        log.info("configuration in force", generation=instance.number)
+        instance.reports.adopted(self._seat, instance.number, instance.generations.key)
+        log.info("configuration in force", generation=instance.number, **self._named())
 
     def _begin_tryout(self, instance: Instance) -> None:
         bundle = instance.generations.candidate()
         parts = self._candidate = self.parts.under(instance, instance.memory.lanes.lane(self._seat), beside=True)
-        self._tryout = Tryout(
+        self.tryout = Tryout(
             parts.app,
             bundle.share,
             seed=int(bundle.hash, 16),
@@ -217,7 +275,7 @@ class Adoption:
             later=asyncio.get_running_loop().create_task,
         )
         self._show()
-        log.info("candidate is tried", generation=instance.number, share=str(bundle.share))
+        log.info("candidate is tried", generation=instance.number, share=str(bundle.share), **self._named())
 
     def _promote(self, candidate: Parts) -> None:
         before = self.parts
@@ -226,18 +284,23 @@ class Adoption:
         self.parts = candidate
         self._retired.append(before)
         self._show()
-        candidate.instance.reports.adopted(self._seat, candidate.instance.number)
-        log.info("configuration in force", generation=candidate.instance.number)
+        instance = candidate.instance
+        instance.reports.adopted(self._seat, instance.number, instance.generations.key)
+        log.info("configuration in force", generation=instance.number, **self._named())
+
+    def _named(self) -> dict[str, str]:
+        """Returns the pool for the log, if there are several."""
+        instance = self.parts.instance
+        return {} if instance.pool is None else {"pool": instance.options.pool_name}
 
     def _end_tryout(self) -> None:
-        self._candidate = self._tryout = None
+        self._candidate = self.tryout = None
         self._show()
 
     def _show(self) -> None:
         self._changed_at = asyncio.get_running_loop().time()
-        scalars, at = self._lane.scalars, self._lane.schema.scalar
-        scalars[at[GENERATION]] = self.parts.instance.number
-        scalars[at[CANDIDATE]] = self._candidate.instance.number if self._candidate is not None else 0
+        tried = self._candidate.instance.number if self._candidate is not None else 0
+        show(self._lane, self.parts.instance, tried)
 
     def _retire(self, used: Collection[int]) -> None:
         ended = [parts for parts in self._retired if id(parts.app) not in used]

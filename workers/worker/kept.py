@@ -58,7 +58,7 @@ class Kept:
         self.documents = DocumentReader(instance.layout.documents, instance.memory.documents)
         self.traces: Exporter | None = None
         self.pools: list[PoolKept] = []
-        self.calls: CallTimers | None = None  # of several pools
+        self.calls: tuple[int, CallTimers] | None = None  # of several pools, and for how many histograms
         self._index = index
         self._series: dict[str, SeriesWriter] = {}
         self._aging: list[SeriesWriter] = []

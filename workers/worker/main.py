@@ -24,8 +24,7 @@ from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL, LOADED
-from workers.process.loading import in_force
-from workers.process.pools import as_assigned
+from workers.process.pools import present
 from workers.shared.bus import BusWriter
 from workers.transport.interface import Application, Clock
 from workers.worker.adoption import Adoption
@@ -53,7 +52,7 @@ def run(instance: Instance, index: int) -> int:
     """Runs a worker until it has to leave. Returns an ExitCode. `index`: the worker's number, from 0; its lane is `index + 1`."""
     gc.set_threshold(GC_YOUNGEST, 20, 20)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Worker(as_assigned(in_force(instance)), index).serve())
+        return runner.run(Worker(present(instance), index).serve())
 
 
 class Worker:
@@ -107,12 +106,14 @@ class Worker:
         """Creates the worker's app and the other parts for its configuration. If there are several pools, they begin without parts."""
 
         def made(instance: Instance) -> Parts:
-            return Parts(instance, self.index, self.lane, bus=bus, faults=self.faults, clock=self._clock, kept=self._kept)
+            lanes = instance.memory.lanes  # under a later configuration, it may have more histograms
+            lane = self.lane if lanes is self.lanes else lanes.lane(self.index + 1)
+            return Parts(instance, self.index, lane, bus=bus, faults=self.faults, clock=self._clock, kept=self._kept)
 
         self._kept = Kept(self.instance, self.index, self.lane, bus, clock=self._clock)
         if self.instance.pools:
             serving = (lambda: self._serving.streams(), lambda: self._serving.look())
-            self._adoption = Pools(self.instance, made, self.lane, *serving)
+            self._adoption = Pools(self.instance, made, self.lane, self.index + 1, *serving)
         else:
             self._adoption = Adoption(made(self.instance), self.lane, self.index + 1, self._apps)
 

@@ -31,12 +31,9 @@ CONFIGURATIONS_MAX: Final = 1024  # whose tenants are kept
 class ModelList:
     """Makes the answers. Keeps them until something changes."""
 
-    def __init__(self, view: ServedView, named: Sequence[tuple[str, Sequence[str]]], seed: int) -> None:
-        """`named`: the name of each pool, and the models that the pools file names. `seed`: that of prefix hashes
-        (`Credentials.prefix_seed`).
-        """
+    def __init__(self, view: ServedView, seed: int) -> None:
+        """`seed`: that of prefix hashes (`Credentials.prefix_seed`)."""
         self._view = view
-        self._named = named
         self._seed = seed
         self._version = -1
         self._choice: PoolChoice | None = None
@@ -58,7 +55,9 @@ class ModelList:
         if (kept := self._kept.get(open_to)) is None:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
-            kept = self._kept[open_to] = listed(self._models(choice, open_to, served), int(time.time()))
+            kept = self._kept[open_to] = listed(
+                _models(choice, [pool.options.pool_name for pool in pools], open_to, served), int(time.time())
+            )
         return kept
 
     def _admits(self, pool: Instance, headers: codec.Headers, message: bytes) -> bool:
@@ -75,12 +74,13 @@ class ModelList:
             return False
         return True
 
-    def _models(self, choice: PoolChoice, pools: tuple[int, ...], served: Served) -> Iterator[Listed]:
-        """Yields the models of these pools. Those of the pools file come first, with what endpoints say about them."""
-        for pool in pools:
-            name, named = self._named[pool]
-            known: Mapping[str, Model] = {model.id: model for model in served.get(pool, ())}
-            exact = frozenset(named)
-            reached = (model for model in known if model not in exact and choice.pool_of_model(model) == pool)
-            for model in (*named, *reached):
-                yield Listed(name, known.get(model) or Model(model))
+
+def _models(choice: PoolChoice, names: Sequence[str], pools: tuple[int, ...], served: Served) -> Iterator[Listed]:
+    """Yields the models of these pools. Those of the pools file come first, with what endpoints say about them."""
+    for pool in pools:
+        name, named = names[pool], choice.named_models(pool)
+        known: Mapping[str, Model] = {model.id: model for model in served.get(pool, ())}
+        exact = frozenset(named)
+        reached = (model for model in known if model not in exact and choice.pool_of_model(model) == pool)
+        for model in (*named, *reached):
+            yield Listed(name, known.get(model) or Model(model))

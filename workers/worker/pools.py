@@ -1,14 +1,17 @@
 """The pools of one worker: creates the parts of a pool at its first request, and gives each stream the app of its pool.
 
     a stream needs a pool ─▶ a thread loads the configuration, one pool after the other ─▶ loop: parts of the pool ─▶ its streams go on
+    a word of the parent has moved ─▶ the list of pools, and the configuration of each pool that is loaded (`adoption`)
 
 A pool without requests costs nothing: it has no parts until its first request comes, and a heartbeat costs only the pools that got streams
 since the one before. The first pool is loaded at the start, because streams need some app before their pools are known.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -19,16 +22,18 @@ from epp.request.pools import UNDECIDED
 from shm.documents import DocumentReader
 from shm.lanes import Lane
 from workers.host.log import error_text
+from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.loading import of_pool
-from workers.process.pools import assigned, assigned_view
+from workers.process.pools import assigned, assigned_view, chosen, listed_now
 from workers.shared.model_lists import ServedView
-from workers.shared.pool_crashes import LOADING, OutOfService
+from workers.shared.pool_crashes import OutOfService
 from workers.transport.interface import Handler, Metadata, Stream
-from workers.worker.adoption import Loading
+from workers.worker.adoption import Adoption, Loading, Turn, show
 from workers.worker.extproc.app import App
 from workers.worker.extproc.pool_stream import open_pooled
 from workers.worker.extproc.stream import ExtProcStream
+from workers.worker.extproc.tried_stream import Tryout
 from workers.worker.model_list import ModelList
 from workers.worker.setup import Parts
 
@@ -45,6 +50,7 @@ class Pools:
         instance: Instance,
         made: Callable[[Instance], Parts],
         lane: Lane,
+        seat: int,
         streams: Callable[[], Iterable[ExtProcStream]],
         moved: Callable[[], None] = lambda: None,
     ) -> None:
@@ -54,23 +60,26 @@ class Pools:
         """
         assert instance.choice is not None
         self.choice = instance.choice
+        self.tries = False  # whether a candidate of any pool is tried
         self._instance = instance
         served = ServedView(DocumentReader(instance.layout.documents, instance.memory.documents), len(instance.pools))
-        self._models = ModelList(served, instance.models, instance.credentials.prefix_seed)
-        self._views = instance.pools
+        self._models = ModelList(served, instance.credentials.prefix_seed)
         self._made = made
+        self._lane = lane
+        self._seat = seat
         self._streams = streams
         self._moved = moved
-        at = lane.schema.scalar[LOADING]
-        self._loads = lane.scalars[at : at + 1]
+        self._turn = Turn(lane)
         self._out = OutOfService(instance.words.out_of_service)
         self._outs = 0  # changes of it that were seen
-        first = next((pool for pool in range(len(self._views)) if self._out_of_service(pool) is None), 0)
-        self._loads[0] = first + 1
-        self._first = made(of_pool(instance.pools[first]))
-        self._loads[0] = 0
+        # The number of the pool to which the lobby belongs
+        self._lobby_of = next((pool for pool in range(len(instance.pools)) if self._out_of_service(pool) is None), 0)
+        self._turn.take(self._lobby_of)
+        self._first = made(self._of_first(instance.pools[self._lobby_of]))
+        self._turn.give()
         self._lobby = self._first.lobby()
-        self._parts: list[Parts | None] = [self._first if pool == first else None for pool in range(len(instance.pools))]
+        self._loaded: list[Adoption | None] = [None] * len(instance.pools)
+        self._loaded[self._lobby_of] = self._adoption(self._first)
         self._assigned = assigned_view(instance) if instance.places is not None else None
         self._left: list[Parts] = []  # those of pools that are gone; streams may still use them
         self._retiring: set[asyncio.Task[None]] = set()
@@ -79,36 +88,42 @@ class Pools:
         self._to_load: deque[int] = deque()
         self._loading: Loading | None = None
         self._failed: dict[int, float] = {}  # pool -> when it may be tried again, in the loop's time
+        self._unsettled: set[int] = set()  # the pools whose configurations change
+        self._changes = -1  # until the first `look`
 
     def open(self, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
         """Returns the handler of a new stream; None if `path` is not the ext_proc method."""
         return open_pooled(self, path, metadata, stream)
 
     def app(self, pool: int) -> App | None:
-        parts = self._parts[pool]
-        if parts is None:
+        adoption = self._loaded[pool]
+        if adoption is None:
             return None
         self._used.add(pool)
-        return parts.app
+        return adoption.parts.app
+
+    def tryout(self, pool: int) -> Tryout | None:
+        adoption = self._loaded[pool]
+        return None if adoption is None else adoption.tryout
 
     def name_at(self, port: int) -> str:
         """Returns the name of the pool that has this port; "" without one."""
         return self.name(self.choice.of_stream(port, ""))
 
     def name(self, pool: int) -> str:
-        return self._views[pool].options.pool_name if pool != UNDECIDED else ""
+        return self._name(pool) if pool != UNDECIDED else ""
 
     def lobby(self) -> App:
         return self._lobby
 
     def models(self, headers: codec.Headers, message: bytes) -> bytes:
-        return self._models.answer(self.choice, self._views, headers, message)
+        return self._models.answer(self.choice, self._instance.pools, headers, message)
 
     def wanted(self, pool: int, then: Callable[[], None]) -> None:
         if (refused := self._out_of_service(pool)) is not None:
             raise refused
         if asyncio.get_running_loop().time() < self._failed.get(pool, 0.0):
-            raise Refused(Cause.INTERNAL, f"pool '{self._views[pool].options.pool_name}' cannot be loaded")
+            raise Refused(Cause.INTERNAL, f"pool '{self._name(pool)}' cannot be loaded")
         if pool not in self._waiting:
             self._to_load.append(pool)
         self._waiting.setdefault(pool, []).append(then)
@@ -116,7 +131,8 @@ class Pools:
 
     def every(self) -> list[Parts]:
         """Returns the parts of all pools that are loaded."""
-        return list(dict.fromkeys([self._first, *(parts for parts in self._parts if parts is not None), *self._left]))
+        used = (parts for adoption in self._loaded if adoption is not None for parts in adoption.every())
+        return list(dict.fromkeys([self._first, *used, *self._left]))
 
     def beat(self, now: float) -> None:
         """Does what is due at a heartbeat, for the pools that got streams since the last one, and those that count what tenants use.
@@ -124,61 +140,36 @@ class Pools:
         `now`: monotonic seconds.
         """
         used, self._used = self._used, set()
-        for pool, parts in enumerate(self._parts):
-            if parts is not None and (pool in used or parts.instance.config.tenants is not None):
-                parts.heartbeat(now)
+        for pool, adoption in enumerate(self._loaded):
+            if adoption is not None and (pool in used or adoption.parts.instance.config.tenants is not None):
+                adoption.beat(now)
 
     def look(self) -> None:
-        """Takes over which InferencePools have which places, if that has changed."""
+        """Takes over which pools have which places, and later configurations, if that has changed."""
         if self._left:
             self._retire()
         if self._out.changes != self._outs:
             self._outs = self._out.changes
             self._leave_those_out()
-        if self._assigned is None or (names := self._assigned.names()) is None:
-            return
-        before, self._instance = self._views, assigned(self._instance, names)
-        assert self._instance.choice is not None
-        self._views, self.choice = self._instance.pools, self._instance.choice
-        for pool, (old, new) in enumerate(zip(before, self._views, strict=True)):
-            if old is new:
-                continue
-            self._failed.pop(pool, None)
-            self._leave(pool, Refused(Cause.NO_POOL, f"the pool '{old.options.pool_name}' is gone"))
-        self._moved()
-
-    def _leave(self, pool: int, refused: Refused) -> None:
-        """Ends the use of a pool's parts, so that another pool may get its place: its requests without an endpoint are refused."""
-        parts, self._parts[pool] = self._parts[pool], None
-        if parts is None:
-            return
-        for stream in self._streams():
-            if stream.app is parts.app:
-                stream.leave(refused)
-        parts.leave()
-        if parts is not self._first:  # the lobby is a part of it
-            self._left.append(parts)
+        if self._assigned is not None and (names := self._assigned.names()) is not None:
+            self._use(assigned(self._instance, names))
+        if (changes := self._instance.words.changes) != self._changes:
+            self._changes = changes
+            self._look_at_words()
+        if self._unsettled:
+            self._adopt()
+        self._load()
 
     def _out_of_service(self, pool: int) -> Refused | None:
         """Returns the refusal of all requests of a pool that is out of service; None if it is in service."""
-        view = self._views[pool]
-        return Refused(Cause.POOL_OUT, view.options.pool_name) if self._out.of(pool, view.generations.number) is not None else None
+        view = self._instance.pools[pool]
+        return Refused(Cause.POOL_OUT, view.options.pool_name) if self._out.of(pool, view.number_in_force) is not None else None
 
     def _leave_those_out(self) -> None:
         """Refuses the requests without a decision of pools that are out of service now."""
-        for pool, parts in enumerate(self._parts):
-            if parts is not None and (refused := self._out_of_service(pool)) is not None:
+        for pool, adoption in enumerate(self._loaded):
+            if adoption is not None and (refused := self._out_of_service(pool)) is not None:
                 self._leave(pool, refused)
-
-    def _retire(self) -> None:
-        """Ends the work of parts that no open stream uses."""
-        used = {id(stream.app) for stream in self._streams()}
-        for parts in [each for each in self._left if id(each.app) not in used]:
-            self._left.remove(parts)
-            parts.kept.pools.remove(parts.own)
-            task = asyncio.get_running_loop().create_task(parts.retire())
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
 
     def woken(self) -> None:
         """Begins to record, or ends it, for all pools that are loaded."""
@@ -190,24 +181,130 @@ class Pools:
         for parts in self.every():
             await parts.close()
 
+    def _of_first(self, view: Instance) -> Instance:
+        """Returns the first pool with its configuration, or if it cannot be loaded, with that of the start: the lobby needs some."""
+        try:
+            return of_pool(view)
+        except Exception as problem:
+            log.error("pool cannot be loaded", pool=view.options.pool_name, error=error_text(problem))
+            if number := view.generations.number:
+                view.reports.refused(self._seat, number, error_text(problem), view.generations.key)
+            return view
+
+    def _adoption(self, parts: Parts) -> Adoption:
+        return Adoption(parts, self._lane, self._seat, lambda: (stream.app for stream in self._streams()), self._turn)
+
+    def _name(self, pool: int) -> str:
+        return self._instance.pools[pool].options.pool_name
+
+    def _use(self, instance: Instance) -> None:
+        """Takes over which pools have which places. A pool that is gone, or another one, loses its parts."""
+        before, self._instance = self._instance, instance
+        assert instance.choice is not None
+        self.choice = instance.choice
+        for pool, (old, new) in enumerate(zip(before.pools, instance.pools, strict=True)):
+            if old is not new:
+                self._failed.pop(pool, None)
+                if _another(old, new):
+                    self._leave(pool, _gone(old))
+        self._moved()
+
+    def _leave(self, pool: int, refused: Refused) -> None:
+        """Ends the use of a pool's parts, so that another pool may get its place: its requests without an endpoint are refused."""
+        adoption, self._loaded[pool] = self._loaded[pool], None
+        if adoption is None:
+            return
+        self._unsettled.discard(pool)
+        adoption.leave()
+        every = adoption.every()
+        for stream in self._streams():
+            if any(stream.app is parts.app for parts in every):
+                stream.leave(refused)
+        for parts in every:
+            parts.leave()
+        self._left += [parts for parts in every if parts is not self._first]  # the lobby is a part of it
+
+    def _look_at_words(self) -> None:
+        """Follows the list of pools, and finds the pools whose configurations have changed."""
+        with contextlib.suppress(GenerationLost):  # another list comes
+            listed = listed_now(self._instance)
+            if listed is not self._instance:
+                self._use(listed)
+        self._failed.clear()
+        if self._instance.roster:
+            self._use(chosen(self._instance))
+        show(self._lane, self._instance)
+        for pool, view in enumerate(self._instance.pools):
+            if self._loaded[pool] is not None and view.served:
+                self._unsettled.add(pool)
+            else:
+                self._leave(pool, _gone(view))
+                self._show_unloaded(view)
+
+    def _show_unloaded(self, view: Instance) -> None:
+        """Shows that the next request of the pool gets what is in force."""
+        generations = view.generations
+        show(self._lane, replace(view, number=view.number_in_force), generations.candidate_number)
+
+    def _adopt(self) -> None:
+        for pool in sorted(self._unsettled):
+            adoption = self._loaded[pool]
+            assert adoption is not None
+            adoption.look()
+            if adoption.settled:
+                self._unsettled.discard(pool)
+        self.tries = any(adoption is not None and adoption.tryout is not None for adoption in self._loaded)
+        first = self._loaded[self._lobby_of]
+        if first is not None and first.parts is not self._first:
+            before, self._first = self._first, first.parts
+            self._lobby = self._first.lobby()
+            if before not in first.every():  # else the adoption retires it
+                self._left.append(before)
+
+    def _retire(self) -> None:
+        """Ends the work of parts that no open stream uses."""
+        used = {id(stream.app) for stream in self._streams()}
+        for parts in [each for each in self._left if id(each.app) not in used]:
+            self._left.remove(parts)
+            if parts.own in parts.kept.pools and all(parts.own is not each.own for each in self._left):
+                parts.kept.pools.remove(parts.own)
+            task = asyncio.get_running_loop().create_task(parts.retire())
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+
     def _load(self) -> None:
         """Loads the next pool that is wanted, in a thread: one after the other, so that the loop serves on meanwhile."""
-        if self._loading is None and self._to_load:
+        if self._loading is None and self._to_load and not self._turn.taken:
             pool = self._to_load.popleft()
-            self._loads[0] = pool + 1
-            self._loading = Loading(self._views[pool], lambda _, found: self._loaded(pool, found), load=of_pool)
+            self._turn.take(pool)
+            view = self._instance.pools[pool]
+            number = view.generations.number
+            self._loading = Loading(view, lambda _, found: self._finish(pool, number, found), load=of_pool)
 
-    def _loaded(self, pool: int, found: Instance | BaseException) -> None:
+    def _finish(self, pool: int, number: int, found: Instance | BaseException) -> None:
         self._loading = None
+        view = self._instance.pools[pool]
         try:
             if isinstance(found, BaseException):
                 raise found
-            if found.options.pool_name == self._views[pool].options.pool_name:  # else another pool has the place meanwhile
-                self._parts[pool] = self._made(found)
+            if found.options.pool_name == view.options.pool_name:  # else another pool has the place meanwhile
+                self._loaded[pool] = self._adoption(self._made(found))
+                self._unsettled.add(pool)
         except Exception as problem:
             self._failed[pool] = asyncio.get_running_loop().time() + AGAIN_S
-            log.error("pool cannot be loaded", pool=self._views[pool].options.pool_name, error=error_text(problem))
-        self._loads[0] = 0
+            log.error("pool cannot be loaded", pool=view.options.pool_name, error=error_text(problem))
+            if number > 1:
+                view.reports.refused(self._seat, number, error_text(problem), pool)
+        self._turn.give()
         for then in self._waiting.pop(pool):
             then()
         asyncio.get_running_loop().call_soon(self._load)
+
+
+def _another(old: Instance, new: Instance) -> bool:
+    """Whether the place of a pool has another one now."""
+    return old.options.pool_name != new.options.pool_name or (old.bundle is not None and new.bundle is None)
+
+
+def _gone(view: Instance) -> Refused:
+    return Refused(Cause.NO_POOL, f"the pool '{view.options.pool_name}' is gone")

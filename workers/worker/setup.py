@@ -302,11 +302,13 @@ class Parts:
         return self._lane.scalars[at : at + 1]
 
     def _call_timers(self) -> CallTimers:
-        kept, shared = self.kept, self.instance.pool is not None
-        layout = self.instance.layout.showing_all() if shared else self.instance.layout
-        calls = (kept.calls if shared else None) or CallTimers(self._lane, layout.timers, time.perf_counter, self._faults.blocked)
-        kept.calls = calls if shared else None
-        return calls
+        kept, layout, known = self.kept, self.instance.layout, self.kept.calls
+        if self.instance.pool is None:
+            return CallTimers(self._lane, layout.timers, time.perf_counter, self._faults.blocked)
+        if known is None or known[0] < len(layout.families):  # a later configuration has brought histograms
+            calls = CallTimers(self._lane, layout.showing_all().timers, time.perf_counter, self._faults.blocked)
+            known = kept.calls = len(layout.families), calls
+        return known[1]
 
     def _tracer(self, pipeline: Pipeline, wrap: Wrap) -> Tracer | None:
         """Creates the tracer. Returns None, and does not import OpenTelemetry, if traces are off."""
@@ -347,7 +349,7 @@ class Parts:
 
     def _make_recorder(self) -> Recorder:
         kept, instance = self.kept, self.instance
-        config_hash = instance.generations.hash_of(instance.number)
+        config_hash = instance.generations.hash_of(instance.number) or (instance.bundle.hash if instance.bundle is not None else "")
         pool = instance.options.pool_name if instance.pool is not None else ""
         number, pipeline = instance.number, instance.config.pipeline
         return Recorder(kept.records, kept.keyed, generation=number, config_hash=config_hash, pipeline=pipeline, pool=pool)

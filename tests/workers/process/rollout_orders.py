@@ -11,7 +11,7 @@
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from workers.process.asks import Ask
@@ -20,6 +20,7 @@ from workers.process.rollout import (
     SPREAD_S,
     TRIAL_S,
     WATCH_S,
+    Action,
     Asked,
     CannotUse,
     Crashed,
@@ -86,13 +87,17 @@ class World:
     # What the parent does
 
     def tell(self, event: Event) -> None:
-        for action in self.rollout.on(event, self.now):
+        self.told(self.rollout.on(event, self.now))
+
+    def told(self, actions: Iterable[Action]) -> None:
+        """Carries out actions, as the parent does."""
+        for action in actions:
             self._act(action)
         if not self.said.busy and self.said.successful:
             using = {used for (used, _), serves in zip(self.used, self.serving, strict=True) if serves}
             assert using <= {self.in_force.number}, "the status is no longer true"
 
-    def _act(self, action: object) -> None:
+    def _act(self, action: Action) -> None:
         match action:
             case Fork(trial):
                 assert self.trial is None, "two trials at a time"
@@ -112,7 +117,7 @@ class World:
                 self._write(slot, Written(number, self.slots[source].text))
             case Publish(slot, number):
                 assert self.candidate.number in (0, number), "a candidate beside a configuration that it was not tried for"
-                self.in_force = self._named(slot, number)
+                self.in_force = self._named(slot, number) if number else Word()
             case Try(slot, number):
                 self.candidate = self._named(slot, number)
             case Withdraw():

@@ -19,7 +19,7 @@ from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN
 from workers.process.places import DEFAULT, Places, Pool
-from workers.process.pools import as_assigned, assigned, assigned_view, create_places
+from workers.process.pools import assigned, assigned_view, create_places, present
 from workers.shared.documents import assigned_of
 from workers.shared.pool_names import Placed, PoolNames, encode
 
@@ -133,7 +133,7 @@ def test_all_processes_read_which_places_are_taken(tmp_path: Path) -> None:
         writer.write(assigned_of(2), encode(longest))
         assert view.names() == longest
         assert view.names() is None, "it is not new any more"
-        assert [each.options.pool_name[0] for each in as_assigned(instance).pools] == ["b", "a"]
+        assert [each.options.pool_name[0] for each in present(instance).pools] == ["b", "a"]
 
 
 def test_commands_read_the_present_names_of_places_and_the_fixed_ones_of_other_pools(tmp_path: Path) -> None:
@@ -143,12 +143,12 @@ def test_commands_read_the_present_names_of_places_and_the_fixed_ones_of_other_p
 
     places = Places({DEFAULT: found("default")}, free_ports(2), service="epp")
     with removed(create_places(options(tmp_path, max_endpoints=8, pool_given=True), places)) as instance:
-        present = names(instance)
-        assert present.several and list(present.current()) == ["", ""]
+        shown_now = names(instance)
+        assert shown_now.several and list(shown_now.current()) == ["", ""]
         writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
         for assigned_now, shown in (({1: Placed("llama", 1)}, ["", "llama"]), ({0: Placed("qwen", 2)}, ["qwen", ""])):
             writer.write(assigned_of(2), encode(assigned_now))
-            assert list(present.current()) == shown
+            assert list(shown_now.current()) == shown
     with created(tmp_path, pool("one"), pool("two")) as instance:
         assert list(names(instance).current()) == ["one", "two"]
     with made(tmp_path) as instance:

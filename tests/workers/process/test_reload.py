@@ -40,7 +40,7 @@ class World:
         self.text = "first"
         instance.begin(Bundle(1, "c.yaml", self.text, "", {}, instance.layout.names, 0.0))
         self.reloads = Reloads(instance, self._offer, list)
-        self._reader = DocumentReader(reload_status.SCHEMA, instance.memory.reload)
+        self._reader = DocumentReader(instance.layout.status, instance.memory.reload)
         self._pids = iter(range(PID, 2 * PID))
         self.trial: Callable[[], int] | None = None
         self.pid = 0

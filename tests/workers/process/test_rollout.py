@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.workers.process import rollout_orders
+from tests.workers.process import rollout_orders, rollouts_orders
 from workers.process.asks import Ask
 from workers.process.rollout import (
     ASKS_MAX,
@@ -35,6 +35,7 @@ from workers.process.rollout import (
 )
 
 ORDERS = 4000
+ORDERS_OF_POOLS = 400
 TRY = Ask("try", "plugins: []")
 
 
@@ -231,3 +232,26 @@ def test_without_a_good_one_before_it_a_configuration_stays_and_that_is_said_onc
 def test_what_must_always_hold_holds_after_any_order_of_events() -> None:
     for seed in range(ORDERS):
         rollout_orders.order(seed)
+
+
+def test_what_must_always_hold_holds_for_several_pools_and_none_influences_another() -> None:
+    for seed in range(ORDERS_OF_POOLS):
+        rollouts_orders.order(seed)
+
+
+def test_a_pool_that_comes_later_is_taken_out_if_its_first_configuration_crashes_processes_and_a_command_does_not_do_that() -> None:
+    story = Story()
+    story.rollout = Rollout(4, None)
+    story.publishes("first")
+    story.wait(0.1)
+    assert story.rollout.number == 5
+    story.tell(Asked(Ask("rollback")))
+    assert "there is no good one before it" in story.wait(0.0)[-1].text  # type: ignore[union-attr]
+    assert story.rollout.number == 5
+    for _ in range(CRASHES):
+        actions = story.tell(Crashed("worker 0"))
+    assert actions[0] == Publish(0, 0)
+    assert story.rollout.number == 0
+    story.tell(Asked(Ask("promote")))
+    assert "no configuration is in force" in story.wait(0.0)[-1].text  # type: ignore[union-attr]
+    assert story.begins() == Trial(6, 0, RELOAD)

@@ -178,16 +178,21 @@ def test_files_to_which_a_later_configuration_refers_are_watched_and_their_appea
     keys.write_text("one")
     config = tmp_path / "c.yaml"
     config.write_text("")
-    options = SimpleNamespace(config_file=str(config), plugin_path="")
-    plain = SimpleNamespace(tenants=None)
+    options = SimpleNamespace(config_file=str(config), plugin_path="", pools_file="", config_dir="")
+
+    def using(config: SimpleNamespace, *sources: SimpleNamespace) -> SimpleNamespace:
+        found = SimpleNamespace(options=options, sources=SimpleNamespace(all=sources), config=config, pool=None, roster={})
+        found.every = (found,)
+        return found
+
     tenants = SimpleNamespace(tenants=TenantsEntry((KeySource("authorization", str(keys), False),)))
-    present = [SimpleNamespace(options=options, sources=SimpleNamespace(all=()), config=plain)]
+    present = [using(SimpleNamespace(tenants=None))]
     changes: list[int] = []
     watch = ConfigWatch(lambda: present[-1], lambda: changes.append(1))  # type: ignore[arg-type,return-value]
 
     async def scenario() -> None:
         source = SimpleNamespace(files=[str(authority)])
-        present.append(SimpleNamespace(options=options, sources=SimpleNamespace(all=(source,)), config=tenants))
+        present.append(using(tenants, source))
         await watch.look()
         await watch.look()
         assert not changes

@@ -16,6 +16,7 @@ from tests.workers.supervisor.kube.test_object_files import objective
 from workers.host.yaml_files import DiscoveryError
 from workers.process import pools
 from workers.process.instance import Instance
+from workers.process.layout import POOL_BANDS_BYTES
 from workers.process.places import DEFAULT, Places
 from workers.process.pools import assigned, create_places
 from workers.shared.documents import objectives_of
@@ -96,8 +97,8 @@ def test_a_successor_keeps_what_its_predecessor_published_until_it_can_read_the_
 
 def test_a_pool_without_objects_needs_no_memory_for_them(tmp_path: Path) -> None:
     with removed(pools.create(options(tmp_path, max_endpoints=8), [pool("one"), pool("two")], PoolChoice([]), {})) as instance:
-        assert not PoolsObjects(instance, Reports()).has_any
-        assert instance.layout.documents.capacities[objectives_of(1)] == 1
+        assert not PoolsObjects(instance, Reports()).asking
+        assert instance.layout.documents.capacities[objectives_of(1)] == POOL_BANDS_BYTES
 
 
 @contextlib.contextmanager

@@ -30,8 +30,8 @@ class Ended:
 
 
 def adoption() -> Adoption:
-    generations = SimpleNamespace(number=1, candidate_number=0)
-    parts = SimpleNamespace(instance=SimpleNamespace(number=1, outdated=False, generations=generations))
+    generations = SimpleNamespace(number=1, candidate_number=0, key=0)
+    parts = SimpleNamespace(instance=SimpleNamespace(number=1, outdated=False, generations=generations, pool=None))
     schema = LaneSchema(1, (GENERATION, CANDIDATE), (), (), lanes=1)
     lane = Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0)
     return Adoption(cast("Any", parts), lane, 1, lambda: ())
@@ -88,7 +88,7 @@ def test_a_configuration_that_cannot_be_used_and_stays_in_force_is_tried_again_a
     async def change() -> None:
         adopting = adoption()
         instance = cast("Any", adopting.parts.instance)
-        instance.reports = SimpleNamespace(refused=lambda seat, number, text: refused.append(number))
+        instance.reports = SimpleNamespace(refused=lambda seat, number, text, key: refused.append(number))
         now = [asyncio.get_running_loop().time()]
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
         instance.outdated, instance.generations.number = True, 2

@@ -24,7 +24,9 @@ class Parts(SimpleNamespace):
     """Stands for `workers.worker.setup.Parts`: knows its pool, and whether it was retired."""
 
     def __init__(self, instance: Instance, kept: Any) -> None:
-        super().__init__(name=instance.options.pool_name, retired=False, gone=False, app=object(), kept=kept, own=object())
+        super().__init__(
+            name=instance.options.pool_name, retired=False, gone=False, app=object(), kept=kept, own=object(), instance=instance
+        )
         kept.pools.append(self.own)
 
     __hash__ = object.__hash__
@@ -49,7 +51,7 @@ class World:
         self.ended: list[tuple[Any, str]] = []
         self.moves = 0
         self.kept = SimpleNamespace(pools=[])
-        self.pools = Pools(instance, self._make, instance.memory.lanes.lane(1), self._streams, self._moved)
+        self.pools = Pools(instance, self._make, instance.memory.lanes.lane(1), 1, self._streams, self._moved)
         self.made.clear()
 
     def _moved(self) -> None:

@@ -31,7 +31,7 @@ class World:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.list = ModelList(ServedView(DocumentReader(instance.layout.documents, instance.memory.documents), 4), instance.models, 7)
+        self.list = ModelList(ServedView(DocumentReader(instance.layout.documents, instance.memory.documents), 4), 7)
         self._writer = DocumentWriter(instance.layout.documents, instance.memory.documents)
 
     def publish(self, served: Served) -> None:
@@ -52,10 +52,7 @@ class World:
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     """`request.param`: the configurations of pools, by their names."""
     texts = getattr(request, "param", {})
-    given = [
-        Pool(name, Given(None, "", {}), load(texts.get(name), name), "127.0.0.1:1", 4, tuple(each for each in matched if "*" not in each))
-        for name, matched in MATCHED.items()
-    ]
+    given = [Pool(name, Given(None, "", {}), load(texts.get(name), name), "127.0.0.1:1", 4) for name in MATCHED]
     choice = PoolChoice([Matched(name, 9102 if name == "port" else 0, (), matched) for name, matched in MATCHED.items()])
     with removed(pools.create(options(tmp_path, max_endpoints=16), given, choice, {})) as instance:
         yield World(instance)

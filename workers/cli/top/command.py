@@ -58,14 +58,14 @@ def command(metrics_port: int | None, instance: str, pool: str, run_dir: str, in
                    evictions dropped
       bus_drops
       pools[]      of several pools: name endpoints fresh in_flight waiting queued requests_per_s errors_per_s
-                   first_token_p50_s first_token_p95_s
+                   first_token_p50_s first_token_p95_s configuration
       bands[]      with flow control, waiting requests by priority, else null: priority, requests, bytes, oldest_age_s, pool
       others       with a replica store, what other replicas have, else null: replicas, requests, tokens, waiting, age_s
       errors{}     requests that failed, by error code
       flows[]      with flow control, the flows with the longest queues: fairness_id, priority, requests, bytes, pool
       outcomes[]   with flow control, how requests have left it: outcome, priority, requests, pool
       left_out{}   plugins that failed too often: the number of workers that leave them out
-      configuration  generation hash workers last_reload_failed tryout{}
+      configuration  of one pool: generation hash workers last_reload_failed tryout{}
       counters{}   all counters, each summed over all processes
 
     Exit code 0: ended by you or with the picker; 1: no such picker, or it cannot be read; 2: wrong flags.

@@ -16,7 +16,7 @@ from epp.data import KV_USAGE, RUNNING, WAITING
 from shm.remote_lane import FRESH_S
 from workers.host.printable import printable
 from workers.supervisor.pages.state.figures import EndpointFigures, Figures, Supervisor, Worker
-from workers.supervisor.pages.state.look import BandLook
+from workers.supervisor.pages.state.look import BandLook, Configuration
 from workers.supervisor.pages.state.pools import PoolFigures
 from workers.supervisor.pages.state.tried import TriedSide, TryoutFigures
 
@@ -78,6 +78,7 @@ POOLS: Sequence[Column[PoolFigures]] = (
     Column("errors/s", 8, lambda p: Text(_rate(p.errors_per_s), "red" if p.errors_per_s else "")),
     Column("first token", 11, lambda p: _short_time(p.first_token_p50_s), rank=3),
     Column("95 %", 7, lambda p: _short_time(p.first_token_p95_s), rank=4),
+    Column("config", 14, lambda p: _in_force(p.configuration), rank=3),
 )
 ENDPOINTS: Sequence[Column[EndpointFigures]] = (
     Column("endpoint", 0, lambda e: Text(printable(e.name)), left=True),
@@ -301,6 +302,15 @@ def fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
 
 def _busy_band(band: BandLook) -> tuple[float, ...]:
     return band.requests, band.priority
+
+
+def _in_force(configuration: Configuration | None) -> Text:
+    """Returns the number of the configuration of one of several pools, and whether the last reload failed or another one is tried."""
+    if configuration is None:
+        return Text("none", "red")
+    if configuration.last_reload_failed:
+        return Text(f"{configuration.generation}, refused", "red")
+    return Text(f"{configuration.generation}, tries" if configuration.tryout is not None else str(configuration.generation))
 
 
 def _busy_pool(pool: PoolFigures) -> tuple[float, ...]:

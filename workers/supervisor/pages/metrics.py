@@ -22,7 +22,7 @@ from prometheus_client.exposition import choose_encoder
 
 from compiled.finder import choose
 from epp.decision.tryout import WHOLE
-from epp.metrics import PREFIX, Group, Metric, computed
+from epp.metrics import POOL, PREFIX, Group, Metric, computed
 from epp.metrics.computed import (
     BUS_CORRUPT,
     CONFIG_GENERATION,
@@ -150,8 +150,8 @@ class Sections(NamedTuple):
 class MetricsPage:
     """Makes the page with all metrics.
 
-    `leads`: lease name -> function that says whether this picker leads. `reload`: returns the state of the configuration; None if it
-    cannot be reloaded.
+    `leads`: lease name -> function that says whether this picker leads. `reload`: returns the state of the configuration, of several pools
+    that of their list; None if it cannot be reloaded. `reloads`: returns the states of several pools by their names.
     """
 
     def __init__(
@@ -166,6 +166,7 @@ class MetricsPage:
         now: Callable[[], float],
         leads: Mapping[str, Callable[[], bool]] = NO_ELECTION,
         reload: Callable[[], ReloadStatus | None] = lambda: None,
+        reloads: Callable[[], Mapping[str, ReloadStatus]] | None = None,
     ) -> None:
         self._lanes = lanes
         self._content = content
@@ -188,7 +189,7 @@ class MetricsPage:
         self._now = now
         self._series_texts = [SeriesText(group, reader, legacy=content.legacy_names) for group, reader in content.series]
         self._leads = leads
-        self._reload = reload
+        self._reload, self._reloads = reload, reloads
 
     def page(self, request: Request) -> PageAnswer:
         """Returns the page in the format that the client prefers: Prometheus text or OpenMetrics."""
@@ -245,17 +246,25 @@ class MetricsPage:
         status = self._reload()
         labels = (*self._build, str(choose()), status.hash if status is not None else "")
         yield from self._shown(INFO, ("commit", "build_ref", "code", "config_hash"), [(labels, 1)])
-        if status is not None:
-            yield from self._shown(CONFIG_GENERATION, (), [((), status.generation)])
-            yield from self._shown(CONFIG_SUCCESSFUL, (), [((), int(status.successful))])
-            yield from self._shown(CONFIG_TIMESTAMP, (), [((), status.since)])
-            tryout = status.tryout
-            yield from self._shown(CONFIG_TRYOUT, (), [((), tryout.generation if tryout is not None else 0)])
-            share = tryout.share.millionths / WHOLE if tryout is not None else 0.0
-            yield from self._shown(CONFIG_TRYOUT_SHARE, (), [((), share)])
+        if self._reloads is not None:
+            yield from self._configurations((POOL,), {(name,): each for name, each in self._reloads().items()})
+        elif status is not None:
+            yield from self._configurations((), {(): status})
         if self._leads:
             rows: list[Row] = [((lease,), leads()) for lease, leads in self._leads.items()]
             yield from self._shown(LEADER, LEADER.labels, rows)
+
+    def _configurations(self, labels: tuple[str, ...], found: Mapping[tuple[str, ...], ReloadStatus]) -> Iterator[Family]:
+        """Yields what is in force and what is tried, by the values of `labels`."""
+        columns: Mapping[Metric, Callable[[ReloadStatus], float]] = {
+            CONFIG_GENERATION: lambda status: status.generation,
+            CONFIG_SUCCESSFUL: lambda status: int(status.successful),
+            CONFIG_TIMESTAMP: lambda status: status.since,
+            CONFIG_TRYOUT: lambda status: status.tryout.generation if status.tryout is not None else 0,
+            CONFIG_TRYOUT_SHARE: lambda status: status.tryout.share.millionths / WHOLE if status.tryout is not None else 0.0,
+        }
+        for metric, value in columns.items():
+            yield from self._shown(metric, labels, [(values, value(status)) for values, status in found.items()])
 
     @functools.cached_property
     def _build(self) -> tuple[str, str]:

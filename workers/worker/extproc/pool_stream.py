@@ -20,15 +20,20 @@ from workers.worker.extproc.app import App
 from workers.worker.extproc.request_phase import ENCODED, LONG_BODY, RequestPhase, whole
 from workers.worker.extproc.shell import Shell
 from workers.worker.extproc.stream import PATH, ExtProcStream
+from workers.worker.extproc.tried_stream import TriedStream, Tryout, open_tried
 
 
 class Pools(Protocol):
-    """The pools of one worker. A pool is its number in `choice`."""
+    """The pools of one worker. A pool is its number in `choice`. `tries`: whether a candidate of any pool is tried."""
 
     choice: PoolChoice
+    tries: bool
 
     def app(self, pool: int) -> App | None:
         """Returns the app of this pool; None if it is not loaded yet."""
+
+    def tryout(self, pool: int) -> Tryout | None:
+        """Returns the trial of the candidate of this pool; None without one."""
 
     def wanted(self, pool: int, then: Callable[[], None]) -> None:
         """Loads the pool, and calls `then` afterwards, in a later turn. Raises Refused if it could not be loaded a short time ago."""
@@ -53,11 +58,16 @@ def open_pooled(pools: Pools, path: str, metadata: Metadata, stream: Stream) -> 
     pool = pools.choice.of_stream(stream.port(), stream.authority)
     app = pools.app(pool) if pool != UNDECIDED else None
     if app is not None:
+        if pools.tries and (tryout := pools.tryout(pool)) is not None:
+            return open_tried(tryout, app, path, metadata, stream)
         app.telemetry.opened()
         return ExtProcStream(app, stream, metadata)
     app = pools.lobby()
     app.telemetry.opened()
-    return PooledStream(app, stream, metadata, PooledRequestPhase(pools, pool))
+    phase = PooledRequestPhase(pools, pool)
+    if pools.tries:
+        return TriedPooledStream(app, stream, metadata, phase)
+    return PooledStream(app, stream, metadata, phase)
 
 
 class PooledRequestPhase(RequestPhase):
@@ -80,8 +90,14 @@ class PooledRequestPhase(RequestPhase):
         if app is None:
             self._head = message, start, end
         else:
-            stream.app = app
+            self._found(stream, app, message)
         super().on_headers(stream, message, start, end)
+
+    def _found(self, stream: Shell, app: App, message: bytes) -> None:
+        """Gives the stream to its pool. `message`: the one with the headers."""
+        stream.app = app
+        if isinstance(stream, TriedPooledStream):
+            stream.enter(self.pools.tryout(self.pool), message)
 
     def identify(self, stream: Shell, message: bytes, start: int, end: int) -> None:
         if self._head is None:
@@ -139,7 +155,7 @@ class PooledRequestPhase(RequestPhase):
             return
         assert self._head is not None
         head, self._head = self._head, None
-        stream.app = app
+        self._found(stream, app, head[0])
         self.identify(stream, *head)
         if self._no_body:
             super()._route_without_body(stream)
@@ -161,6 +177,26 @@ class PooledStream(ExtProcStream):
     def __init__(self, app: App, transport: Stream, metadata: Metadata, phase: PooledRequestPhase) -> None:
         """`app`: that of the lobby."""
         super().__init__(app, transport, metadata)
+        phase.gateway = self.request_phase.gateway
+        self.request_phase = self._phase = phase
+
+    @property
+    def pool(self) -> int:
+        return self._phase.pool
+
+    @property
+    def pool_name(self) -> str:
+        return self._phase.pools.name(self._phase.pool)
+
+
+class TriedPooledStream(TriedStream):
+    """A `PooledStream` for the time in which a candidate of any pool is tried."""
+
+    __slots__ = ("_phase",)
+
+    def __init__(self, app: App, transport: Stream, metadata: Metadata, phase: PooledRequestPhase) -> None:
+        """`app`: that of the lobby."""
+        super().__init__(app, transport, metadata, None)
         phase.gateway = self.request_phase.gateway
         self.request_phase = self._phase = phase
 

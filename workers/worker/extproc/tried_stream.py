@@ -150,7 +150,8 @@ class TriedStream(ExtProcStream):
 
     __slots__ = ("_counted", "_cut", "_tried", "_tryout")
 
-    def __init__(self, app: App, transport: Stream, metadata: Metadata, tryout: Tryout) -> None:
+    def __init__(self, app: App, transport: Stream, metadata: Metadata, tryout: Tryout | None) -> None:
+        """`tryout`: None until the pool is known."""
         super().__init__(app, transport, metadata)
         self._tryout = tryout
         self._tried = False
@@ -158,11 +159,17 @@ class TriedStream(ExtProcStream):
         self._cut = False  # whether the gateway has given the stream up
 
     def message(self, message: bytes) -> None:
-        if self.state == AWAIT_HEADERS:
-            self._choose(message)
+        if self.state == AWAIT_HEADERS and self._tryout is not None:
+            self._choose(self._tryout, message)
         super().message(message)
 
-    def _choose(self, message: bytes) -> None:
+    def enter(self, tryout: Tryout | None, message: bytes) -> None:
+        """Takes that the pool is known. `tryout`: of its candidate; None without one. `message`: the one with the headers."""
+        self._tryout = tryout
+        if tryout is not None:
+            self._choose(tryout, message)
+
+    def _choose(self, tryout: Tryout, message: bytes) -> None:
         try:
             kind, start, end = codec.split(message)
             if kind != REQUEST_HEADERS:
@@ -170,24 +177,27 @@ class TriedStream(ExtProcStream):
             hidden = self.app.guards.hidden_headers
             headers = codec.Unseen(message, start, end, hidden) if hidden else codec.Headers(message, start, end)
             tenants = self.app.tenants
-            if self._tryout.chosen(headers, tenants.of(headers, message).name if tenants is not None else ""):
+            if tryout.chosen(headers, tenants.of(headers, message).name if tenants is not None else ""):
                 self._tried = True
-                self.app = self._tryout.app
+                self.app = tryout.app
         except Exception:  # the request phase reads the message again, and answers the error
             return
 
     def decided(self, decision: Decision) -> None:
-        request, copy = self.request, None
+        request, copy, tryout = self.request, None, self._tryout
+        if tryout is None:
+            super().decided(decision)
+            return
         try:
-            copy = self._tryout.copy(request) if request is not None else None
+            copy = tryout.copy(request) if request is not None else None
         except Exception as problem:  # no request depends on a tryout
             self.fault(problem)
         super().decided(decision)
         try:
             if request is not None:
-                self._tryout.figures.decided(self._tried, request.sent_at - self.received_at)
+                tryout.figures.decided(self._tried, request.sent_at - self.received_at)
             if copy is not None:
-                self._tryout.shadow(copy, decision)
+                tryout.shadow(copy, decision)
         except Exception as problem:
             self.fault(problem)
 
@@ -197,13 +207,13 @@ class TriedStream(ExtProcStream):
 
     def finish(self) -> None:
         try:
-            if not self._counted:
-                self._count()
+            if not self._counted and self._tryout is not None:
+                self._count(self._tryout)
         except Exception as problem:
             self.fault(problem)
         super().finish()
 
-    def _count(self) -> None:
+    def _count(self, tryout: Tryout) -> None:
         """Counts the result of the request at its end. Errors of the gateway count for neither configuration."""
         answer = self.response_phase
         exchange = answer.exchange if answer is not None else None
@@ -212,8 +222,8 @@ class TriedStream(ExtProcStream):
             # If the gateway gave up before the first token, that token would have taken at least this long.
             if self._cut and first_s != first_s:
                 first_s = self.app.now() - self.received_at
-            self._tryout.figures.ended(self._tried, failed=bool(self.error), first_token_s=first_s, usage=usage)
+            tryout.figures.ended(self._tried, failed=bool(self.error), first_token_s=first_s, usage=usage)
             self._counted = True
         elif self.error and self.error != UNKNOWN_ERROR:
-            self._tryout.figures.ended(self._tried, failed=True, first_token_s=0.0, usage=None)
+            tryout.figures.ended(self._tried, failed=True, first_token_s=0.0, usage=None)
             self._counted = True

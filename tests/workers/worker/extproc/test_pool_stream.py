@@ -23,6 +23,7 @@ from workers.worker.extproc.app import App
 from workers.worker.extproc.pool_stream import PooledStream, open_pooled
 from workers.worker.extproc.request_phase import LONG_BODY
 from workers.worker.extproc.stream import PATH
+from workers.worker.extproc.tried_stream import Tryout
 
 DESTINATION = "x-gateway-destination-endpoint"
 
@@ -39,6 +40,10 @@ class Worker:
         self.loaded = {0, 1, 2, 3}
         self.waiting: list[Callable[[], None]] = []
         self.unusable = False
+        self.tries = False
+
+    def tryout(self, pool: int) -> Tryout | None:
+        return None
 
     def app(self, pool: int) -> App | None:
         return self.pairs[pool].app if pool in self.loaded else None

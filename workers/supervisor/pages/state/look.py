@@ -84,9 +84,23 @@ class IndexLook(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
 
 
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration in force. `workers`: how many workers use it. `last_reload_failed`: the findings of the last reload if it failed.
+
+    `tryout`: None if no candidate is tried.
+    """
+
+    generation: int
+    hash: str
+    workers: int
+    last_reload_failed: str = ""
+    tryout: TryoutFigures | None = None
+
+
 class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
     """One of several pools. `routed`: requests that got an endpoint since the start. `failed`: those that failed, in the picker or at a
-    model server. `queued`: those that wait in flow control. `first_token`: times to the first token, per bucket.
+    model server. `queued`: those that wait in flow control. `first_token`: times to the first token, per bucket. `configuration`: None if
+    it has none yet.
     """
 
     name: str
@@ -94,6 +108,7 @@ class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     queued: int = 0
     first_token: Sequence[int] = ()
+    configuration: Configuration | None = None
 
 
 class FlowLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,19 +140,6 @@ class BandLook(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     oldest_age_s: float | None
     pool: str | None = None
-
-
-class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration in force. `workers`: how many workers use it. `last_reload_failed`: the findings of the last reload if it failed.
-
-    `tryout`: None if no candidate is tried.
-    """
-
-    generation: int
-    hash: str
-    workers: int
-    last_reload_failed: str = ""
-    tryout: TryoutFigures | None = None
 
 
 class Others(msgspec.Struct, frozen=True, kw_only=True):

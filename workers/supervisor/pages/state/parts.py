@@ -14,7 +14,7 @@ from shm.observe import SECRET
 from workers.host import cpus
 from workers.host.options import OTHER_FLAGS, SECRET_OPTIONS
 from workers.process.instance import Instance
-from workers.process.pools import as_assigned
+from workers.process.pools import present
 from workers.shared import doctor_report
 from workers.shared.pool_crashes import OutOfService, named
 from workers.supervisor.pages.flow import FlowFigures, figures_of
@@ -112,8 +112,8 @@ class StateParts:
         for pool in self._full_first():
             found.setdefault(pool.options.pool_name, {})["flow_control"] = self._of_pool(pool)
         out = OutOfService(self._instance.words.out_of_service)
-        for number, pool in enumerate(as_assigned(self._instance).pools if out.changes else ()):
-            if (why := out.of(number, pool.generations.number)) is not None:
+        for number, pool in enumerate(present(self._instance).pools if out.changes else ()):
+            if (why := out.of(number, pool.number_in_force)) is not None:
                 plugin = named(why.mark, pool.config.pipeline.plugins)
                 found.setdefault(pool.options.pool_name, {})["out_of_service"] = plugin
         return found

@@ -8,7 +8,7 @@ import msgspec
 from epp.data import WAITING
 from epp.metrics.series import TIME_TO_FIRST
 from shm.table import State
-from workers.supervisor.pages.state.look import Look, PoolLook
+from workers.supervisor.pages.state.look import Configuration, Look, PoolLook
 from workers.supervisor.pages.state.quantiles import quantile_since
 
 FRESH: Final = State.FRESH.name.lower()
@@ -31,6 +31,7 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One of several pools. `fresh`: its endpoints with fresh metrics. `waiting`: requests that wait at its servers; `queued`: in flow
     control. `requests_per_s`: those that got an endpoint. `errors_per_s`: those that failed, in the picker or at a server.
     `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer.
+    `configuration`: None if it has none yet.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     errors_per_s: float | None
     first_token_p50_s: float | None = None
     first_token_p95_s: float | None = None
+    configuration: Configuration | None = None
 
 
 def pool_figures(look: Look, before: Look | None, elapsed: float | None, endpoints: Sequence[Member]) -> list[PoolFigures]:
@@ -66,6 +68,7 @@ def pool_figures(look: Look, before: Look | None, elapsed: float | None, endpoin
                 waiting=round(sum(endpoint.scraped.get(WAITING.name, 0.0) for endpoint in mine)),
                 queued=each.queued,
                 requests_per_s=max(0, each.routed - earlier.routed) / known if known and earlier else None,
+                configuration=each.configuration,
                 errors_per_s=max(0, each.failed - earlier.failed) / known if known and earlier else None,
                 first_token_p50_s=_first_token(0.5, bounds, each, earlier),
                 first_token_p95_s=_first_token(0.95, bounds, each, earlier),

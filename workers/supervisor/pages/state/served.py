@@ -8,7 +8,7 @@ from typing import Final
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUE_DURATION, FLOW_QUEUES, FLOW_REQUESTS
 from epp.metrics.series import ATTEMPTS, ERROR, PREDICTION, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
 from shm.series_reader import SeriesReader
-from workers.supervisor.pages.state.look import BandLook, FlowLook, OutcomeLook, PoolLook
+from workers.supervisor.pages.state.look import BandLook, Configuration, FlowLook, OutcomeLook, PoolLook
 from workers.supervisor.pages.state.pool_counts import CountsByPool, PoolCounts
 
 FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has
@@ -91,15 +91,18 @@ class Served:
         ]
         return sorted(found, key=lambda each: (-each.priority, each.outcome, each.pool or ""))
 
-    def pools(self, names: Sequence[str], queued: Sequence[int]) -> Sequence[PoolLook]:
-        """Returns the figures of each of several pools that do not belong to one endpoint. `queued`: requests in flow control."""
+    def pools(self, names: Sequence[str], queued: Sequence[int], configurations: Sequence[Configuration | None]) -> Sequence[PoolLook]:
+        """Returns the figures of each of several pools that do not belong to one endpoint. `queued`: requests in flow control.
+
+        `configurations`: what is in force.
+        """
         if not names:
             return ()
         counts = self.counts(names)
         rows = zip(names, counts.routed.tolist(), counts.failed.tolist(), queued, counts.first_token.tolist(), strict=True)
         return [
-            PoolLook(name=name, routed=routed, failed=failed, queued=waiting, first_token=first_token)
-            for name, routed, failed, waiting, first_token in rows
+            PoolLook(name=name, routed=routed, failed=failed, queued=waiting, first_token=first_token, configuration=configuration)
+            for (name, routed, failed, waiting, first_token), configuration in zip(rows, configurations, strict=True)
         ]
 
     def counts(self, names: Sequence[str]) -> PoolCounts:

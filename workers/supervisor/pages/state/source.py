@@ -34,7 +34,7 @@ from shm.observe import Life, Seen
 from shm.prefix_index import IndexSchema
 from shm.segment import Segment, SegmentError
 from shm.table import TableCopy, TableReader, TableSchema
-from workers.process.layout import GENERATION
+from workers.process.layout import GENERATION, of_key
 from workers.shared import reload_status
 from workers.shared.documents import EndpointsView
 from workers.shared.objectives import ObjectivesView
@@ -147,9 +147,9 @@ class Source:
             endpoints=tuple(endpoints),
             index=self._index.look(counted),
             bands=self.served.bands() if self._names.several else self._bands(now),
-            pools=self.served.pools(self.pools(), self.queued()),
+            pools=self.served.pools(self.pools(), self.queued(), self._configurations()),
             left_out=self._left_out(),
-            configuration=self._configuration(),
+            configuration=self._configuration() if not self._names.several else None,
             others=self._others(now),
             errors=self.served.errors(),
             flows=flows,
@@ -294,12 +294,16 @@ class Source:
             found[tuple(labels[place] for place in places)] += values.counters[counter]
         return found
 
-    def _configuration(self) -> Configuration | None:
-        """Returns the configuration in force; None if the picker cannot reload."""
-        status = reload_status.read(self._status) if self._status is not None else None
-        if status is None:
+    def _configurations(self) -> list[Configuration | None]:
+        """Returns the configuration in force of each of several pools; None for a place without a pool."""
+        return [self._configuration(pool) if name else None for pool, name in enumerate(self.pools())]
+
+    def _configuration(self, pool: int | None = None) -> Configuration | None:
+        """Returns the configuration in force of a pool, or of the only one; None if there is none."""
+        status = reload_status.read(self._status, pool or 0) if self._status is not None else None
+        if status is None or not status.generation:
             return None
-        used = self.lanes.scalars(GENERATION)
+        used = self.lanes.scalars(of_key(GENERATION, pool))
         workers = sum(number == status.generation and self.lanes.serving(seat) for seat, number in enumerate(used) if seat)
         failed = "" if status.successful else status.text
         return Configuration(

@@ -13,6 +13,8 @@ const COLUMNS = [
   { title: "In flight", value: (p) => p.in_flight, cell: (p) => count(p.in_flight) },
   { title: "Waiting", value: (p) => p.waiting, cell: (p) => count(p.waiting), note: "at the servers" },
   { title: "Queued", value: (p) => p.queued, cell: (p) => count(p.queued), note: "in flow control" },
+  { title: "Configuration", value: (p) => p.configuration?.generation, cell: (p) => (p.configuration ? count(p.configuration.generation) : "none"), note: "the number of the generation in force" },
+  { title: "Reload", left: true, value: (p) => (p.configuration?.last_reload_failed ? 1 : 0), cell: (p) => (p.configuration?.last_reload_failed ? "refused" : ""), note: "what became of the last reload" },
   { title: "Findings", value: (p) => p.findings, cell: (p) => count(p.findings) },
 ];
 
@@ -44,6 +46,7 @@ export function ofPool(state, only) {
     outcomes: mine(state.outcomes),
     findings: mine(state.findings),
     flow_control: own.flow_control,
+    configuration: own.configuration,
     settings: state.settings && { ...state.settings, ...state.settings.configurations.find((each) => each.pools.includes(only)) },
   };
 }

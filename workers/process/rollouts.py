@@ -1,0 +1,168 @@
+"""Decides how the pools of a picker change their configurations: a `Rollout` for each, which no other one influences. Does nothing itself.
+
+    command about a pool ─▶ its Rollout
+    reload of all        ─▶ the Rollout of the list of pools: its trial tells which pools have changed ─▶ their Rollouts ─▶ one answer
+
+Like `Rollout`: no I/O, no clock. A configuration is known by its key: the number of a pool, or that of the list of pools.
+
+- There is one trial child at a time, because each trial builds on the names that the one before it has given places in shared memory. The
+  turn to try goes round, so a pool waits for at most one trial of each other pool.
+- A crash counts against the pool whose request the child was deciding. If that is not known, it counts against every pool: each judges by
+  itself whether it has changed a short time before.
+- While the list of pools changes, no pool begins a trial, and the list begins no trial while a pool tries. So each trial knows its pool.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, NamedTuple
+
+from workers.process.rollout import RELOAD, Action, Asked, Crashed, Event, Idle, Rollout, Say, Spreading, Tick
+
+Told = tuple[int, Action]  # the key of a configuration, and what to do for it
+UNCHANGED: Final = "unchanged"
+GONE: Final = "the pool is gone"
+
+
+class Result(NamedTuple):
+    """How the reload of a pool ended. `said`: None if there was nothing to do, or the pool is gone; then `text` says which."""
+
+    said: Say | None
+    text: str = ""
+
+
+class Round(NamedTuple):
+    """A reload of all pools. `wanted`: by pool, how many of its asks are answered when its reload has ended. `ended`: those that have."""
+
+    wanted: dict[int, int]
+    ended: dict[int, Result]
+
+
+class Answered(NamedTuple):
+    """Tells that a reload of all pools has ended. `said`: how that of the list ended. `results`: of the pools, if the list is good."""
+
+    said: Say
+    results: Mapping[int, Result]
+
+
+class Rollouts:
+    """The rollouts of one picker by key. `listed`: the key of the list of pools; None: there is only one pool, and no list."""
+
+    def __init__(self, listed: int | None = None) -> None:
+        self.listed = listed
+        self.members: dict[int, Rollout] = {}
+        self.round: Round | None = None  # a reload of all pools whose list is known
+        self._begun = False  # whether its pools are reloaded
+        self.answers: list[Answered] = []  # ended reloads of all pools; the caller removes them
+        self._said: dict[int, Say] = {}
+        self._last = -1  # the key that had the turn last
+
+    def add(self, key: int, rollout: Rollout) -> None:
+        """Adds a configuration."""
+        self.members[key], self._said[key] = rollout, Say()
+
+    def drop(self, key: int) -> None:
+        """Forgets the configuration of a pool that is gone. Whoever waits for it gets an answer."""
+        self.members.pop(key, None)
+        self._said.pop(key, None)
+        if self.round is not None and self.round.wanted.pop(key, None) is not None:
+            self.round.ended[key] = Result(None, GONE)
+            if self._begun:
+                self._look_at_round()
+
+    def on(self, key: int, event: Event, now: float) -> list[Told]:
+        """Returns what to do after an event that is about one configuration. Does nothing if it is gone."""
+        rollout = self.members.get(key)
+        if rollout is None:
+            return []
+        told = [(key, action) for action in rollout.on(event, now)]
+        for _, action in told:
+            if isinstance(action, Say):
+                self._heard(key, action)
+        return told
+
+    def crashed(self, child: str, now: float, key: int | None) -> list[Told]:
+        """Returns what to do after the crash of a child. `key`: the pool whose request it was deciding; None: not known."""
+        blamed = [key] if key is not None else list(self.members)
+        return [told for each in blamed for told in self.on(each, Crashed(child), now)]
+
+    def tick(self, now: float, behind: Callable[[int], tuple[int, ...]]) -> list[Told]:
+        """Returns what is due. `behind(key)`: the seats whose processes do not use what was published."""
+        told: list[Told] = []
+        for key in self._in_turn():
+            rollout = self.members[key]
+            if rollout.next_deadline(now, waits=self._waits(key)) > 0.0 and not isinstance(rollout.state, Spreading):
+                continue
+            seats = behind(key) if isinstance(rollout.state, Spreading) else ()
+            told += self.on(key, Tick(seats, self._waits(key)), now)
+            if rollout.tries:
+                self._last = key
+        return told
+
+    def next_deadline(self, now: float) -> float:
+        """Returns the seconds until `tick` is needed, if no event comes before."""
+        return min((rollout.next_deadline(now, waits=self._waits(key)) for key, rollout in self.members.items()), default=math.inf)
+
+    def follow(self, changed: Collection[int], unchanged: Collection[int]) -> None:
+        """Takes from the trial of the list, which is about to end, which pools have changed. When it is in force, they are reloaded."""
+        self._begun = False
+        self.round = Round(dict.fromkeys(changed, 0), {key: Result(None, UNCHANGED) for key in unchanged})
+
+    def reload_changed(self, now: float) -> list[Told]:
+        """Begins the reloads of the pools that have changed. To be called when all of them are added."""
+        told: list[Told] = []
+        assert self.round is not None
+        self._begun = True
+        for key in list(self.round.wanted):
+            said = self._said.get(key)
+            if said is None:
+                self.round.ended[key] = Result(None, GONE)
+                del self.round.wanted[key]
+                continue
+            # An attempt under way may have read older files.
+            self.round.wanted[key] = 1 + said.answered + said.owed
+            told += self.on(key, Asked(RELOAD), now)
+        self._look_at_round()
+        return told
+
+    def _heard(self, key: int, said: Say) -> None:
+        """Acts on what a rollout says of its end."""
+        before, self._said[key] = self._said[key], said
+        if key == self.listed:
+            if said.answered > before.answered and not (said.successful and self.round is not None):
+                self.round = None
+                self.answers.append(Answered(said, {}))
+        elif self.round is not None and 0 < self.round.wanted.get(key, 0) <= said.answered:
+            del self.round.wanted[key]
+            self.round.ended[key] = Result(said)
+            self._look_at_round()
+
+    @property
+    def due(self) -> bool:
+        """Whether the list has changed as asked, and `reload_changed` comes next."""
+        if self.round is None or self._begun or self.listed is None or self._busy(self.listed):
+            return False
+        return self._said[self.listed].successful
+
+    def _look_at_round(self) -> None:
+        assert self.round is not None
+        assert self.listed is not None
+        if not self.round.wanted:
+            self.answers.append(Answered(self._said[self.listed], self.round.ended))
+            self.round = None
+
+    def _busy(self, key: int) -> bool:
+        rollout = self.members[key]
+        return rollout.tries or not isinstance(rollout.state, Idle)
+
+    def _waits(self, key: int) -> bool:
+        """Whether this configuration may begin no trial now."""
+        if key == self.listed:
+            return self.round is not None or any(each.tries for other, each in self.members.items() if other != key)
+        if self.listed is not None and self._busy(self.listed):
+            return True
+        return any(each.tries for other, each in self.members.items() if other != key)
+
+    def _in_turn(self) -> list[int]:
+        """Returns all keys, beginning after the one that had the turn last."""
+        keys = sorted(self.members)
+        return [key for key in keys if key > self._last] + [key for key in keys if key <= self._last]
