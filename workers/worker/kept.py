@@ -68,6 +68,7 @@ class Kept:
         self._clock = clock
         self.metrics = self.request_metrics(instance)  # of the only pool, or of requests whose pool is not known
         self._sweep_at = time.monotonic() + SWEEP_S
+        self._beat_at = 0.0
         debug = instance.options.log_level == "debug"
         self.latency = DocumentReader(instance.layout.latency, instance.memory.latency)
         self.starts = PromptStarts(instance.layout.starts, instance.memory.starts, index)
@@ -111,6 +112,16 @@ class Kept:
         groups = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS)
         requests, figures, errors, attempts = (self.series(instance, group) for group in groups)
         return RequestMetrics(self._clock, requests, figures, errors, attempts, self.caps)
+
+    def heartbeat(self, now: float) -> None:
+        """Does what is due once at a heartbeat. Each pool with requests calls this with the same `now`: only the first call counts."""
+        if now == self._beat_at:
+            return
+        self._beat_at = now
+        self.records.flush()
+        self.sweep(now)
+        if self.calls is not None:
+            self.calls.store()
 
     def sweep(self, now: float) -> None:
         """Frees series that have counted nothing for SWEEP_S, where few are left for new names. `now`: monotonic seconds."""

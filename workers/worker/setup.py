@@ -184,10 +184,9 @@ class Parts:
     def heartbeat(self, now: float) -> None:
         """Reads what the supervisor has published since the last heartbeat, and stores the durations that were measured."""
         self.record()
-        self.kept.records.flush()
-        self.kept.sweep(now)
+        self.kept.heartbeat(now)
         self.own.budgets.heartbeat(now)
-        if self.timing is not None:
+        if self.timing is not None and self.instance.pool is None:
             self.timing.heartbeat()
         self.objectives.look()
         if self.own.rewrites is not None:

@@ -65,6 +65,19 @@ def test_with_many_requests_one_in_eight_is_timed_and_counts_for_the_next_ones()
     assert {id(form) for form in forms[EXACT:]} - {id(sampled[0])} == {id(forms[-1])}
 
 
+def test_pools_share_the_first_requests_and_the_samples_of_a_heartbeat() -> None:
+    world = World()
+    plain = compiled(FakeServices())
+    pools = [Timing(world.calls, bare, plain.wrapped(world.calls)) for _ in range(4)]
+    for number in range(EXACT + 2 * SHARE):
+        form = pools[number % 4].turn()
+        form.pick_profiles(request(), form.profiles, {})
+    assert world.counted() == EXACT + 2 * SHARE
+    exact = [timing.turn() for timing in pools]
+    world.calls.store()
+    assert [form is timing._forms[0] for form, timing in zip(exact, pools, strict=True)] == [True] * 4
+
+
 @pytest.mark.parametrize("extra", range(1, SHARE + 1))
 def test_a_sample_counts_for_requests_of_the_next_heartbeat_too_so_counts_are_at_most_seven_ahead(extra: int) -> None:
     world = World()
