@@ -120,8 +120,6 @@ class Kept:
         self._beat_at = now
         self.records.flush()
         self.sweep(now)
-        if self.calls is not None:
-            self.calls.store()
 
     def sweep(self, now: float) -> None:
         """Frees series that have counted nothing for SWEEP_S, where few are left for new names. `now`: monotonic seconds."""

@@ -186,8 +186,8 @@ class Parts:
         self.record()
         self.kept.heartbeat(now)
         self.own.budgets.heartbeat(now)
-        if self.timing is not None and self.instance.pool is None:
-            self.timing.heartbeat()
+        if self.timing is not None:
+            self.timing.heartbeat(now)
         self.objectives.look()
         if self.own.rewrites is not None:
             self.own.rewrites.look()
@@ -220,7 +220,7 @@ class Parts:
     async def retire(self) -> None:
         """Stores metrics and ends the plugins' work. Called when the last stream of this configuration has ended."""
         if self.timing is not None:
-            self.timing.heartbeat()
+            self.timing.store()
         await self.services.close()
 
     async def close(self) -> None:

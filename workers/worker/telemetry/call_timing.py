@@ -129,6 +129,7 @@ class CallTimers:
         self._once = self.counting(1)
         self.exact = EXACT
         self.left = 0
+        self._beat_at = 0.0
 
     def __call__(self, point: Point, plugin: Plugin, call: C, /) -> C:
         return self._once(point, plugin, call)
@@ -147,8 +148,14 @@ class CallTimers:
 
         return wrap
 
+    def heartbeat(self, now: float) -> None:
+        """Does what `store` does, unless another pool has called this with the same `now`."""
+        if now != self._beat_at:
+            self._beat_at = now
+            self.store()
+
     def store(self) -> None:
-        """Stores the kept durations in the lane, and reports calls that were too long. Called at each heartbeat."""
+        """Stores the kept durations in the lane, and reports calls that were too long."""
         self.exact = EXACT
         stood_still_s = self._stood_still_s()
         self._stored_at, self._cpu_at = self._now(), self._cpu()
@@ -218,6 +225,10 @@ class Timing:
         timers.left = SHARE - 1
         return self._forms[1]
 
-    def heartbeat(self) -> None:
-        """Stores the durations. Times the next EXACT requests with weight 1."""
+    def heartbeat(self, now: float) -> None:
+        """Stores the durations, once for all pools that call this with the same `now`. Times the next EXACT requests with weight 1."""
+        self._timers.heartbeat(now)
+
+    def store(self) -> None:
+        """Stores the durations, because the worker or the configuration ends."""
         self._timers.store()
