@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import os
 import re
+import signal
 import subprocess
 from typing import Any
 
@@ -114,6 +116,19 @@ def test_a_pool_whose_plugin_has_ended_two_workers_gets_503_and_the_others_are_s
         assert [each["pool"] for each in site.said("a worker ended while")] == ["odd"] * ended
         (finding,) = [each for each in json.loads(site.doctor().stdout)["findings"] if each["rule"] == "out-of-service"]
         assert (finding["pool"], "mine" in finding["evidence"]) == ("odd", at != "load")
+
+
+def test_a_reload_of_a_pool_brings_it_back(cluster: Cluster) -> None:
+    with servers(1) as (server,):
+        site = Site(cluster, server.address, "decision", "os._exit(3)")
+        out = "pool is out of service"
+        assert eventually(lambda: site.ask("odd", str(len(site.said("child ended")))).status == 503 and bool(site.said(out)), 30.0)
+        (file,) = cluster.directory.glob("config-*.yaml")
+        file.write_text(file.read_text().replace("odd-scorer", "queue-scorer"))
+        os.kill(site.picker.child.pid, signal.SIGHUP)
+        assert eventually(lambda: site.ask("odd").status == 200, 30.0)
+        assert [site.ask("odd").status for _ in range(TRIES)] == site.calm() == [200] * TRIES
+        assert not [each for each in json.loads(site.doctor().stdout)["findings"] if each["rule"] == "out-of-service"]
 
 
 def test_a_killed_worker_blames_no_pool(cluster: Cluster) -> None:

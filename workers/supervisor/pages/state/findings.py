@@ -300,7 +300,7 @@ def _out_of_service(values: Values, _endpoints: Mapping[str, Values]) -> Iterato
             ERROR,
             "It is out of service, because its plugins have ended two workers",
             f"{f'the plugin {plugin} ran' if plugin else 'its requests were decided'} when they ended; its requests get 503",
-            "the log has the ends of the workers; correct the plugin, or take it out of the configuration; then restart the picker",
+            "the log has the ends of the workers; correct the plugin, or take it out of the configuration; then `epp config reload`",
         )
 
 
