@@ -145,7 +145,7 @@ __all__ = [
 
 
 class Parser(Plugin):
-    """Reads request bodies. Called once per request, when the whole body has arrived.
+    """Reads request bodies, when the whole body has arrived.
 
     `paths`: path suffixes. The parser with the longest matching suffix reads the request, and the runtime unpacks compressed bodies for
     it. A parser without `paths` reads all other requests, and gets compressed bodies as they are.
@@ -169,6 +169,9 @@ class Parser(Plugin):
 
         `path` has no query string. Raises Refused(INVALID_BODY, text) or Refused(MODEL_MISSING). Keep `body` in `request.prompt` only,
         which is dropped after the decision: a reference to `body` keeps the whole message in memory.
+
+        If the body has no member `salt_member`, in no spelling and not as null, `parse` may set `request.salted` to False. Otherwise the
+        runtime searches the body for the member. `parse` may be called twice, if it refuses the body or the runtime has changed it.
         """
         raise NotImplementedError
 

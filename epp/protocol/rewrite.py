@@ -28,6 +28,8 @@ BEGIN_BYTES: Final = 256  # of a body, in which its first brace and the next cha
 PAIRS_KEPT: Final = 256  # cached pairs; clients choose the names, so number and length are limited
 KEPT_CHARS_MAX: Final = 1024
 _BLANKS: Final = b" \t\r\n"
+_BRACE: Final = 0x7B
+_QUOTE: Final = 0x22
 _KEY: Final = b'"model"'
 _BEGIN: Final = _KEY[:2]  # searched at the end of a piece, because it is rarer than a quote alone
 _MISSING: Final = msgspec.Raw()
@@ -39,11 +41,11 @@ Span = tuple[int, int]
 class Member:
     """A top-level member of requests, with a text as its value."""
 
-    __slots__ = ("_decoder", "_escapes", "_key", "_name", "_names")
+    __slots__ = ("_decoder", "_escapes", "_key", "_names", "name")
 
     def __init__(self, name: str) -> None:
         """`name`: of ASCII letters and `_`."""
-        self._name = name
+        self.name = name
         self._names = (name.encode(),)
         self._key = b'"' + self._names[0] + b'"'
         # One of them begins each letter of the name if it is escaped.
@@ -51,19 +53,26 @@ class Member:
         # Made by `defstruct`, because msgspec cannot read annotations of compiled classes.
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("_Named", [(name, msgspec.Raw, _MISSING)]))
 
+    def text(self, value: str) -> bytes:
+        """Returns the member with this value, and a comma: what to insert into a JSON object that lacks the member."""
+        return b"".join((self._key, b":", msgspec.json.encode(value), b","))
+
+    def lacks(self, body: Body) -> bool:
+        """Returns whether the body is surely a JSON object without this member. If not, `put` finds out."""
+        found = calls.members(body, self._names, _MISSING)
+        return found is not None and found[0] is _MISSING
+
     def put(self, body: Body, value: str) -> bytes:
         """Returns the JSON object `body` with `value` as the value of this member. Raises Refused."""
+        spans = [] if self.lacks(body) else self._spans(body)
+        if not spans:
+            return inserted(body, *insertion(body, self.text(value)))
         text = msgspec.json.encode(value)
-        found = calls.members(body, self._names, _MISSING)
-        if found is not None and found[0] is _MISSING:
-            return _with_member(body, self._key, text)
         parts: list[Body] = []
         at = 0
-        for start, end in self._spans(body):
+        for start, end in spans:
             parts += (body[at:start], text)
             at = end
-        if not parts:
-            return _with_member(body, self._key, text)
         parts.append(body[at:])
         return b"".join(parts)
 
@@ -82,7 +91,7 @@ class Member:
         text = body
         while (span := self._last(text)) is not None:
             if len(spans) == MEMBERS_MAX:
-                raise Refused(Cause.INVALID_BODY, f"invalid request body: '{self._name}' occurs more than {MEMBERS_MAX} times")
+                raise Refused(Cause.INVALID_BODY, f"invalid request body: '{self.name}' occurs more than {MEMBERS_MAX} times")
             spans.append(span)
             before = bytes(text[: span[0]]).rstrip(_BLANKS)[:-1].rstrip(_BLANKS)  # up to the last quote of the key
             before = before[: before.rfind(b'"', 0, -1)]  # a key with a quote inside is not this one
@@ -95,7 +104,7 @@ class Member:
         """Returns (start, end) of the value of the last such member; None: there is none. The decoder returns the last one."""
         try:
             named: Any = self._decoder.decode(text)
-            raw = memoryview(getattr(named, self._name))
+            raw = memoryview(getattr(named, self.name))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(Cause.INVALID_BODY, f"invalid request body: {error}") from None
         if not len(raw):
@@ -122,15 +131,22 @@ def _address(data: Body) -> int:
     return address
 
 
-def _with_member(body: Body, key: bytes, value: bytes) -> bytes:
-    """Returns the JSON object with this member as its first one. Copies a long body once, unless it begins with many blanks."""
+def insertion(body: Body, member: bytes) -> tuple[int, bytes]:
+    """Returns where to insert a first member into a JSON object, and what. `member`: the member and a comma."""
+    if len(body) > 1 and body[0] == _BRACE and body[1] == _QUOTE:
+        return 1, member
     view = memoryview(body)
     begin = bytes(view[:BEGIN_BYTES])
     if not begin.lstrip(_BLANKS)[1:].lstrip(_BLANKS):
         begin = bytes(view)
-    inside = begin.index(b"{") + 1
-    comma = b"" if begin[inside:].lstrip(_BLANKS).startswith(b"}") else b","
-    return b"".join((view[:inside], key, b":", value, comma, view[inside:]))
+    at = begin.index(b"{") + 1
+    return at, member[:-1] if begin[at:].lstrip(_BLANKS).startswith(b"}") else member
+
+
+def inserted(body: Body, at: int, text: bytes) -> bytes:
+    """Returns the body with a text inserted. Copies a long body once."""
+    view = memoryview(body)
+    return b"".join((view[:at], text, view[at:]))
 
 
 def _pairs(target: str, requested: str) -> tuple[tuple[tuple[bytes, bytes], ...], int]:

@@ -15,7 +15,7 @@ from epp.plugin import Parser
 from epp.protocol import codec, surrogates
 from epp.protocol.usage import ANSWER
 from epp.request import DEFAULT_FLOW, Request, Subset, client_headers
-from epp.request.renaming import MENTIONED, Renamed, parse_renamed, salted
+from epp.request.renaming import MENTIONED, Renamed, member_of, parse_renamed, salt_of
 from epp.request.tenant import Tenant
 
 REQUEST_ID: Final = "x-request-id"
@@ -83,6 +83,42 @@ class Intake:
         parse(request, request.path, body)
         return None
 
+    def _readable(self, reader: Parser, parse: ParseCall, request: Request, body: bytes | memoryview, *, named: bool) -> Renamed | None:
+        """Does what `_parsed` does, also for a body with halves of surrogate pairs."""
+        try:
+            return self._parsed(reader, parse, request, body, named=named)
+        except Refused as refused:
+            readable = surrogates.replaced(body) if refused.cause is Cause.INVALID_BODY else None
+            if readable is None:
+                raise
+            return self._parsed(reader, parse, request, readable, named=named)
+
+    def _private(
+        self, tenant: Tenant, reader: Parser, parse: ParseCall, request: Request, body: bytes | memoryview, *, named: bool
+    ) -> Renamed | None:
+        """Parses the body, and sets the cache salt of the tenant, in place of the client's. Returns the body to send on.
+
+        None: the body reaches no cache, and passes unchanged. Most bodies have no salt, so no body is searched for one that the parser has
+        not seen.
+        """
+        member = member_of(reader)
+        try:
+            renamed = self._readable(reader, parse, request, body, named=named)
+        except Refused:  # perhaps because of the client's salt, which does not count
+            body = member.put(body, tenant.salt)
+            renamed = self._readable(reader, parse, request, body, named=named)
+        request.cache_salt = tenant.salt
+        if renamed is None:
+            answer = request[ANSWER]
+            if answer is not None and answer.skip:
+                return None
+            renamed = Renamed(body, None)
+        if not request.salted or member.lacks(renamed.body):
+            renamed.insert(salt_of(tenant, member))
+        else:
+            renamed.body = member.put(renamed.body, tenant.salt)
+        return renamed
+
     def read(
         self, request: Request, headers: codec.Headers, pipeline: Pipeline, parser: tuple[Parser, int], body: bytes | memoryview
     ) -> Renamed | None:
@@ -92,25 +128,17 @@ class Intake:
         else None. Raises Refused.
         """
         reader, place = parser
-        parse = pipeline.parses[place]
+        parse, tenant = pipeline.parses[place], request.tenant
         wishes = request.wishes
         named = wishes and headers.mentions(MENTIONED)
-        private: bytes | None = None  # the body with the salt of the tenant
         try:
-            if request.tenant is not None and (private := salted(reader, request.tenant, body)) is not None:
-                body = private
-            try:
-                renamed = self._parsed(reader, parse, request, body, named=named)
-            except Refused as refused:
-                readable = surrogates.replaced(body) if refused.cause is Cause.INVALID_BODY else None
-                if readable is None:
-                    raise
-                renamed = self._parsed(reader, parse, request, readable, named=named)
+            if tenant is not None and tenant.salt and reader.salt_member:
+                renamed = self._private(tenant, reader, parse, request, body, named=named)
+            else:
+                renamed = self._readable(reader, parse, request, body, named=named)
         except Exception as problem:
             blame(problem, reader)
             raise
-        if private is not None:
-            renamed = _kept_private(request, private, renamed)
         if self.priority_of is not None and ((wishes and headers.mentions(OBJECTIVE)) or request.tenant is not None):
             objective = request_objective(request)
             request.priority = self.priority_of(objective) if objective else 0
@@ -121,19 +149,6 @@ class Intake:
                 blame(problem, pipeline.owner(read))
                 raise
         return renamed
-
-
-def _kept_private(request: Request, private: bytes, renamed: Renamed | None) -> Renamed | None:
-    """Sets the salt of the tenant, and returns the body to send on. None: the body reaches no cache, and passes unchanged.
-
-    `private`: the body with the salt. `renamed`: the same with another model, if it gets one.
-    """
-    answer = request[ANSWER]
-    if answer is not None and answer.skip:
-        return renamed
-    assert request.tenant is not None
-    request.cache_salt = request.tenant.salt
-    return renamed if renamed is not None else Renamed(private, None)
 
 
 def request_objective(request: Request) -> str:

@@ -5,13 +5,13 @@ Headers that are not trusted (`--trust-client-headers`) are not read. `epp.proto
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from epp.decision.pipeline import ParseCall
 from epp.errors import Cause, Refused
 from epp.plugin import Parser
 from epp.protocol import codec
-from epp.protocol.rewrite import Member, ModelRestorer, with_model
+from epp.protocol.rewrite import Member, ModelRestorer, inserted, insertion, with_model
 from epp.protocol.usage import ANSWER
 from epp.request import Request, client_headers
 from epp.request.tenant import Tenant
@@ -21,14 +21,27 @@ CONTENT_ENCODING: Final = "content-encoding"
 UNSIZED: Final = ("content-length",)  # removed from a response if its length changes
 
 
-class Renamed(NamedTuple):
-    """Holds the body to send on instead, and the restorer that puts the original model name into the response.
+class Renamed:
+    """The body to send on instead: `body` with `text` inserted at `at`, so that a long body need not be copied.
 
-    `restorer`: None if the model keeps its name, and only the cache salt is another.
+    `restorer`: puts the original model name into the response; None if the model keeps its name, and only the cache salt is another.
     """
 
-    body: bytes
-    restorer: ModelRestorer | None
+    __slots__ = ("at", "body", "restorer", "text")
+
+    def __init__(self, body: bytes | memoryview, restorer: ModelRestorer | None) -> None:
+        self.body = body
+        self.restorer = restorer
+        self.at = 0
+        self.text = b""
+
+    def insert(self, member: bytes) -> None:
+        """Inserts a first member into the body, a JSON object. `member`: the result of `Member.text`."""
+        self.at, self.text = insertion(self.body, member)
+
+    def whole(self) -> bytes:
+        """Returns the whole body."""
+        return inserted(self.body, self.at, self.text)
 
 
 def parse_renamed(
@@ -70,14 +83,20 @@ def parse_renamed(
 _members: Final[dict[str, Member]] = {}  # by name; parsers determine the names
 
 
-def salted(parser: Parser, tenant: Tenant, body: bytes | memoryview) -> bytes | None:
-    """Returns the body with the tenant's cache salt in place of the client's; None if it keeps the client's. Raises Refused."""
-    if not tenant.salt or not parser.salt_member:
-        return None
+def member_of(parser: Parser) -> Member:
+    """Returns the member of bodies that has the cache salt, for a parser that names one."""
     member = _members.get(parser.salt_member)
     if member is None:
         member = _members[parser.salt_member] = Member(parser.salt_member)
-    return member.put(body, tenant.salt)
+    return member
+
+
+def salt_of(tenant: Tenant, member: Member) -> bytes:
+    """Returns the tenant's cache salt as text to insert into a body."""
+    text = tenant.members.get(member.name)
+    if text is None:
+        text = tenant.members[member.name] = member.text(tenant.salt)
+    return text
 
 
 def restorable(headers: codec.Headers) -> bool:

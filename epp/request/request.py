@@ -123,8 +123,8 @@ class Request:
     From the gateway: `id`, `path` (no query string), `headers` (names in lower case), `body_bytes` (unpacked if the body is gzip),
     `subset` (None: any endpoint).
     From the body: `model`, `prompt`, `streaming`, `max_tokens` (None: no limit; it counts for each choice of each prompt), `cache_salt`,
-    `extent` (None: that of USUAL). `prompt` and `cache_salt` are empty after the decision. `target_model`: the model that is requested
-    from the model server.
+    `extent` (None: that of USUAL), `salted` (whether the body may have a cache salt, of whatever form). `prompt` and `cache_salt` are
+    empty after the decision. `target_model`: the model that is requested from the model server.
     For flow control: `fairness_id`, `priority`, `ttl_s` (the longest wait in seconds that the client wants; None: no wish).
     `tenant`: by what the gateway or a key vouches for (None: no tenants are configured).
     Times in monotonic seconds: `arrived_at`, when its body was complete; `now`, which the runtime sets at each phase (decision, response
@@ -136,8 +136,8 @@ class Request:
 
     __slots__ = (
         "arrived_at", "body_bytes", "cache_salt", "considered", "data", "emptied", "extent", "fairness_id", "headers", "id", "max_tokens",
-        "model", "now", "path", "priority", "profile", "prompt", "runs", "sent_at", "streaming", "subset", "target_model", "tenant",
-        "ttl_s", "unscored", "wishes",
+        "model", "now", "path", "priority", "profile", "prompt", "runs", "salted", "sent_at", "streaming", "subset", "target_model",
+        "tenant", "ttl_s", "unscored", "wishes",
     )  # fmt: skip
 
     def __init__(
@@ -165,6 +165,7 @@ class Request:
         self.max_tokens: int | None = None
         self.extent: Extent | None = None
         self.cache_salt = ""
+        self.salted = True
         self.body_bytes = body_bytes
         self.subset = subset
         self.fairness_id = fairness_id

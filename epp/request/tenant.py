@@ -16,13 +16,14 @@ class Tenant:
     shares no prefixes with others; "": clients give theirs. `budget`: None without limits.
     """
 
-    __slots__ = ("budget", "name", "objectives", "salt")
+    __slots__ = ("budget", "members", "name", "objectives", "salt")
 
     def __init__(self, name: str, objectives: Sequence[str] = (), salt: str = "", budget: Budget | None = None) -> None:
         self.name = name
         self.budget = budget
         self.objectives = objectives
         self.salt = salt
+        self.members: dict[str, bytes] = {}  # the salt as a member of a body, by the member's name; parsers determine the names
 
     def objective(self, claimed: str) -> str:
         """Returns the objective of a request. `claimed`: what its client says; "" for nothing. The result may be "", too."""
@@ -31,7 +32,7 @@ class Tenant:
 
     def may_send(self, headers: Mapping[str, str]) -> bool:
         """Returns whether model servers may get the client's objective header: there is none, or the tenant may claim what it says."""
-        claimed = first_value(headers, OBJECTIVE)
+        claimed = first_value(headers, OBJECTIVE) if self.objectives else None
         return claimed is None or self.objective(claimed) == claimed
 
 

@@ -51,6 +51,13 @@ def named(request: Request, model: Any) -> None:
     request.model = request.target_model = model
 
 
+def salt(request: Request, value: Any) -> None:
+    """Sets the request's cache salt to the body's; EMPTY if it has none."""
+    request.salted = value is not EMPTY
+    if isinstance(value, str):
+        request.cache_salt = value
+
+
 def _must_have(kind: str, name: str) -> Refused:
     return Refused(Cause.INVALID_BODY, f"invalid {kind} request: must have {name} field")
 
@@ -201,8 +208,7 @@ def read(request: Request, api: Api, body: bytes | memoryview) -> Any:
         reader, fill = _crowd_reader, _crowd
     fields = decoded(reader, body)
     request.streaming = fields.stream is True
-    if isinstance(fields.cache_salt, str):
-        request.cache_salt = fields.cache_salt
+    salt(request, fields.cache_salt)
     fill(fields, request)
     prompt = request.prompt
     prompt.body, prompt.read = body, parts

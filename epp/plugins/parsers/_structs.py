@@ -1,6 +1,6 @@
 """Declares the JSON of request bodies. Not compiled: msgspec reads annotations at run time."""
 
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -8,6 +8,7 @@ Raw = msgspec.Raw
 
 
 EMPTY: Final = Raw()
+ABSENT: Final[Any] = EMPTY  # the default of a member for which null is not the same as its absence
 
 
 class Message(msgspec.Struct):
@@ -70,7 +71,7 @@ class Body(msgspec.Struct):
 
     model: Scalar = None
     stream: Scalar = None
-    cache_salt: Scalar = None
+    cache_salt: Scalar = ABSENT
 
 
 class Completion(Body):

@@ -13,7 +13,7 @@ from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _extents, _openai, _parts
 from epp.plugins.parsers._canonical import BRACKET, first, present
 from epp.plugins.parsers._reader import UNREADABLE, Reader
-from epp.plugins.parsers._structs import EMPTY, Message, Raw, Scalar
+from epp.plugins.parsers._structs import ABSENT, EMPTY, Message, Raw, Scalar
 from epp.protocol.usage import ANSWER, UNSEEN, AnswerHandling, AnthropicScanner
 from epp.request import Prompt, Request
 
@@ -27,7 +27,7 @@ class _Body(msgspec.Struct):
     model: Scalar = None
     stream: Scalar = None
     max_tokens: Scalar = None
-    cache_salt: Scalar = None
+    cache_salt: Scalar = ABSENT
     system: Raw = EMPTY
     tools: Raw = EMPTY
     messages: list[Message] | None = None
@@ -79,8 +79,7 @@ class Anthropic(Parser):
         request.max_tokens = _openai.whole(fields.max_tokens)
         if not isinstance(fields, _Crowd):
             _extents.describe(request, unseen=_extents.media_tokens(fields.messages or ()))
-        if isinstance(fields.cache_salt, str):
-            request.cache_salt = fields.cache_salt
+        _openai.salt(request, fields.cache_salt)
         prompt = request.prompt = Prompt(lambda: _canonical_bytes(fields))
         prompt.body, prompt.read = body, _parts.messages
         _openai.named(request, fields.model)

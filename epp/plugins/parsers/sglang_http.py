@@ -57,6 +57,7 @@ class SglangHttp(Parser):
             raise Refused(Cause.INVALID_BODY, f"invalid generate request: {error}") from None
         if not present(fields.input_ids):
             raise Refused(Cause.INVALID_BODY, "invalid generate request: input_ids must be provided")
+        request.salted = fields.extra_key is not EMPTY
         request.cache_salt = _salt(fields.extra_key)
         raw = fields.input_ids
         head, rest = _plain_prompts.first_ids(raw)

@@ -9,7 +9,7 @@ from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _extents, _openai, _plain_prompts, _tokens
 from epp.plugins.parsers._canonical import present
 from epp.plugins.parsers._reader import UNREADABLE, Reader
-from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
+from epp.plugins.parsers._structs import ABSENT, EMPTY, Raw, Scalar, TokenId
 from epp.request import Feature, Request
 
 GENERATE: Final = "inference/v1/generate"
@@ -46,7 +46,7 @@ class _Sampling(msgspec.Struct):
 class _Body(msgspec.Struct):
     model: Scalar = None
     stream: Scalar = None
-    cache_salt: str | None = None
+    cache_salt: str | None = ABSENT
     token_ids: Raw = EMPTY
     features: Raw = EMPTY
     sampling_params: _Sampling | None = None
@@ -79,7 +79,7 @@ class VllmHttp(Parser):
         if not ids:
             raise Refused(Cause.INVALID_BODY, "invalid generate request: must have non-empty token_ids field")
         request.streaming = fields.stream is True
-        request.cache_salt = fields.cache_salt or ""
+        _openai.salt(request, fields.cache_salt)
         if fields.sampling_params is not None:
             request.max_tokens = _openai.whole(fields.sampling_params.max_tokens)
             _extents.describe(request, choices=_extents.choices_of(fields.sampling_params.n))

@@ -33,6 +33,7 @@ from epp.protocol.codec.bodies import (
     chunk_of_size,
     learn_chunk,
     request_body_answer,
+    request_body_behind,
     response_body_answer,
 )
 from epp.protocol.codec.envelope import (
@@ -109,6 +110,7 @@ __all__ = [
     "mode_name",
     "needle",
     "request_body_answer",
+    "request_body_behind",
     "request_headers_answer",
     "response_body_answer",
     "response_body_passed",

@@ -17,6 +17,8 @@ _RESPONSE_BODY: Final = b"\x22"
 _PREFIXES_MAX: Final = 4096
 # Size -> prefix (for request bodies the key is the size's complement); cached, because answers repeat their sizes.
 _prefixes: Final[dict[int, bytes]] = {}
+# (bytes of a piece, whether it ends the body, tag) -> what precedes the piece.
+_leads: Final[dict[tuple[int, bool, bytes], bytes]] = {}
 
 
 def body(message: bytes, start: int, end: int) -> tuple[int, int, bool]:
@@ -129,23 +131,53 @@ def as_body(data: bytes, end_of_stream: bool) -> tuple[bytes, int]:
     return b"".join((head, data, END_OF_STREAM if end_of_stream else b"")), len(head)
 
 
-def body_pieces(data: bytes | memoryview, end_of_stream: bool, *, request: bool, metadata: bytes = b"") -> list[bytes | memoryview]:
+def _lead(size: int, last: bool, tag: bytes) -> bytes:
+    """Returns all bytes before a piece of `size` bytes. If it is the last one, END_OF_STREAM follows it."""
+    lead = _leads.get((size, last, tag))
+    if lead is None:
+        if len(_leads) >= _PREFIXES_MAX:
+            _leads.clear()
+        head = b"\x0a" + varint(size)
+        lead = _leads[size, last, tag] = _prefix(tag, len(head) + size + len(END_OF_STREAM) * last) + head
+    return lead
+
+
+def request_body_behind(front: bytes, message: bytes, begin: int, stop: int, last: bool) -> bytes:
+    """Returns the framed answer that sends message[begin:stop] behind `front`, together at most PIECE_BYTES_MAX, as a piece of a request.
+
+    `last`: whether it ends the body.
+    """
+    lead = _lead(len(front) + stop - begin, last, _REQUEST_BODY)
+    return b"".join((lead, front, message[begin:stop], END_OF_STREAM if last else b""))
+
+
+def body_pieces(
+    data: bytes | memoryview, end_of_stream: bool, *, request: bool, front: bytes = b"", metadata: bytes = b""
+) -> list[bytes | memoryview]:
     """Returns framed answers that send `data` in pieces of at most PIECE_BYTES_MAX. With `end_of_stream`, the last one ends the stream.
 
-    The answers are the parts of the list, joined. Parts of the body are views of `data`: a large body is not copied. `metadata`: encoded
-    dynamic metadata, which goes with the piece that ends the stream.
+    The answers are the parts of the list, joined. Parts of the body are views of `data`: a large body is not copied. `front`: bytes to
+    send before `data`, less than PIECE_BYTES_MAX. `metadata`: encoded dynamic metadata, which goes with the piece that ends the stream.
     """
     tag = _REQUEST_BODY if request else _RESPONSE_BODY
     size, ending = len(data), END_OF_STREAM + metadata
-    if not size:
+    if not size and not front:
         return [_prefix(tag, 2, len(metadata)) + ending if end_of_stream else _prefix(tag, 0)]
     parts: list[bytes | memoryview] = []
     view = memoryview(data)
-    for at in range(0, size, PIECE_BYTES_MAX):
-        piece = view[at : at + PIECE_BYTES_MAX]
-        head = b"\x0a" + varint(len(piece))
-        if end_of_stream and at + PIECE_BYTES_MAX >= size:
-            parts += (_prefix(tag, len(head) + len(piece) + 2, len(metadata)) + head, piece, ending)
+    at = 0
+    while at < size or front:
+        piece = view[at : at + PIECE_BYTES_MAX - len(front)]
+        at += len(piece)
+        length = len(front) + len(piece)
+        last = end_of_stream and at == size
+        if last and metadata:
+            head = b"\x0a" + varint(length)
+            parts.append(_prefix(tag, len(head) + length + len(END_OF_STREAM), len(metadata)) + head + front)
         else:
-            parts += (_prefix(tag, len(head) + len(piece)) + head, piece)
+            parts.append(_lead(length, last, tag) + front)
+        parts.append(piece)
+        if last:
+            parts.append(ending)
+        front = b""
     return parts

@@ -85,18 +85,30 @@ def test_a_body_piece_is_found_and_answered_unchanged(body: bytes, last: bool, m
     assert (streamed.body, streamed.end_of_stream) == (body, last)
 
 
-@given(st.integers(0, 200_000), st.booleans(), st.booleans())
+@given(st.integers(0, 200_000), st.booleans(), st.booleans(), st.integers(0, 300), st.booleans())
+@example(codec.PIECE_BYTES_MAX - 9, True, True, 9, False)
+@example(codec.PIECE_BYTES_MAX - 9, True, True, 10, True)
+@example(0, True, True, 10, False)
 @examples(30)
-def test_large_bodies_are_divided_into_pieces_that_envoy_accepts(size: int, last: bool, request: bool) -> None:
-    body = bytes(size)
+def test_large_bodies_are_divided_into_pieces_that_envoy_accepts(size: int, last: bool, request: bool, front: int, metadata: bool) -> None:
+    body, before = bytes(size), b"x" * front
     which = "request_body" if request else "response_body"
-    pieces = [
-        getattr(r, which).response.body_mutation.streamed_response
-        for r in unframed(b"".join(codec.body_pieces(body, last, request=request)))
-    ]
-    assert b"".join(p.body for p in pieces) == body
+    more = codec.dynamic_metadata({"x": {"a": 1}}) if metadata else b""
+    answers = unframed(b"".join(codec.body_pieces(body, last, request=request, front=before, metadata=more)))
+    pieces = [getattr(r, which).response.body_mutation.streamed_response for r in answers]
+    assert [r.HasField("dynamic_metadata") for r in answers] == [False] * (len(answers) - 1) + [last and metadata]
+    assert b"".join(p.body for p in pieces) == before + body
     assert all(len(p.body) <= codec.PIECE_BYTES_MAX for p in pieces)
     assert [p.end_of_stream for p in pieces] == [False] * (len(pieces) - 1) + [last]
+
+
+@given(st.binary(max_size=40), st.binary(max_size=300), st.integers(0, 300), st.integers(0, 300), st.booleans())
+def test_bytes_are_sent_before_a_part_of_a_message(front: bytes, message: bytes, begin: int, stop: int, last: bool) -> None:
+    begin = min(begin, len(message))
+    stop = max(begin, min(stop, len(message)))
+    (answer,) = unframed(codec.request_body_behind(front, message, begin, stop, last))
+    streamed = answer.request_body.response.body_mutation.streamed_response
+    assert (streamed.body, streamed.end_of_stream) == (front + message[begin:stop], last)
 
 
 def test_fields_may_stand_in_any_order() -> None:

@@ -22,13 +22,13 @@ from epp.plugin import Parser
 from epp.protocol import codec
 from epp.protocol.codec import PIECE_BYTES_MAX
 from epp.protocol.inflate import Unpacking, body_slices
-from epp.protocol.rewrite import REMOVED, ModelRestorer
+from epp.protocol.rewrite import BEGIN_BYTES, REMOVED, ModelRestorer
 from epp.protocol.stream import AWAIT_BODY, DECIDING, ROUTED
 from epp.request import Subset
 from epp.request.client_headers import OBJECTIVE, PREFER
 from epp.request.intake import REQUEST_ID, REQUEST_ID_NEEDLE
 from epp.request.paths import DEFAULT_PATH, inferred_path
-from epp.request.renaming import CONTENT_ENCODING
+from epp.request.renaming import CONTENT_ENCODING, Renamed
 from epp.request.tenant import Tenant
 from workers.worker.extproc.app import App
 from workers.worker.extproc.pipelines import Lease
@@ -60,8 +60,8 @@ class RequestPhase:
     """
 
     __slots__ = (
-        "_coroutine", "_hash", "_headers", "_place", "_renamed", "_small", "_subset", "_tenant", "_trailers", "_uncounted", "body_bytes",
-        "buffered", "gateway", "kept", "parser", "pieces", "restorer",
+        "_coroutine", "_hash", "_headers", "_inserted", "_place", "_renamed", "_small", "_subset", "_tenant", "_trailers", "_uncounted",
+        "body_bytes", "buffered", "gateway", "kept", "parser", "pieces", "restorer",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -80,7 +80,8 @@ class RequestPhase:
         self.gateway: GatewayContext | None = None  # the gateway's trace context; None without one, or if traces are off
         self.parser: Parser | None = None
         self.restorer: ModelRestorer | None = None
-        self._renamed: bytes | None = None  # the whole body after its model or salt was changed; None if it was not
+        self._renamed: bytes | None = None  # the whole body after its model or salt was changed; None if `pieces` are the client's
+        self._inserted = 0, b""  # a place in the first piece's bytes, and what to insert there
         # The bytes, compressed and not, that a complete body holds while it waits for its turn or for a decision; 0 until then. It means
         # nothing once the request is decided.
         self.kept = 0
@@ -253,10 +254,10 @@ class RequestPhase:
         """Parses a body that was decompressed."""
         assert stream.request is not None
         stream.request.body_bytes = len(body)  # it is kept while the request waits in a queue
-        self._read(stream, body)
+        self._read(stream, body, unpacked=True)
 
-    def _read(self, stream: Shell, body: bytes | memoryview) -> None:
-        """Parses the body and starts the decision."""
+    def _read(self, stream: Shell, body: bytes | memoryview, *, unpacked: bool = False) -> None:
+        """Parses the body and starts the decision. `unpacked`: whether `pieces` have the body in compressed form."""
         app, request, lease, parser = stream.app, stream.request, stream.lease, self.parser
         assert request is not None
         assert lease is not None
@@ -267,11 +268,7 @@ class RequestPhase:
             parser = self.parser
         renamed = app.intake.read(request, self._headers, lease.pipeline, (parser, self._place), body)
         if renamed is not None:
-            message, begin = codec.as_body(renamed.body, not self._trailers)
-            self.pieces[:] = [(message, 0, len(message), begin, begin + len(renamed.body))]
-            self.body_bytes = len(renamed.body)
-            self.restorer = renamed.restorer
-            self._renamed = renamed.body
+            self._change(renamed, unpacked=unpacked)
         tenant = request.tenant
         if tenant is not None and tenant.budget is not None and app.budgets is not None:
             stream.charge = app.budgets.enter(request, tenant, tenant.budget)
@@ -306,6 +303,19 @@ class RequestPhase:
             coroutine.close()
         self.pieces.clear()
 
+    def _change(self, renamed: Renamed, *, unpacked: bool) -> None:
+        """Notes what to send on instead of the body: text to insert into the first piece, or else another whole body."""
+        self.restorer = renamed.restorer
+        _, _, _, begin, stop = self.pieces[0]
+        same = not (unpacked or self.buffered or renamed.restorer is not None)
+        if same and renamed.text and renamed.at <= min(stop - begin, BEGIN_BYTES):
+            self._inserted = renamed.at, renamed.text
+            self.body_bytes += len(renamed.text)
+        else:
+            body = self._renamed = renamed.whole()
+            self.pieces[:] = [_piece(body, not self._trailers)]
+            self.body_bytes = len(body)
+
     # The answer.
 
     def send_answer(self, stream: Shell, decision: Decision) -> None:
@@ -321,7 +331,7 @@ class RequestPhase:
             decision.removed_headers += (CONTENT_ENCODING,)  # the body goes on unpacked
         if isinstance(self._headers, codec.Unseen):
             decision.removed_headers += self._headers.removed()
-            if self._tenant is not None and not self._tenant.may_send(self._headers):
+            if self._tenant is not None and self._tenant.objectives and not self._tenant.may_send(self._headers):
                 decision.removed_headers += OBJECTIVE
         if not (request.id if request is not None else self._headers.find(REQUEST_ID_NEEDLE)):
             decision.headers[REQUEST_ID] = str(uuid.UUID(int=app.rng.getrandbits(128), version=4))
@@ -337,12 +347,7 @@ class RequestPhase:
                 send(codec.REQUEST_TRAILERS_ANSWER)
             return
         send(codec.request_headers_answer(app.destination(decision), self.body_bytes, decision.headers, scores, decision.removed_headers))
-        for message, start, end, begin, stop in self.pieces:
-            if end - start <= PIECE_BYTES_MAX:
-                send(codec.request_body_answer(message, start, end))
-            else:
-                last = not self._trailers and message is self.pieces[-1][0]
-                stream.transport.send_parts(codec.body_pieces(memoryview(message)[begin:stop], last, request=True))
+        _send_body(stream, self.pieces, self._inserted, ends=not self._trailers)
         if self._trailers:
             send(codec.REQUEST_TRAILERS_ANSWER)
 
@@ -369,13 +374,35 @@ def whole(pieces: Sequence[Piece]) -> memoryview | bytes:
 
 def _join_last(pieces: list[Piece], count: int) -> None:
     """Joins the last `count` pieces, which are small, into one, because each would cost 2 us and 130 bytes."""
-    data = _joined(pieces[-count:])
-    message, begin = codec.as_body(data, False)
-    pieces[-count:] = [(message, 0, len(message), begin, begin + len(data))]
+    pieces[-count:] = [_piece(_joined(pieces[-count:]), False)]
+
+
+def _piece(data: bytes, last: bool) -> Piece:
+    message, begin = codec.as_body(data, last)
+    return message, 0, len(message), begin, begin + len(data)
 
 
 def _joined(pieces: Sequence[Piece]) -> bytes:
     return b"".join([memoryview(message)[begin:stop] for message, _, _, begin, stop in pieces])
+
+
+def _send_body(stream: Shell, pieces: Sequence[Piece], inserted: tuple[int, bytes], *, ends: bool) -> None:
+    """Passes on the pieces of a body. `inserted`: a place in the bytes of the first one, and what to insert there. `ends`: whether no
+    trailers follow.
+    """
+    at, text = inserted
+    for message, start, end, begin, stop in pieces:
+        if not text and end - start <= PIECE_BYTES_MAX:
+            stream.send(codec.request_body_answer(message, start, end))
+            continue
+        last = ends and message is pieces[-1][0]
+        front = message[begin : begin + at] + text
+        begin += at
+        if stop - begin + len(front) <= PIECE_BYTES_MAX:
+            stream.send(codec.request_body_behind(front, message, begin, stop, last))
+        else:
+            stream.transport.send_parts(codec.body_pieces(memoryview(message)[begin:stop], last, request=True, front=front))
+        at, text = 0, b""
 
 
 def too_much_besides() -> ProtocolViolation:

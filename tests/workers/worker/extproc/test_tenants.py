@@ -9,6 +9,7 @@ import pytest
 from epp.plugin import NoParams
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.sglang_http import SglangHttp
+from epp.plugins.parsers.vllm_http import VllmHttp
 from epp.protocol.codec import BodyMode
 from epp.request.client_headers import FAIRNESS_ID
 from epp.request.intake import Intake
@@ -138,7 +139,7 @@ SECRET = ("authorization", b"Bearer secret")
 
 
 def salted(**more: Any) -> Pair:
-    p = pair(parsers=(Anthropic("a", NoParams()), SglangHttp("s", NoParams())), **more)
+    p = pair(parsers=(Anthropic("a", NoParams()), SglangHttp("s", NoParams()), VllmHttp("v", NoParams())), **more)
     p.app.tenants = Tenants([KEY], shares=True, salts=SALTS)
     p.app.guards.hidden_headers = p.app.tenants.hidden(())
     return p
@@ -179,6 +180,64 @@ def test_a_request_goes_on_with_the_salt_of_its_tenant_and_else_as_it_is(
     assert headers["content-length"] == str(len(sent))
     assert not {"accept-encoding", "content-encoding"} & {*removed}
     assert decided(p) == ["acme"]
+
+
+ESCAPED = b'"c\\u0061che\\u005fsalt":"theirs"'
+CLAIMS = {
+    "a text": b'"cache_salt":"theirs"',
+    "null": b'"cache_salt":null',
+    "a number": b'"cache_salt" : 7',
+    "an object": b'"cache_salt":{"cache_salt":"theirs"}',
+    "an escaped name": ESCAPED,
+    "twice": b'"cache_salt":"theirs","cache_salt":null',
+    "twice, once escaped": b'"cache_salt":null,' + ESCAPED,
+    "with half a surrogate pair": b'"cache_salt":"\\ud83d"',
+}
+NESTED = b'"metadata":{"cache_salt":"mine","c\\u0061che_salt":[{"cache_salt":null}]}'
+PLAIN = {  # path -> the members of a body
+    "/v1/completions": b'"model":"m","prompt":"hello"',
+    "/v1/chat/completions": b'"model":"m","messages":[{"role":"user","content":"x"}]',
+    "/v1/responses": b'"model":"m","input":"hello"',
+    "/v1/messages": b'"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]',
+    "/inference/v1/generate": b'"model":"m","token_ids":[1,2,3]',
+}
+
+
+def salts_in(body: bytes) -> list[Any]:
+    """Returns the values of all members cache_salt of a body, whichever of them a model server reads."""
+    return [value for name, value in json.loads(body, object_pairs_hook=list) if name == "cache_salt"]
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("claim", [*CLAIMS, ""])
+@pytest.mark.parametrize("path", PLAIN)
+def test_whatever_salt_a_client_sends_the_model_server_reads_that_of_the_tenant(path: str, claim: str, first: bool, renamed: bool) -> None:
+    parts = [PLAIN[path], NESTED]
+    parts.insert(0 if first else 2, CLAIMS.get(claim, b'"user":"u"'))
+    more = [("x-llm-d-model-name-rewrite", b"other")] if renamed else []
+    _, sent, _ = sent_on(salted(), path, b"{" + b",".join(parts) + b"}", *more)
+    found = salts_in(sent)
+    assert found and {*map(str, found)} == {SALTS.of("acme")}
+    assert NESTED in sent and json.loads(sent)["model"] == ("other" if renamed else "m")
+
+
+@pytest.mark.parametrize("blanks", [0, 1, 100, 300, 70_000])
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("size", [10, 61_900, 62_000, 200_000])
+def test_a_salt_is_inserted_into_bodies_of_all_sizes(size: int, pieces: int, blanks: int) -> None:
+    body = b" " * blanks + b'{"model":"m","prompt":"%b"}' % (b"x" * size)
+    headers, sent, _ = sent_on(salted(body_bytes_max=1 << 20), "/v1/completions", body, pieces=pieces)
+    assert json.loads(sent) == {"cache_salt": SALTS.of("acme"), **json.loads(body)}
+    assert headers["content-length"] == str(len(sent)) == str(len(body) + len(SALTS.of("acme")) + len('"cache_salt":"",'))
+
+
+def test_a_body_with_a_salt_before_trailers_does_not_end_the_stream() -> None:
+    envoy = salted().open()
+    send_headers(envoy, [SECRET], "/v1/completions")
+    answers = [*envoy.body(BODY, last=False), *envoy.trailers()]
+    sent, ends = bodies(answers)
+    assert salts_in(sent) == [SALTS.of("acme")] and not any(ends)
 
 
 def test_the_pickers_own_index_uses_the_salt() -> None:
