@@ -25,6 +25,7 @@ fit: Final = kernels.fit
 flat_end: Final = kernels.flat_end
 framed_message: Final = kernels.framed_message
 header: Final = kernels.header
+header_values: Final = kernels.header_values
 highest: Final = kernels.highest
 increase: Final = kernels.increase
 is_uuid: Final = kernels.is_uuid

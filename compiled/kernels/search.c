@@ -92,6 +92,77 @@ KERNEL(header) {
     return PyUnicode_DecodeLatin1((const char *)data + at + 1, data[at], NULL);
 }
 
+/* Reads a length of at most four bytes, as protobuf writes it. Returns where it ends; NULL: it is longer, or does not end before `end`. */
+static inline const byte *past_length(const byte *at, const byte *end, Py_ssize_t *length) {
+    *length = 0;
+    if (at < end && *at < 0x80) { /* nearly always */
+        *length = *at;
+        return at + 1;
+    }
+    for (int shift = 0; at < end && shift < 28; shift += 7) {
+        *length |= (Py_ssize_t)(*at & 0x7F) << shift;
+        if (*at++ < 0x80) return at;
+    }
+    return NULL;
+}
+
+/* Puts the value at begin...end into `found`, if `names` has its name in lower case. Returns 0 after an exception. */
+static int keep_value(PyObject *found, PyObject *names, const byte *name, Py_ssize_t size, const byte *begin, const byte *end) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+        PyObject *wanted = PyTuple_GET_ITEM(names, i);
+        if (PyUnicode_GET_LENGTH(wanted) != size || begins(name, 1, PyUnicode_1BYTE_DATA(wanted), size, 1) != 0) continue;
+        PyObject *value = PyUnicode_DecodeLatin1((const char *)begin, end - begin, NULL), *before = PyTuple_GET_ITEM(found, i);
+        if (value == NULL) return 0;
+        PyTuple_SET_ITEM(found, i, value);
+        Py_DECREF(before);
+    }
+    return 1;
+}
+
+/* Fills `found` with the values of `names` in the HeaderMap at begin...end. Returns 1; 0: it has another form; -1: exception. */
+static int read_values(PyObject *found, PyObject *names, const byte *at, const byte *end) {
+    while (at < end) {
+        Py_ssize_t length, size;
+        if (*at != 0x0A || (at = past_length(at + 1, end, &length)) == NULL || length < 2 || length > end - at) return 0;
+        const byte *name = at + 2, *stop = at + length;
+        if (at[0] != 0x0A || at[1] > 0x7F || at[1] > length - 2) return 0;
+        const byte *value = name + at[1], *begin = value;
+        if (value < stop) {
+            if (*value != 0x12 && *value != 0x1A) return 0;
+            if ((begin = past_length(value + 1, stop, &size)) == NULL || size != stop - begin) return 0;
+        }
+        if (!keep_value(found, names, name, value - name, begin, stop)) return -1;
+        at = stop;
+    }
+    return 1;
+}
+
+/* header_values(message, names, start, end): returns the values of these headers in the HttpHeaders message[start:end], as Latin-1 text: a
+   tuple with None for each header that is missing. If a header occurs several times, in whatever case, its last value counts. None: they
+   are not encoded as gateways encode them, see `epp.protocol.codec.header_map`. `names`: a tuple of ASCII texts in lower case. */
+KERNEL(header_values) {
+    if (!arguments("header_values", count, 4)) return NULL;
+    PyObject *names = args[1];
+    int named = PyBytes_Check(args[0]) && PyTuple_Check(names);
+    for (Py_ssize_t i = 0; named && i < PyTuple_GET_SIZE(names); i++)
+        named = PyUnicode_Check(PyTuple_GET_ITEM(names, i)) && PyUnicode_IS_COMPACT_ASCII(PyTuple_GET_ITEM(names, i));
+    if (!named) return PyErr_Format(PyExc_TypeError, "header_values: finds a tuple of ASCII names in bytes");
+    Py_ssize_t start = PyLong_AsSsize_t(args[2]), stop = PyLong_AsSsize_t(args[3]), length;
+    if ((start == -1 || stop == -1) && PyErr_Occurred()) return NULL;
+    Py_ssize_t size = PySlice_AdjustIndices(PyBytes_GET_SIZE(args[0]), &start, &stop, 1);
+    const byte *at = (const byte *)PyBytes_AS_STRING(args[0]) + start, *end = at + size;
+    if (size == 0 || *at != 0x0A || (at = past_length(at + 1, end, &length)) == NULL || length > end - at) Py_RETURN_NONE;
+    const byte *behind = at + length;
+    if (behind != end && !(end - behind == 2 && behind[0] == 0x18 && behind[1] == 1)) Py_RETURN_NONE;
+    PyObject *found = PyTuple_New(PyTuple_GET_SIZE(names));
+    for (Py_ssize_t i = 0; found != NULL && i < PyTuple_GET_SIZE(names); i++) PyTuple_SET_ITEM(found, i, Py_NewRef(Py_None));
+    int state = found == NULL ? -1 : read_values(found, names, at, behind);
+    if (state == 1) return found;
+    Py_XDECREF(found);
+    if (state < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
 /* mentions(data, text, start, end): returns whether `text`, in lower case, occurs in data[start:end] in any case of ASCII letters. */
 KERNEL(mentions) {
     if (!arguments("mentions", count, 4)) return NULL;

@@ -155,6 +155,8 @@ def model_rewrite(headers: Headers) -> str | None:
 
 def as_utf8(value: str) -> str:
     """Returns the text of a header value that is UTF-8, because all header values are decoded as Latin-1."""
+    if value.isascii():
+        return value
     try:
         return value.encode("latin-1").decode()
     except ValueError:

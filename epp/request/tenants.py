@@ -127,7 +127,7 @@ class Tenants:
         """
         for source in self._sources:
             name = source.name(headers, message)
-            if name and names_tenant(name):
+            if name and (name in self._kept or names_tenant(name)):
                 return self.named(name)
         if headers.problem is not None:
             raise headers.problem

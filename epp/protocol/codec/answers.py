@@ -22,6 +22,7 @@ def _set_header(name: str, value: bytes) -> bytes:
     return field(1, field(1, field(1, name.encode()) + field(3, value)))
 
 
+AROUND_MAX: Final = 64  # texts around the content length that are kept for one list of targets
 _CONTENT_LENGTH: Final = field(1, b"content-length")
 _CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
 
@@ -46,17 +47,22 @@ class Destination:
         self.option = _set_header(DESTINATION, target)
         self._entry = _entry(DESTINATION, field(3, target))  # google.protobuf.Value.string_value
         self.metadata = _dynamic_metadata(self._entry)
-        self._around: dict[int, tuple[bytes, bytes]] = {}  # number of digits -> before, after
+        # (number of digits, headers to remove) -> before, after
+        self._around: dict[tuple[int, tuple[str, ...]], tuple[bytes, bytes]] = {}
 
-    def answer(self, content_length: int) -> bytes:
+    def answer(self, content_length: int, removed: tuple[str, ...] = ()) -> bytes:
         """Returns the whole framed answer. It sets the header content-length, unless `content_length` is 0."""
         if not content_length:
-            return self.compose(b"")
+            return self.compose(_remove_headers(removed))
         digits = b"%d" % content_length
-        around = self._around.get(len(digits))
+        key = len(digits), removed
+        around = self._around.get(key)
         if around is None:
-            before, _, after = self.compose(_content_length(b"#" * len(digits))).partition(b"#" * len(digits))
-            around = self._around[len(digits)] = (before, after)
+            if len(self._around) >= AROUND_MAX:
+                self._around.clear()
+            length = _content_length(b"#" * len(digits))
+            before, _, after = self.compose(length + _remove_headers(removed)).partition(b"#" * len(digits))
+            around = self._around[key] = (before, after)
         return around[0] + digits + around[1]
 
     def with_scores(self, scores: Mapping[str, float]) -> bytes:
@@ -116,8 +122,8 @@ def request_headers_answer(
 
     `extra`: headers to set, `removed`: headers to remove. `scores`: address -> score, sent as metadata.
     """
-    if not extra and not removed and scores is None:
-        return destination.answer(content_length)
+    if not extra and scores is None:
+        return destination.answer(content_length, removed)
     more = _content_length(b"%d" % content_length) if content_length else b""
     metadata = destination.with_scores(scores) if scores is not None else None
     added = b"".join([_set_header(n, v.encode("latin-1")) for n, v in extra.items()])

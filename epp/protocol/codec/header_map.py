@@ -1,9 +1,10 @@
 """Reads HttpHeaders: decodes names and values at the first read. One header can be found without decoding the others."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
-from compiled.calls import header, mentions
+from compiled.calls import header, header_values, mentions
 from epp.errors import ProtocolViolation
 from epp.protocol.codec.fields import field, read_varint, walk
 from epp.protocol.codec.structs import text
@@ -89,35 +90,59 @@ class Headers(Mapping[str, str]):
 
 
 class Unseen(Headers):
-    """Hides some headers, as if the client had not sent them."""
+    """Hides some headers, as if the client had not sent them. Looks for them, and for what `sent` returns, without decoding the others."""
 
-    __slots__ = ("_every", "_hidden", "_hides")
+    __slots__ = ("_every", "_hidden", "_hides", "_listed")
 
-    def __init__(self, message: bytes, start: int, end: int, hidden: Collection[str]) -> None:
+    def __init__(self, message: bytes, start: int, end: int, hidden: frozenset[str]) -> None:
         super().__init__(message, start, end)
+        self._every: dict[str, str] | None = None  # with those that are hidden
         self._hidden = hidden
-        self._every: dict[str, str] = {}  # with those that are hidden; known when the headers are decoded
-        self._hides = False  # whether there is a hidden header; known when the headers are decoded
+        self._listed = _sorted(hidden)
+        self._hides = False  # whether there is a hidden header
+        for value in self._values(self._listed):
+            if value is not None:
+                self._hides = True
 
     def find(self, needle: bytes) -> str | None:
-        return self._all().get(needle[2:-1].decode())
+        if (self._hides or self.problem is not None) and needle[2:-1].decode() in self._hidden:
+            return None
+        return super().find(needle)
 
     def sent(self, name: str) -> str | None:
-        self._all()
-        return self._every.get(name)
+        return self._values((name,))[0]
 
     def removed(self) -> tuple[str, ...]:
         """Returns the names of headers to remove before the request goes on: all that are hidden, or none if it has none of them."""
-        self._all()
-        return tuple(sorted(self._hidden)) if self._hides else ()
+        return self._listed if self._hides else ()
+
+    def _values(self, names: tuple[str, ...]) -> Sequence[str | None]:
+        """Returns the values of these headers, hidden or not; None for each that is not there."""
+        values = header_values(self._message, names, self._start, self._end)
+        if values is not None:
+            return values
+        every = self._whole()
+        return [every.get(name) for name in names]
+
+    def _whole(self) -> dict[str, str]:
+        every = self._every
+        if every is None:
+            every = self._every = self._decoded()
+        return every
 
     def _all(self) -> dict[str, str]:
         found = self._found
         if found is None:
-            decoded = self._every = self._decoded()
-            found = self._found = {name: value for name, value in decoded.items() if name not in self._hidden}
-            self._hides = len(found) < len(decoded)
+            found = self._whole()
+            if self._hides:
+                found = {name: value for name, value in found.items() if name not in self._hidden}
+            self._found = found
         return found
+
+
+@lru_cache(maxsize=64)  # the configuration determines the names
+def _sorted(names: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))
 
 
 def headers_of(values: Mapping[str, str]) -> Headers:

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from epp.errors import ProtocolViolation
 from epp.protocol import codec
-from epp.protocol.codec import Kind
+from epp.protocol.codec import NEVER_PASSED, Kind
 from epp.protocol.codec.envelope import SUBSET_ENTRIES_MAX
 from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.examples import examples
 
+DESTINATION = codec.Destination("10.0.0.1:8000")
 names = st.text("abcxyzAXZ-", min_size=1, max_size=150)
 values = st.binary(max_size=300)
 
@@ -63,8 +64,51 @@ def test_a_header_is_found_and_mentioned_in_any_case_and_its_value_stays(name: s
     found = codec.Headers(encoded, 0, len(encoded))
     assert found.find(codec.needle("x-request-id")) == found["x-request-id"] == "Mixed Case"
     assert found.mentions(b"x-request-id") and found.mentions(b"mixed") and not found.mentions(b"x-llm-d-")
-    hidden = codec.Unseen(encoded, 0, len(encoded), ["x-request-id"])
+    hidden = codec.Unseen(encoded, 0, len(encoded), frozenset(["x-request-id"]))
     assert hidden.find(codec.needle("x-request-id")) is None and dict(hidden) == {"accept": "*/*"}
+
+
+HIDDEN = frozenset(["authorization", "x-tenant", "x-llm-d-inference-fairness-id"])
+LOOKED_UP = ("authorization", "x-tenant", "x-tenant-id", "accept")
+# Also as client headers are spelled, as parts of other names, and within values, as they are encoded.
+like_hidden = st.sampled_from([*HIDDEN, *LOOKED_UP, "X-Tenant", "AUTHORIZATION", "proxy-authorization", "x-tenan", ""])
+with_needles = st.lists(st.sampled_from([*map(codec.needle, (*HIDDEN, *LOOKED_UP)), b"\x03abc", b"x-tenant", b"\x0a"]), max_size=4).map(
+    b"".join
+)
+
+
+@given(
+    st.lists(st.tuples(like_hidden, with_needles | st.binary(max_size=150), st.booleans()), max_size=8),
+    st.booleans(),
+    st.none() | st.tuples(st.integers(0, 400), st.integers(0, 255)),
+    st.integers(0, 9),
+)
+@examples(300)
+def test_hidden_headers_are_those_that_the_decoded_headers_have(
+    pairs: list[tuple[str, bytes, bool]], last: bool, changed: tuple[int, int] | None, cut: int
+) -> None:
+    """Some messages are changed in one byte or cut off, so that their headers have another form, or are malformed."""
+    message = pb.HttpHeaders(end_of_stream=last)
+    for name, value, raw in pairs:
+        message.headers.headers.add(key=name, **({"raw_value": value} if raw else {"value": value.decode("ascii", "ignore")}))
+    encoded = bytearray(message.SerializeToString())
+    if changed is not None and changed[0] < len(encoded):
+        encoded[changed[0]] = changed[1]
+    data = bytes(encoded[: len(encoded) - cut if changed is not None else None])
+    seen = codec.Unseen(b"ab" + data + b"c", 2, 2 + len(data), HIDDEN)
+    try:
+        expected = codec.headers(data, 0, len(data))[0]
+    except ProtocolViolation:
+        expected = {}
+    hides = not HIDDEN.isdisjoint(expected)
+    assert [seen.sent(name) for name in LOOKED_UP] == [expected.get(name) for name in LOOKED_UP]
+    assert seen.removed() == (tuple(sorted(HIDDEN)) if hides else ())
+    names = [name.lower() for name, _, _ in pairs]
+    for name in LOOKED_UP:
+        found = seen.find(codec.needle(name))
+        assert name not in HIDDEN or found is None
+        assert changed is not None or names.count(name) > 1 or found == (None if name in HIDDEN else expected.get(name))
+    assert dict(seen) == {name: value for name, value in expected.items() if name not in HIDDEN}
 
 
 @given(st.binary(max_size=70_000), st.booleans(), st.booleans(), st.sampled_from(["request_body", "response_body"]))
@@ -109,6 +153,16 @@ def test_bytes_are_sent_before_a_part_of_a_message(front: bytes, message: bytes,
     (answer,) = unframed(codec.request_body_behind(front, message, begin, stop, last))
     streamed = answer.request_body.response.body_mutation.streamed_response
     assert (streamed.body, streamed.end_of_stream) == (front + message[begin:stop], last)
+
+
+@given(st.integers(0, 99_999), st.lists(st.text("ab#-", min_size=1, max_size=3), max_size=2).map(tuple))
+def test_an_answer_removes_headers_whatever_the_length_of_the_body(length: int, removed: tuple[str, ...]) -> None:
+    for _ in range(2):  # the second time from its kept texts
+        (answer,) = unframed(DESTINATION.answer(length, removed))
+        mutation = answer.request_headers.response.header_mutation
+        lengths = [option.header.raw_value for option in mutation.set_headers if option.header.key == "content-length"]
+        assert lengths == ([b"%d" % length] if length else [])
+        assert tuple(mutation.remove_headers) == (*removed, *NEVER_PASSED)
 
 
 def test_fields_may_stand_in_any_order() -> None:
