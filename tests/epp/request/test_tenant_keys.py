@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from epp.request import tenant_keys
 from epp.request.tenant import names_tenant
-from epp.request.tenant_keys import FAULTS_MAX, Fault, parse
+from epp.request.tenant_keys import ACCEPTED_MAX, FAULTS_MAX, Fault, parse
 
 NAMES = st.text(min_size=1, max_size=70).map(str.strip).filter(lambda name: "\n" not in name)
 
@@ -48,6 +48,33 @@ def test_every_key_is_compared_in_constant_time_also_one_that_is_like_no_other(m
     monkeypatch.setattr(tenant_keys.hmac, "compare_digest", compare)
     assert [keys.tenant("x"), keys.tenant("y")] == ["a", ""]
     assert compared == [(32, 32)] * 2
+
+
+def test_a_right_key_is_hashed_once_and_a_wrong_one_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(other)
+        return one == other
+
+    keys, _ = parse(f"a {hashed('x')}\nb {hashed('y')}")
+    monkeypatch.setattr(tenant_keys.hmac, "compare_digest", compare)
+    assert [keys.tenant(value) for value in ("x", "Bearer x", "y", "z") for _ in range(3)] == ["a"] * 6 + ["b"] * 3 + [""] * 3
+    assert len(compared) == 1 + 1 + 1 + 3
+    assert {len(fast) for fast in keys._accepted} == {16}, "no key is kept, only a hash"
+
+
+def test_new_keys_remember_none_of_the_earlier_ones() -> None:
+    before, _ = parse(f"a {hashed('x')}")
+    assert before.tenant("x") == "a"
+    after, _ = parse(f"a {hashed('y')}")
+    assert after.tenant("x") == ""
+
+
+def test_no_more_than_a_number_of_spellings_of_a_key_are_remembered() -> None:
+    keys, _ = parse(f"a {hashed('x')}")
+    assert {keys.tenant("Bearer " + " " * blanks + "x") for blanks in range(ACCEPTED_MAX + 2)} == {"a"}
+    assert len(keys._accepted) == 2
 
 
 HASH = hashed("k")
