@@ -37,7 +37,7 @@ NOWHERE: Final = -1
 KEY_MAX: Final = (1 << 63) - 1
 FILLS_MAX: Final = 86_400.0
 _RATES: Final = struct.Struct("<ff")
-_USED: Final = struct.Struct("@ddqd")  # tokens, requests, in flight, touched; native, so that each word is stored whole
+_store_used: Final = struct.Struct("@ddqd").pack_into  # tokens, requests, in flight, touched; native: each word is stored whole
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -149,7 +149,7 @@ class BudgetRow:
 
     def store(self, place: Place, now: float) -> None:
         """Stores what the tenant has used, and has in flight."""
-        _USED.pack_into(self._bytes, (place.at + TOKENS) * WORD, place.tokens, place.requests, place.in_flight, now)
+        _store_used(self._bytes, (place.at + TOKENS) * WORD, place.tokens, place.requests, place.in_flight, now)
 
     def lapse(self, place: Place) -> None:
         """Stores what has lapsed under the plan."""
@@ -179,21 +179,21 @@ class BudgetRow:
             if row == self._row:
                 continue
             start = row * ROW_WORDS + first
-            for at in range(start, start + WAYS * LINE, LINE):
-                if words[at] != key:
-                    continue
-                row_tokens, row_requests = floats[at + TOKENS], floats[at + REQUESTS]
-                flying = words[at + IN_FLIGHT] if row == workers or self._serving[row] else 0
-                if row == workers:
-                    full_tokens, full_requests = floats[at + LAPSED_TOKENS], floats[at + LAPSED_REQUESTS]
-                elif words[at + PLAN] == plan:
-                    lapsed_tokens = max(lapsed_tokens, floats[at + LAPSED_TOKENS])
-                    lapsed_requests = max(lapsed_requests, floats[at + LAPSED_REQUESTS])
-                if words[at] == key:  # no other tenant took the place meanwhile
-                    tokens += row_tokens
-                    requests += row_requests
-                    in_flight += flying
-                break
+            keys = words[start : start + WAYS * LINE : LINE].tolist()
+            if key not in keys:
+                continue
+            at = start + keys.index(key) * LINE
+            row_tokens, row_requests = floats[at + TOKENS], floats[at + REQUESTS]
+            flying = words[at + IN_FLIGHT] if row == workers or self._serving[row] else 0
+            if row == workers:
+                full_tokens, full_requests = floats[at + LAPSED_TOKENS], floats[at + LAPSED_REQUESTS]
+            elif words[at + PLAN] == plan:
+                lapsed_tokens = max(lapsed_tokens, floats[at + LAPSED_TOKENS])
+                lapsed_requests = max(lapsed_requests, floats[at + LAPSED_REQUESTS])
+            if words[at] == key:  # no other tenant took the place meanwhile
+                tokens += row_tokens
+                requests += row_requests
+                in_flight += flying
         return Elsewhere(tokens, requests, in_flight, lapsed_tokens, lapsed_requests, full_tokens, full_requests)
 
 

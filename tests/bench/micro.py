@@ -5,6 +5,7 @@ there is one. `--smoke` runs every benchmark once, so that a broken benchmark fa
 """
 
 import argparse
+import hashlib
 import json
 import random
 import sys
@@ -23,7 +24,11 @@ from epp.prefix.blocks import block_hashes
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.protocol.usage import UsageScanner
 from epp.request import Request
+from epp.request.budget import Bucket, Budget
+from epp.request.tenant_keys import parse
+from epp.request.tenants import FromKey, Salts, Tenants
 from loadtest.load.proto import ext_proc_pb2 as pb
+from shm.budgets import BudgetRow, BudgetsSchema
 from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from shm.segment import Region
@@ -35,6 +40,9 @@ from tests.bench.prefix_cases import prefix_cases
 from tests.bench.routing_zoo import FIELD_TEXT
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Pair
+from workers.worker.extproc.budgets import Budgets
+
+KEY = "y" * 40
 
 
 def pipeline(services: FakeServices, text: str = DEFAULT_TEXT) -> Pipeline:
@@ -124,36 +132,11 @@ def scheduling(compiled: Pipeline, fixed: Candidates, count: int) -> Iterator[Ca
 
 def streams() -> Iterator[Case]:
     p = Pair(pipeline(NoIndex()), pool(8), body_bytes_max=32 << 20)
-    headers = pb.ProcessingRequest()
-    for name, value in (
-        (":method", "POST"),
-        (":path", "/v1/completions"),
-        ("user-agent", "x" * 20),
-        ("authorization", "y" * 40),
-        ("x-request-id", "z" * 36),
-    ):
-        headers.request_headers.headers.headers.add(key=name, raw_value=value.encode())
-    response = pb.ProcessingRequest()
-    response.response_headers.headers.headers.add(key=":status", raw_value=b"200")
-    answer = pb.ProcessingRequest(
-        response_body=pb.HttpBody(body=b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}', end_of_stream=True)
-    )
-    for label, size in (("1 KB", 1000), ("8 KB", 8000), ("400 KB", 400_000)):
-        body = pb.ProcessingRequest(
-            request_body=pb.HttpBody(body=b'{"model":"m","prompt":"%b"}' % (b"hello " * (size // 6)), end_of_stream=True)
-        )
-        messages = [m.SerializeToString() for m in (headers, body, response, answer)]
-
-        def run(messages: list[bytes] = messages) -> None:
-            envoy = p.open()
-            for message in messages:
-                envoy.handler.message(message)
-            envoy.handler.half_closed()
-
-        yield Case(f"whole stream without transport, {label}", run)
+    yield from whole_streams(p, "whole stream without transport")
+    yield from whole_streams(with_tenants(Pair(pipeline(NoIndex()), pool(8), body_bytes_max=32 << 20)), "whole stream with tenants")
     chunk = pb.ProcessingRequest(response_body=pb.HttpBody(body=b'data: {"choices":[{"text":" hello"}]}\n\n')).SerializeToString()
     envoy = p.open()
-    for message in messages[:3]:
+    for message in messages_of(1000)[:3]:
         envoy.handler.message(message)
 
     def one_chunk() -> None:
@@ -161,6 +144,51 @@ def streams() -> Iterator[Case]:
         envoy.stream.sent = b""
 
     yield Case("one response chunk", one_chunk)
+
+
+def whole_streams(p: Pair, name: str) -> Iterator[Case]:
+    for label, size in (("1 KB", 1000), ("8 KB", 8000), ("400 KB", 400_000)):
+        messages = messages_of(size)
+
+        def run(messages: list[bytes] = messages) -> None:
+            envoy = p.open()
+            for message in messages:
+                envoy.handler.message(message)
+            envoy.handler.half_closed()
+            p.clock.now += 1e-4
+
+        yield Case(f"{name}, {label}", run)
+
+
+def messages_of(size: int) -> list[bytes]:
+    """Returns what a gateway sends for one request with a prompt of this size, and its answer."""
+    headers = pb.ProcessingRequest()
+    for name, value in (
+        (":method", "POST"),
+        (":path", "/v1/completions"),
+        ("user-agent", "x" * 20),
+        ("authorization", KEY),
+        ("x-request-id", "z" * 36),
+    ):
+        headers.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    body = pb.HttpBody(body=b'{"model":"m","prompt":"%b"}' % (b"hello " * (size // 6)), end_of_stream=True)
+    response = pb.ProcessingRequest()
+    response.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+    answer = pb.HttpBody(body=b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}', end_of_stream=True)
+    messages = (headers, pb.ProcessingRequest(request_body=body), response, pb.ProcessingRequest(response_body=answer))
+    return [message.SerializeToString() for message in messages]
+
+
+def with_tenants(p: Pair) -> Pair:
+    """Gives the streams of a pair what tenants can have: a key, a cache salt and a budget."""
+    keys, _ = parse(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}")
+    plenty = Bucket(1e9, 1e12)
+    sources = [FromKey("authorization", False, keys)]
+    p.app.tenants = Tenants(sources, salts=Salts(1), budget=Budget(plenty, plenty, 1000))
+    p.app.guards.hidden_headers = p.app.tenants.hidden(())
+    schema = BudgetsSchema(1)
+    p.app.budgets = Budgets(BudgetRow(schema, Region(memoryview(bytearray(schema.bytes))), 0, [1]), 1)
+    return p
 
 
 def parts() -> Iterator[Case]:

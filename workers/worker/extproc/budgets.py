@@ -19,7 +19,7 @@ from epp.decision.decision import Usage
 from epp.request import BYTES_PER_TOKEN, USUAL, Request
 from epp.request.budget import ANSWER_BYTES_PER_TOKEN, BEHIND, Budget, Left
 from epp.request.tenant import Tenant
-from shm.budgets import KEY_MAX, NOWHERE, BudgetRow, Elsewhere
+from shm.budgets import KEY_MAX, NOWHERE, BudgetRow
 from workers.worker.telemetry.request_metrics import Exchange
 
 LOOK_S: Final = 0.002
@@ -27,20 +27,24 @@ ACCOUNTS_MAX: Final = 4096
 ADAPT: Final = 0.125  # weight of the latest value in a moving average
 PURPOSE: Final = b"epp tenant budget"[:16]
 NEVER: Final = float("-inf")
-NOTHING: Final = Elsewhere(0.0, 0.0, 0, NEVER, NEVER, NEVER, NEVER)
 
 
 class Account:
     """What one tenant uses in this worker, and what is left of its budget."""
 
-    __slots__ = ("_elsewhere", "_key", "_lapsed_requests", "_lapsed_tokens", "_looked_at", "_place", "_row", "budget", "open", "per_byte")
+    __slots__ = (
+        "_full_requests", "_full_tokens", "_key", "_lapsed_requests", "_lapsed_tokens", "_looked_at", "_other_in_flight", "_other_requests",
+        "_other_tokens", "_place", "_row", "budget", "open", "per_byte",
+    )  # fmt: skip
 
     def __init__(self, row: BudgetRow, key: int, budget: Budget, per_byte: float, now: float) -> None:
         self._row = row
         self._key = key
         self._place = row.place(key, now)
-        self._elsewhere = NOTHING
         self._looked_at = NEVER
+        self._other_tokens = self._other_requests = 0.0  # what others have used
+        self._other_in_flight = 0
+        self._full_tokens = self._full_requests = NEVER  # when others expect the buckets to be full
         self._lapsed_tokens = self._lapsed_requests = NEVER
         self.budget = budget
         self.per_byte = per_byte  # counted tokens per byte of a prompt
@@ -51,22 +55,22 @@ class Account:
         looks = now - self._looked_at > LOOK_S
         if looks:
             self._look(now)
-        budget, elsewhere, place = self.budget, self._elsewhere, self._place
+        budget, place = self.budget, self._place
         tokens = requests = 0.0
         if (bucket := budget.tokens) is not None:
-            used = place.tokens + elsewhere.tokens
-            full = now if self._lapsed_tokens != NEVER else max(now, elsewhere.full_tokens)
+            used = place.tokens + self._other_tokens
+            full = now if self._lapsed_tokens != NEVER else max(now, self._full_tokens)
             self._lapsed_tokens = max(self._lapsed_tokens, bucket.lapsed(used, full))
             tokens = bucket.left(used, self._lapsed_tokens, now)
         if (bucket := budget.requests) is not None:
-            used = place.requests + elsewhere.requests
-            full = now if self._lapsed_requests != NEVER else max(now, elsewhere.full_requests)
+            used = place.requests + self._other_requests
+            full = now if self._lapsed_requests != NEVER else max(now, self._full_requests)
             self._lapsed_requests = max(self._lapsed_requests, bucket.lapsed(used, full))
             requests = bucket.left(used, self._lapsed_requests, now)
         if looks:
             place.plan, place.lapsed_tokens, place.lapsed_requests = budget.plan, self._lapsed_tokens, self._lapsed_requests
             self._row.lapse(place)
-        return Left(budget, tokens, requests, place.in_flight + elsewhere.in_flight)
+        return Left(budget, tokens, requests, place.in_flight + self._other_in_flight)
 
     def add(self, tokens: float, requests: int, in_flight: int, now: float) -> None:
         """Counts what is used, or, below 0, what is given back."""
@@ -90,7 +94,9 @@ class Account:
         if place.at == NOWHERE:
             place = self._place = self._row.place(self._key, now)
         plan = self.budget.plan
-        elsewhere = self._elsewhere = self._row.elsewhere(self._key, plan)
+        elsewhere = self._row.elsewhere(self._key, plan)
+        self._other_tokens, self._other_requests, self._other_in_flight = elsewhere.tokens, elsewhere.requests, elsewhere.in_flight
+        self._full_tokens, self._full_requests = elsewhere.full_tokens, elsewhere.full_requests
         self._lapsed_tokens = max(self._lapsed_tokens, elsewhere.lapsed_tokens)
         self._lapsed_requests = max(self._lapsed_requests, elsewhere.lapsed_requests)
         if place.plan == plan and plan:  # stored by a predecessor, or by an account with the same limits
