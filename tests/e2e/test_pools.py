@@ -222,7 +222,6 @@ MANY = "".join(f"- {{name: p{number}, models: [m{number}]}}\n" for number in ran
             f"\n- name: a\n  {AT.replace(', ', chr(10) + '  ')}\n  config: |\n    plugins: {{}}",
             "pools.yaml:6:10: error[wrong-type]: plugins",
         ),
-        (f" [{{name: a, {AT}, config: 'plugins: [{{type: precise-prefix-cache-producer}}]'}}]", "a precise prefix producer"),
         (" [{name: a, port: 9102}]", "pool 'a': error[no-discovery]: there is no source of endpoints"),
         (f"\n{MANY}", "error[too-many-pools]: pools: 2000 pools"),
     ],

@@ -8,7 +8,7 @@ from epp.config.findings import ConfigError, ConfigErrors, Finding
 from epp.config.load import EffectiveConfig
 from epp.config.pools import PoolsFile
 from workers.cli.configuration import object_findings
-from workers.cli.pools import object_names, own_options, taken, unfit
+from workers.cli.pools import Beside, object_names, own_options, taken
 from workers.host.options import Options
 from workers.process.pools_file import PoolText, read_configurations
 
@@ -51,12 +51,13 @@ def shown(used: Sequence[Used]) -> str:
 
 def _of_pools(file: PoolsFile, texts: Sequence[PoolText | None], options: Options, used: dict[PoolText, Used]) -> Iterator[ConfigError]:
     """Yields what does not fit between a pool and its configuration. Adds the pools to their configurations."""
+    beside = Beside()
     for entry, text in zip(file.pools, texts, strict=True):
         if text is None or text not in used:
             continue
         used[text].pools.append(entry.name)
         own, config = own_options(options, entry), used[text].config
-        if (wrong := unfit(file.source, entry.name, entry.place, own, config)) is not None:
+        if (wrong := beside.unfit(file.source, entry.name, entry.place, own, config)) is not None:
             yield wrong
         elif config.discovery is None and not entry.endpoints and entry.kube is None:
             hint = "give it 'endpoints', 'poolName' or 'selector', or its configuration a file-discovery plugin"

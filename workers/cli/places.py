@@ -20,7 +20,7 @@ from workers.cli.configuration import (
 )
 from workers.cli.flags import BadConfiguration
 from workers.cli.output import echo
-from workers.cli.pools import ENDPOINTS_USUAL, unfit
+from workers.cli.pools import ENDPOINTS_USUAL, Beside
 from workers.host.options import Options
 from workers.process.generations import Given
 from workers.process.instance import Instance
@@ -57,6 +57,7 @@ def _configurations(options: Options, names: Sequence[str], most: int) -> Mappin
     texts = texts_by_name(options, names)
     configurations: dict[str, Pool] = {}
     faults: list[str] = []
+    beside = Beside()
     for name, given in texts.items():
         try:
             config = load_config(options, given)
@@ -64,7 +65,7 @@ def _configurations(options: Options, names: Sequence[str], most: int) -> Mappin
         except BadConfiguration as wrong:
             faults.append(wrong.message)
             continue
-        if (bad := unfit(config.source, name, WHOLE, options, config)) is not None:
+        if (bad := beside.unfit(config.source, name, WHOLE, options, config)) is not None:
             faults.append(str(bad))
         configurations[name] = Pool(name, given, config, "", most)
     if faults:

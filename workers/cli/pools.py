@@ -8,6 +8,7 @@ import structlog
 from epp.config.effective import EffectiveConfig
 from epp.config.findings import ConfigError, ConfigErrors, Place
 from epp.config.pools import PoolEntry, PoolsFile
+from epp.plugins.producers._precise_params import Settings
 from workers.cli.configuration import (
     check_endpoints,
     check_kubernetes,
@@ -24,6 +25,7 @@ from workers.process import pools
 from workers.process.generations import Given
 from workers.process.instance import FIRST, Instance
 from workers.process.places import Pool
+from workers.process.pools import kv_events_differ
 from workers.process.pools_file import PoolText, read_configurations, read_pools
 from workers.process.roster import SPARE, listed
 from workers.process.sources import Sources
@@ -84,15 +86,31 @@ def own_options(options: Options, entry: PoolEntry) -> Options:
     return pools.options_of(options, entry.name, endpoints, entry.max_endpoints or _endpoints_of(endpoints), entry.kube)
 
 
-def unfit(file: str, name: str, place: Place, options: Options, config: EffectiveConfig) -> ConfigError | None:
-    """Returns why a pool cannot have this configuration beside other pools; None if it can. `options`: its own.
+class Beside:
+    """Checks that pools fit beside each other, one after the other."""
 
-    `file`, `place`: where the pool is given.
-    """
-    sources = Sources(options, config)
-    why, hint, rule = "", "give the pool a picker of its own", "one-pool"
-    if sources.kv_events is not None:
-        why = "a precise prefix producer and several pools cannot be used together yet"
+    def __init__(self) -> None:
+        self._precise: tuple[str, Settings] | None = None  # the first pool with a precise prefix producer
+
+    def unfit(self, file: str, name: str, place: Place, options: Options, config: EffectiveConfig) -> ConfigError | None:
+        """Returns why a pool cannot have this configuration beside the pools before; None if it can. `options`: its own.
+
+        `file`, `place`: where the pool is given.
+        """
+        settings, before = Sources(options, config).kv_events, self._precise
+        if settings is not None and before is None:
+            self._precise = name, settings
+        differs = ""
+        if settings is not None and before is not None and (setting := kv_events_differ(before[1], settings)):
+            differs = f"{setting} differs from that of pool '{before[0]}'"
+        return unfit(file, name, place, options, config, differs)
+
+
+def unfit(file: str, name: str, place: Place, options: Options, config: EffectiveConfig, differs: str = "") -> ConfigError | None:
+    """Returns why a pool cannot have this configuration. `differs`: what differs from another pool although it must be equal."""
+    why, hint, rule = "", "give both the same, or the pool a picker of its own", "one-pool"
+    if differs:
+        why = f"one process follows the KV events of all pools, and {differs}"
     elif options.pool_given and config.discovery is not None:
         plugin = f"plugin '{config.discovery.name}' of {config.source}"
         why, hint, rule = f"endpoints come from {plugin} and from an InferencePool", "give only one of them", "two-discoveries"
@@ -105,6 +123,7 @@ def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> lis
     known: dict[tuple[PoolText, bool, bool], EffectiveConfig] = {}
     found: list[Pool] = []
     faults: list[str] = []
+    beside = Beside()
     for entry, text in zip(file.pools, texts, strict=True):
         given = Given(text.text, text.source, plugins)
         own = own_options(options, entry)
@@ -112,7 +131,7 @@ def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> lis
             key = text, bool(own.endpoints), entry.kube is not None
             if key not in known:
                 known[key] = load_config(own, given)
-            if (wrong := unfit(file.source, entry.name, entry.place, own, known[key])) is not None:
+            if (wrong := beside.unfit(file.source, entry.name, entry.place, own, known[key])) is not None:
                 faults.append(str(wrong))
                 continue
             check_endpoints(own, known[key])

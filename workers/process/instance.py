@@ -118,7 +118,7 @@ class Instance:
             memory = Memory.create(layout, options.instance, lock)
             undo.callback(memory.unlink)
             words = Words(layout.configurations, layout.pools)
-            speculates = sources.kv_events is not None and sources.kv_events.speculative_s > 0
+            speculates = layout.kv_settings is not None and layout.kv_settings.speculative_s > 0
             pipes = Pipes(layout.workers_max, speculates=speculates)
             instance = cls(
                 options=options,
@@ -132,7 +132,7 @@ class Instance:
                 words=words,
                 generations=Generations(words, layout.listed or 0),
                 state_lock=state_lock,
-                roll=Roll(layout.seats + (sources.kv_events is not None)),
+                roll=Roll(layout.seats + (layout.kv_settings is not None)),
                 reports=Reports(pipes.reports),
                 credentials=Credentials.read(options, sources.all, config.source),
                 identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.urandom(8).hex()}",
@@ -168,12 +168,13 @@ class Instance:
         Raises StartError if the configuration needs a restart.
         """
         sources, layout = Sources(self.options, config), self.layout.later(self.options, config, bundle.names)
-        if (sources.kv_events is None) != (self.sources.kv_events is None):
+        expected = self.layout.kv_of(self.options.pool_name)
+        if (sources.kv_events is None) != (expected is None):
             raise StartError(
                 "a precise prefix producer is added or removed, and the memory and the process for it exist from the start or never: "
                 "restart the picker with this configuration"
             )
-        if sources.kv_events != self.sources.kv_events:
+        if sources.kv_events != expected:
             raise StartError(
                 "settings of the precise prefix producer change that its process and its memory have from the start: block size, tiers, "
                 "limits, addresses, speculation, index metrics: restart the picker with this configuration"

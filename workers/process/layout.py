@@ -59,6 +59,7 @@ from workers.shared.outliers import KINDS, OUTCOMES
 
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
+    from epp.plugins.producers._precise_params import Settings
     from workers.host.options import Options
 
 DOCUMENT_BYTES_PER_ENDPOINT: Final = 1024
@@ -129,7 +130,8 @@ class Shape(NamedTuple):
     """The pools of a picker. `endpoints`: the most endpoints of each. `bands`: the bands of flow control for which each has room.
 
     `objects`: which pools may have objectives and model rewrites; None: the options say it of the only pool.
-    `found`: whether the pools are found while the picker runs.
+    `found`: whether the pools are found while the picker runs. `kv`: what the precise prefix producers of several pools need together.
+    `kv_of`: what that of each pool needs, by its name, "" for pools that are found and have no configuration of their own.
     """
 
     endpoints: tuple[int, ...]
@@ -137,6 +139,8 @@ class Shape(NamedTuple):
     hash_lines: int = HASH_LINES
     objects: tuple[bool, ...] | None = None
     found: bool = False
+    kv: "Settings | None" = None
+    kv_of: Mapping[str, "Settings | None"] = {}
 
 
 class Layout:
@@ -190,7 +194,7 @@ class Layout:
         slots = (options.max_endpoints if pool == 0 else 1 for pool in range(len(shape.bands)))
         remotes = [RemoteSchema(each, bands) for each, bands in zip(slots, shape.bands, strict=True)]
         self.remotes = remotes if options.replica_store else []
-        settings = Sources(options, config).kv_events
+        self.kv_settings = settings = shape.kv or (Sources(options, config).kv_events if shape.objects is None else None)
         self.kv_events: KvLayout | None = None
         if settings is not None:
             self.kv_events = KvLayout(min(settings.blocks_max or options.kv_index_blocks, options.kv_index_blocks), options.max_endpoints)
@@ -220,6 +224,11 @@ class Layout:
         present = self.names
         same = (known.columns, known.families, known.groups) == (present.columns, present.families, present.groups)
         return (self if same else Layout(every, config, names, shape)).of_pool(options, config)
+
+    def kv_of(self, pool: str) -> "Settings | None":
+        """Returns what a pool needs of the kv-events process, as at the start; None: nothing. `pool`: its name."""
+        _, shape = self._whole
+        return shape.kv_of.get(pool, shape.kv_of.get("")) if shape.objects is not None else self.kv_settings
 
     def of_pool(self, options: "Options", config: "EffectiveConfig") -> "Layout":
         """Returns this layout as it shows to one of the pools. `config`: a configuration whose names this layout has."""

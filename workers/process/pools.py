@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.config.pools import KubePool
+from epp.plugins.producers._precise_params import Settings
+from epp.plugins.producers.precise_prefix import kv_settings
 from epp.request.pools import Matched, PoolChoice
 from shm.documents import DocumentReader, DocumentWriter
 from shm.observe import POOLS
@@ -20,7 +22,7 @@ from workers.process.instance import FIRST, NO_POOLS, Instance
 from workers.process.layout import POOL_BANDS_MIN, POOL_HASH_LINES, Layout, Shape
 from workers.process.loading import in_force
 from workers.process.names import names_of
-from workers.process.places import Places, Pool
+from workers.process.places import DEFAULT, Places, Pool
 from workers.process.roster import Listed, Roster
 from workers.process.sources import Sources
 from workers.shared.documents import assigned_of
@@ -79,9 +81,37 @@ def layout_of(options: "Options", pools: Sequence[Pool], places: Places | None =
     bands = tuple(max(POOL_BANDS_MIN, least, len(static_bands(pool.config.flow))) for pool in pools)
     in_files = bool(options.objects_dir)
     objects = tuple(in_files or (pool.kube is not None and not pool.kube.selector) for pool in pools)
-    shape = Shape(tuple(pool.max_endpoints for pool in pools), bands, POOL_HASH_LINES, objects, places is not None)
     configs = {id(pool.config): pool.config for pool in (*pools, *later)}
+    settings = {id(config): kv_settings(config.pipeline.plugins.values()) for config in configs.values()}
+    named = {pool.name: pool for pool in pools if pool.name} if places is None else places.configurations
+    kv_of = {("" if name == DEFAULT and places is not None else name): settings[id(pool.config)] for name, pool in named.items()}
+    sizes = tuple(pool.max_endpoints for pool in pools)
+    shape = Shape(sizes, bands, POOL_HASH_LINES, objects, places is not None, kv_events_of(list(settings.values())), kv_of)
     return Layout(options, pools[0].config, names_of(options, configs.values()), shape).showing_all()
+
+
+def kv_events_of(found: Sequence[Settings | None]) -> Settings | None:
+    """Returns what the kv-events process needs for all pools with a precise prefix producer: room for the largest index that one asks for.
+
+    None: no pool has such a producer. The other values are the first pool's; `kv_events_differ` says which must be equal.
+    """
+    settings = [each for each in found if each is not None]
+    if not settings:
+        return None
+    most = 0 if any(not each.blocks_max for each in settings) else max(each.blocks_max for each in settings)
+    shown = any(each.index_metrics for each in settings)
+    return msgspec.structs.replace(settings[0], blocks_max=most, index_metrics=shown)
+
+
+def kv_events_differ(one: Settings, other: Settings) -> str:
+    """Returns which setting of two pools differs although one process and one index serve both; "" if none does."""
+    pairs = {
+        "kvCacheBackendConfigs": (one.tiers, other.tiers),
+        "zmqEndpoint": (one.bind, other.bind),
+        "topicFilter": (one.topic, other.topic) if one.bind else ("", ""),
+        "speculativeTTL": (one.speculative_s, other.speculative_s),
+    }
+    return next((name for name, (first, second) in pairs.items() if first != second), "")
 
 
 def with_pools(instance: Instance, pools: Sequence[Pool]) -> Instance:

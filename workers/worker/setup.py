@@ -249,7 +249,7 @@ class Parts:
         """Returns what plugins see of the model servers' caches. Without a precise prefix producer, no endpoint holds anything."""
         instance = self.instance
         memory = instance.memory.kv_events
-        if memory is None:
+        if memory is None or instance.sources.kv_events is None:
             return NoHeldBlocks()
         if not instance.pipes.kv_bus:
             return SharedHeldBlocks(memory, None)

@@ -49,6 +49,9 @@ def test_the_effective_configuration_of_each_pool_is_printed_equal_ones_once(fil
     assert document["a"] == document["b"] != document["c"]
 
 
+SPECULATIVE = "precise-prefix-cache-producer, parameters: {speculativeIndexing: true}"
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
@@ -59,8 +62,11 @@ def test_the_effective_configuration_of_each_pool_is_printed_equal_ones_once(fil
         ({"pools.yaml": TEXT.replace("kv-cache-", "kv-cash-")}, r"pools.yaml:8:18: error\[unknown-type\]"),
         ({"pools.yaml": TEXT.replace('  endpoints: ["10.0.0.3:8000"]\n', "")}, r"pools.yaml:4:9: error\[no-discovery\]: pool 'c'"),
         (
-            {"own.yaml": "plugins: [{type: precise-prefix-cache-producer}]"},
-            r"pools.yaml:2:10: error\[one-pool\]: pool 'a': a precise prefix",
+            {
+                "own.yaml": "plugins: [{type: precise-prefix-cache-producer}]",
+                "pools.yaml": TEXT.replace("kv-cache-utilization-scorer", SPECULATIVE),
+            },
+            r"pools.yaml:4:9: error\[one-pool\]: pool 'c': .* speculativeTTL differs from that of pool 'a'",
         ),
     ],
 )

@@ -4,11 +4,13 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from epp.config.load import load
 from epp.metrics.flow_control import FLOW_GROUPS, FLOW_REQUESTS
 from epp.metrics.series import ABUSE, GROUPS, REQUEST, REQUEST_FIGURES
+from epp.plugins.producers.precise_prefix import kv_settings
 from epp.request.pools import UNDECIDED, PoolChoice
 from loadtest.demo.ports import free_ports
 from shm import observe
@@ -153,3 +155,55 @@ def test_commands_read_the_present_names_of_places_and_the_fixed_ones_of_other_p
         assert list(names(instance).current()) == ["one", "two"]
     with made(tmp_path) as instance:
         assert not names(instance).several and list(names(instance).current()) == []
+
+
+PRECISE = """
+plugins:
+- {type: token-producer, parameters: {modelName: m, vllm: {url: "http://127.0.0.1:1"}}}
+- type: precise-prefix-cache-producer
+  parameters: {kvEventsConfig: {podDiscoveryConfig: {socketPort: %d}}, indexerConfig: {kvBlockIndexConfig: {%s}}}
+- {type: prefix-cache-scorer, parameters: {prefixMatchInfoProducerName: precise-prefix-cache-producer}}
+"""
+
+
+def test_pools_with_a_precise_prefix_producer_share_an_index_with_room_for_the_largest(tmp_path: Path) -> None:
+    small, large = (
+        pool(name, PRECISE % (port, f"inMemoryConfig: {{size: {size}}}")) for name, port, size in (("a", 1, 1000), ("b", 2, 5000))
+    )
+    with created(tmp_path, pool("plain"), small, large) as instance:
+        assert instance.layout.kv_settings is not None and instance.layout.kv_settings.blocks_max == 5000
+        assert instance.memory.kv_events is not None and instance.layout.kv_events is not None
+        assert [view.sources.kv_events.port if view.sources.kv_events is not None else 0 for view in instance.pools] == [0, 1, 2]
+        kept = [instance.layout.kv_of(name) for name in ("plain", "a", "new")]
+        assert [settings.port if settings is not None else 0 for settings in kept] == [0, 1, 0], "a pool that comes later has none"
+    with created(tmp_path, pool("plain"), pool("other")) as instance:
+        assert instance.layout.kv_settings is None and instance.memory.kv_events is None
+
+
+def test_a_pool_that_is_found_needs_what_its_own_or_the_default_configuration_says(tmp_path: Path) -> None:
+    text = PRECISE % (1, "")
+    for configurations, expected in (
+        ({DEFAULT: found("default", text), "own": found("own")}, [None, 1]),
+        ({DEFAULT: found("default"), "own": found("own", text)}, [1, None]),
+    ):
+        places = Places(configurations, free_ports(2), service="epp")
+        with removed(create_places(options(tmp_path, max_endpoints=8, pool_given=True), places)) as instance:
+            kept = [instance.layout.kv_of(name) for name in ("own", "other")]
+            assert [settings.port if settings is not None else None for settings in kept] == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        ({"port": 9, "replay_port": 8, "block_tokens": 32, "topic": "other"}, ""),
+        ({"tiers": (("gpu", 500),)}, "kvCacheBackendConfigs"),
+        ({"bind": "tcp://*:5557"}, "zmqEndpoint"),
+        ({"speculative_s": 1.0}, "speculativeTTL"),
+    ],
+)
+def test_what_one_process_does_for_all_pools_must_be_equal(changed: dict[str, object], differs: str) -> None:
+    settings = kv_settings(load(PRECISE % (1, ""), "a").pipeline.plugins.values())
+    assert settings is not None
+    assert pools.kv_events_differ(settings, msgspec.structs.replace(settings, **changed)) == differs
+    bound = msgspec.structs.replace(settings, bind="tcp://*:5557")
+    assert pools.kv_events_differ(bound, msgspec.structs.replace(bound, topic="other")) == "topicFilter"

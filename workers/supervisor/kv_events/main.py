@@ -12,20 +12,23 @@ import contextlib
 import math
 import resource
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 import structlog
 import zmq
 
 from epp.candidates import Endpoint
+from epp.plugins.producers._precise_params import Settings
 from epp.prefix.kv_events import NAME_CHARS_MAX, is_read, topic_parts
 from epp.prefix.streams import StreamRecord
 from shm.documents import DocumentReader
 from shm.prefix_writer import OwnersExhausted
 from workers.host.exit_codes import ExitCode
 from workers.host.memory import Usage, cgroup_limit, share
+from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.kv_memory import KvCounts
+from workers.process.pools import assigned, assigned_view, listed_now
 from workers.process.restart import kv_events_seat
 from workers.shared.documents import EndpointsView, Identity
 from workers.supervisor.kv_events.costs import MEMORY_MAX, Costs
@@ -55,7 +58,7 @@ def run(instance: Instance) -> int:
     try:
         follower = Follower(instance)
     except zmq.ZMQError as refused:
-        bind = instance.sources.kv_events.bind if instance.sources.kv_events else ""
+        bind = instance.layout.kv_settings.bind if instance.layout.kv_settings else ""
         instance.reports.failed(kv_events_seat(instance.layout.seats), f"kvEventsConfig.zmqEndpoint {bind}: {refused}")
         return ExitCode.BOOT_FAILED
     instance.reports.ready(kv_events_seat(instance.layout.seats))
@@ -69,7 +72,7 @@ class Follower:
     """Follows the events of all endpoints. `turn` is one round of its loop."""
 
     def __init__(self, instance: Instance) -> None:
-        settings, memory = instance.sources.kv_events, instance.memory.kv_events
+        settings, memory = instance.layout.kv_settings, instance.memory.kv_events
         assert settings is not None
         assert memory is not None
         self.settings = settings
@@ -94,6 +97,7 @@ class Follower:
         self.restored: dict[Identity, SavedStream] = {}  # streams of the snapshot whose endpoints have not come back yet
         self._keep_until = math.inf
         self._named: dict[tuple[int, int, int], Identity] = {}
+        self._settings: dict[tuple[int, int, int], Settings] = {}  # of the pool of each endpoint
         if self.state is not None and not self.predecessors and not writer.owners() and not writer.links.size:
             self._restore(self.state, time.monotonic())
         self.costs = Costs(_memory_limit(instance), Usage().over)
@@ -101,11 +105,13 @@ class Follower:
         self.evictions_before = writer.evictions
         self._active: set[Followed] = set()  # the endpoints that have received something in this turn
         self.followed: dict[tuple[int, int, int], Followed] = {}
-        self.by_pod: dict[str, Followed] = {}
+        self.by_pod: dict[str, list[Followed]] = {}  # a server may be an endpoint of several pools
         self.reported_topics: set[bytes] = set()
         self.unknown_topics = 0
         self.speculation = Speculation(self.holdings, settings.speculative_s, instance.pipes.kv_bus_readers)
         self._endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
+        self._instance = instance
+        self._assigned = assigned_view(instance) if instance.places is not None else None
         self._seen = -1
         self._refused: set[tuple[int, int, int]] = set()  # endpoints that could not be followed
         self._again_at = math.inf  # the time at which the endpoints in `_refused` are tried again
@@ -159,9 +165,7 @@ class Follower:
         if self._endpoints.version == self._seen and now < self._again_at:
             return
         self._seen = self._endpoints.version
-        wanted = {(e.slot, e.generation, e.owner): e for e in endpoints}
-        named = self._endpoints.identities()
-        self._named = {(e.slot, e.generation, e.owner): name for e, name in zip(endpoints, named, strict=True)}
+        wanted = self._wanted(endpoints)
         if wanted and self.restored:
             self._keep_until = min(self._keep_until, now + KEEP_S)
         for identity in [identity for identity in self.followed if identity not in wanted]:
@@ -174,9 +178,28 @@ class Follower:
         if self._endpoints.version > 0 and self.predecessors:
             self._retire(self.predecessors.values())
             self.predecessors = {}
-        self.by_pod = {f.endpoint.address: f for f in self.followed.values()}
-        self.by_pod |= {f.endpoint.name: f for f in self.followed.values()}
+        self.by_pod = {}
+        for followed in self.followed.values():
+            for pod in {followed.endpoint.address, followed.endpoint.name}:
+                self.by_pod.setdefault(pod, []).append(followed)
         self.speculation.know({f.endpoint.owner: f.holder for f in self.followed.values()})
+
+    def _wanted(self, endpoints: Sequence[Endpoint]) -> dict[tuple[int, int, int], Endpoint]:
+        """Returns the endpoints of pools with a precise prefix producer. Notes what they need, and what a snapshot calls them."""
+        if self._assigned is not None and (names := self._assigned.names()) is not None:
+            self._instance = assigned(self._instance, names)
+        with contextlib.suppress(GenerationLost):  # another list of pools comes
+            self._instance = listed_now(self._instance)
+        every = self._instance.every
+        wanted = {}
+        self._named, self._settings = {}, {}
+        for e, name, number in zip(endpoints, self._endpoints.identities(), self._endpoints.pools(), strict=True):
+            pool, key = every[number], (e.slot, e.generation, e.owner)
+            if (settings := self._instance.layout.kv_of(pool.options.pool_name)) is not None:
+                wanted[key], self._settings[key] = e, settings
+                # In a snapshot of several pools, the namespace begins with the name of the pool.
+                self._named[key] = name if pool.pool is None else (f"{pool.options.pool_name}/{name[0]}", *name[1:])
+        return wanted
 
     def close(self) -> None:
         """Saves the last snapshot, and closes all sockets. Leaves the shared memory as it is, for a successor."""
@@ -186,7 +209,7 @@ class Follower:
 
     def _try(self, identity: tuple[int, int, int], endpoint: Endpoint, now: float) -> None:
         try:
-            self.followed[identity] = self._begin(endpoint, self._kept(identity))
+            self.followed[identity] = self._begin(endpoint, self._kept(identity), self._settings[identity])
         except (zmq.ZMQError, OwnersExhausted, ValueError) as problem:
             self._again_at = now + AGAIN_S
             if identity not in self._refused:
@@ -228,9 +251,8 @@ class Follower:
         streams = [(identity, each) for identity, each in kept.items() if each.position]
         return Trailer(0.0, [], sorted(self.holdings.known_words), streams)
 
-    def _begin(self, endpoint: Endpoint, kept: SavedStream | None) -> Followed:
+    def _begin(self, endpoint: Endpoint, kept: SavedStream | None, settings: Settings) -> Followed:
         """Starts to follow an endpoint. Raises ZMQError, OwnersExhausted, and ValueError for a port above 65535."""
-        settings = self.settings
         subscription, replay = None, ""
         if self.bound is None:
             address, replay = addresses(endpoint, settings.port, settings.replay_port)
@@ -306,15 +328,16 @@ class Follower:
         for topic, number, payload in bound.messages():
             busy = True
             pod, _ = topic_parts(topic)
-            known = self.by_pod.get(pod) if is_read(topic, beginning) else None
-            if known is None:
+            found = self.by_pod.get(pod, ()) if is_read(topic, beginning) else ()
+            if not found:
                 self.unknown_topics += 1
                 self._report_unknown(topic[:NAME_CHARS_MAX])
                 continue
-            if not known.stream.is_open:
-                known.stream.opened(now)
-            known.take(number, payload, now)
-            self._active.add(known)
+            for known in found:
+                if not known.stream.is_open:
+                    known.stream.opened(now)
+                known.take(number, payload, now)
+                self._active.add(known)
         return busy
 
     def _report_unknown(self, topic: bytes) -> None:

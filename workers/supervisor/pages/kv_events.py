@@ -54,9 +54,12 @@ Row = tuple[Labels, float]
 
 
 class KvFigures:
-    """Reads the memory of the kv-events process."""
+    """Reads the memory of the kv-events process. `pools`: the numbers of the pools whose endpoints it follows."""
 
-    def __init__(self, documents: DocumentReader, positions: StreamPositions, *, index_metrics: bool = True) -> None:
+    def __init__(
+        self, documents: DocumentReader, positions: StreamPositions, *, index_metrics: bool = True, pools: frozenset[int] = frozenset((0,))
+    ) -> None:
+        self.pools = pools
         self._index_metrics = index_metrics
         self._documents = documents
         self._positions = positions
@@ -86,12 +89,22 @@ class KvFigures:
 
         `endpoints`: each with its data-parallel ranks; NaN: not known.
         """
+        yield from self.totals()
+        yield from self.of_endpoints(pool, endpoints, now)
+
+    def totals(self) -> Iterator[tuple[Metric, Labels, list[Row]]]:
+        """Yields the metrics of the whole index."""
         counts = self._totals()
         for metric, field in (*TOTALS.items(), *(INDEX_TOTALS.items() if self._index_metrics else ())):
             yield metric, (), [((), float(getattr(counts, field)))]
         yield names.CAPACITY, (), [((), 1.0)]
         if self._index_metrics:
             yield names.EVICTIONS, (), [((), float(counts.removed + counts.evictions))]
+
+    def of_endpoints(
+        self, pool: str, endpoints: Sequence[tuple[Endpoint, float]], now: float
+    ) -> Iterator[tuple[Metric, Labels, list[Row]]]:
+        """Yields the metrics of the endpoints of one pool."""
         streams = self.streams(now)
         found = [(endpoint.name, streams.get(endpoint.slot, NOT_FOLLOWED)) for endpoint, _ in endpoints]
         whys = [(e.name, streams.get(e.slot, NOT_FOLLOWED).why or of_ranks(ranks)) for e, ranks in endpoints]
@@ -106,8 +119,9 @@ class KvFigures:
 
 def kv_figures_of(instance: Instance) -> KvFigures | None:
     """Returns the figures of an instance; None if it has no kv-events process."""
-    memory, settings = instance.memory.kv_events, instance.sources.kv_events
+    memory, settings = instance.memory.kv_events, instance.layout.kv_settings
     if memory is None or settings is None:
         return None
+    pools = frozenset(number for number, pool in enumerate(instance.every) if instance.layout.kv_of(pool.options.pool_name) is not None)
     documents = DocumentReader(memory.layout.documents, memory.documents)
-    return KvFigures(documents, memory.positions, index_metrics=settings.index_metrics)
+    return KvFigures(documents, memory.positions, index_metrics=settings.index_metrics, pools=pools)

@@ -231,9 +231,11 @@ class MetricsPage:
         yield from self._prefix_index()
         flow, kv_events, latency, replicas, _, _ = self._sections
         yield from self._of_pools(figures.families() for figures in flow)
-        if kv_events is not None and self._alone is not None:
-            for metric, labels, rows in kv_events.families(self._alone.name, self._alone.ranks(), self._now()):
+        if kv_events is not None:
+            for metric, labels, rows in kv_events.totals():
                 yield from self._shown(metric, labels, rows)
+            precise = [pool for pool in self._pools if pool.number in kv_events.pools]
+            yield from self._of_pools(kv_events.of_endpoints(pool.name, pool.ranks(), self._now()) for pool in precise)
         if latency is not None:
             now, alone = self._now(), self._alone is not None
             learned = (latency.families(pool.name, pool.endpoints(), now, pool.number, alone=alone) for pool in self._pools)
