@@ -53,7 +53,7 @@ def answers(port: int) -> int:
 
 def command_of(world: World, picker: Picker, command: str, *flags: str) -> CompletedProcess[str]:
     """Runs a command of `epp` about a picker."""
-    return run(python("workers", command, f"--run-dir={world.run_dir}", f"--metrics-port={picker.metrics}", *flags))
+    return run(python("workers", *command.split(), f"--run-dir={world.run_dir}", f"--metrics-port={picker.metrics}", *flags))
 
 
 def told(picker: Picker, *words: str) -> bool:
@@ -207,3 +207,36 @@ def test_pools_of_a_file_have_the_pods_and_the_rewrites_of_their_inference_pools
     assert models == {0: {"alias"}, 2: {"lost"}}
     world.pod("qwen-1", "127.64.1.3", {"app": "qwen"})
     until(lambda: (1, "qwen-1-rank-0") in pools_of(table), "a new pod")
+
+
+def test_a_changed_file_of_the_folder_reloads_its_pool_and_those_without_one_follow_the_default(world: World, tmp_path: Path) -> None:
+    ports = free_ports(3)
+    served(world, "llama", "qwen")
+    folder = tmp_path / "configurations"
+    folder.mkdir()
+    texts = {each: f"plugins: [{{type: {each}-scorer}}]\n" for each in ("queue", "kv-cache-utilization", "running-requests-size")}
+    (folder / "default.yaml").write_text(texts["queue"])
+    (folder / "llama.yaml").write_text(texts["queue"])
+    for name, port in zip(("llama", "qwen"), ports, strict=False):
+        world.kube.create(named(world, name, port))
+    flags = ("--pool-ports=" + ",".join(map(str, ports)), f"--config-dir={folder}", "--config-watch")
+    picker = world.picker(*flags, follow=f"--service-name={SERVICE}", workers=2)
+    first, second, third = (gateway(world, picker, port) for port in ports)
+
+    def generations() -> dict[str, int]:
+        head = 'llm_d_epp_config_generation{pool="'
+        lines = [line.removeprefix(head) for line in picker.page().splitlines() if line.startswith(head)]
+        return {name: int(float(number)) for name, _, number in (line.partition('"} ') for line in lines)}
+
+    until(lambda: answers(first) == answers(second) == 200, "both pools answer")
+    (folder / "llama.yaml").write_text(texts["kv-cache-utilization"])
+    until(lambda: generations() == {"llama": 2, "qwen": 1}, "the pool of the file has it")
+    (folder / "default.yaml").write_text(texts["running-requests-size"])
+    until(lambda: generations() == {"llama": 2, "qwen": 2}, "the pool without a file has the default one")
+    assert command_of(world, picker, "config rollback", "--pool=qwen").returncode == 0
+    assert generations() == {"llama": 2, "qwen": 3}
+    world.kube.delete(named(world, "qwen", ports[1]))
+    world.kube.create(named(world, "qwen", ports[2]))
+    until(lambda: answers(third) == 200, "the pool has another port")
+    until(lambda: generations().get("qwen", 0) > 1, "it has the file of the present")
+    assert answers(first) == 200 and generations()["llama"] == 2

@@ -26,8 +26,8 @@ from workers.shared.objectives import static_bands
 def given_of(view: Instance) -> Given:
     """Reads the configuration of a pool. `view`: the instance as the pool sees it. Raises BadConfiguration."""
     options, name = view.options, view.options.pool_name
-    if view.places is not None:
-        return _of_folder(options, view.places.names, name)
+    if not options.pools_file:
+        return _of_folder(options, name)
     file = _read(options)
     entry = next((entry for entry in file.pools if entry.name == name), None)
     if entry is None:
@@ -55,8 +55,8 @@ def check_fit(view: Instance, config: EffectiveConfig) -> None:
 def tried_list(instance: Instance, attempt: Attempt) -> Result:
     """Returns the list of pools as the files have it now, and which pools have changed configurations. Raises BadConfiguration."""
     options = instance.options
-    if instance.places is not None:
-        texts = {name: _of_folder(options, instance.places.names, name) for name in _names(instance) if name}
+    if not options.pools_file:
+        texts = {name: _of_folder(options, name) for name in _names(instance) if name}
         roster = None
     else:
         file = _read(options)
@@ -95,8 +95,8 @@ def _read(options: Options) -> PoolsFile:
     return file
 
 
-def _of_folder(options: Options, named: Sequence[str], name: str) -> Given:
-    texts: Mapping[str, Given] = texts_by_name(options, named)
+def _of_folder(options: Options, name: str) -> Given:
+    texts: Mapping[str, Given] = texts_by_name(options, ())
     return texts.get(name) or texts[DEFAULT]
 
 

@@ -19,23 +19,26 @@ from workers.host.directory import LOOK_EVERY_S, changes
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.loading import PLUGIN_FILES_MAX, SUFFIX, UnreadablePlugins, read_plugins, read_text
-from workers.process.places import DEFAULT
 
 SETTLE_S: Final = 0.05
+CONFIGURATION: Final = ".yaml"  # ends the names of the files of --config-dir
+POOLS_MAX: Final = 1000  # files of --config-dir
 
 Seen = tuple[tuple[str, int, int, int], ...]  # per file: real path, inode, size, time of the last change
 
 
-def seen(files: Sequence[str], plugin_path: str) -> Seen:
-    """Returns the present state of `files` and of the plugin files in `plugin_path`. A missing file has zeros.
+def seen(files: Sequence[str], plugin_path: str, config_dir: str = "") -> Seen:
+    """Returns the present state of `files`, of the plugin files in `plugin_path`, and of the configurations in `config_dir`. A missing file
+    has zeros.
 
-    Empty names in `files`, and an empty `plugin_path`, are left out.
+    Empty names in `files`, and empty folders, are left out.
     """
     paths = list(filter(None, files))
-    if plugin_path:
-        with contextlib.suppress(OSError):
-            names = sorted(name for name in os.listdir(plugin_path) if name.endswith(SUFFIX))
-            paths += [os.path.join(plugin_path, name) for name in names[: PLUGIN_FILES_MAX + 1]]
+    for folder, suffix, most in ((plugin_path, SUFFIX, PLUGIN_FILES_MAX), (config_dir, CONFIGURATION, POOLS_MAX)):
+        if folder:
+            with contextlib.suppress(OSError):
+                names = sorted(name for name in os.listdir(folder) if name.endswith(suffix))
+                paths += [os.path.join(folder, name) for name in names[: most + 1]]
     found = []
     for path in paths:
         real = os.path.realpath(path)
@@ -56,7 +59,7 @@ class ConfigWatch:
         self._present = present
         self._successor = successor
         self._config_file = options.config_file
-        self._plugin_path = options.plugin_path
+        self._plugin_path, self._config_dir = options.plugin_path, options.config_dir
         self._changed = changed
         self._files = self._named()
         self._known = self._seen()
@@ -94,7 +97,7 @@ class ConfigWatch:
 
     def _folders(self) -> list[str]:
         folders = {os.path.dirname(os.path.abspath(path)) for path in self._files if path}
-        return sorted(folders | ({self._plugin_path} if self._plugin_path else set()))
+        return sorted(folders | set(filter(None, (self._plugin_path, self._config_dir))))
 
     def _differs(self) -> bool:
         """Whether the files differ from the configuration in force. False if they cannot be read."""
@@ -112,7 +115,7 @@ class ConfigWatch:
             return False
 
     def _seen(self) -> Seen:
-        return seen(self._files, self._plugin_path)
+        return seen(self._files, self._plugin_path, self._config_dir)
 
     def _named(self) -> list[str]:
         """Returns the configuration files, and the files to which the present configurations refer."""
@@ -121,6 +124,4 @@ class ConfigWatch:
         files = [path for pool in pools for source in pool.sources.all for path in source.files]
         keys = [path for pool in pools for path in key_files(pool.config.tenants)]
         own = [entry.config_file for entry in present.roster.values()]
-        if options.config_dir:
-            own += [os.path.join(options.config_dir, f"{name}.yaml") for name in (DEFAULT, *(pool.options.pool_name for pool in pools))]
         return list(dict.fromkeys([self._config_file, options.pools_file, *own, *files, *keys]))

@@ -171,7 +171,7 @@ class MetricsPage:
         self._lanes = lanes
         self._content = content
         self._pools = pools
-        self._names = [pool.name for pool in pools]  # by number
+        self._names = {pool.number: pool.name for pool in pools}  # places without a pool have none
         self._alone = pools[0] if len(pools) == 1 else None
         self._index = index
         self._readings = readings
@@ -355,7 +355,7 @@ class MetricsPage:
     def _scaling(self) -> Iterator[Family]:
         """Yields the scaling signal (`workers.supervisor.scaling`); nothing while it is not known."""
         if (signals := self._sections.signals) is not None:
-            found = signals()
+            found = [each for each in signals() if each[0] in self._names]  # a pool may have just gone
         else:
             needed, headroom = (self._lanes.scalars(name)[0] for name in (REPLICAS_NEEDED, HEADROOM))
             found = [(0, needed, None if headroom == UNKNOWN_HEADROOM else headroom / 1000)] if needed else []
