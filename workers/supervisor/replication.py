@@ -61,8 +61,11 @@ def exchange_of(present: Callable[[], Instance], index: IndexWriter, report: Cal
 
 
 def waiting_of(instance: Instance) -> Mapping[int, Waiting]:
-    """Returns what waits in each of several pools with flow control, by the key of the pool. A place without a pool has none."""
-    views = (view for view in instance.pools if view.config.flow is not None and view.options.pool_name)
+    """Returns what waits in each of several pools, by the key of the pool. A place without a pool has none.
+
+    Pools without flow control are among them, because a later configuration may bring it.
+    """
+    views = (view for view in instance.pools if view.options.pool_name)
     return {pool_key(view.options.pool_name): _waiting(view) for view in views}
 
 
