@@ -13,7 +13,7 @@ from loadtest.sim.kv_pool import Change
 from loadtest.sim.server_model import ServerModel
 from loadtest.sim.slots import SlotServer
 from loadtest.sim.slowed import SlowedServer
-from tests.bench.routing_traffic import BLOCK_TOKENS, CACHES, CROWDED, SERVERS
+from tests.bench.routing_traffic import BLOCK_TOKENS, CACHES, CROWDED, FAILURES, SERVERS
 
 PREFILL_S = 100e-6  # per token
 SHARED_DECODE_S, SLOT_DECODE_S = 0.025, 0.010
@@ -83,6 +83,8 @@ SLOT_RATES = {  # about three quarters of the slots are taken
     "a server joins": 2.3,
     "library, evicting": 3.0,
     "no hot prefix": 0.42,
+    "a server sheds": 0.6,
+    **{f"a server answers {what}": 0.6 for what, _ in FAILURES},
     **{f"caches {times:g}, {tokens // 1000}k": 1.0 if tokens == 1_000 else 3.0 for tokens, *_ in CROWDED for times in CACHES},
 }
 KINDS = (
