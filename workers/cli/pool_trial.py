@@ -18,8 +18,8 @@ from workers.process.generations import Attempt, Bundle, GenerationLost, Given, 
 from workers.process.instance import Instance
 from workers.process.loading import read_text
 from workers.process.places import DEFAULT
+from workers.process.pool_list import Misplaced, placed
 from workers.process.pools_file import read_configuration, read_pools
-from workers.process.roster import Misplaced, placed
 from workers.shared.objectives import static_bands
 
 
@@ -57,14 +57,14 @@ def tried_list(instance: Instance, attempt: Attempt) -> Result:
     options = instance.options
     if not options.pools_file:
         texts = {name: _of_folder(options, name) for name in _names(instance) if name}
-        roster = None
+        pool_list = None
     else:
         file = _read(options)
         if file.warnings:
             echo_text(findings_text(file.warnings), err=True)
         try:
             ports = instance.sockets.pool_ports().values()
-            roster = placed(instance.roster, instance.room, ports, file, attempt.number)
+            pool_list = placed(instance.pool_list, instance.room, ports, file, attempt.number)
         except Misplaced as misplaced:
             place = misplaced.entry.place
             raise BadConfiguration(str(ConfigError(file.source, place.line, place.column, "restart", str(misplaced)))) from misplaced
@@ -75,8 +75,8 @@ def tried_list(instance: Instance, attempt: Attempt) -> Result:
                 text = read_configuration(file, entry)
                 texts[entry.name] = Given(text.text, text.source, plugins)
     source = options.pools_file or options.config_dir
-    bundle = Bundle(attempt.number, source, None, "", {}, attempt.names, time.time(), roster=roster)
-    names = {place: entry.name for place, entry in roster.items()} if roster is not None else dict(enumerate(_names(instance)))
+    bundle = Bundle(attempt.number, source, None, "", {}, attempt.names, time.time(), pool_list=pool_list)
+    names = {place: entry.name for place, entry in pool_list.items()} if pool_list is not None else dict(enumerate(_names(instance)))
     present = {view.options.pool_name: view for view in instance.pools}
     changed = tuple(place for place, name in sorted(names.items()) if name and _changed(present.get(name), texts.get(name)))
     return Result(os.getpid(), "", bundle, changed)

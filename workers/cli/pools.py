@@ -25,9 +25,9 @@ from workers.process import pools
 from workers.process.generations import Given
 from workers.process.instance import FIRST, Instance
 from workers.process.places import Pool
+from workers.process.pool_list import SPARE, listed
 from workers.process.pools import kv_events_differ
 from workers.process.pools_file import PoolText, read_configurations, read_pools
-from workers.process.roster import SPARE, listed
 from workers.process.sources import Sources
 from workers.supervisor.endpoints.discovery import parse_flag
 from workers.supervisor.kube.object_kinds import PoolName
@@ -55,7 +55,7 @@ def several(options: Options) -> Callable[[], Instance]:
     for each in found:
         options = with_one_worker(options, each.config)
     pairs = enumerate(zip(file.pools, found, strict=True))
-    roster = {place: listed(file.source, entry, each.max_endpoints, FIRST) for place, (entry, each) in pairs}
+    pool_list = {place: listed(file.source, entry, each.max_endpoints, FIRST) for place, (entry, each) in pairs}
     usual = next((entry.max_endpoints for entry in file.pools if entry.max_endpoints), ENDPOINTS_USUAL)
     spare = found[0]._replace(name="", endpoints="", kube=None, max_endpoints=min(usual, ENDPOINTS_USUAL))
     every = [*found, *[spare] * SPARE]
@@ -66,7 +66,7 @@ def several(options: Options) -> Callable[[], Instance]:
         "pools", count=len(found), file=options.pools_file, configurations=len({id(each.config) for each in found}), endpoints_max=most
     )
     ports = {entry.port: entry.name for entry in file.pools if entry.port}
-    return lambda: pools.create(options, every, file.choice(), ports, roster=roster)
+    return lambda: pools.create(options, every, file.choice(), ports, pool_list=pool_list)
 
 
 def taken(options: Options) -> dict[int, str]:

@@ -9,7 +9,7 @@ configuration: the text, the plugin files, the API keys, and the names that have
 (`workers.process.layout.Names`). So all processes use the same bytes, even if the files on disk change meanwhile. The files are parts of
 one file without a name (memfd). The parent creates it before the first fork, and children inherit it.
 
-Each of several pools has configurations of its own, and so has the list of pools (`workers.process.roster`).
+Each of several pools has configurations of its own, and so has the list of pools (`workers.process.pool_list`).
 
 The parent changes the configuration of the picker with one store to a word in shared memory. So every process finds the old or the new
 number, never a mixture, even if the parent is killed. A trial child writes only a file that no word names yet.
@@ -28,9 +28,9 @@ import msgspec
 from epp.decision.tryout import Share
 from workers.process.asks import Ask
 from workers.process.names import Names
+from workers.process.pool_list import Listed
 from workers.process.resources import Words
 from workers.process.rollout import SLOTS
-from workers.process.roster import Listed
 
 BUNDLE_BYTES_MAX: Final = 16 << 20
 SLOT_BITS: Final = 8
@@ -56,8 +56,8 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 
     `keys`: the texts of its files of API keys, by path.
 
-    `pool`: the name of the pool to which it belongs; "" if there is only one. `roster`: if it is the list of the pools
-    (`workers.process.roster`).
+    `pool`: the name of the pool to which it belongs; "" if there is only one. `pool_list`: if it is the list of the pools
+    (`workers.process.pool_list`).
 
     `followed`: whether it was read from the files that the picker follows. False for a candidate, and for an earlier configuration that
     is in force again. `share`: the requests that it decides while it is a candidate.
@@ -74,7 +74,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
     share: Share = Share()
     keys: dict[str, str] = {}
     pool: str = ""
-    roster: dict[int, Listed] | None = None
+    pool_list: dict[int, Listed] | None = None
 
     @property
     def given(self) -> Given:
@@ -85,8 +85,8 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
     def hash(self) -> str:
         """Identifies the text, the plugin files and the keys, or the list of pools. If all are equal, so are the hashes."""
         parts: list[object] = [self.text, sorted(self.plugins.items()), *([sorted(self.keys.items())] if self.keys else [])]
-        if self.roster is not None:
-            parts.append(sorted(self.roster.items()))
+        if self.pool_list is not None:
+            parts.append(sorted(self.pool_list.items()))
         digest = hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=6)
         return digest.hexdigest()
 

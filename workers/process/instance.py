@@ -41,10 +41,10 @@ from workers.process.activation import received
 from workers.process.credentials import Credentials
 from workers.process.generations import Bundle, Generations, Result
 from workers.process.layout import Layout
+from workers.process.pool_list import PoolList
 from workers.process.reports import Reports
 from workers.process.resources import Memory, Pipes, Words, enough_descriptors
 from workers.process.roll import Roll
-from workers.process.roster import Roster
 from workers.process.sockets import NO_PORTS, Sockets
 from workers.process.sources import Sources
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from workers.host.options import Options
     from workers.process.places import Places
 
-NO_POOLS: Final[Roster] = {}
+NO_POOLS: Final[PoolList] = {}
 FIRST: Final = 1  # the number of the configuration of the start
 STATE_LOCK: Final = "lock"  # the name of a file in the folder of --state-dir
 HOLDER_BYTES_MAX: Final = 512
@@ -89,7 +89,7 @@ class Instance:
     places: "Places | None" = None  # where pools can appear; None: the pools are known from the start
     kube: KubePool | None = None  # where the endpoints of that pool are in Kubernetes
     bundle: Bundle | None = None  # the configuration of that pool as it was read; None: it has none yet
-    roster: Roster = field(default_factory=dict)  # the list of several pools from a file
+    pool_list: PoolList = field(default_factory=dict)  # the list of several pools from a file
     room: Sequence[int] = ()  # for how many endpoints of each of several pools there is memory
 
     @classmethod

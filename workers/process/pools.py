@@ -23,7 +23,7 @@ from workers.process.layout import POOL_BANDS_MIN, POOL_HASH_LINES, Layout, Shap
 from workers.process.loading import in_force
 from workers.process.names import names_of
 from workers.process.places import DEFAULT, Places, Pool
-from workers.process.roster import Listed, Roster
+from workers.process.pool_list import Listed, PoolList
 from workers.process.sources import Sources
 from workers.shared.documents import assigned_of
 from workers.shared.objectives import static_bands
@@ -54,11 +54,11 @@ def create(
     choice: PoolChoice,
     ports: Mapping[int, str],
     places: Places | None = None,
-    roster: Roster = NO_POOLS,
+    pool_list: PoolList = NO_POOLS,
 ) -> Instance:
     """Creates the instance of several pools. `options`: with the most endpoints of all pools together. `choice`: finds their requests.
-    `ports`: port -> name of the pool to which it belongs. `places`: if the picker finds InferencePools while it runs. `roster`: if a file
-    lists the pools. A pool without a name is a place for one that comes later.
+    `ports`: port -> name of the pool to which it belongs. `places`: if the picker finds InferencePools while it runs. `pool_list`: if a
+    file lists the pools. A pool without a name is a place for one that comes later.
 
     Raises StartError, SegmentError or OSError, and then leaves nothing behind.
     """
@@ -66,7 +66,7 @@ def create(
     instance = Instance.create(options, pools[0].config, layout_of(options, pools, places), ports, later)
     try:
         room = [pool.max_endpoints for pool in pools]
-        instance = replace(with_pools(instance, pools), choice=choice, places=places, roster=roster, room=room)
+        instance = replace(with_pools(instance, pools), choice=choice, places=places, pool_list=pool_list, room=room)
         instance.lock.record(**{POOLS: instance.pool_names})
         return instance
     except BaseException:
@@ -170,11 +170,11 @@ def assigned_view(instance: Instance) -> AssignedView:
     return AssignedView(DocumentReader(instance.layout.documents, instance.memory.documents), len(instance.pools))
 
 
-def rostered(instance: Instance, roster: Roster, number: int) -> Instance:
+def relisted(instance: Instance, pool_list: PoolList, number: int) -> Instance:
     """Returns the instance with these pools in its places. `number`: that of the list. Views of places that do not change stay the same."""
     views = list(instance.pools)
     for place, view in enumerate(instance.pools):
-        before, entry = instance.roster.get(place), roster.get(place)
+        before, entry = instance.pool_list.get(place), pool_list.get(place)
         if before == entry:
             continue
         entry = entry or Listed("")
@@ -183,22 +183,22 @@ def rostered(instance: Instance, roster: Roster, number: int) -> Instance:
         if before is None or (before.name, before.since) != (entry.name, entry.since):
             view = replace(view, bundle=None, number=0)
         views[place] = view
-    return chosen(replace(instance, pools=tuple(views), roster=roster, number=number))
+    return chosen(replace(instance, pools=tuple(views), pool_list=pool_list, number=number))
 
 
 def chosen(instance: Instance) -> Instance:
     """Returns the instance with what finds the requests of the pools of its list that are served now."""
-    found = instance.roster
+    found = instance.pool_list
     matched = [found[place].matched if view.served else Matched("") for place, view in enumerate(instance.pools)]
     return replace(instance, choice=PoolChoice(matched))
 
 
 def listed_now(instance: Instance) -> Instance:
     """Returns the instance with the list of pools that is in force. Raises GenerationLost."""
-    if not instance.roster or not instance.outdated:
+    if not instance.pool_list or not instance.outdated:
         return instance
     bundle = instance.generations.current()
-    return rostered(instance, bundle.roster or {}, bundle.number)
+    return relisted(instance, bundle.pool_list or {}, bundle.number)
 
 
 def with_pool(instance: Instance, view: Instance) -> Instance:
@@ -223,4 +223,4 @@ def present(instance: Instance) -> Instance:
         return in_force(instance)
     if instance.places is not None:
         return assigned(instance, assigned_view(instance).names() or NONE)
-    return chosen(listed_now(instance)) if instance.roster else instance
+    return chosen(listed_now(instance)) if instance.pool_list else instance

@@ -148,8 +148,10 @@ class Reloads:
             result = Result(pid, f"error[trial]: the configuration was tried in a process of its own, and {why}")
         hashed, unchanged = result.bundle.hash if result.bundle is not None else None, False
         if attempt.key == self._rollouts.listed and result.bundle is not None and isinstance(rollout.state, Trying):
-            roster = result.bundle.roster
-            present = roster if roster is not None else [place for place, view in enumerate(self._instance.pools) if view.options.pool_name]
+            pool_list = result.bundle.pool_list
+            present = (
+                pool_list if pool_list is not None else [place for place, view in enumerate(self._instance.pools) if view.options.pool_name]
+            )
             self._rollouts.follow(result.changed, set(present) - set(result.changed))
             unchanged = hashed == self._hash_of_list()
         self._tell(attempt.key, TrialEnded(hashed, result.text, unchanged), now)
@@ -201,7 +203,7 @@ class Reloads:
         """Returns the list of pools of the start."""
         options = self._instance.options
         source = options.pools_file or options.config_dir
-        return Bundle(FIRST, source, None, "", {}, Names(), time.time(), roster=dict(self._instance.roster) or None)
+        return Bundle(FIRST, source, None, "", {}, Names(), time.time(), pool_list=dict(self._instance.pool_list) or None)
 
     def _hash_of_list(self) -> str:
         generations = self._instance.generations

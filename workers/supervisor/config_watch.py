@@ -123,5 +123,5 @@ class ConfigWatch:
         options, pools = present.options, [pool for pool in present.every if pool.pool is None or pool.options.pool_name]
         files = [path for pool in pools for source in pool.sources.all for path in source.files]
         keys = [path for pool in pools for path in key_files(pool.config.tenants)]
-        own = [entry.config_file for entry in present.roster.values()]
+        own = [entry.config_file for entry in present.pool_list.values()]
         return list(dict.fromkeys([self._config_file, options.pools_file, *own, *files, *keys]))

@@ -156,7 +156,7 @@ class Later:
                 return  # another pool has the place meanwhile
             view = replace(view, options=old.options)
             supervisor.instance = view if view.pool is None else with_pool(before, view)
-            if before.roster:
+            if before.pool_list:
                 supervisor.instance = chosen(supervisor.instance)
             renewed = read_by(old) != read_by(view)
             if renewed or before.layout.table.columns != supervisor.instance.layout.table.columns:
@@ -192,7 +192,7 @@ class Later:
                     self._leave(place)
                 elif old.options.endpoints != new.options.endpoints:
                     await self._follow(new, successor=False)
-            self._publish_names({place: Placed(entry.name, entry.port) for place, entry in instance.roster.items()})
+            self._publish_names({place: Placed(entry.name, entry.port) for place, entry in instance.pool_list.items()})
             supervisor.pools_replaced()
             supervisor.objects_of_pools.use(instance.pools)
             self._shown([])

@@ -219,7 +219,7 @@ class Supervisor:
             background.keep(ConfigWatch(self._present, lambda: instance.reports.changed(SEAT), successor=successor).run())
         if self.kubernetes is not None:
             self.kubernetes.start()
-        if instance.roster or decides(instance):  # a pool that models find may come later
+        if instance.pool_list or decides(instance):  # a pool that models find may come later
             background.keep(follow_models(self._present, lambda: self.data.table, report))
         self._answer_probes(cleanup)
         self.live.start(background)

@@ -231,7 +231,7 @@ class Pools:
             if listed is not self._instance:
                 self._use(listed)
         self._failed.clear()
-        if self._instance.roster:
+        if self._instance.pool_list:
             self._use(chosen(self._instance))
         show(self._lane, self._instance)
         for pool, view in enumerate(self._instance.pools):

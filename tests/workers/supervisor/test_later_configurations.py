@@ -181,7 +181,7 @@ def test_files_to_which_a_later_configuration_refers_are_watched_and_their_appea
     options = SimpleNamespace(config_file=str(config), plugin_path="", pools_file="", config_dir="")
 
     def using(config: SimpleNamespace, *sources: SimpleNamespace) -> SimpleNamespace:
-        found = SimpleNamespace(options=options, sources=SimpleNamespace(all=sources), config=config, pool=None, roster={})
+        found = SimpleNamespace(options=options, sources=SimpleNamespace(all=sources), config=config, pool=None, pool_list={})
         found.every = (found,)
         return found
 

@@ -1,6 +1,6 @@
 """The list of the pools of a --pools-file: which pool has which place. It changes like a configuration, and has generations of its own.
 
-    pools file ─ trial: placed ─▶ Roster ─ publish ─▶ all processes: rostered(instance, Roster)
+    pools file ─ trial: placed ─▶ PoolList ─ publish ─▶ all processes: relisted(instance, PoolList)
 
 A picker has a place for each pool of the file at the start, and SPARE more. A pool keeps its place while the file has it. The place of a
 pool that goes is taken by one that comes later. A pool that comes is served as soon as its configuration is in force.
@@ -45,7 +45,7 @@ class Listed(msgspec.Struct, frozen=True, array_like=True):
         return None if self.kube is None else KubePool(*self.kube)
 
 
-Roster = Mapping[int, Listed]  # by place
+PoolList = Mapping[int, Listed]  # by place
 
 
 class Misplaced(Exception):
@@ -65,14 +65,14 @@ def listed(file: str, entry: PoolEntry, max_endpoints: int, since: int) -> Liste
     return Listed(entry.name, *matchers, endpoints, max_endpoints, kube, since, config_file)  # type: ignore[arg-type]
 
 
-def placed(roster: Roster, room: Sequence[int], ports: Collection[int], file: PoolsFile, number: int) -> dict[int, Listed]:
-    """Returns the list for the pools of a changed file. `roster`: the present list. `number`: that of the new one.
+def placed(pool_list: PoolList, room: Sequence[int], ports: Collection[int], file: PoolsFile, number: int) -> dict[int, Listed]:
+    """Returns the list for the pools of a changed file. `pool_list`: the present list. `number`: that of the new one.
 
     `room`: for how many endpoints each place has memory. `ports`: at which the picker listens for single pools.
 
     Raises Misplaced for a change that needs a restart.
     """
-    present = {each.name: (place, each) for place, each in roster.items()}
+    present = {each.name: (place, each) for place, each in pool_list.items()}
     named = {entry.name for entry in file.pools}
     kept = {place for place, each in present.values() if each.name in named}
     for _, each in present.values():
