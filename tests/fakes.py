@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiled.outlook import COSTS, TIMES
+from compiled.outlook import COSTS, MEMORY, TIMES
 from epp import testing
 from epp.candidates import Candidates, EndpointList
 from epp.data import WAITING
@@ -24,7 +24,7 @@ def predictions(
     first_s: Sequence[float], *, costs: Sequence[float] | None = None, model: LatencyModel | None = None, why_not: str = ""
 ) -> LearnedCosts:
     """Makes predicted times to the first token, one per endpoint, with these costs in seconds (the same, if None)."""
-    outlook = np.zeros((6, len(first_s)))
+    outlook = np.zeros((MEMORY + 1, len(first_s)))
     outlook[TIMES], outlook[COSTS] = first_s, first_s if costs is None else costs
     pool = candidates({WAITING.name: [0.0] * len(first_s)})
     return LearnedCosts(outlook[COSTS], outlook, pool, model or LatencyModel(), why_not)

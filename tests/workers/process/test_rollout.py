@@ -255,3 +255,16 @@ def test_a_pool_that_comes_later_is_taken_out_if_its_first_configuration_crashes
     story.tell(Asked(Ask("promote")))
     assert "no configuration is in force" in story.wait(0.0)[-1].text  # type: ignore[union-attr]
     assert story.begins() == Trial(6, 0, RELOAD)
+
+
+def test_a_pool_that_is_taken_out_loses_its_candidate_first() -> None:
+    story = Story()
+    story.rollout = Rollout(4, None)
+    story.publishes("first")
+    story.wait(0.1)
+    story.publishes("candidate", TRY)
+    story.wait(0.1)
+    for _ in range(CRASHES):
+        actions = story.tell(Crashed("worker 0"))
+    assert actions[:2] == [Withdraw("the configuration in force is taken back"), Publish(0, 0)]
+    assert story.rollout.candidate is None

@@ -21,6 +21,7 @@ from workers.process.places import DEFAULT, Places
 from workers.process.pools import assigned, create_places
 from workers.shared.documents import objectives_of
 from workers.shared.objectives import decode
+from workers.shared.pool_names import Placed
 from workers.supervisor.objects_of_pools import PoolsObjects
 
 OF = "  poolRef: {name: %s}\n"
@@ -117,7 +118,7 @@ def test_a_pool_that_appears_gets_the_objects_of_its_name(tmp_path: Path) -> Non
         assert world.all == [{"a": 1}] * 2, "the places are empty"
         told: list[str] = []
         world.objects.on_change(lambda: told.append("changed"))
-        world.objects.use(assigned(world.instance, {1: "one"}).pools)
+        world.objects.use(assigned(world.instance, {1: Placed("one", 0)}).pools)
         assert world.all == [{"a": 1}, {"a": 1, "b": 2}] and told == ["changed"]
-        world.objects.use(assigned(world.instance, {0: "one"}).pools)
+        world.objects.use(assigned(world.instance, {0: Placed("one", 0)}).pools)
         assert world.all == [{"a": 1, "b": 2}, {"a": 1}]
