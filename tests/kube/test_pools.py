@@ -132,6 +132,8 @@ def test_commands_know_pools_that_appear_while_the_picker_runs(world: World) -> 
     assert [each["name"] for each in shown(*top)["pools"]] == ["llama", "qwen"]
     assert [(each["name"], each["pool"]) for each in shown(*top, "--pool=qwen")["endpoints"]] == [("qwen-0-rank-0", "qwen")]
     assert {each["pool"] for each in shown("explain", "--n=9", "--pool=qwen")["decisions"]} == {"qwen"}
+    # the state that the doctor reads is up to some seconds old
+    until(lambda: "there is no pool" not in command_of(world, picker, "doctor", "--pool=qwen").stderr, "the doctor knows it, too")
     assert not {title for _, title in findings("--pool=qwen") if "llama" in title}
     world.kube.delete(qwen)
     for command in (top, ("explain",), ("doctor",)):
