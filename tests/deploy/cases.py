@@ -121,6 +121,9 @@ CASES: dict[str, Json] = {
             "networkPolicy": {"restrictEgress": True},
         }
     },
+    "several pools with a store": {
+        "router": {"pools": {"ports": [9102]}, "epp": {"replicas": 2, "replicaStore": {"url": "redis://valkey"}}}
+    },
     "several pools with the default configuration": {"router": {"pools": {"ports": [9102]}}},
     "objectives": values(inferenceObjectives=[{"name": "interactive", "priority": 10}, {"name": "batch", "priority": -5}]),
     "network": values(
@@ -244,9 +247,9 @@ REFUSED: dict[str, tuple[Json, str]] = {
         values(mode="standalone", pools={"ports": [9102]}),
         "router.pools.ports: in standalone mode there is one pool",
     ),
-    "several pools with a store": (
-        values(pools={"ports": [9102]}, epp={"replicaStore": {"url": "redis://valkey"}}),
-        "router.pools.ports: several pools have neither a replica store nor leader election",
+    "several pools with leader election": (
+        values(pools={"ports": [9102]}, epp={"flags": {"ha-enable-leader-election": True}}),
+        "router.pools.ports: several pools have no leader election",
     ),
     "objectives of several pools": (
         values(pools={"ports": [9102]}, inferenceObjectives=[{"name": "a", "priority": 1}]),

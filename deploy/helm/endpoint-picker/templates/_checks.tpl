@@ -71,8 +71,8 @@
 {{- if and $ports (include "epp.standalone" .) -}}
 {{- $wrong = append $wrong "router.pools.ports: in standalone mode there is one pool; remove them, or set router.mode to gateway" -}}
 {{- end -}}
-{{- if and $ports (or $store.url (eq (include "epp.elects" .) "true")) -}}
-{{- $wrong = append $wrong "router.pools.ports: several pools have neither a replica store nor leader election; remove router.epp.replicaStore and router.epp.flags.ha-enable-leader-election" -}}
+{{- if and $ports (eq (include "epp.elects" .) "true") -}}
+{{- $wrong = append $wrong "router.pools.ports: several pools have no leader election; remove router.epp.flags.ha-enable-leader-election, and set router.epp.replicaStore for replicas that act as one" -}}
 {{- end -}}
 {{- if and $ports .Values.httpRoute.create -}}
 {{- $wrong = append $wrong "httpRoute.create: a route leads to the pool of the release, which router.pools replaces; create a route to each pool" -}}
