@@ -249,17 +249,19 @@ def order(seed: int) -> None:
     assert (world.rollout.candidate.number if world.rollout.candidate else 0) == world.candidate.number
 
 
-def main(argv: Sequence[str]) -> int:
-    """Plays that many orders. Prints the seed of one in which something does not hold."""
+def play(order: Callable[[int], object], steps: int, argv: Sequence[str]) -> int:
+    """Plays as many orders as the only argument says, each of up to `steps` events. Prints the seed of one in which something does not
+    hold.
+    """
     for seed in range(int(argv[0])):
         try:
             order(seed)
         except AssertionError:
             print(f"order {seed}", file=sys.stderr)
             raise
-    print(f"{argv[0]} orders of events, with up to {STEPS} events each: all hold")
+    print(f"{argv[0]} orders of events, with up to {steps} events each: all hold")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(play(order, STEPS, sys.argv[1:]))

@@ -11,9 +11,9 @@ asserts of one, and that none influences another.
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from tests.workers.process.rollout_orders import QUIET_TURNS, SEATS, TEXTS, World
+from tests.workers.process.rollout_orders import QUIET_TURNS, SEATS, TEXTS, World, play
 from workers.process.rollout import SPREAD_S, TRIAL_S, WATCH_S, Event, Idle, Rollout, TrialEnded, Trying
 from workers.process.rollouts import GONE, UNCHANGED, Answered, Rollouts, Told
 
@@ -97,7 +97,7 @@ class Many:
             self.carry_out(self.rollouts.reload_changed(self.now), None)
 
     def reload_all(self, text: str) -> None:
-        """Somebody reloads all pools, or a command of the list waits already."""
+        """An operator reloads all pools, or a command of the list waits already."""
         pool = self.pools[LIST]
         self.asked += not pool.reload_waits
         pool.ask("", text)
@@ -177,17 +177,5 @@ def order(seed: int) -> None:
         assert pool.rollout.number == pool.in_force.number
 
 
-def main(argv: Sequence[str]) -> int:
-    """Plays that many orders. Prints the seed of one in which something does not hold."""
-    for seed in range(int(argv[0])):
-        try:
-            order(seed)
-        except AssertionError:
-            print(f"order {seed}", file=sys.stderr)
-            raise
-    print(f"{argv[0]} orders of events, with up to {STEPS} events each: all hold")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(play(order, STEPS, sys.argv[1:]))

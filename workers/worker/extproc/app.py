@@ -79,7 +79,7 @@ class StreamOptions(NamedTuple):
     `scores`: whether the answer has the score of each endpoint. `request_phase_only`: whether a stream ends with the answer to its
     request, so that the response passes without the picker. `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a
     decision; None if clients get no receipts. `tenants`: finds the tenant of each request; None if no tenants are configured. `pool`: the
-    number of the pool; UNDECIDED for streams whose pool is not known yet. `name`: that of one of several pools. `budgets`: counts what
+    number of the pool; UNDECIDED for streams without a known pool. `name`: that of one of several pools. `budgets`: counts what
     tenants use; None in tests. `turns`: those of one of several pools; None if there is only one.
     """
 

@@ -1,8 +1,8 @@
 """Streams of several pools: finds the pool of each request, and lets the app of that pool serve the stream.
 
     open_pooled ── port, :authority ─▶ pool, if it is loaded: an ordinary stream of this pool
-         └ undecided ─▶ PooledStream ── headers: metadata of the gateway ─▶ pool
-                                 └ undecided ── whole body: its model ─▶ pool, or Refused
+         └ undecided ─▶ PooledRequestPhase ── headers: metadata of the gateway ─▶ pool
+                                       └ undecided ── whole body: its model ─▶ pool, or Refused
 
 Until the pool is known and loaded, a stream has the app of some pool, the *lobby*, only to collect the body. Then the app of the request's
 own pool reads its headers again, because each pool hides other headers and knows other tenants.
@@ -66,8 +66,8 @@ def open_pooled(pools: Pools, path: str, metadata: Metadata, stream: Stream) -> 
     app.telemetry.opened()
     phase = PooledRequestPhase(pools, pool)
     if pools.tries:
-        return TriedPooledStream(app, stream, metadata, phase)
-    return PooledStream(app, stream, metadata, phase)
+        return TriedStream(app, stream, metadata, None, phase)
+    return ExtProcStream(app, stream, metadata, phase)
 
 
 class PooledRequestPhase(RequestPhase):
@@ -83,6 +83,9 @@ class PooledRequestPhase(RequestPhase):
         self._no_body = False
         self._plain: bytes | None = None  # the body after it was decompressed to find its model, until the pool's parser reads it
 
+    def pool_of(self, app: App) -> tuple[int, str]:
+        return self.pool, self.pools.name(self.pool)
+
     def on_headers(self, stream: Shell, message: bytes, start: int, end: int) -> None:
         if self.pool == UNDECIDED:
             self.pool = self.pools.choice.of_metadata(message)
@@ -96,7 +99,7 @@ class PooledRequestPhase(RequestPhase):
     def _found(self, stream: Shell, app: App, message: bytes) -> None:
         """Gives the stream to its pool. `message`: the one with the headers."""
         stream.app = app
-        if isinstance(stream, TriedPooledStream):
+        if isinstance(stream, TriedStream):
             stream.enter(self.pools.tryout(self.pool), message)
 
     def identify(self, stream: Shell, message: bytes, start: int, end: int) -> None:
@@ -167,43 +170,3 @@ def _unpacked(body: bytes) -> Unpacking:
     """Returns a body that was decompressed already, as one that needs no further part."""
     yield from ()
     return body
-
-
-class PooledStream(ExtProcStream):
-    """A stream whose pool follows from its request, or is not loaded yet."""
-
-    __slots__ = ("_phase",)
-
-    def __init__(self, app: App, transport: Stream, metadata: Metadata, phase: PooledRequestPhase) -> None:
-        """`app`: that of the lobby."""
-        super().__init__(app, transport, metadata)
-        phase.gateway = self.request_phase.gateway
-        self.request_phase = self._phase = phase
-
-    @property
-    def pool(self) -> int:
-        return self._phase.pool
-
-    @property
-    def pool_name(self) -> str:
-        return self._phase.pools.name(self._phase.pool)
-
-
-class TriedPooledStream(TriedStream):
-    """A `PooledStream` for the time in which a candidate of any pool is tried."""
-
-    __slots__ = ("_phase",)
-
-    def __init__(self, app: App, transport: Stream, metadata: Metadata, phase: PooledRequestPhase) -> None:
-        """`app`: that of the lobby."""
-        super().__init__(app, transport, metadata, None)
-        phase.gateway = self.request_phase.gateway
-        self.request_phase = self._phase = phase
-
-    @property
-    def pool(self) -> int:
-        return self._phase.pool
-
-    @property
-    def pool_name(self) -> str:
-        return self._phase.pools.name(self._phase.pool)

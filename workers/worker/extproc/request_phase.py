@@ -121,6 +121,10 @@ class RequestPhase:
         number, client = (value or "unknown" for value in found)
         return f"request {number} of client {client}"
 
+    def pool_of(self, app: App) -> tuple[int, str]:
+        """Returns number and name of the pool; UNDECIDED and "" if it is not known yet. An only pool has the name ""."""
+        return app.number, app.name
+
     def _take_modes(self, stream: Shell, message: bytes, last: bool) -> None:
         """Adapts the stream to the body modes that the gateway names. `last`: whether no body follows.
 

@@ -87,7 +87,7 @@ class Shell:
     @property
     def pool_name(self) -> str:
         """The name of the pool; "" if it is not known yet, or if there is only one."""
-        return self.app.name
+        raise NotImplementedError
 
     def too_much_held(self) -> Refused:
         """Returns the refusal of this request for the bytes of bodies that are held. It names the pool if there are several."""

@@ -47,10 +47,10 @@ class ExtProcStream(Shell):
 
     __slots__ = ("request_phase", "response_phase")
 
-    def __init__(self, app: App, transport: Stream, metadata: Metadata) -> None:
-        """`metadata`: the names and values that the gateway sent with the call."""
+    def __init__(self, app: App, transport: Stream, metadata: Metadata, phase: RequestPhase | None = None) -> None:
+        """`metadata`: the names and values that the gateway sent with the call. `phase`: None: one of a stream with a known pool."""
         super().__init__(app, transport)
-        self.request_phase = RequestPhase()
+        self.request_phase = RequestPhase() if phase is None else phase
         if app.pipelines.tracer is not None:
             self.request_phase.gateway = gateway_context(metadata)
         # Set when the request is routed, or when the gateway answers by itself.
@@ -194,7 +194,11 @@ class ExtProcStream(Shell):
     @property
     def pool(self) -> int:
         """The number of the pool; UNDECIDED if it is not known yet."""
-        return self.app.number
+        return self.request_phase.pool_of(self.app)[0]
+
+    @property
+    def pool_name(self) -> str:
+        return self.request_phase.pool_of(self.app)[1]
 
     def give_up_waiting(self, seconds: float) -> None:
         """Ends the stream, because its request stays incomplete: the gateway has sent too little for `seconds`."""

@@ -25,6 +25,7 @@ from epp.request import Request, client_headers
 from epp.request.intake import REQUEST_ID_NEEDLE
 from workers.transport.interface import Metadata, Stream
 from workers.worker.extproc.app import App
+from workers.worker.extproc.request_phase import RequestPhase
 from workers.worker.extproc.shell import UNKNOWN_ERROR
 from workers.worker.extproc.stream import PATH, ExtProcStream
 from workers.worker.telemetry.shadow_agreement import agrees
@@ -150,9 +151,9 @@ class TriedStream(ExtProcStream):
 
     __slots__ = ("_counted", "_cut", "_tried", "_tryout")
 
-    def __init__(self, app: App, transport: Stream, metadata: Metadata, tryout: Tryout | None) -> None:
-        """`tryout`: None until the pool is known."""
-        super().__init__(app, transport, metadata)
+    def __init__(self, app: App, transport: Stream, metadata: Metadata, tryout: Tryout | None, phase: RequestPhase | None = None) -> None:
+        """`tryout`: None until the pool is known. `phase`: as in `ExtProcStream`."""
+        super().__init__(app, transport, metadata, phase)
         self._tryout = tryout
         self._tried = False
         self._counted = False

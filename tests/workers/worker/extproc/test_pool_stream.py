@@ -20,7 +20,7 @@ from tests.epp.request.test_tenant_keys import hashed
 from tests.pair import Envoy, FakeStream, Pair, bodies, set_headers
 from tests.workers.worker.extproc.streams import Waits, pair, refusal
 from workers.worker.extproc.app import App
-from workers.worker.extproc.pool_stream import PooledStream, open_pooled
+from workers.worker.extproc.pool_stream import PooledRequestPhase, open_pooled
 from workers.worker.extproc.request_phase import LONG_BODY
 from workers.worker.extproc.stream import PATH
 from workers.worker.extproc.tried_stream import Tryout
@@ -100,7 +100,7 @@ def named(envoy: Envoy, pool: str, *, last: bool = False) -> list[Any]:
 def test_port_and_authority_decide_before_the_request_does(authority: str, port: int, pool: int) -> None:
     worker = Worker()
     envoy = worker.stream(authority, port)
-    assert not isinstance(envoy.handler, PooledStream)
+    assert not isinstance(envoy.handler.request_phase, PooledRequestPhase)
     named(envoy, "d")
     assert set_headers(envoy.body(completion("café"))[0])[DESTINATION]
     assert worker.served() == [int(at == pool) for at in range(4)]
@@ -317,5 +317,5 @@ def test_a_compressed_body_is_decompressed_once_and_held_once_however_its_pool_i
         return count, envoy
 
     (by_authority, _), (by_model, envoy) = held("b.svc"), held("")
-    assert isinstance(envoy.handler, PooledStream)
+    assert isinstance(envoy.handler.request_phase, PooledRequestPhase)
     assert by_model == by_authority > 600_000
