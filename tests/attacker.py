@@ -71,7 +71,7 @@ def session(number: int, secret: int) -> Message:
 
 
 def image(number: int, secret: int) -> Message:
-    """A generation of vLLM's own API, whose media have hashes."""
+    """A generation of vLLM's own API, in which media have hashes."""
     media = {"mm_hashes": {"image": [f"{number}-{secret}"]}, "mm_placeholders": {"image": [{"offset": 0, "length": 9}]}}
     return Message({"token_ids": [7] * 10, "features": media, "sampling_params": {"max_tokens": 1}}, path="/inference/v1/generate")
 
@@ -120,7 +120,7 @@ class Loaded(FakePool):
 
 
 def picker(kind: Kind, salts: Salts | None) -> Pair:
-    """Makes a picker whose requests have tenants."""
+    """Makes a picker that knows the tenants of requests."""
     plugins = f"plugins: [{kind.plugins}]"
     pipeline = load(plugins, "test", allow_experimental=True).pipeline
     services = FakeServices()

@@ -1,4 +1,4 @@
-"""A pool whose plugin ends workers is taken out of service, and the others are served on."""
+"""A pool with a plugin that ends workers is taken out of service, and the others are served on."""
 
 import http.client
 import json

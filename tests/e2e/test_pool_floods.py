@@ -39,7 +39,7 @@ def called(authority: str) -> Any:
 
 
 def body(until: threading.Event) -> Iterator[bytes]:
-    """Yields a request of some MiB, whose last bytes come after the event."""
+    """Yields a request of some MiB, with last bytes that come after the event."""
     yield b'{"model": "m", "max_tokens": 1, "prompt": "'
     for _ in range(CALM_MIB):
         yield b"x" * MIB

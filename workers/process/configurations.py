@@ -135,7 +135,7 @@ class Configuration:
 
 
 def lagging(instance: Instance) -> list[int]:
-    """Returns the seats whose processes serve, but do not use what the words of `Generations` name. `instance`: as the pool sees it."""
+    """Returns the seats of processes that serve, but do not use what the words of `Generations` name. `instance`: as the pool sees it."""
     lanes, generations, pool = instance.memory.lanes, instance.generations, instance.pool
     wanted = [(generations.number, generations.candidate_number)] * instance.layout.seats
     wanted[SUPERVISOR] = generations.number, 0  # it uses no candidate

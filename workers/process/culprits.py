@@ -1,4 +1,4 @@
-"""Finds the pool whose plugin has ended a worker, in the parent, and takes a pool out of service whose plugins have ended two
+"""Finds the pool with the plugin that has ended a worker, in the parent, and takes a pool out of service if its plugins have ended two
 (`workers.shared.pool_crashes`).
 """
 

@@ -94,7 +94,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 class Result(msgspec.Struct, frozen=True, array_like=True):
     """The result of a trial. `bundle`: the configuration, None if it is refused. `text`: the errors or warnings.
 
-    `pid`: the process id of the trial child. `changed`: with the list of pools, the places of the pools whose configurations have changed.
+    `pid`: the process id of the trial child. `changed`: with the list of pools, the places of the pools with changed configurations.
     """
 
     pid: int

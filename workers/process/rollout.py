@@ -122,7 +122,7 @@ class Worse(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """Time has passed. `behind`: the seats whose processes do not use what was published.
+    """Time has passed. `behind`: the seats of processes that do not use what was published.
 
     `waits`: whether another pool has the turn to try. Then no trial begins.
     """

@@ -7,7 +7,7 @@ Like `Rollout`: no I/O, no clock. A configuration is known by its key: the numbe
 
 - There is one trial child at a time, because each trial builds on the names that the one before it has given places in shared memory. The
   turn to try goes round, so a pool waits for at most one trial of each other pool.
-- A crash counts against the pool whose request the child was deciding. If that is not known, it counts against every pool: each judges by
+- A crash counts against the pool for which the child was deciding. If that is not known, it counts against every pool: each judges by
   itself whether it has changed a short time before.
 - While the list of pools changes, no pool begins a trial, and the list begins no trial while a pool tries. So each trial knows its pool.
 """
@@ -50,7 +50,7 @@ class Rollouts:
     def __init__(self, listed: int | None = None) -> None:
         self.listed = listed
         self.members: dict[int, Rollout] = {}
-        self.round: Round | None = None  # a reload of all pools whose list is known
+        self.round: Round | None = None  # a reload of all pools, once their list is known
         self._begun = False  # whether its pools are reloaded
         self.answers: list[Answered] = []  # ended reloads of all pools; the caller removes them
         self._said: dict[int, Say] = {}
@@ -61,7 +61,7 @@ class Rollouts:
         self.members[key], self._said[key] = rollout, Say()
 
     def drop(self, key: int) -> None:
-        """Forgets the configuration of a pool that is gone. Whoever waits for it gets an answer."""
+        """Forgets the configuration of a pool that is gone. Commands that wait for it get an answer."""
         self.members.pop(key, None)
         self._said.pop(key, None)
         if self.round is not None and self.round.wanted.pop(key, None) is not None:
@@ -81,12 +81,12 @@ class Rollouts:
         return told
 
     def crashed(self, child: str, now: float, key: int | None) -> list[Told]:
-        """Returns what to do after the crash of a child. `key`: the pool whose request it was deciding; None: not known."""
+        """Returns what to do after the crash of a child. `key`: the pool for which it was deciding; None: not known."""
         blamed = [key] if key is not None else list(self.members)
         return [told for each in blamed for told in self.on(each, Crashed(child), now)]
 
     def tick(self, now: float, behind: Callable[[int], tuple[int, ...]]) -> list[Told]:
-        """Returns what is due. `behind(key)`: the seats whose processes do not use what was published."""
+        """Returns what is due. `behind(key)`: the seats of processes that do not use what was published."""
         told: list[Told] = []
         for key in self._in_turn():
             rollout = self.members[key]

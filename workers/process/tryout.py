@@ -27,7 +27,7 @@ class Tryout:
     """Follows at most one candidate at a time. `bundle`: the candidate; None while none is tried."""
 
     def __init__(self, instance: Instance) -> None:
-        """`instance`: as the pool sees it whose candidate is followed."""
+        """`instance`: as the pool with the followed candidate sees it."""
         self._pool = () if not instance.layout.pools else (instance.options.pool_name,)
         self._sides: SeriesReader = instance.memory.series_reader(TRYOUT)
         self._shadows: SeriesReader = instance.memory.series_reader(TRYOUT_SHADOWS)

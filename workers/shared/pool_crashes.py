@@ -1,7 +1,8 @@
-"""Which pool's plugin has ended a worker, and which pools are out of service because of that.
+"""Knows which pool's plugin has ended a worker, and which pools are out of service because of that.
 
-With several pools, a worker publishes in its lane whose decision it runs (`RUNNING`), and during a call of a foreign plugin, which one. It
-also publishes which pool it loads (`LOADING`). If the worker crashes, or hangs until the parent kills it, the parent reads both:
+With several pools, a worker publishes in its lane for which pool it runs a decision (`RUNNING`), and during a call of a foreign plugin,
+which one. It also publishes which pool it loads (`LOADING`). If the worker crashes, or hangs until the parent kills it, the parent reads
+both:
 
     the first time             the log names the pool, and the plugin if one ran
     again within MEMORY_S      the pool is out of service: its requests get 503, until its configuration changes

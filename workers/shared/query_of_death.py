@@ -185,7 +185,7 @@ class Deciding:
         return suspect
 
     def again(self, suspect: int) -> None:
-        """Publishes the fingerprint of a request whose decision continues."""
+        """Publishes the fingerprint of a request that is decided further."""
         self.word[0] = suspect
         if self._running is not None:
             self._running[0] = self._own

@@ -85,7 +85,7 @@ class Later:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._changes = -1
-        self._outdated: list[int] = []  # the places of pools in `every` whose configurations have changed
+        self._outdated: list[int] = []  # the places of pools in `every` with changed configurations
         self._loading: Loading | None = None
         self._unusable: dict[int, Unusable] = defaultdict(Unusable)
         self._changing = asyncio.Lock()
@@ -230,7 +230,7 @@ class Later:
     def _renew_data(self, but: int | None = None) -> None:
         """Creates the data layer again, for another configuration. It continues with the endpoints of all pools.
 
-        `but`: the pool whose endpoints are followed anew afterwards.
+        `but`: the endpoints of this pool are followed anew afterwards.
         """
         self._supervisor.renew_data()
         for place in range(len(self._supervisor.instance.every)):

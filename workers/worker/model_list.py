@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
 
 KEPT_MAX: Final = 64  # answers for different sets of pools
-CONFIGURATIONS_MAX: Final = 1024  # whose tenants are kept
+CONFIGURATIONS_MAX: Final = 1024  # of which the tenants are kept
 
 
 class ModelList:

@@ -54,7 +54,7 @@ class Pools:
         streams: Callable[[], Iterable[ExtProcStream]],
         moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """`made`: creates the parts of a pool whose configuration is loaded. `lane`: this worker's. `streams` returns all open streams.
+        """`made`: creates the parts of a pool when its configuration is loaded. `lane`: this worker's. `streams` returns all open streams.
 
         `moved`: called when other pools are served, perhaps at ports that were not open before.
         """
@@ -88,7 +88,7 @@ class Pools:
         self._to_load: deque[int] = deque()
         self._loading: Loading | None = None
         self._failed: dict[int, float] = {}  # pool -> when it may be tried again, in the loop's time
-        self._unsettled: set[int] = set()  # the pools whose configurations change
+        self._unsettled: set[int] = set()  # the pools with configurations that change
         self._changes = -1  # until the first `look`
 
     def open(self, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
@@ -225,7 +225,7 @@ class Pools:
         self._left += [parts for parts in every if parts is not self._first]  # the lobby is a part of it
 
     def _look_at_words(self) -> None:
-        """Follows the list of pools, and finds the pools whose configurations have changed."""
+        """Follows the list of pools, and finds the pools with changed configurations."""
         with contextlib.suppress(GenerationLost):  # another list comes
             listed = listed_now(self._instance)
             if listed is not self._instance:

@@ -9,7 +9,7 @@ Two strategies find the pinned endpoint of a request:
 
 A session's requests may arrive at different workers, so bindings are in the shared prefix index. A binding is an entry of the index: its
 block hash is made of (profile, tenant, session id, epoch), and its owner is the endpoint. So no tenant can find or make the bindings of
-another tenant, whose session ids it may know. An epoch lasts half the time to live. All workers, also
+another tenant, even if it knows session ids of that one. An epoch lasts half the time to live. All workers, also
 restarted ones, see a new binding once the index writer has read the bus, a few milliseconds later. Guarantee: workers that see the same
 candidates agree on a session's endpoint. If two workers both get a session's first requests within those milliseconds, they may bind it
 twice. Then the binding of the later epoch wins; within one epoch, all workers compute the same order of bindings. So they agree again from

@@ -42,7 +42,7 @@ class Parts(SimpleNamespace):
 
 
 class World:
-    """The pools of a worker with two places. `open`: the apps of open streams. `ended`: those whose pool was gone, and why."""
+    """The pools of a worker with two places. `open`: the apps of open streams. `ended`: those with a pool that was gone, and why."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance

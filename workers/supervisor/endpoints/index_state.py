@@ -8,7 +8,7 @@ time.
     footer          as in `snapshot_file`, which writes and reads the file
 
 The file of a picker of several pools is `prefix-index-of-pools`. Its owners have pools, and so have the block tokens, which are 0 in the
-header. Entries of a pool that is gone, or whose blocks have become others, are left out.
+header. Entries of a pool that is gone, or that has other blocks now, are left out.
 
 The supervisor writes a snapshot every `EVERY_S` if the index changed, when the picker begins to stop, and when the supervisor ends. It
 writes to a temporary file, slice by slice (the event loop copies a slice, a thread writes it), then syncs and renames the file. So a
@@ -174,7 +174,7 @@ class IndexState:
         return Owners(*at, [(identity, owner) for (_, identity), owner in owners])
 
     def _owners_in(self, kept: Owners | OwnersOfPools) -> dict[Known, int]:
-        """Returns the owners of a trailer whose entries can still be used. Raises RefusedSnapshot."""
+        """Returns the owners of a trailer with entries that can still be used. Raises RefusedSnapshot."""
         check_owners([owner for _, owner in kept.owners])
         if isinstance(kept, Owners):
             return {("", identity): owner for identity, owner in kept.owners}

@@ -49,6 +49,6 @@ def remove_oldest(folder: str, pools: Collection[str], places: int) -> None:
         for name in FILES:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(path, name))
-        with contextlib.suppress(OSError):  # somebody else has files there
+        with contextlib.suppress(OSError):  # others have files there
             os.rmdir(path)
         log.info("the state of a pool that is gone is removed", folder=path)

@@ -94,7 +94,7 @@ class Follower:
         self._retire_unknown()
         self._words = instance.words
         self.state = _state(instance, self.holdings)
-        self.restored: dict[Identity, SavedStream] = {}  # streams of the snapshot whose endpoints have not come back yet
+        self.restored: dict[Identity, SavedStream] = {}  # streams of the snapshot without their endpoints, which have not come back yet
         self._keep_until = math.inf
         self._named: dict[tuple[int, int, int], Identity] = {}
         self._settings: dict[tuple[int, int, int], Settings] = {}  # of the pool of each endpoint

@@ -54,7 +54,7 @@ Row = tuple[Labels, float]
 
 
 class KvFigures:
-    """Reads the memory of the kv-events process. `pools`: the numbers of the pools whose endpoints it follows."""
+    """Reads the memory of the kv-events process. `pools`: the numbers of the pools with endpoints that it follows."""
 
     def __init__(
         self, documents: DocumentReader, positions: StreamPositions, *, index_metrics: bool = True, pools: frozenset[int] = frozenset((0,))

@@ -20,7 +20,7 @@ def spec(name: str, pool: int = 0, port: int = 8000, **more: Any) -> EndpointSpe
 
 
 class World:
-    """Endpoints with their models, and a clock. A server whose models are a text fails with it."""
+    """Endpoints with their models, and a clock. A server with a text instead of models fails with it."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -83,8 +83,8 @@ def _summed(series: SeriesReader, names: Sequence[str], words: Sequence[int], on
     labels, ints, _, _ = series.totals()
     at, wanted = series.schema.labels.index(POOL), [(series.schema.labels.index(name), value) for name, value in (only or {}).items()]
     numbers = {name: number for number, name in enumerate(names) if name}
-    nobody = len(names)  # the row of what counts for none of these pools
-    rows = [numbers.get(row[at], nobody) if all(row[place] == value for place, value in wanted) else nobody for row in labels]
+    others = len(names)  # the row of what counts for none of these pools
+    rows = [numbers.get(row[at], others) if all(row[place] == value for place, value in wanted) else others for row in labels]
     found = np.zeros((len(names) + 1, len(words)), np.int64)
     np.add.at(found, rows, ints[:, words])
-    return found[:nobody]
+    return found[:others]
