@@ -33,8 +33,8 @@ _NAMES = """
     epp/protocol/codec: answers bodies envelope fields header_map structs
     epp/recording: keys sample
     epp/request: budget client_headers intake paths pools renaming request tenant tenant_keys tenants tokens
-    shm: answers budgets flow_lanes held_blocks histograms index_capacity index_tiers lanes layout link_table prefills
-    shm: prefix_index prefix_writer remote_lane seqlock series series_reader series_rows stream_positions table
+    shm: answers areas budgets flow_areas held_blocks histograms index_capacity index_tiers layout link_table prefills
+    shm: prefix_index prefix_writer remote_area seqlock series series_reader series_rows stream_positions table
     workers/replicas: budgets byte_stream connection exchange joining others pace pages places rates reading replies taught waiting
     workers/shared: bus decisions freshness index_limits query_of_death scrape_pace
     workers/supervisor/endpoints: http_answer http_client scrape scrape_results target wheel
@@ -59,6 +59,7 @@ KERNELS: Final = "compiled.kernels.native"  # the module that the C sources make
 KERNEL_SOURCES: Final = tuple(
     f"compiled/kernels/{name}.c"
     for name in (
+        "areas",
         "capacity",
         "chain",
         "frames",
@@ -66,7 +67,6 @@ KERNEL_SOURCES: Final = tuple(
         "histograms",
         "index",
         "json",
-        "lanes",
         "latency",
         "links",
         "loads",

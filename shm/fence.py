@@ -16,7 +16,7 @@ code in `shm`, carries them out in every order that the Arm model allows, and le
 - A document is read as it was written; its CRC suffices for this. Without its fences, the current version may be unreadable.
 - An index entry is one word, so a reader never combines the tag of one entry with the owner of another. It needs no fence.
 
-`shm.series` and `shm.flow_lanes` have fences for the same reason as documents: they store last the number that says what else is there.
+`shm.series` and `shm.flow_areas` have fences for the same reason as documents: they store last the number that says what else is there.
 """
 
 import platform

@@ -1,4 +1,4 @@
-"""Counts values in histograms in shared memory. `shm.lanes` and `shm.series` say where these are.
+"""Counts values in histograms in shared memory. `shm.areas` and `shm.series` say where these are.
 
     | sum | bucket 0 | ... | overflow |      one word each: the sum is float64, the counters are int64
 
@@ -18,13 +18,13 @@ PLAN_COLUMNS: Final = 3
 
 
 class Histograms:
-    """Writes the histograms of one lane.
+    """Writes the histograms of one area.
 
     `base`, in its methods: how many words to add to the place of each histogram.
     """
 
     def __init__(self, region: Region, words: int, places: Sequence[int], bounds: Sequence[tuple[float, ...]]) -> None:
-        """`words`: the length of the lane. `places`: for each histogram, the index of its sum."""
+        """`words`: the length of the area. `places`: for each histogram, the index of its sum."""
         self._places = places
         self._bounds = bounds
         self._floats: memoryview[float] = region.bytes.cast("d")

@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from shm.answers import AnswersSchema
+from shm.areas import Areas, AreaSchema
 from shm.budgets import BudgetsSchema
 from shm.documents import DocumentSchema
-from shm.flow_lanes import FlowSchema
+from shm.flow_areas import FlowSchema
 from shm.instance_lock import Recorded, recorded
-from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan, Schema
 from shm.link_table import LinkSchema
 from shm.prefills import PrefillsSchema, StartsSchema
 from shm.prefix_index import IndexSchema
-from shm.remote_lane import RemoteSchema
+from shm.remote_area import RemoteSchema
 from shm.segment import Region, Segment, SegmentError
 from shm.series import SeriesSchema
 from shm.stream_positions import StreamPositionsSchema
@@ -38,7 +38,7 @@ RUN_DIR = "/dev/shm/epp"
 METRICS_PORT = 9090
 SILENT_S = 5.0
 NAMED_MAX = 8
-LANES = "lanes"
+AREAS = "areas"
 SECRET = "secret"  # key of an instance's file
 POOLS = "pools"  # key of an instance's file
 
@@ -87,21 +87,21 @@ def _histograms(part: Description) -> tuple[tuple[str, tuple[float, ...]], ...]:
     return tuple((name, tuple(bounds)) for name, bounds in part["histograms"])
 
 
-def _lane_schema(part: Description) -> Schema:
+def _area_schema(part: Description) -> Schema:
     scalars, counters = tuple(part["scalars"]), tuple(part["counters"])
-    return LaneSchema(part["slots"], scalars, counters, _histograms(part), lanes=part["lanes"], end=part["end"])
+    return AreaSchema(part["slots"], scalars, counters, _histograms(part), areas=part["areas"], end=part["end"])
 
 
 def _series_schema(part: Description) -> Schema:
     labels, gauges, counters = (tuple(part[kind]) for kind in ("labels", "gauges", "counters"))
-    sizes = {"blocks": part["blocks"], "lanes": part["lanes"]}
+    sizes = {"blocks": part["blocks"], "areas": part["areas"]}
     return SeriesSchema(part["name"], labels, gauges, counters, _histograms(part), **sizes)
 
 
 SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
     "table": lambda part: TableSchema(tuple(part["columns"]), part["slots"], part["width"]),
     "documents": lambda part: DocumentSchema(tuple(part["capacities"])),
-    "lanes": _lane_schema,
+    "areas": _area_schema,
     "series": _series_schema,
     "index": lambda part: IndexSchema(part["entries"]),
     "links": lambda part: LinkSchema(part["entries"]),
@@ -212,7 +212,7 @@ def _meant(seen: Seen, name: str, metrics_port: int | None) -> bool:
 
 
 def life(pid: int, segments: Iterable[str], now: float, recorded_s: float = 0.0) -> Life:
-    """Returns the state of an instance: from the youngest heartbeat in its lanes or, if no heartbeat is recent, from its process id.
+    """Returns the state of an instance: from the youngest heartbeat in its areas or, if no heartbeat is recent, from its process id.
 
     `now`: monotonic seconds. `recorded_s`: the age of its file in seconds. Long after that was written, all its segments have names.
     """
@@ -230,17 +230,17 @@ def life(pid: int, segments: Iterable[str], now: float, recorded_s: float = 0.0)
 
 
 def _youngest_heartbeat(names: Iterable[str], now: float) -> float | None:
-    """Returns the age of the youngest heartbeat in seconds; infinite before the first heartbeat, None if there are no lanes."""
+    """Returns the age of the youngest heartbeat in seconds; infinite before the first heartbeat, None if there are no areas."""
     try:
-        segments, attached = attach(name for name in names if name.endswith(f"-{LANES}"))
+        segments, attached = attach(name for name in names if name.endswith(f"-{AREAS}"))
     except LayoutError:
         raise
     except SegmentError:
         return None
-    part = attached.get(LANES)
+    part = attached.get(AREAS)
     age = None
-    if part is not None and isinstance(part.schema, LaneSchema):
-        age = min(Lanes(part.schema, part.region).ages(now))
+    if part is not None and isinstance(part.schema, AreaSchema):
+        age = min(Areas(part.schema, part.region).ages(now))
     del attached, part
     for segment in segments:
         segment.close()

@@ -1,13 +1,13 @@
-"""Series: metrics with labels that come with requests. Each process writes a table in its own lane; readers sum over all lanes.
+"""Series: metrics with labels that come with requests. Each process writes a table in its own area; readers sum over all areas.
 
-    lane   | lives | overflowed | 0 ... |                              one cache line
+    area   | lives | overflowed | 0 ... |                              one cache line
            | block 0 | block 1 | ... | block n |                       block 0: all labels are `other`
     block  | life | size of label 0 | ... | texts | gauge 0 | ... | counter 0 | ... | sum | bucket 0 | ... | overflow | ...
-    life   0: the block is free; else a number that no other use of a block in this lane has. `lives` is the last one
+    life   0: the block is free; else a number that no other use of a block in this area has. `lives` is the last one
     texts  the labels in UTF-8, one after the other, TEXT_BYTES_PER_LABEL for each on average
 
 Each cell except a text is one 8-byte word: int64, except sums (float64). Bucket i of a histogram counts values <= bound i, not
-cumulative. A lane holds `blocks` label tuples besides block 0.
+cumulative. An area holds `blocks` label tuples besides block 0.
 
 - The writer clears a free block, stores its labels, and then its life with one store. To free a block it stores 0 there. So a reader that
   finds the same life before and after it has copied a block has a whole block. A block that a killed writer left incomplete is free.
@@ -18,7 +18,7 @@ cumulative. A lane holds `blocks` label tuples besides block 0.
   cannot count as a coarser one (`shm.series_rows`). The last resort is block 0. `overflowed` counts how often this happens.
 - A label is cut to LABEL_BYTES_MAX bytes. Tuples that are equal after the cut share a block.
 - The words of one block do not change together: a reader may see a histogram's bucket before its sum.
-- Gauges count only while the parent marks the lane as serving.
+- Gauges count only while the parent marks the area as serving.
 
 `shm.series_reader` reads the table. Clients cannot make anything here grow without bound. This module does not know what the labels
 mean, or which of them to fold.
@@ -43,11 +43,11 @@ OVERFLOWED: Final = 1
 LIFE: Final = 0  # in a block
 FREE: Final = 0
 SIZES: Final = 1  # in a block
-FIRST_BLOCK: Final = CACHE_LINE // WORD  # where block 0 begins in a lane, in words
+FIRST_BLOCK: Final = CACHE_LINE // WORD  # where block 0 begins in an area, in words
 LABEL_BYTES_MAX: Final = 120
 TEXT_BYTES_PER_LABEL: Final = 72
 SCARCE: Final = 4  # blocks are freed if less than this part of them is left: 1/4
-LANE_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
+AREA_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two areas must not share a pair
 
 Bounds = tuple[tuple[str, tuple[float, ...]], ...]  # names and bounds of histograms
 Ints = npt.NDArray[np.int64]
@@ -79,7 +79,7 @@ class Unnamed:
 
 
 class SeriesSchema:
-    """Lays out one table: its labels and values, the number of label tuples per lane, and the position of each word of a block."""
+    """Lays out one table: its labels and values, the number of label tuples per area, and the position of each word of a block."""
 
     def __init__(
         self,
@@ -90,12 +90,12 @@ class SeriesSchema:
         histograms: Bounds = (),
         *,
         blocks: int,
-        lanes: int,
+        areas: int,
     ) -> None:
-        if not labels or blocks < 1 or lanes < 1:
-            raise ValueError(f"series {name} need at least one label, block and lane, not {labels}, {blocks} blocks, {lanes} lanes")
+        if not labels or blocks < 1 or areas < 1:
+            raise ValueError(f"series {name} need at least one label, block and area, not {labels}, {blocks} blocks, {areas} areas")
         self.name, self.labels, self.histograms = name, labels, histograms
-        self.blocks, self.lanes = blocks, lanes
+        self.blocks, self.areas = blocks, areas
         self.texts_at = SIZES + len(labels)
         self.text_bytes = len(labels) * TEXT_BYTES_PER_LABEL
         values_at = self.texts_at + self.text_bytes // WORD
@@ -111,9 +111,9 @@ class SeriesSchema:
             end += 2 + len(bounds)
         self.values_at = values_at
         self.block_words = aligned(end * WORD) // WORD
-        self.lane_bytes = aligned((FIRST_BLOCK + (blocks + 1) * self.block_words) * WORD, LANE_ALIGNMENT)
-        self.bytes = lanes * self.lane_bytes
-        self.layout_hash = layout_hash("series 2", name, labels, gauges, counters, histograms, blocks, lanes)
+        self.area_bytes = aligned((FIRST_BLOCK + (blocks + 1) * self.block_words) * WORD, AREA_ALIGNMENT)
+        self.bytes = areas * self.area_bytes
+        self.layout_hash = layout_hash("series 2", name, labels, gauges, counters, histograms, blocks, areas)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -124,7 +124,7 @@ class SeriesSchema:
             "counters": tuple(self.counter_at),
             "histograms": self.histograms,
             "blocks": self.blocks,
-            "lanes": self.lanes,
+            "areas": self.areas,
         }
 
     def counts(self, histogram_index: int) -> slice:
@@ -132,9 +132,9 @@ class SeriesSchema:
         first = self.histograms_at[histogram_index] + 1 - self.values_at
         return slice(first, first + len(self.histograms[histogram_index][1]) + 1)
 
-    def lane(self, region: Region, index: int) -> Region:
-        """Returns one lane's part of the table."""
-        return region.part(index * self.lane_bytes, self.lane_bytes)
+    def area(self, region: Region, index: int) -> Region:
+        """Returns one area's part of the table."""
+        return region.part(index * self.area_bytes, self.area_bytes)
 
 
 def _places(kind: str, names: tuple[str, ...], first: int) -> dict[str, int]:
@@ -144,7 +144,7 @@ def _places(kind: str, names: tuple[str, ...], first: int) -> dict[str, int]:
 
 
 class SeriesWriter:
-    """Writes one lane. It needs plain stores only, because no other process writes here.
+    """Writes one area. It needs plain stores only, because no other process writes here.
 
     Change a value with `words[block(labels) + counter_at[name]] += 1`. `epoch`: see `sweep`.
     """
@@ -158,7 +158,7 @@ class SeriesWriter:
         self.epoch = 0
         self._parts: list[SeriesPart] = []
         self._names: Names = names if names is not None else Unnamed()
-        self._histograms = Histograms(region, schema.lane_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms])
+        self._histograms = Histograms(region, schema.area_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms])
         # The words of a block that are the same as long as it counts nothing: all but its labels and gauges.
         shape = (schema.blocks + 1) * schema.block_words
         cells: Ints = region.array(np.int64, FIRST_BLOCK * WORD, shape)
@@ -220,7 +220,7 @@ class SeriesWriter:
         return bool(freed)
 
     def part(self, place: int, value: str) -> "SeriesPart":
-        """Returns a writer of the same lane whose tuples all have this value as the label at `place`."""
+        """Returns a writer of the same area whose tuples all have this value as the label at `place`."""
         self._parts.append(SeriesPart(self, place, value))
         return self._parts[-1]
 
@@ -273,7 +273,7 @@ class SeriesWriter:
 
 
 class SeriesPart(SeriesWriter):
-    """Writes tuples into the lane of another writer, and sets one of their labels. Callers may leave that label out, if it is the last one.
+    """Writes tuples into the area of another writer, and sets one of their labels. Callers may leave that label out, if it is the last one.
 
     Only its maker calls `take_over` and `sweep`.
     """

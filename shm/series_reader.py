@@ -1,7 +1,7 @@
-"""Reads series (`shm.series`): sums over all lanes, by label tuple.
+"""Reads series (`shm.series`): sums over all areas, by label tuple.
 
-What a reader shows of a tuple never decreases while any lane has a block for it: what a freed block has counted stays in the sum. When no
-lane has one any more, the tuple is gone. If it comes back, it begins at 0, as the counters of a program that was restarted.
+What a reader shows of a tuple never decreases while any area has a block for it: what a freed block has counted stays in the sum. When no
+area has one any more, the tuple is gone. If it comes back, it begins at 0, as the counters of a program that was restarted.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,10 +60,10 @@ class _Place:
 
 
 class SeriesReader:
-    """Sums a table over all lanes. `serving` says whether the gauges of a lane count.
+    """Sums a table over all areas. `serving` says whether the gauges of an area count.
 
-    A reader shows at most `rows` label tuples besides `other`, by default as many as one lane holds, and at most those whose weights have a
-    sum of `room`: those that it meets first. As in a lane, the last quarter is for tuples that cannot count as a coarser one. Further
+    A reader shows at most `rows` label tuples besides `other`, by default as many as one area holds, and at most those whose weights have a
+    sum of `room`: those that it meets first. As in an area, the last quarter is for tuples that cannot count as a coarser one. Further
     tuples count as the coarser one, or as `other`, as long as they exist. Another reader may meet the tuples in another order, and show
     different ones.
     """
@@ -81,12 +81,12 @@ class SeriesReader:
     ) -> None:
         self.schema = schema
         self._serving = serving
-        lane_words = schema.lane_bytes // WORD
+        area_words = schema.area_bytes // WORD
         block_words, blocks = schema.block_words, schema.blocks + 1
-        ints: Ints = region.array(np.int64, 0, (schema.lanes, lane_words))
-        floats: Floats = region.array(np.float64, 0, (schema.lanes, lane_words))
+        ints: Ints = region.array(np.int64, 0, (schema.areas, area_words))
+        floats: Floats = region.array(np.float64, 0, (schema.areas, area_words))
         end = FIRST_BLOCK + blocks * block_words
-        shape = (schema.lanes, blocks, block_words)
+        shape = (schema.areas, blocks, block_words)
         self._heads = ints[:, :FIRST_BLOCK]
         self._ints = ints[:, FIRST_BLOCK:end].reshape(shape)
         self._floats = floats[:, FIRST_BLOCK:end].reshape(shape)
@@ -94,12 +94,12 @@ class SeriesReader:
         count = rows or schema.blocks
         self._rows = Rows(self._other, count, coarse, weigh, room)
         self._places: dict[Labels, _Place] = {}
-        self._met: list[dict[int, _Place]] = [{} for _ in range(schema.lanes)]  # by block
+        self._met: list[dict[int, _Place]] = [{} for _ in range(schema.areas)]  # by block
         self._lives: Ints = np.zeros(shape[:2], np.int64)
         self._row_of = np.full(shape[:2], NOWHERE, np.intp)
         self._row_of[:, 0] = 0
         # What each block held at the last reading, and what freed blocks have counted, by row.
-        self._seen: list[tuple[Ints, Floats] | None] = [None] * schema.lanes
+        self._seen: list[tuple[Ints, Floats] | None] = [None] * schema.areas
         self._kept: Ints = np.zeros((count + 1, block_words - schema.values_at), np.int64)
         self._kept_sums: Floats = np.zeros((count + 1, len(schema.histograms)))
         self._freed = 0  # how many blocks were found freed
@@ -114,17 +114,17 @@ class SeriesReader:
     def reading(self) -> Iterator[Totals | None]:
         """Yields None after each short step and the totals at the end, so a caller can do other work in between.
 
-        The values of one lane are read in one step. If blocks are found freed between two steps, the reading begins again.
+        The values of one area are read in one step. If blocks are found freed between two steps, the reading begins again.
         """
         for _ in range(READINGS_MAX):
-            # First for all lanes, so that new tuples find the room of those that are gone.
+            # First for all areas, so that new tuples find the room of those that are gone.
             for look in (self._forget, self._meet):
-                for lane in range(self.schema.lanes):
-                    while look(lane):
+                for area in range(self.schema.areas):
+                    while look(area):
                         yield None
             freed, ints, sums = self._freed, self._kept.copy(), self._kept_sums.copy()
-            for lane in range(self.schema.lanes):
-                if self._add(lane, ints, sums):
+            for area in range(self.schema.areas):
+                if self._add(area, ints, sums):
                     yield None
             if freed == self._freed:
                 break
@@ -139,53 +139,53 @@ class SeriesReader:
         return {label: self._values(words, total) for label, words, total in shown if label != self._other or any(words)}
 
     def overflowed(self) -> int:
-        """Returns how often, over all lanes, a tuple lost labels for want of room."""
+        """Returns how often, over all areas, a tuple lost labels for want of room."""
         return int(self._heads[:, OVERFLOWED].sum())
 
     def used(self) -> list[int]:
-        """Returns the number of label tuples in each lane."""
+        """Returns the number of label tuples in each area."""
         counts: list[int] = (self._ints[:, :, LIFE] != FREE).sum(axis=1).tolist()
         return counts
 
-    def _changed(self, lane: int) -> tuple[list[int], Ints]:
-        """Returns the blocks of a lane that were freed or used anew since they were met, and the lives of all blocks."""
-        lives = self._ints[lane][:, LIFE].copy()
+    def _changed(self, area: int) -> tuple[list[int], Ints]:
+        """Returns the blocks of an area that were freed or used anew since they were met, and the lives of all blocks."""
+        lives = self._ints[area][:, LIFE].copy()
         fence.order()
-        return np.flatnonzero(lives != self._lives[lane]).tolist(), lives
+        return np.flatnonzero(lives != self._lives[area]).tolist(), lives
 
-    def _forget(self, lane: int) -> bool:
-        """Forgets what blocks of a lane held that were freed, at most BLOCKS_AT_ONCE. Returns whether more are left."""
-        changed, _ = self._changed(lane)
-        known = [block for block in changed if block in self._met[lane]]
+    def _forget(self, area: int) -> bool:
+        """Forgets what blocks of an area held that were freed, at most BLOCKS_AT_ONCE. Returns whether more are left."""
+        changed, _ = self._changed(area)
+        known = [block for block in changed if block in self._met[area]]
         for block in known[:BLOCKS_AT_ONCE]:
-            self._leave(lane, block)
+            self._leave(area, block)
         return len(known) > BLOCKS_AT_ONCE
 
-    def _meet(self, lane: int) -> bool:
-        """Takes note of blocks of a lane that are new, at most BLOCKS_AT_ONCE. Returns whether more are left."""
-        cells = self._ints[lane]
-        changed, lives = self._changed(lane)
+    def _meet(self, area: int) -> bool:
+        """Takes note of blocks of an area that are new, at most BLOCKS_AT_ONCE. Returns whether more are left."""
+        cells = self._ints[area]
+        changed, lives = self._changed(area)
         # the others were freed after `_forget` has looked
-        new = [block for block in changed if block not in self._met[lane]]
+        new = [block for block in changed if block not in self._met[area]]
         for block in new[:BLOCKS_AT_ONCE]:
             labels = labels_of(cells[block, : self.schema.values_at].tobytes(), self.schema)
             fence.order()
             if cells[block, LIFE] != lives[block]:
                 continue  # it was freed meanwhile
-            self._lives[lane, block] = lives[block]
+            self._lives[area, block] = lives[block]
             place = self._places.get(labels)
             if place is None:
                 place = self._places[labels] = _Place(labels, self._rows.enter(labels))
             place.uses += 1
-            self._met[lane][block] = place
-            self._row_of[lane, block] = place.row
+            self._met[area][block] = place
+            self._row_of[area, block] = place.row
         return len(new) > BLOCKS_AT_ONCE
 
-    def _leave(self, lane: int, block: int) -> None:
+    def _leave(self, area: int, block: int) -> None:
         """Keeps what a freed block had counted at the last reading, as long as its row exists."""
-        place, seen = self._met[lane].pop(block), self._seen[lane]
-        self._lives[lane, block] = FREE
-        self._row_of[lane, block] = NOWHERE
+        place, seen = self._met[area].pop(block), self._seen[area]
+        self._lives[area, block] = FREE
+        self._row_of[area, block] = NOWHERE
         self._freed += 1
         if seen is not None:
             gauges = len(self.schema.gauge_at)
@@ -199,21 +199,21 @@ class SeriesReader:
                 self._kept[place.row], self._kept_sums[place.row] = 0, 0.0
                 self._gone += 1
 
-    def _add(self, lane: int, ints: Ints, sums: Floats) -> bool:
-        """Adds the values of a lane to those of its rows. Returns False if it has none."""
-        schema, cells = self.schema, self._ints[lane]
-        rows = self._row_of[lane].copy()
+    def _add(self, area: int, ints: Ints, sums: Floats) -> bool:
+        """Adds the values of an area to those of its rows. Returns False if it has none."""
+        schema, cells = self.schema, self._ints[area]
+        rows = self._row_of[area].copy()
         if not (rows > 0).any() and not cells[0, schema.values_at :].any():
             return False
         words = cells[:, schema.values_at :].copy()
-        totals = self._floats[lane][:, schema.histograms_at]
+        totals = self._floats[area][:, schema.histograms_at]
         fence.order()
-        stale = cells[:, LIFE] != self._lives[lane]  # freed or used anew: the next reading takes note of it
-        seen = self._seen[lane]
+        stale = cells[:, LIFE] != self._lives[area]  # freed or used anew: the next reading takes note of it
+        seen = self._seen[area]
         words[stale] = 0 if seen is None else seen[0][stale]
         totals[stale] = 0.0 if seen is None else seen[1][stale]
-        self._seen[lane] = words.copy(), totals.copy()
-        if not self._serving(lane):
+        self._seen[area] = words.copy(), totals.copy()
+        if not self._serving(area):
             words[:, : len(schema.gauge_at)] = 0
         words[stale, : len(schema.gauge_at)] = 0
         blocks = np.flatnonzero(rows >= 0)

@@ -55,11 +55,11 @@ DOWN: Final = 2
 EJECTED: Final = 4
 FAILING_AT: Final = 4  # bit of the flags: which share of its answers a failing endpoint fails, in 4 bits, in fifteenths
 FAILING_MASK: Final = 0xF
-# Bits of the flags: the lane of the worker that may send one request, in 16 bits, then the number of the trial.
-TRIAL_LANE_AT: Final = 8
+# Bits of the flags: the area of the worker that may send one request, in 16 bits, then the number of the trial.
+TRIAL_AREA_AT: Final = 8
 TRIAL_NUMBER_AT: Final = 24
 GENERATION_MAX: Final = (1 << 48) - 1  # of a row that another program has overwritten: it must not overflow
-LANE_MASK: Final = 0xFFFF
+AREA_MASK: Final = 0xFFFF
 NUMBER_MASK: Final = 0xFFFF_FFFF
 
 _FIXED: Final = "=QQQQddQ"
@@ -69,12 +69,12 @@ Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
 
-def trial(lane: int, number: int) -> int:
-    """Returns the flags of an ejected endpoint on trial: only the worker of this lane may send one request to it.
+def trial(area: int, number: int) -> int:
+    """Returns the flags of an ejected endpoint on trial: only the worker of this area may send one request to it.
 
     `number` counts the trials, so that a worker can tell a new trial from the one before.
     """
-    return EJECTED | lane << TRIAL_LANE_AT | (number & NUMBER_MASK) << TRIAL_NUMBER_AT
+    return EJECTED | area << TRIAL_AREA_AT | (number & NUMBER_MASK) << TRIAL_NUMBER_AT
 
 
 class State(enum.IntEnum):

@@ -8,13 +8,13 @@ from typing import Any
 
 from epp.decision.pipeline import Pipeline
 from epp.metrics import Group
+from epp.metrics.areas import STREAM_COUNTERS, STREAM_DURATION, STREAMS_INFLIGHT, WORKER_COUNTERS, WORKER_GAUGES, WORKER_HISTOGRAMS
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.lanes import STREAM_COUNTERS, STREAM_DURATION, STREAMS_INFLIGHT, WORKER_COUNTERS, WORKER_GAUGES, WORKER_HISTOGRAMS
 from epp.metrics.series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from loadtest.load.proto import ext_proc_pb2 as pb
 from shm.answers import AnswersReader, AnswersSchema, AnswersWriter
-from shm.lanes import Lane, Lanes, LaneSchema
+from shm.areas import Area, Areas, AreaSchema
 from shm.segment import Region
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
@@ -75,19 +75,19 @@ class FakeStream:
         self.ended = (status, text)
 
 
-def lanes(slots: int = 16, workers: int = 1) -> Lanes:
-    """Makes the lanes of workers in plain memory. All workers serve."""
-    schema = LaneSchema(
+def areas(slots: int = 16, workers: int = 1) -> Areas:
+    """Makes the areas of workers in plain memory. All workers serve."""
+    schema = AreaSchema(
         slots,
         tuple(m.name for m in (*WORKER_GAUGES, STREAMS_INFLIGHT)),
         (*(m.name for m in WORKER_COUNTERS), *STREAM_COUNTERS),
         tuple((m.name, m.buckets) for m in (*WORKER_HISTOGRAMS, STREAM_DURATION)),
-        lanes=workers + 1,
+        areas=workers + 1,
     )
-    all_lanes = Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
+    all_areas = Areas(schema, Region(memoryview(bytearray(schema.bytes))))
     for index in range(1, workers + 1):
-        all_lanes.set_serving(index, True)
-    return all_lanes
+        all_areas.set_serving(index, True)
+    return all_areas
 
 
 class Series:
@@ -95,7 +95,7 @@ class Series:
 
     def __init__(self, clock: Clock) -> None:
         groups = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS)
-        self._schemas = {group.name: series_schema_of(group, lanes=1) for group in groups}
+        self._schemas = {group.name: series_schema_of(group, areas=1) for group in groups}
         self._regions = {n: Region(memoryview(bytearray(s.bytes))) for n, s in self._schemas.items()}
         self.caps = LabelCaps()
         requests, figures, errors, attempts = map(self._writer, groups)
@@ -103,7 +103,7 @@ class Series:
 
     def _writer(self, group: Group) -> SeriesWriter:
         schema = self._schemas[group.name]
-        return SeriesWriter(schema, schema.lane(self._regions[group.name], 0), names=self.caps.names(group.labels))
+        return SeriesWriter(schema, schema.area(self._regions[group.name], 0), names=self.caps.names(group.labels))
 
     def rows(self, group: Group) -> Any:
         """Returns label tuple -> values, as the next scrape would find them."""
@@ -114,10 +114,10 @@ class Pair:
     """Runs one App. Tests open any number of streams to it."""
 
     def __init__(self, pipeline: Pipeline, pool: Any, *, body_bytes_max: int = 1 << 20) -> None:
-        self.lanes = lanes()
-        self.lane: Lane = self.lanes.lane(1)
+        self.areas = areas()
+        self.area: Area = self.areas.area(1)
         self.clock = Clock(100.0)
-        schema = AnswersSchema(self.lane.schema.slots, 1, KINDS, len(OUTCOMES))
+        schema = AnswersSchema(self.area.schema.slots, 1, KINDS, len(OUTCOMES))
         region = Region(memoryview(bytearray(schema.bytes)))
         self.answers = AnswersReader(schema, region)
         self.series = Series(self.clock)
@@ -131,9 +131,9 @@ class Pair:
         self.app = App(
             Pipelines(pipeline),
             pool,
-            self.lane,
+            self.area,
             AnswerCounts(AnswersWriter(schema, region, 0), lambda: self.clock.now),
-            Telemetry(self.lane, self.series.metrics, self.recent, now=lambda: self.clock.now),
+            Telemetry(self.area, self.series.metrics, self.recent, now=lambda: self.clock.now),
             Guards(
                 body_bytes_max=body_bytes_max,
                 deciding=Deciding(self.deciding, self.deadly, self.tried, headers=reads),
@@ -158,11 +158,11 @@ class Pair:
         return Envoy(handler, stream)
 
     def counter(self, name: str) -> int:
-        return self.lane.counters[self.lane.schema.counter[name]]
+        return self.area.counters[self.area.schema.counter[name]]
 
     @property
     def inflight(self) -> list[int]:
-        return self.lane.inflight.tolist()
+        return self.area.inflight.tolist()
 
 
 class Envoy:

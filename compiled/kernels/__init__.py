@@ -7,7 +7,7 @@ type, and never writes outside an array. `NATIVE` says whether the kernels in C 
 before calling `chain`, `fence` or `read_rows`. What does their work without a C compiler is beside the calls, in `epp/prefix/blocks.py`
 and in `shm`.
 
-May import: numpy. Imported by: everything that computes over endpoints, lanes, hashes or bytes.
+May import: numpy. Imported by: everything that computes over endpoints, areas, hashes or bytes.
 """
 
 from compiled.finder import choose
@@ -17,8 +17,8 @@ NATIVE: bool = choose().compiled
 if NATIVE:
     from compiled.kernels.native import *  # noqa: F403
 else:
+    from compiled.kernels.areas_reference import *  # noqa: F403
     from compiled.kernels.index_reference import *  # noqa: F403
-    from compiled.kernels.lanes_reference import *  # noqa: F403
     from compiled.kernels.latency_reference import *  # noqa: F403
     from compiled.kernels.links_reference import *  # noqa: F403
     from compiled.kernels.loads_reference import *  # noqa: F403

@@ -52,7 +52,7 @@ static inline PyArrayObject *in_place(PyObject *object, int type, int dimensions
     return array;
 }
 
-/* Reads the load of endpoints: float64, or int64 as in lanes. `load_at` returns one of the numbers. */
+/* Reads the load of endpoints: float64, or int64 as in areas. `load_at` returns one of the numbers. */
 static inline PyArrayObject *loads(PyObject *object) {
     int counted = PyArray_Check(object) && PyArray_TYPE((PyArrayObject *)object) == NPY_INT64;
     return input(object, counted ? NPY_INT64 : NPY_DOUBLE);

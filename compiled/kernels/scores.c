@@ -23,7 +23,7 @@ KERNEL(fewest) {
     return (PyObject *)scores;
 }
 
-/* waiting(inflight, before, scraped): returns max(scraped, inflight - before). `inflight` may be int64, as in lanes. */
+/* waiting(inflight, before, scraped): returns max(scraped, inflight - before). `inflight` may be int64, as in areas. */
 KERNEL(waiting) {
     if (!arguments("waiting", count, 3)) return NULL;
     PyArrayObject *made = NULL, *arrays[3] = {NULL, NULL, NULL};
@@ -44,7 +44,7 @@ end:
 }
 
 /* mean_pressure(inflight, before, least, full): returns the mean of max(least, (inflight - before) / full) over at least one endpoint.
-   `inflight` may be int64, as in lanes. */
+   `inflight` may be int64, as in areas. */
 KERNEL(mean_pressure) {
     if (!arguments("mean_pressure", count, 4)) return NULL;
     double full = PyFloat_AsDouble(args[3]), sum = 0.0;

@@ -44,7 +44,7 @@ from epp.plugin import (
 from epp.request.budget import BEHIND
 from epp.request.flows import Capability
 
-BANDS_MAX: Final = 64  # the lanes have this many places
+BANDS_MAX: Final = 64  # the areas have this many places
 POLICIES: Final = (
     FlowQueue, OrderingPolicy, FairnessPolicy, DisplacementPolicy, UsageLimitPolicy, EvictionFilter, EvictionOrder,
 )  # fmt: skip

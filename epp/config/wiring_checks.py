@@ -15,7 +15,7 @@ from epp.config.flow_assembly import POLICIES
 from epp.config.plugin_instances import PluginInstances, kinds_of
 from epp.config.written import FLOW_CONTROL_GATE, ProfileEntry, Ref, SourceEntry, WrittenConfig
 from epp.decision import response_phase
-from epp.metrics.lanes import FURTHER_SOURCES_MAX
+from epp.metrics.areas import FURTHER_SOURCES_MAX
 from epp.plugin import (
     DataProducer,
     DataSource,

@@ -111,7 +111,7 @@ class WaitingBand(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The result of `Reclamation.look`: the number of requests revoked here, or the seat of the worker to wake (-1: none)."""
+    """The result of `Reclamation.look`: the number of requests revoked here, or the ordinal of the worker to wake (-1: none)."""
 
     revoked: int = 0
     wake: int = -1
@@ -177,17 +177,17 @@ class Reclamation:
     ) -> Step:
         """Revokes requests if that is this worker's turn. Call it when requests wait and dispatching has stopped.
 
-        `others`: (seat, best victim) of the other serving workers. `in_flight`: how many requests all workers have at all servers.
+        `others`: (ordinal, best victim) of the other serving workers. `in_flight`: how many requests all workers have at all servers.
         """
         self._expire(now)
         if self._unconfirmed or self._cooling:
             return NOTHING
         best, wake = self.best_victim(), -1
-        for seat, other in others:
+        for ordinal, other in others:
             if other.busy_until > now:
                 return NOTHING
             if other.evictable and (not best.evictable or goes_first(other) < goes_first(best)):
-                best, wake = other, seat
+                best, wake = other, ordinal
         if not best.evictable:
             return NOTHING
         band = waiting_band(saturation, bands, best.priority)

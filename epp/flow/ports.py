@@ -2,7 +2,7 @@
 
     Probe     how full the pool is, by the configured detector; read by `epp/flow/gate.py`
     Gate      whether there is room for one more request
-    Peers     the other shards, through the lanes: what they show, and how to send them demands
+    Peers     the other shards, through the areas: what they show, and how to send them demands
     Future    what a waiting request awaits
     Observer  counts what flow control does
 
@@ -104,7 +104,7 @@ class Wanted(NamedTuple):
 
 
 class Peers(Protocol):
-    """Reads what the other serving shards show, and sends them demands. Bands are named by priority; lanes have numbered cells for them.
+    """Reads what the other serving shards show, and sends them demands. Bands are named by priority; areas have numbered cells for them.
 
     Displacement works by counters that continue over a restart. Each shard counts how much it has *ever* demanded of each other shard in
     each band. Each shard also counts, per band, how much it has *ever* answered of what was demanded of it. All shards can see these

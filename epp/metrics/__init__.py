@@ -3,7 +3,7 @@
 Names, labels and buckets follow the reference picker, so that its dashboards carry over. Each module has the families that keep their
 values in the same way:
 
-    lanes          in lanes of shared memory; label values are known before the fork, or there are no labels
+    areas          in areas of shared memory; label values are known before the fork, or there are no labels
     series         in tables of shared memory; label values come with the requests, one block of values per label tuple
     flow_control   the series of flow control, and families computed when the page is read
     computed       computed when the page is read: pool, endpoints, index, workers

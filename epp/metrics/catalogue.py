@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from epp.metrics import PLUGIN_LABELS, Group, Metric, computed, flow_control, kv_events, lanes, learning, replicas, series
+from epp.metrics import PLUGIN_LABELS, Group, Metric, areas, computed, flow_control, kv_events, learning, replicas, series
 
-MODULES: Final = (lanes, computed, series, flow_control, kv_events, learning, replicas)
+MODULES: Final = (areas, computed, series, flow_control, kv_events, learning, replicas)
 
 
 def _declared(values: Iterable[object]) -> Iterator[Metric]:
@@ -21,7 +21,7 @@ def _declared(values: Iterable[object]) -> Iterator[Metric]:
 TAKEN: Final = frozenset(
     (
         *(metric.name for module in MODULES for metric in _declared(vars(module).values())),
-        *(f"{gauge.name}_open" for gauge in lanes.WORKER_GAUGES),
+        *(f"{gauge.name}_open" for gauge in areas.WORKER_GAUGES),
     )
 )
 

@@ -1,7 +1,7 @@
 """Metric families that are computed when the page is read: pool, endpoints, index, workers."""
 
 from epp.metrics import Metric
-from epp.metrics.lanes import LOOP_LAG
+from epp.metrics.areas import LOOP_LAG
 
 INFO = Metric("info", "gauge", "Build information; the value is always 1.")
 CONFIG_GENERATION = Metric("config_generation", "gauge", "Number of the configuration in force; it grows with each change.")

@@ -21,7 +21,7 @@ from epp.plugins.fairness.token_weighted import Alone
 from epp.request import Request
 from epp.request.flows import FlowKey, Item
 from loadtest.replay.fleet import Fleet
-from shm.flow_lanes import DISPATCHED
+from shm.flow_areas import DISPATCHED
 from workers.cli.offline import OfflineError
 from workers.worker.extproc.shedding import Shedding
 from workers.worker.flow.flow_control import LOOK_S, FlowTicket, QueuedRequest

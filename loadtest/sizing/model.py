@@ -94,7 +94,7 @@ def _tenths(size: int) -> float:
 _UNIT: Final = unit_bytes()
 ENTRY_BYTES: Final = _UNIT.entry
 STATE_BYTES: Final = _UNIT.endpoint  # shared memory per row of the endpoint table
-LANE_MIB: Final = _tenths(_UNIT.worker)  # shared memory per seat; there are twice as many seats as workers
+AREA_MIB: Final = _tenths(_UNIT.worker)  # shared memory per ordinal; there are twice as many ordinals as workers
 OBJECTS_MIB: Final = _tenths(_UNIT.fixed)  # shared memory for objectives, model rewrites and the owners of the index
 
 # Constants of a pod's resources. `python -m tests.deploy.generate` writes them into the chart, and its templates compute the same sizes.
@@ -196,7 +196,7 @@ def size(load: Load) -> Size:
     entries = index_entries(load)
     held = held_blocks(load)
     places = max(ENDPOINTS_MIN, power_of_two(2 * load.endpoints) if load.endpoints > ENDPOINTS_MIN // 2 else 0)
-    shared = (entries * ENTRY_BYTES + places * STATE_BYTES) / MIB + LANE_MIB * 2 * workers + OBJECTS_MIB
+    shared = (entries * ENTRY_BYTES + places * STATE_BYTES) / MIB + AREA_MIB * 2 * workers + OBJECTS_MIB
     shared += held * HELD_BLOCK_BYTES / MIB
     return Size(
         workers=workers,

@@ -12,7 +12,7 @@ from epp.decision.decision import ERRORS_FROM, SERVER_ERRORS_FROM
 from epp.request import Request
 from shm.answers import AnswersReader, AnswersSchema, AnswersWriter
 from shm.segment import Region
-from shm.table import EJECTED, FAILING_AT, FAILING_MASK, LANE_MASK, TRIAL_LANE_AT, TRIAL_NUMBER_AT
+from shm.table import AREA_MASK, EJECTED, FAILING_AT, FAILING_MASK, TRIAL_AREA_AT, TRIAL_NUMBER_AT
 from workers.shared.ejection import CONNECTION_POINTS, Ejections
 from workers.shared.outliers import EMPTY, KINDS, OUTCOMES, Outliers
 from workers.worker.extproc.answer_counts import NOT_COUNTED, AnswerCounts, outcome_of
@@ -82,7 +82,7 @@ class SharedEjection:
         found = []
         for server in range(len(self.scrapes)):
             flags = self._ejections.flags(server)
-            mine = flags >> TRIAL_LANE_AT & LANE_MASK == worker + 1 and self._tried.get(server) != flags >> TRIAL_NUMBER_AT
+            mine = flags >> TRIAL_AREA_AT & AREA_MASK == worker + 1 and self._tried.get(server) != flags >> TRIAL_NUMBER_AT
             found.append(self.scrapes[server].is_down or (flags & EJECTED != 0 and not mine))
         return np.array(found)
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from compiled import kernels
 from compiled.kernels import index_reference, reference
 from epp.prefix.blocks import XXH3_SHORT_MAX, block_hashes, reference_hashes
+from shm.areas import Areas, AreaSchema
 from shm.held_blocks import HeldReader, HeldWriter, Owners, schemas
 from shm.histograms import Histograms
-from shm.lanes import Lanes, LaneSchema
 from shm.seqlock import reference_read_rows
 from tests.shm.memory import region_for
 
@@ -223,32 +223,32 @@ def test_rows_and_whether_they_are_torn_are_equal(width: int, count: int, rng: r
 
 @given(NUMBER, st.sampled_from([(1.0,), (0.0, 1.0, 2.5), tuple(float(i) for i in range(40))]))
 def test_a_value_counts_in_the_first_bucket_whose_bound_is_not_below_it(value: float, bounds: tuple[float, ...]) -> None:
-    schema = LaneSchema(1, (), (), (("before", (1.0,)), ("values", bounds), ("after", (1.0,))), lanes=1)
-    lane = OneLane(schema)
-    lane.observe(1, value)
+    schema = AreaSchema(1, (), (), (("before", (1.0,)), ("values", bounds), ("after", (1.0,))), areas=1)
+    area = OneArea(schema)
+    area.observe(1, value)
     expected = next((place for place, bound in enumerate(bounds) if not bound < value), len(bounds))
-    counts, total = lane.histograms()["values"]
+    counts, total = area.histograms()["values"]
     assert [place for place, n in enumerate(counts) if n] == [expected]
     np.testing.assert_array_equal(total, value + 0.0)
-    assert sum(map(sum, (lane.histograms()[name][0] for name in ("before", "after")))) == 0
+    assert sum(map(sum, (area.histograms()[name][0] for name in ("before", "after")))) == 0
 
 
-class OneLane:
-    """One lane and its reader."""
+class OneArea:
+    """One area and its reader."""
 
-    def __init__(self, schema: LaneSchema) -> None:
-        self._lanes = Lanes(schema, region_for(schema))
-        self.observe = self._lanes.lane(0).observe
-        self.histograms = self._lanes.histograms
+    def __init__(self, schema: AreaSchema) -> None:
+        self._areas = Areas(schema, region_for(schema))
+        self.observe = self._areas.area(0).observe
+        self.histograms = self._areas.histograms
 
 
 @native_only
-def test_a_histogram_outside_its_lane_is_refused() -> None:
+def test_a_histogram_outside_its_area_is_refused() -> None:
     plan = np.array([(1, 0, 1)])
     for base in (-2, 7, 1 << 62):
-        with pytest.raises(ValueError, match="outside its lane"):
+        with pytest.raises(ValueError, match="outside its area"):
             kernels.observe(np.zeros(10, np.int64), plan, np.array([1.0]), base, 0, 1.0)
-    with pytest.raises(ValueError, match="outside its lane"):  # there are no such bounds
+    with pytest.raises(ValueError, match="outside its area"):  # there are no such bounds
         kernels.observe(np.zeros(10, np.int64), plan + 1, np.array([1.0]), 0, 0, 1.0)
     with pytest.raises(IndexError, match="no histogram 1"):
         kernels.observe(np.zeros(10, np.int64), plan, np.array([1.0]), 0, 1, 1.0)
@@ -256,10 +256,10 @@ def test_a_histogram_outside_its_lane_is_refused() -> None:
 
 @given(st.lists(st.floats(allow_infinity=False), max_size=3))
 def test_each_value_counts_in_its_own_histogram_and_nan_counts_nowhere(values: list[float]) -> None:
-    schema = LaneSchema(1, (), (), tuple((str(i), tuple(range(i + 1))) for i in range(3)), lanes=1)
+    schema = AreaSchema(1, (), (), tuple((str(i), tuple(range(i + 1))) for i in range(3)), areas=1)
     region, other = region_for(schema), region_for(schema)
     places, bounds = schema.histograms_at, [bounds for _, bounds in schema.histograms]
-    at_once, singly = (Histograms(each.part(schema.lanes_at, schema.lane_bytes), schema.end, places, bounds) for each in (region, other))
+    at_once, singly = (Histograms(each.part(schema.areas_at, schema.area_bytes), schema.end, places, bounds) for each in (region, other))
     at_once.observe_each(0, tuple(values))
     for index, value in enumerate(values):
         if value == value:

@@ -234,12 +234,12 @@ def test_the_claims_of_a_policy_that_ranks_are_finite_stable_and_shared_by_worke
     for worker in range(2):
         bands.append(Band(made(cls), made(FirstCome), ledger=BoardPeers(board, worker).ledger(0)))
     for number, (step, which, size) in enumerate(steps):
-        band, lane = bands[which % 2], board.lanes[which % 2]
+        band, area = bands[which % 2], board.areas[which % 2]
         if step == "offer":
             band.offer(asking(f"u{which // 2}", arrival=number * 0.004, bytes=size))
         elif step == "dispatch" and band.dispatch(number * 0.004) is not None:
-            lane.progress += 1
-        lane.bands[0] = Held(len(band))
+            area.progress += 1
+        area.bands[0] = Held(len(band))
         for each_band in bands:
             picked = each_band.share.pick(number * 0.004)
             if picked is not None:

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from epp.metrics import PREFIX, Group, Metric
+from epp.metrics.areas import WORKER_GAUGES
 from epp.metrics.catalogue import MODULES
-from epp.metrics.lanes import WORKER_GAUGES
 from tests.deploy.renderers import CHART, ROOT
 
 OVERVIEW, EXPERTS = DASHBOARDS = [json.loads((ROOT / f"deploy/grafana/{name}.json").read_text()) for name in ("overview", "experts")]

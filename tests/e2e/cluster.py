@@ -23,7 +23,7 @@ from loadtest.demo.children import Child, ChildFailed, Children, environment, py
 from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config, read_endpoints
 from shm import observe
-from shm.lanes import Lanes, LaneSchema
+from shm.areas import Areas, AreaSchema
 from tests.zygote import forked, started
 
 READY_S = 40.0
@@ -90,10 +90,10 @@ class Picker:
 
     def in_flight(self) -> list[str]:
         """Returns a line for each endpoint that has load in flight."""
-        segments, parts = observe.attach([f"/{path.name}" for path in Path("/dev/shm").glob(f"{self.instance}-*-lanes")])
-        schema, region = parts["lanes"].schema, parts["lanes"].region
-        assert isinstance(schema, LaneSchema)
-        counts = Lanes(schema, region).inflight(schema.slots).tolist()
+        segments, parts = observe.attach([f"/{path.name}" for path in Path("/dev/shm").glob(f"{self.instance}-*-areas")])
+        schema, region = parts["areas"].schema, parts["areas"].region
+        assert isinstance(schema, AreaSchema)
+        counts = Areas(schema, region).inflight(schema.slots).tolist()
         del parts, region
         for segment in segments:
             segment.close()

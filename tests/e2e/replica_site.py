@@ -8,7 +8,7 @@ import numpy as np
 
 from shm import observe
 from shm.prefix_index import IndexSchema
-from shm.remote_lane import RemoteLane, RemoteSchema
+from shm.remote_area import RemoteArea, RemoteSchema
 from tests.e2e.cluster import Cluster, Fleet, Picker
 from tests.redis_server import RedisServer
 
@@ -22,21 +22,21 @@ class Remote:
         self._segments, parts = observe.attach(observe.find(str(run_dir), name=picker.instance).segments)
         part = parts["remote"]
         assert isinstance(part.schema, RemoteSchema)
-        self._lane = RemoteLane(part.schema, part.region)
+        self._area = RemoteArea(part.schema, part.region)
         index = parts["index"]
         assert isinstance(index.schema, IndexSchema)
         self._entries = index.region.array(np.uint64, index.schema.entries_at, index.schema.entries)
 
     def replicas(self) -> int:
-        """Returns how many other replicas count; 0 if the lane is not fresh."""
-        return self._lane.replicas if self._lane.fresh(time.monotonic()) else 0
+        """Returns how many other replicas count; 0 if the area is not fresh."""
+        return self._area.replicas if self._area.fresh(time.monotonic()) else 0
 
     def requests(self) -> int:
         """Returns the requests that others have in flight, as this picker counts them."""
-        return int(self._lane.requests.sum()) if self._lane.fresh(time.monotonic()) else 0
+        return int(self._area.requests.sum()) if self._area.fresh(time.monotonic()) else 0
 
     def tokens(self) -> int:
-        return int(self._lane.tokens.sum()) if self._lane.fresh(time.monotonic()) else 0
+        return int(self._area.tokens.sum()) if self._area.fresh(time.monotonic()) else 0
 
     def entries(self) -> int:
         """Returns how many entries its prefix index has."""
@@ -44,7 +44,7 @@ class Remote:
 
     def least(self) -> int:
         """Returns the smallest number of requests of one endpoint; below 0 would be a fault."""
-        return int(self._lane.requests.min())
+        return int(self._area.requests.min())
 
 
 class ReplicaSite:

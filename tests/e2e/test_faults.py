@@ -297,10 +297,10 @@ def test_a_picker_whose_names_in_dev_shm_were_removed_serves_on_and_replaces_pro
     run_dir = cluster.directory / "run"
     for path in [*Path("/dev/shm").glob(f"{picker.instance}-*"), *run_dir.glob(f"{picker.instance}.*")]:
         path.unlink()
-    for seat, pid in watched.children().items():
-        before = watched.generation(seat)
+    for ordinal, pid in watched.children().items():
+        before = watched.generation(ordinal)
         os.kill(pid, signal.SIGKILL)
-        assert eventually(lambda seat=seat, before=before: watched.up(seat, before)), seat  # type: ignore[misc]
+        assert eventually(lambda ordinal=ordinal, before=before: watched.up(ordinal, before)), ordinal  # type: ignore[misc]
     assert eventually(lambda: picker.complete(1))
     assert exchanges(picker, 10)[0] == [Ending.OK] * 10
     picker.child.signal(signal.SIGHUP)

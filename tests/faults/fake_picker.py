@@ -33,13 +33,13 @@ SUSPECT = 0x5EED
 
 def supervisor(instance: Instance) -> int:
     """Heartbeats until parent and workers are gone, like the real supervisor."""
-    lane = instance.memory.lanes.lane(0)
-    lane.take_over()
+    area = instance.memory.areas.area(0)
+    area.take_over()
     instance.reports.ready(0)
     poll = select.poll()
     poll.register(instance.pipes.workers_pipe.reader, select.POLLIN)
     while not poll.poll(TURN_S * 1000):
-        lane.heartbeat(time.monotonic())
+        area.heartbeat(time.monotonic())
     if not instance.words.stopping:  # getppid may change later than the parent's pipes close
         instance.unlink()
     return ExitCode.OK
@@ -47,8 +47,8 @@ def supervisor(instance: Instance) -> int:
 
 def worker(mode: str):
     def run(instance: Instance, index: int) -> int:
-        lane = instance.memory.lanes.lane(index + 1)
-        lane.take_over()
+        area = instance.memory.areas.area(index + 1)
+        area.take_over()
         if mode == "cannot-start" or os.path.exists(os.path.join(instance.options.run_dir, "cannot-start")):
             instance.reports.failed(index + 1, "the sky is not blue")
             return ExitCode.BOOT_FAILED
@@ -60,16 +60,16 @@ def worker(mode: str):
         signal.signal(signal.SIGUSR1, lambda number, _: hang.append(number))
         recycle: list[int] = []
         signal.signal(signal.SIGUSR2, lambda number, _: recycle.append(number))
-        lane.counters[0] += 1
+        area.counters[0] += 1
         if mode == "deciding":
-            lane.scalars[lane.schema.scalar[DECIDING]] = SUSPECT
+            area.scalars[area.schema.scalar[DECIDING]] = SUSPECT
         instance.reports.ready(index + 1)
         poll = select.poll()
         poll.register(instance.pipes.parent_pipe.reader, select.POLLIN)
         while not terminated and not poll.poll(TURN_S * 1000):
             while hang:
                 time.sleep(60)
-            lane.heartbeat(time.monotonic())
+            area.heartbeat(time.monotonic())
             if recycle:
                 instance.reports.leaving(index + 1)
                 time.sleep(0.3)

@@ -1,7 +1,7 @@
 """`python -m tests.faults.leaks --streams 200000 --cancelled 0.1 [--transport grpcio]`: what a picker keeps of ended streams.
 
 A real picker gets streams; the client cancels a part of them half way. The test compares, before and after and without load: the memory
-and descriptors of each process, the gauges of open streams and connections, and the load in flight in the lanes. All except memory must
+and descriptors of each process, the gauges of open streams and connections, and the load in flight in the areas. All except memory must
 be equal. Memory may grow by `KIB_PER_1000` for every thousand streams, after a warm-up that fills the caches. It counts over all
 processes together, because they share pages.
 """
@@ -43,7 +43,7 @@ def held(watched: Watched) -> Held:
     gauges = lambda: sum(watched.gauges("streams")) + sum(watched.gauges("connections")) + watched.in_flight()  # noqa: E731
     until(lambda: gauges() == 0, QUIET_S)
     time.sleep(0.5)  # sockets are closed shortly after the gauges change
-    names = {"parent": watched.pid} | {_name(seat): pid for seat, pid in sorted(watched.children().items())}
+    names = {"parent": watched.pid} | {_name(ordinal): pid for ordinal, pid in sorted(watched.children().items())}
     return Held(
         {name: proportional_kib(pid) for name, pid in names.items()},
         {name: descriptors(pid) for name, pid in names.items()},
@@ -53,8 +53,8 @@ def held(watched: Watched) -> Held:
     )
 
 
-def _name(seat: int) -> str:
-    return f"worker {seat - 1}" if seat else "supervisor"
+def _name(ordinal: int) -> str:
+    return f"worker {ordinal - 1}" if ordinal else "supervisor"
 
 
 def _records(watched: Watched) -> bool:

@@ -44,7 +44,7 @@ class Rounds:
         self._texts = configurations(endpoints)
         next(self._texts)  # the picker began with it
         self._rng = rng
-        self._since: dict[tuple[int, int], float] = {}  # (seat, pid) -> when it was first seen
+        self._since: dict[tuple[int, int], float] = {}  # (ordinal, pid) -> when it was first seen
         self.killed: Counter[str] = Counter()
         self.seconds: list[float] = []
         self.ends: Counter[str] = Counter()
@@ -56,13 +56,13 @@ class Rounds:
         assert status is not None
         replace(self._config, next(self._texts))
         time.sleep(self._rng.random() * DELAY_MAX_S)
-        kind, seat, pid = self._victim(victims)
-        starts = self._watched.generation(seat) if seat >= 0 else 0
+        kind, ordinal, pid = self._victim(victims)
+        starts = self._watched.generation(ordinal) if ordinal >= 0 else 0
         killed = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         self.killed[kind] += 1
-        while not (self.whole() and (seat < 0 or self._watched.up(seat, starts))):
+        while not (self.whole() and (ordinal < 0 or self._watched.up(ordinal, starts))):
             if time.monotonic() - killed > END_S:
                 raise AssertionError(f"after the end of a {kind}: workers use {self._reloads.generations()}")
             time.sleep(LOOK_S)
@@ -75,7 +75,7 @@ class Rounds:
     def whole(self) -> bool:
         """Returns whether all processes serve, and all workers use the same configuration."""
         used = self._reloads.generations()
-        return len(used) == WORKERS and len(set(used)) == 1 and self._watched.lanes.serving(SUPERVISOR)
+        return len(used) == WORKERS and len(set(used)) == 1 and self._watched.areas.serving(SUPERVISOR)
 
     def _settle(self, finished: int, begun: float) -> None:
         """Waits until the reload has ended, and all workers use its result."""
@@ -89,23 +89,23 @@ class Rounds:
             time.sleep(LOOK_S)
 
     def _ripe(self) -> list[int]:
-        """Waits for seats with processes that are old enough to be killed, and returns them."""
+        """Waits for ordinals with processes that are old enough to be killed, and returns them."""
         while True:
             children = self._watched.children()
             now = time.monotonic()
             self._since = {child: self._since.get(child, now) for child in children.items()}
-            ripe = [seat for (seat, _), since in self._since.items() if now - since > STABLE_S]
+            ripe = [ordinal for (ordinal, _), since in self._since.items() if now - since > STABLE_S]
             if ripe:
                 return ripe
             time.sleep(0.05)
 
-    def _victim(self, seats: list[int]) -> tuple[str, int, int]:
-        """Chooses the process to kill. Returns its kind, its seat (-1: it has none), and its pid."""
+    def _victim(self, ordinals: list[int]) -> tuple[str, int, int]:
+        """Chooses the process to kill. Returns its kind, its ordinal (-1: it has none), and its pid."""
         trials = [pid for pid in descendants(self._watched.pid) if command_name(pid) == "epp: trial"]
         if trials and self._rng.random() < 1 / 3:
             return "trial", -1, trials[0]
-        seat = self._rng.choice(seats)
-        return "supervisor" if seat == SUPERVISOR else "worker", seat, self._watched.children()[seat]
+        ordinal = self._rng.choice(ordinals)
+        return "supervisor" if ordinal == SUPERVISOR else "worker", ordinal, self._watched.children()[ordinal]
 
 
 def kill_parent(rng: random.Random) -> float:

@@ -29,8 +29,8 @@ class Slow:
 
         told = Reports.ready
 
-        def ready(reports: Reports, seat: int) -> None:
-            told(reports, seat)
+        def ready(reports: Reports, ordinal: int) -> None:
+            told(reports, ordinal)
             self._ready = True
 
         Reports.ready = ready  # type: ignore[method-assign]

@@ -94,18 +94,18 @@ class Storm:
                 self.lost_on.append(stream.connection.port)
 
     async def _kill(self, kind: str) -> None:
-        seat = await self._victim(kind)
+        ordinal = await self._victim(kind)
         await asyncio.sleep(self.rng.random() * 0.1)
         children = self.watched.children()
-        spared = set().union(*(self.watched.client_ports(pid) for s, pid in children.items() if s not in (seat, SUPERVISOR)))
-        generation, killed = self.watched.generation(seat), time.monotonic()
-        os.kill(children[seat], signal.SIGKILL)
-        while not self.watched.up(seat, generation):
+        spared = set().union(*(self.watched.client_ports(pid) for s, pid in children.items() if s not in (ordinal, SUPERVISOR)))
+        generation, killed = self.watched.generation(ordinal), time.monotonic()
+        os.kill(children[ordinal], signal.SIGKILL)
+        while not self.watched.up(ordinal, generation):
             if time.monotonic() - killed > SUCCESSOR_S:
-                raise AssertionError(f"no successor for the {kind} in seat {seat} within {SUCCESSOR_S:g} s")
+                raise AssertionError(f"no successor for the {kind} in ordinal {ordinal} within {SUCCESSOR_S:g} s")
             await asyncio.sleep(0.002)
-        self._since[seat] = time.monotonic()
-        self.delays[kind].append(self._since[seat] - killed)
+        self._since[ordinal] = time.monotonic()
+        self.delays[kind].append(self._since[ordinal] - killed)
         await asyncio.sleep(SETTLE_S)
         lost, self.lost_on = self.lost_on, []
         if kind == "supervisor" and lost:
@@ -114,10 +114,10 @@ class Storm:
             self.wrong.append(f"{len(unrelated)} streams lost on connections of workers that were not killed")
 
     async def _victim(self, kind: str) -> int:
-        """Waits for a seat with a child that has served long enough, and returns it."""
+        """Waits for an ordinal with a child that has served long enough, and returns it."""
         while True:
-            seats = [SUPERVISOR] if kind == "supervisor" else self.watched.serving()
-            ripe = [s for s in seats if time.monotonic() - self._since.setdefault(s, 0.0) > STABLE_S]
+            ordinals = [SUPERVISOR] if kind == "supervisor" else self.watched.serving()
+            ripe = [s for s in ordinals if time.monotonic() - self._since.setdefault(s, 0.0) > STABLE_S]
             if ripe:
                 return self.rng.choice(ripe)
             await asyncio.sleep(0.02)

@@ -34,7 +34,7 @@ async def killed(picker: Picker) -> None:
     assert waiting.open == 1 + LIMIT
 
     spared = [pid for pid in watched.children().values() if watched.client_ports(pid) & waiting.held_on]
-    victims = [(seat, pid) for seat, pid in watched.children().items() if seat and pid not in spared]
+    victims = [(ordinal, pid) for ordinal, pid in watched.children().items() if ordinal and pid not in spared]
     _, pid = max(victims, key=lambda pair: len(watched.client_ports(pair[1])))
     os.kill(pid, signal.SIGKILL)
     died = time.monotonic()

@@ -1,4 +1,4 @@
-"""Observes a picker's processes and lanes from outside: live processes, serving workers, the owners of connections."""
+"""Observes a picker's processes and areas from outside: live processes, serving workers, the owners of connections."""
 
 import os
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loadtest.demo.children import command_name, descendants
 from shm import observe
-from shm.lanes import Lanes
+from shm.areas import Areas
 from shm.segment import Segment
 
 ESTABLISHED = "01"
@@ -22,40 +22,40 @@ class Watched:
         self.grpc_port = grpc_port
         # A picker that was killed may have left segments under the same name.
         mapped = Path(f"/proc/{pid}/maps").read_text()
-        (path,) = (path for path in Path("/dev/shm").glob(f"{instance}-*-lanes") if path.name in mapped)
+        (path,) = (path for path in Path("/dev/shm").glob(f"{instance}-*-areas") if path.name in mapped)
         segment = Segment.attach(f"/{path.name}", None, writable=False)
-        part = observe.parts(segment)["lanes"]
+        part = observe.parts(segment)["areas"]
         assert part.schema is not None
-        self.lanes = Lanes(part.schema, part.region)  # type: ignore[arg-type]
+        self.areas = Areas(part.schema, part.region)  # type: ignore[arg-type]
         self.slots = part.schema.slots  # type: ignore[attr-defined]
 
     def children(self) -> dict[int, int]:
-        """Returns seat -> pid of the child."""
+        """Returns ordinal -> pid of the child."""
         names = {command_name(pid): pid for pid in descendants(self.pid)}
-        seats = {int(name.split()[-1]) + 1: pid for name, pid in names.items() if name.startswith("epp: worker ")}
+        ordinals = {int(name.split()[-1]) + 1: pid for name, pid in names.items() if name.startswith("epp: worker ")}
         if "epp: supervisor" in names:
-            seats[SUPERVISOR] = names["epp: supervisor"]
-        return seats
+            ordinals[SUPERVISOR] = names["epp: supervisor"]
+        return ordinals
 
     def serving(self) -> list[int]:
-        """Returns the seats of the workers that the parent counts as serving."""
-        return [seat for seat in range(1, self.lanes.schema.lanes) if self.lanes.serving(seat)]
+        """Returns the ordinals of the workers that the parent counts as serving."""
+        return [ordinal for ordinal in range(1, self.areas.schema.areas) if self.areas.serving(ordinal)]
 
-    def generation(self, seat: int) -> int:
-        """Returns how many children the seat has had."""
-        return self.lanes.successions()[seat]
+    def generation(self, ordinal: int) -> int:
+        """Returns how many children the ordinal has had."""
+        return self.areas.successions()[ordinal]
 
-    def up(self, seat: int, generation: int) -> bool:
-        """Returns whether a child serves in the seat that came after number `generation`."""
-        return self.generation(seat) > generation and self.lanes.serving(seat)
+    def up(self, ordinal: int, generation: int) -> bool:
+        """Returns whether a child serves in the ordinal that came after number `generation`."""
+        return self.generation(ordinal) > generation and self.areas.serving(ordinal)
 
     def gauges(self, name: str) -> list[int]:
         """Returns the values of a gauge, one per serving worker."""
-        values = self.lanes.scalars(name)
-        return [values[seat] for seat in self.serving()]
+        values = self.areas.scalars(name)
+        return [values[ordinal] for ordinal in self.serving()]
 
     def in_flight(self) -> int:
-        return int(self.lanes.inflight(self.slots).sum()) + int(self.lanes.tokens(self.slots).sum())
+        return int(self.areas.inflight(self.slots).sum()) + int(self.areas.tokens(self.slots).sum())
 
     def client_ports(self, pid: int) -> set[int]:
         """Returns the clients' ports of the ext_proc connections that a process holds."""

@@ -18,7 +18,7 @@ SAMPLE_S = 0.001
 ATTACH_S = 20.0
 
 
-class Seat(NamedTuple):
+class EndpointRow(NamedTuple):
     """An endpoint and its row: slot and generation. Another server with the same name has another slot or generation."""
 
     name: str
@@ -38,8 +38,8 @@ class TableChange(NamedTuple):
     """One change of the table. It happened before `at`."""
 
     at: float  # time.monotonic
-    appeared: frozenset[Seat]
-    left: frozenset[Seat]
+    appeared: frozenset[EndpointRow]
+    left: frozenset[EndpointRow]
 
 
 class Table:
@@ -69,12 +69,12 @@ class Table:
         self._lock = threading.Lock()
         self._records: list[EndpointRecord] = []
 
-    def look(self) -> frozenset[Seat]:
+    def look(self) -> frozenset[EndpointRow]:
         """The endpoints that can be picked now. Several threads can share a table."""
         with self._lock:
             return self._look()
 
-    def _look(self) -> frozenset[Seat]:
+    def _look(self) -> frozenset[EndpointRow]:
         if self._documents.version(ENDPOINTS) != self._version:
             found = self._documents.read(ENDPOINTS)
             if found is not None:
@@ -82,7 +82,7 @@ class Table:
                 self._records = decode_endpoints(blob) if blob else []
         copy = self._copy = self._table.copy(self._copy)  # as workers do: a row that is being written keeps its last values
         return frozenset(
-            Seat(r.name, r.host, r.port, r.uid, r.slot, r.generation)
+            EndpointRow(r.name, r.host, r.port, r.uid, r.slot, r.generation)
             for r in self._records
             if r.slot < len(copy.rows) and int(copy.generation[r.slot]) == r.generation and int(copy.state[r.slot]) != State.FREE
         )
@@ -100,7 +100,7 @@ class Watched:
         self.table = table
         self.changes: list[TableChange] = []
         self.samples = 0
-        self._seats = table.look()
+        self._rows = table.look()
         self._ending = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -118,15 +118,15 @@ class Watched:
         self._sample()
         return len(self.changes)
 
-    def left(self) -> list[tuple[float, Seat]]:
+    def left(self) -> list[tuple[float, EndpointRow]]:
         """The endpoints that have left until now, with the time."""
         self._sample()
-        return [(change.at, seat) for change in self.changes for seat in change.left]
+        return [(change.at, row) for change in self.changes for row in change.left]
 
-    def appeared(self) -> list[tuple[float, Seat]]:
+    def appeared(self) -> list[tuple[float, EndpointRow]]:
         """The endpoints that have appeared until now, with the time."""
         self._sample()
-        return [(change.at, seat) for change in self.changes for seat in change.appeared]
+        return [(change.at, row) for change in self.changes for row in change.appeared]
 
     def _run(self) -> None:
         while not self._ending.wait(SAMPLE_S):
@@ -134,8 +134,8 @@ class Watched:
 
     def _sample(self) -> None:
         with self._lock:
-            seats = self.table.look()
+            rows = self.table.look()
             self.samples += 1
-            if seats != self._seats:
-                self.changes.append(TableChange(time.monotonic(), seats - self._seats, self._seats - seats))
-                self._seats = seats
+            if rows != self._rows:
+                self.changes.append(TableChange(time.monotonic(), rows - self._rows, self._rows - rows))
+                self._rows = rows

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.kube.client import Object
 from tests.kube.objects import READ, pod, status
-from tests.kube.table import Seat, Watched
+from tests.kube.table import EndpointRow, Watched
 from tests.kube.world import World, until
 
 PODS = 300
@@ -117,14 +117,14 @@ class Log:
     def may_leave(self, uid: str) -> None:
         self._note("leave", uid)
 
-    def without_cause(self, kind: str, seen: list[tuple[float, Seat]]) -> list[str]:
+    def without_cause(self, kind: str, seen: list[tuple[float, EndpointRow]]) -> list[str]:
         """The endpoints that appeared or left more often than there were causes until then."""
         counts: Counter[str] = Counter()
         wrong = []
-        for at, seat in seen:
-            counts[seat.uid] += 1
-            if counts[seat.uid] > sum(began <= at for began in self._causes[kind][seat.uid]):
-                wrong.append(f"{seat.name} {seat.host} {seat.uid}")
+        for at, row in seen:
+            counts[row.uid] += 1
+            if counts[row.uid] > sum(began <= at for began in self._causes[kind][row.uid]):
+                wrong.append(f"{row.name} {row.host} {row.uid}")
         return wrong
 
     def _note(self, kind: str, uid: str) -> None:
@@ -191,7 +191,7 @@ def test_ports_selector_and_annotation_decide_which_endpoints_a_pod_has(world: W
     table = world.table(world.picker())
 
     def names() -> set[tuple[str, int]]:
-        return {(seat.name, seat.port) for seat in table.look()}
+        return {(row.name, row.port) for row in table.look()}
 
     until(lambda: names() == {("both-rank-0", 8000), ("both-rank-1", 8001), ("second-rank-1", 8001)}, "two ports")
     world.kube.patch(pool, {"spec": {"targetPorts": [{"number": 8001}]}})
@@ -212,7 +212,7 @@ def test_pods_that_exist_before_their_pool_become_endpoints_when_it_is_created(w
     world.pool()
     world.converged(table)
     world.cluster.wait(picker.child, picker.ready)
-    assert {seat.name for seat in table.look()} == {"early-rank-0"}
+    assert {row.name for row in table.look()} == {"early-rank-0"}
 
 
 def test_deleting_a_pool_removes_its_endpoints(world: World) -> None:
@@ -245,4 +245,4 @@ def test_a_selector_on_the_command_line_needs_no_pool_and_no_definitions(world: 
     assert len(table.look()) == 2
     world.pod("two", "127.30.4.3", {"app": "model-server", "canary": "yes"})
     world.pod("three", "127.30.4.4")
-    until(lambda: {seat.host for seat in table.look()} == {"127.30.4.1", "127.30.4.4"}, "the pod without the label")
+    until(lambda: {row.host for row in table.look()} == {"127.30.4.1", "127.30.4.4"}, "the pod without the label")

@@ -43,8 +43,8 @@ def test_endpoints_outlive_a_killed_api_server_and_a_compacted_history(world: Wo
         world.plane.restart()
         took = world.converged(table, time.monotonic())
         print(f"converged {1000 * took:.0f} ms after the API server was ready again, having been away for {outage_s:.0f} s and more")
-        assert {seat.name for _, seat in watched.left()} == {f"pod-{number}-rank-0" for number in range(5)}
-        assert {seat.name for _, seat in watched.appeared()} == {"new-rank-0"}
+        assert {row.name for _, row in watched.left()} == {f"pod-{number}-rank-0" for number in range(5)}
+        assert {row.name for _, row in watched.appeared()} == {"new-rank-0"}
     path = f"/api/v1/namespaces/{world.space}/pods?watch=1&timeoutSeconds=1&resourceVersion={version}"
     try:
         answer = str(world.kube.request("GET", path))
@@ -66,7 +66,7 @@ def test_endpoints_stay_if_the_supervisor_is_killed_while_the_api_is_away(world:
     picker = world.picker(port=relay.port)
     table = world.table(picker)
     world.converged(table)
-    seats = table.look()
+    rows = table.look()
     with Watched(table) as watched:
         relay.leave()
         killed = supervisor_of(picker.child.pid)
@@ -74,14 +74,14 @@ def test_endpoints_stay_if_the_supervisor_is_killed_while_the_api_is_away(world:
         until(lambda: killed not in descendants(picker.child.pid), "it is gone")
         until(picker.ready, "its successor knows the endpoints")
         time.sleep(1.0)
-        assert table.look() == seats
+        assert table.look() == rows
         world.kube.delete(pod(world.space, "pod-0"), 0)
         relay.come_back()
         took = world.converged(table)
         print(f"converged {1000 * took:.0f} ms after the API was back")
-        assert [seat.name for _, seat in watched.left()] == ["pod-0-rank-0"]
+        assert [row.name for _, row in watched.left()] == ["pod-0-rank-0"]
         assert watched.appeared() == []
-    assert table.look() < seats, "the other endpoints keep their slots"
+    assert table.look() < rows, "the other endpoints keep their slots"
 
 
 def test_a_picker_that_starts_while_the_api_is_away_waits_for_it_and_can_be_stopped(world: World) -> None:

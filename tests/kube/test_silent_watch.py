@@ -16,7 +16,7 @@ def test_a_silent_watch_is_replaced_and_the_missed_changes_are_found(silent: Sil
     assert silent.connections
 
     def names() -> set[str]:
-        return {seat.name for seat in silent.table.look()}
+        return {row.name for row in silent.table.look()}
 
     if time.monotonic() - silent.since < 60:
         assert names() == BEFORE, "the picker cannot know the changes yet"

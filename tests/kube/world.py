@@ -115,7 +115,7 @@ class World:
         begun = begun or time.monotonic()
         deadline = time.monotonic() + CONVERGED_S
         wanted = self.truth(**of)
-        while (present := {seat.key for seat in table.look()}) != wanted:
+        while (present := {row.key for row in table.look()}) != wanted:
             assert time.monotonic() < deadline, (
                 f"after {CONVERGED_S:.0f} s: unexpected {sorted(present - wanted)[:5]}, missing {sorted(wanted - present)[:5]}; "
                 f"{len(present)} present, {len(wanted)} wanted"

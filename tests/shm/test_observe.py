@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from shm import observe
+from shm.areas import Areas, AreaSchema
 from shm.instance_lock import InstanceLock
-from shm.lanes import Lanes, LaneSchema
 from shm.layout import Plan
 from shm.observe import LayoutError, Life
 from shm.segment import Segment, SegmentError
@@ -22,9 +22,9 @@ from shm.series import SeriesSchema
 from shm.table import TableSchema
 
 NO_PID = 1 << 30  # larger than any process id of the kernel
-LANES = LaneSchema(4, ("streams",), ("requests",), (("wait_s", (0.5, 1.0)),), lanes=3)
-SERIES = SeriesSchema("errors", ("model",), ("running",), ("failed",), (("size", (1.0,)),), blocks=2, lanes=2)
-PLAN = Plan({"lanes": LANES, "errors": SERIES})
+AREAS = AreaSchema(4, ("streams",), ("requests",), (("wait_s", (0.5, 1.0)),), areas=3)
+SERIES = SeriesSchema("errors", ("model",), ("running",), ("failed",), (("size", (1.0,)),), blocks=2, areas=2)
+PLAN = Plan({"areas": AREAS, "errors": SERIES})
 
 
 class Machine:
@@ -39,12 +39,12 @@ class Machine:
         lock = InstanceLock.acquire(self.run_dir, name)
         self._locks.append(lock)
         lock.record(pid=pid, ports={"metrics": port})
-        segment_name = f"/epp-test-{uuid.uuid4().hex[:8]}-lanes"
+        segment_name = f"/epp-test-{uuid.uuid4().hex[:8]}-areas"
         lock.record(segments=[segment_name])
         segment = Segment.create_planned(segment_name, plan)
         self._segments.append(segment)
         if heartbeat_age_s is not None:
-            Lanes(LANES, segment.part(0, LANES.bytes)).lane(1).heartbeat(time.monotonic() - heartbeat_age_s)
+            Areas(AREAS, segment.part(0, AREAS.bytes)).area(1).heartbeat(time.monotonic() - heartbeat_age_s)
         return segment
 
     def end(self) -> None:
@@ -182,8 +182,8 @@ def test_reading_takes_no_lock(machine: Machine) -> None:
 
 def test_parts_have_the_schemas_of_the_description(machine: Machine) -> None:
     segments, parts = observe.attach([machine.start("a", port=9090).name])
-    assert list(parts) == ["lanes", "errors"]
-    assert parts["lanes"].schema.layout_hash == LANES.layout_hash  # type: ignore[union-attr]
+    assert list(parts) == ["areas", "errors"]
+    assert parts["areas"].schema.layout_hash == AREAS.layout_hash  # type: ignore[union-attr]
     assert parts["errors"].schema.layout_hash == SERIES.layout_hash  # type: ignore[union-attr]
     for segment in segments:
         segment.close()
@@ -197,7 +197,7 @@ def described(name: str, plan: Plan, description: dict, layout_hash: int | None 
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    name = f"/epp-test-{uuid.uuid4().hex[:8]}-lanes"
+    name = f"/epp-test-{uuid.uuid4().hex[:8]}-areas"
     yield name
     Segment.attach(name, None, writable=False).unlink()
 
@@ -210,17 +210,17 @@ def test_another_layout_hash_is_an_error_that_names_the_segment(name: str) -> No
 
 def test_another_size_of_a_part_is_an_error_that_names_it(name: str) -> None:
     description = json.loads(PLAN.description)
-    description["lanes"]["scalars"] = [f"gauge{n}" for n in range(50)]
+    description["areas"]["scalars"] = [f"gauge{n}" for n in range(50)]
     described(name, PLAN, description)
-    with pytest.raises(LayoutError, match="part lanes has"):
+    with pytest.raises(LayoutError, match="part areas has"):
         observe.attach([name])
 
 
 def test_a_description_with_other_keys_is_an_error_that_names_the_part(name: str) -> None:
     description = json.loads(PLAN.description)
-    del description["lanes"]["counters"]
+    del description["areas"]["counters"]
     described(name, PLAN, description)
-    with pytest.raises(LayoutError, match=r"part lanes cannot be read \(KeyError"):
+    with pytest.raises(LayoutError, match=r"part areas cannot be read \(KeyError"):
         observe.attach([name])
 
 
@@ -230,13 +230,13 @@ def test_a_part_of_an_unknown_kind_has_no_schema(name: str) -> None:
     described(name, PLAN, description)
     _, parts = observe.attach([name])
     assert parts["errors"].schema is None
-    assert isinstance(parts["lanes"].schema, LaneSchema)
+    assert isinstance(parts["areas"].schema, AreaSchema)
 
 
 def test_an_instance_of_another_version_is_found_and_then_refused_by_name(machine: Machine) -> None:
-    other = Plan({"lanes": TableSchema(("a",), 4)})
+    other = Plan({"areas": TableSchema(("a",), 4)})
     segment = machine.start("a", port=9090, heartbeat_age_s=None, plan=other)
-    described_as = described(segment.name + "2-lanes", PLAN, json.loads(PLAN.description), layout_hash=1)
+    described_as = described(segment.name + "2-areas", PLAN, json.loads(PLAN.description), layout_hash=1)
     machine._locks[0].record(segments=[described_as])
     found = observe.find(machine.run_dir)
     assert found.life is Life.FOREIGN
@@ -253,10 +253,10 @@ def test_attached_pages_are_read_only(machine: Machine) -> None:
         rights = {line.split()[1] for line in maps if name in line}
     assert rights == {"r--s"}
     with pytest.raises(TypeError, match="read-only"):
-        parts["lanes"].region.words[0] = 1
+        parts["areas"].region.words[0] = 1
     with pytest.raises(ValueError, match="read-only"):
-        parts["lanes"].region.array("u8", 0, 1)[0] = 1
-    assert ended_by_a_write(parts["lanes"].region.bytes) == signal.SIGSEGV
+        parts["areas"].region.array("u8", 0, 1)[0] = 1
+    assert ended_by_a_write(parts["areas"].region.bytes) == signal.SIGSEGV
     segments[0].close()
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled import calls, kernels
-from compiled.kernels import lanes_reference
+from compiled.kernels import areas_reference
 from epp.prefix.blocks import block_hashes
 from shm.prefills import FOUND_MAX, LEAST_BLOCKS, MARKED, OLD_S, PLACES, Hashes, Prefills, PrefillsSchema, local_prefills
 from shm.segment import Region
@@ -109,7 +109,7 @@ def test_the_kernels_write_and_find_what_their_references_do(
     for place, (common, rest, known) in enumerate(shown):
         hashes, since = chain(("d", common), ("x", rest)), data.draw(st.sampled_from([0.0, 1.0, OLD_S]))
         said = (PLACES, MARKED, 1, place, hashes, place + 1, known, 2.5, since)
-        assert calls.show_prefill(native._rows, *said) == lanes_reference.show_prefill(reference._rows, *said)
+        assert calls.show_prefill(native._rows, *said) == areas_reference.show_prefill(reference._rows, *said)
     assert memories[0] == memories[1]
     wanted = chain(("d", asked[0]), ("y", asked[1]))
     assert native.under_way(wanted, OLD_S) == reference_under_way(reference._rows, wanted, OLD_S)
@@ -146,7 +146,7 @@ def test_a_place_that_is_used_again_while_it_is_read_does_not_count() -> None:
 
 
 def reference_under_way(rows: np.ndarray, hashes: np.ndarray, now: float) -> list[tuple[int, int, float, float]]:
-    return lanes_reference.prefills_under_way(rows, PLACES, MARKED, hashes, now, OLD_S, FOUND_MAX)
+    return areas_reference.prefills_under_way(rows, PLACES, MARKED, hashes, now, OLD_S, FOUND_MAX)
 
 
 def test_a_schema_without_workers_is_refused() -> None:

@@ -195,14 +195,14 @@ def file_system(monkeypatch: pytest.MonkeyPatch, *, size: int, free: int) -> Non
 
 
 def test_room_for_all_segments_is_checked_before_the_first_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = {"state": 5 << 20, "lanes": 22 << 20, "index": 6 << 20}
+    needs = {"state": 5 << 20, "areas": 22 << 20, "index": 6 << 20}
     file_system(monkeypatch, size=64 << 20, free=33 << 20)
     check_room(needs, "take less")
     file_system(monkeypatch, size=64 << 20, free=(33 << 20) - 4096)
     with pytest.raises(SegmentError) as refusal:
         check_room(needs, "take less")
     assert str(refusal.value) == (
-        "shared memory does not fit into /dev/shm: 33.0 MiB needed (state 5.0 MiB, lanes 22.0 MiB, index 6.0 MiB), "
+        "shared memory does not fit into /dev/shm: 33.0 MiB needed (state 5.0 MiB, areas 22.0 MiB, index 6.0 MiB), "
         "33.0 MiB free of 64.0 MiB; give it 80 MiB (Kubernetes: an emptyDir with medium: Memory and sizeLimit: 80Mi mounted on "
         "/dev/shm, which counts towards the container's memory; docker run --shm-size=80m), or take less"
     )

@@ -1,4 +1,4 @@
-"""Tests of series: blocks per label tuple, writers killed at any store, sums over lanes, limits."""
+"""Tests of series: blocks per label tuple, writers killed at any store, sums over areas, limits."""
 
 import contextlib
 import random
@@ -26,13 +26,13 @@ SCHEMA = SeriesSchema(
     counters=("total", "errors"),
     histograms=(("wait_s", (0.1, 1.0)), ("size", (10.0,))),
     blocks=8,
-    lanes=3,
+    areas=3,
 )
 RUNNING, TOTAL = SCHEMA.gauge_at["running"], SCHEMA.counter_at["total"]
 ALL_OTHER = (OTHER, OTHER)
 
 
-def always(_lane: int) -> bool:
+def always(_area: int) -> bool:
     return True
 
 
@@ -41,7 +41,7 @@ def reader_of(schema: SeriesSchema, region: Region, serving: Callable[[int], boo
 
 
 def writers_of(schema: SeriesSchema, region: Region) -> list[SeriesWriter]:
-    return [SeriesWriter(schema, schema.lane(region, lane)) for lane in range(schema.lanes)]
+    return [SeriesWriter(schema, schema.area(region, area)) for area in range(schema.areas)]
 
 
 def totals(reader: SeriesReader) -> dict[tuple[str, ...], int]:
@@ -68,8 +68,8 @@ class Typed:
             self.view[place] = one
 
 
-class FakeLane:
-    """Stands in for the region of one lane."""
+class FakeArea:
+    """Stands in for the region of one area."""
 
     def __init__(self, schema: SeriesSchema) -> None:
         self.words = Words([0] * (schema.bytes // 8))
@@ -86,7 +86,7 @@ class FakeLane:
         return Region(memoryview(self.words.cells).cast("B"))
 
 
-ONE = SeriesSchema("one", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=4, lanes=1)
+ONE = SeriesSchema("one", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=4, areas=1)
 
 
 class Names:
@@ -119,12 +119,12 @@ def use(writer: SeriesWriter, labels: tuple[str, ...], value: float = 0.5) -> No
     writer.observe(block, 0, value)
 
 
-def test_values_are_summed_over_lanes_by_label_tuple() -> None:
+def test_values_are_summed_over_areas_by_label_tuple() -> None:
     region = region_for(SCHEMA)
     reader = reader_of(SCHEMA, region)
     writers = writers_of(SCHEMA, region)
-    for lane, labels, count in ((0, ("a", "x"), 2), (1, ("b", "x"), 3), (1, ("a", "x"), 4), (2, ("a", "y"), 5)):
-        writer = writers[lane]
+    for area, labels, count in ((0, ("a", "x"), 2), (1, ("b", "x"), 3), (1, ("a", "x"), 4), (2, ("a", "y"), 5)):
+        writer = writers[area]
         writer.words[writer.block(labels) + writer.counter_at["total"]] += count
         writer.words[writer.block(labels) + writer.counter_at["errors"]] += 1
     assert totals(reader) == {("a", "x"): 6, ("b", "x"): 3, ("a", "y"): 5}
@@ -144,13 +144,13 @@ def test_histograms_count_values_up_to_and_including_each_bound() -> None:
     assert size == ([0, 0], 0.0)
 
 
-def test_gauges_count_in_serving_lanes_only_counters_in_all() -> None:
+def test_gauges_count_in_serving_areas_only_counters_in_all() -> None:
     region = region_for(SCHEMA)
     for writer in writers_of(SCHEMA, region):
         block = writer.block(("a", "x"))
         writer.words[block + RUNNING] += 2
         writer.words[block + TOTAL] += 10
-    values = reader_of(SCHEMA, region, lambda lane: lane != 1).rows()["a", "x"]
+    values = reader_of(SCHEMA, region, lambda area: area != 1).rows()["a", "x"]
     assert values.gauges == (4,)
     assert values.counters[0] == 30
 
@@ -187,7 +187,7 @@ def test_a_writer_killed_at_any_store_leaves_whole_blocks_only() -> None:
     known, new = ("llama", "gold"), ("a model with a long name", "silver")
 
     def scenario(n: int) -> bool:
-        memory = FakeLane(ONE)
+        memory = FakeArea(ONE)
         first = SeriesWriter(ONE, memory)
         use(first, known)
         memory.words.arm(n, kill)
@@ -217,7 +217,7 @@ def test_a_reader_at_any_point_of_a_new_block_sees_it_whole_or_not_at_all() -> N
     new = ("a model with a long name", "silver")
 
     def scenario(n: int) -> bool:
-        memory = FakeLane(ONE)
+        memory = FakeArea(ONE)
         writer = SeriesWriter(ONE, memory)
         reader, seen = reader_of(ONE, memory.real), []
         memory.words.arm(n, lambda: seen.append(totals(reader)))
@@ -232,7 +232,7 @@ def test_a_reader_at_any_point_of_a_new_block_sees_it_whole_or_not_at_all() -> N
 
 def test_the_next_successor_completes_a_take_over_that_was_killed_at_any_point() -> None:
     def scenario(n: int) -> bool:
-        memory = FakeLane(ONE)
+        memory = FakeArea(ONE)
         first = SeriesWriter(ONE, memory)
         use(first, ("a", ""))
         use(first, ("b", ""))
@@ -265,14 +265,14 @@ def test_everything_counted_is_shown_and_no_sum_decreases(steps: list) -> None:
     reader, writers = reader_of(SCHEMA, region), writers_of(SCHEMA, region)
     before: dict[tuple[str, ...], int] = {}
     expected = 0
-    for what, lane, labels, count in steps:
+    for what, area, labels, count in steps:
         if what == "die":
-            writers[lane] = writers_of(SCHEMA, region)[lane]
-            writers[lane].take_over()
+            writers[area] = writers_of(SCHEMA, region)[area]
+            writers[area].take_over()
         else:
-            block = writers[lane].block(labels)
-            writers[lane].words[block + TOTAL] += count
-            writers[lane].observe(block, 1, float(count))
+            block = writers[area].block(labels)
+            writers[area].words[block + TOTAL] += count
+            writers[area].observe(block, 1, float(count))
             expected += count
         now = totals(reader)
         assert all(now[labels] >= value for labels, value in before.items())
@@ -341,20 +341,20 @@ def test_the_literal_label_tuple_of_other_is_the_first_block() -> None:
 
 def test_a_tuple_counts_as_the_one_that_it_is_folded_to_at_the_time() -> None:
     region, names = region_for(SCHEMA), Names(known={"gold"})
-    writer = SeriesWriter(SCHEMA, SCHEMA.lane(region, 0), names=names)
+    writer = SeriesWriter(SCHEMA, SCHEMA.area(region, 0), names=names)
     for tenant in ("gold", "a", "b", "a", ""):
         count(writer, "m", tenant)
     names.known.add("a")
     count(writer, "m", "a")
     assert totals(reader_of(SCHEMA, region)) == {("m", "gold"): 1, ("m", OTHER): 3, ("m", ""): 1, ("m", "a"): 1}
     assert reader_of(SCHEMA, region).overflowed() == 0
-    SeriesWriter(SCHEMA, SCHEMA.lane(region, 0), names=(successor := Names(known=set())))
+    SeriesWriter(SCHEMA, SCHEMA.area(region, 0), names=(successor := Names(known=set())))
     assert successor.recalled == [("m", "gold"), ("m", OTHER), ("m", ""), ("m", "a")]
 
 
 def test_without_room_a_tuple_counts_as_a_coarser_one_for_which_there_is_room_left() -> None:
     region = region_for(SCHEMA)
-    writer = SeriesWriter(SCHEMA, SCHEMA.lane(region, 0), names=Names())
+    writer = SeriesWriter(SCHEMA, SCHEMA.area(region, 0), names=Names())
     for index in range(20):
         count(writer, "m", f"t{index}")
     count(writer, "new model", "t0")
@@ -363,7 +363,7 @@ def test_without_room_a_tuple_counts_as_a_coarser_one_for_which_there_is_room_le
 
 
 def test_a_hundred_thousand_label_tuples_do_not_grow_the_memory() -> None:
-    schema = SeriesSchema("flood", ("model", "tenant"), counters=("total",), blocks=64, lanes=2)
+    schema = SeriesSchema("flood", ("model", "tenant"), counters=("total",), blocks=64, areas=2)
     region, rng = region_for(schema), random.Random(7)
     writers = writers_of(schema, region)
     at = schema.counter_at["total"]
@@ -380,7 +380,7 @@ def test_a_hundred_thousand_label_tuples_do_not_grow_the_memory() -> None:
         assert len(writer._stored) <= schema.blocks + 1
 
 
-def test_a_reader_always_shows_the_same_label_tuples_and_at_most_as_many_as_one_lane_holds() -> None:
+def test_a_reader_always_shows_the_same_label_tuples_and_at_most_as_many_as_one_area_holds() -> None:
     region = region_for(SCHEMA)
     reader, writers = reader_of(SCHEMA, region), writers_of(SCHEMA, region)
     before: Counter[tuple[str, ...]] = Counter()
@@ -402,8 +402,8 @@ def test_a_schema_can_be_rebuilt_from_its_description() -> None:
     assert (again.layout_hash, again.bytes, again.block_words) == (SCHEMA.layout_hash, SCHEMA.bytes, SCHEMA.block_words)
 
 
-def test_lanes_share_no_cache_line_and_blocks_begin_on_one() -> None:
-    assert SCHEMA.lane_bytes % (2 * CACHE_LINE) == 0
+def test_areas_share_no_cache_line_and_blocks_begin_on_one() -> None:
+    assert SCHEMA.area_bytes % (2 * CACHE_LINE) == 0
     assert SCHEMA.block_words * 8 % CACHE_LINE == 0
 
 
@@ -412,7 +412,7 @@ def test_lanes_share_no_cache_line_and_blocks_begin_on_one() -> None:
     [
         {"labels": ()},
         {"blocks": 0},
-        {"lanes": 0},
+        {"areas": 0},
         {"gauges": ("a", "a")},
         {"counters": ("a", "a")},
         {"histograms": (("h", (2.0, 1.0)),)},
@@ -420,6 +420,6 @@ def test_lanes_share_no_cache_line_and_blocks_begin_on_one() -> None:
     ],
 )
 def test_an_impossible_schema_is_refused(change: dict) -> None:
-    schema = {"name": "n", "labels": ("a",), "blocks": 1, "lanes": 1}
+    schema = {"name": "n", "labels": ("a",), "blocks": 1, "areas": 1}
     with pytest.raises(ValueError, match=r"at least|twice|ascend"):
         SeriesSchema(**(schema | change))

@@ -11,49 +11,49 @@ from shm.series_reader import READINGS_MAX, SeriesReader
 from tests.examples import examples
 from tests.interleave import Killed, every_point, kill
 from tests.shm.memory import region_for
-from tests.shm.test_series import FakeLane, Names, always
+from tests.shm.test_series import FakeArea, Names, always
 
-SCHEMA = SeriesSchema("request", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=8, lanes=2)
-ONE = SeriesSchema("one", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=2, lanes=1)
+SCHEMA = SeriesSchema("request", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=8, areas=2)
+ONE = SeriesSchema("one", ("model", "tenant"), ("running",), ("total",), (("wait_s", (0.1, 1.0)),), blocks=2, areas=1)
 RUNNING, TOTAL = SCHEMA.gauge_at["running"], SCHEMA.counter_at["total"]
 ALL_OTHER = (OTHER, OTHER)
 
 
 class World:
-    """The writers of two lanes, and a reader."""
+    """The writers of two areas, and a reader."""
 
     def __init__(self, schema: SeriesSchema = SCHEMA, **limits: int) -> None:
         self.schema = schema
         self.region = region_for(schema)
-        self.writers = [self.writer(lane) for lane in range(schema.lanes)]
+        self.writers = [self.writer(area) for area in range(schema.areas)]
         self.reader = SeriesReader(
             schema, self.region, serving=always, coarse=Names().coarse, weigh=lambda labels: len(labels[1]), **limits
         )
 
-    def writer(self, lane: int) -> SeriesWriter:
-        return SeriesWriter(self.schema, self.schema.lane(self.region, lane))
+    def writer(self, area: int) -> SeriesWriter:
+        return SeriesWriter(self.schema, self.schema.area(self.region, area))
 
-    def count(self, lane: int, *labels: str, n: int = 1) -> int:
-        writer = self.writers[lane]
+    def count(self, area: int, *labels: str, n: int = 1) -> int:
+        writer = self.writers[area]
         block = writer.block(labels)
         for _ in range(n):
             writer.words[block + TOTAL] += 1
             writer.observe(block, 0, 0.5)
         return block
 
-    def fill(self, lane: int = 0) -> None:
+    def fill(self, area: int = 0) -> None:
         for index in range(self.schema.blocks):
-            self.count(lane, f"m{index}", "t")
+            self.count(area, f"m{index}", "t")
 
     def totals(self) -> dict[tuple[str, ...], int]:
         rows = self.reader.rows()
         assert all(values.counters[0] == sum(values.histograms[0][0]) for values in rows.values())
         return {labels: values.counters[0] for labels, values in rows.items()}
 
-    def age(self, lane: int = 0) -> bool:
+    def age(self, area: int = 0) -> bool:
         """Sweeps twice, as after a while in which nothing is counted."""
-        self.writers[lane].sweep()
-        return self.writers[lane].sweep()
+        self.writers[area].sweep()
+        return self.writers[area].sweep()
 
 
 def test_series_that_count_nothing_for_a_while_give_their_room_to_new_ones() -> None:
@@ -96,7 +96,7 @@ def test_the_epoch_grows_when_blocks_were_freed() -> None:
     assert writer.sweep() and writer.epoch == 1
 
 
-def test_the_sum_of_a_tuple_does_not_fall_when_one_lane_frees_its_block() -> None:
+def test_the_sum_of_a_tuple_does_not_fall_when_one_area_frees_its_block() -> None:
     world = World()
     world.fill()
     world.count(0, "m0", "t", n=9)
@@ -109,13 +109,13 @@ def test_the_sum_of_a_tuple_does_not_fall_when_one_lane_frees_its_block() -> Non
     assert world.totals() == {("m0", "t"): 17}
 
 
-def test_a_tuple_that_all_lanes_have_freed_is_gone_and_begins_again_at_0() -> None:
+def test_a_tuple_that_all_areas_have_freed_is_gone_and_begins_again_at_0() -> None:
     world = World()
-    for lane in (0, 1):
-        world.fill(lane)
+    for area in (0, 1):
+        world.fill(area)
     world.totals()
-    for lane in (0, 1):
-        assert world.age(lane)
+    for area in (0, 1):
+        assert world.age(area)
     assert world.totals() == {}
     world.count(1, "m0", "t")
     assert world.totals() == {("m0", "t"): 1}
@@ -139,7 +139,7 @@ def test_new_totals_have_the_same_rows_and_more_until_the_version_changes() -> N
     world = World()
     world.fill()
     first = world.reader.totals()
-    world.count(1, "other lane", "t")
+    world.count(1, "other area", "t")
     second = world.reader.totals()
     assert second.version == first.version
     assert second.labels[: len(first.labels)] == first.labels
@@ -156,11 +156,11 @@ def test_a_reader_shows_tuples_within_its_room_and_the_others_as_coarser_ones() 
     world.count(1, "m", "tenant-3")
     assert world.totals()["m", OTHER] == 2
     for index in range(5):
-        world.count(0, "m", f"another-{index}")  # now few blocks of lane 0 are left
+        world.count(0, "m", f"another-{index}")  # now few blocks of area 0 are left
     world.totals()
     world.age()
     world.count(0, "m", "tenant-0")
-    # The tenant-3 of lane 1 counts where it did, and so does what lane 0 counted there.
+    # The tenant-3 of area 1 counts where it did, and so does what area 0 counted there.
     assert world.totals() == {("m", OTHER): 6, ("m", "tenant-0"): 1, ALL_OTHER: 1}
 
 
@@ -183,7 +183,7 @@ def use(writer: SeriesWriter, labels: tuple[str, ...]) -> None:
     writer.words[writer.block(labels) + ONE.counter_at["total"]] += 1
 
 
-def reused(memory: FakeLane) -> SeriesWriter:
+def reused(memory: FakeArea) -> SeriesWriter:
     """A writer with one block in use, of (a, x), and one that was freed."""
     writer = SeriesWriter(ONE, memory)
     for labels in (("a", "x"), ("b", "x")):
@@ -201,7 +201,7 @@ def counts(reader: SeriesReader) -> dict[tuple[str, ...], int]:
 
 def test_a_writer_killed_at_any_store_while_it_uses_a_block_anew_leaves_whole_blocks() -> None:
     def scenario(n: int) -> bool:
-        memory = FakeLane(ONE)
+        memory = FakeArea(ONE)
         writer = reused(memory)
         reader = SeriesReader(ONE, memory.real, serving=always)
         counts(reader)
@@ -227,7 +227,7 @@ def test_a_reader_at_any_point_of_freeing_and_using_anew_sees_no_mixture() -> No
     new = ("a model with a long name", "x")
 
     def scenario(n: int) -> bool:
-        memory = FakeLane(ONE)
+        memory = FakeArea(ONE)
         writer = SeriesWriter(ONE, memory)
         for labels in (("a", "x"), ("b", "x")):
             for _ in range(2):
@@ -272,15 +272,15 @@ def test_the_sum_of_a_tuple_that_is_shown_never_falls_and_never_exceeds_what_was
     counted = 0
     before: dict[tuple[str, ...], int] = {}
     gone: set[tuple[str, ...]] = set()  # tuples that no writer had at some moment since the last reading
-    for what, lane, number in steps:
+    for what, area, number in steps:
         if what == "count":
-            world.count(lane, f"m{number % 3}", f"t{number}")
+            world.count(area, f"m{number % 3}", f"t{number}")
             counted += 1
         elif what == "sweep":
-            world.writers[lane].sweep()
+            world.writers[area].sweep()
         elif what == "die":
-            world.writers[lane] = world.writer(lane)
-            world.writers[lane].take_over()
+            world.writers[area] = world.writer(area)
+            world.writers[area].take_over()
         else:
             now = world.totals()
             assert sum(now.values()) <= counted

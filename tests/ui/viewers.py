@@ -85,12 +85,12 @@ def supervisor(picker: Picker) -> psutil.Process:
 
 def used(process: psutil.Process, source: Source, seconds: float) -> tuple[float, float]:
     """Returns the share of a core that a process uses, and the skipped scrapes per second."""
-    times, skipped = process.cpu_times(), source.lanes.counters()[SKIPPED]
+    times, skipped = process.cpu_times(), source.areas.counters()[SKIPPED]
     begun = time.monotonic()
     time.sleep(seconds)
     after, passed = process.cpu_times(), time.monotonic() - begun
     spent = after.user + after.system - times.user - times.system
-    return spent / passed, (source.lanes.counters()[SKIPPED] - skipped) / passed
+    return spent / passed, (source.areas.counters()[SKIPPED] - skipped) / passed
 
 
 def browse(port: int) -> tuple[int, float, float]:

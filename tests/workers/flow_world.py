@@ -1,4 +1,4 @@
-"""Workers with flow control in one process and one event loop: real segments, lanes, eventfds and wiring; streams without a network.
+"""Workers with flow control in one process and one event loop: real segments, areas, eventfds and wiring; streams without a network.
 
 There are no other processes: the test does the supervisor's work (table, objectives). Use it inside a running loop.
 """
@@ -66,19 +66,19 @@ class Shard:
         self.instance = instance
         self.asked: list[SentRequest] = []
         self.worker = Worker(instance, index)
-        counter = self.worker.lane.schema.counter
+        counter = self.worker.area.schema.counter
         bus = self.bus = BusWriter(
             instance.pipes.bus_writers[index],
-            partial(self.worker.lane.add, counter["bus_drops_total"]),
-            partial(self.worker.lane.add, counter["bus_frames_total"]),
+            partial(self.worker.area.add, counter["bus_drops_total"]),
+            partial(self.worker.area.add, counter["bus_frames_total"]),
         )
         self.worker.set_up(bus)
         adoption = self.worker._adoption
         assert isinstance(adoption, Adoption)
         self.parts = adoption.parts
         self.app = self.parts.app
-        instance.memory.lanes.set_serving(index + 1, True)
-        self.worker.lane.heartbeat(time.monotonic())
+        instance.memory.areas.set_serving(index + 1, True)
+        self.worker.area.heartbeat(time.monotonic())
         loop = asyncio.get_running_loop()
         loop.add_reader(instance.pipes.wakeups[index], self.worker.woken, loop)
 
@@ -94,7 +94,7 @@ class Shard:
         return asked
 
     def counter(self, name: str) -> int:
-        return self.worker.lane.counters[self.worker.lane.schema.counter[name]]
+        return self.worker.area.counters[self.worker.area.schema.counter[name]]
 
     def close(self) -> None:
         for asked in self.asked:
@@ -103,7 +103,7 @@ class Shard:
         self.bus.flush()
         if self.parts.flow is not None:
             self.parts.flow.close()
-        self.instance.memory.lanes.set_serving(self.index + 1, False)
+        self.instance.memory.areas.set_serving(self.index + 1, False)
 
 
 class SentRequest:

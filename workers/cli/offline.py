@@ -44,12 +44,12 @@ from epp.request.intake import REQUEST_ID, Intake
 from epp.request.model_rewrite import compiled
 from epp.request.paths import Parsers
 from epp.request.tenant import UNKNOWN, Tenant
-from shm.lanes import Lane, Lanes
+from shm.areas import Area, Areas
 from shm.prefills import local_prefills
 from shm.segment import Region
 from shm.series import SeriesWriter
 from workers.host.yaml_files import DiscoveryError, read_file
-from workers.process.layout import lane_schema_of, series_schema_of
+from workers.process.layout import area_schema_of, series_schema_of
 from workers.process.names import families
 from workers.supervisor.endpoints.discovery import Entry, parse_file
 from workers.supervisor.kube.object_kinds import Objects
@@ -256,14 +256,14 @@ def _names(name: str, known: Sequence[Known]) -> list[frozenset[str]]:
 def worker_services(config: EffectiveConfig, pool: Pool, kind: type[S]) -> S:
     """Returns the services that a worker gives to plugins, in private memory of this process. `pool`: also serves as the prefix index."""
     histograms = families(config.pipeline)
-    schema = lane_schema_of(histograms, slots=len(pool.candidates(None)) or 1, lanes=1)
-    lane: Lane = Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0)
+    schema = area_schema_of(histograms, slots=len(pool.candidates(None)) or 1, areas=1)
+    area: Area = Areas(schema, Region(memoryview(bytearray(schema.bytes)))).area(0)
     labelled = {}
     for group in plugin_groups(m for plugin in config.pipeline.plugins.values() for m in plugin.metrics):
-        series = series_schema_of(group, lanes=1)
+        series = series_schema_of(group, areas=1)
         labelled[group.name] = SeriesWriter(series, Region(memoryview(bytearray(series.bytes))))
     return kind(
-        lane,
+        area,
         pool,
         prefix_seed=SEED,
         held_blocks=NoHeldBlocks(),

@@ -12,8 +12,8 @@ import click
 
 from epp.request.pools import listed
 from shm import observe
+from shm.areas import Areas, AreaSchema
 from shm.documents import DocumentReader, DocumentSchema
-from shm.lanes import Lanes, LaneSchema
 from shm.observe import Seen
 from shm.segment import SegmentError
 from workers.cli import which
@@ -40,13 +40,13 @@ class Watched:
 
     def __init__(self, seen: Seen) -> None:
         self._segments, parts = observe.attach(seen.segments)
-        lanes = next((part for part in parts.values() if isinstance(part.schema, LaneSchema)), None)
-        if PART not in parts or lanes is None or not isinstance(lanes.schema, LaneSchema) or CANDIDATE not in lanes.schema.scalar:
+        areas = next((part for part in parts.values() if isinstance(part.schema, AreaSchema)), None)
+        if PART not in parts or areas is None or not isinstance(areas.schema, AreaSchema) or CANDIDATE not in areas.schema.scalar:
             raise SegmentError(f"instance {seen} is of another version: it cannot reload")
         status = parts[PART]
         assert isinstance(status.schema, DocumentSchema)
         self._reader = DocumentReader(status.schema, status.region)
-        self._lanes = Lanes(lanes.schema, lanes.region)
+        self._areas = Areas(areas.schema, areas.region)
         self._last = len(status.schema.capacities) - 1
         self.key: int | None = None
         documents = parts["documents"]
@@ -59,8 +59,8 @@ class Watched:
 
     def generations(self) -> list[int]:
         """Returns the number of the configuration that each serving worker uses."""
-        used = self._lanes.scalars(of_key(GENERATION, self.key))
-        return [number for seat, number in enumerate(used) if seat and self._lanes.serving(seat)]
+        used = self._areas.scalars(of_key(GENERATION, self.key))
+        return [number for ordinal, number in enumerate(used) if ordinal and self._areas.serving(ordinal)]
 
     def pools(self, seen: Seen) -> Sequence[str]:
         """Returns the names of several pools by number, "" for a place without one; none if there is only one pool."""

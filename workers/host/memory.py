@@ -6,10 +6,10 @@ more than its share leaves by itself, well below the container's limit, and with
     limit    80 % of the cgroup's limit, divided by the number of workers plus one. The extra share is for the supervisor, and for a
              successor that runs while its predecessor drains. The tightest cgroup up to the root counts, in both versions of cgroups
     usage    the proportional set size (PSS): private pages, plus this process's part of shared pages
-    turn     one worker leaves at a time. It publishes in its lane that it wants to leave, checks the other lanes later, and yields to a
-             worker in a lower seat that also wants to leave. Each worker publishes before it checks, so one of two always sees the other
+    turn     one worker leaves at a time. It publishes in its area that it wants to leave, checks the other areas later, and yields to a
+             worker in a lower ordinal that also wants to leave. Each worker publishes before it checks, so one of two always sees the other
 
-This module does not drain (`workers.worker.drain`), and does not choose a successor's seat (`workers.process.restart`).
+This module does not drain (`workers.worker.drain`), and does not choose a successor's ordinal (`workers.process.restart`).
 """
 
 import ctypes
@@ -38,7 +38,7 @@ KEEP_AT_MOST = 16 << 20  # bytes of free memory at the end of the heap
 
 
 class Leaving(enum.IntEnum):
-    """The values of the gauge `leaving` in a worker's lane."""
+    """The values of the gauge `leaving` in a worker's area."""
 
     STAYS = 0
     WAITS = 1  # it uses more than its limit, and waits for its turn to leave
@@ -119,11 +119,11 @@ class Bursts:
 
 
 class Watch:
-    """Decides whether this worker must leave. Call `look` every `LOOK_S`; it publishes the state in the worker's lane."""
+    """Decides whether this worker must leave. Call `look` every `LOOK_S`; it publishes the state in the worker's area."""
 
     def __init__(
         self,
-        seat: int,
+        ordinal: int,
         *,
         now: float,
         over: Callable[[int], int],
@@ -133,9 +133,9 @@ class Watch:
     ) -> None:
         """`over`: as `Usage.over`. `trim`: as the function of this module. `say`: publishes the state of this worker.
 
-        `others`: returns seat -> state (`Leaving`) of the other serving workers.
+        `others`: returns ordinal -> state (`Leaving`) of the other serving workers.
         """
-        self._seat = seat
+        self._ordinal = ordinal
         self._born = now
         self._trimmed = now
         self._over, self._trim, self._say, self._others = over, trim, say, others
@@ -151,14 +151,14 @@ class Watch:
         if not used or now - self._born < AGE_MIN_S:
             self._become(Leaving.STAYS)
             return 0
-        first = min((seat for seat, state in self._others().items() if state), default=None)
+        first = min((ordinal for ordinal, state in self._others().items() if state), default=None)
         if self._state is Leaving.STAYS:
             if first is None:
                 self._become(Leaving.WAITS)
         elif first is None:
             self._become(Leaving.LEAVES)
             return used
-        elif first < self._seat:
+        elif first < self._ordinal:
             self._become(Leaving.STAYS)
         return 0
 

@@ -135,9 +135,9 @@ class Configuration:
 
 
 def lagging(instance: Instance) -> list[int]:
-    """Returns the seats of processes that serve, but do not use what the words of `Generations` name. `instance`: as the pool sees it."""
-    lanes, generations, pool = instance.memory.lanes, instance.generations, instance.pool
-    wanted = [(generations.number, generations.candidate_number)] * instance.layout.seats
+    """Returns the ordinals of processes that serve, but do not use what `Generations` names. `instance`: as the pool sees it."""
+    areas, generations, pool = instance.memory.areas, instance.generations, instance.pool
+    wanted = [(generations.number, generations.candidate_number)] * instance.layout.ordinals
     wanted[SUPERVISOR] = generations.number, 0  # it uses no candidate
-    used = zip(lanes.scalars(of_key(GENERATION, pool)), lanes.scalars(of_key(CANDIDATE, pool)), strict=True)
-    return [seat for seat, pair in enumerate(used) if lanes.serving(seat) and pair != wanted[seat]]
+    used = zip(areas.scalars(of_key(GENERATION, pool)), areas.scalars(of_key(CANDIDATE, pool)), strict=True)
+    return [ordinal for ordinal, pair in enumerate(used) if areas.serving(ordinal) and pair != wanted[ordinal]]

@@ -24,16 +24,16 @@ class Culprits:
         self._crashes = PoolCrashes(instance.words.out_of_service)
         self._assigned = assigned_view(instance) if instance.places is not None else None
 
-    def ended(self, seat: int, child: str, code: int, *, crashed: bool) -> int | None:
+    def ended(self, ordinal: int, child: str, code: int, *, crashed: bool) -> int | None:
         """Acts on the end of a worker. Returns the number of the pool that is to blame; None: not known.
 
         `crashed`: whether the worker crashed or hung. A plugin may also have ended it with the code of success.
         """
-        lanes = self._instance.memory.lanes
-        deciding, running, loading = (lanes.scalars(name)[seat] for name in (DECIDING, RUNNING, LOADING))
-        lane = lanes.lane(seat)
-        for name in (RUNNING, LOADING):  # until a successor has the lane, no process writes there, and its crash must count as another one
-            lane.scalars[lane.schema.scalar[name]] = 0
+        areas = self._instance.memory.areas
+        deciding, running, loading = (areas.scalars(name)[ordinal] for name in (DECIDING, RUNNING, LOADING))
+        area = areas.area(ordinal)
+        for name in (RUNNING, LOADING):  # until a successor has the area, no process writes there, and its crash must count as another one
+            area.scalars[area.schema.scalar[name]] = 0
         found = culprit(deciding, running, loading)
         if found is None or not (crashed or (found.mark and code == ExitCode.OK)):
             return None

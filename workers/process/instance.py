@@ -132,7 +132,7 @@ class Instance:
                 words=words,
                 generations=Generations(words, layout.listed or 0),
                 state_lock=state_lock,
-                roll=Roll(layout.seats + (layout.kv_settings is not None)),
+                roll=Roll(layout.ordinals + (layout.kv_settings is not None)),
                 reports=Reports(pipes.reports),
                 credentials=Credentials.read(options, sources.all, config.source),
                 identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.urandom(8).hex()}",

@@ -3,14 +3,14 @@
     segment   parts                                         written by
     state     table | documents | latency model |           the supervisor; reload status: the parent
               reload status
-    lanes     lanes | series ... | decisions | profiles |   each process its own part
-              flow lanes | prompt starts | prefills |       remote lane: the supervisor; it exists with a replica store
-              answers | budgets | remote lane
+    areas     areas | series ... | decisions | profiles |   each process its own part
+              flow areas | prompt starts | prefills |       remote area: the supervisor; it exists with a replica store
+              answers | budgets | remote area
     index     prefix index                                  the supervisor
     kv        held blocks | links | positions | documents       the kv-events process, if there is one
 
-If the picker has several pools, each has a document of its own for the latency model, and flow lanes and a remote lane of its own. The
-remote lane of the first pool has the load of the endpoints of all.
+If the picker has several pools, each has a document of its own for the latency model, and flow areas and a remote area of its own. The
+remote area of the first pool has the load of the endpoints of all.
 
 The layout follows from options and configuration. This module creates and opens nothing. So `epp size`, `epp manifests` and tests use
 it, too.
@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from epp.data import Column
 from epp.metrics import PLUGIN_LABELS, Group, Metric
-from epp.metrics.flow_control import FLOW_GROUPS
-from epp.metrics.lanes import (
+from epp.metrics.areas import (
     EXTRACT_ERRORS,
     POLL_ERRORS,
     STREAM_COUNTERS,
@@ -36,16 +35,17 @@ from epp.metrics.lanes import (
     WORKER_COUNTERS,
     WORKER_GAUGES,
 )
+from epp.metrics.flow_control import FLOW_GROUPS
 from epp.metrics.series import GROUPS
 from shm.answers import AnswersSchema
+from shm.areas import AreaSchema
 from shm.budgets import BudgetsSchema
 from shm.documents import DocumentSchema
-from shm.flow_lanes import BANDS_MAX, HASH_LINES, FlowSchema
-from shm.lanes import LaneSchema
+from shm.flow_areas import BANDS_MAX, HASH_LINES, FlowSchema
 from shm.layout import Plan, Schema
 from shm.prefills import PrefillsSchema, StartsSchema
 from shm.prefix_index import IndexSchema
-from shm.remote_lane import RemoteSchema
+from shm.remote_area import RemoteSchema
 from shm.segment import footprint
 from shm.series import SeriesSchema
 from shm.table import COLUMNS_MAX, TableSchema
@@ -70,7 +70,7 @@ REWRITES_BYTES: Final = 512 << 10
 BANDS_BYTES: Final = 4 << 10  # instead of OBJECTIVES_BYTES, if there are no objectives
 # Spare room for columns, histograms and counters that only later configurations name
 SPARE_COLUMNS: Final = 8
-SPARE_HISTOGRAM_WORDS: Final = 4096  # per lane; one histogram takes 16 or 24 words
+SPARE_HISTOGRAM_WORDS: Final = 4096  # per area; one histogram takes 16 or 24 words
 SPARE_TABLES: Final = 4  # for counters with labels that plugins declare; one table per counter
 SPARE_BLOCKS: Final = 256  # label sets for which a spare table has room
 SPARE_LABELS: Final = 8
@@ -80,7 +80,7 @@ NAME_BYTES: Final = 264
 POOL_OBJECTIVES_BYTES: Final = 32 << 10
 POOL_BANDS_BYTES: Final = 512  # instead of POOL_OBJECTIVES_BYTES, if there are no objectives
 POOL_REWRITES_BYTES: Final = 64 << 10
-POOL_HASH_LINES: Final = 64  # of its flow lanes
+POOL_HASH_LINES: Final = 64  # of its flow areas
 UNUSED: Final = Group("unused", (), counters=(Metric("unused_total", "counter", "Of a spare table without an owner."),))
 # Gauges of the supervisor. LOADED: 1 after the first endpoints are known. LEADS_UNTIL: the end of its lease in milliseconds on the
 # clock of `workers.supervisor.kube.lease`; 0: it does not lead
@@ -144,7 +144,7 @@ class Shape(NamedTuple):
 
 
 class Layout:
-    """The schema of every part and the plan of every segment, by name. Raises StartError for a metric that no lane can hold.
+    """The schema of every part and the plan of every segment, by name. Raises StartError for a metric that no area can hold.
 
     `shown` and `shown_groups`: the metrics of the present configuration. `names`: the names of all configurations so far. `pools`: how many
     there are; 0: only one. `listed`: the key of the list of pools among the configurations (`workers.process.rollouts`); None: none.
@@ -160,18 +160,18 @@ class Layout:
         shape = shape or Shape((options.max_endpoints,))
         self._whole = options, shape
         self.workers_max = options.workers_max or 2 * options.workers  # `options.workers` of them run at the start
-        self.seats = 1 + self.workers_max  # the supervisor's seat, and the seats of workers, empty or not
+        self.ordinals = 1 + self.workers_max  # the supervisor's ordinal, and the ordinals of workers, empty or not
         self._show(options, config)
         known = with_names(before or Names(), declared(options, config))
         self.families = (*FIXED, *known.families)
         groups = known.groups
-        own = known.own if known.lane_end else len(groups)
+        own = known.own if known.area_end else len(groups)
         check_names(self.families, groups)
 
         self.table = table_schema_of(known.columns, slots=options.max_endpoints, width=known.width or room_for(known.columns))
-        most, end = options.max_endpoints, known.lane_end
-        self.lanes = lane_schema_of(self.families, slots=most, lanes=self.seats, end=end, spare=not end, pools=self.listed or 0)
-        self.names = Names(self.table.columns, self.families[len(FIXED) :], groups, self.table.width, self.lanes.end, own)
+        most, end = options.max_endpoints, known.area_end
+        self.areas = area_schema_of(self.families, slots=most, areas=self.ordinals, end=end, spare=not end, pools=self.listed or 0)
+        self.names = Names(self.table.columns, self.families[len(FIXED) :], groups, self.table.width, self.areas.end, own)
         self._check_room(known)
         self.groups = tuple(self.own_group(group) for group in (*GROUPS, *FLOW_GROUPS, *groups))
 
@@ -251,7 +251,7 @@ class Layout:
         names = self.names
         missing = [
             (0 < before.width < names.width, f"{len(names.columns)} columns of metrics, and a row has {before.width}"),
-            (0 < before.lane_end < names.lane_end, f"{len(names.families)} histograms of plugins"),
+            (0 < before.area_end < names.area_end, f"{len(names.families)} histograms of plugins"),
             (
                 len(names.groups) - names.own > SPARE_TABLES,
                 f"{len(names.groups) - names.own} counters of plugins besides the first ones, and there is room for {SPARE_TABLES}",
@@ -265,13 +265,13 @@ class Layout:
 
     def _series_of(self, group: Group) -> SeriesSchema:
         if group.name not in self.spares:
-            return series_schema_of(group, lanes=self.workers_max)
+            return series_schema_of(group, areas=self.workers_max)
         if len(group.labels) > SPARE_LABELS:
             raise StartError(
                 f"the counter {group.name} has {len(group.labels) - len(PLUGIN_LABELS)} labels; in a configuration that is loaded while "
                 f"the picker runs, a counter has at most {SPARE_LABELS - len(PLUGIN_LABELS)}"
             )
-        return spare_schema(group.name, group, lanes=self.workers_max)
+        return spare_schema(group.name, group, areas=self.workers_max)
 
     @property
     def table_columns(self) -> list[Column[Any]]:
@@ -300,17 +300,17 @@ class Layout:
         return {segment: footprint(plan) for segment, plan in self.plans.items()}
 
     def _parts_of_segments(self) -> dict[str, Mapping[str, Schema]]:
-        lanes: dict[str, Schema] = {"lanes": self.lanes}
-        lanes |= {name: schema for name, schema in self.series.items() if name not in self.spares}
+        areas: dict[str, Schema] = {"areas": self.areas}
+        areas |= {name: schema for name, schema in self.series.items() if name not in self.spares}
         for number in range(SPARE_TABLES):
-            lanes[f"spare {number}"] = spare_schema(f"spare {number}", UNUSED, lanes=self.workers_max)
-        lanes |= {"decisions": self.decisions, "profiles": self.profiles}
-        lanes |= {flow_part(pool): schema for pool, schema in enumerate(self.flows)}
-        lanes |= {"starts": self.starts, "prefills": self.prefills, "answers": self.answers, "budgets": self.budgets}
-        lanes |= {remote_part(pool): schema for pool, schema in enumerate(self.remotes)}
+            areas[f"spare {number}"] = spare_schema(f"spare {number}", UNUSED, areas=self.workers_max)
+        areas |= {"decisions": self.decisions, "profiles": self.profiles}
+        areas |= {flow_part(pool): schema for pool, schema in enumerate(self.flows)}
+        areas |= {"starts": self.starts, "prefills": self.prefills, "answers": self.answers, "budgets": self.budgets}
+        areas |= {remote_part(pool): schema for pool, schema in enumerate(self.remotes)}
         parts: dict[str, Mapping[str, Schema]] = {
             "state": {"table": self.table, "documents": self.documents, "latency": self.latency, "reload": self.status},
-            "lanes": lanes,
+            "areas": areas,
             "index": {"index": self.index},
         }
         if self.kv_events is not None:
@@ -319,12 +319,12 @@ class Layout:
 
 
 def flow_part(pool: int) -> str:
-    """Returns the name of the part with the flow lanes of a pool."""
+    """Returns the name of the part with the flow areas of a pool."""
     return f"flow {pool}" if pool else "flow"
 
 
 def remote_part(pool: int) -> str:
-    """Returns the name of the part with the remote lane of a pool."""
+    """Returns the name of the part with the remote area of a pool."""
     return f"remote {pool}" if pool else "remote"
 
 
@@ -375,30 +375,30 @@ def of_key(gauge: str, pool: int | None) -> str:
     return gauge if pool is None else f"{gauge} {pool}"
 
 
-def lane_schema_of(members: Sequence[Family], *, slots: int, lanes: int, end: int = 0, spare: bool = False, pools: int = 0) -> LaneSchema:
-    """Returns the schema of the lanes, in which each process publishes its own numbers.
+def area_schema_of(members: Sequence[Family], *, slots: int, areas: int, end: int = 0, spare: bool = False, pools: int = 0) -> AreaSchema:
+    """Returns the schema of the areas, in which each process publishes its own numbers.
 
-    `end`: see `LaneSchema`. `spare`: whether to leave room for histograms of later configurations. `pools`: how many there are; 0: one.
+    `end`: see `AreaSchema`. `spare`: whether to leave room for histograms of later configurations. `pools`: how many there are; 0: one.
     """
     of_pools = (of_key(gauge, pool) for pool in range(pools) for gauge in (GENERATION, CANDIDATE))
     gauges = (*(metric.name for metric in (*WORKER_GAUGES, STREAMS_INFLIGHT)), *OWN_GAUGES, *of_pools)
     plain = tuple(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
     counters = (*plain, *STREAM_COUNTERS, *POLL_ERRORS, *EXTRACT_ERRORS)
     histograms = tuple((family.key, family.metric.buckets) for family in members)
-    schema = LaneSchema(slots, gauges, counters, histograms, lanes=lanes, end=end)
+    schema = AreaSchema(slots, gauges, counters, histograms, areas=areas, end=end)
     if not spare:
         return schema
-    return LaneSchema(slots, gauges, counters, histograms, lanes=lanes, end=schema.used + SPARE_HISTOGRAM_WORDS)
+    return AreaSchema(slots, gauges, counters, histograms, areas=areas, end=schema.used + SPARE_HISTOGRAM_WORDS)
 
 
-def spare_schema(name: str, values: Group, *, lanes: int) -> SeriesSchema:
+def spare_schema(name: str, values: Group, *, areas: int) -> SeriesSchema:
     """Returns the schema of a spare table, for a plugin's counter or gauge with labels that a later configuration brings."""
     labels = tuple(f"label_{number}" for number in range(SPARE_LABELS))
     gauges, counters = (tuple(metric.name for metric in metrics) for metrics in (values.gauges, values.counters))
-    return SeriesSchema(name, labels, gauges, counters, blocks=SPARE_BLOCKS, lanes=lanes)
+    return SeriesSchema(name, labels, gauges, counters, blocks=SPARE_BLOCKS, areas=areas)
 
 
-def series_schema_of(group: Group, *, lanes: int) -> SeriesSchema:
+def series_schema_of(group: Group, *, areas: int) -> SeriesSchema:
     """Returns the schema of a group's series, in which each worker publishes metrics with the labels of requests."""
     return SeriesSchema(
         group.name,
@@ -407,5 +407,5 @@ def series_schema_of(group: Group, *, lanes: int) -> SeriesSchema:
         tuple(metric.name for metric in group.counters),
         tuple((histogram.key, histogram.metric.buckets) for histogram in group.histograms),
         blocks=group.blocks,
-        lanes=lanes,
+        areas=areas,
     )

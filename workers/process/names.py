@@ -9,9 +9,9 @@ import msgspec
 from epp.data import COUNTED, SHOWN, Column
 from epp.decision.pipeline import Pipeline
 from epp.metrics import Group, Metric
+from epp.metrics.areas import PLUGIN_DURATION, STREAM_DURATION, WORKER_HISTOGRAMS
 from epp.metrics.catalogue import plugin_groups
 from epp.metrics.flow_control import FLOW_CYCLE
-from epp.metrics.lanes import PLUGIN_DURATION, STREAM_DURATION, WORKER_HISTOGRAMS
 from epp.points import guard
 from workers.process import StartError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Family(NamedTuple):
-    """One histogram in the lanes. If it belongs to a plugin, its labels name the plugin.
+    """One histogram in the areas. If it belongs to a plugin, its labels name the plugin.
 
     If it has the durations of the plugin's calls, its labels also name the extension point.
     """
@@ -51,7 +51,7 @@ class Names(msgspec.Struct, frozen=True, array_like=True):
     """The names from all configurations so far that have places in an instance's shared memory, in the order of the places.
 
     `columns`: the columns of the endpoint table. `families`: the histograms. `groups`: the counters of plugins; the first `own` have
-    tables that were made for them, and the others have spare tables. `width`: columns of a table row. `lane_end`: the size of a lane in
+    tables that were made for them, and the others have spare tables. `width`: columns of a table row. `area_end`: the size of an area in
     words.
     """
 
@@ -59,7 +59,7 @@ class Names(msgspec.Struct, frozen=True, array_like=True):
     families: tuple[Family, ...] = ()
     groups: tuple[Group, ...] = ()
     width: int = 0
-    lane_end: int = 0
+    area_end: int = 0
     own: int = 0
 
     @property
@@ -95,7 +95,7 @@ class Declared(NamedTuple):
 
 
 def declared(options: "Options", config: "EffectiveConfig") -> Declared:
-    """Returns what a configuration needs places for. Raises StartError for a metric that no lane can hold."""
+    """Returns what a configuration needs places for. Raises StartError for a metric that no area can hold."""
     plugins = config.pipeline.wiring.plugins
     groups = plugin_groups((*(m for p in plugins for m in p.metrics), *guard.declared(plugins)))
     members = families(config.pipeline, timed=options.plugin_metrics)[len(FIXED) - 1 :]
@@ -125,7 +125,7 @@ def scraped_columns(pipeline: Pipeline) -> list[Column[Any]]:
 
 
 def families(pipeline: Pipeline, *, timed: bool = True) -> tuple[Family, ...]:
-    """Returns all histograms of a lane: those of workers, those that plugins declare, and if `timed`, the durations of plugins' calls.
+    """Returns all histograms of an area: those of workers, those that plugins declare, and if `timed`, the durations of plugins' calls.
 
     Raises StartError if a plugin declares a histogram with labels.
     """

@@ -13,7 +13,7 @@ So a child that drained because of a signal to the whole process group gets no s
     parent killed  workers see the end of `parent_pipe` and drain; the supervisor ends last and removes the names
     SIGHUP         reload the configuration (`reload`), or obey a command that waits (`asks`)
     SIGTTIN        one worker more, up to `--workers-max`
-    SIGTTOU        one worker fewer, down to one; the worker in the highest seat drains
+    SIGTTOU        one worker fewer, down to one; the worker in the highest ordinal drains
     SIGUSR1, SIGUSR2, SIGALRM    ignored: tools that rotate logs or measure send them, and by default they would end the parent
 
 The kernel merges signals of one kind that arrive faster than they are handled: a hundred SIGTTIN in a millisecond may count as one.
@@ -42,7 +42,7 @@ from workers.process.credentials import tls_in_words
 from workers.process.culprits import Culprits
 from workers.process.instance import Instance
 from workers.process.reload import Reloads, Trial
-from workers.process.restart import SUPERVISOR, Abort, Action, Drain, Halt, Kill, Policy, Spawn, seat_name
+from workers.process.restart import SUPERVISOR, Abort, Action, Drain, Halt, Kill, Policy, Spawn, child_name
 from workers.process.roll import cause_of
 from workers.shared.query_of_death import DECIDING, LISTED_S, Suspects, crashed
 
@@ -111,14 +111,14 @@ class Parent:
             *([lambda: kv_events(instance)] if kv_events is not None else []),
         ]
         self._policy = Policy(
-            instance.layout.seats,
+            instance.layout.ordinals,
             instance.options.workers,
             leave_s=instance.options.drain_timeout_s + LEAVE_GRACE_S,
             helpers=kv_events is not None,
         )
-        self._pids: dict[int, int] = {}  # pid -> seat
+        self._pids: dict[int, int] = {}  # pid -> ordinal
         self._hung: set[int] = set()  # pids of children that got SIGABRT or SIGKILL because they did not answer or end
-        self._suspects = Suspects(instance.words.queries_of_death, instance.memory.lanes.scalars)
+        self._suspects = Suspects(instance.words.queries_of_death, instance.memory.areas.scalars)
         self._culprits = Culprits(instance) if instance.pools else None
         self._error_texts: dict[int, str] = {}  # pid -> why the child cannot start or ends, by its own report
         self._pending: Counter[int] = Counter()
@@ -181,43 +181,43 @@ class Parent:
 
     def _act(self, action: Action) -> None:
         match action:
-            case Spawn(seat):
-                self._spawn(seat)
-            case Drain(seat):
-                log.info("child gets SIGTERM: it drains", child=self._name(seat))
-                self._signal(seat, signal.SIGTERM)
-            case Abort(seat, reason):
-                log.error("child hangs, SIGABRT makes it print its stacks and end", child=self._name(seat), reason=reason)
-                self._hung.update(self._pids_in(seat))
-                self._signal(seat, signal.SIGABRT)
-            case Kill(seat, reason):
-                log.error("child killed", child=self._name(seat), reason=reason)
-                self._hung.update(self._pids_in(seat))
-                self._signal(seat, signal.SIGKILL)
+            case Spawn(ordinal):
+                self._spawn(ordinal)
+            case Drain(ordinal):
+                log.info("child gets SIGTERM: it drains", child=self._name(ordinal))
+                self._signal(ordinal, signal.SIGTERM)
+            case Abort(ordinal, reason):
+                log.error("child hangs, SIGABRT makes it print its stacks and end", child=self._name(ordinal), reason=reason)
+                self._hung.update(self._pids_in(ordinal))
+                self._signal(ordinal, signal.SIGABRT)
+            case Kill(ordinal, reason):
+                log.error("child killed", child=self._name(ordinal), reason=reason)
+                self._hung.update(self._pids_in(ordinal))
+                self._signal(ordinal, signal.SIGKILL)
             case Halt():
                 self._halt = action
 
-    def _spawn(self, seat: int) -> None:
+    def _spawn(self, ordinal: int) -> None:
         instance = self._instance
-        if seat == SUPERVISOR:
+        if ordinal == SUPERVISOR:
             closed = instance.not_for_supervisor()
         else:
-            closed = instance.not_for_worker(seat - 1) if self._is_worker(seat) else instance.not_for_kv_events()
-        self._policy.spawned(seat, time.monotonic())
+            closed = instance.not_for_worker(ordinal - 1) if self._is_worker(ordinal) else instance.not_for_kv_events()
+        self._policy.spawned(ordinal, time.monotonic())
         try:
             pid = fork.spawn(
-                f"{fork.TITLE}{self._name(seat)}",
-                self._mains[seat],
+                f"{fork.TITLE}{self._name(ordinal)}",
+                self._mains[ordinal],
                 closed=[*closed, self._woken, self._wakes],
-                failed=lambda text: instance.reports.failed(seat, text),
+                failed=lambda text: instance.reports.failed(ordinal, text),
             )
         except OSError as refused:  # no memory or too many processes: other children serve on, the policy tries again
-            log.error("child cannot be started", child=self._name(seat), why=str(refused))
-            self._policy.exited(seat, ExitCode.FAULT, time.monotonic(), f"fork: {refused}")
+            log.error("child cannot be started", child=self._name(ordinal), why=str(refused))
+            self._policy.exited(ordinal, ExitCode.FAULT, time.monotonic(), f"fork: {refused}")
             return
-        self._pids[pid] = seat
-        instance.roll.started(seat, pid)
-        log.info("child started", child=self._name(seat), child_pid=pid)
+        self._pids[pid] = ordinal
+        instance.roll.started(ordinal, pid)
+        log.info("child started", child=self._name(ordinal), child_pid=pid)
 
     def _handle_signals(self) -> None:
         pending, self._pending = self._pending, Counter()
@@ -238,7 +238,7 @@ class Parent:
             log.info(
                 "stopping: workers drain",
                 drain_timeout_s=self._instance.options.drain_timeout_s,
-                open_streams=sum(self._instance.memory.lanes.scalars("streams")),
+                open_streams=sum(self._instance.memory.areas.scalars("streams")),
             )
             stops -= 1
             self._signal_workers(signal.SIGTERM)
@@ -261,26 +261,26 @@ class Parent:
 
     def _handle_reports(self) -> None:
         for report in self._instance.reports.received():
-            if self._pids.get(report.pid) != report.seat:
-                continue  # a predecessor in this seat wrote the report
+            if self._pids.get(report.pid) != report.ordinal:
+                continue  # a predecessor in this ordinal wrote the report
             now = time.monotonic()
-            if self._reloads is not None and self._reloads.heard(report, self._name(report.seat), now):
+            if self._reloads is not None and self._reloads.heard(report, self._name(report.ordinal), now):
                 continue
             if report.text:
                 self._error_texts[report.pid] = report.text
                 continue
             if report.leaving:
-                self._policy.leaving(report.seat, now)
+                self._policy.leaving(report.ordinal, now)
                 continue
-            self._policy.ready(report.seat, now)
-            self._set_serving(report.seat, True)
-            log.info("child ready", child=self._name(report.seat), child_pid=report.pid)
-            self._ready.add(report.seat)
+            self._policy.ready(report.ordinal, now)
+            self._set_serving(report.ordinal, True)
+            log.info("child ready", child=self._name(report.ordinal), child_pid=report.pid)
+            self._ready.add(report.ordinal)
             if not self._announced and SUPERVISOR in self._ready and any(map(self._is_worker, self._ready)):
                 self._announced = True
                 log.info("the picker serves", **self._instance.sockets.ports(), tls=tls_in_words(self._instance.options))
-            if self._deadline is not None and self._is_worker(report.seat):
-                self._signal(report.seat, signal.SIGTERM)  # again: the child ignored the first one while it started
+            if self._deadline is not None and self._is_worker(report.ordinal):
+                self._signal(report.ordinal, signal.SIGTERM)  # again: the child ignored the first one while it started
 
     def _reap(self) -> None:
         reloads = self._reloads
@@ -293,34 +293,34 @@ class Parent:
             code = os.waitstatus_to_exitcode(status)
             if reloads is not None and reloads.ended(pid, code, time.monotonic()):
                 continue
-            seat = self._pids.pop(pid, None)
-            if seat is not None:  # None: the pid of an orphan that this process inherited as process 1 of a container
-                self._ended(seat, pid, code, use.ru_utime + use.ru_stime)
+            ordinal = self._pids.pop(pid, None)
+            if ordinal is not None:  # None: the pid of an orphan that this process inherited as process 1 of a container
+                self._ended(ordinal, pid, code, use.ru_utime + use.ru_stime)
 
-    def _ended(self, seat: int, pid: int, code: int, cpu_s: float) -> None:
-        # Only the lane of a child that served is its own: before that, the lane has the predecessor's numbers.
-        served = self._has_lane(seat) and self._instance.memory.lanes.serving(seat)
-        self._set_serving(seat, False)
+    def _ended(self, ordinal: int, pid: int, code: int, cpu_s: float) -> None:
+        # Only the area of a child that served is its own: before that, the area has the predecessor's numbers.
+        served = self._has_area(ordinal) and self._instance.memory.areas.serving(ordinal)
+        self._set_serving(ordinal, False)
         error_text = self._error_texts.pop(pid, "")
-        self._policy.exited(seat, code, time.monotonic(), error_text)
+        self._policy.exited(ordinal, code, time.monotonic(), error_text)
         hung = pid in self._hung
         self._hung.discard(pid)
         cause = cause_of(code, hung=hung)
-        self._instance.roll.ended(seat, cause, cpu_s)
+        self._instance.roll.ended(ordinal, cause, cpu_s)
         said = {"said": error_text} if error_text and code not in INTENDED else {}
         write = log.info if code in INTENDED else log.error
-        write("child ended", child=self._name(seat), child_pid=pid, ending=ending(code), cause=cause.name.lower(), **said)
+        write("child ended", child=self._name(ordinal), child_pid=pid, ending=ending(code), cause=cause.name.lower(), **said)
         if served and (hung or crashed(code)):
-            self._suspect(seat)
+            self._suspect(ordinal)
         pool = None
-        if self._culprits is not None and self._is_worker(seat):
-            pool = self._culprits.ended(seat, self._name(seat), code, crashed=hung or crashed(code))
+        if self._culprits is not None and self._is_worker(ordinal):
+            pool = self._culprits.ended(ordinal, self._name(ordinal), code, crashed=hung or crashed(code))
         if self._reloads is not None:
-            self._reloads.lost(self._name(seat), code, time.monotonic(), hung=hung, pool=pool)
+            self._reloads.lost(self._name(ordinal), code, time.monotonic(), hung=hung, pool=pool)
 
-    def _suspect(self, seat: int) -> None:
+    def _suspect(self, ordinal: int) -> None:
         """Counts a crash against the request that the child was deciding when it ended."""
-        deciding = self._instance.memory.lanes.scalars(DECIDING)[seat]
+        deciding = self._instance.memory.areas.scalars(DECIDING)[ordinal]
         if deciding and self._suspects.ended(deciding, time.monotonic()):
             log.error(
                 "a request has ended two workers: if it is sent again, it gets 400",
@@ -363,9 +363,9 @@ class Parent:
 
     def _end_all(self, supervisor_s: float) -> None:
         """Kills the remaining workers. Waits `supervisor_s` seconds for the other children to end, then kills them, too."""
-        for seat in self._workers():
-            log.error("worker did not drain in time, it gets SIGKILL", child=self._name(seat))
-            self._signal(seat, signal.SIGKILL)
+        for ordinal in self._workers():
+            log.error("worker did not drain in time, it gets SIGKILL", child=self._name(ordinal))
+            self._signal(ordinal, signal.SIGKILL)
         self._instance.pipes.release_children()
         self._deadline = time.monotonic() + supervisor_s
         while self._pids and (left := self._left()) > 0:
@@ -382,39 +382,39 @@ class Parent:
         return self._deadline - time.monotonic()
 
     def _workers(self) -> list[int]:
-        return [seat for seat in self._pids.values() if self._is_worker(seat)]
+        return [ordinal for ordinal in self._pids.values() if self._is_worker(ordinal)]
 
-    def _is_worker(self, seat: int) -> bool:
-        return SUPERVISOR < seat < self._instance.layout.seats
+    def _is_worker(self, ordinal: int) -> bool:
+        return SUPERVISOR < ordinal < self._instance.layout.ordinals
 
-    def _has_lane(self, seat: int) -> bool:
-        return seat < self._instance.layout.seats
+    def _has_area(self, ordinal: int) -> bool:
+        return ordinal < self._instance.layout.ordinals
 
-    def _set_serving(self, seat: int, serving: bool) -> None:
-        if self._has_lane(seat):
-            self._instance.memory.lanes.set_serving(seat, serving)
+    def _set_serving(self, ordinal: int, serving: bool) -> None:
+        if self._has_area(ordinal):
+            self._instance.memory.areas.set_serving(ordinal, serving)
 
-    def _name(self, seat: int) -> str:
-        return seat_name(seat, self._instance.layout.seats)
+    def _name(self, ordinal: int) -> str:
+        return child_name(ordinal, self._instance.layout.ordinals)
 
     def _heartbeat_ages(self, now: float) -> list[float]:
-        """Returns, by seat, the seconds since the last heartbeat of the child; infinite before its first heartbeat."""
-        ages = self._instance.memory.lanes.ages(now)
+        """Returns, by ordinal, the seconds since the last heartbeat of the child; infinite before its first heartbeat."""
+        ages = self._instance.memory.areas.ages(now)
         if (held := self._instance.memory.kv_events) is not None:
             heartbeat = held.positions.last_heartbeat
             ages.append(now - heartbeat if heartbeat else math.inf)
         return ages
 
     def _signal_workers(self, number: int) -> None:
-        for seat in self._workers():
-            self._signal(seat, number)
+        for ordinal in self._workers():
+            self._signal(ordinal, number)
 
-    def _signal(self, seat: int, number: int) -> None:
-        for pid in self._pids_in(seat):  # the child was not reaped yet, so no other process has its pid
+    def _signal(self, ordinal: int, number: int) -> None:
+        for pid in self._pids_in(ordinal):  # the child was not reaped yet, so no other process has its pid
             os.kill(pid, number)
 
-    def _pids_in(self, seat: int) -> list[int]:
-        return [pid for pid, taken in self._pids.items() if taken == seat]
+    def _pids_in(self, ordinal: int) -> list[int]:
+        return [pid for pid, taken in self._pids.items() if taken == ordinal]
 
     def _catch_signals(self) -> None:
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)

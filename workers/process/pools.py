@@ -1,6 +1,6 @@
 """The pools of a picker that has several: the memory that they need together, and the instance as each of them sees it.
 
-Pools share the segments. Each has its own configuration, its own flow lanes, and its own document of the latency model. The endpoint table
+Pools share the segments. Each has its own configuration, its own flow areas, and its own document of the latency model. The endpoint table
 has the endpoints of all.
 """
 
@@ -206,7 +206,7 @@ def with_pool(instance: Instance, view: Instance) -> Instance:
     assert view.pool is not None
     views = [*instance.pools[: view.pool], view, *instance.pools[view.pool + 1 :]]
     layout = instance.layout
-    if view.layout.lanes is not layout.lanes and view.layout.names.count > layout.names.count:
+    if view.layout.areas is not layout.areas and view.layout.names.count > layout.names.count:
         layout = view.layout.showing_all()
     return replace(instance, pools=tuple(views), layout=layout, memory=instance.memory.under(layout))
 

@@ -1,6 +1,6 @@
 """Changes the configuration of a running picker, in the parent. `rollout` decides; this carries out its actions and reports to it.
 
-    asked ─▶ trial: a child reads, loads and proves it ─▶ publish: one word ─▶ children take over, and show its number in their lanes
+    asked ─▶ trial: a child reads, loads and proves it ─▶ publish: one word ─▶ children take over, and show its number in their areas
 
 The parent runs no code of the configuration, which could hang or crash it. It forks the trial child, reads the child's result, and stores
 the number. If a child dies meanwhile, its successor loads the configuration in force before it serves.

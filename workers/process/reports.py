@@ -11,14 +11,14 @@ REPORT_BYTES_MAX = 4096
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True):
-    """One report of a child. If no field but `seat` and `pid` is set, the child is ready.
+    """One report of a child. If no field but `ordinal` and `pid` is set, the child is ready.
 
     `text`: why it cannot start, or why it ends; if `generation` is set, why it cannot use that configuration. `leaving`: whether it has
     begun to leave. `generation`: the number of the configuration that it uses now, or cannot use; 0: none. `key`: the number of its pool,
     or that of the list of pools. `changed`: whether files of the configuration have changed.
     """
 
-    seat: int
+    ordinal: int
     pid: int
     text: str = ""
     leaving: bool = False
@@ -33,29 +33,29 @@ class Reports:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
 
-    def ready(self, seat: int) -> None:
+    def ready(self, ordinal: int) -> None:
         """In a child: reports that it serves."""
-        self._send(Report(seat, os.getpid()))
+        self._send(Report(ordinal, os.getpid()))
 
-    def failed(self, seat: int, text: str) -> None:
+    def failed(self, ordinal: int, text: str) -> None:
         """In a child: reports why it cannot start, or why it ends."""
-        self._send(Report(seat, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given"))
+        self._send(Report(ordinal, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given"))
 
-    def leaving(self, seat: int) -> None:
+    def leaving(self, ordinal: int) -> None:
         """In a worker: reports that it has begun to leave without a signal from the parent."""
-        self._send(Report(seat, os.getpid(), leaving=True))
+        self._send(Report(ordinal, os.getpid(), leaving=True))
 
-    def adopted(self, seat: int, generation: int, key: int = 0) -> None:
+    def adopted(self, ordinal: int, generation: int, key: int = 0) -> None:
         """In a child: reports that it uses this configuration now. `key`: the number of its pool."""
-        self._send(Report(seat, os.getpid(), generation=generation, key=key))
+        self._send(Report(ordinal, os.getpid(), generation=generation, key=key))
 
-    def refused(self, seat: int, generation: int, text: str, key: int = 0) -> None:
+    def refused(self, ordinal: int, generation: int, text: str, key: int = 0) -> None:
         """In a child: reports why it cannot use this configuration. The child keeps the one that it has. `key`: the number of its pool."""
-        self._send(Report(seat, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given", generation=generation, key=key))
+        self._send(Report(ordinal, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given", generation=generation, key=key))
 
-    def changed(self, seat: int) -> None:
+    def changed(self, ordinal: int) -> None:
         """In the supervisor: reports that files of the configuration have changed."""
-        self._send(Report(seat, os.getpid(), changed=True))
+        self._send(Report(ordinal, os.getpid(), changed=True))
 
     def received(self) -> list[Report]:
         """In the parent: returns the reports since the last call."""

@@ -26,11 +26,11 @@ import structlog
 from epp.metrics import Group
 from epp.metrics.label_caps import AtOnce, GroupNames, LabelCaps, coarse
 from epp.metrics.page_size import weigher
-from shm.flow_lanes import FlowLanes
+from shm.areas import Areas
+from shm.flow_areas import FlowAreas
 from shm.instance_lock import InstanceLock
-from shm.lanes import Lanes
 from shm.layout import WORD
-from shm.remote_lane import RemoteLane
+from shm.remote_area import RemoteArea
 from shm.segment import Region, Segment
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
@@ -57,7 +57,7 @@ class Memory:
         """`segments`, `parts`: the segments and the regions in them, by the names in `layout.plans`."""
         self.segments = segments
         self.state_name = segments["state"].name if "state" in segments else ""  # the segment with table and documents
-        self._regions, self._lanes_schema = parts, layout.lanes
+        self._regions, self._areas_schema = parts, layout.areas
         self.table: Region = parts["table"]
         self.documents: Region = parts["documents"]
         self.latency: Region = parts["latency"]
@@ -69,13 +69,13 @@ class Memory:
         self.index: Region = parts["index"]
         self.decisions: Region = parts["decisions"]
         self.profiles: Region = parts["profiles"]
-        self.remotes = [RemoteLane(schema, parts[remote_part(pool)]) for pool, schema in enumerate(layout.remotes)]  # with a replica store
+        self.remotes = [RemoteArea(schema, parts[remote_part(pool)]) for pool, schema in enumerate(layout.remotes)]  # with a replica store
         self.remote = self.remotes[0] if self.remotes else None  # with what waits in this pool elsewhere
-        self.lanes = Lanes(layout.lanes, parts["lanes"], self.remote)
+        self.areas = Areas(layout.areas, parts["areas"], self.remote)
         self.kv_events: KvMemory | None = None  # None: no plugin uses KV events
         if layout.kv_events is not None:
             self.kv_events = KvMemory(layout.kv_events, parts)
-        self.flows = [FlowLanes(schema, parts[flow_part(pool)], self.lanes) for pool, schema in enumerate(layout.flows)]
+        self.flows = [FlowAreas(schema, parts[flow_part(pool)], self.areas) for pool, schema in enumerate(layout.flows)]
         self.flow = self.flows[0]  # the only one, unless the picker has several pools
         self._series = {name: (schema, parts[layout.spares.get(name, name)]) for name, schema in layout.series.items()}
 
@@ -97,12 +97,12 @@ class Memory:
 
     def under(self, layout: Layout) -> "Memory":
         """Returns this memory with the layout of a later configuration, which has the same sizes."""
-        if layout.lanes is self._lanes_schema:
+        if layout.areas is self._areas_schema:
             return self  # of a pool, and the configuration brings no new names
         return Memory(layout, self.segments, self._regions)
 
     def of_pool(self, pool: int) -> "Memory":
-        """Returns this memory with the flow lanes and the remote lane of one of several pools."""
+        """Returns this memory with the flow areas and the remote area of one of several pools."""
         own = copy.copy(self)
         own.flow = self.flows[pool]
         own.remote = self.remotes[pool] if self.remotes else None
@@ -125,7 +125,7 @@ class Memory:
         names: GroupNames | None = None
         if caps is not None:  # a spare table has more labels than the group
             names = (AtOnce if group.at_once else GroupNames)(caps, (*group.labels, *schema.labels[len(group.labels) :]))
-        return SeriesWriter(schema, schema.lane(region, index), names=names)
+        return SeriesWriter(schema, schema.area(region, index), names=names)
 
     def series_reader(self, group: Group) -> SeriesReader:
         """Returns the reader of a group's series, over all workers, with the group's limits on the metrics page."""
@@ -133,7 +133,7 @@ class Memory:
         return SeriesReader(
             schema,
             region,
-            serving=lambda index: self.lanes.serving(index + 1),
+            serving=lambda index: self.areas.serving(index + 1),
             coarse=coarse((*group.labels, *schema.labels[len(group.labels) :])),
             weigh=weigher(group),
             room=group.page_bytes,

@@ -1,15 +1,16 @@
 """Holds the restart policy: decides how the parent reacts to children that exit, hang or do not start, and to a change of their number.
 
-A *seat* is a numbered position for one child. Seat 0 belongs to the supervisor, seats from 1 to workers; lanes have the same numbers.
-There are more seats than workers. The parent refills a *wanted* seat when its child ends. The child in a seat that is no longer wanted
-drains and gets no successor. The parent reports events (`spawned`, `ready`, `leaving`, `exited`, `resize`) and calls `decide`, which
-returns actions. The policy itself starts no process, sends no signal and reads no clock.
+An *ordinal* is the number of a child, as of a pod in a StatefulSet. Ordinal 0 belongs to the supervisor, ordinals from 1 on to workers;
+areas have the same numbers. There are more ordinals than workers. When the child of a *wanted* ordinal ends, the parent starts another
+one. The child of an ordinal that is no longer wanted drains and gets no successor. The parent reports events (`spawned`, `ready`,
+`leaving`, `exited`, `resize`) and calls `decide`, which returns actions. The policy itself starts no process, sends no signal and reads
+no clock.
 
-- The seat of the kv-events process, if there is one, follows those of the workers. It is always wanted.
-- A seat is refilled only after `exited`, that is, after its child was reaped.
-- `resize` adds the lowest free seats, or gives up the highest ones.
-- If a worker leaves by itself (`leaving`), a free seat becomes wanted instead of its seat. So its successor serves while it drains.
-  If no seat is free, its own seat is refilled after it has ended.
+- The ordinal of the kv-events process, if there is one, follows those of the workers. It is always wanted.
+- An ordinal is refilled only after `exited`, that is, after its child was reaped.
+- `resize` adds the lowest free ordinals, or gives up the highest ones.
+- If a worker leaves by itself (`leaving`), a free ordinal becomes wanted instead of its ordinal. So its successor serves while it drains.
+  If no ordinal is free, its own ordinal is refilled after it has ended.
 - Back-off: after a child that was ready for `STABLE_S`, the delay is `BACKOFF_FIRST_S`. Each child that was ready for less time doubles
   the delay, up to `BACKOFF_MAX_S`. After an intended end there is no delay.
 - Start and run have separate deadlines. The start ends with the child's ready report. From then on, the child gets SIGABRT when its
@@ -17,9 +18,9 @@ returns actions. The policy itself starts no process, sends no signal and reads 
   `leave_s` to end.
 - If the parent itself did not run (stopped, suspended machine, no CPU), heartbeats look too old. So after a gap between two calls of
   `decide`, the age of heartbeats counts from the second call.
-- Halt: this rule is about seats that were wanted at the first start and never had a ready child. Such a seat halts the picker at once if
-  its child reports that it cannot start, and after `BOOT_FAILURES_MAX` failures of another kind. Other seats are retried without limit
-  while any child is ready.
+- Halt: this rule is about ordinals that were wanted at the first start and never had a ready child. Such an ordinal halts the picker at
+  once if its child reports that it cannot start, and after `BOOT_FAILURES_MAX` failures of another kind. Other ordinals are retried
+  without limit while any child is ready.
 """
 
 import math
@@ -42,28 +43,28 @@ SUPERVISOR = 0
 
 
 class Spawn(NamedTuple):
-    """Tells the parent to start a child in the seat."""
+    """Tells the parent to start a child with the ordinal."""
 
-    seat: int
+    ordinal: int
 
 
 class Drain(NamedTuple):
-    """Tells the parent to send SIGTERM: the seat is no longer wanted, and its child ends after its streams."""
+    """Tells the parent to send SIGTERM: the ordinal is no longer wanted, and its child ends after its streams."""
 
-    seat: int
+    ordinal: int
 
 
 class Abort(NamedTuple):
     """Tells the parent to send SIGABRT: the child prints its stacks, which show where it hangs, and ends."""
 
-    seat: int
+    ordinal: int
     reason: str
 
 
 class Kill(NamedTuple):
     """Tells the parent to send SIGKILL."""
 
-    seat: int
+    ordinal: int
     reason: str
 
 
@@ -76,8 +77,8 @@ class Halt(NamedTuple):
 Action = Spawn | Drain | Abort | Kill | Halt
 
 
-class _Seat:
-    """The state of one seat. `started` is None while the seat is empty. All times are in monotonic seconds."""
+class _Ordinal:
+    """The state of one ordinal. `started` is None while the ordinal is empty. All times are in monotonic seconds."""
 
     __slots__ = ("aborted", "boot_failures", "failures", "leaving", "proven", "ready", "retry", "started", "wanted")
 
@@ -93,26 +94,26 @@ class _Seat:
         self.proven = False  # whether it had a ready child or was added later. If so, a child that cannot start does not halt the picker
 
     def want(self, now: float) -> None:
-        """Makes the seat wanted from now on. If its child is still leaving, a successor follows after the child's end."""
+        """Makes the ordinal wanted from now on. If its child is still leaving, a successor follows after the child's end."""
         self.wanted, self.proven = True, True
         self.retry, self.failures, self.boot_failures = now, 0, 0
 
 
 class Policy:
-    """Keeps the state of all seats, and decides what the parent does. The parent calls `decide` at least every `DECIDE_PERIOD_S`.
+    """Keeps the state of all ordinals, and decides what the parent does. The parent calls `decide` at least every `DECIDE_PERIOD_S`.
 
-    At the start, the seats of the supervisor and of `workers` workers are wanted; all seats if `workers` is None.
+    At the start, the ordinals of the supervisor and of `workers` workers are wanted; all ordinals if `workers` is None.
     """
 
-    def __init__(self, seats: int, workers: int | None = None, *, leave_s: float = math.inf, helpers: int = 0) -> None:
-        """`seats`: the number of seats of the supervisor and of workers. `leave_s`: how many seconds a child may take to leave.
+    def __init__(self, ordinals: int, workers: int | None = None, *, leave_s: float = math.inf, helpers: int = 0) -> None:
+        """`ordinals`: the number of ordinals of the supervisor and of workers. `leave_s`: how many seconds a child may take to leave.
 
-        `helpers`: the number of other children, such as the kv-events process. Their seats come after those of the workers.
+        `helpers`: the number of other children, such as the kv-events process. Their ordinals come after those of the workers.
         """
-        wanted = seats if workers is None else 1 + workers
-        self._seats = [_Seat(number < wanted) for number in range(seats)]
-        self._for_workers = self._seats[1:]
-        self._seats += [_Seat(True) for _ in range(helpers)]
+        wanted = ordinals if workers is None else 1 + workers
+        self._ordinals = [_Ordinal(number < wanted) for number in range(ordinals)]
+        self._for_workers = self._ordinals[1:]
+        self._ordinals += [_Ordinal(True) for _ in range(helpers)]
         self._leave_s = leave_s
         self._halt: Halt | None = None
         self._called = math.inf
@@ -128,7 +129,7 @@ class Policy:
         return len(self._for_workers)
 
     def resize(self, workers: int, now: float) -> None:
-        """Sets the number of wanted workers: at least one, at most one per seat."""
+        """Sets the number of wanted workers: at least one, at most one per ordinal."""
         target = min(max(workers, 1), self.workers_max)
         while self.workers < target:
             free = [place for place in self._for_workers if not place.wanted]
@@ -136,19 +137,19 @@ class Policy:
         while self.workers > target:
             next(place for place in reversed(self._for_workers) if place.wanted).wanted = False
 
-    def spawned(self, seat: int, now: float) -> None:
-        """Records that the seat has a child."""
-        place = self._seats[seat]
+    def spawned(self, ordinal: int, now: float) -> None:
+        """Records that the ordinal has a child."""
+        place = self._ordinals[ordinal]
         place.started, place.ready, place.leaving, place.aborted = now, None, None, None
 
-    def ready(self, seat: int, now: float) -> None:
-        """Records that the seat's child serves."""
-        place = self._seats[seat]
+    def ready(self, ordinal: int, now: float) -> None:
+        """Records that the ordinal's child serves."""
+        place = self._ordinals[ordinal]
         place.ready, place.proven, place.boot_failures = now, True, 0
 
-    def leaving(self, seat: int, now: float) -> None:
-        """Records that the seat's child has begun to leave. If the seat was wanted, a free seat becomes wanted instead."""
-        place = self._seats[seat]
+    def leaving(self, ordinal: int, now: float) -> None:
+        """Records that the ordinal's child has begun to leave. If the ordinal was wanted, a free ordinal becomes wanted instead."""
+        place = self._ordinals[ordinal]
         if place.leaving is not None:
             return
         place.leaving = now
@@ -157,15 +158,15 @@ class Policy:
             place.wanted = False
             free.want(now)
 
-    def exited(self, seat: int, code: int, now: float, message: str = "") -> None:
-        """Records that the seat's child was reaped. `code` is negative for a signal; `message` is the child's last error report."""
-        place = self._seats[seat]
+    def exited(self, ordinal: int, code: int, now: float, message: str = "") -> None:
+        """Records that the ordinal's child was reaped. `code` is negative for a signal; `message` is the child's last error report."""
+        place = self._ordinals[ordinal]
         ready, place.started, place.ready, place.aborted = place.ready, None, None, None
         place.leaving = None
         if not place.wanted:
             return
         if ready is None:
-            self._boot_failed(seat, code, message)
+            self._boot_failed(ordinal, code, message)
         elif code in INTENDED:
             place.failures, place.retry = 0, now
             return
@@ -174,7 +175,7 @@ class Policy:
         place.retry = now + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(place.failures - 1, 30))
 
     def decide(self, now: float, heartbeat_ages: Sequence[float]) -> list[Action]:
-        """Returns the actions to take now. `heartbeat_ages[seat]`: seconds since the child's last heartbeat; infinite before the first
+        """Returns the actions to take now. `heartbeat_ages[ordinal]`: seconds since the child's last heartbeat; infinite before the first
         heartbeat.
         """
         if now - self._called > STALL_S:
@@ -183,7 +184,7 @@ class Policy:
         if self._halt is not None:
             return [self._halt]
         actions: list[Action] = []
-        for number, place in enumerate(self._seats):
+        for number, place in enumerate(self._ordinals):
             if place.started is None:
                 if place.wanted and now >= place.retry:
                     actions.append(Spawn(number))
@@ -193,10 +194,10 @@ class Policy:
 
     def next_deadline(self, now: float) -> float:
         """Returns the seconds until `decide` must be called again, if no event happens before."""
-        retries = [place.retry - now for place in self._seats if place.wanted and place.started is None]
+        retries = [place.retry - now for place in self._ordinals if place.wanted and place.started is None]
         return max(0.0, min([DECIDE_PERIOD_S, *retries]))
 
-    def _judge(self, number: int, place: _Seat, now: float, heartbeat_age: float) -> Action | None:
+    def _judge(self, number: int, place: _Ordinal, now: float, heartbeat_age: float) -> Action | None:
         assert place.started is not None
         if place.aborted is not None:
             if now - place.aborted >= ABORT_TO_KILL_S:
@@ -215,7 +216,7 @@ class Policy:
         place.aborted = now
         return Abort(number, reason)
 
-    def _judge_leaving(self, number: int, place: _Seat, now: float) -> Action | None:
+    def _judge_leaving(self, number: int, place: _Ordinal, now: float) -> Action | None:
         if place.leaving is None:
             if place.wanted:
                 return None
@@ -225,31 +226,31 @@ class Policy:
             return None
         return Kill(number, f"it did not end within {self._leave_s:g} s after it began to leave")
 
-    def _boot_failed(self, seat: int, code: int, message: str) -> None:
-        place = self._seats[seat]
+    def _boot_failed(self, ordinal: int, code: int, message: str) -> None:
+        place = self._ordinals[ordinal]
         place.boot_failures += 1
         why = f": {message}" if message else ""
         if not place.proven and code == ExitCode.BOOT_FAILED:
-            self._halt = Halt(f"{self._name(seat)} cannot start{why}")
+            self._halt = Halt(f"{self._name(ordinal)} cannot start{why}")
         elif place.boot_failures >= BOOT_FAILURES_MAX and not (place.proven and self._any_ready()):
             self._halt = Halt(
-                f"{self._name(seat)} ended {place.boot_failures} times in a row before it was ready; the last time: {ending(code)}{why}"
+                f"{self._name(ordinal)} ended {place.boot_failures} times in a row before it was ready; the last time: {ending(code)}{why}"
             )
 
     def _any_ready(self) -> bool:
-        return any(place.ready is not None for place in self._seats)
+        return any(place.ready is not None for place in self._ordinals)
 
-    def _name(self, seat: int) -> str:
-        return seat_name(seat, len(self._for_workers) + 1)
-
-
-def kv_events_seat(seats: int) -> int:
-    """Returns the number of the kv-events process's seat. `seats`: the number of the other seats, which come before it."""
-    return seats
+    def _name(self, ordinal: int) -> str:
+        return child_name(ordinal, len(self._for_workers) + 1)
 
 
-def seat_name(seat: int, seats: int) -> str:
-    """Returns the name of a seat in logs and in process names. `seats`: the number of seats of the supervisor and of workers."""
-    if seat >= seats:
+def kv_events_ordinal(ordinals: int) -> int:
+    """Returns the number of the kv-events process's ordinal. `ordinals`: the number of the other ordinals, which come before it."""
+    return ordinals
+
+
+def child_name(ordinal: int, ordinals: int) -> str:
+    """Returns the name of an ordinal in logs and in process names. `ordinals`: the number of ordinals of the supervisor and of workers."""
+    if ordinal >= ordinals:
         return "kv-events"
-    return "supervisor" if seat == SUPERVISOR else f"worker {seat - 1}"
+    return "supervisor" if ordinal == SUPERVISOR else f"worker {ordinal - 1}"

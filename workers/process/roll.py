@@ -1,6 +1,6 @@
-"""Keeps the roll of children: which process has a seat now, and how its predecessors ended. The parent writes, the metrics page reads.
+"""Keeps the roll of children: which process has an ordinal now, and how its predecessors ended. The parent writes, the metrics page reads.
 
-    per seat    pid (0: empty) | CPU time of ended children in us | children that ended, one word per cause
+    per ordinal    pid (0: empty) | CPU time of ended children in us | children that ended, one word per cause
 
 The words are in unnamed memory, which children inherit. It lives as long as the picker, so no count falls when a child ends.
 """
@@ -43,35 +43,35 @@ def cause_of(code: int, *, hung: bool) -> Cause:
 
 
 class Roll:
-    """Reads and writes the words of all seats."""
+    """Reads and writes the words of all ordinals."""
 
-    def __init__(self, seats: int) -> None:
-        """`seats`: the number of all seats, including that of the kv-events process."""
+    def __init__(self, ordinals: int) -> None:
+        """`ordinals`: the number of all ordinals, including that of the kv-events process."""
         self._width = FIRST_CAUSE + len(Cause)
-        self._words = memoryview(mmap.mmap(-1, WORD * seats * self._width)).cast("q")
-        self.seats = seats
+        self._words = memoryview(mmap.mmap(-1, WORD * ordinals * self._width)).cast("q")
+        self.ordinals = ordinals
         self.parent_pid = os.getpid()
 
-    def started(self, seat: int, pid: int) -> None:
-        """In the parent: records that process `pid` has the seat."""
-        self._words[seat * self._width + PID] = pid
+    def started(self, ordinal: int, pid: int) -> None:
+        """In the parent: records that process `pid` has the ordinal."""
+        self._words[ordinal * self._width + PID] = pid
 
-    def ended(self, seat: int, cause: Cause, cpu_s: float) -> None:
-        """In the parent: records that the child in the seat was reaped. `cpu_s`: the CPU time that it had used, in seconds."""
-        at = seat * self._width
+    def ended(self, ordinal: int, cause: Cause, cpu_s: float) -> None:
+        """In the parent: records that the child in the ordinal was reaped. `cpu_s`: the CPU time that it had used, in seconds."""
+        at = ordinal * self._width
         self._words[at + CPU_US] += round(cpu_s * US_PER_S)
         self._words[at + PID] = 0
         self._words[at + FIRST_CAUSE + cause] += 1
 
-    def pid(self, seat: int) -> int:
-        """Returns the id of the process in the seat; 0: none."""
-        return self._words[seat * self._width + PID]
+    def pid(self, ordinal: int) -> int:
+        """Returns the id of the process in the ordinal; 0: none."""
+        return self._words[ordinal * self._width + PID]
 
-    def ended_cpu_s(self, seat: int) -> float:
-        """Returns the seconds of CPU time that the ended children of the seat had used."""
-        return self._words[seat * self._width + CPU_US] / US_PER_S
+    def ended_cpu_s(self, ordinal: int) -> float:
+        """Returns the seconds of CPU time that the ended children of the ordinal had used."""
+        return self._words[ordinal * self._width + CPU_US] / US_PER_S
 
-    def ends(self, seat: int) -> dict[Cause, int]:
-        """Returns how many children of the seat have ended, by cause."""
-        at = seat * self._width + FIRST_CAUSE
+    def ends(self, ordinal: int) -> dict[Cause, int]:
+        """Returns how many children of the ordinal have ended, by cause."""
+        at = ordinal * self._width + FIRST_CAUSE
         return dict(zip(Cause, self._words[at : at + len(Cause)], strict=True))

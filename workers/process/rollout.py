@@ -122,7 +122,7 @@ class Worse(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """Time has passed. `behind`: the seats of processes that do not use what was published.
+    """Time has passed. `behind`: the ordinals of processes that do not use what was published.
 
     `waits`: whether another pool has the turn to try. Then no trial begins.
     """
@@ -290,7 +290,7 @@ class Rollout:
         if not behind:
             self._end(state.successful, state.text, answers=state.answers)
         elif now >= state.until:
-            why = f"processes in seats {list(behind)} do not use it after {SPREAD_S:g} s"
+            why = f"processes in ordinals {list(behind)} do not use it after {SPREAD_S:g} s"
             if state.number == self.number:
                 self._go_back(why, now)
             elif self.candidate is not None:

@@ -86,14 +86,14 @@ class Rollouts:
         return [told for each in blamed for told in self.on(each, Crashed(child), now)]
 
     def tick(self, now: float, behind: Callable[[int], tuple[int, ...]]) -> list[Told]:
-        """Returns what is due. `behind(key)`: the seats of processes that do not use what was published."""
+        """Returns what is due. `behind(key)`: the ordinals of processes that do not use what was published."""
         told: list[Told] = []
         for key in self._in_turn():
             rollout = self.members[key]
             if rollout.next_deadline(now, waits=self._waits(key)) > 0.0 and not isinstance(rollout.state, Spreading):
                 continue
-            seats = behind(key) if isinstance(rollout.state, Spreading) else ()
-            told += self.on(key, Tick(seats, self._waits(key)), now)
+            ordinals = behind(key) if isinstance(rollout.state, Spreading) else ()
+            told += self.on(key, Tick(ordinals, self._waits(key)), now)
             if rollout.tries:
                 self._last = key
         return told

@@ -4,9 +4,9 @@ from typing import Final, NamedTuple
 
 from epp.metrics.flow_control import FLOW_GROUPS
 from epp.metrics.series import GROUPS
+from shm.areas import AreaSchema
 from shm.budgets import BudgetsSchema
-from shm.flow_lanes import BANDS_MAX, FlowSchema
-from shm.lanes import LaneSchema
+from shm.flow_areas import BANDS_MAX, FlowSchema
 from shm.layout import WORD
 from shm.prefills import PrefillsSchema, StartsSchema
 from shm.prefix_index import IndexSchema
@@ -36,7 +36,7 @@ class UnitBytes(NamedTuple):
     fixed: int  # what a picker takes without entries, endpoints and workers
 
 
-SEATS_USUAL: Final = 64  # of workers, for which `unit_bytes` counts
+ORDINALS_USUAL: Final = 64  # of workers, for which `unit_bytes` counts
 
 
 def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
@@ -48,10 +48,10 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
     table = table_schema_of(names, slots=endpoints, width=room_for(names)).bytes
     listed, alone = (document_schema_of(count, objects=True).bytes for count in (endpoints, 1))
     modelled, model = (latency_schema_of((count,)).bytes for count in (endpoints, 1))
-    series = sum(series_schema_of(group, lanes=1).lane_bytes for group in (*GROUPS, *FLOW_GROUPS))
-    bare = LaneSchema(endpoints, (), (), (), lanes=1).lane_bytes
-    lane = bare + SPARE_HISTOGRAM_WORDS * WORD
-    spares = SPARE_TABLES * spare_schema("spare", UNUSED, lanes=1).lane_bytes
+    series = sum(series_schema_of(group, areas=1).area_bytes for group in (*GROUPS, *FLOW_GROUPS))
+    bare = AreaSchema(endpoints, (), (), (), areas=1).area_bytes
+    area = bare + SPARE_HISTOGRAM_WORDS * WORD
+    spares = SPARE_TABLES * spare_schema("spare", UNUSED, areas=1).area_bytes
     return UnitBytes(
         entry=entry,
         endpoint=(table + listed - alone + modelled - model) // (endpoints - 1),
@@ -59,17 +59,17 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
         + spares
         + decisions.schema(1).bytes
         + profiles.schema(1).bytes
-        + FlowSchema(BANDS_MAX, SEATS_USUAL).lane_bytes  # it grows with the number of seats
+        + FlowSchema(BANDS_MAX, ORDINALS_USUAL).area_bytes  # it grows with the number of ordinals
         + StartsSchema(endpoints, 1).bytes
         + PrefillsSchema(1).bytes
         + BudgetsSchema(1).row_bytes
         + answers_schema_of(endpoints, 1).row_bytes
-        + lane,
+        + area,
         fixed=reload_status.schema(None).bytes
         + alone
         + model
         + few
         - entry * entries
-        + lane
-        + bare,  # the supervisor's lane, and histograms
+        + area
+        + bare,  # the supervisor's area, and histograms
     )

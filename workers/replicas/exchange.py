@@ -1,6 +1,6 @@
 """The exchange with other replicas, in the supervisor: it publishes what this replica has, and merges what others publish.
 
-    own lanes ─▶ OwnLoad, Waiting ─┐                              ┌─▶ Others ─▶ remote lane ─▶ workers
+    own areas ─▶ OwnLoad, Waiting ─┐                              ┌─▶ Others ─▶ remote area ─▶ workers
     bus ───────▶ Taught ───────────┼─▶ a message each turn ─▶ store ─┼─▶ Taught ─▶ prefix index ─▶ workers
     scraper ───▶ Pages ────────────┤                              ├─▶ Pages ──▶ endpoint table ─▶ workers
     own rows ──▶ Budgets ──────────┘                              └─▶ Budgets ▶ row of others ──▶ workers
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import structlog
 
 from shm.prefix_writer import IndexWriter
-from shm.remote_lane import RemoteLane
+from shm.remote_area import RemoteArea
 from workers.replicas.budgets import Budgets
 from workers.replicas.joining import Joining
 from workers.replicas.notices import Notices, Report
@@ -305,14 +305,14 @@ class Exchange:
         return data
 
     def _fade(self, now: float) -> None:
-        """Forgets silent replicas, and renews the heartbeat of the remote lane, so that it counts."""
+        """Forgets silent replicas, and renews the heartbeat of the remote area, so that it counts."""
         self._follow_endpoints()
         for name in self.others.expire(now):
             self.notices.gone(name, len(self.others.live) + 1)
         self._apply(now)
 
     def _follow_endpoints(self) -> None:
-        """Writes the remote lane anew if endpoints came or left, and says everything again: a slot may have another endpoint now."""
+        """Writes the remote area anew if endpoints came or left, and says everything again: a slot may have another endpoint now."""
         if not self.parts.places.refresh():
             return
         self._whole_at = float("-inf")
@@ -323,7 +323,7 @@ class Exchange:
                 remote.set(slot, *load)
 
     def _apply(self, now: float) -> None:
-        """Writes what others have said into the remote lane, the prefix index and the endpoint table."""
+        """Writes what others have said into the remote area, the prefix index and the endpoint table."""
         self._received = False
         self.parts.taught.apply(self._ticks())
         remote, slots = self.parts.remote, self.parts.places.slots
@@ -355,7 +355,7 @@ class ExchangeParts(NamedTuple):
     """What an exchange works with. `open_link` connects to the store under the name of a replica, or raises StoreError."""
 
     open_link: Callable[[str], Awaitable[StoreLink]]
-    remote: RemoteLane
+    remote: RemoteArea
     places: Places
     own: OwnLoad
     taught: Taught

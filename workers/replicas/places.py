@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from compiled.calls import load_rows
 from epp.candidates import Endpoint
+from shm.areas import Areas
 from shm.index_tiers import TIERS, in_tier
-from shm.lanes import Lanes
 from workers.replicas.wire import ONLY, REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, endpoint_key, pool_key
 from workers.shared.documents import EndpointsView
 
@@ -105,12 +105,12 @@ class OwnLoad:
     `left_out`: how many endpoints the last whole message did not name, because it has at most `rows_max`.
     """
 
-    def __init__(self, lanes: Lanes, places: Places, rows_max: int = ROWS_MAX) -> None:
-        self._lanes = lanes
+    def __init__(self, areas: Areas, places: Places, rows_max: int = ROWS_MAX) -> None:
+        self._areas = areas
         self._places = places
         self._rows_max = rows_max
         self._keys: NDArray[np.uint64] | None = None
-        self._words: Ints  # of requests and tokens of each endpoint in a lane
+        self._words: Ints  # of requests and tokens of each endpoint in an area
         self._said: Ints  # requests and tokens of each endpoint
         self.left_out = 0
 
@@ -119,13 +119,13 @@ class OwnLoad:
 
         Beyond `rows_max`, returns those with the most requests.
         """
-        places, schema = self._places, self._lanes.schema
+        places, schema = self._places, self._areas.schema
         if self._keys is not places.key_array:
             self._keys = places.key_array
             slots = places.slot_array
             self._words = np.column_stack((slots + schema.inflight_at, slots + schema.tokens_at))
             self._said = np.zeros_like(self._words)
-        workers, serving = self._lanes.of_workers()
+        workers, serving = self._areas.of_workers()
         told = load_rows(workers, serving, self._words, self._keys, self._said, whole, REQUESTS_MAX, TOKENS_MAX)
         left_out = max(len(told) // ROW.size - self._rows_max, 0)
         if whole:

@@ -1,7 +1,7 @@
-"""Sums up what waits in flow control here, for messages to other replicas, and writes the sums of the others into the remote lane.
+"""Sums up what waits in flow control here, for messages to other replicas, and writes the sums of the others into the remote area.
 
-The limits of bands and of all bands hold over all replicas, because each worker adds the remote lane to what it sees of the other
-workers. A band is named by its priority, since its place in the lanes differs between replicas.
+The limits of bands and of all bands hold over all replicas, because each worker adds the remote area to what it sees of the other
+workers. A band is named by its priority, since its place in the areas differs between replicas.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from epp.request.flows import rank
-from shm.flow_lanes import DISPATCHED, WAITING, FlowLanes
-from shm.remote_lane import RemoteLane
+from shm.flow_areas import DISPATCHED, WAITING, FlowAreas
+from shm.remote_area import RemoteArea
 from workers.replicas.wire import ONLY, Band, Flow, PoolFlow
 from workers.shared.objectives import ObjectivesView
 
@@ -32,9 +32,9 @@ class News(NamedTuple):
 
 
 class Waiting:
-    """Reads the flow lanes of this replica, and writes the bands of the remote lane."""
+    """Reads the flow areas of this replica, and writes the bands of the remote area."""
 
-    def __init__(self, flow: FlowLanes, objectives: ObjectivesView, remote: RemoteLane) -> None:
+    def __init__(self, flow: FlowAreas, objectives: ObjectivesView, remote: RemoteArea) -> None:
         self._flow = flow
         self._objectives = objectives
         self._remote = remote

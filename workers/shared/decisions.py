@@ -1,8 +1,8 @@
 """Keeps the last decisions of each worker. The worker explains them when it is asked.
 
     worker      keeps references in a deque per pool of (time, request, decision or refusal): 0.2 us per decision, without any computation
-    supervisor  increments ASKED in its lane and wakes each worker through its eventfd
-    worker      explains one decision per turn of its event loop, publishes all as its document, and then sets ANSWERED in its lane
+    supervisor  increments ASKED in its area and wakes each worker through its eventfd
+    worker      explains one decision per turn of its event loop, publishes all as its document, and then sets ANSWERED in its area
     supervisor  reads the documents of all workers that answered, newest first
 
 A worker keeps KEPT decisions of each pool, and KEPT_MAX of all: beyond that, the pools with the most lose their oldest, so that a busy pool
@@ -25,8 +25,8 @@ from epp.decision.pipeline import Pipeline
 from epp.errors import Refused
 from epp.request import Request
 from epp.request.tokens import drop_prompt
+from shm.areas import SUPERVISOR_AREA, Area, Areas
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
-from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 
 if TYPE_CHECKING:
     import asyncio
@@ -124,13 +124,13 @@ class Recent:
 class Publisher:
     """The worker's side: publishes explanations when the supervisor asks for them."""
 
-    def __init__(self, recent: Recent, lanes: Lanes, lane: Lane, documents: DocumentWriter, index: int) -> None:
+    def __init__(self, recent: Recent, areas: Areas, area: Area, documents: DocumentWriter, index: int) -> None:
         self._recent = recent
-        self._lanes = lanes
-        self._lane = lane
+        self._areas = areas
+        self._area = area
         self._documents = documents
         self._index = index
-        self._answered = lane.schema.scalar[ANSWERED]
+        self._answered = area.schema.scalar[ANSWERED]
         self._answering: Iterator[Explanation] | None = None
         self._parts: list[bytes] = []
         self._size = 0
@@ -138,8 +138,8 @@ class Publisher:
 
     def woken(self, loop: "asyncio.AbstractEventLoop") -> None:
         """Starts an answer if the supervisor has asked. Call this after each wake-up."""
-        asked = self._lanes.scalars(ASKED)[SUPERVISOR_LANE]
-        if asked == self._lane.scalars[self._answered] or self._answering is not None:
+        asked = self._areas.scalars(ASKED)[SUPERVISOR_AREA]
+        if asked == self._area.scalars[self._answered] or self._answering is not None:
             return
         self._asked = asked
         self._parts, self._size = [], 0
@@ -159,39 +159,39 @@ class Publisher:
                 return
         self._answering = None
         self._documents.write(self._index, _encoder.encode([msgspec.Raw(part) for part in self._parts]))
-        self._lane.scalars[self._answered] = self._asked
+        self._area.scalars[self._answered] = self._asked
         self.woken(loop)  # the supervisor may have asked again meanwhile
 
 
 class Asking:
     """The supervisor's side: asks all workers for explanations and reads their answers."""
 
-    def __init__(self, lane: Lane, lanes: Lanes, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]) -> None:
-        self._lane = lane
-        self._lanes = lanes
+    def __init__(self, area: Area, areas: Areas, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]) -> None:
+        self._area = area
+        self._areas = areas
         self._documents = documents
         self._wake = wake
         self._now = now
-        self._asked = lane.schema.scalar[ASKED]
+        self._asked = area.schema.scalar[ASKED]
 
     def ask(self) -> int:
         """Asks all workers. Returns the number of the question."""
         # The number is taken from the clock, so that it is above all numbers of a predecessor.
-        number = max(self._lane.scalars[self._asked] + 1, int(self._now() * 1000))
-        self._lane.scalars[self._asked] = number
-        for lane in self._lanes.serving_workers():
-            self._wake(lane - 1)
+        number = max(self._area.scalars[self._asked] + 1, int(self._now() * 1000))
+        self._area.scalars[self._asked] = number
+        for area in self._areas.serving_workers():
+            self._wake(area - 1)
         return number
 
     def answered(self, number: int) -> bool:
         """Whether every serving worker has answered question `number`."""
-        answers = self._lanes.scalars(ANSWERED)
-        return all(answers[lane] >= number for lane in self._lanes.serving_workers())
+        answers = self._areas.scalars(ANSWERED)
+        return all(answers[area] >= number for area in self._areas.serving_workers())
 
     def read(self) -> list[Explanation]:
         """Returns the explanations that the workers have published, newest first."""
         explanations = []
-        for index in range(self._lanes.schema.lanes - 1):
+        for index in range(self._areas.schema.areas - 1):
             document = self._documents.read(index)
             if document is not None and document[1]:
                 explanations += [_explanation.decode(part) for part in _decoder.decode(document[1])]

@@ -3,7 +3,7 @@
     in use ─ POINTS_TO_EJECT without a success ─▶ ejected ─ back-off ─▶ on trial ─ its request succeeds ─▶ in use
                                                      ▲ ◀─ its request fails, back-off doubles ──┘
 
-- Each worker counts per slot in its own lane (`shm.lanes`): requests that were served, and failure points. A request that could not be sent
+- Each worker counts per slot in its own area (`shm.areas`): requests that were served, and failure points. A request that could not be sent
   adds CONNECTION_POINTS, an answer 5xx of the model server adds 1. So two failed connections in a row or five 5xx in a row eject the
   endpoint. With 1 % random errors, five in a row come once in ten billion requests.
 - If the server has also refused the last scrape, the first failure ejects the endpoint.
@@ -13,7 +13,7 @@
 - A trial is given to one worker, which sends one request. If that worker has no request to send, the next worker gets the trial after
   TRIAL_S.
 
-The flags in the endpoint's table row tell the workers what to do: EJECTED, or during a trial the lane of the chosen worker and the number
+The flags in the endpoint's table row tell the workers what to do: EJECTED, or during a trial the area of the chosen worker and the number
 of the trial (`shm.table.trial`); of an endpoint in use, which share of its answers it fails beyond the others. Only the supervisor writes
 them. A supervisor that replaces another begins with no endpoint ejected.
 """
@@ -102,7 +102,7 @@ class Ejections:
         """`outcomes` returns two arrays with a cell per slot: the served requests and the failure points of all workers. The counts only
         grow. The arrays may be shorter than the table, but have all slots in use.
 
-        `workers` returns the lanes of the serving workers. `inflight(slot)` returns the number of requests in flight at a slot.
+        `workers` returns the areas of the serving workers. `inflight(slot)` returns the number of requests in flight at a slot.
         `outliers`: compares the answers of the endpoints; None: nothing does.
         """
         self._outcomes = outcomes

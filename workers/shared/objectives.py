@@ -1,4 +1,4 @@
-"""Objectives and bands: the priority of a request that names an objective, and the place of its band in the lanes.
+"""Objectives and bands: the priority of a request that names an objective, and the place of its band in the areas.
 
     supervisor   directory ─ Folder ─▶ priorities by name ─ BandPlaces ─▶ document OBJECTIVES
     worker       document ─ ObjectivesView ─▶ priority of a request; priority -> place of its band

@@ -1,6 +1,6 @@
 """Knows which pool's plugin has ended a worker, and which pools are out of service because of that.
 
-With several pools, a worker publishes in its lane for which pool it runs a decision (`RUNNING`), and during a call of a foreign plugin,
+With several pools, a worker publishes in its area for which pool it runs a decision (`RUNNING`), and during a call of a foreign plugin,
 which one. It also publishes which pool it loads (`LOADING`). If the worker crashes, or hangs until the parent kills it, the parent reads
 both:
 
@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 from epp.plugin import Plugin, foreign
 from epp.points.instrument import C, Point, Wrap
 
-RUNNING: Final = "running_pool"  # a gauge in a worker's lane: `word_of`; it keeps its value after the decision
-LOADING: Final = "loading_pool"  # a gauge in a worker's lane: the number of the pool + 1, or 0
+RUNNING: Final = "running_pool"  # a gauge in a worker's area: `word_of`; it keeps its value after the decision
+LOADING: Final = "loading_pool"  # a gauge in a worker's area: the number of the pool + 1, or 0
 CRASHES: Final = 2
 MEMORY_S: Final = 600.0
 PLUGIN_AT: Final = 32  # bits of `word_of` below that of the plugin
@@ -71,7 +71,7 @@ class Culprit(NamedTuple):
 
 
 def culprit(deciding: int, running: int, loading: int) -> Culprit | None:
-    """Returns what a worker did when it ended, by the words of its lane; None if it was nothing for a pool."""
+    """Returns what a worker did when it ended, by the words of its area; None if it was nothing for a pool."""
     pool, mark = running & (1 << PLUGIN_AT) - 1, running >> PLUGIN_AT
     if pool and (deciding or mark):
         return Culprit(pool - 1, mark)

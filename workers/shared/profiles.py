@@ -1,8 +1,8 @@
 """CPU profiles of workers: how the supervisor asks for one, and how the worker answers.
 
-    supervisor  writes a question into its lane and wakes the worker through its eventfd
+    supervisor  writes a question into its area and wakes the worker through its eventfd
     worker      samples its stack for the asked time (`workers.worker.profiler`), publishes the profile as its document, and then
-                copies the question into its lane as the answered one
+                copies the question into its area as the answered one
     supervisor  reads the document
 
 Only one profile is made at a time. Until it is answered or has failed, further questions are refused. A worker that is not asked does
@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from shm.areas import SUPERVISOR_AREA, Area, Areas
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
-from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
 
 ASKED: Final = "profile_asked"
 ANSWERED: Final = "profile_answered"
@@ -119,9 +119,9 @@ def unpacked(data: bytes) -> Profile:
 class Asking:
     """The supervisor's side: asks one worker for a profile and reads the answer."""
 
-    def __init__(self, lane: Lane, lanes: Lanes, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]) -> None:
-        self._lane = lane
-        self._lanes = lanes
+    def __init__(self, area: Area, areas: Areas, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]) -> None:
+        self._area = area
+        self._areas = areas
         self._documents = documents
         self._wake = wake
         self._now = now
@@ -129,7 +129,7 @@ class Asking:
 
     def serving(self) -> list[int]:
         """Returns the numbers of the workers that can be asked."""
-        return [lane - 1 for lane in self._lanes.serving_workers()]
+        return [area - 1 for area in self._areas.serving_workers()]
 
     def ask(self, worker: int, seconds: int) -> Question:
         """Asks a worker for a profile of `seconds` seconds. Raises Busy or NotServing."""
@@ -139,14 +139,14 @@ class Asking:
         if worker not in (serving := self.serving()):
             raise NotServing(f"worker {worker} does not serve; these do: {', '.join(map(str, serving)) or 'none'}")
         question = Question(int(now * 1000), worker, seconds)
-        self._lane.scalars[self._lane.schema.scalar[ASKED]] = question.word
+        self._area.scalars[self._area.schema.scalar[ASKED]] = question.word
         self._until = now + seconds + GRACE_S
         self._wake(worker)
         return question
 
     def answer(self, question: Question) -> Profile | None:
         """Returns the profile if it has arrived, else None. Raises TimeoutError when it is overdue."""
-        if self._lanes.scalars(ANSWERED)[1 + question.worker] == question.word:
+        if self._areas.scalars(ANSWERED)[1 + question.worker] == question.word:
             document = self._documents.read(question.worker)
             if document is not None:
                 self._until = 0.0
@@ -159,20 +159,20 @@ class Asking:
 class Answering:
     """A worker's side: finds out whether the worker is asked, and publishes its answer."""
 
-    def __init__(self, lanes: Lanes, lane: Lane, documents: DocumentWriter, index: int, now: Callable[[], float]) -> None:
-        self._lanes = lanes
-        self._lane = lane
+    def __init__(self, areas: Areas, area: Area, documents: DocumentWriter, index: int, now: Callable[[], float]) -> None:
+        self._areas = areas
+        self._area = area
         self._documents = documents
         self._index = index
         self._now = now
 
     def question(self) -> Question | None:
         """Returns the question that this worker has to answer; None if there is none."""
-        word = self._lanes.scalars(ASKED)[SUPERVISOR_LANE]
+        word = self._areas.scalars(ASKED)[SUPERVISOR_AREA]
         question = Question.of(word)
         if (
             question.worker != self._index
-            or word == self._lane.scalars[self._lane.schema.scalar[ANSWERED]]
+            or word == self._area.scalars[self._area.schema.scalar[ANSWERED]]
             or self._now() - question.asked_ms / 1000 > LATE_S
         ):
             return None
@@ -181,4 +181,4 @@ class Answering:
     def publish(self, question: Question, profile: Profile) -> None:
         """Publishes the answer to the question."""
         self._documents.write(self._index, packed(profile))
-        self._lane.scalars[self._lane.schema.scalar[ANSWERED]] = question.word
+        self._area.scalars[self._area.schema.scalar[ANSWERED]] = question.word

@@ -1,13 +1,13 @@
 """Queries of death: after a request has ended two workers, the picker refuses it, from any client, before it can end a third.
 
-A worker publishes in its lane which request it is deciding (`DECIDING`: the request's fingerprint, 0 between requests). If a worker
+A worker publishes in its area which request it is deciding (`DECIDING`: the request's fingerprint, 0 between requests). If a worker
 crashes, or hangs until the parent kills it, the parent reads the last fingerprint:
 
     the first time           watch the fingerprint for MEMORY_S, because the client's retry may reach any worker
     again while watched      list the fingerprint for LISTED_S: every worker answers 400 to a request with it
 
 A request that damages memory may crash a worker later, while it decides another request: most likely one that comes often. So workers count
-in their lanes how often they began to decide a watched request. A request that was decided HARMLESS times since its crash is not listed.
+in their areas how often they began to decide a watched request. A request that was decided HARMLESS times since its crash is not listed.
 
 The table of fingerprints is bounded, in memory that the parent writes and all children inherit. A SIGKILL that the parent did not send does
 not count, because the request need not be its cause. A fingerprint is the XXH3 hash of the whole body, the path, and the headers that the
@@ -27,9 +27,9 @@ from epp.request import Request
 from epp.request.client_headers import GROUPS
 from workers.host.exit_codes import INTENDED
 
-DECIDING: Final = "deciding"  # a gauge in a worker's lane
+DECIDING: Final = "deciding"  # a gauge in a worker's area
 PLACES: Final = 32
-# gauges in a worker's lane, one per place of the table
+# gauges in a worker's area, one per place of the table
 TRIED: Final = tuple(f"tried_{place}" for place in range(PLACES))
 # how many places are used, then the fingerprint in each place: negative if it is listed, 0 if it is free
 WORDS: Final = 1 + PLACES
@@ -53,7 +53,7 @@ class Suspect:
     """Remembers a request that a worker was deciding when it ended. Times are monotonic seconds.
 
     `place`: of its fingerprint in the table. `at`: when a worker last ended. `until`: the end of its listing; 0: it is watched only.
-    `before`: how often each lane had counted this place at `at`.
+    `before`: how often each area had counted this place at `at`.
     """
 
     __slots__ = ("at", "before", "place", "until")
@@ -69,7 +69,7 @@ class Suspects:
     """The parent's side: remembers the requests that workers were deciding when they ended, and keeps the table of fingerprints."""
 
     def __init__(self, table: memoryview, scalars: Callable[[str], Sequence[int]]) -> None:
-        """`table`: an empty array of `WORDS` int64 that only this object writes. `scalars` returns the values of a gauge in all lanes."""
+        """`table`: an empty array of `WORDS` int64 that only this object writes. `scalars` returns the values of a gauge in all areas."""
         self._table = table
         self._scalars = scalars
         self._known: dict[int, Suspect] = {}  # by fingerprint, the oldest end of a worker first
@@ -143,7 +143,7 @@ class Deciding:
         running: memoryview | None = None,
         own: int = 0,
     ) -> None:
-        """`word`, `tried`: one int64, and `PLACES` of them, in this worker's lane. `table`: the parent's words.
+        """`word`, `tried`: one int64, and `PLACES` of them, in this worker's area. `table`: the parent's words.
 
         `seed`: a secret. `headers`: the names of the headers that plugins read. `refused` is called for each refused request.
         `running`: the word that says which pool decides; None: there is only one pool. `own`: its value for this pool

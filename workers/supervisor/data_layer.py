@@ -18,12 +18,12 @@ from statistics import median
 from typing import Any, TypeVar
 
 from epp.data import Column
-from epp.metrics.lanes import EXTRACT_ERRORS, FURTHER_SOURCES_MAX, OVERWRITTEN, POLL_ERRORS
+from epp.metrics.areas import EXTRACT_ERRORS, FURTHER_SOURCES_MAX, OVERWRITTEN, POLL_ERRORS
 from epp.plugins.extractors._pages import PageExtractor
 from epp.plugins.extractors.metrics_source import MetricsDataSource
 from shm.answers import AnswersReader
+from shm.areas import Area
 from shm.documents import DocumentReader, DocumentWriter
-from shm.lanes import Lane
 from shm.prefix_writer import IndexWriter
 from shm.table import TableReader, TableWriter
 from workers.process.instance import Instance
@@ -66,30 +66,30 @@ class DataLayer:
     def __init__(
         self,
         instance: Instance,
-        lane: Lane,
+        area: Area,
         index: IndexWriter,
         report: Callable[..., None],
         *,
         remembered: Remembered,
         sink_of: Callable[[EndpointTable], Callable[[Instance], Sink]],
     ) -> None:
-        """`lane`: the supervisor's. `remembered`: the owner ids of the index snapshot.
+        """`area`: the supervisor's. `remembered`: the owner ids of the index snapshot.
         `sink_of`: takes the table, and returns for a pool what gets the results of its first data source, and passes them on to the table.
         """
         loop = asyncio.get_running_loop()
         self._instance = instance
-        self._lane = lane
+        self._area = area
         self._report = report
         self._cost_known = instance.sources.believed.paced
         self._debug = instance.options.log_level == "debug"
-        lanes = instance.memory.lanes
+        areas = instance.memory.areas
         self._writer = writer = TableWriter(instance.layout.table, instance.memory.table)
         self._documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
         self._repaired(writer.overwritten, self._documents.repair(), report)
         self.ejections = Ejections(
-            lambda: lanes.outcomes(writer.used),
-            lanes.serving_workers,
-            lanes.slot_inflight,
+            lambda: areas.outcomes(writer.used),
+            areas.serving_workers,
+            areas.slot_inflight,
             Outliers(AnswersReader(instance.layout.answers, instance.memory.answers)),
         )
         furthers = Furthers(loop, report, instance)
@@ -100,7 +100,7 @@ class DataLayer:
         self.scrapers: Sequence[Scraper] = sources.all
         self.further: Sequence[FurtherPages] = furthers.all
         further = [[pages.scraper for pages in self.further if kind in (pages.kind, pages)] for kind in self._kinds()]
-        self._counts = ScrapeCounts(lane, self.scrapers, self.ejections, further)
+        self._counts = ScrapeCounts(area, self.scrapers, self.ejections, further)
 
     def start(self, cleanup: contextlib.ExitStack) -> None:
         """Takes over a predecessor's endpoints and starts to scrape. At log level debug, also logs all endpoints regularly."""
@@ -124,7 +124,7 @@ class DataLayer:
             cleanup.callback(snapshots.close)
 
     def publish_counts(self) -> None:
-        """Copies the scraper's counts into the lane."""
+        """Copies the scraper's counts into the area."""
         self._counts.copy()
 
     def reported(self, owner: int, tokens: int) -> None:
@@ -164,7 +164,7 @@ class DataLayer:
     def _repaired(self, rows: int, documents: Sequence[int], report: Callable[..., None]) -> None:
         """Counts and reports what another program has overwritten while no supervisor ran. Overwritten endpoints take slots again."""
         if rows or documents:
-            self._lane.add(self._lane.schema.counter[OVERWRITTEN.name])
+            self._area.add(self._area.schema.counter[OVERWRITTEN.name])
             report(
                 "shared memory was overwritten: endpoints and objects are published again",
                 segment=self._instance.memory.state_name,
@@ -180,7 +180,7 @@ class DataLayer:
             documents=self._documents,
             index=index,
             readings=self._readings,
-            slot_inflight=self._instance.memory.lanes.slot_inflight,
+            slot_inflight=self._instance.memory.areas.slot_inflight,
             report=report,
             log=EndpointLog(debug=self._debug),
             ejections=self.ejections,
@@ -254,7 +254,7 @@ class Scrapers:
         key = type(source), source.params, sources.pacing, sources.scrapes, tls, id(sink)
         if (found := next((scraper for known, scraper in self._known if known == key), None)) is not None:
             return found
-        inflight = pool.memory.lanes.slot_load
+        inflight = pool.memory.areas.slot_load
         scraper = scraper_of(source, self._loop, pacing=sources.pacing, tls=tls, inflight=inflight, sink=sink, scrapes=sources.scrapes)
         self._known.append((key, scraper))
         return scraper
@@ -285,18 +285,18 @@ def read_by(instance: Instance) -> list[object]:
 
 
 class ScrapeCounts:
-    """Copies the counts of the scrapers into the lane, and adds them to the counts of predecessors there."""
+    """Copies the counts of the scrapers into the area, and adds them to the counts of predecessors there."""
 
-    def __init__(self, lane: Lane, scrapers: Sequence[Scraper], ejections: Ejections, further: Sequence[Sequence[Scraper]]) -> None:
+    def __init__(self, area: Area, scrapers: Sequence[Scraper], ejections: Ejections, further: Sequence[Sequence[Scraper]]) -> None:
         """`further`: the scrapers that are counted together."""
-        self._lane = lane
+        self._area = area
         self._counters = [each.counters for each in scrapers]
         self._further = [[each.counters for each in group] for group in further]
         self._ejections = ejections
         of_further = (name for pair in zip(POLL_ERRORS, EXTRACT_ERRORS, strict=True) for name in pair)
         names = (*SCRAPE_COUNTERS, *islice(of_further, 2 * len(further)))
-        self._places = [lane.schema.counter[name] for name in names]
-        self._before = [lane.counters[place] for place in self._places]
+        self._places = [area.schema.counter[name] for name in names]
+        self._before = [area.counters[place] for place in self._places]
 
     def copy(self) -> None:
         """Copies all counts. A counter never falls."""
@@ -307,7 +307,7 @@ class ScrapeCounts:
         for further in self._further:
             counts += (sum(sum(each.poll_errors.values()) for each in further), sum(map(_unusable, further)))
         for place, before, count in zip(self._places, self._before, counts, strict=True):
-            self._lane.counters[place] = max(self._lane.counters[place], before + count)
+            self._area.counters[place] = max(self._area.counters[place], before + count)
 
 
 def _unusable(counters: ScrapeCounters) -> int:

@@ -7,7 +7,7 @@
 
 Each part adds a condition to the readiness: endpoints, objects, leadership. If the feature gate `haPopulateNonLeaderDatastore` is off,
 a picker that does not lead follows the pool and the objects only after it has led for the first time.
-A successor uses its predecessor's endpoints until the API answers. It also continues to lead: the lane has the time until which the
+A successor uses its predecessor's endpoints until the API answers. It also continues to lead: the area has the time until which the
 predecessor was the leader.
 """
 
@@ -23,8 +23,8 @@ from typing import Any, Final
 import structlog
 
 from epp.config.written import STANDBY_GATE
+from shm.areas import Area
 from shm.documents import DocumentReader
-from shm.lanes import Lane
 from workers.process.instance import Instance
 from workers.process.layout import LEADS_UNTIL
 from workers.shared import reload_status
@@ -93,13 +93,13 @@ class Kubernetes:
     def __init__(
         self,
         present: Callable[[], Instance],
-        lane: Lane,
+        area: Area,
         predecessor: Predecessor,
         readiness: Readiness,
         background: Background,
         report: Callable[..., None],
     ) -> None:
-        """`present`: returns the instance under the configuration that is used now. `lane` is the supervisor's."""
+        """`present`: returns the instance under the configuration that is used now. `area` is the supervisor's."""
         instance = self._instance = present()
         self._present = present
         self._predecessor = predecessor
@@ -111,7 +111,7 @@ class Kubernetes:
         self._discovery: KubernetesDiscovery | None = None
         self.candidacy: Candidacy | None = None  # None without leader election
         if instance.options.ha_enable_leader_election:
-            self.candidacy = _candidacy(instance, lane, predecessor)
+            self.candidacy = _candidacy(instance, area, predecessor)
             readiness.require(self.candidacy.missing)
 
     def start(self) -> None:
@@ -225,10 +225,10 @@ class Kubernetes:
             log.info("endpoints are known", endpoints=len(present()))
 
 
-def _candidacy(instance: Instance, lane: Lane, predecessor: Predecessor) -> Candidacy:
+def _candidacy(instance: Instance, area: Area, predecessor: Predecessor) -> Candidacy:
     """Creates this picker's part in the election of a leader. It leads from the start if its predecessor did."""
     options, leads_until_ms = instance.options, predecessor.leads_until_ms
-    scalars, place = lane.scalars, lane.schema.scalar[LEADS_UNTIL]
+    scalars, place = area.scalars, area.schema.scalar[LEADS_UNTIL]
 
     def keep(leads_until: float) -> None:
         scalars[place] = max(0, int(max(leads_until, 0.0) * 1e3))

@@ -74,7 +74,7 @@ class LatencyKeeper:
         self._remembered: Mapping[Identity, EndpointModel] = {}
         self._scraped_at = np.zeros(layout.table.slots)
         self._running = 0.0  # requests that all servers run
-        self._lanes = memory.lanes
+        self._areas = memory.areas
         self._doubt = Doubt()
         self._prompts = PromptTime()
         self._used = False  # whether anything was ever learned. Before, nothing is read, published or saved
@@ -135,7 +135,7 @@ class LatencyKeeper:
 
     def _sent(self) -> float:
         """Returns the requests in flight."""
-        counts = self._lanes.inflight(len(self._scraped_at))
+        counts = self._areas.inflight(len(self._scraped_at))
         return float((counts if self._endpoints.pool is None else counts[self._endpoints.slots]).sum())
 
     def save(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from shm.lanes import SUPERVISOR_LANE, Lane
+from shm.areas import SUPERVISOR_AREA, Area
 from workers.host.log import error_text
 from workers.process import StartError
 from workers.process.generations import GenerationLost
@@ -55,7 +55,7 @@ def refuse(view: Instance, number: int, problem: BaseException) -> None:
     """Reports that this supervisor cannot use a configuration of the pool of `view`."""
     named = {} if view.pool is None else {"pool": view.options.pool_name}
     log.error("configuration cannot be taken over", generation=number, error=error_text(problem), **named)
-    view.reports.refused(SUPERVISOR_LANE, number, error_text(problem), view.generations.key)
+    view.reports.refused(SUPERVISOR_AREA, number, error_text(problem), view.generations.key)
 
 
 class Supervisor(Protocol):
@@ -64,7 +64,7 @@ class Supervisor(Protocol):
     instance: Instance
     checks: list[Callable[[], None]]
     predecessor: Predecessor
-    lane: Lane
+    area: Area
     background: Background
     index: IndexKeeper
     data: DataLayer
@@ -170,7 +170,7 @@ class Later:
             else:
                 supervisor.objects_of_pools.reconfigured(old, view)
             self._shown([view])
-            view.reports.adopted(SUPERVISOR_LANE, view.number, view.generations.key)
+            view.reports.adopted(SUPERVISOR_AREA, view.number, view.generations.key)
 
     async def _use_nothing(self, view: Instance) -> None:
         """Ends the use of a configuration that was taken back, and before which there was none."""
@@ -246,6 +246,6 @@ class Later:
 
     def _show(self, views: Iterable[Instance]) -> None:
         """Shows which configurations this supervisor uses."""
-        lane = self._supervisor.lane
+        area = self._supervisor.area
         for view in (self._supervisor.instance, *views):
-            show(lane, view)
+            show(area, view)

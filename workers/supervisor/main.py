@@ -1,7 +1,7 @@
 """The supervisor, a child process: it discovers and scrapes endpoints, answers probes, and serves the metrics port.
 
 It is the only writer of the endpoint table, the documents and the prefix index in shared memory. After a killed predecessor, it takes
-over the table, the index, and the counters of the lane. While no supervisor runs, workers decide by the last table and by the requests
+over the table, the index, and the counters of the area. While no supervisor runs, workers decide by the last table and by the requests
 in flight, and probes wait in the listening sockets, which the parent holds.
 
     Readiness            whether requests may come here     `readiness`
@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import uvloop
 
-from epp.metrics.lanes import FILE_CHANGES, OVERWRITTEN
-from shm.lanes import SUPERVISOR_LANE, Lane
+from epp.metrics.areas import FILE_CHANGES, OVERWRITTEN
+from shm.areas import SUPERVISOR_AREA, Area
 from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.host.yaml_files import DiscoveryError
@@ -55,7 +55,7 @@ from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.supervisor.later import Later, at_start
 from workers.supervisor.live import Live
 from workers.supervisor.objects_of_pools import PoolsObjects
-from workers.supervisor.objects_watch import ObjectsWatch, flow_lanes, objects_watch
+from workers.supervisor.objects_watch import ObjectsWatch, flow_areas, objects_watch
 from workers.supervisor.page_port import PagePort, Shown
 from workers.supervisor.predecessor import take_over
 from workers.supervisor.readiness import Readiness
@@ -75,7 +75,7 @@ HEARTBEAT_S = 0.1
 INTACT_EVERY_S = 1.0
 HEALTH_MESSAGE_BYTES_MAX = 16 * 1024
 ORPHANED_GRACE_S = 5.0
-SEAT = SUPERVISOR_LANE  # the supervisor's number among the parent's children
+ORDINAL = SUPERVISOR_AREA  # the supervisor's number among the parent's children
 
 log = structlog.get_logger()
 
@@ -99,10 +99,10 @@ class Supervisor:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.report = report
-        self.predecessor = take_over(instance.memory.lanes)
-        self.lane: Lane = instance.memory.lanes.lane(SEAT)
+        self.predecessor = take_over(instance.memory.areas)
+        self.area: Area = instance.memory.areas.area(ORDINAL)
         self.background = Background()
-        self.readiness = Readiness(instance, self.lane)
+        self.readiness = Readiness(instance, self.area)
         self.index = IndexKeeper(self._present)
         self.exchange = self._exchange() if instance.options.replica_store else None
         self.kubernetes = self._kubernetes() if instance.in_kubernetes else None
@@ -143,7 +143,7 @@ class Supervisor:
         from workers.supervisor.kubernetes import Kubernetes
         from workers.supervisor.kubernetes_pools import KubernetesPools
 
-        parts = (self._present, self.lane, self.predecessor, self.readiness, self.background, report)
+        parts = (self._present, self.area, self.predecessor, self.readiness, self.background, report)
         return KubernetesPools(*parts, assign=lambda names: self._later.assign(names)) if self.instance.pools else Kubernetes(*parts)
 
     async def serve(self) -> int:
@@ -162,9 +162,9 @@ class Supervisor:
                 self._follow_objects()
                 await self._follow_endpoints()
             except (DiscoveryError, StartError) as failure:
-                self.instance.reports.failed(SEAT, str(failure))
+                self.instance.reports.failed(ORDINAL, str(failure))
                 return ExitCode.BOOT_FAILED
-            self.instance.reports.ready(SEAT)
+            self.instance.reports.ready(ORDINAL)
             asyncio.get_running_loop().call_later(mapped_code.AFTER_START_S, mapped_code.give_back)
             self.index.save_regularly(self.background, lambda: self.data.table.owners())
             await self.background.ended()
@@ -197,7 +197,7 @@ class Supervisor:
         background.every(HEARTBEAT_S, self._heartbeat)
         self.latency = self._learning()
         self.latency.start(background)
-        self.records = RecordKeeper(instance, self.lane)
+        self.records = RecordKeeper(instance, self.area)
         cleanup.callback(self.records.end)
         self.index.start(background, cleanup, self.latency.take, self.records.take, lambda owner, tokens: self.data.reported(owner, tokens))
         signals: PoolSignals | None = None
@@ -216,7 +216,7 @@ class Supervisor:
         background.every(INTACT_EVERY_S, self._check_memory)
         if instance.options.config_watch:
             successor = self.predecessor.existed
-            background.keep(ConfigWatch(self._present, lambda: instance.reports.changed(SEAT), successor=successor).run())
+            background.keep(ConfigWatch(self._present, lambda: instance.reports.changed(ORDINAL), successor=successor).run())
         if self.kubernetes is not None:
             self.kubernetes.start()
         if instance.pool_list or decides(instance):  # a pool that models find may come later
@@ -225,7 +225,7 @@ class Supervisor:
         self.live.start(background)
         self.pages = PagePort(
             instance,
-            self.lane,
+            self.area,
             self.readiness,
             shown=Shown(self.index, self.live, self.records.where, lambda pool: self.latency.model_of(pool), self.exchange, signals),
             table=self.data.table,
@@ -245,7 +245,7 @@ class Supervisor:
     def _follow_load(self, latency: LatencyKeeper) -> None:
         """Starts the scaling signal of the only pool."""
         scaling = ScalingSignal(
-            self.instance, self.lane, lambda: latency.model, latency.prompt_s, lambda: waiting_in(flow_lanes(self.instance))
+            self.instance, self.area, lambda: latency.model, latency.prompt_s, lambda: waiting_in(flow_areas(self.instance))
         )
         self.background.every(READ_S, scaling.look)
 
@@ -288,7 +288,7 @@ class Supervisor:
 
     def file_changed(self) -> None:
         """Counts a change of the endpoints file."""
-        self.lane.add(self.lane.schema.counter[FILE_CHANGES.name])
+        self.area.add(self.area.schema.counter[FILE_CHANGES.name])
 
     def renew_data(self) -> None:
         """Creates the data layer again, for another configuration. It continues with the endpoints that its table is told to resume."""
@@ -299,7 +299,7 @@ class Supervisor:
         self.data.start(self._of_data)
 
     def _data_layer(self, remembered: Remembered) -> DataLayer:
-        return DataLayer(self.instance, self.lane, self.index.writer, report, remembered=remembered, sink_of=self._sink_of)
+        return DataLayer(self.instance, self.area, self.index.writer, report, remembered=remembered, sink_of=self._sink_of)
 
     def _pool_name(self, number: int) -> str:
         return self.instance.pools[number].options.pool_name if self.instance.pools else ""
@@ -316,7 +316,7 @@ class Supervisor:
     def use_bands(self) -> None:
         """Gives the bands of the only pool's configuration places."""
         if self._objects is not None:
-            self._objects.use(static_bands(self.instance.config.flow), flow_lanes(self.instance))
+            self._objects.use(static_bands(self.instance.config.flow), flow_areas(self.instance))
         else:
             self._follow_objects()
 
@@ -332,7 +332,7 @@ class Supervisor:
     def _check_memory(self) -> None:
         """Ends this supervisor if another program has overwritten its part of shared memory. A successor repairs the memory."""
         if part := self.data.overwritten():
-            self.lane.add(self.lane.schema.counter[OVERWRITTEN.name])
+            self.area.add(self.area.schema.counter[OVERWRITTEN.name])
             name = self.instance.memory.state_name
             self.background.fail(OverwrittenError(f"another program has overwritten the {part} in {name}: {CULPRIT}"))
 
@@ -347,7 +347,7 @@ class Supervisor:
             await self.kubernetes.leave()
 
     def _heartbeat(self) -> None:
-        self.lane.heartbeat(time.monotonic())
+        self.area.heartbeat(time.monotonic())
         self.data.publish_counts()
         self._later.look()
 

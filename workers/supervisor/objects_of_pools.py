@@ -17,7 +17,7 @@ from workers.process.instance import FIRST, Instance
 from workers.shared.objectives import static_bands
 from workers.supervisor.kube.object_files import FolderOfPools
 from workers.supervisor.kube.object_kinds import Found, PoolName
-from workers.supervisor.objects_watch import NOTHING, RETRY_S, ObjectsWatch, flow_lanes, objects_watch, pool_name
+from workers.supervisor.objects_watch import NOTHING, RETRY_S, ObjectsWatch, flow_areas, objects_watch, pool_name
 
 READ_TRIES_MAX: Final = 3
 
@@ -57,7 +57,7 @@ class PoolsObjects:
             return
         if known is None:
             watch.start(successor=False, directory=NOTHING)
-        watch.use(static_bands(pool.config.flow), flow_lanes(pool))
+        watch.use(static_bands(pool.config.flow), flow_areas(pool))
         self._watches[number] = pool, watch
 
     def use(self, pools: Sequence[Instance]) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from epp.request.model_rewrite import Rules, compiled
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
-from shm.flow_lanes import BANDS_MAX, FlowLanes
+from shm.flow_areas import BANDS_MAX, FlowAreas
 from workers.host.directory import LOOK_EVERY_S, changes
 from workers.process.instance import Instance
 from workers.shared.documents import document_name, objectives_of, rewrites_of
@@ -44,7 +44,7 @@ class ObjectsWatch:
         reader: DocumentReader,
         writer: DocumentWriter,
         static: Collection[int],
-        flow: FlowLanes | None,
+        flow: FlowAreas | None,
         *,
         report: Callable[..., None],
         now: Callable[[], float],
@@ -54,7 +54,7 @@ class ObjectsWatch:
     ) -> None:
         """`folder`: the directory with objects; "": there is none, or others read it (`use_directory`).
 
-        `static`: the priorities of the bands in the configuration. `flow`: the lanes of flow control, None if it is off.
+        `static`: the priorities of the bands in the configuration. `flow`: the areas of flow control, None if it is off.
         `api`: whether an API server also gives objects (`set_api_objects`).
         `number`: that of the pool; None: it is the only one.
         """
@@ -76,7 +76,7 @@ class ObjectsWatch:
         self._warned: frozenset[int] = frozenset()  # the waiting bands of the last warning
         self._warn_at = now()
 
-    def use(self, static: Collection[int], flow: FlowLanes | None) -> None:
+    def use(self, static: Collection[int], flow: FlowAreas | None) -> None:
         """Takes over the bands of a later configuration. Bands that exist keep their places."""
         self._flow = flow
         self._bands.fix(static, self._now())
@@ -172,7 +172,7 @@ class ObjectsWatch:
             if rules.choices or self._reader.version(self._rewrites.index):  # read() is None for a document that was overwritten
                 self._rewrites.write(rewrites.encode(rules))
 
-    def _provide_bands(self, priorities: Collection[int], flow: FlowLanes) -> None:
+    def _provide_bands(self, priorities: Collection[int], flow: FlowAreas) -> None:
         now = self._now()
         self._bands.want(priorities, now)
         waiting = self._bands.waiting
@@ -188,8 +188,8 @@ class ObjectsWatch:
             )
 
 
-def flow_lanes(instance: Instance) -> FlowLanes | None:
-    """Returns the lanes of flow control. Returns None if it is off."""
+def flow_areas(instance: Instance) -> FlowAreas | None:
+    """Returns the areas of flow control. Returns None if it is off."""
     return instance.memory.flow if instance.config.flow is not None else None
 
 
@@ -198,7 +198,7 @@ def objects_watch(instance: Instance, report: Callable[..., None]) -> ObjectsWat
 
     The watch of one of several pools reads no directory.
     """
-    options, flow = instance.options, flow_lanes(instance)
+    options, flow = instance.options, flow_areas(instance)
     if flow is None and not instance.sources.has_objects:
         return None
     return ObjectsWatch(

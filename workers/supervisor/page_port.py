@@ -16,8 +16,8 @@ from epp.decision.receipt import Seal
 from epp.learning.model import LatencyModel
 from epp.plugins.producers.inflight import InflightLoad
 from epp.recording.keys import Keyed
+from shm.areas import Area
 from shm.documents import DocumentReader
-from shm.lanes import Lane
 from shm.observe import SECRET
 from shm.table import TableReader
 from workers.process.instance import Instance
@@ -70,7 +70,7 @@ class PagePort:
     def __init__(
         self,
         instance: Instance,
-        lane: Lane,
+        area: Area,
         readiness: Readiness,
         *,
         shown: Shown,
@@ -78,9 +78,9 @@ class PagePort:
         kubernetes: "Kubernetes | None",
         report: Callable[..., None],
     ) -> None:
-        """`lane`: the supervisor's. `kubernetes`: None outside Kubernetes."""
+        """`area`: the supervisor's. `kubernetes`: None outside Kubernetes."""
         self._instance = instance
-        self._lane = lane
+        self._area = area
         self._readiness = readiness
         self._shown = shown
         self._table = table
@@ -114,7 +114,7 @@ class PagePort:
             },
             self._report,
             self._access(cleanup),
-            functools.partial(self._lane.add, self._lane.schema.counter[METRICS_PORT_ABUSE]),
+            functools.partial(self._area.add, self._area.schema.counter[METRICS_PORT_ABUSE]),
         )
         certificates = self._instance.credentials.metrics
         if certificates is not None:
@@ -165,8 +165,8 @@ class PagePort:
     def _asking(self) -> Asking:
         instance = self._instance
         return Asking(
-            self._lane,
-            instance.memory.lanes,
+            self._area,
+            instance.memory.areas,
             DocumentReader(instance.layout.decisions, instance.memory.decisions),
             wake=lambda index: os.eventfd_write(instance.pipes.wakeups[index], 1),
             now=time.monotonic,
@@ -190,8 +190,8 @@ class PagePort:
         if not instance.options.enable_pprof:
             return {}
         asking = profiles.Asking(
-            self._lane,
-            instance.memory.lanes,
+            self._area,
+            instance.memory.areas,
             DocumentReader(instance.layout.profiles, instance.memory.profiles),
             wake=lambda index: os.eventfd_write(instance.pipes.wakeups[index], 1),
             now=time.monotonic,
@@ -234,14 +234,14 @@ class PagePort:
             latency=LatencyFigures(self._shown.latency),
             replicas=ReplicaFigures(self._shown.exchange) if self._shown.exchange is not None else None,
             processes=ProcessFigures(
-                instance.memory.lanes,
+                instance.memory.areas,
                 instance.roll,
                 metrics_certificate=(lambda: certificates.valid_until) if certificates is not None else None,
             ),
             signals=self._shown.signals.shown if self._shown.signals is not None else None,
         )
         return MetricsPage(
-            instance.memory.lanes,
+            instance.memory.areas,
             shown,
             pools,
             self._index_figures(),

@@ -1,9 +1,9 @@
-"""Reads what a killed supervisor left in the supervisor's lane. Its successor does this when it takes the lane over."""
+"""Reads what a killed supervisor left in the supervisor's area. Its successor does this when it takes the area over."""
 
 import time
 from typing import NamedTuple
 
-from shm.lanes import SUPERVISOR_LANE, Lanes
+from shm.areas import SUPERVISOR_AREA, Areas
 from workers.process.layout import LEADS_UNTIL, LOADED
 
 
@@ -15,17 +15,17 @@ class Predecessor(NamedTuple):
     leads_until_ms: int  # milliseconds on the clock of `workers.supervisor.kube.lease`; 0 if it did not lead
 
 
-def take_over(lanes: Lanes) -> Predecessor:
-    """Takes over the supervisor's lane, which clears its gauges, and sends the first heartbeat.
+def take_over(areas: Areas) -> Predecessor:
+    """Takes over the supervisor's area, which clears its gauges, and sends the first heartbeat.
 
     The gauge LOADED keeps its value: the predecessor's endpoints are still in shared memory, so a probe that waited for this
     process gets the same answer as before.
     """
-    existed = lanes.successions()[SUPERVISOR_LANE] > 0
-    lane = lanes.lane(SUPERVISOR_LANE)
-    scalars, place = lane.scalars, lane.schema.scalar
+    existed = areas.successions()[SUPERVISOR_AREA] > 0
+    area = areas.area(SUPERVISOR_AREA)
+    scalars, place = area.scalars, area.schema.scalar
     loaded, leads_until_ms = scalars[place[LOADED]], scalars[place[LEADS_UNTIL]]
-    lane.take_over()
+    area.take_over()
     scalars[place[LOADED]] = loaded
-    lane.heartbeat(time.monotonic())
+    area.heartbeat(time.monotonic())
     return Predecessor(existed, bool(loaded), leads_until_ms)

@@ -7,7 +7,7 @@ conditions with `require`. For example, with leader election only the leader is 
 import time
 from collections.abc import Callable
 
-from shm.lanes import Lane
+from shm.areas import Area
 from workers.process.instance import Instance
 from workers.process.layout import LOADED
 
@@ -17,11 +17,11 @@ WORKER_HEARTBEAT_MAX_S = 1.0  # a worker with an older heartbeat does not count
 class Readiness:
     """Decides whether one picker is ready. `orphaned`: whether the parent process is gone; the supervisor sets it."""
 
-    def __init__(self, instance: Instance, lane: Lane) -> None:
-        """`lane` is the supervisor's."""
+    def __init__(self, instance: Instance, area: Area) -> None:
+        """`area` is the supervisor's."""
         self._instance = instance
-        self._scalars = lane.scalars
-        self._loaded_at = lane.schema.scalar[LOADED]
+        self._scalars = area.scalars
+        self._loaded_at = area.schema.scalar[LOADED]
         self._conditions: list[Callable[[], str]] = []
         self.orphaned = False
 
@@ -55,8 +55,8 @@ class Readiness:
             return reason
         if not self.loaded:
             return "no endpoints were loaded yet"
-        lanes = self._instance.memory.lanes
-        ages = lanes.ages(time.monotonic())
-        if any(lanes.serving(seat) and ages[seat] < WORKER_HEARTBEAT_MAX_S for seat in range(1, len(ages))):
+        areas = self._instance.memory.areas
+        ages = areas.ages(time.monotonic())
+        if any(areas.serving(ordinal) and ages[ordinal] < WORKER_HEARTBEAT_MAX_S for ordinal in range(1, len(ages))):
             return ""
         return "no worker serves"

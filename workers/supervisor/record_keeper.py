@@ -5,7 +5,7 @@
 
 A recording of all requests runs from the start with --record-dir, or for some time when `epp record` asks (`asks`). At all other times a
 small one runs, so that `epp explain` finds what was decided minutes ago: a sample of the requests, in RECENT.bytes. While a recording
-runs, a gauge in the supervisor's lane has the number of the file to write, negative for a sample. A new file gets a new number. Workers
+runs, a gauge in the supervisor's area has the number of the file to write, negative for a sample. A new file gets a new number. Workers
 follow it at their next heartbeat, so the file before stays open for LATE_S. They are woken to begin: a request may wait for their start.
 
 What is lost is counted and holds nothing up: in the metric `recording_lost_records_total`, and as `Lost` in the file.
@@ -26,7 +26,7 @@ from epp.recording.batches import Assembler
 from epp.recording.keys import Keyed
 from epp.recording.records import Lost, Opened, Record
 from epp.request.pools import no_such_pool
-from shm.lanes import Lane
+from shm.areas import Area
 from workers.host.build import version
 from workers.process import StartError
 from workers.process.instance import Instance
@@ -72,7 +72,7 @@ class Running:
         self.parts: dict[int, Part] = {}
         self.framed_at = now
         self.heard = True  # a worker has sent records since the last look at endpoints
-        self.records = self.bytes = self.lost = 0  # as counted in the lane
+        self.records = self.bytes = self.lost = 0  # as counted in the area
         self.dropped = 0  # records that never reached the thread
         self.told = 0  # lost records that the file knows of
         self.why = ""  # the last reason for a loss
@@ -81,10 +81,10 @@ class Running:
 class RecordKeeper:
     """Runs recordings. `take` gets the packets of workers; `start` begins, and `end` is called at the supervisor's end."""
 
-    def __init__(self, instance: Instance, lane: Lane, now: Callable[[], float] = time.monotonic) -> None:
-        options, counter = instance.options, lane.schema.counter
+    def __init__(self, instance: Instance, area: Area, now: Callable[[], float] = time.monotonic) -> None:
+        options, counter = instance.options, area.schema.counter
         self._now = now
-        self._lane = lane
+        self._area = area
         self._place = options.run_dir, options.instance
         self._folder = "" if options.record_dir == OFF else options.record_dir
         self._recent = recent_folder(options)
@@ -92,7 +92,7 @@ class RecordKeeper:
         self._limits = Limits(files=options.record_files_max, bytes=options.record_bytes_max)
         self._secret = Keyed(instance.credentials.prefix_seed).identity
         self._endpoints = EndpointRecords(instance)
-        self._gauge = lane.schema.scalar[RECORDING]
+        self._gauge = area.schema.scalar[RECORDING]
         self._pipes = instance.pipes
         self._counters = [counter[f"recording_{name}_total"] for name in ("records", "bytes", "lost_records")]
         self._assembler = Assembler()
@@ -100,9 +100,9 @@ class RecordKeeper:
         # Why nothing is recorded.
         self._why_not = f"--record-dir is {OFF}" if options.record_dir == OFF else "no temporary folder can be written; set TMPDIR"
         self._instance = instance
-        self._only = lane.schema.scalar[RECORDED_POOL]
+        self._only = area.schema.scalar[RECORDED_POOL]
         self._timer: asyncio.TimerHandle | None = None
-        lane.scalars[self._gauge] = 0  # a predecessor may have died while it recorded
+        area.scalars[self._gauge] = 0  # a predecessor may have died while it recorded
 
     def start(self, background: Background, *, successor: bool) -> None:
         """Begins to record with --record-dir, and to look for questions.
@@ -147,7 +147,7 @@ class RecordKeeper:
             shutil.rmtree(self._recent, ignore_errors=True)
 
     def _end(self) -> None:
-        self._lane.scalars[self._gauge] = 0
+        self._area.scalars[self._gauge] = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -257,9 +257,9 @@ class RecordKeeper:
             only, pools = self._number_of(running.ask.pool), [running.ask.pool]
         self._record([Opened(records.VERSION, version(), number, time.time(), now, self._secret, pools)])
         self._endpoints.again(only)
-        self._lane.scalars[self._only] = 0 if only is None else only + 1
+        self._area.scalars[self._only] = 0 if only is None else only + 1
         self._follow(running, now)
-        self._lane.scalars[self._gauge] = -number if running.sampled else number
+        self._area.scalars[self._gauge] = -number if running.sampled else number
 
     def _follow(self, running: Running, now: float) -> None:
         found = self._endpoints.look(now)
@@ -286,7 +286,7 @@ class RecordKeeper:
         """Adds a batch to the next frame of a file. Its records are lost if this file is not open (any more)."""
         running = self._running
         if running is None:
-            self._lane.add(self._counters[2], count)
+            self._area.add(self._counters[2], count)
             return
         if file != running.file and (running.before is None or file != running.before[0]):
             running.dropped += count
@@ -307,8 +307,8 @@ class RecordKeeper:
             running.why = "the disk is too slow"
 
     def _count(self, running: Running) -> None:
-        """Copies the counts of the thread into the lane, and logs the first loss of each kind."""
-        files, add = running.files, self._lane.add
+        """Copies the counts of the thread into the area, and logs the first loss of each kind."""
+        files, add = running.files, self._area.add
         now = files.records, files.bytes, files.lost + running.dropped
         before = running.records, running.bytes, running.lost
         running.records, running.bytes, running.lost = now

@@ -30,17 +30,17 @@ from workers.supervisor.shared_pages import SharedPages
 def exchange_of(present: Callable[[], Instance], index: IndexWriter, report: Callable[..., None]) -> Exchange:
     """Returns the exchange of this replica, which the caller runs. `present` returns the instance, which must have a replica store."""
     instance = present()
-    options, lanes = instance.options, instance.memory.lanes
-    assert lanes.remote is not None
+    options, areas = instance.options, instance.memory.areas
+    assert areas.remote is not None
     documents = DocumentReader(instance.layout.documents, instance.memory.documents)
     places = Places(EndpointsView(documents), place_of(present) if instance.pools else None)
-    budgets, serving = instance.layout.budgets, lanes.serving_words[1:]
+    budgets, serving = instance.layout.budgets, areas.serving_words[1:]
     return Exchange(
         ExchangeParts(
             partial(opened, options.store),
-            lanes.remote,
+            areas.remote,
             places,
-            OwnLoad(lanes, places),
+            OwnLoad(areas, places),
             Taught(index, places),
             index,
             WaitingOfPools(waiting_of(instance)) if instance.pools else WaitingOfOne(_waiting(instance)),
@@ -123,7 +123,7 @@ def sink_of(instance: Instance, table: EndpointTable, pages: Pages) -> Callable[
     if not sharing:
         pages.share(0, 0)
         return lambda _pool: table
-    shared = SharedPages(table, pages, instance.memory.lanes.slot_load)
+    shared = SharedPages(table, pages, instance.memory.areas.slot_load)
     # Of several pools, the keys of pages say what is read.
     columns = columns_key(repr(instance.layout.table.columns)) if instance.pools else _columns(instance)
     pages.share(columns, len(instance.layout.table.columns), shared.told)

@@ -1,8 +1,8 @@
 """Computes the scaling signal once per second. The supervisor is the only writer of its two words in shared memory.
 
-lanes: requests routed, refused for load, failed, ended ────────────┐
+areas: requests routed, refused for load, failed, ended ────────────┐
 flow control: requests that wait ───────────────────────────────────┤
-endpoint table: batches, KV usage ──────────────────────────────────┼▶ ReplicasNeeded ─▶ gauges of the supervisor's lane
+endpoint table: batches, KV usage ──────────────────────────────────┼▶ ReplicasNeeded ─▶ gauges of the supervisor's area
 latency model: limits, speeds, prompt times ────────────────────────┘
 
 Each of several pools has a signal of its own from its first answers on (`PoolSignals`), which only the metrics page shows. Its requests are
@@ -17,16 +17,16 @@ import numpy as np
 from epp.data import KV_USAGE, RUNNING, WAITING
 from epp.learning.model import LatencyModel
 from epp.learning.replicas_needed import Reading, ReplicasNeeded, batch_share
+from shm.areas import Area
 from shm.documents import DocumentReader
-from shm.flow_lanes import WAITING as WAITING_REQUESTS
-from shm.flow_lanes import FlowLanes
-from shm.lanes import Lane
+from shm.flow_areas import WAITING as WAITING_REQUESTS
+from shm.flow_areas import FlowAreas
 from shm.table import State, TableReader
 from workers.process.instance import Instance
 from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
 from workers.shared.documents import EndpointsView
 from workers.supervisor.latency_keeper import LatencyKeeper
-from workers.supervisor.objects_watch import flow_lanes
+from workers.supervisor.objects_watch import flow_areas
 
 READ_S = 1.0
 THOUSANDTHS = 1000
@@ -39,13 +39,13 @@ class ScalingSignal:
     def __init__(
         self,
         instance: Instance,
-        lane: Lane | None,
+        area: Area | None,
         model: Callable[[], LatencyModel],
         prompt_s: Callable[[], float],
         waiting: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`lane`: the supervisor's; None: nothing is shown there. `prompt_s`: returns the seconds that a server works on one prompt.
+        """`area`: the supervisor's; None: nothing is shown there. `prompt_s`: returns the seconds that a server works on one prompt.
 
         `waiting`: returns the requests that wait in the picker.
         """
@@ -53,8 +53,8 @@ class ScalingSignal:
         self._table = TableReader(layout.table, memory.table)
         self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING, KV_USAGE)]
         self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents), instance.pool)
-        self._lanes = memory.lanes
-        self._lane = lane
+        self._areas = memory.areas
+        self._area = area
         self._model = model
         self._prompt_s = prompt_s
         self._waiting = waiting
@@ -77,14 +77,14 @@ class ScalingSignal:
         copy, model = self._table.copy(), self._model()
         slots = [e.slot for e in self._endpoints.current() if e.slot < len(copy.rows)]
         running, waiting, usage = (np.nan_to_num(copy.column(index)[slots]) for index in self._columns)
-        counted = self._lanes.counters()
+        counted = self._areas.counters()
         routed = counted["picks_total"] - counted["failed_answers_total"]
         self._signal.read(
             Reading(
                 at=self._now(),
                 ready=int((copy.state[slots] == State.FRESH).sum()),
                 arrived=routed + counted["load_refusals_total"],
-                finished=routed - int(self._lanes.inflight(len(copy.rows)).sum()),
+                finished=routed - int(self._areas.inflight(len(copy.rows)).sum()),
                 places=sum(batch_share(model, slot, float(n), float(used)) for slot, n, used in zip(slots, running, usage, strict=True)),
                 waiting=float(waiting.sum()) + self._waiting(),
                 prompt_s=self._prompt_s(),
@@ -93,9 +93,9 @@ class ScalingSignal:
         self._show()
 
     def _show(self) -> None:
-        if self._lane is None:
+        if self._area is None:
             return
-        scalars, place, signal = self._lane.scalars, self._lane.schema.scalar, self._signal
+        scalars, place, signal = self._area.scalars, self._area.schema.scalar, self._signal
         scalars[place[REPLICAS_NEEDED]] = signal.needed or 0
         headroom = signal.headroom
         scalars[place[HEADROOM]] = UNKNOWN_HEADROOM if headroom is None else round(THOUSANDTHS * max(HEADROOM_LEAST, headroom))
@@ -108,7 +108,7 @@ class PoolSignal(ScalingSignal):
         self._served = np.zeros(pool.layout.table.slots, dtype=np.int64)  # of all slots, at the last look
         self._finished = 0  # by the endpoints of the pool, since the first look
         self._begun = False
-        flow = flow_lanes(pool)
+        flow = flow_areas(pool)
         super().__init__(pool, None, lambda: latency.model, latency.prompt_s, lambda: waiting_in(flow), now)
 
     def look(self) -> None:
@@ -119,7 +119,7 @@ class PoolSignal(ScalingSignal):
         first, end = view.span()
         copy, rows, model = self._table.copy_part(first, end), view.slots - first, self._model()
         running, waiting, usage = (np.nan_to_num(copy.column(index)[rows]) for index in self._columns)
-        served, _ = self._lanes.outcomes(len(self._served))
+        served, _ = self._areas.outcomes(len(self._served))
         if self._begun:
             self._finished += int((served - self._served)[view.slots].sum())
         self._served, self._begun = served, True
@@ -128,7 +128,7 @@ class PoolSignal(ScalingSignal):
             Reading(
                 at=self._now(),
                 ready=int((copy.state[rows] == State.FRESH).sum()),
-                arrived=self._finished + int(self._lanes.inflight(end - first, first)[rows].sum()),
+                arrived=self._finished + int(self._areas.inflight(end - first, first)[rows].sum()),
                 finished=self._finished,
                 places=sum(batch_share(model, slot, n, used) for slot, n, used in loads),
                 waiting=float(waiting.sum()) + self._waiting(),
@@ -156,6 +156,6 @@ class PoolSignals:
         return [(pool, each.needed, each.headroom) for pool, each in self._signals.items() if each.needed]
 
 
-def waiting_in(flow: FlowLanes | None) -> int:
+def waiting_in(flow: FlowAreas | None) -> int:
     """Counts the requests that wait in flow control. `flow`: None if it is off."""
     return 0 if flow is None else flow.total(WAITING_REQUESTS)

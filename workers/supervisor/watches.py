@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from epp.metrics.series import PREDICTION
 from shm.documents import DocumentReader
-from shm.flow_lanes import WAITING
+from shm.flow_areas import WAITING
 from shm.table import TableReader
 from workers.process.instance import Instance
 from workers.shared.documents import EndpointsView

@@ -21,7 +21,7 @@ from typing import Any, Final
 import structlog
 
 from epp.metrics.series import TRYOUT, TRYOUT_SHADOWS
-from shm.lanes import Lane
+from shm.areas import Area
 from workers.host.log import error_text
 from workers.process.instance import Instance
 from workers.process.layout import CANDIDATE, GENERATION, of_key
@@ -89,9 +89,9 @@ class Loading:
         then(self, found)
 
 
-def show(lane: Lane, instance: Instance, tried: int = 0) -> None:
-    """Shows which configuration of the pool of `instance` a process uses, and which candidate. `lane`: of the process."""
-    scalars, at, pool = lane.scalars, lane.schema.scalar, instance.pool
+def show(area: Area, instance: Instance, tried: int = 0) -> None:
+    """Shows which configuration of the pool of `instance` a process uses, and which candidate. `area`: of the process."""
+    scalars, at, pool = area.scalars, area.schema.scalar, instance.pool
     scalars[at[of_key(GENERATION, pool)]] = instance.number
     scalars[at[of_key(CANDIDATE, pool)]] = tried
 
@@ -102,13 +102,13 @@ class Turn:
     Meanwhile it publishes which pool that is, in case its plugins end the worker.
     """
 
-    def __init__(self, lane: Lane | None = None) -> None:
-        """`lane`: this worker's; None: there is only one pool."""
+    def __init__(self, area: Area | None = None) -> None:
+        """`area`: this worker's; None: there is only one pool."""
         self.taken = False
         self._word: memoryview | None = None
-        if lane is not None:
-            at = lane.schema.scalar[LOADING]
-            self._word = lane.scalars[at : at + 1]
+        if area is not None:
+            at = area.schema.scalar[LOADING]
+            self._word = area.scalars[at : at + 1]
 
     def take(self, pool: int | None) -> None:
         """Begins to load a configuration of this pool."""
@@ -142,13 +142,13 @@ class Unusable:
 class Adoption:
     """Keeps the configurations of one pool in one worker: the current parts, and those that open streams still use."""
 
-    def __init__(self, parts: Parts, lane: Lane, seat: int, streams: Callable[[], Iterable[App]], turn: Turn | None = None) -> None:
-        """`lane`: this worker's lane. `streams` returns the apps of all open streams. `turn`: to load; None: there is only one pool."""
+    def __init__(self, parts: Parts, area: Area, ordinal: int, streams: Callable[[], Iterable[App]], turn: Turn | None = None) -> None:
+        """`area`: this worker's area. `streams` returns the apps of all open streams. `turn`: to load; None: there is only one pool."""
         self.parts = parts
         self._turn = turn or Turn()
         self._gone = False
-        self._lane = lane
-        self._seat = seat
+        self._area = area
+        self._ordinal = ordinal
         self._streams = streams
         self._loading: Loading | None = None
         self._unusable = Unusable()
@@ -191,7 +191,7 @@ class Adoption:
     def beat(self, now: float) -> None:
         """Does what is due at a heartbeat. `now`: monotonic seconds."""
         for parts in self.every():
-            parts.instance.memory.lanes.add_remote(now)
+            parts.instance.memory.areas.add_remote(now)
             parts.heartbeat(now)
 
     def woken(self) -> None:
@@ -253,20 +253,20 @@ class Adoption:
             self._unusable.add(loading.number, asyncio.get_running_loop().time())
             log.error("configuration cannot be taken over", generation=loading.number, error=error_text(found), **self._named())
             generations = self.parts.instance.generations
-            self.parts.instance.reports.refused(self._seat, loading.number, error_text(found), generations.key)
+            self.parts.instance.reports.refused(self._ordinal, loading.number, error_text(found), generations.key)
         self.look()  # another configuration may be in force already
 
     def _swap(self, instance: Instance) -> None:
         before = self.parts
-        self.parts = before.under(instance, instance.memory.lanes.lane(self._seat))
+        self.parts = before.under(instance, instance.memory.areas.area(self._ordinal))
         self._retired.append(before)
         self._show()
-        instance.reports.adopted(self._seat, instance.number, instance.generations.key)
+        instance.reports.adopted(self._ordinal, instance.number, instance.generations.key)
         log.info("configuration in force", generation=instance.number, **self._named())
 
     def _begin_tryout(self, instance: Instance) -> None:
         bundle = instance.generations.candidate()
-        parts = self._candidate = self.parts.under(instance, instance.memory.lanes.lane(self._seat), beside=True)
+        parts = self._candidate = self.parts.under(instance, instance.memory.areas.area(self._ordinal), beside=True)
         self.tryout = Tryout(
             parts.app,
             bundle.share,
@@ -285,7 +285,7 @@ class Adoption:
         self._retired.append(before)
         self._show()
         instance = candidate.instance
-        instance.reports.adopted(self._seat, instance.number, instance.generations.key)
+        instance.reports.adopted(self._ordinal, instance.number, instance.generations.key)
         log.info("configuration in force", generation=instance.number, **self._named())
 
     def _named(self) -> dict[str, str]:
@@ -300,7 +300,7 @@ class Adoption:
     def _show(self) -> None:
         self._changed_at = asyncio.get_running_loop().time()
         tried = self._candidate.instance.number if self._candidate is not None else 0
-        show(self._lane, self.parts.instance, tried)
+        show(self._area, self.parts.instance, tried)
 
     def _retire(self, used: Collection[int]) -> None:
         ended = [parts for parts in self._retired if id(parts.app) not in used]

@@ -6,7 +6,7 @@ import structlog
 
 from epp.errors import ProducerFailed
 from epp.plugin import Plugin, Profile, foreign
-from shm.lanes import Lane
+from shm.areas import Area
 from workers.host.log import error_text, stack
 from workers.worker.services import Warnings
 
@@ -20,8 +20,8 @@ log = structlog.get_logger()
 class Faults:
     """Counts all failures of one worker. Logs at most FAULTS_LOGGED_PER_S stack traces per second."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, area: Area) -> None:
+        self._area = area
         self._warnings = Warnings(time.monotonic)
         # (plugin, text) that was logged; bounded, because the configuration bounds the plugins.
         self._remarked: set[tuple[str, str]] = set()
@@ -37,7 +37,7 @@ class Faults:
 
     def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:
         """Counts and logs a data producer that failed. The request continues without its data."""
-        self._lane.add(self._lane.schema.counter["producer_failures_total"])
+        self._area.add(self._area.schema.counter["producer_failures_total"])
         self._warnings.warn(producer, "data producer failed open", error=error_text(failure))
 
     def remark(self, plugin: Plugin, text: str) -> None:
@@ -55,12 +55,12 @@ class Faults:
 
     def policy_failed(self, plugin: str, problem: BaseException) -> None:
         """Counts and logs a policy of flow control that raised an exception. A built-in rule has decided in its place."""
-        self._lane.add(self._lane.schema.counter["flow_policy_failures_total"])
+        self._area.add(self._area.schema.counter["flow_policy_failures_total"])
         self._log("plugin of flow control failed", problem, plugin=plugin)
 
     def shadow_failed(self, profile: Profile, problem: BaseException) -> None:
         """Counts and logs a shadow profile that raised an exception."""
-        self._lane.add(self._lane.schema.counter["shadow_failures_total"])
+        self._area.add(self._area.schema.counter["shadow_failures_total"])
         self._log("shadow profile failed", problem, profile=profile.name)
 
     def _log(self, event: str, problem: BaseException, **more: str) -> None:

@@ -13,9 +13,9 @@ from epp.flow.plan import FlowPlan
 from epp.metrics import Group
 from epp.metrics.flow_control import FLOW_GROUPS, REVOKED
 from epp.metrics.label_caps import LabelCaps
+from shm.areas import Area
 from shm.documents import DocumentReader
-from shm.flow_lanes import FlowLanes
-from shm.lanes import Lane
+from shm.flow_areas import FlowAreas
 from shm.series import SeriesWriter
 from workers.process.instance import Instance
 from workers.process.names import CYCLES
@@ -26,7 +26,7 @@ from workers.worker.extproc.pool import SharedPool
 from workers.worker.flow.eviction import Evictions, RevocationMetrics
 from workers.worker.flow.flow_control import FlowControl, GatePoolState
 from workers.worker.flow.metrics import FlowMetrics
-from workers.worker.flow.peers import LanePeers
+from workers.worker.flow.peers import AreaPeers
 from workers.worker.flow.probe import PoolProbe
 
 COUNTED = "concurrency-detector"  # the type of detector that uses no metrics of servers
@@ -35,7 +35,7 @@ COUNTED = "concurrency-detector"  # the type of detector that uses no metrics of
 def flow_control(
     instance: Instance,
     worker: int,
-    lane: Lane,
+    area: Area,
     pool: SharedPool,
     objectives: ObjectivesView,
     series: Callable[[Group], SeriesWriter],
@@ -48,11 +48,11 @@ def flow_control(
     `worker`: the worker's number, from 0. `series(group)` returns the worker's part of a table of labelled metrics. `before`: the flow
     control of an earlier configuration. If given, it continues with this configuration, and its waiting requests stay queued.
     """
-    plan, flow_lanes = instance.config.flow, instance.memory.flow
+    plan, flow_areas = instance.config.flow, instance.memory.flow
     if plan is None:
         return None
-    now, lanes, wakeups = time.monotonic, instance.memory.lanes, instance.pipes.wakeups
-    probe = PoolProbe(pool.candidates, plan.detector, flow_lanes)
+    now, areas, wakeups = time.monotonic, instance.memory.areas, instance.pipes.wakeups
+    probe = PoolProbe(pool.candidates, plan.detector, flow_areas)
     if before is not None:
         _prepare_evictions(instance, worker, before, objectives, series)
         before.know(objectives.places)
@@ -60,7 +60,7 @@ def flow_control(
         before.know(objectives.places)
         _use_evictions(instance, before)
         return before
-    peers = LanePeers(flow_lanes, lanes, worker, objectives.places, wakeups=wakeups, now=now, remote=instance.memory.remote)
+    peers = AreaPeers(flow_areas, areas, worker, objectives.places, wakeups=wakeups, now=now, remote=instance.memory.remote)
     writers = {group: series(group) for group in FLOW_GROUPS}
     control = FlowControl(
         plan,
@@ -69,7 +69,7 @@ def flow_control(
         FlowMetrics(writers, instance.options.pool_name, caps),
         loop=asyncio.get_running_loop(),
         now=now,
-        timed=partial(lane.observe, lane.schema.histogram[CYCLES.key]),
+        timed=partial(area.observe, area.schema.histogram[CYCLES.key]),
         policy_failed=policy_failed,
     )
     control.know(objectives.places)
@@ -82,7 +82,7 @@ def _prepare_evictions(
     instance: Instance, worker: int, control: FlowControl, objectives: ObjectivesView, series: Callable[[Group], SeriesWriter]
 ) -> None:
     """Creates what in-flight eviction needs, if this configuration is the first that evicts. A worker keeps it to its own end."""
-    plan, flow_lanes, wakeups = instance.config.flow, instance.memory.flow, instance.pipes.wakeups
+    plan, flow_areas, wakeups = instance.config.flow, instance.memory.flow, instance.pipes.wakeups
     assert plan is not None
     if control.evictions is not None or plan.eviction_filter is None or plan.eviction_order is None:
         return
@@ -90,8 +90,8 @@ def _prepare_evictions(
         plan.eviction_filter,
         plan.eviction_order,
         grace(instance, plan),
-        pool=GatePoolState(control, _waits(flow_lanes, objectives), _in_flight(instance)),
-        lanes=flow_lanes,
+        pool=GatePoolState(control, _waits(flow_areas, objectives), _in_flight(instance)),
+        areas=flow_areas,
         worker=worker,
         now=time.monotonic,
         wake=lambda other: os.eventfd_write(wakeups[other], 1),
@@ -117,20 +117,20 @@ def grace(instance: Instance, plan: FlowPlan) -> float:
     return grace_s(counted=type(plan.detector).type_name == COUNTED, interval_s=instance.sources.pacing.interval_s, scrape_s=SCRAPE_S_MAX)
 
 
-def _waits(flow_lanes: FlowLanes, objectives: ObjectivesView) -> Callable[[int], bool]:
+def _waits(flow_areas: FlowAreas, objectives: ObjectivesView) -> Callable[[int], bool]:
     def waits(priority: int) -> bool:
         place = objectives.places.get(priority)
-        return place is not None and flow_lanes.band(place).requests > 0
+        return place is not None and flow_areas.band(place).requests > 0
 
     return waits
 
 
 def _in_flight(instance: Instance) -> Callable[[], int]:
-    lanes = instance.memory.lanes
+    areas = instance.memory.areas
     view = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents), instance.pool)
 
     def in_flight() -> int:
-        counts = lanes.inflight(lanes.schema.slots)
+        counts = areas.inflight(areas.schema.slots)
         if view.pool is None:
             return int(np.add.reduce(counts))
         view.current()

@@ -18,9 +18,9 @@ from epp.metrics.series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
 from epp.recording.keys import Keyed
 from epp.recording.sample import Sample
 from shm.answers import AnswersWriter
+from shm.areas import Area
 from shm.budgets import BudgetRow
 from shm.documents import DocumentReader, DocumentWriter
-from shm.lanes import Lane
 from shm.prefills import Prefills, PromptStarts
 from shm.series import SeriesWriter
 from workers.process.instance import Instance
@@ -52,7 +52,7 @@ class Kept:
     For each part of shared memory that the worker writes, there is one writer here, which all configurations share.
     """
 
-    def __init__(self, instance: Instance, index: int, lane: Lane, bus: BusWriter, *, clock: Clock) -> None:
+    def __init__(self, instance: Instance, index: int, area: Area, bus: BusWriter, *, clock: Clock) -> None:
         self.caps = LabelCaps()
         self.rng = random.Random(int.from_bytes(os.urandom(16), "big"))
         self.documents = DocumentReader(instance.layout.documents, instance.memory.documents)
@@ -62,8 +62,8 @@ class Kept:
         self._index = index
         self._series: dict[str, SeriesWriter] = {}
         self._aging: list[SeriesWriter] = []
-        for lanes in instance.memory.flows:
-            lanes.lane(index).take_over()
+        for areas in instance.memory.flows:
+            areas.area(index).take_over()
         later = asyncio.get_running_loop().call_later
         self._clock = clock
         self.metrics = self.request_metrics(instance)  # of the only pool, or of requests whose pool is not known
@@ -73,21 +73,21 @@ class Kept:
         self.latency = DocumentReader(instance.layout.latency, instance.memory.latency)
         self.starts = PromptStarts(instance.layout.starts, instance.memory.starts, index)
         self.bus = bus
-        schema, serving = instance.layout.budgets, instance.memory.lanes.serving_words[1:]
+        schema, serving = instance.layout.budgets, instance.memory.areas.serving_words[1:]
         self.budgets = BudgetRow(schema, instance.memory.budgets, index, serving)
         self.budgets.take_over()
         self.prefills = Prefills(instance.layout.prefills, instance.memory.prefills, index)
         self.answers = AnswerCounts(AnswersWriter(instance.layout.answers, instance.memory.answers, index), time.monotonic)
-        lost = partial(lane.add, lane.schema.counter["recording_lost_records_total"])
+        lost = partial(area.add, area.schema.counter["recording_lost_records_total"])
         self.records = RecordSender(index, bus.offer, lambda records: lost(n=records))
         self.sample = Sample()
         self.keyed = Keyed(instance.credentials.prefix_seed)
         self.seal = Seal(instance.credentials.prefix_seed)
         self.recent = Recent(index, time.monotonic, log_decision if debug else None)
         published = DocumentWriter(instance.layout.decisions, instance.memory.decisions)
-        self.publisher = Publisher(self.recent, instance.memory.lanes, lane, published, index)
+        self.publisher = Publisher(self.recent, instance.memory.areas, area, published, index)
         answers = DocumentWriter(instance.layout.profiles, instance.memory.profiles)
-        answering = Answering(instance.memory.lanes, lane, answers, index, time.monotonic)
+        answering = Answering(instance.memory.areas, area, answers, index, time.monotonic)
         self.profiler = Profiler(answering, later)
 
     def flows(self) -> list[FlowControl]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from shm.lanes import Lane, Lanes
+from shm.areas import Area, Areas
 from workers.host.memory import LOOK_S, Bursts, Leaving, Usage, Watch, cgroup_limit, share, trim
 from workers.process.instance import Instance
 from workers.process.layout import LEAVING
@@ -20,19 +20,19 @@ log = structlog.get_logger()
 
 
 class Exit:
-    """Decides when one worker leaves, and drains it. `seat`: the number of its lane; 0 is the supervisor's."""
+    """Decides when one worker leaves, and drains it. `ordinal`: the number of its area; 0 is the supervisor's."""
 
-    def __init__(self, instance: Instance, lane: Lane, seat: int) -> None:
+    def __init__(self, instance: Instance, area: Area, ordinal: int) -> None:
         self._instance = instance
-        self._lanes: Lanes = instance.memory.lanes
-        self._lane = lane
-        self._seat = seat
+        self._areas: Areas = instance.memory.areas
+        self._area = area
+        self._ordinal = ordinal
         self.recycled = False  # whether the worker leaves because of its memory
 
     def leaving(self) -> dict[int, int]:
-        """Returns the `Leaving` states of the other serving workers, by seat."""
-        states = self._lanes.scalars(LEAVING)
-        return {seat: states[seat] for seat in self._lanes.serving_workers() if seat != self._seat}
+        """Returns the `Leaving` states of the other serving workers, by ordinal."""
+        states = self._areas.scalars(LEAVING)
+        return {ordinal: states[ordinal] for ordinal in self._areas.serving_workers() if ordinal != self._ordinal}
 
     def watch_memory(self, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
         """Returns freed memory to the system after each burst of bodies. Sets `stopping` when this process uses more than its share.
@@ -43,7 +43,7 @@ class Exit:
         workers = self._instance.options.workers
 
         def limit() -> int:
-            return share(configured, cgroup, max(workers, len(self._lanes.serving_workers())))
+            return share(configured, cgroup, max(workers, len(self._areas.serving_workers())))
 
         watched = limit()
         if watched and (need := usage.over(watched)):
@@ -56,7 +56,7 @@ class Exit:
             )
             watched = 0
         bursts = Bursts(usage.resident, trim, loop.time())
-        watch = Watch(self._seat, now=loop.time(), over=usage.over, trim=trim, say=self._say, others=self.leaving)
+        watch = Watch(self._ordinal, now=loop.time(), over=usage.over, trim=trim, say=self._say, others=self.leaving)
 
         def look() -> None:
             if stopping.is_set():
@@ -94,19 +94,19 @@ class Exit:
                 await drain.together(lambda: serving.server.streams > 0 or self._others_busy())
             return
         self._say(Leaving.LEAVES)
-        instance.reports.leaving(self._seat)
+        instance.reports.leaving(self._ordinal)
         await drain.alone(self._relieved)
 
     def _say(self, state: Leaving) -> None:
-        self._lane.scalars[self._lane.schema.scalar[LEAVING]] = state
+        self._area.scalars[self._area.schema.scalar[LEAVING]] = state
 
     def _others_busy(self) -> bool:
-        """Whether any other worker has a stream, as its lane shows."""
-        streams = self._lanes.scalars("streams")
-        return any(streams[seat] for seat in self._lanes.serving_workers() if seat != self._seat)
+        """Whether any other worker has a stream, as its area shows."""
+        streams = self._areas.scalars("streams")
+        return any(streams[ordinal] for ordinal in self._areas.serving_workers() if ordinal != self._ordinal)
 
     def _relieved(self) -> bool:
         """Whether another worker accepts connections."""
-        ages = self._lanes.ages(time.monotonic())
+        ages = self._areas.ages(time.monotonic())
         fresh = any(state != Leaving.LEAVES and ages[i] < FRESH_HEARTBEAT_S for i, state in self.leaving().items())
         return fresh or self._instance.words.stopping

@@ -1,8 +1,8 @@
-"""The main function of a worker process: its event loop, its lane, its streams, its end.
+"""The main function of a worker process: its event loop, its area, its streams, its end.
 
-The parent has created everything shared before the fork. A worker writes only its lane and reads the rest. It drains (`leaving`) together
+The parent has created everything shared before the fork. A worker writes only its area and reads the rest. It drains (`leaving`) together
 with the other workers when the parent stops or is gone. It drains alone when it gets SIGTERM for another reason, or uses more than its
-share of memory. Before it drains alone, it says so in its lane and to the parent, which then starts a successor in another seat at once.
+share of memory. Before it drains alone, it says so in its area and to the parent, which then starts a successor in another ordinal at once.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import structlog
 import uvloop
 
 from epp.metrics.series import ABUSE
-from shm.lanes import SUPERVISOR_LANE, Lane, Lanes
+from shm.areas import SUPERVISOR_AREA, Area, Areas
 from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
@@ -49,7 +49,7 @@ log = structlog.get_logger()
 
 
 def run(instance: Instance, index: int) -> int:
-    """Runs a worker until it has to leave. Returns an ExitCode. `index`: the worker's number, from 0; its lane is `index + 1`."""
+    """Runs a worker until it has to leave. Returns an ExitCode. `index`: the worker's number, from 0; its area is `index + 1`."""
     gc.set_threshold(GC_YOUNGEST, 20, 20)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Worker(present(instance), index).serve())
@@ -61,12 +61,12 @@ class Worker:
     def __init__(self, instance: Instance, index: int) -> None:
         self.instance = instance
         self.index = index
-        self.lanes: Lanes = instance.memory.lanes
-        self.lane: Lane = instance.memory.lanes.lane(index + 1)
-        self.lane.take_over()
-        self.faults = Faults(self.lane)
+        self.areas: Areas = instance.memory.areas
+        self.area: Area = instance.memory.areas.area(index + 1)
+        self.area.take_over()
+        self.faults = Faults(self.area)
         self._clock = Clock()
-        self._exit = Exit(instance, self.lane, index + 1)
+        self._exit = Exit(instance, self.area, index + 1)
         self._lags: deque[float] = deque([0.0], LAG_HEARTBEATS)  # how late each of the last heartbeats was, in seconds
         self._orphaned = False
         self._adoption: Adoption | Pools
@@ -106,26 +106,26 @@ class Worker:
         """Creates the worker's app and the other parts for its configuration. If there are several pools, they begin without parts."""
 
         def made(instance: Instance) -> Parts:
-            lanes = instance.memory.lanes  # under a later configuration, it may have more histograms
-            lane = self.lane if lanes is self.lanes else lanes.lane(self.index + 1)
-            return Parts(instance, self.index, lane, bus=bus, faults=self.faults, clock=self._clock, kept=self._kept)
+            areas = instance.memory.areas  # under a later configuration, it may have more histograms
+            area = self.area if areas is self.areas else areas.area(self.index + 1)
+            return Parts(instance, self.index, area, bus=bus, faults=self.faults, clock=self._clock, kept=self._kept)
 
-        self._kept = Kept(self.instance, self.index, self.lane, bus, clock=self._clock)
+        self._kept = Kept(self.instance, self.index, self.area, bus, clock=self._clock)
         if self.instance.pools:
             serving = (lambda: self._serving.streams(), lambda: self._serving.look())
-            self._adoption = Pools(self.instance, made, self.lane, self.index + 1, *serving)
+            self._adoption = Pools(self.instance, made, self.area, self.index + 1, *serving)
         else:
-            self._adoption = Adoption(made(self.instance), self.lane, self.index + 1, self._apps)
+            self._adoption = Adoption(made(self.instance), self.area, self.index + 1, self._apps)
 
     def _apps(self) -> Iterator[App]:
         """Returns the apps of all open streams."""
         return (stream.app for stream in self._serving.streams())
 
     def _publish_certificate(self, until: float) -> None:
-        self.lane.scalars[self.lane.schema.scalar[CERTIFICATE_UNTIL]] = int(until)
+        self.area.scalars[self.area.schema.scalar[CERTIFICATE_UNTIL]] = int(until)
 
     def woken(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Handles a wake-up: another process has changed its lane and wants this worker to look."""
+        """Handles a wake-up: another process has changed its area and wants this worker to look."""
         with contextlib.suppress(BlockingIOError):  # the event may have been read by a predecessor
             os.eventfd_read(self.instance.pipes.wakeups[self.index])
         kept = self._kept
@@ -137,17 +137,17 @@ class Worker:
         self._adoption.look()
 
     def _bus(self) -> BusWriter:
-        counter = self.lane.schema.counter
+        counter = self.area.schema.counter
         return BusWriter(
             self.instance.pipes.bus_writers[self.index],
-            partial(self.lane.add, counter["bus_drops_total"]),
-            partial(self.lane.add, counter["bus_frames_total"]),
+            partial(self.area.add, counter["bus_drops_total"]),
+            partial(self.area.add, counter["bus_frames_total"]),
         )
 
     def _create_serving(self) -> Serving:
         return Serving(
             self.instance,
-            self.lane,
+            self.area,
             self._kept.series(self.instance, ABUSE),
             clock=self._clock,
             on_error=self.faults.request_failed,
@@ -161,7 +161,7 @@ class Worker:
         adoption = self._adoption
 
         if instance.options.enable_grpc_stream_metrics:
-            return self._with_health(StreamMetrics(self.lane, time.monotonic).around(adoption.open))
+            return self._with_health(StreamMetrics(self.area, time.monotonic).around(adoption.open))
         return self._with_health(adoption.open)
 
     def _with_health(self, opened: Application) -> Application:
@@ -171,7 +171,7 @@ class Worker:
             return opened
 
         def ready() -> bool:  # stays True while only this worker leaves, because the picker still serves
-            return not (self._orphaned or instance.words.stopping) and bool(self.lanes.scalars(LOADED)[SUPERVISOR_LANE])
+            return not (self._orphaned or instance.words.stopping) and bool(self.areas.scalars(LOADED)[SUPERVISOR_AREA])
 
         return beside(opened, ready)
 
@@ -188,14 +188,14 @@ class Worker:
 
     def _heartbeat(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         now = time.monotonic()
-        self.lane.heartbeat(now)
+        self.area.heartbeat(now)
         self._serving.publish_load()
-        self.lanes.add_remote(now)  # flow control uses these lanes under later configurations, too
+        self.areas.add_remote(now)  # flow control uses these areas under later configurations, too
         self._adoption.beat(now)
         self._adoption.look()
         self._lags.append(now - due)
-        if (lag := self.lane.schema.scalar.get(LAG)) is not None:
-            self.lane.scalars[lag] = int(max(self._lags) * 1e6)
+        if (lag := self.area.schema.scalar.get(LAG)) is not None:
+            self.area.scalars[lag] = int(max(self._lags) * 1e6)
         loop.call_later(HEARTBEAT_S, self._heartbeat, loop, now + HEARTBEAT_S)
 
     def _watch_bodies(self, loop: asyncio.AbstractEventLoop, timeout: BodyTimeout) -> None:

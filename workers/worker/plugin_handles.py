@@ -8,8 +8,8 @@ from epp.candidates import Endpoint
 from epp.metrics import Metric
 from epp.metrics.catalogue import GAUGE_PARTS, WEIGHT
 from epp.plugin import Hashes, Plugin, PrefixIndex
+from shm.areas import Area
 from shm.index_tiers import SPAN, in_tier
-from shm.lanes import Lane
 from shm.prefix_index import IndexReader
 from shm.series import FIRST_BLOCK, SeriesWriter
 from workers.shared.bus import BusWriter
@@ -17,11 +17,11 @@ from workers.shared.bus import BusWriter
 GAUGE_MAX: Final = 1e11  # limit of a value, so that the sum over all workers fits into a word
 
 
-class LaneLoad:
-    """Counts the tokens in flight, in this worker's lane."""
+class AreaLoad:
+    """Counts the tokens in flight, in this worker's area."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._tokens = lane.tokens
+    def __init__(self, area: Area) -> None:
+        self._tokens = area.tokens
 
     def add_tokens(self, endpoint: Endpoint, tokens: int) -> None:
         increase(self._tokens, endpoint.slot, tokens)
@@ -36,17 +36,17 @@ class SharedPrefixIndex:
         self.forget: Callable[[Hashes, int], None] = bus.forget
 
 
-class LaneMeasure:
-    """Observes values of one histogram in this worker's lane."""
+class AreaMeasure:
+    """Observes values of one histogram in this worker's area."""
 
-    __slots__ = ("_index", "_lane")
+    __slots__ = ("_area", "_index")
 
-    def __init__(self, lane: Lane, index: int) -> None:
-        self._lane = lane
+    def __init__(self, area: Area, index: int) -> None:
+        self._area = area
         self._index = index
 
     def observe(self, value: float) -> None:
-        self._lane.observe(self._index, value)
+        self._area.observe(self._index, value)
 
 
 class SeriesCount:

@@ -19,8 +19,8 @@ import structlog
 from epp.errors import Cause, Refused
 from epp.protocol import codec
 from epp.request.pools import UNDECIDED
+from shm.areas import Area
 from shm.documents import DocumentReader
-from shm.lanes import Lane
 from workers.host.log import error_text
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
@@ -49,12 +49,12 @@ class Pools:
         self,
         instance: Instance,
         made: Callable[[Instance], Parts],
-        lane: Lane,
-        seat: int,
+        area: Area,
+        ordinal: int,
         streams: Callable[[], Iterable[ExtProcStream]],
         moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """`made`: creates the parts of a pool when its configuration is loaded. `lane`: this worker's. `streams` returns all open streams.
+        """`made`: creates the parts of a pool when its configuration is loaded. `area`: this worker's. `streams` returns all open streams.
 
         `moved`: called when other pools are served, perhaps at ports that were not open before.
         """
@@ -65,11 +65,11 @@ class Pools:
         served = ServedView(DocumentReader(instance.layout.documents, instance.memory.documents), len(instance.pools))
         self._models = ModelList(served, instance.credentials.prefix_seed)
         self._made = made
-        self._lane = lane
-        self._seat = seat
+        self._area = area
+        self._ordinal = ordinal
         self._streams = streams
         self._moved = moved
-        self._turn = Turn(lane)
+        self._turn = Turn(area)
         self._out = OutOfService(instance.words.out_of_service)
         self._outs = 0  # changes of it that were seen
         # The number of the pool to which the lobby belongs
@@ -188,11 +188,11 @@ class Pools:
         except Exception as problem:
             log.error("pool cannot be loaded", pool=view.options.pool_name, error=error_text(problem))
             if number := view.generations.number:
-                view.reports.refused(self._seat, number, error_text(problem), view.generations.key)
+                view.reports.refused(self._ordinal, number, error_text(problem), view.generations.key)
             return view
 
     def _adoption(self, parts: Parts) -> Adoption:
-        return Adoption(parts, self._lane, self._seat, lambda: (stream.app for stream in self._streams()), self._turn)
+        return Adoption(parts, self._area, self._ordinal, lambda: (stream.app for stream in self._streams()), self._turn)
 
     def _name(self, pool: int) -> str:
         return self._instance.pools[pool].options.pool_name
@@ -233,7 +233,7 @@ class Pools:
         self._failed.clear()
         if self._instance.pool_list:
             self._use(chosen(self._instance))
-        show(self._lane, self._instance)
+        show(self._area, self._instance)
         for pool, view in enumerate(self._instance.pools):
             if self._loaded[pool] is not None and view.served:
                 self._unsettled.add(pool)
@@ -244,7 +244,7 @@ class Pools:
     def _show_unloaded(self, view: Instance) -> None:
         """Shows that the next request of the pool gets what is in force."""
         generations = view.generations
-        show(self._lane, replace(view, number=view.number_in_force), generations.candidate_number)
+        show(self._area, replace(view, number=view.number_in_force), generations.candidate_number)
 
     def _adopt(self) -> None:
         for pool in sorted(self._unsettled):
@@ -294,7 +294,7 @@ class Pools:
             self._failed[pool] = asyncio.get_running_loop().time() + AGAIN_S
             log.error("pool cannot be loaded", pool=view.options.pool_name, error=error_text(problem))
             if number > 1:
-                view.reports.refused(self._seat, number, error_text(problem), pool)
+                view.reports.refused(self._ordinal, number, error_text(problem), pool)
         self._turn.give()
         for then in self._waiting.pop(pool):
             then()

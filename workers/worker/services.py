@@ -13,10 +13,10 @@ from epp.metrics import Metric
 from epp.plugin import HeldBlocks, Learning, LoadCounts, Plugin, Prefills, PrefixIndex
 from epp.points.isolation import culprit
 from epp.prefix.match import CutsPrompts
-from shm.lanes import Lane
+from shm.areas import Area
 from shm.series import SeriesWriter
 from workers.host.log import error_text, stack
-from workers.worker.plugin_handles import IndexTier, LaneLoad, LaneMeasure, SeriesCount, SeriesGauge
+from workers.worker.plugin_handles import AreaLoad, AreaMeasure, IndexTier, SeriesCount, SeriesGauge
 from workers.worker.plugin_http import HttpClient
 from workers.worker.plugin_work import Background, Work
 
@@ -47,7 +47,7 @@ class WorkerServices:
 
     def __init__(
         self,
-        lane: Lane,
+        area: Area,
         prefix_index: PrefixIndex,
         *,
         prefix_seed: int,
@@ -60,13 +60,13 @@ class WorkerServices:
         now: Callable[[], float],
     ) -> None:
         self.rng = rng
-        self.load: LoadCounts = LaneLoad(lane)
+        self.load: LoadCounts = AreaLoad(area)
         self.prefix_index = prefix_index
         self.prefix_seed = prefix_seed
         self.held_blocks = held_blocks
         self.prefills = prefills
         self.learning = learning
-        self._lane = lane
+        self._area = area
         self._measures = measures
         self._labelled = labelled
         self.environment: Mapping[str, str] = os.environ
@@ -106,10 +106,10 @@ class WorkerServices:
         """Ends all work of plugins. Called at the worker's end."""
         await self._background.close(self._clients[0].close if self._clients else None)
 
-    def measure(self, plugin: Plugin, metric: Metric) -> LaneMeasure:
+    def measure(self, plugin: Plugin, metric: Metric) -> AreaMeasure:
         if (plugin.name, metric.name) not in self._measures:
             raise PluginFault(undeclared("histogram", plugin, metric))
-        return LaneMeasure(self._lane, self._measures[plugin.name, metric.name])
+        return AreaMeasure(self._area, self._measures[plugin.name, metric.name])
 
     def count(self, plugin: Plugin, metric: Metric) -> SeriesCount:
         return SeriesCount(self._series("counter", plugin, metric), plugin, metric)

@@ -7,7 +7,7 @@ from functools import partial
 
 import structlog
 
-from shm.lanes import Lane
+from shm.areas import Area
 from shm.series import SeriesWriter
 from workers.host.memory import Leaving, cgroup_limit, share
 from workers.process.instance import Instance
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 class Serving:
-    """Runs the server of one worker. `leaving` returns the `Leaving` states of the other serving workers, by seat.
+    """Runs the server of one worker. `leaving` returns the `Leaving` states of the other serving workers, by ordinal.
 
     `pool_at` returns the name of the pool that has a port of its own; "" if the port has several pools.
     """
@@ -36,7 +36,7 @@ class Serving:
     def __init__(
         self,
         instance: Instance,
-        lane: Lane,
+        area: Area,
         abuse: SeriesWriter,
         *,
         clock: Clock,
@@ -45,7 +45,7 @@ class Serving:
         pool_at: Callable[[int], str],
     ) -> None:
         self._instance = instance
-        self._lane = lane
+        self._area = area
         self._clock = clock
         self._on_error = on_error
         self._leaving = leaving
@@ -109,26 +109,26 @@ class Serving:
         return sum(stream.refuse_waiting() for stream in self.streams())
 
     def publish_load(self) -> None:
-        """Publishes in the lane how many streams and connections are open here, for the other workers."""
-        scalars, scalar = self._lane.scalars, self._lane.schema.scalar
+        """Publishes in the area how many streams and connections are open here, for the other workers."""
+        scalars, scalar = self._area.scalars, self._area.schema.scalar
         scalars[scalar["streams"]] = self.server.streams
         scalars[scalar["connections"]] = self.server.connections
         scalars[scalar["accept_load"]] = self.server.load()
 
     def _fault(self, cause: str) -> None:
         if cause.startswith(GIVEN_UP):
-            self._lane.add(self._lane.schema.counter["handshakes_given_up_total"])
+            self._area.add(self._area.schema.counter["handshakes_given_up_total"])
         self.peer_faults(cause)
 
     def _accepted(self) -> None:
-        self._lane.add(self._lane.schema.counter["connections_total"])
+        self._area.add(self._area.schema.counter["connections_total"])
         self.publish_load()  # at once, because the next connection may arrive together with this one
 
     def _not_accepted(self, event: str, *, port: int, **fields: object) -> None:
         log.error(event, port=port, **({"pool": name} if (name := self._pool_at(port)) else {}), **fields)
 
     def _total(self, counter: str) -> int:
-        return self._instance.memory.lanes.counters()[counter]
+        return self._instance.memory.areas.counters()[counter]
 
     def _create_budget(self) -> Budget:
         """Creates the budget of bytes that this worker holds for its peers: PEERS_SHARE of the worker's memory, if that is limited.
@@ -145,7 +145,7 @@ class Serving:
 
     def _other_workers(self) -> list[tuple[bool, int, float]]:
         """Returns for `Gate`, per other worker: whether it accepts connections, its load, and the age of its last heartbeat in seconds."""
-        lanes = self._instance.memory.lanes
-        ages = lanes.ages(time.monotonic())
-        loads = lanes.scalars("accept_load")
+        areas = self._instance.memory.areas
+        ages = areas.ages(time.monotonic())
+        loads = areas.scalars("accept_load")
         return [(state != Leaving.LEAVES, loads[i], ages[i]) for i, state in self._leaving().items()]

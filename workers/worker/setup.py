@@ -32,7 +32,7 @@ from epp.request.client_headers import DEBUG_GROUP, untrusted
 from epp.request.intake import Intake
 from epp.request.pools import UNDECIDED
 from epp.request.tenants import Tenants
-from shm.lanes import SUPERVISOR_LANE, Lane
+from shm.areas import SUPERVISOR_AREA, Area
 from shm.prefix_index import IndexReader
 from shm.series import SeriesWriter
 from shm.table import TableReader
@@ -87,7 +87,7 @@ class Parts:
         self,
         instance: Instance,
         index: int,
-        lane: Lane,
+        area: Area,
         *,
         bus: BusWriter,
         faults: Faults,
@@ -96,16 +96,16 @@ class Parts:
         beside: bool = False,
         kept: Kept | None = None,
     ) -> None:
-        """`index`: the worker's number, from 0. `lane`: its lane. `before`: the parts of the previous configuration.
+        """`index`: the worker's number, from 0. `area`: its area. `before`: the parts of the previous configuration.
 
         `kept`: what the worker keeps; None: as `before` has it, or nothing yet.
         `beside`: whether this is a candidate that is used beside `before`. If so, its requests use the flow control of `before` until
         `promote` is called.
         """
         self.instance = instance
-        self._index, self._lane = index, lane
+        self._index, self._area = index, area
         self._faults, self._clock, self._bus = faults, clock, bus
-        self.kept = before.kept if before is not None else kept or Kept(instance, index, lane, bus, clock=clock)
+        self.kept = before.kept if before is not None else kept or Kept(instance, index, area, bus, clock=clock)
         self.own = before.own if before is not None else PoolKept(self.kept, instance)
         self._tenants = _tenants(instance)
         self._rng, self._documents = self.kept.rng, self.kept.documents
@@ -120,7 +120,7 @@ class Parts:
         pipelines = self._pipelines(configured)
         self.timing = pipelines.timing
         self._recorder: Recorder | None = None  # made when something is recorded for the first time
-        self._recording = 0, 0  # what the supervisor's lane said at the last look
+        self._recording = 0, 0  # what the supervisor's area said at the last look
         self.intake: Intake = before.intake if before is not None and beside else self._intake()
         self.flow: FlowControl | None = None
         self._guarding = self._guards(pipelines)
@@ -139,7 +139,7 @@ class Parts:
         return App(
             pipelines,
             self._pool_used,
-            self._lane,
+            self._area,
             self.kept.answers,
             self._telemetry(pipelines.whole, metrics),
             self._guarding,
@@ -162,13 +162,13 @@ class Parts:
             turns=_turns(ONE_S) if self.instance.pool is not None else None,
         )
 
-    def under(self, instance: Instance, lane: Lane, *, beside: bool = False) -> "Parts":
-        """Creates the parts for a later configuration. `lane`: this worker's lane in the layout of that configuration.
+    def under(self, instance: Instance, area: Area, *, beside: bool = False) -> "Parts":
+        """Creates the parts for a later configuration. `area`: this worker's area in the layout of that configuration.
 
         Raises PluginFault if a plugin does not start. Then everything stays as it is.
         """
         bus, faults, clock = self._bus, self._faults, self._clock
-        return Parts(instance, self._index, lane, bus=bus, faults=faults, clock=clock, before=self, beside=beside)
+        return Parts(instance, self._index, area, bus=bus, faults=faults, clock=clock, before=self, beside=beside)
 
     def promote(self) -> None:
         """Makes these parts those of the configuration in force: flow control continues with their plan."""
@@ -194,8 +194,8 @@ class Parts:
 
     def record(self) -> None:
         """Records into the file that the supervisor writes now, or not at all."""
-        lanes, pool = self.instance.memory.lanes, self.instance.pool
-        number, only = lanes.scalars(RECORDING)[SUPERVISOR_LANE], lanes.scalars(RECORDED_POOL)[SUPERVISOR_LANE]
+        areas, pool = self.instance.memory.areas, self.instance.pool
+        number, only = areas.scalars(RECORDING)[SUPERVISOR_AREA], areas.scalars(RECORDED_POOL)[SUPERVISOR_AREA]
         if (number, only) == self._recording:
             return
         self._recording, records = (number, only), self.kept.records
@@ -233,7 +233,7 @@ class Parts:
     def _services(self, bus: BusWriter) -> WorkerServices:
         instance = self.instance
         return WorkerServices(
-            self._lane,
+            self._area,
             SharedPrefixIndex(IndexReader(instance.layout.index, instance.memory.index), bus),
             prefix_seed=instance.credentials.prefix_seed,
             held_blocks=self._held_blocks(),
@@ -253,7 +253,7 @@ class Parts:
             return NoHeldBlocks()
         if not instance.pipes.kv_bus:
             return SharedHeldBlocks(memory, None)
-        drops = partial(self._lane.add, self._lane.schema.counter["bus_drops_total"])
+        drops = partial(self._area.add, self._area.schema.counter["bus_drops_total"])
         return SharedHeldBlocks(memory, BusWriter(instance.pipes.kv_bus[self._index].writer, drops).learn)
 
     def _pool(self, pipeline: Pipeline, before: "Parts | None") -> SharedPool:
@@ -264,13 +264,13 @@ class Parts:
             TableReader(instance.layout.table, instance.memory.table),
             EndpointsView(self._documents, instance.pool),
             NamesView(self._documents),
-            instance.memory.lanes,
+            instance.memory.areas,
             columns=(*pipeline.columns, *(key for key in read if isinstance(key, Column))),
             fresh=instance.sources.believed,
             now=time.monotonic,
             failures=Failures(self._faults.producer_failed, lambda problem: self.app.guards.on_fault(problem), self._faults.shadow_failed),
             honour_subsets=not instance.options.disable_endpoint_subset_filter,
-            lane=1 + self._index,
+            area=1 + self._index,
         )
         if before is not None and isinstance(before.app.pool, SharedPool):
             pool.take_over(before.app.pool)
@@ -297,15 +297,15 @@ class Parts:
     @property
     def _running(self) -> memoryview:
         """The word of this worker that says which pool's decision it runs."""
-        at = self._lane.schema.scalar[RUNNING]
-        return self._lane.scalars[at : at + 1]
+        at = self._area.schema.scalar[RUNNING]
+        return self._area.scalars[at : at + 1]
 
     def _call_timers(self) -> CallTimers:
         kept, layout, known = self.kept, self.instance.layout, self.kept.calls
         if self.instance.pool is None:
-            return CallTimers(self._lane, layout.timers, time.perf_counter, self._faults.blocked)
+            return CallTimers(self._area, layout.timers, time.perf_counter, self._faults.blocked)
         if known is None or known[0] < len(layout.families):  # a later configuration has brought histograms
-            calls = CallTimers(self._lane, layout.showing_all().timers, time.perf_counter, self._faults.blocked)
+            calls = CallTimers(self._area, layout.showing_all().timers, time.perf_counter, self._faults.blocked)
             known = kept.calls = len(layout.families), calls
         return known[1]
 
@@ -321,7 +321,7 @@ class Parts:
     def _telemetry(self, pipeline: Pipeline, metrics: RequestMetrics) -> Telemetry:
         match = match_name(pipeline.wiring)
         return Telemetry(
-            self._lane,
+            self._area,
             metrics,
             self.kept.recent,
             now=time.monotonic,
@@ -334,11 +334,11 @@ class Parts:
         )
 
     def _salt_watch(self) -> SaltWatch | None:
-        entry, lane = self.instance.config.tenants, self._lane
+        entry, area = self.instance.config.tenants, self._area
         if entry is None or entry.salt_place is None:
             return None
-        counters = (lane.schema.counter[f"salt_{name}_tokens_total"] for name in ("checked", "lost"))
-        checked, lost = (partial(lane.add, counter) for counter in counters)
+        counters = (area.schema.counter[f"salt_{name}_tokens_total"] for name in ("checked", "lost"))
+        checked, lost = (partial(area.add, counter) for counter in counters)
         return SaltWatch(self.series(PREDICTION), checked, lost, seed=self.instance.credentials.prefix_seed, now=time.monotonic())
 
     def _receipt(self, pipeline: Pipeline, request: Request, decision: Decision) -> str:
@@ -355,7 +355,7 @@ class Parts:
 
     def _flow(self, pool: SharedPool) -> FlowControl | None:
         own, caps, failed = self.own, self.kept.caps, self._faults.policy_failed
-        flow = flow_control(self.instance, self._index, self._lane, pool, self.objectives, self.series, caps, failed, own.flow)
+        flow = flow_control(self.instance, self._index, self._area, pool, self.objectives, self.series, caps, failed, own.flow)
         own.flow = flow or own.flow
         return flow
 
@@ -367,7 +367,7 @@ class Parts:
         return Shedding(pool, saturation) if saturation is not None else OPEN
 
     def _guards(self, pipelines: Pipelines) -> Guards:
-        instance, lane = self.instance, self._lane
+        instance, area = self.instance, self._area
         hidden = untrusted(instance.options.trust_client_headers)
         isolation = Isolation(
             pipelines,
@@ -377,14 +377,14 @@ class Parts:
             on_fault=self._faults.plugin_failed,
             warn=log.warning,
         )
-        at, tried = lane.schema.scalar[DECIDING], lane.schema.scalar[TRIED[0]]
-        refused = partial(lane.add, lane.schema.counter["deadly_requests_total"])
+        at, tried = area.schema.scalar[DECIDING], area.schema.scalar[TRIED[0]]
+        refused = partial(area.add, area.schema.counter["deadly_requests_total"])
         return Guards(
             body_bytes_max=instance.options.body_bytes_max,
             deciding=Deciding(
-                lane.scalars[at : at + 1],
+                area.scalars[at : at + 1],
                 instance.words.queries_of_death,
-                lane.scalars[tried : tried + PLACES],
+                area.scalars[tried : tried + PLACES],
                 seed=instance.credentials.prefix_seed,
                 headers=sorted({name for plugin in pipelines.whole.wiring.plugins for name in plugin.reads_headers}),
                 refused=refused,
@@ -402,7 +402,7 @@ class Parts:
         own = self.own
         if own.rewrites is None:
             own.rewrites = RewritesView(self._documents, self.series(MODEL_REWRITES), self.kept.caps, self._rng.random, self.instance.pool)
-        unknown: Callable[[], None] = partial(self._lane.add, self._lane.schema.counter["objectives_unknown_total"])
+        unknown: Callable[[], None] = partial(self._area.add, self._area.schema.counter["objectives_unknown_total"])
         return Intake(own.rewrites.present, Priorities(self.objectives, unknown).of)
 
 

@@ -22,7 +22,7 @@ from epp.plugin import Plugin, Profile
 from epp.points.isolation import culprit
 from epp.protocol import codec
 from epp.request import Request
-from shm.lanes import Lane
+from shm.areas import Area
 from workers.host.log import error_text
 from workers.host.memory import Usage as Memory
 from workers.process.instance import Instance
@@ -49,8 +49,8 @@ class Unproven(Exception):
 class Witness(Faults):
     """Remembers the first failure of a plugin, instead of counting and logging it."""
 
-    def __init__(self, lane: Lane) -> None:
-        super().__init__(lane)
+    def __init__(self, area: Area) -> None:
+        super().__init__(area)
         self.first: tuple[str, BaseException] | None = None
 
     def plugin_failed(self, problem: BaseException, plugin: str) -> None:
@@ -78,11 +78,11 @@ def prove(instance: Instance) -> None:
 
 
 async def _prove(instance: Instance) -> None:
-    lane = instance.memory.lanes.lane(1)
-    witness = Witness(lane)
+    area = instance.memory.areas.area(1)
+    witness = Witness(area)
     bus = BusWriter(packet_pipe().writer, lambda: None)
     try:
-        parts = Parts(instance, 0, lane, bus=bus, faults=witness, clock=Clock())
+        parts = Parts(instance, 0, area, bus=bus, faults=witness, clock=Clock())
         if parts.flow is not None:
             parts.flow.gate.read()
         usage, before = Memory(), 0

@@ -1,4 +1,4 @@
-"""Counts tokens in flight per endpoint, in this worker's lane, which all workers see. Subtracts what it has added exactly once.
+"""Counts tokens in flight per endpoint, in this worker's area, which all workers see. Subtracts what it has added exactly once.
 
 The picker counts *requests* in flight in every configuration; this producer adds their tokens.
 """
@@ -60,7 +60,7 @@ class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming
         )
 
     def produce(self, request: Request, candidates: Candidates) -> None:
-        """Does nothing: plugins read the counts from the lanes."""
+        """Does nothing: plugins read the counts from the areas."""
 
     def before_send(self, request: Request, decision: Decision) -> None:
         self._tokens.sent(request, decision)

@@ -143,7 +143,7 @@ def test_policies_without_the_gate_are_dropped_with_a_warning() -> None:
     assert "round-robin-fairness-policy" not in loaded.pipeline.plugins
 
 
-def test_more_bands_than_the_lanes_have_places_for_are_refused() -> None:
+def test_more_bands_than_the_areas_have_places_for_are_refused() -> None:
     bands = ", ".join(f"{{priority: {p}}}" for p in range(1, BANDS_MAX + 1))
     with pytest.raises(ConfigErrors, match="too-many-bands"):
         config(f"priorityBands: [{bands}]")

@@ -1,6 +1,6 @@
-"""Fakes of everything that flow control uses, without processes: a clock, a pool, shared lanes, futures, callers.
+"""Fakes of everything that flow control uses, without processes: a clock, a pool, shared areas, futures, callers.
 
-`Board` holds the lanes of all shards. As in shared memory each shard writes only its own lane, and the lane of a shard that does
+`Board` holds the areas of all shards. As in shared memory each shard writes only its own area, and the area of a shard that does
 not serve is ignored. `Call` is one caller: it steps `enqueue_and_wait` like a stream and keeps the outcome.
 """
 
@@ -103,7 +103,7 @@ class FakeGate:
 
 
 @dataclass
-class Lane:
+class Area:
     """The words of one shard."""
 
     serving: bool = True
@@ -119,26 +119,26 @@ class Lane:
 
 
 class Board:
-    """The lanes of all shards, and the shards to wake."""
+    """The areas of all shards, and the shards to wake."""
 
     def __init__(self, shards: int) -> None:
-        self.lanes = [Lane() for _ in range(shards)]
+        self.areas = [Area() for _ in range(shards)]
         self.wakes: list[int] = []
         self.elsewhere: Elsewhere | None = None
-        self.asked: dict[tuple[int, int], tuple[int, int]] = {}  # (target, band) -> ever demanded by all lanes together
+        self.asked: dict[tuple[int, int], tuple[int, int]] = {}  # (target, band) -> ever demanded by all areas together
 
     def successor(self, shard: int) -> None:
         """A new worker replaces one that died: its gauges are cleared, its counters continue."""
-        lane = self.lanes[shard]
-        lane.bands, lane.head, lane.pending = {}, None, 0
-        lane.times = {priority: (time, end, 0) for priority, (time, end, _) in lane.times.items()}
-        lane.serving = lane.fresh = True
+        area = self.areas[shard]
+        area.bands, area.head, area.pending = {}, None, 0
+        area.times = {priority: (time, end, 0) for priority, (time, end, _) in area.times.items()}
+        area.serving = area.fresh = True
         for target, priority in self.asked:
             if target == shard:
-                lane.answers[priority] = self.asked[target, priority]
+                area.answers[priority] = self.asked[target, priority]
 
     def die(self, shard: int) -> None:
-        self.lanes[shard].serving = False
+        self.areas[shard].serving = False
 
     def asked_ever(self, shard: int, priority: int) -> tuple[int, int]:
         return self.asked.get((shard, priority), (0, 0))
@@ -146,7 +146,7 @@ class Board:
     def outstanding(self, shard: int, priority: int) -> tuple[int, int]:
         if (shard, priority) not in self.asked:
             return NOTHING
-        asked, answered = self.asked[shard, priority], self.lanes[shard].answers[priority]
+        asked, answered = self.asked[shard, priority], self.areas[shard].answers[priority]
         return max(0, asked[0] - answered[0]), max(0, asked[1] - answered[1])
 
 
@@ -156,31 +156,31 @@ class BoardPeers:
     def __init__(self, board: Board, shard: int = 0) -> None:
         self.board = board
         self.me = shard
-        self.lane = board.lanes[shard]
+        self.area = board.areas[shard]
 
-    def _others(self) -> list[Lane]:
-        return [lane for i, lane in enumerate(self.board.lanes) if i != self.me and lane.serving]
+    def _others(self) -> list[Area]:
+        return [area for i, area in enumerate(self.board.areas) if i != self.me and area.serving]
 
     def waiting(self) -> int:
         return self.totals()[0] + (self.board.elsewhere is not None)
 
     def totals(self) -> tuple[int, int]:
-        held = [held for lane in self._others() for held in lane.bands.values()]
+        held = [held for area in self._others() for held in area.bands.values()]
         return sum(h.requests for h in held), sum(h.bytes for h in held)
 
     def band(self, priority: int) -> tuple[int, int]:
-        held = [lane.bands.get(priority, Held()) for lane in self._others()]
+        held = [area.bands.get(priority, Held()) for area in self._others()]
         return sum(h.requests for h in held), sum(h.bytes for h in held)
 
     def shards(self) -> Sequence[int]:
-        return [i for i, lane in enumerate(self.board.lanes) if i != self.me and lane.serving]
+        return [i for i, area in enumerate(self.board.areas) if i != self.me and area.serving]
 
     def held(self, shard: int, priority: int) -> Held:
-        return self.board.lanes[shard].bands.get(priority, Held())
+        return self.board.areas[shard].bands.get(priority, Held())
 
     def heads(self) -> Sequence[Head]:
-        lanes = ((i, self.board.lanes[i]) for i in self.shards())
-        return [Head(i, *lane.head) for i, lane in lanes if lane.head is not None and lane.fresh]
+        areas = ((i, self.board.areas[i]) for i in self.shards())
+        return [Head(i, *area.head) for i, area in areas if area.head is not None and area.fresh]
 
     def elsewhere(self) -> Elsewhere | None:
         return self.board.elsewhere
@@ -189,10 +189,10 @@ class BoardPeers:
         return BoardLedger(self, priority)
 
     def progress(self, shard: int) -> int:
-        return self.board.lanes[shard].progress
+        return self.board.areas[shard].progress
 
     def yields(self, shard: int) -> int:
-        return self.board.lanes[shard].yields
+        return self.board.areas[shard].yields
 
     def asked(self, shard: int, priority: int) -> tuple[int, int]:
         return self.board.outstanding(shard, priority)
@@ -205,28 +205,28 @@ class BoardPeers:
         return [wanted for wanted in found if wanted.requests or wanted.bytes]
 
     def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None:
-        self.lane.bands[priority] = Held(requests, bytes, oldest)
+        self.area.bands[priority] = Held(requests, bytes, oldest)
 
     def head(self, priority: int | None, claim: float) -> None:
-        self.lane.head = None if priority is None else (priority, claim)
+        self.area.head = None if priority is None else (priority, claim)
 
     def let_through(self, pending: int) -> None:
-        self.lane.progress += 1
-        self.lane.pending = pending
+        self.area.progress += 1
+        self.area.pending = pending
 
     def pending(self, count: int) -> None:
-        self.lane.pending = count
+        self.area.pending = count
 
     def yielded(self) -> None:
-        self.lane.yields += 1
+        self.area.yields += 1
 
     def demand(self, shard: int, wanted: Wanted) -> None:
         requests, size = self.board.asked_ever(shard, wanted.priority)
         self.board.asked[shard, wanted.priority] = (requests + wanted.requests, size + wanted.bytes)
 
     def answered(self, wanted: Wanted) -> None:
-        requests, size = self.lane.answers[wanted.priority]
-        self.lane.answers[wanted.priority] = (requests + wanted.requests, size + wanted.bytes)
+        requests, size = self.area.answers[wanted.priority]
+        self.area.answers[wanted.priority] = (requests + wanted.requests, size + wanted.bytes)
 
     def wake(self, shard: int) -> None:
         self.board.wakes.append(shard)
@@ -237,23 +237,23 @@ class BoardLedger:
 
     def __init__(self, peers: BoardPeers, priority: int) -> None:
         self._peers = peers
-        self._own = peers.lane
+        self._own = peers.area
         self._priority = priority
 
-    def _lanes(self) -> list[Lane]:
-        return [lane for lane in self._peers.board.lanes if lane.serving and lane is not self._own]
+    def _areas(self) -> list[Area]:
+        return [area for area in self._peers.board.areas if area.serving and area is not self._own]
 
     def _shown(self) -> list[tuple[float, float, int]]:
-        return [lane.times.get(self._priority, (0.0, 0.0, 0)) for lane in self._lanes()]
+        return [area.times.get(self._priority, (0.0, 0.0, 0)) for area in self._areas()]
 
     def served(self) -> int:
-        return sum([lane.progress for lane in self._lanes()])
+        return sum([area.progress for area in self._areas()])
 
     def flow_hash(self, flow: FlowKey) -> int:
         return hash((flow.fairness_id, self._priority))
 
     def position(self, flow_hash: int) -> float:
-        return max([lane.positions.get(flow_hash, -inf) for lane in self._lanes()], default=-inf)
+        return max([area.positions.get(flow_hash, -inf) for area in self._areas()], default=-inf)
 
     def time(self) -> float:
         return max((time for time, _, _ in self._shown()), default=0.0)
@@ -281,7 +281,7 @@ class FakePool:
         self.board = board
         self.pods = pods
         self.each = each
-        self.inflight = [0] * len(board.lanes)
+        self.inflight = [0] * len(board.areas)
         self.reads = 0
         self._step = step
 
@@ -293,13 +293,13 @@ class FakePool:
         return PoolLoad(self.total() / capacity, step=1 / capacity if self._step else 0.0)
 
     def total(self) -> int:
-        return sum(n for n, lane in zip(self.inflight, self.board.lanes, strict=True) if lane.serving)
+        return sum(n for n, area in zip(self.inflight, self.board.areas, strict=True) if area.serving)
 
     def dispatched(self) -> int:
-        return sum(lane.progress for lane in self.board.lanes if lane.serving)
+        return sum(area.progress for area in self.board.areas if area.serving)
 
     def pending(self) -> int:
-        return sum(lane.pending for lane in self.board.lanes if lane.serving)
+        return sum(area.pending for area in self.board.areas if area.serving)
 
 
 class Recorder:

@@ -31,7 +31,7 @@ class Invariants(State):
             self.queue_moved = False
             self.check_limits()
         for shard in self.shards:
-            head = self.board.lanes[shard.number].head
+            head = self.board.areas[shard.number].head
             if head != shard.head:
                 shard.head, shard.head_since = head, self.clock.now
         self.check_answers()
@@ -54,7 +54,7 @@ class Invariants(State):
             raise Violation(f"{found} callers wait in shard {shard.number}, and {requests} items")
         if shard.arrived != shard.ended_count + requests:
             raise Violation(f"{shard.arrived} arrived in shard {shard.number}, {shard.ended_count} ended, {requests} wait")
-        self.check_lane(shard, requests)
+        self.check_area(shard, requests)
 
     def check_band(self, shard: SimShard, band: Band) -> tuple[int, int]:
         """Returns the requests and bytes that wait in a band of a shard."""
@@ -69,7 +69,7 @@ class Invariants(State):
             in_band += len(items)
             bytes_in_band += total
             self.check_items(shard, band, flow)
-        held = self.board.lanes[shard.number].bands.get(band.priority, Held())
+        held = self.board.areas[shard.number].bands.get(band.priority, Held())
         if not (band.requests == in_band == held.requests and band.bytes == bytes_in_band == held.bytes):
             raise Violation(f"band {band.priority} of shard {shard.number} counts {band.requests}, holds {in_band}, shows {held}")
         if band.leaving and not in_band:
@@ -90,27 +90,27 @@ class Invariants(State):
             if late < inf and now > deadlines.end(item) + late:  # type: ignore[arg-type]
                 raise Violation(f"a request of {flow.key} waits since {item.arrival - 100}, longer than its TTL")
 
-    def check_lane(self, shard: SimShard, requests: int) -> None:
+    def check_area(self, shard: SimShard, requests: int) -> None:
         """What a shard shows of pending requests and of its head agrees with the requests that wait in it."""
-        lane = self.board.lanes[shard.number]
+        area = self.board.areas[shard.number]
         if self.steps % 16 == 0:
             pending = sum(1 for r in self.requests if r.shard is shard and r.state == "dispatched")
             undelivered = sum(1 for r in shard.waiting.values() if r.call is not None and r.call.ready)
-            if not 0 <= lane.pending - pending <= undelivered:
-                raise Violation(f"shard {shard.number} shows {lane.pending} pending, of which {pending} are and {undelivered} may be")
+            if not 0 <= area.pending - pending <= undelivered:
+                raise Violation(f"shard {shard.number} shows {area.pending} pending, of which {pending} are and {undelivered} may be")
         settled = (
             max(self.came_at, shard.last_pause) < self.clock.now - 2 * TICK_S and shard.controller._peers.shards()
         )  # a shard without peers shows none
-        if settled and (lane.head is None) != (not requests):
-            raise Violation(f"shard {shard.number} shows the head {lane.head}, and {requests} wait")
+        if settled and (area.head is None) != (not requests):
+            raise Violation(f"shard {shard.number} shows the head {area.head}, and {requests} wait")
 
     def demanded(self) -> tuple[int, int]:
-        lanes = self.board.lanes
-        demands = [self.board.outstanding(i, p) for i, p in self.board.asked if lanes[i].serving]
+        areas = self.board.areas
+        demands = [self.board.outstanding(i, p) for i, p in self.board.asked if areas[i].serving]
         return sum(requests for requests, _ in demands), sum(size for _, size in demands)
 
     def check_limits(self) -> None:
-        serving = [lane for lane in self.board.lanes if lane.serving]
+        serving = [area for area in self.board.areas if area.serving]
         demanded, demanded_bytes = self.demanded()
         slack = len(serving) - 1 if self.intrusions else 0
         for what, limit, total, more in (
@@ -121,7 +121,7 @@ class Invariants(State):
                 raise Violation(f"{total} {what} wait, the limit is {limit}; {demanded} requests and {demanded_bytes} bytes are demanded")
         for priority in PRIORITIES:
             plan = self.band_plans[priority]
-            held = [lane.bands.get(priority, Held()) for lane in serving]
+            held = [area.bands.get(priority, Held()) for area in serving]
             if sum(h.requests for h in held) > plan.max_requests + slack:
                 raise Violation(f"{held} wait in band {priority}, the limit is {plan.max_requests}")
             if sum(h.bytes for h in held) > plan.max_bytes + slack * 35:
@@ -174,10 +174,10 @@ class Invariants(State):
             if band.priority > own and band.requests:
                 raise Violation(f"{key} is dispatched, and {band.requests} of band {band.priority} wait in the same shard")
         for other in self.shards:
-            lane = self.board.lanes[other.number]
-            if other is shard or not (lane.serving and lane.fresh) or other.last_pause > now - OUTRANKED_S - 0.01:
+            area = self.board.areas[other.number]
+            if other is shard or not (area.serving and area.fresh) or other.last_pause > now - OUTRANKED_S - 0.01:
                 continue
-            for priority, held in lane.bands.items():
+            for priority, held in area.bands.items():
                 if priority > own and held.requests and now - held.oldest > OUTRANKED_S and not other.busy:
                     raise Violation(
                         f"{key} is dispatched, and band {priority} waits in shard {other.number} since {held.oldest - 100.0:.6f}"
@@ -191,8 +191,8 @@ class Invariants(State):
 
     def check_claim(self, shard: SimShard, key: FlowKey, own: int, other: SimShard) -> None:
         """An earlier claim of the same band in another shard has not been shown for long."""
-        lane, now = self.board.lanes[other.number], self.clock.now
-        if self.faulty or other.busy or lane.head is None or lane.head != other.head or lane.head[0] != own:
+        area, now = self.board.areas[other.number], self.clock.now
+        if self.faulty or other.busy or area.head is None or area.head != other.head or area.head[0] != own:
             return
         saturation = self.pool.load().saturation
         if self.ceiling(own, other, saturation) < self.ceiling(own, shard, saturation):
@@ -201,7 +201,7 @@ class Invariants(State):
         if band is None:
             return  # it left with its last request
         assert isinstance(band, ClaimedBand)
-        claim, other_claim = band.served_claim, lane.head[1]
+        claim, other_claim = band.served_claim, area.head[1]
         tolerance = self.band_plans[own].fairness.tolerance
         if other_claim < claim - tolerance and now - other.head_since > OUTRANKED_S:
             raise Violation(f"{key} is dispatched at claim {claim}, and {other_claim} of its band waits in shard {other.number}")

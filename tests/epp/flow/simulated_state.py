@@ -51,7 +51,7 @@ class State:
         self.board = Board(rng.choice((1, 2, 2, 3, 4)))
         self.pool = self._pool()
         self.largest = 0
-        self.shards = [SimShard(self, i) for i in range(len(self.board.lanes))]
+        self.shards = [SimShard(self, i) for i in range(len(self.board.areas))]
         self.requests: list[Request] = []
         self.tenants = rng.choice((1, 2, 5))
         self.mean_service = rng.choice((0.002, 0.01, 0.03))

@@ -253,13 +253,13 @@ class World(Invariants):
         shard = self.rng.choice(self.shards)
         until = self.clock.now + self.rng.choice((0.005, 0.05, 0.3))
         shard.paused_until = shard.last_pause = max(shard.paused_until, until)
-        lane = self.board.lanes[shard.number]
-        lane.fresh = self.rng.random() < 0.8
-        self.note("stalls", shard.number, f"{shard.paused_until:.6f} {lane.fresh}")
+        area = self.board.areas[shard.number]
+        area.fresh = self.rng.random() < 0.8
+        self.note("stalls", shard.number, f"{shard.paused_until:.6f} {area.fresh}")
         self.at(shard.paused_until - self.clock.now, self.recover, shard)
 
     def recover(self, shard: SimShard) -> None:
-        self.board.lanes[shard.number].fresh = True
+        self.board.areas[shard.number].fresh = True
 
     def kill(self) -> None:
         shard = self.rng.choice(self.shards)

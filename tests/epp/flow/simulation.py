@@ -7,7 +7,7 @@ servers come and go, wakes are late, shards stall, die and get successors, bands
 each step the simulation checks the invariants:
 
     outcomes: each request ends exactly once, and is not let through after its end
-    counters equal contents: bands, totals, lanes, gauges per flow; each queued request has a caller that waits for it
+    counters equal contents: bands, totals, areas, gauges per flow; each queued request has a caller that waits for it
     limits: queued requests and bytes stay within them, except for one request per other shard and for outstanding demands
     the gate: no more requests in flight than fit, except for one request per other shard
     order of bands: strict within a shard; no shard dispatches a request while a more important one waits elsewhere for 100 ms

@@ -125,9 +125,9 @@ def test_pending_counts_requests_without_an_endpoint() -> None:
     shard = Shard(gate=FakeGate(2))
     shard.call()
     shard.call()
-    assert (shard.peers.lane.pending, shard.peers.lane.progress) == (2, 2)
+    assert (shard.peers.area.pending, shard.peers.area.progress) == (2, 2)
     shard.controller.settled(placed=True)
-    assert shard.peers.lane.pending == 1
+    assert shard.peers.area.pending == 1
     waits = shard.call()
     shard.gate.places = 1
     shard.controller.settled(placed=False)

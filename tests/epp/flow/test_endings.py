@@ -20,9 +20,9 @@ def test_a_request_that_leaves_after_its_dispatch_is_no_longer_pending() -> None
     shard = Shard()
     call = shard.call()
     shard.room(1)
-    assert shard.peers.lane.pending == 1
+    assert shard.peers.area.pending == 1
     call.leave()
-    assert shard.peers.lane.pending == 0
+    assert shard.peers.area.pending == 0
     assert shard.seen.names == ["Dispatched"], "exactly one outcome"
 
 

@@ -24,12 +24,12 @@ class Gated:
         self.gate.bands((5, 0, -1))
 
     def let_through(self, shard: int = 0, *, placed: bool = True) -> None:
-        lane = self.board.lanes[shard]
-        lane.progress += 1
+        area = self.board.areas[shard]
+        area.progress += 1
         if placed:
             self.pool.inflight[shard] += 1
         else:
-            lane.pending += 1
+            area.pending += 1
 
 
 @pytest.mark.parametrize(("in_flight", "kept_s"), [(60, KEPT_S), (40, KEPT_FAR_S)])
@@ -119,7 +119,7 @@ def test_requests_pass_one_at_a_time_if_the_detector_knows_no_step() -> None:
     gated.let_through(1, placed=False)
     assert gated.gate.one_by_one
     assert not gated.gate.room(0)
-    gated.board.lanes[1].pending, gated.pool.inflight[1] = 0, 1
+    gated.board.areas[1].pending, gated.pool.inflight[1] = 0, 1
     assert gated.gate.room(0)
     gated.pool.inflight[1] = 4
     assert not gated.gate.room(0)

@@ -278,7 +278,7 @@ def test_a_shard_without_a_heartbeat_is_not_waited_for() -> None:
     full(pool)
     low = one.call(priority=-1)
     two.call(priority=5)
-    one.board.lanes[1].fresh = False
+    one.board.areas[1].fresh = False
     free(pool)
     one.controller.woken()
     assert low.outcome == "Dispatched"
@@ -421,7 +421,7 @@ def test_a_policy_that_fails_to_rank_is_counted_and_its_band_is_dispatched(broke
     for _ in range(20):
         for shard in (one, two):
             shard.controller.woken()
-            if shard.peers.lane.pending:
+            if shard.peers.area.pending:
                 shard.controller.settled(placed=True)
         one.clock.now += 0.005
     assert [call.outcome for call in calls] == ["Dispatched"] * 4
@@ -453,7 +453,7 @@ def test_a_tenant_in_one_shard_gets_as_many_tokens_as_one_in_all_of_them() -> No
             if pool.dispatched() == before:
                 shard.controller.woken()
         for shard in made:
-            if shard.peers.lane.pending:
+            if shard.peers.area.pending:
                 shard.controller.settled(placed=True)
         full(pool)
         made[0].clock.now += 0.001

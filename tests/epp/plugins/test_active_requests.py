@@ -46,7 +46,7 @@ def test_only_the_remaining_candidates_determine_the_largest_count() -> None:
     assert score(made("active-request-scorer"), only(in_flight(100, 2, 4), 1, 2)) == [0.5, 0.0]
 
 
-def test_integer_counts_from_the_lanes_give_float_scores() -> None:
+def test_integer_counts_from_the_areas_give_float_scores() -> None:
     c = in_flight(0, 0, 0)
     counted = Candidates(c.snapshot, np.array([0, 1, 4]))  # type: ignore[arg-type]
     scores = made("active-request-scorer").score(request(), counted, PROFILE)

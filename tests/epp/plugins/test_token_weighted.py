@@ -237,7 +237,7 @@ class Workers:
             return None
         _, worker = min(turns)
         item = self.bands[worker].dispatch(0.0)
-        self.board.lanes[worker].progress += 1
+        self.board.areas[worker].progress += 1
         self._show(worker)
         return item
 
@@ -245,7 +245,7 @@ class Workers:
         return "".join(item.flow.fairness_id for _ in range(dispatches) if (item := self.dispatch()) is not None)
 
     def _show(self, worker: int) -> None:
-        self.board.lanes[worker].bands[0] = Held(len(self.bands[worker]))
+        self.board.areas[worker].bands[0] = Held(len(self.bands[worker]))
 
 
 @given(

@@ -148,20 +148,20 @@ def test_a_process_that_needs_its_memory_is_trimmed_rarely() -> None:
 
 
 class Worker:
-    """A watch, with lanes that the test owns."""
+    """A watch, with areas that the test owns."""
 
-    def __init__(self, seat: int, lanes: dict[int, int], used: int = LIMIT + 1) -> None:
-        self.seat, self.lanes, self.used = seat, lanes, used
+    def __init__(self, ordinal: int, areas: dict[int, int], used: int = LIMIT + 1) -> None:
+        self.ordinal, self.areas, self.used = ordinal, areas, used
         self.now = 0.0
         self.after_trim: int | None = None
-        lanes[seat] = Leaving.STAYS
+        areas[ordinal] = Leaving.STAYS
         self.watch = Watch(
-            seat,
+            ordinal,
             now=0.0,
             over=lambda limit: self.used if self.used > limit else 0,
             trim=self.trim,
             say=self.say,
-            others=lambda: {other: state for other, state in self.lanes.items() if other != seat},
+            others=lambda: {other: state for other, state in self.areas.items() if other != ordinal},
         )
 
     def trim(self) -> None:
@@ -169,7 +169,7 @@ class Worker:
             self.used = self.after_trim
 
     def say(self, state: Leaving) -> None:
-        self.lanes[self.seat] = state
+        self.areas[self.ordinal] = state
 
     def look(self, limit: int = LIMIT) -> int:
         self.now += LOOK_S
@@ -183,9 +183,9 @@ class Worker:
 def test_a_worker_over_its_limit_publishes_that_it_waits_and_leaves_at_the_next_look() -> None:
     worker = Worker(1, {}).aged()
     assert worker.look() == 0
-    assert worker.lanes[1] == Leaving.WAITS
+    assert worker.areas[1] == Leaving.WAITS
     assert worker.look() == LIMIT + 1
-    assert worker.lanes[1] == Leaving.LEAVES
+    assert worker.areas[1] == Leaving.LEAVES
 
 
 def test_a_worker_within_its_limit_or_without_a_limit_stays() -> None:
@@ -193,14 +193,14 @@ def test_a_worker_within_its_limit_or_without_a_limit_stays() -> None:
     assert [worker.look() for _ in range(5)] == [0] * 5
     worker.used = 9 * LIMIT
     assert [worker.look(0) for _ in range(5)] == [0] * 5
-    assert worker.lanes[1] == Leaving.STAYS
+    assert worker.areas[1] == Leaving.STAYS
 
 
 def test_no_worker_leaves_in_its_first_minute() -> None:
     worker = Worker(1, {})
     looks = int(AGE_MIN_S / LOOK_S) - 1
     assert [worker.look() for _ in range(looks)] == [0] * looks
-    assert worker.lanes[1] == Leaving.STAYS
+    assert worker.areas[1] == Leaving.STAYS
 
 
 def test_a_worker_that_uses_less_again_stays() -> None:
@@ -208,44 +208,44 @@ def test_a_worker_that_uses_less_again_stays() -> None:
     worker.look()
     worker.used = LIMIT
     assert worker.look() == 0
-    assert worker.lanes[1] == Leaving.STAYS
+    assert worker.areas[1] == Leaving.STAYS
 
 
 def test_freed_memory_is_returned_before_a_worker_leaves_but_not_at_every_look() -> None:
     worker = Worker(1, {}).aged()
     worker.after_trim = LIMIT - 1
     assert worker.look() == 0
-    assert worker.lanes[1] == Leaving.STAYS
+    assert worker.areas[1] == Leaving.STAYS
     worker.used, worker.after_trim = LIMIT + 1, 0
     worker.look()
     assert worker.look() == LIMIT + 1, f"trimmed again within {TRIM_EVERY_S} s"
 
 
 def test_while_a_worker_leaves_the_others_wait() -> None:
-    lanes: dict[int, int] = {}
-    worker = Worker(1, lanes).aged()
-    lanes[2] = Leaving.LEAVES
+    areas: dict[int, int] = {}
+    worker = Worker(1, areas).aged()
+    areas[2] = Leaving.LEAVES
     assert [worker.look() for _ in range(3)] == [0] * 3
-    del lanes[2]
+    del areas[2]
     assert [worker.look() for _ in range(2)] == [0, LIMIT + 1]
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
 def test_if_several_workers_want_to_leave_at_the_same_moment_exactly_one_leaves(first: int) -> None:
-    lanes: dict[int, int] = {}
-    workers = [Worker(seat, lanes).aged() for seat in (1, 2, 3)]
+    areas: dict[int, int] = {}
+    workers = [Worker(ordinal, areas).aged() for ordinal in (1, 2, 3)]
     for worker in workers:  # each one checks before another one has published its state
-        worker.lanes = {}
+        worker.areas = {}
         worker.look()
     for worker in workers:
-        lanes[worker.seat] = worker.lanes[worker.seat]
-        worker.lanes = lanes
-    order = sorted(workers, key=lambda worker: (worker.seat != first, worker.seat))
+        areas[worker.ordinal] = worker.areas[worker.ordinal]
+        worker.areas = areas
+    order = sorted(workers, key=lambda worker: (worker.ordinal != first, worker.ordinal))
     left = []
     for _ in range(4):
-        left += [worker.seat for worker in order if worker.seat not in left and worker.look()]
+        left += [worker.ordinal for worker in order if worker.ordinal not in left and worker.look()]
     assert left == [1]
-    del lanes[1]  # it was reaped; its successor is within its limit
+    del areas[1]  # it was reaped; its successor is within its limit
     for _ in range(4):
-        left += [worker.seat for worker in order if worker.seat not in left and worker.look()]
+        left += [worker.ordinal for worker in order if worker.ordinal not in left and worker.look()]
     assert len(left) == 2

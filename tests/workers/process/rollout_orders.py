@@ -41,7 +41,7 @@ from workers.process.rollout import (
     Worse,
 )
 
-SEATS = 3
+ORDINALS = 3
 STEPS = 60
 QUIET_TURNS = 300
 TEXTS = ("first", "second", "third", "fourth", "fifth", "sixth")
@@ -62,7 +62,7 @@ class Word(NamedTuple):
 
 
 class World:
-    """One rollout, the slots, the parent's two words, and what the process in each seat uses. `files`: the text of the picker's files."""
+    """A rollout, the slots, the parent's two words, and what the process in each ordinal uses. `files`: the text of the picker's files."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -74,8 +74,8 @@ class World:
         self.bad: set[int] = set()  # the numbers that were taken back
         self.highest = 1
         self.in_force, self.candidate = Word(1, 0), Word()
-        self.used = [(1, 0)] * SEATS
-        self.serving = [True] * SEATS
+        self.used = [(1, 0)] * ORDINALS
+        self.serving = [True] * ORDINALS
         self.files = TEXTS[0]
         self.trial: Trial | None = None  # of the child that was not reaped
         self.written = ""  # what the trial child has written
@@ -154,13 +154,13 @@ class World:
         self.tell(Tick(self.behind()))
 
     def behind(self) -> tuple[int, ...]:
-        """Returns the seats of processes that serve, but do not use what is published."""
+        """Returns the ordinals of processes that serve, but do not use what is published."""
         wanted = self.wanted()
-        return tuple(seat for seat in range(SEATS) if self.serving[seat] and self.used[seat] != wanted[seat])
+        return tuple(ordinal for ordinal in range(ORDINALS) if self.serving[ordinal] and self.used[ordinal] != wanted[ordinal])
 
     def wanted(self) -> list[tuple[int, int]]:
-        """Returns what the process in each seat has to use. The first one uses no candidate."""
-        return [(self.in_force.number, self.candidate.number if seat else 0) for seat in range(SEATS)]
+        """Returns what the process in each ordinal has to use. The first one uses no candidate."""
+        return [(self.in_force.number, self.candidate.number if ordinal else 0) for ordinal in range(ORDINALS)]
 
     def ask(self, what: str = "", text: str = "") -> None:
         if not what:
@@ -187,26 +187,26 @@ class World:
         self.trial = None
         self.tell(TrialEnded(self.written or None if good else None, ""))
 
-    def adopts(self, seat: int) -> None:
+    def adopts(self, ordinal: int) -> None:
         """A process starts, or takes over what is published."""
         for word in (self.in_force, self.candidate):
             assert not word.number or self.slots[word.slot].number == word.number, "it is gone"
-        self.used[seat], self.serving[seat] = self.wanted()[seat], True
+        self.used[ordinal], self.serving[ordinal] = self.wanted()[ordinal], True
 
-    def crashes(self, seat: int) -> None:
-        self.serving[seat] = False
-        self.tell(Crashed(f"child {seat}"))
+    def crashes(self, ordinal: int) -> None:
+        self.serving[ordinal] = False
+        self.tell(Crashed(f"child {ordinal}"))
 
     def step(self) -> None:
         """One event. Most are harmless, so that changes also come to their end."""
         rng = self.rng
-        seat, text = rng.randrange(SEATS), rng.choice(TEXTS)
+        ordinal, text = rng.randrange(ORDINALS), rng.choice(TEXTS)
         numbers = [self.in_force.number, self.candidate.number, rng.randrange(1, self.in_force.number + 2)]
         events: list[tuple[int, Callable[[], None]]] = [
             (6, lambda: self.turn(rng.choice([0.05, 0.5]))),
             (1, lambda: self.turn(rng.choice([WATCH_S, TRIAL_S, SPREAD_S]))),
-            (9, lambda: self.adopts(seat)),
-            (2, lambda: self.crashes(seat)),
+            (9, lambda: self.adopts(ordinal)),
+            (2, lambda: self.crashes(ordinal)),
             (3, lambda: self.ask("", text)),
             (1, lambda: self.changes(text)),
             (1, lambda: self.ask("try", text)),
@@ -227,8 +227,8 @@ class World:
                 if not self.killed:
                     self.writes()
                 self.ends()
-            for seat in range(SEATS):
-                self.adopts(seat)
+            for ordinal in range(ORDINALS):
+                self.adopts(ordinal)
             self.turn()
             if isinstance(self.rollout.state, Idle) and self.rollout.next_deadline(self.now) > 0.0:
                 return

@@ -13,7 +13,7 @@ import random
 import sys
 from collections.abc import Callable
 
-from tests.workers.process.rollout_orders import QUIET_TURNS, SEATS, TEXTS, World, play
+from tests.workers.process.rollout_orders import ORDINALS, QUIET_TURNS, TEXTS, World, play
 from workers.process.rollout import SPREAD_S, TRIAL_S, WATCH_S, Event, Idle, Rollout, TrialEnded, Trying
 from workers.process.rollouts import GONE, UNCHANGED, Answered, Rollouts, Told
 
@@ -31,7 +31,7 @@ class Pool(World):
         super().__init__(many.rng)
         self.rollout = rollout
         if not rollout.number:  # it comes later
-            self.slots, self.texts, self.used, self.highest = {}, {}, [(0, 0)] * SEATS, rollout.highest
+            self.slots, self.texts, self.used, self.highest = {}, {}, [(0, 0)] * ORDINALS, rollout.highest
             self.in_force = type(self.in_force)()
 
     @property
@@ -150,8 +150,8 @@ class Many:
                     if not pool.killed:
                         pool.writes()
                     self.list_tried()
-                for seat in range(SEATS):
-                    pool.adopts(seat)
+                for ordinal in range(ORDINALS):
+                    pool.adopts(ordinal)
             self.turn()
             idle = all(isinstance(pool.rollout.state, Idle) and pool.trial is None for pool in self.pools.values())
             if idle and self.rollouts.next_deadline(self.now) > 0.0 and self.rollouts.round is None:

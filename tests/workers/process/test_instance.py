@@ -18,8 +18,8 @@ from workers.process.sockets import listen
 
 def test_an_instance_has_all_parts_and_records_them(tmp_path: Path) -> None:
     with made(tmp_path, workers=3) as instance:
-        # One seat for the supervisor, and by default twice as many for workers as run at the start.
-        assert instance.memory.lanes.schema.lanes == instance.layout.seats == 1 + 2 * 3
+        # One ordinal for the supervisor, and by default twice as many for workers as run at the start.
+        assert instance.memory.areas.schema.areas == instance.layout.ordinals == 1 + 2 * 3
         assert instance.layout.table.columns == (
             "cache_block_size",
             "cache_tokens",

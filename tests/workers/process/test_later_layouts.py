@@ -41,16 +41,16 @@ def places(instance: Instance) -> dict[str, object]:
 
 def test_histograms_keep_their_places_and_counts_over_two_changes(tmp_path: Path) -> None:
     with made(tmp_path, QUEUE) as first:
-        lane = first.memory.lanes.lane(1)
+        area = first.memory.areas.area(1)
         index = first.layout.timers["Scorer", "queue-scorer"]
-        lane.observe(index, 0.001)
+        area.observe(index, 0.001)
         second = later(first, KV)
         assert ("Scorer", "queue-scorer") not in second.layout.timers
-        second.memory.lanes.lane(1).observe(second.layout.timers["Scorer", "kv-cache-utilization-scorer"], 0.001)
+        second.memory.areas.area(1).observe(second.layout.timers["Scorer", "kv-cache-utilization-scorer"], 0.001)
         third = later(second, QUEUE, 3)
         assert third.layout.timers["Scorer", "queue-scorer"] == index
         key = third.layout.families[index].key
-        assert sum(third.memory.lanes.histograms()[key][0]) == 1
+        assert sum(third.memory.areas.histograms()[key][0]) == 1
         assert places(third) == places(first)
 
 
@@ -86,7 +86,7 @@ def test_a_change_of_a_metric_under_its_name_is_refused(tmp_path: Path) -> None:
         names = first.layout.names
         family = names.families[0]
         other = family._replace(metric=family.metric._replace(buckets=(1.0, 2.0)))
-        changed = Bundle(2, "test", QUEUE, "", {}, type(names)(names.columns, (other,), (), names.width, names.lane_end), 0.0)
+        changed = Bundle(2, "test", QUEUE, "", {}, type(names)(names.columns, (other,), (), names.width, names.area_end), 0.0)
         with pytest.raises(StartError, match="other labels, buckets"):
             first.under(load(QUEUE, "test"), changed)
 
@@ -95,7 +95,7 @@ def test_more_columns_than_there_is_room_for_are_refused_with_the_limit(tmp_path
     with made(tmp_path, QUEUE) as first:
         columns = tuple(f"old {n}" for n in range(first.layout.names.width - 1))
         names = first.layout.names
-        full = type(names)(columns, names.families, names.groups, names.width, names.lane_end, names.own)
+        full = type(names)(columns, names.families, names.groups, names.width, names.area_end, names.own)
         with pytest.raises(StartError, match=f"a row has {names.width}"):
             first.under(load(KV, "test"), Bundle(2, "test", KV, "", {}, full, 0.0))
         assert names.width >= len(names.columns) + SPARE_COLUMNS
@@ -109,13 +109,13 @@ def test_a_precise_producer_needs_a_restart(tmp_path: Path) -> None:
 
 def test_a_private_copy_shows_the_values_and_hides_what_is_written_to_it(tmp_path: Path) -> None:
     with made(tmp_path, QUEUE) as first:
-        first.memory.lanes.lane(1).add(0, 5)
+        first.memory.areas.area(1).add(0, 5)
         config = load(QUEUE, "test")
         copied = first.under(config, Bundle(2, "test", QUEUE, "", {}, first.layout.names, 0.0), copied=True)
-        copied.memory.lanes.lane(1).add(0, 1)
-        counts = [next(iter(i.memory.lanes.counters().values())) for i in (first, copied)]
+        copied.memory.areas.area(1).add(0, 1)
+        counts = [next(iter(i.memory.areas.counters().values())) for i in (first, copied)]
         assert counts == [5, 6]
-        assert not np.shares_memory(first.memory.lanes.lane(1).words, copied.memory.lanes.lane(1).words)
+        assert not np.shares_memory(first.memory.areas.area(1).words, copied.memory.areas.area(1).words)
 
 
 def test_a_change_of_what_the_kv_events_process_uses_is_refused(tmp_path: Path) -> None:

@@ -41,6 +41,6 @@ def test_unit_sizes_match_the_growth_of_the_segments(tmp_path: Path) -> None:
 
     assert growth("index", index_entries=1 << 17) == unit.entry << 16
     assert growth("state", max_endpoints=2048) == pytest.approx(1024 * unit.endpoint, rel=0.001)
-    assert growth("lanes", workers_max=8) == pytest.approx(4 * unit.worker, rel=0.02)
+    assert growth("areas", workers_max=8) == pytest.approx(4 * unit.worker, rel=0.02)
     fixed = base.plans["state"].bytes + base.plans["index"].bytes - 1024 * unit.endpoint - (unit.entry << 16)
     assert fixed <= unit.fixed < 1.05 * fixed, "the rest is room for histograms"

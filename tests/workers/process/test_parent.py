@@ -355,11 +355,11 @@ def test_many_signals_of_both_kinds_keep_the_number_of_workers_within_its_limits
     assert picker.nothing_left()
 
 
-def test_a_recycled_worker_gets_a_successor_in_another_seat_before_it_ends(start: Callable[..., Picker]) -> None:
+def test_a_recycled_worker_gets_a_successor_in_another_ordinal_before_it_ends(start: Callable[..., Picker]) -> None:
     picker = start(workers=2).up()
     (old,) = picker.pids("worker 0")
     os.kill(old, signal.SIGUSR2)
-    wait_until(lambda: workers_of(picker) == ["worker 1", "worker 2"], "a successor in a third seat")
+    wait_until(lambda: workers_of(picker) == ["worker 1", "worker 2"], "a successor in a third ordinal")
     (ended,) = [line for line in picker.events("child ended") if line["child_pid"] == old]
     assert ended["ending"] == "exit code 75 (RECYCLED)"
     assert (ended["level"], ended["cause"]) == ("info", "memory")

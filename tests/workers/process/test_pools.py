@@ -55,7 +55,7 @@ def test_each_pool_sees_its_configuration_and_its_columns_in_the_memory_of_all(t
     with created(tmp_path, pool("one"), pool("two", LORA)) as instance:
         one, two = instance.every
         assert [view.options.pool_name for view in instance.every] == ["one", "two"]
-        assert one.layout.table is two.layout.table and one.layout.lanes is two.layout.lanes
+        assert one.layout.table is two.layout.table and one.layout.areas is two.layout.areas
         assert one.config is not two.config
         names = [{c.name for c in view.layout.table_columns if not c.name.startswith("retired ")} for view in instance.every]
         assert "active_models" in names[1] and "active_models" not in names[0]
@@ -63,12 +63,12 @@ def test_each_pool_sees_its_configuration_and_its_columns_in_the_memory_of_all(t
         assert set(two.layout.timers.values()) <= set(range(len(instance.layout.families)))
 
 
-def test_each_pool_has_flow_lanes_and_a_latency_model_of_its_own(tmp_path: Path) -> None:
+def test_each_pool_has_flow_areas_and_a_latency_model_of_its_own(tmp_path: Path) -> None:
     with created(tmp_path, pool("one"), pool("two", MANY_BANDS), pool("three")) as instance:
         assert [view.memory.flow.schema.bands for view in instance.every] == [POOL_BANDS_MIN, 12, POOL_BANDS_MIN]
         for number, view in enumerate(instance.every):
-            view.memory.flow.lane(0).publish(0, number + 1, 0, 0.0)
-            view.memory.lanes.set_serving(1, True)
+            view.memory.flow.area(0).publish(0, number + 1, 0, 0.0)
+            view.memory.areas.set_serving(1, True)
         assert [view.memory.flow.total(0) for view in instance.every] == [1, 2, 3]
         assert len(instance.layout.latency.capacities) == 3
 

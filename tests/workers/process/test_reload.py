@@ -24,7 +24,7 @@ from workers.shared import reload_status
 from workers.shared.reload_status import ReloadStatus
 
 QUEUE = "plugins: [{type: queue-scorer}]\n"
-SEATS = 3
+ORDINALS = 3
 PID = 1 << 30  # no process has it
 CRASHED = -signal.SIGSEGV
 ROUNDS = 800
@@ -32,7 +32,7 @@ STEPS = 60
 
 
 class World:
-    """One parent's `Reloads`, with children in SEATS seats and at most one trial child. `text`: what the files hold."""
+    """One parent's `Reloads`, with children in ORDINALS ordinals and at most one trial child. `text`: what the files hold."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -47,8 +47,8 @@ class World:
         self.killed: set[int] = set()
         self.reaped: set[int] = set()
         self._verdict = ""
-        for seat in range(SEATS):
-            self.starts(seat)
+        for ordinal in range(ORDINALS):
+            self.starts(ordinal)
 
     def spawn(self, _name: str, main: Callable[[], int], **_: object) -> int:
         assert self.trial is None, "two trials at a time"
@@ -96,23 +96,23 @@ class World:
         self.reaped.add(pid)
         assert self.reloads.ended(pid, -signal.SIGKILL if pid in self.killed else code, self.now)
 
-    def adopts(self, seat: int) -> None:
+    def adopts(self, ordinal: int) -> None:
         """A child takes over what the parent's words name, if its bytes are there."""
-        scalars = self._scalars(seat)
+        scalars = self._scalars(ordinal)
         generations = self.instance.generations
         scalars[GENERATION] = generations.current().number
-        scalars[CANDIDATE] = generations.candidate().number if seat and generations.candidate_number else 0
+        scalars[CANDIDATE] = generations.candidate().number if ordinal and generations.candidate_number else 0
 
-    def refuses(self, seat: int, number: int) -> None:
-        self.reloads.heard(Report(seat, 1, "no", generation=number), f"child {seat}", self.now)
+    def refuses(self, ordinal: int, number: int) -> None:
+        self.reloads.heard(Report(ordinal, 1, "no", generation=number), f"child {ordinal}", self.now)
 
-    def crashes(self, seat: int) -> None:
-        self.instance.memory.lanes.set_serving(seat, False)
-        self.reloads.lost(f"child {seat}", CRASHED, self.now, hung=False)
+    def crashes(self, ordinal: int) -> None:
+        self.instance.memory.areas.set_serving(ordinal, False)
+        self.reloads.lost(f"child {ordinal}", CRASHED, self.now, hung=False)
 
-    def starts(self, seat: int) -> None:
-        self.adopts(seat)
-        self.instance.memory.lanes.set_serving(seat, True)
+    def starts(self, ordinal: int) -> None:
+        self.adopts(ordinal)
+        self.instance.memory.areas.set_serving(ordinal, True)
 
     def crash(self, times: int = CRASHES) -> None:
         for _ in range(times):
@@ -126,8 +126,8 @@ class World:
                 self.writes()
             if self.trial is not None:
                 self.ends()
-            for seat in range(SEATS):
-                self.starts(seat)
+            for ordinal in range(ORDINALS):
+                self.starts(ordinal)
             self.turn()
             if not self.status().busy and self.reloads.next_deadline(self.now) > 0.0:
                 return
@@ -141,23 +141,23 @@ class World:
         return found
 
     def used(self) -> list[int]:
-        return [int(number) for number in self.instance.memory.lanes.scalars(GENERATION)[:SEATS]]
+        return [int(number) for number in self.instance.memory.areas.scalars(GENERATION)[:ORDINALS]]
 
     def in_force(self) -> str | None:
         return self.instance.generations.current().text
 
-    def _scalars(self, seat: int) -> "Scalars":
-        return Scalars(self.instance, seat)
+    def _scalars(self, ordinal: int) -> "Scalars":
+        return Scalars(self.instance, ordinal)
 
 
 class Scalars:
-    """The scalars of one lane by name."""
+    """The scalars of one area by name."""
 
-    def __init__(self, instance: Instance, seat: int) -> None:
-        self._lane = instance.memory.lanes.lane(seat)
+    def __init__(self, instance: Instance, ordinal: int) -> None:
+        self._area = instance.memory.areas.area(ordinal)
 
     def __setitem__(self, name: str, value: int) -> None:
-        self._lane.scalars[self._lane.schema.scalar[name]] = value
+        self._area.scalars[self._area.schema.scalar[name]] = value
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def in_force_everywhere(world: World, text: str) -> None:
     """Asserts that all processes use this configuration, and that the status says so."""
     bundle = world.instance.generations.current()
     assert bundle.text == text
-    assert world.used() == [bundle.number] * SEATS
+    assert world.used() == [bundle.number] * ORDINALS
     status = world.status()
     assert (status.generation, status.hash, status.busy) == (bundle.number, bundle.hash, False)
 
@@ -197,9 +197,9 @@ def test_a_rollback_during_a_trial_takes_neither_its_file_nor_its_number(world: 
     assert world.in_force() == "first", "the trial has overwritten the configuration in force"
     assert world.status().busy
     world.ends()
-    for seat in range(SEATS):
-        world.adopts(seat)
-    assert world.used() == [number] * SEATS
+    for ordinal in range(ORDINALS):
+        world.adopts(ordinal)
+    assert world.used() == [number] * ORDINALS
     world.settle()
     in_force_everywhere(world, "better")
     status = world.status()
@@ -230,8 +230,8 @@ def test_a_trial_that_hangs_after_a_rollback_is_killed_and_its_reload_refused(wo
     world.turn()
     world.crash()
     world.ends()
-    for seat in range(SEATS):
-        world.adopts(seat)
+    for ordinal in range(ORDINALS):
+        world.adopts(ordinal)
     for _ in ("the spread ends", "the trial is made again"):
         world.turn()
     assert world.trial is not None and world.pid not in world.killed
@@ -284,10 +284,10 @@ def test_a_configuration_that_must_stay_is_said_once_and_refuses_a_candidate_unt
     world.turn()
     world.writes()
     world.ends()
-    for seat in (0, 2):
-        world.adopts(seat)
+    for ordinal in (0, 2):
+        world.adopts(ordinal)
     world.turn(SPREAD_S)
-    assert "processes in seats [1] do not use it" in world.status().text
+    assert "processes in ordinals [1] do not use it" in world.status().text
     world.settle()
     in_force_everywhere(world, "first")
 
@@ -331,27 +331,27 @@ def seen(world: World, contents: dict[int, str | None]) -> None:
     status = world.status()
     assert status.generation == generations.number
     if not status.busy:
-        lanes = world.instance.memory.lanes
-        using = {number for seat, number in enumerate(world.used()) if lanes.serving(seat)}
+        areas = world.instance.memory.areas
+        using = {number for ordinal, number in enumerate(world.used()) if areas.serving(ordinal)}
         assert not status.successful or using <= {generations.number}
 
 
 def step(world: World, rng: random.Random) -> None:
     """One event. Most are harmless, so that changes also come to their end."""
-    seat = rng.randrange(SEATS)
+    ordinal = rng.randrange(ORDINALS)
     text = rng.choice(["first", "second", "third"])
     events: list[tuple[int, Callable[[], None]]] = [
         (6, lambda: world.turn(rng.choice([0.05, 0.5]))),
         (1, lambda: world.turn(rng.choice([WATCH_S, TRIAL_S, SPREAD_S]))),
-        (8, lambda: world.starts(seat)),
-        (2, lambda: world.crashes(seat)),
+        (8, lambda: world.starts(ordinal)),
+        (2, lambda: world.crashes(ordinal)),
         (1, lambda: world.crash(1)),
         (2, lambda: world.reload(text)),
         (1, lambda: world.asks("try", text)),
         (1, lambda: world.asks("promote")),
         (1, lambda: world.asks("rollback")),
-        (1, lambda: world.refuses(seat, world.instance.generations.number)),
-        (1, lambda: world.refuses(seat, world.instance.generations.candidate_number)),
+        (1, lambda: world.refuses(ordinal, world.instance.generations.number)),
+        (1, lambda: world.refuses(ordinal, world.instance.generations.candidate_number)),
     ]
     if world.trial is not None:
         events += [(4, world.writes), (1, lambda: world.writes("error: no")), (3, world.ends), (1, lambda: world.ends(CRASHED))]

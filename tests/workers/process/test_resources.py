@@ -11,12 +11,12 @@ from workers.process.resources import packet_pipe
 
 def test_workers_write_series_and_a_reader_sums_them(tmp_path: Path) -> None:
     with made(tmp_path) as instance:
-        for index in range(instance.layout.seats - 1):
+        for index in range(instance.layout.ordinals - 1):
             writer = instance.memory.series_writer(ERROR, index)
             block = writer.block(("m", "m", "", "0", "Internal"))
             writer.words[block + writer.counter_at["request_error_total"]] += 1
         rows = instance.memory.series_reader(ERROR).rows()
-        assert {labels[-1]: values.counters for labels, values in rows.items()} == {"Internal": (instance.layout.seats - 1,)}
+        assert {labels[-1]: values.counters for labels, values in rows.items()} == {"Internal": (instance.layout.ordinals - 1,)}
 
 
 def test_groups_of_one_worker_share_their_caps(tmp_path: Path) -> None:

@@ -22,25 +22,25 @@ from workers.process.restart import (
     Kill,
     Policy,
     Spawn,
-    kv_events_seat,
-    seat_name,
+    child_name,
+    kv_events_ordinal,
 )  # fmt: skip
 
 
 class Story:
     """A policy, and a model of the children and the clock that it decides about."""
 
-    def __init__(self, seats: int = 2, workers: int | None = None, leave_s: float = math.inf) -> None:
-        self.policy = Policy(seats, workers, leave_s=leave_s)
+    def __init__(self, ordinals: int = 2, workers: int | None = None, leave_s: float = math.inf) -> None:
+        self.policy = Policy(ordinals, workers, leave_s=leave_s)
         self.now = 1000.0
-        self.heartbeats = [-math.inf] * seats
+        self.heartbeats = [-math.inf] * ordinals
         self.hanging: set[int] = set()
-        self.seats = seats
+        self.ordinals = ordinals
 
     def decide(self) -> list:
-        for seat in range(self.seats):
-            if seat not in self.hanging and self.heartbeats[seat] > -math.inf:
-                self.heartbeats[seat] = self.now
+        for ordinal in range(self.ordinals):
+            if ordinal not in self.hanging and self.heartbeats[ordinal] > -math.inf:
+                self.heartbeats[ordinal] = self.now
         return self.policy.decide(self.now, [self.now - heartbeat for heartbeat in self.heartbeats])
 
     def wait(self, seconds: float) -> list:
@@ -51,45 +51,45 @@ class Story:
             decided = self.decide()
             for action in decided:
                 if isinstance(action, Spawn):
-                    self.spawn(action.seat)
+                    self.spawn(action.ordinal)
             actions += decided
         return actions
 
-    def spawn(self, seat: int) -> None:
-        self.heartbeats[seat] = -math.inf
-        self.policy.spawned(seat, self.now)
+    def spawn(self, ordinal: int) -> None:
+        self.heartbeats[ordinal] = -math.inf
+        self.policy.spawned(ordinal, self.now)
 
-    def ready(self, seat: int) -> None:
-        self.heartbeats[seat] = self.now
-        self.policy.ready(seat, self.now)
+    def ready(self, ordinal: int) -> None:
+        self.heartbeats[ordinal] = self.now
+        self.policy.ready(ordinal, self.now)
 
-    def exited(self, seat: int, code: int, message: str = "") -> None:
-        self.policy.exited(seat, code, self.now, message)
+    def exited(self, ordinal: int, code: int, message: str = "") -> None:
+        self.policy.exited(ordinal, code, self.now, message)
 
     def all_ready(self) -> "Story":
         for action in self.decide():
-            self.spawn(action.seat)
-            self.ready(action.seat)
+            self.spawn(action.ordinal)
+            self.ready(action.ordinal)
         return self
 
     def resize(self, workers: int) -> list:
         self.policy.resize(workers, self.now)
         return self.decide()
 
-    def leaving(self, seat: int) -> list:
-        self.policy.leaving(seat, self.now)
+    def leaving(self, ordinal: int) -> list:
+        self.policy.leaving(ordinal, self.now)
         return self.decide()
 
 
-def test_every_seat_is_filled_at_the_start_beginning_with_the_supervisors() -> None:
+def test_every_ordinal_is_filled_at_the_start_beginning_with_the_supervisors() -> None:
     assert Story(3).decide() == [Spawn(0), Spawn(1), Spawn(2)]
 
 
-def test_a_filled_seat_needs_no_action() -> None:
+def test_a_filled_ordinal_needs_no_action() -> None:
     assert Story().all_ready().wait(20) == []
 
 
-def test_a_seat_is_filled_again_only_after_its_child_was_reaped() -> None:
+def test_an_ordinal_is_filled_again_only_after_its_child_was_reaped() -> None:
     story = Story().all_ready()
     story.hanging.add(1)
     actions = story.wait(60)
@@ -111,7 +111,7 @@ def test_each_crash_soon_after_ready_doubles_the_delay_up_to_the_longest() -> No
     story, delays = Story().all_ready(), []
     for _ in range(10):
         story.exited(1, -11)
-        delays.append(story.policy._seats[1].retry - story.now)
+        delays.append(story.policy._ordinals[1].retry - story.now)
         story.now += delays[-1]
         story.spawn(1)
         story.ready(1)
@@ -143,9 +143,9 @@ def test_a_hanging_child_is_aborted_then_killed() -> None:
     story.hanging.add(1)
     assert story.wait(HEARTBEAT_ABORT_S - 0.01) == []
     (abort,) = story.wait(DECIDE_PERIOD_S)
-    assert isinstance(abort, Abort) and abort.seat == 1
+    assert isinstance(abort, Abort) and abort.ordinal == 1
     killed = story.wait(ABORT_TO_KILL_S + DECIDE_PERIOD_S)
-    assert killed and all(isinstance(action, Kill) and action.seat == 1 for action in killed)
+    assert killed and all(isinstance(action, Kill) and action.ordinal == 1 for action in killed)
 
 
 def test_a_ready_child_that_never_heartbeats_is_aborted() -> None:
@@ -158,11 +158,11 @@ def test_a_ready_child_that_never_heartbeats_is_aborted() -> None:
 def test_the_start_has_its_own_deadline_much_longer_than_that_of_heartbeats() -> None:
     story = Story()
     for action in story.decide():
-        story.spawn(action.seat)
+        story.spawn(action.ordinal)
     story.ready(0)
     assert story.wait(BOOT_DEADLINE_S - 0.2) == []
     actions = story.wait(DECIDE_PERIOD_S + 0.2)
-    assert [(type(action), action.seat) for action in actions] == [(Abort, 1)]
+    assert [(type(action), action.ordinal) for action in actions] == [(Abort, 1)]
     assert "not ready" in actions[0].reason
 
 
@@ -179,7 +179,7 @@ def test_a_parent_that_was_stopped_ignores_old_heartbeats() -> None:
 def test_a_parent_that_was_stopped_does_not_abort_starting_children() -> None:
     story = Story()
     for action in story.decide():
-        story.spawn(action.seat)
+        story.spawn(action.ordinal)
     story.now += 2 * BOOT_DEADLINE_S
     assert story.decide() == []
 
@@ -187,17 +187,17 @@ def test_a_parent_that_was_stopped_does_not_abort_starting_children() -> None:
 def test_a_child_that_reports_that_it_cannot_start_halts_the_first_start_with_its_report() -> None:
     story = Story()
     for action in story.decide():
-        story.spawn(action.seat)
+        story.spawn(action.ordinal)
     story.exited(0, ExitCode.BOOT_FAILED, "endpoints.yaml:3: port '0' is not a number")
     (halt,) = story.decide()
     assert isinstance(halt, Halt)
     assert halt.reason == "supervisor cannot start: endpoints.yaml:3: port '0' is not a number"
 
 
-def test_repeated_deaths_during_the_start_halt_if_the_seat_never_was_ready() -> None:
+def test_repeated_deaths_during_the_start_halt_if_the_ordinal_never_was_ready() -> None:
     story = Story()
     for action in story.decide():
-        story.spawn(action.seat)
+        story.spawn(action.ordinal)
     story.ready(0)
     for attempt in range(BOOT_FAILURES_MAX):
         story.exited(1, -11)
@@ -248,7 +248,7 @@ def test_the_next_deadline_is_the_next_retry_or_the_period() -> None:
     assert story.policy.next_deadline(story.now + 5) == 0.0
 
 
-def test_seats_that_are_not_wanted_stay_empty() -> None:
+def test_ordinals_that_are_not_wanted_stay_empty() -> None:
     story = Story(5, workers=2)
     assert story.decide() == [Spawn(0), Spawn(1), Spawn(2)]
     assert (story.policy.workers, story.policy.workers_max) == (2, 4)
@@ -266,13 +266,13 @@ def test_an_added_worker_is_spawned_at_once_and_the_highest_drains_when_one_is_r
 
 
 @pytest.mark.parametrize(("asked", "workers"), [(0, 1), (-5, 1), (4, 4), (99, 4)])
-def test_there_is_at_least_one_worker_and_at_most_one_per_seat(asked: int, workers: int) -> None:
+def test_there_is_at_least_one_worker_and_at_most_one_per_ordinal(asked: int, workers: int) -> None:
     story = Story(5, workers=2).all_ready()
     story.resize(asked)
     assert story.policy.workers == workers
 
 
-def test_a_seat_that_is_wanted_again_while_its_child_drains_is_refilled_after_the_childs_end() -> None:
+def test_an_ordinal_that_is_wanted_again_while_its_child_drains_is_refilled_after_the_childs_end() -> None:
     story = Story(3, workers=2).all_ready()
     assert story.resize(1) == [Drain(2)]
     assert story.resize(2) == []
@@ -280,7 +280,7 @@ def test_a_seat_that_is_wanted_again_while_its_child_drains_is_refilled_after_th
     assert story.decide() == [Spawn(2)]
 
 
-def test_a_child_in_a_seat_that_is_given_up_during_its_start_drains_when_it_is_ready() -> None:
+def test_a_child_in_an_ordinal_that_is_given_up_during_its_start_drains_when_it_is_ready() -> None:
     story = Story(3, workers=1).all_ready()
     story.resize(2)
     story.spawn(2)
@@ -289,14 +289,14 @@ def test_a_child_in_a_seat_that_is_given_up_during_its_start_drains_when_it_is_r
     assert story.decide() == [Drain(2)]
 
 
-def test_a_child_that_dies_in_an_unwanted_seat_gets_no_successor() -> None:
+def test_a_child_that_dies_in_an_unwanted_ordinal_gets_no_successor() -> None:
     story = Story(3, workers=2).all_ready()
     story.resize(1)
     story.exited(2, -9)
     assert story.wait(60) == []
 
 
-def test_when_a_worker_leaves_by_itself_a_free_seat_is_filled_before_its_end() -> None:
+def test_when_a_worker_leaves_by_itself_a_free_ordinal_is_filled_before_its_end() -> None:
     story = Story(4, workers=2).all_ready()
     assert story.leaving(1) == [Spawn(3)]
     story.spawn(3)
@@ -307,7 +307,7 @@ def test_when_a_worker_leaves_by_itself_a_free_seat_is_filled_before_its_end() -
     assert story.policy.workers == 2
 
 
-def test_without_a_free_seat_a_worker_that_leaves_gets_a_successor_in_its_own_seat_without_back_off() -> None:
+def test_without_a_free_ordinal_a_worker_that_leaves_gets_a_successor_in_its_own_ordinal_without_back_off() -> None:
     story = Story(3, workers=2).all_ready()
     assert story.leaving(1) == []
     story.exited(1, ExitCode.RECYCLED)
@@ -319,7 +319,7 @@ def test_a_child_that_leaves_and_does_not_end_is_killed() -> None:
     story.resize(1)
     assert story.wait(39) == []
     (kill,) = story.wait(1.1)[:1]
-    assert isinstance(kill, Kill) and kill.seat == 2
+    assert isinstance(kill, Kill) and kill.ordinal == 2
     assert kill.reason == "it did not end within 40 s after it began to leave"
 
 
@@ -341,22 +341,22 @@ def test_an_added_worker_that_cannot_start_does_not_end_serving_children(code: i
 
 
 @given(st.data())
-def test_any_events_leave_every_wanted_seat_filled_exactly_once(data: st.DataObject) -> None:
+def test_any_events_leave_every_wanted_ordinal_filled_exactly_once(data: st.DataObject) -> None:
     story = Story(6, workers=2, leave_s=5.0)
     filled: set[int] = set()
 
     def obey(actions: list) -> None:
         for action in actions:
             match action:
-                case Spawn(seat):
-                    assert seat not in filled
-                    filled.add(seat)
-                    story.spawn(seat)
-                    story.ready(seat)
-                case Drain(seat) | Abort(seat, _) | Kill(seat, _):
-                    assert seat in filled
-                    filled.discard(seat)
-                    story.exited(seat, ExitCode.OK)
+                case Spawn(ordinal):
+                    assert ordinal not in filled
+                    filled.add(ordinal)
+                    story.spawn(ordinal)
+                    story.ready(ordinal)
+                case Drain(ordinal) | Abort(ordinal, _) | Kill(ordinal, _):
+                    assert ordinal in filled
+                    filled.discard(ordinal)
+                    story.exited(ordinal, ExitCode.OK)
 
     for event in data.draw(st.lists(st.sampled_from(["more", "less", "leave", "die", "pass"]), max_size=40)):
         workers = sorted(filled - {0})
@@ -365,9 +365,9 @@ def test_any_events_leave_every_wanted_seat_filled_exactly_once(data: st.DataObj
         elif event == "leave" and workers:
             story.policy.leaving(data.draw(st.sampled_from(workers)), story.now)
         elif event == "die" and workers:
-            seat = data.draw(st.sampled_from(workers))
-            filled.discard(seat)
-            story.exited(seat, data.draw(st.sampled_from([-9, 0, 75])))
+            ordinal = data.draw(st.sampled_from(workers))
+            filled.discard(ordinal)
+            story.exited(ordinal, data.draw(st.sampled_from([-9, 0, 75])))
         story.now += 0.3
         obey(story.decide())
     for _ in range(100):
@@ -377,8 +377,8 @@ def test_any_events_leave_every_wanted_seat_filled_exactly_once(data: st.DataObj
     assert 1 <= story.policy.workers <= 5
 
 
-def test_the_texts_for_seats_and_endings() -> None:
-    assert [seat_name(0, 4), seat_name(1, 4), seat_name(3, 4), seat_name(4, 4)] == ["supervisor", "worker 0", "worker 2", "kv-events"]
-    assert seat_name(kv_events_seat(4), 4) == "kv-events"
+def test_the_texts_for_ordinals_and_endings() -> None:
+    assert [child_name(0, 4), child_name(1, 4), child_name(3, 4), child_name(4, 4)] == ["supervisor", "worker 0", "worker 2", "kv-events"]
+    assert child_name(kv_events_ordinal(4), 4) == "kv-events"
     assert [ending(-9), ending(-35)] == ["signal 9 (SIGKILL)", "signal 35"]
     assert [ending(75), ending(7)] == ["exit code 75 (RECYCLED)", "exit code 7"]

@@ -28,7 +28,7 @@ def test_each_end_has_a_cause(code: int, hung: bool, cause: Cause) -> None:
     assert cause_of(code, hung=hung) is cause
 
 
-def test_a_successor_adds_to_the_counts_of_its_predecessor_and_other_seats_keep_theirs() -> None:
+def test_a_successor_adds_to_the_counts_of_its_predecessor_and_other_ordinals_keep_theirs() -> None:
     roll = Roll(3)
     roll.started(1, 70)
     assert (roll.pid(1), roll.pid(0), roll.pid(2)) == (70, 0, 0)

@@ -125,7 +125,7 @@ def test_a_configuration_that_does_not_spread_is_replaced_by_the_one_before_unde
     story = Story()
     story.publishes("second")
     restore, publish = story.wait(SPREAD_S, 2)
-    why = "processes in seats [2] do not use it after 10 s"
+    why = "processes in ordinals [2] do not use it after 10 s"
     assert restore == Restore(0, 2, 3, why)
     assert publish == Publish(2, 3)
     assert story.wait(0.1) == [Say(1, 1, successful=False, text=f"error[rolled-back]: generation 2 is taken back: {why}")]

@@ -1,4 +1,4 @@
-"""Replicas in one process for tests: real lanes, a real prefix index and a real store, without workers and endpoints."""
+"""Replicas in one process for tests: real areas, a real prefix index and a real store, without workers and endpoints."""
 
 import asyncio
 import time
@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
+from shm.areas import Areas, AreaSchema
 from shm.budgets import BudgetRow, BudgetsSchema, BudgetSums
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
-from shm.flow_lanes import FlowLanes, FlowSchema
-from shm.lanes import Lanes, LaneSchema
+from shm.flow_areas import FlowAreas, FlowSchema
 from shm.prefix_index import IndexSchema
 from shm.prefix_writer import IndexWriter
-from shm.remote_lane import RemoteLane, RemoteSchema
+from shm.remote_area import RemoteArea, RemoteSchema
 from tests.shm.memory import region_for
 from workers.replicas.address import parse_address, secret_of
 from workers.replicas.budgets import Budgets
@@ -46,13 +46,13 @@ class Replica:
         priorities: tuple[int, ...] = (0,),
         rows_max: int = ROWS_MAX,
     ) -> None:
-        lanes, remote, index = LaneSchema(SLOTS, (), (), (), lanes=2), RemoteSchema(SLOTS, 4), IndexSchema(1024)
+        areas, remote, index = AreaSchema(SLOTS, (), (), (), areas=2), RemoteSchema(SLOTS, 4), IndexSchema(1024)
         documents = DocumentSchema((4096, 4096, 4096))
         region = region_for(documents)
-        self.remote = RemoteLane(remote, region_for(remote))
-        self.lanes = Lanes(lanes, region_for(lanes), self.remote)
-        self.lanes.set_serving(1, True)
-        self.own = self.lanes.lane(1)
+        self.remote = RemoteArea(remote, region_for(remote))
+        self.areas = Areas(areas, region_for(areas), self.remote)
+        self.areas.set_serving(1, True)
+        self.own = self.areas.area(1)
         self.index = IndexWriter(index, region_for(index))
         for _ in range(slots[min(slots)]):
             self.index.new_owner()
@@ -69,7 +69,7 @@ class Replica:
 
         places = Places(EndpointsView(DocumentReader(documents, region)))
         flow = FlowSchema(4, 1)
-        self.flow = FlowLanes(flow, region_for(flow), self.lanes)
+        self.flow = FlowAreas(flow, region_for(flow), self.areas)
         objectives = ObjectivesView(DocumentReader(documents, region), priorities)
         self.waiting = Waiting(self.flow, objectives, self.remote)
         self.taught = Taught(self.index, places)
@@ -77,7 +77,7 @@ class Replica:
         budgets, used = BudgetsSchema(1), [1]
         self.budgets = region_for(budgets)
         shared = Budgets(BudgetSums(budgets, self.budgets, used), BudgetRow(budgets, self.budgets, 1, used))
-        own = OwnLoad(self.lanes, places, rows_max)
+        own = OwnLoad(self.areas, places, rows_max)
         self.exchange = Exchange(
             ExchangeParts(open_link, self.remote, places, own, self.taught, self.index, WaitingOfOne(self.waiting), self.pages, shared),
             name=name,

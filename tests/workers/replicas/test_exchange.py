@@ -291,12 +291,12 @@ def test_what_waits_in_a_band_counts_in_the_same_band_of_others(tmp_path: Path) 
         a = Replica(server.unix_url, "a", {X: 0}, priorities=(0, 5))
         b = Replica(server.unix_url, "b", {X: 0}, priorities=(-1, 0, 5))  # other places
         async with running(a, b):
-            lane = a.flow.lane(0)
-            lane.publish(1, 3, 300, 1.0)
+            area = a.flow.area(0)
+            area.publish(1, 3, 300, 1.0)
             await until(lambda: b.remote.band(2) == (3, 300))
             assert (b.remote.band(1), b.remote.waiting()) == ((0, 0), (3, 300))
             assert b.remote.head() == (2, 0)
-            lane.publish(1, 0, 0, 0.0)
+            area.publish(1, 0, 0, 0.0)
             await until(lambda: b.remote.waiting() == (0, 0))
             assert b.remote.head() is None
 

@@ -69,7 +69,7 @@ def test_a_store_is_back_only_after_it_has_accepted_a_whole_message() -> None:
     asyncio.run(test())
 
 
-def test_while_the_store_does_not_answer_lanes_fade_and_follow_the_endpoints() -> None:
+def test_while_the_store_does_not_answer_areas_fade_and_follow_the_endpoints() -> None:
     async def silent(_: str) -> Any:
         await asyncio.Event().wait()
 

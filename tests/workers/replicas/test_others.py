@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled import kernels
-from compiled.kernels import lanes_reference
+from compiled.kernels import areas_reference
 from tests.workers.replicas.messages import message, rows_of
 from workers.replicas.others import FADE_S, REMEMBERED_S, SUPERSEDED_S, Others
 from workers.replicas.rates import BYTES_MAX, MESSAGES_MAX
@@ -53,7 +53,7 @@ ROWS = st.lists(st.tuples(st.sampled_from([1, 2, 1 << 63]), st.integers(0, 2), s
 @given(st.lists(st.tuples(st.booleans(), ROWS), max_size=8))
 def test_the_kernel_merges_loads_as_the_reference_does(steps: list[tuple[bool, list[tuple[int, int, int]]]]) -> None:
     results = []
-    for merge in (kernels.merge_loads, lanes_reference.merge_loads):
+    for merge in (kernels.merge_loads, areas_reference.merge_loads):
         loads: list[dict[int, tuple[int, int]]] = [{}, {}]
         totals: dict[int, tuple[int, int]] = {}
         changed: list[set[int]] = []

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled import kernels
-from compiled.kernels.lanes_reference import load_rows
+from compiled.kernels.areas_reference import load_rows
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from tests.shm.memory import region_for
 from tests.workers.replicas.live import SLOTS, Replica
@@ -19,7 +19,7 @@ def test_beyond_the_rows_of_a_message_the_most_loaded_endpoints_are_named() -> N
     replica = Replica("unix:///none", "a", {address: slot for slot, address in enumerate(ADDRESSES)})
     known = replica.exchange.parts.places
     known.refresh()
-    own = OwnLoad(replica.lanes, known, rows_max=2)
+    own = OwnLoad(replica.areas, known, rows_max=2)
     keys = {address: key for key, slot in known.slots.items() for address in ADDRESSES if replica.slots[address] == slot}
     for requests, address in enumerate(ADDRESSES):
         replica.serve(address, requests)
@@ -50,14 +50,14 @@ def test_rows_name_exactly_the_endpoints_whose_load_changed_with_and_without_the
     replica = Replica("unix:///none", "a", slots)
     known = replica.exchange.parts.places
     known.refresh()
-    one, other = OwnLoad(replica.lanes, known), OwnLoad(replica.lanes, known)
+    one, other = OwnLoad(replica.areas, known), OwnLoad(replica.areas, known)
     other.rows(whole=False)
     seen = dict.fromkeys(known.slots, (0, 0))
     for loads, all_of_them in zip(steps, whole, strict=False):
         for address, load in zip(slots, loads, strict=True):
             replica.serve(address, *load)
         told = one.rows(whole=all_of_them)
-        workers, serving = replica.lanes.of_workers()
+        workers, serving = replica.areas.of_workers()
         assert told == load_rows(workers, serving, other._words, known.key_array, other._said, all_of_them, REQUESTS_MAX, TOKENS_MAX)
         assert all(seen[key] != load for key, load in loads_of(told)) or all_of_them
         seen |= dict(loads_of(told))
@@ -66,14 +66,14 @@ def test_rows_name_exactly_the_endpoints_whose_load_changed_with_and_without_the
             assert seen[key] == (np.clip(requests[slot], 0, 1 << 20), np.clip(tokens[slot], 0, 1 << 40))
 
 
-def test_the_kernel_reads_nothing_outside_the_lanes() -> None:
+def test_the_kernel_reads_nothing_outside_the_areas() -> None:
     if not kernels.NATIVE:
         return
-    lanes, serving, keys = np.zeros((2, 8), np.int64), np.ones(2, np.int64), np.ones(1, np.uint64)
+    areas, serving, keys = np.zeros((2, 8), np.int64), np.ones(2, np.int64), np.ones(1, np.uint64)
     said = np.zeros((1, 2), np.int64)
     for places in ([[0, 8]], [[-1, 0]], [[0, 1], [2, 3]]):
         with np.testing.assert_raises(ValueError):
-            kernels.load_rows(lanes, serving, np.array(places), keys, said, False, 9, 9)
+            kernels.load_rows(areas, serving, np.array(places), keys, said, False, 9, 9)
 
 
 def test_the_same_server_in_two_pools_has_two_keys_and_each_pool_its_own_slots() -> None:

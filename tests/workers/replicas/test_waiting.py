@@ -1,5 +1,5 @@
-from shm.flow_lanes import DISPATCHED, FlowLanes, FlowSchema
-from shm.remote_lane import RemoteLane, RemoteSchema
+from shm.flow_areas import DISPATCHED, FlowAreas, FlowSchema
+from shm.remote_area import RemoteArea, RemoteSchema
 from tests.shm.memory import region_for
 from tests.workers.replicas.live import Replica
 from workers.replicas.waiting import LOOKS_MAX, News, Waiting, WaitingOfPools
@@ -28,11 +28,11 @@ def test_the_head_of_other_replicas_is_their_most_important_band_with_the_progre
 
 def test_progress_is_said_while_something_waits() -> None:
     replica = Replica("unix:///none", "a", {"10.0.0.1:8000": 0}, priorities=PRIORITIES)
-    waiting, lane = replica.waiting, replica.flow.lane(0)
+    waiting, area = replica.waiting, replica.flow.area(0)
     waiting.bands(whole=False)
     replica.flow.words[replica.flow.base(0) + DISPATCHED] += 1
     assert waiting.bands(whole=False) is None, "nothing waits"
-    lane.publish(2, 1, 10, 1.0)
+    area.publish(2, 1, 10, 1.0)
     assert waiting.bands(whole=False) == Flow([Band(5, 1, 10)], 1)
     assert waiting.bands(whole=False) is None
     replica.flow.words[replica.flow.base(0) + DISPATCHED] += 1
@@ -52,14 +52,14 @@ class Pools:
     def __init__(self, *keys: int) -> None:
         replica = Replica("unix:///none", "a", {"10.0.0.1:8000": 0})
         flow, remote = FlowSchema(4, 1), RemoteSchema(1, 4)
-        self.flows = {key: FlowLanes(flow, region_for(flow), replica.lanes) for key in keys}
-        self.remotes = {key: RemoteLane(remote, region_for(remote)) for key in keys}
+        self.flows = {key: FlowAreas(flow, region_for(flow), replica.areas) for key in keys}
+        self.remotes = {key: RemoteArea(remote, region_for(remote)) for key in keys}
         objectives: ObjectivesView = replica.waiting._objectives
         self.parts = {key: Waiting(self.flows[key], objectives, self.remotes[key]) for key in keys}
         self.waiting = WaitingOfPools(self.parts)
 
     def wait(self, key: int, requests: int) -> None:
-        self.flows[key].lane(0).publish(0, requests, 10 * requests, 1.0)
+        self.flows[key].area(0).publish(0, requests, 10 * requests, 1.0)
 
 
 def test_a_message_names_the_pools_in_which_something_waits_and_those_in_which_it_has_ended() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from shm.areas import Areas, AreaSchema
 from shm.documents import DocumentReader, DocumentWriter
-from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from tests.pair import Pair
 from tests.waiting import turns
@@ -26,23 +26,23 @@ class Site:
     """A supervisor and two workers in one process. `woken` lists the workers that the supervisor woke up."""
 
     def __init__(self) -> None:
-        lane_schema = LaneSchema(4, SCALARS, (), (), lanes=3)
-        self.lanes = Lanes(lane_schema, Region(memoryview(bytearray(lane_schema.bytes))))
+        area_schema = AreaSchema(4, SCALARS, (), (), areas=3)
+        self.areas = Areas(area_schema, Region(memoryview(bytearray(area_schema.bytes))))
         self.documents = schema(2)
         self.region = Region(memoryview(bytearray(self.documents.bytes)))
         self.time = 1000.0
         self.woken: list[int] = []
         self.pairs = [pair(), pair()]
         self.publishers = [self.publisher(index, p) for index, p in enumerate(self.pairs)]
-        for seat in (1, 2):
-            self.lanes.set_serving(seat, True)
+        for ordinal in (1, 2):
+            self.areas.set_serving(ordinal, True)
         reader = DocumentReader(self.documents, self.region)
-        self.asking = Asking(self.lanes.lane(0), self.lanes, reader, self.woken.append, lambda: self.time)
+        self.asking = Asking(self.areas.area(0), self.areas, reader, self.woken.append, lambda: self.time)
 
     def publisher(self, index: int, p: Pair) -> Publisher:
         recent = p.app.telemetry.recent = Recent(index, lambda: self.time)
         writer = DocumentWriter(self.documents, self.region)
-        return Publisher(recent, self.lanes, self.lanes.lane(index + 1), writer, index)
+        return Publisher(recent, self.areas, self.areas.area(index + 1), writer, index)
 
     def decide(self, index: int, request_id: str) -> None:
         self.pairs[index].time = self.time
@@ -173,7 +173,7 @@ def test_a_refused_request_is_kept_without_its_body(wrong: str) -> None:
 
 def test_the_supervisor_does_not_wait_for_a_worker_that_does_not_serve() -> None:
     site = Site()
-    site.lanes.set_serving(2, False)
+    site.areas.set_serving(2, False)
     number = site.asking.ask()
     site.answer(0)
     assert site.asking.answered(number) and site.woken == [0]
@@ -189,7 +189,7 @@ def test_a_second_question_during_an_answer_is_answered_too() -> None:
         site.publishers[0].woken(loop)
         number = site.asking.ask()
         site.publishers[0].woken(loop)
-        site.lanes.set_serving(2, False)
+        site.areas.set_serving(2, False)
         await turns(10)
         assert site.asking.answered(number)
 
@@ -200,7 +200,7 @@ def test_a_successor_of_the_supervisor_asks_with_a_new_number() -> None:
     site = Site()
     first = site.asking.ask()
     site.answer(0, 1)
-    site.lanes.lane(0).take_over()
+    site.areas.area(0).take_over()
     site.time += 5
     second = site.asking.ask()
     assert second > first and not site.asking.answered(second)

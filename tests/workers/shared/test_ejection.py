@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm.table import EJECTED, LANE_MASK, TRIAL_LANE_AT, TRIAL_NUMBER_AT
+from shm.table import AREA_MASK, EJECTED, TRIAL_AREA_AT, TRIAL_NUMBER_AT
 from workers.shared.ejection import BACK_OFF_S, BACK_OFF_S_MAX, CALM_S, CONNECTION_POINTS, SHARE_MAX, TRIAL_S, Ejections, Step
 
 TICK_S = 0.005
@@ -50,10 +50,10 @@ class World:
         return [slot for slot in self.pool if self.ejections.flags(slot) & EJECTED]
 
     def trial(self, slot: int = 0) -> tuple[int, int]:
-        """The lane and the number of the trial."""
+        """The area and the number of the trial."""
         flags = self.ejections.flags(slot)
         assert flags & EJECTED
-        return flags >> TRIAL_LANE_AT & LANE_MASK, flags >> TRIAL_NUMBER_AT
+        return flags >> TRIAL_AREA_AT & AREA_MASK, flags >> TRIAL_NUMBER_AT
 
 
 def test_two_failed_connections_in_a_row_eject() -> None:
@@ -124,12 +124,12 @@ def test_an_unused_trial_goes_to_the_next_worker_and_one_in_flight_stays() -> No
     w = World()
     w.fail(), w.fail()
     w.sweep(BACK_OFF_S)
-    lane, number = w.trial()
+    area, number = w.trial()
     w.inflight[0] = 1
     assert w.sweep(10 * TRIAL_S) == []
     w.inflight[0] = 0
     assert w.sweep(TRIAL_S) == [(0, Step.TRIAL)]
-    assert w.trial() == (3 - lane, number + 1)
+    assert w.trial() == (3 - area, number + 1)
     w.workers = []
     assert w.sweep(TRIAL_S) == []
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
-from shm.flow_lanes import FlowLanes, FlowSchema
+from shm.flow_areas import FlowAreas, FlowSchema
 from shm.segment import Region
 from tests.examples import examples
 from tests.reports import Reports
 from tests.shm.memory import region_for
-from tests.shm.test_flow_lanes import lanes_of
+from tests.shm.test_flow_areas import areas_of
 from workers.host.yaml_files import DiscoveryError
 from workers.shared.documents import OBJECTIVES
 from workers.shared.objectives import REUSE_AFTER_S, BandPlaces, ObjectivesRecord, ObjectivesView, Priorities, encode
@@ -91,14 +91,14 @@ class Documents:
         region: Region = region_for(schema)
         self.writer, self.reader = DocumentWriter(schema, region), DocumentReader(schema, region)
 
-    def watch(self, folder: Path | None, reports: Reports, flow: FlowLanes | None = None, now: float = 0.0) -> ObjectsWatch:
+    def watch(self, folder: Path | None, reports: Reports, flow: FlowAreas | None = None, now: float = 0.0) -> ObjectsWatch:
         directory = str(folder) if folder is not None else ""
         return ObjectsWatch(directory, self.reader, self.writer, (0,), flow, report=reports, now=lambda: now)
 
 
-def flow_lanes(bands: int = 3) -> FlowLanes:
+def flow_areas(bands: int = 3) -> FlowAreas:
     schema = FlowSchema(bands, 2)
-    return FlowLanes(schema, region_for(schema), lanes_of(2))
+    return FlowAreas(schema, region_for(schema), areas_of(2))
 
 
 def objective(name: str, priority: int) -> str:
@@ -111,7 +111,7 @@ def test_workers_see_the_objectives_of_the_directory(tmp_path: Path) -> None:
     view = ObjectivesView(documents.reader, (0,))
     assert view.priority("a") is None
     assert view.places == {0: 0}
-    watch = documents.watch(tmp_path, reports, flow_lanes())
+    watch = documents.watch(tmp_path, reports, flow_areas())
     watch.start(successor=False)
     assert view.priority("a") == 4
     assert view.places == {0: 0, 4: 1}
@@ -128,12 +128,12 @@ def test_workers_see_the_objectives_of_the_directory(tmp_path: Path) -> None:
 def test_a_bad_file_stops_the_first_start_but_not_a_successor(tmp_path: Path) -> None:
     documents, reports = Documents(), Reports()
     (tmp_path / "a.yaml").write_text(objective("a", 4))
-    documents.watch(tmp_path, reports, flow_lanes()).start(successor=False)
+    documents.watch(tmp_path, reports, flow_areas()).start(successor=False)
     before = documents.reader.read(OBJECTIVES)
     (tmp_path / "a.yaml").write_text("{")
     with pytest.raises(DiscoveryError, match=r"a\.yaml:2"):
-        documents.watch(tmp_path, reports, flow_lanes()).start(successor=False)
-    documents.watch(tmp_path, reports, flow_lanes()).start(successor=True)
+        documents.watch(tmp_path, reports, flow_areas()).start(successor=False)
+    documents.watch(tmp_path, reports, flow_areas()).start(successor=True)
     after = documents.reader.read(OBJECTIVES)
     assert before is not None
     assert after is not None
@@ -145,13 +145,13 @@ def test_a_successor_keeps_the_assigned_places(tmp_path: Path) -> None:
     documents, reports = Documents(), Reports()
     (tmp_path / "a.yaml").write_text(objective("a", 4))
     (tmp_path / "b.yaml").write_text(objective("b", 5))
-    first = documents.watch(tmp_path, reports, flow_lanes())
+    first = documents.watch(tmp_path, reports, flow_areas())
     first.start(successor=False)
     (tmp_path / "b.yaml").unlink()
     view = ObjectivesView(documents.reader, (0,))
     view.look()
     place = view.places[4]
-    documents.watch(tmp_path, reports, flow_lanes()).start(successor=True)
+    documents.watch(tmp_path, reports, flow_areas()).start(successor=True)
     view.look()
     assert view.places == {0: 0, 4: place}
 
@@ -160,7 +160,7 @@ def test_priorities_without_a_place_are_reported_and_have_no_band(tmp_path: Path
     documents, reports = Documents(), Reports()
     for priority in range(1, 5):
         (tmp_path / f"{priority}.yaml").write_text(objective(f"p{priority}", priority))
-    watch = documents.watch(tmp_path, reports, flow_lanes(3))
+    watch = documents.watch(tmp_path, reports, flow_areas(3))
     watch.start(successor=False)
     watch.look()
     view = ObjectivesView(documents.reader, (0,))
@@ -175,7 +175,7 @@ def test_a_report_names_some_of_many_priorities_without_a_place_and_is_not_repea
     documents, reports = Documents(), Reports()
     path = tmp_path / "all.yaml"
     path.write_text("\n---\n".join(objective(f"p{n}", n) for n in range(1, 21)))
-    watch = documents.watch(tmp_path, reports, flow_lanes(3))
+    watch = documents.watch(tmp_path, reports, flow_areas(3))
     watch.start(successor=False)
     for last in range(21, 25):
         path.write_text("\n---\n".join(objective(f"p{n}", n) for n in range(1, last + 1)))

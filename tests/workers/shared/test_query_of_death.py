@@ -16,17 +16,17 @@ from tests.workers.worker.extproc.streams import BODY, Broken, Waits, pair, refu
 from workers.host.exit_codes import ExitCode
 from workers.shared.query_of_death import HARMLESS, LISTED_S, MEMORY_S, OWN_HEADERS, PLACES, TRIED, WORDS, Deciding, Suspects, crashed
 
-LANES = 3
+AREAS = 3
 
 
 class World:
     def __init__(self) -> None:
         self.table = memoryview(bytearray(8 * WORDS)).cast("q")
-        self.tried = [memoryview(bytearray(8 * PLACES)).cast("q") for _ in range(LANES)]
-        self.suspects = Suspects(self.table, lambda name: [lane[TRIED.index(name)] for lane in self.tried])
+        self.tried = [memoryview(bytearray(8 * PLACES)).cast("q") for _ in range(AREAS)]
+        self.suspects = Suspects(self.table, lambda name: [area[TRIED.index(name)] for area in self.tried])
 
-    def worker(self, lane: int, **options: Any) -> Deciding:
-        return Deciding(memoryview(bytearray(8)).cast("q"), self.table, self.tried[lane], **options)
+    def worker(self, area: int, **options: Any) -> Deciding:
+        return Deciding(memoryview(bytearray(8)).cast("q"), self.table, self.tried[area], **options)
 
     def listed(self) -> list[int]:
         assert self.table[0] == sum(word != 0 for word in self.table[1:])
@@ -106,16 +106,16 @@ def test_a_listed_request_keeps_its_place_when_many_others_end_a_worker_each(wor
 def test_a_request_that_workers_decide_often_is_not_listed_for_the_crashes_of_another(world: World) -> None:
     popular = fingerprint(request())
     world.suspects.ended(popular, 0)
-    for lane in range(LANES - 1):
+    for area in range(AREAS - 1):
         for _ in range(HARMLESS):
-            assert fingerprint(request(), world.worker(lane)) == popular
+            assert fingerprint(request(), world.worker(area)) == popular
     assert not world.suspects.ended(popular, 1)
     assert not world.suspects.ended(popular + 1, 2)
     assert world.listed() == []
     assert world.suspects.ended(popular, 3)  # nobody has decided it since its last crash
 
 
-def test_a_request_that_ends_each_worker_is_listed_although_the_lanes_of_successors_begin_at_0(world: World) -> None:
+def test_a_request_that_ends_each_worker_is_listed_although_the_areas_of_successors_begin_at_0(world: World) -> None:
     deadly = fingerprint(request())
     world.suspects.ended(deadly, 0)
     fingerprint(request(), world.worker(0))
@@ -166,7 +166,7 @@ def test_another_seed_makes_other_fingerprints() -> None:
 
 
 class Reads(PreRequest):
-    """Records the lane's fingerprint while the plugin runs."""
+    """Records the area's fingerprint while the plugin runs."""
 
     def __init__(self) -> None:
         super().__init__("reads", NoParams())
@@ -240,7 +240,7 @@ def test_the_same_body_with_another_value_of_a_header_that_a_plugin_reads_passes
         assert len(envoy.body(BODY)) == answers
 
 
-def test_the_lane_names_the_request_during_its_decision_only() -> None:
+def test_the_area_names_the_request_during_its_decision_only() -> None:
     reads = Reads()
     p = reads.pair = pair(reads)
     for body in (BODY, BODY + b" "):

@@ -65,8 +65,8 @@ async def check(instance: Instance, service: str) -> bytes:
 
 def serve_worker(instance: Instance) -> None:
     """Marks worker 0 as serving, with a fresh heartbeat."""
-    instance.memory.lanes.lane(1).heartbeat(time.monotonic())
-    instance.memory.lanes.set_serving(1, True)
+    instance.memory.areas.area(1).heartbeat(time.monotonic())
+    instance.memory.areas.set_serving(1, True)
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:

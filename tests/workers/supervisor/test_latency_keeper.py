@@ -10,8 +10,8 @@ import pytest
 
 from epp.learning import samples
 from epp.learning.model import FirstToken
+from shm.areas import Areas, AreaSchema
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
-from shm.lanes import Lanes, LaneSchema
 from shm.prefills import PromptStarts, StartsSchema
 from shm.segment import Region
 from shm.table import State, TableSchema, TableWriter
@@ -37,13 +37,13 @@ class Site:
         self.folder = folder
         table, documents = TableSchema(COLUMNS, SLOTS), DocumentSchema((4096, 1, 1, 1))
         latency, starts = latency_schema_of((SLOTS,)), StartsSchema(SLOTS, 1)
-        lanes = LaneSchema(SLOTS, (), (), (), lanes=2)
+        areas = AreaSchema(SLOTS, (), (), (), areas=2)
         memory = SimpleNamespace(
             table=region(table.bytes),
             documents=region(documents.bytes),
             latency=region(latency.bytes),
             starts=region(starts.bytes),
-            lanes=Lanes(lanes, region(lanes.bytes)),
+            areas=Areas(areas, region(areas.bytes)),
         )
         layout = SimpleNamespace(table=table, documents=documents, latency=latency, starts=starts)
         self.instance: Any = SimpleNamespace(

@@ -143,8 +143,8 @@ def test_flow_control_that_a_reload_switches_on_counts_for_the_scaling_signal(tm
         with made(tmp_path, PLAIN) as instance:
             instance.begin(bundle(instance, PLAIN, 1))
             async with supervised(instance) as supervisor:
-                instance.memory.lanes.set_serving(1, True)
-                instance.memory.flow.lane(0).publish(0, 3, 30, 1.0)
+                instance.memory.areas.set_serving(1, True)
+                instance.memory.flow.area(0).publish(0, 3, 30, 1.0)
                 assert asked[0]() == 0, "flow control is off"
                 await reloaded(supervisor, FLOW)
                 assert asked[0]() == 3

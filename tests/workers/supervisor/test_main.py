@@ -91,7 +91,7 @@ def test_the_picker_is_ready_while_a_serving_worker_heartbeats_and_it_is_not_sto
                 assert supervisor.readiness.ready()
                 assert (await page(instance, "/readyz"))[0] == 200
                 assert await check(instance, "") == SERVING
-                instance.memory.lanes.lane(1).heartbeat(time.monotonic() - 60)
+                instance.memory.areas.area(1).heartbeat(time.monotonic() - 60)
                 assert not supervisor.readiness.ready()
                 serve_worker(instance)
                 instance.words.stop()
@@ -258,9 +258,9 @@ def test_a_further_source_adds_its_columns_and_its_failures_make_no_endpoint_dow
                     if works:
                         assert copy.column(at)[0] == 0.85
                     else:
-                        lane = instance.memory.lanes.lane(0)
-                        failed = lane.schema.counter["datalayer_extract_errors_total@1"]
-                        await until(lambda: lane.counters[failed] > 1, "counted")
+                        area = instance.memory.areas.area(0)
+                        failed = area.schema.counter["datalayer_extract_errors_total@1"]
+                        await until(lambda: area.counters[failed] > 1, "counted")
                     assert copy.column(columns.index("waiting_requests"))[0] == 3
                     assert not (copy.flags & np.uint64(DOWN)).any()
 

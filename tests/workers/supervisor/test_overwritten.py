@@ -52,7 +52,7 @@ def test_a_successor_publishes_the_endpoints_again_although_it_finds_garbage(tmp
                         whole = [(f"127.0.0.1:{port}", State.FRESH)]
                         await until(lambda: seen(instance) == whole, "the endpoint is published and scraped")
                 named = [line for line in lines if line["event"].startswith("shared memory was overwritten")]
-                counted = instance.memory.lanes.counters()["shared_memory_overwritten_total"]
+                counted = instance.memory.areas.counters()["shared_memory_overwritten_total"]
                 assert len(named) == counted == (kind != "zeros")  # zeros are a table without endpoints
                 if named:
                     assert "endpoints" in named[0]["documents"] and named[0]["rows"] > 0
@@ -70,7 +70,7 @@ def test_a_supervisor_whose_memory_is_overwritten_ends_and_names_the_segment(tmp
                 overwrite(instance, GARBAGE[kind])
                 with pytest.raises(OverwrittenError, match=f"endpoint table in {instance.memory.state_name}"):
                     await asyncio.wait_for(serving, 60)
-                assert instance.memory.lanes.counters()["shared_memory_overwritten_total"] == 1
+                assert instance.memory.areas.counters()["shared_memory_overwritten_total"] == 1
 
     run(scenario)
 

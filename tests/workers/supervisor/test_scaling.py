@@ -5,8 +5,8 @@ from typing import Any
 
 from epp.data import KV_USAGE, RUNNING, WAITING
 from epp.learning.model import LatencyModel
+from shm.areas import Areas, AreaSchema
 from shm.documents import DocumentSchema, DocumentWriter
-from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from shm.table import State, TableSchema, TableWriter
 from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
@@ -28,8 +28,8 @@ class Site:
     def __init__(self) -> None:
         table = TableSchema(tuple(column.name for column in (RUNNING, WAITING, KV_USAGE)), SLOTS)
         documents = DocumentSchema((4096, 1, 1, 1))
-        lanes = LaneSchema(SLOTS, (REPLICAS_NEEDED, HEADROOM), COUNTERS, (), lanes=2)
-        memory = SimpleNamespace(table=region(table.bytes), documents=region(documents.bytes), lanes=Lanes(lanes, region(lanes.bytes)))
+        areas = AreaSchema(SLOTS, (REPLICAS_NEEDED, HEADROOM), COUNTERS, (), areas=2)
+        memory = SimpleNamespace(table=region(table.bytes), documents=region(documents.bytes), areas=Areas(areas, region(areas.bytes)))
         instance: Any = SimpleNamespace(
             layout=SimpleNamespace(table=table, documents=documents), memory=memory, pool=None, config=SimpleNamespace(flow=None)
         )
@@ -39,8 +39,8 @@ class Site:
         self.handles = [self.table.take(9 + slot, lambda _: True) for slot in range(2)]
         records = [EndpointRecord("ns", str(slot), str(slot), 80, {}, slot, 1, 9 + slot) for slot in range(2)]
         DocumentWriter(documents, memory.documents).write(ENDPOINTS, encode(records))
-        memory.lanes.set_serving(1, True)
-        self.worker, self.own = memory.lanes.lane(1), memory.lanes.lane(0)
+        memory.areas.set_serving(1, True)
+        self.worker, self.own = memory.areas.area(1), memory.areas.area(0)
         self.signal = ScalingSignal(
             instance, self.own, LatencyModel, prompt_s=lambda: self.prompt_s, waiting=lambda: self.waiting, now=lambda: self.now
         )

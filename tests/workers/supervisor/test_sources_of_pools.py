@@ -59,9 +59,9 @@ def test_each_pool_has_the_values_of_its_own_further_sources(tmp_path: Path) -> 
                     expected = {"busy": 0.85, "none": None, "idle": 0.2, "wrong": None, "also-busy": 0.85}
                     await until(lambda: (table.copy().state == State.FRESH).sum() == 5 and shown() == expected, "the values of all")
                     assert len(supervisor.data.further) == 3, "pools with the same source share it"
-                    lane = instance.memory.lanes.lane(0)
-                    failed = lane.schema.counter["datalayer_extract_errors_total@1"]
-                    await until(lambda: lane.counters[failed] > 1, "counted")
+                    area = instance.memory.areas.area(0)
+                    failed = area.schema.counter["datalayer_extract_errors_total@1"]
+                    await until(lambda: area.counters[failed] > 1, "counted")
                     assert not (table.copy().flags & np.uint64(DOWN)).any()
                     status, text = await page(instance, "/metrics")
                     rows = [

@@ -103,9 +103,9 @@ def test_a_successor_keeps_slots_owners_and_counters(tmp_path: Path) -> None:
                 first = Supervisor(instance)
                 serving = asyncio.ensure_future(first.serve())
                 await until(lambda: (table.copy().state == State.FRESH).sum() == 1, "fresh")
-                await until(lambda: instance.memory.lanes.counters()["scrapes_total"] > 2, "counted")
+                await until(lambda: instance.memory.areas.counters()["scrapes_total"] > 2, "counted")
                 before, owners = table.copy(), first.index.writer.owners()
-                counted = instance.memory.lanes.counters()["scrapes_total"]
+                counted = instance.memory.areas.counters()["scrapes_total"]
                 await killed(serving)
                 assert instance.reports.received()
                 second = Supervisor(instance)
@@ -116,7 +116,7 @@ def test_a_successor_keeps_slots_owners_and_counters(tmp_path: Path) -> None:
                 assert second.predecessor.existed and not first.predecessor.existed
                 assert second.index.writer.owners() == owners
                 assert table.copy().generation.tolist() == before.generation.tolist()
-                await until(lambda: instance.memory.lanes.counters()["scrapes_total"] > counted, "counting on")
+                await until(lambda: instance.memory.areas.counters()["scrapes_total"] > counted, "counting on")
                 instance.pipes.release_children()
                 assert await serving == ExitCode.OK
 
@@ -132,11 +132,11 @@ def test_a_successor_with_a_bad_file_keeps_and_scrapes_the_endpoints_of_its_pred
             await until(instance.reports.received, "ready")
             await killed(serving)
             path.write_text("endpoints: nonsense")
-            failed = instance.memory.lanes.counters()["datalayer_poll_errors_total"]
+            failed = instance.memory.areas.counters()["datalayer_poll_errors_total"]
             async with supervised(instance):
                 table = TableReader(instance.layout.table, instance.memory.table).copy()
                 assert (table.state != State.FREE).sum() == 1
-                await until(lambda: instance.memory.lanes.counters()["datalayer_poll_errors_total"] > failed, "scraped")
+                await until(lambda: instance.memory.areas.counters()["datalayer_poll_errors_total"] > failed, "scraped")
 
     run(scenario)
 

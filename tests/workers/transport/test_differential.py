@@ -4,7 +4,7 @@
                                                                    └ the calls of handlers, what they sent, and the App's counters
 
 Each script runs once through each transport, with a new App. The test compares: the answers, status code and text that the client
-got; the calls of each handler; the counters and loads of the lane at the end. Two things differ by nature. The transports refuse
+got; the calls of each handler; the counters and loads of the area at the end. Two things differ by nature. The transports refuse
 a message over their limit with different texts. And bytes on their way may be lost when a client cancels, so the client cancels only
 after the server has seen all messages, and its answers are not compared.
 
@@ -116,8 +116,8 @@ class Player:
     def left(self) -> Any:
         """Counters, load and faults after all streams have ended."""
         self.site.until(lambda: self.site.server.streams == 0)
-        lane = self._pair.lane
-        return list(lane.counters), lane.inflight.tolist(), [type(fault) for fault in self._pair.faults]
+        area = self._pair.area
+        return list(area.counters), area.inflight.tolist(), [type(fault) for fault in self._pair.faults]
 
     def play(self, scripts: Sequence[Script]) -> tuple[list[Outcome], Any]:
         """Opens all streams before any ends. Their messages take turns."""
@@ -255,11 +255,11 @@ PIECES = [prompt(150_000)[at : at + 40_000] for at in range(0, 150_024, 40_000)]
 
 def same(players: list[Player], *scripts: Script) -> list[Outcome]:
     """Plays the scripts through each transport, and compares the outcomes. Returns them."""
-    (native, lane), (grpcio, other_lane) = (player.play(scripts) for player in players)
+    (native, area), (grpcio, other_area) = (player.play(scripts) for player in players)
     assert native == grpcio
-    assert lane == other_lane
-    assert not any(lane[1]), "something is still counted as in flight"
-    assert lane[2] == []
+    assert area == other_area
+    assert not any(area[1]), "something is still counted as in flight"
+    assert area[2] == []
     return native
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from epp.config.load import load
-from shm.lanes import Lanes, LaneSchema
+from shm.areas import Areas, AreaSchema
 from shm.segment import Region
 from tests.fakes import FakePool, candidates
 from tests.modes import interpreted_only
@@ -32,9 +32,9 @@ class Ended:
 def adoption() -> Adoption:
     generations = SimpleNamespace(number=1, candidate_number=0, key=0)
     parts = SimpleNamespace(instance=SimpleNamespace(number=1, outdated=False, generations=generations, pool=None))
-    schema = LaneSchema(1, (GENERATION, CANDIDATE), (), (), lanes=1)
-    lane = Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0)
-    return Adoption(cast("Any", parts), lane, 1, lambda: ())
+    schema = AreaSchema(1, (GENERATION, CANDIDATE), (), (), areas=1)
+    area = Areas(schema, Region(memoryview(bytearray(schema.bytes)))).area(0)
+    return Adoption(cast("Any", parts), area, 1, lambda: ())
 
 
 async def end_one(adopting: Adoption) -> None:
@@ -88,7 +88,7 @@ def test_a_configuration_that_cannot_be_used_and_stays_in_force_is_tried_again_a
     async def change() -> None:
         adopting = adoption()
         instance = cast("Any", adopting.parts.instance)
-        instance.reports = SimpleNamespace(refused=lambda seat, number, text, key: refused.append(number))
+        instance.reports = SimpleNamespace(refused=lambda ordinal, number, text, key: refused.append(number))
         now = [asyncio.get_running_loop().time()]
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
         instance.outdated, instance.generations.number = True, 2

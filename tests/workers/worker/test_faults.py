@@ -4,14 +4,14 @@ from structlog.testing import capture_logs
 
 from epp.plugin import NoParams, Plugin, Scorer
 from epp.plugins.scorers.reported import QueueDepth
-from shm.lanes import Lanes, LaneSchema
+from shm.areas import Areas, AreaSchema
 from shm.segment import Region
 from workers.worker.faults import Faults
 
 
 def test_remarks_and_blocking_calls_are_logged_once_per_plugin() -> None:
-    schema = LaneSchema(1, (), (), (), lanes=1)
-    faults = Faults(Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0))
+    schema = AreaSchema(1, (), (), (), areas=1)
+    faults = Faults(Areas(schema, Region(memoryview(bytearray(schema.bytes)))).area(0))
     with capture_logs() as lines:
         for name in ("a", "a", "b"):
             plugin = QueueDepth(name, NoParams())
@@ -28,8 +28,8 @@ class Foreign(Scorer):
 
 def test_only_authors_of_plugins_get_advice_on_how_not_to_block_the_worker() -> None:
     def told(plugin: Plugin) -> str:
-        schema = LaneSchema(1, (), (), (), lanes=1)
-        faults = Faults(Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0))
+        schema = AreaSchema(1, (), (), (), areas=1)
+        faults = Faults(Areas(schema, Region(memoryview(bytearray(schema.bytes)))).area(0))
         with capture_logs() as lines:
             faults.blocked(plugin, "Scorer", 0.06)
         return str(lines[0]["why"])

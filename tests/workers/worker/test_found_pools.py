@@ -51,7 +51,7 @@ class World:
         self.ended: list[tuple[Any, str]] = []
         self.moves = 0
         self.kept = SimpleNamespace(pools=[])
-        self.pools = Pools(instance, self._make, instance.memory.lanes.lane(1), 1, self._streams, self._moved)
+        self.pools = Pools(instance, self._make, instance.memory.areas.area(1), 1, self._streams, self._moved)
         self.made.clear()
 
     def _moved(self) -> None:

@@ -94,12 +94,12 @@ class Isolated:
         self.faulty: list[str] = []
         self.warned: list[str] = []
         self.later: list[tuple[float, Callable[[], None]]] = []
-        schema = series_schema_of(ISOLATION, lanes=1)
+        schema = series_schema_of(ISOLATION, areas=1)
         self.region = Region(memoryview(bytearray(schema.bytes)))
         self.schema = schema
         isolation = Isolation(
             self.pair.app.pipelines,
-            SeriesWriter(schema, schema.lane(self.region, 0)),
+            SeriesWriter(schema, schema.area(self.region, 0)),
             now=lambda: self.pair.time,
             later=lambda seconds, act: self.later.append((self.pair.time + seconds, act)),
             on_fault=lambda _problem, plugin: self.faulty.append(plugin),

@@ -18,7 +18,7 @@ from epp.metrics.series import GROUPS
 from epp.plugin import NoParams, Plugin
 from shm.prefills import local_prefills
 from shm.series import SeriesWriter
-from tests.pair import lanes
+from tests.pair import areas
 from tests.workers.instances import made
 from workers.process import StartError
 from workers.process.instance import Instance
@@ -124,8 +124,8 @@ def test_the_page_has_the_sum_of_a_gauge_over_all_workers_with_its_fraction(tmp_
         plugin = instance.config.pipeline.plugins["thunder"]
         used = next(metric for metric in plugin.metrics if metric.name == "thunder_agent_pod_utilization")
         (group,) = [group for group in instance.layout.plugin_groups if group.name == used.name]
-        for seat in (1, 2):
-            instance.memory.lanes.set_serving(seat, True)
+        for ordinal in (1, 2):
+            instance.memory.areas.set_serving(ordinal, True)
         first, second = (SeriesGauge(writer(instance, group, worker), plugin, used) for worker in (0, 1))
         first.set(0.5, "a")
         first.set(0.125, "a")
@@ -146,8 +146,8 @@ def test_the_page_has_the_weighted_mean_of_a_gauge_over_the_workers_that_set_it(
         plugin = instance.config.pipeline.plugins["most"]
         (level,) = plugin.metrics
         (group,) = [group for group in instance.layout.plugin_groups if group.name == level.name]
-        for seat in (1, 2):
-            instance.memory.lanes.set_serving(seat, True)
+        for ordinal in (1, 2):
+            instance.memory.areas.set_serving(ordinal, True)
         first, second = (SeriesGauge(writer(instance, group, worker), plugin, level) for worker in (0, 1))
         first.set(0.5, "a", "")
         second.set(0.75, "a", "", weight=3.0)
@@ -202,7 +202,7 @@ def test_failed_work_without_a_waiter_is_logged_with_its_plugin() -> None:
 def test_an_undeclared_metric_gets_an_error_with_its_name_instead_of_a_handle() -> None:
     index: Any = None
     services = WorkerServices(
-        lanes().lane(1),
+        areas().area(1),
         index,
         prefix_seed=0,
         held_blocks=NoHeldBlocks(),

@@ -13,8 +13,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shm.areas import Areas, AreaSchema
 from shm.documents import DocumentReader, DocumentWriter
-from shm.lanes import Lanes, LaneSchema
 from shm.segment import Region
 from tests.examples import examples
 from workers.shared.profiles import (
@@ -41,19 +41,19 @@ class Site:
     """A supervisor and two workers in one process. `due` has what the event loop of a worker does later."""
 
     def __init__(self) -> None:
-        lane_schema = LaneSchema(4, SCALARS, (), (), lanes=3)
+        area_schema = AreaSchema(4, SCALARS, (), (), areas=3)
         self.time = 1000.0
-        self.lanes = Lanes(lane_schema, Region(memoryview(bytearray(lane_schema.bytes))))
+        self.areas = Areas(area_schema, Region(memoryview(bytearray(area_schema.bytes))))
         documents = schema(2)
         region = Region(memoryview(bytearray(documents.bytes)))
-        for seat in (1, 2):
-            self.lanes.set_serving(seat, True)
+        for ordinal in (1, 2):
+            self.areas.set_serving(ordinal, True)
         self.woken: list[int] = []
         self.due: list[tuple[float, Callable[[], None]]] = []
         reader, writer = DocumentReader(documents, region), DocumentWriter(documents, region)
-        self.asking = Asking(self.lanes.lane(0), self.lanes, reader, self.woken.append, lambda: self.time)
+        self.asking = Asking(self.areas.area(0), self.areas, reader, self.woken.append, lambda: self.time)
         self.profilers = [
-            Profiler(Answering(self.lanes, self.lanes.lane(index + 1), writer, index, lambda: self.time), self.later) for index in range(2)
+            Profiler(Answering(self.areas, self.areas.area(index + 1), writer, index, lambda: self.time), self.later) for index in range(2)
         ]
 
     def later(self, seconds: float, act: Callable[..., None], *arguments: object) -> Any:
@@ -166,7 +166,7 @@ def test_a_worker_that_has_ended_is_reported_and_its_successor_answers_no_old_qu
 
 
 def test_without_a_number_the_first_worker_that_serves_is_asked_for_30_seconds(site: Site) -> None:
-    site.lanes.set_serving(1, False)
+    site.areas.set_serving(1, False)
     site.ask()
     assert site.due[0][0] == 1030.0
     site.profilers[0].woken()
@@ -184,8 +184,8 @@ def test_a_worker_that_does_not_serve_is_refused_with_those_that_do(site: Site) 
     answer = site.ask("worker=7")
     assert answer.status == HTTPStatus.NOT_FOUND
     assert text(answer) == "worker 7 does not serve; these do: 0, 1\n"
-    for seat in (1, 2):
-        site.lanes.set_serving(seat, False)
+    for ordinal in (1, 2):
+        site.areas.set_serving(ordinal, False)
     assert text(site.ask()) == "worker 0 does not serve; these do: none\n"
 
 

@@ -26,7 +26,7 @@ from shm.segment import Region
 from shm.series import SeriesWriter
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.waiting import until
-from tests.workers.worker.test_services import lanes
+from tests.workers.worker.test_services import areas
 from workers.process.layout import series_schema_of
 from workers.worker.held import NoHeldBlocks
 from workers.worker.services import WorkerServices
@@ -68,9 +68,9 @@ class Site:
             )
         )
         (group,) = plugin_groups(producer.metrics)
-        series = series_schema_of(group, lanes=1)
+        series = series_schema_of(group, areas=1)
         services = WorkerServices(
-            lanes().lane(0),
+            areas().area(0),
             FakeServices(),
             prefix_seed=1,
             held_blocks=NoHeldBlocks(),

@@ -65,7 +65,7 @@ def test_nothing_keeps_the_parts_of_earlier_configurations(one_worker: Any, text
         parts = shard.parts
         for number, text in enumerate(texts[1:], start=2):
             later = under(shard.instance, text, number)
-            last, parts = parts, parts.under(later, later.memory.lanes.lane(1))
+            last, parts = parts, parts.under(later, later.memory.areas.area(1))
             await last.retire()
             del last
         shard.parts, shard.app = parts, parts.app
@@ -85,7 +85,7 @@ def test_a_candidate_that_is_withdrawn_or_promoted_leaves_nothing_of_the_other(o
         parts = shard.parts
         for number, promoted in ((2, False), (3, True), (4, True)):
             later = under(shard.instance, EVICTS if number % 2 else FLOW, number)
-            candidate = parts.under(later, later.memory.lanes.lane(1), beside=True)
+            candidate = parts.under(later, later.memory.areas.area(1), beside=True)
             assert (candidate.app.admission, candidate.app.evictions) == (parts.app.admission, parts.app.evictions)
             if promoted:
                 candidate.promote()
@@ -114,7 +114,7 @@ def test_a_configuration_of_which_a_part_cannot_be_made_leaves_flow_control_as_i
         later = under(shard.instance, EVICTS, 2)
         monkeypatch.setattr(setup, part, fails)
         with pytest.raises(MemoryError, match=part):
-            shard.parts.under(later, later.memory.lanes.lane(1))
+            shard.parts.under(later, later.memory.areas.area(1))
         assert shard.parts.own.flow is flow
         assert flow.gate is gate
         assert (flow.evictions, flow.evicts) == (None, False)
@@ -131,7 +131,7 @@ def test_flow_control_stays_as_it_is_if_eviction_cannot_be_prepared(one_worker: 
         later = under(shard.instance, EVICTS, 2)
         monkeypatch.setattr("workers.worker.flow_setup.Evictions", fails)
         with pytest.raises(MemoryError, match="evictions"):
-            shard.parts.under(later, later.memory.lanes.lane(1))
+            shard.parts.under(later, later.memory.areas.area(1))
         assert shard.flow.gate is gate
         assert not shard.flow.evicts
 

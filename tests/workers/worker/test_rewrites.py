@@ -25,10 +25,10 @@ class World:
         schema = DocumentSchema((8, 8, 8, 4000))
         region: Region = region_for(schema)
         self.writer, reader = DocumentWriter(schema, region), DocumentReader(schema, region)
-        self.schema = series_schema_of(MODEL_REWRITES, lanes=1)
+        self.schema = series_schema_of(MODEL_REWRITES, areas=1)
         self.region = region_for(self.schema)
         self.caps = LabelCaps()
-        decisions = SeriesWriter(self.schema, self.schema.lane(self.region, 0), names=self.caps.names(MODEL_REWRITES.labels))
+        decisions = SeriesWriter(self.schema, self.schema.area(self.region, 0), names=self.caps.names(MODEL_REWRITES.labels))
         self.view = RewritesView(reader, decisions, self.caps, random.Random(3).random)
 
     def write(self, *given: Rewrite) -> None:

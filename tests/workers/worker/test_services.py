@@ -7,7 +7,7 @@ import pytest
 
 from epp.plugin import NoParams, Plugin
 from epp.points.instrument import Point
-from shm.lanes import Lanes, LaneSchema
+from shm.areas import Areas, AreaSchema
 from shm.segment import Region
 from tests.waiting import turns
 from workers.worker.telemetry.call_timing import CallTimers
@@ -23,25 +23,25 @@ class Clock:
         return self.time
 
 
-def lanes() -> Lanes:
-    schema = LaneSchema(1, (), (), (("scorer", BOUNDS), ("producer", BOUNDS)), lanes=1)
-    return Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
+def areas() -> Areas:
+    schema = AreaSchema(1, (), (), (("scorer", BOUNDS), ("producer", BOUNDS)), areas=1)
+    return Areas(schema, Region(memoryview(bytearray(schema.bytes))))
 
 
-def counts(timers: CallTimers, of: Lanes, name: str) -> tuple[list[int], float]:
+def counts(timers: CallTimers, of: Areas, name: str) -> tuple[list[int], float]:
     timers.store()
     return of.histograms()[name]
 
 
 def test_every_call_is_counted_in_the_bucket_of_its_duration_and_returns_what_the_plugin_returned() -> None:
-    clock, own = Clock(), lanes()
+    clock, own = Clock(), areas()
     plugin = Plugin("s", NoParams())
 
     def call(seconds: float, candidates: int, profile: int) -> Any:
         clock.time += seconds
         return seconds, candidates, profile
 
-    timers = CallTimers(own.lane(0), {("Scorer", "s"): 0, ("DataProducer", "s"): 1}, clock)
+    timers = CallTimers(own.area(0), {("Scorer", "s"): 0, ("DataProducer", "s"): 1}, clock)
     timed = timers(Point.SCORER, plugin, call)
     assert timed(0.1, 1, 2) == (0.1, 1, 2)
     timed(0.5, 1, 2)
@@ -52,8 +52,8 @@ def test_every_call_is_counted_in_the_bucket_of_its_duration_and_returns_what_th
 
 
 def test_a_producer_that_waits_is_timed_until_it_has_its_result() -> None:
-    clock, own = Clock(), lanes()
-    timers = CallTimers(own.lane(0), {("DataProducer", "p"): 1}, clock)
+    clock, own = Clock(), areas()
+    timers = CallTimers(own.area(0), {("DataProducer", "p"): 1}, clock)
 
     async def scenario() -> None:
         future = asyncio.get_running_loop().create_future()
@@ -71,8 +71,8 @@ def test_a_producer_that_waits_is_timed_until_it_has_its_result() -> None:
 
 
 def test_a_call_that_raises_is_counted_too() -> None:
-    own = lanes()
-    timers = CallTimers(own.lane(0), {("Scorer", "s"): 0, ("DataProducer", "s"): 1}, Clock())
+    own = areas()
+    timers = CallTimers(own.area(0), {("Scorer", "s"): 0, ("DataProducer", "s"): 1}, Clock())
 
     def fails(*_: object) -> None:
         raise ZeroDivisionError
@@ -84,7 +84,7 @@ def test_a_call_that_raises_is_counted_too() -> None:
 
 
 def test_every_extension_point_has_a_timed_wrapper_with_the_right_number_of_arguments() -> None:
-    timers = CallTimers(lanes().lane(0), {(point.value, "s"): 0 for point in Point}, Clock())
+    timers = CallTimers(areas().area(0), {(point.value, "s"): 0 for point in Point}, Clock())
     arguments = {Point.REQUEST_HEADER: 1, Point.PICKER: 4} | dict.fromkeys(
         (Point.PARSER, Point.PROFILE_PICKER, Point.FILTER, Point.SCORER, Point.RESPONSE_RECEIVED, Point.RESPONSE_COMPLETE), 3
     )

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epp.data import KV_USAGE, RUNNING, WAITING
-from shm.remote_lane import FRESH_S
+from shm.remote_area import FRESH_S
 from workers.host.printable import printable
 from workers.supervisor.pages.state.figures import EndpointFigures, Figures, Supervisor, Worker
 from workers.supervisor.pages.state.look import BandLook, Configuration

@@ -29,7 +29,7 @@ from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.kv_memory import KvCounts
 from workers.process.pools import assigned, assigned_view, listed_now
-from workers.process.restart import kv_events_seat
+from workers.process.restart import kv_events_ordinal
 from workers.shared.documents import EndpointsView, Identity
 from workers.supervisor.kv_events.costs import MEMORY_MAX, Costs
 from workers.supervisor.kv_events.followed import Followed, addresses
@@ -59,9 +59,9 @@ def run(instance: Instance) -> int:
         follower = Follower(instance)
     except zmq.ZMQError as refused:
         bind = instance.layout.kv_settings.bind if instance.layout.kv_settings else ""
-        instance.reports.failed(kv_events_seat(instance.layout.seats), f"kvEventsConfig.zmqEndpoint {bind}: {refused}")
+        instance.reports.failed(kv_events_ordinal(instance.layout.ordinals), f"kvEventsConfig.zmqEndpoint {bind}: {refused}")
         return ExitCode.BOOT_FAILED
-    instance.reports.ready(kv_events_seat(instance.layout.seats))
+    instance.reports.ready(kv_events_ordinal(instance.layout.ordinals))
     while not follower.over:
         follower.turn(time.monotonic())
     follower.close()

@@ -1,4 +1,4 @@
-"""Computes the figures of flow control for each metrics page, from lanes, documents and the pool.
+"""Computes the figures of flow control for each metrics page, from areas, documents and the pool.
 
 All other metrics of flow control are series. The saturation of the pool is computed as in workers: by the same detector, from the same
 shared memory.
@@ -20,7 +20,7 @@ from epp.metrics.flow_control import (
     FLOW_STALE,
 )
 from shm.documents import DocumentReader
-from shm.flow_lanes import WAITING, WAITING_BYTES, FlowLanes
+from shm.flow_areas import WAITING, WAITING_BYTES, FlowAreas
 from shm.table import TableReader
 from workers.process.instance import Instance
 from workers.shared.documents import EndpointsView, NamesView
@@ -48,14 +48,14 @@ class FlowFigures:
     def __init__(
         self,
         plan: FlowPlan,
-        flow: FlowLanes,
+        flow: FlowAreas,
         probe: PoolProbe,
         places: Callable[[], Mapping[int, int]],
         *,
         pool: str,
         now: Callable[[], float],
     ) -> None:
-        """`places`: returns priority -> place of its band in the lanes. `pool`: the name of the pool. `now`: a clock in seconds."""
+        """`places`: returns priority -> place of its band in the areas. `pool`: the name of the pool. `now`: a clock in seconds."""
         self._plan = plan
         self._flow = flow
         self._probe = probe
@@ -121,7 +121,7 @@ def pool_of(instance: Instance, documents: DocumentReader) -> SharedPool:
         TableReader(instance.layout.table, instance.memory.table),
         EndpointsView(documents, instance.pool),
         NamesView(documents),
-        instance.memory.lanes,
+        instance.memory.areas,
         columns=instance.config.pipeline.columns,
         fresh=instance.sources.believed,
         now=time.monotonic,

@@ -1,9 +1,9 @@
-"""Makes the metrics page: formats lanes, series, table and index as exposition text, with the values at the time of the scrape.
+"""Makes the metrics page: formats areas, series, table and index as exposition text, with the values at the time of the scrape.
 
-Counters and histograms are sums over all lanes. A successor continues with its predecessor's lane, so the sums never fall. The averages
+Counters and histograms are sums over all areas. A successor continues with its predecessor's area, so the sums never fall. The averages
 of the pool keep their last values while no endpoint is fresh, as dashboards of the reference picker expect. Values that differ by worker
-have the label `worker`; seats that never had a worker are left out. Each metric is followed by its older name (its *twin*), unless legacy
-names are off. A twin with fewer labels has sums over the labels that it lacks.
+have the label `worker`; ordinals that never had a worker are left out. Each metric is followed by its older name (its *twin*), unless
+legacy names are off. A twin with fewer labels has sums over the labels that it lacks.
 
 A page is generated while it is sent. Counters, histograms and series are read before its first line, so that the buckets of a
 histogram, its count, its sum and its twin agree. Gauges are read when their lines are generated. `series` formats metrics with labels
@@ -23,6 +23,19 @@ from prometheus_client.exposition import choose_encoder
 from compiled.finder import choose
 from epp.decision.tryout import WHOLE
 from epp.metrics import POOL, PREFIX, Group, Metric, computed
+from epp.metrics.areas import (
+    EXTRACT_ERRORS,
+    GRPC_CODES,
+    LOOP_LAG,
+    POLL_ERRORS,
+    STREAM_COUNTERS,
+    STREAM_DURATION,
+    STREAMS_BY_CODE,
+    STREAMS_INFLIGHT,
+    SUPERVISOR_COUNTERS,
+    WORKER_COUNTERS,
+    WORKER_GAUGES,
+)
 from epp.metrics.computed import (
     BUS_CORRUPT,
     CONFIG_GENERATION,
@@ -54,21 +67,8 @@ from epp.metrics.computed import (
     WORKER_SHARE,
     WORKER_STARTS,
 )
-from epp.metrics.lanes import (
-    EXTRACT_ERRORS,
-    GRPC_CODES,
-    LOOP_LAG,
-    POLL_ERRORS,
-    STREAM_COUNTERS,
-    STREAM_DURATION,
-    STREAMS_BY_CODE,
-    STREAMS_INFLIGHT,
-    SUPERVISOR_COUNTERS,
-    WORKER_COUNTERS,
-    WORKER_GAUGES,
-)
 from epp.metrics.older_names import TWINS, older_name
-from shm.lanes import Lanes
+from shm.areas import Areas
 from shm.series_reader import SeriesReader
 from workers.host.build import commit, version
 from workers.host.memory import Leaving
@@ -108,14 +108,14 @@ class IndexFigures(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The sums over all lanes at one moment."""
+    """The sums over all areas at one moment."""
 
     counters: Mapping[str, int]
     histograms: Mapping[str, tuple[list[int], float]]
 
 
 class Content(NamedTuple):
-    """What the page has of lanes and series. `producer_name`: the plugin that counts tokens in flight."""
+    """What the page has of areas and series. `producer_name`: the plugin that counts tokens in flight."""
 
     families: Sequence[Declared]
     series: Sequence[tuple[Group, SeriesReader]] = ()
@@ -156,7 +156,7 @@ class MetricsPage:
 
     def __init__(
         self,
-        lanes: Lanes,
+        areas: Areas,
         content: Content,
         pools: Sequence[PoolFigures],
         index: IndexFigures,
@@ -168,7 +168,7 @@ class MetricsPage:
         reload: Callable[[], ReloadStatus | None] = lambda: None,
         reloads: Callable[[], Mapping[str, ReloadStatus]] | None = None,
     ) -> None:
-        self._lanes = lanes
+        self._areas = areas
         self._content = content
         self._pools = pools
         self._names = {pool.number: pool.name for pool in pools}  # places without a pool have none
@@ -199,7 +199,7 @@ class MetricsPage:
 
     def _text(self, *, openmetrics: bool) -> Iterator[str]:
         """Yields the lines in parts, and an empty part wherever the event loop may turn."""
-        sums = Sums(self._lanes.counters(), self._lanes.histograms())
+        sums = Sums(self._areas.counters(), self._areas.histograms())
         totals = []
         for text in self._series_texts:
             for total in text.reading():  # noqa: B007 - the last one is the result
@@ -296,34 +296,34 @@ class MetricsPage:
     def _streams(self, sums: Sums) -> Iterator[Family]:
         if not self._content.stream_metrics:
             return
-        lanes = self._lanes
-        open_ = lanes.scalars(STREAMS_INFLIGHT.name)
-        inflight = sum(count for seat, count in enumerate(open_) if lanes.serving(seat))
+        areas = self._areas
+        open_ = areas.scalars(STREAMS_INFLIGHT.name)
+        inflight = sum(count for ordinal, count in enumerate(open_) if areas.serving(ordinal))
         yield from self._shown(STREAMS_INFLIGHT, (), [((), inflight)])
         ended = sums.counters
         rows: list[Row] = [((code,), ended[name]) for code, name in zip(GRPC_CODES, STREAM_COUNTERS, strict=True)]
         yield from self._shown(STREAMS_BY_CODE, ("code",), rows)
 
     def _workers(self) -> Iterator[Family]:
-        lanes, ages = self._lanes, self._lanes.ages(self._now())
-        starts = lanes.successions()
-        used = [s for s, age in enumerate(ages) if s and (starts[s] or isfinite(age) or lanes.serving(s))]
-        leaving = lanes.scalars(LEAVING)
+        areas, ages = self._areas, self._areas.ages(self._now())
+        starts = areas.successions()
+        used = [s for s, age in enumerate(ages) if s and (starts[s] or isfinite(age) or areas.serving(s))]
+        leaving = areas.scalars(LEAVING)
         # A worker that was removed on purpose has no gauges: an age that grows for ever would look like a fault.
-        removed = {s for s in used if leaving[s] == Leaving.LEAVES and not lanes.serving(s)}
+        removed = {s for s in used if leaving[s] == Leaving.LEAVES and not areas.serving(s)}
         every = range(1, max(used, default=0) + 1)
-        present = [seat for seat in every if seat not in removed]
+        present = [ordinal for ordinal in every if ordinal not in removed]
         gauges: dict[Metric, Sequence[float]] = {
-            metric._replace(name=_gauge_name(metric.name)): lanes.scalars(metric.name) for metric in WORKER_GAUGES if metric is not LOOP_LAG
+            metric._replace(name=_gauge_name(metric.name)): areas.scalars(metric.name) for metric in WORKER_GAUGES if metric is not LOOP_LAG
         }
-        gauges[WORKER_LOOP_LAG] = [lag / 1e6 for lag in lanes.scalars(LOOP_LAG.name)]
-        gauges[WORKER_SERVING] = [lanes.serving(seat) for seat in range(len(ages))]
+        gauges[WORKER_LOOP_LAG] = [lag / 1e6 for lag in areas.scalars(LOOP_LAG.name)]
+        gauges[WORKER_SERVING] = [areas.serving(ordinal) for ordinal in range(len(ages))]
         gauges[WORKER_BEAT_AGE] = ages
-        gauges[WORKER_SHARE] = _shares(lanes, "connections_total")
+        gauges[WORKER_SHARE] = _shares(areas, "connections_total")
         gauges[WORKER_STARTS] = starts
         for metric, values in gauges.items():
-            seats = every if metric is WORKER_STARTS else present  # the counter stays after a worker was removed
-            yield from self._shown(metric, ("worker",), [((str(seat - 1),), values[seat]) for seat in seats])
+            ordinals = every if metric is WORKER_STARTS else present  # the counter stays after a worker was removed
+            yield from self._shown(metric, ("worker",), [((str(ordinal - 1),), values[ordinal]) for ordinal in ordinals])
 
     def _of_pools(self, pools: Iterable[Iterable[Figures]]) -> Iterator[Family | None]:
         """Yields the figures of all pools: each metric once, with the rows of all."""
@@ -357,7 +357,7 @@ class MetricsPage:
         if (signals := self._sections.signals) is not None:
             found = [each for each in signals() if each[0] in self._names]  # a pool may have just gone
         else:
-            needed, headroom = (self._lanes.scalars(name)[0] for name in (REPLICAS_NEEDED, HEADROOM))
+            needed, headroom = (self._areas.scalars(name)[0] for name in (REPLICAS_NEEDED, HEADROOM))
             found = [(0, needed, None if headroom == UNKNOWN_HEADROOM else headroom / 1000)] if needed else []
         names = self._names
         for metric, rows in (
@@ -381,7 +381,7 @@ class MetricsPage:
         slots = max((endpoint.slot + 1 for endpoint, _ in endpoints), default=0)
         labels = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority", *(() if self._alone else ("pool",)))
         producer = self._content.producer_name
-        for metric, count in ((ENDPOINT_REQUESTS, self._lanes.inflight), (ENDPOINT_TOKENS, self._lanes.tokens)):
+        for metric, count in ((ENDPOINT_REQUESTS, self._areas.inflight), (ENDPOINT_TOKENS, self._areas.tokens)):
             counts = count(slots).tolist()
             rows: list[Row] = [((e.name, e.namespace, producer, "", "", pool)[: len(labels)], counts[e.slot]) for e, pool in endpoints]
             yield from self._shown(metric, labels, rows)
@@ -430,10 +430,10 @@ def summed(rows: Sequence[Row]) -> list[Row]:
     return list(sums.items())
 
 
-def _shares(lanes: Lanes, counter: str) -> list[float]:
-    """Returns the share that each lane has in the sum of a counter, ordered by lane."""
-    place = lanes.schema.counter[counter]
-    counts = [lanes.lane(seat).counters[place] for seat in range(lanes.schema.lanes)]
+def _shares(areas: Areas, counter: str) -> list[float]:
+    """Returns the share that each area has in the sum of a counter, ordered by area."""
+    place = areas.schema.counter[counter]
+    counts = [areas.area(ordinal).counters[place] for ordinal in range(areas.schema.areas)]
     return [count / (sum(counts) or 1) for count in counts]
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from epp.metrics import Metric
 from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY, SUPERVISOR_STARTS
-from shm.lanes import SUPERVISOR_LANE, Lanes
+from shm.areas import SUPERVISOR_AREA, Areas
 from workers.host.proc import ProcessUse, process_use
 from workers.process.layout import CERTIFICATE_UNTIL
-from workers.process.restart import seat_name
+from workers.process.restart import child_name
 from workers.process.roll import Roll
 
 Row = tuple[tuple[str, ...], float]
@@ -15,11 +15,11 @@ PARENT = "parent"
 
 
 class ProcessFigures:
-    """Reads the figures from the parent's roll of children, from /proc, and from the lanes."""
+    """Reads the figures from the parent's roll of children, from /proc, and from the areas."""
 
     def __init__(
         self,
-        lanes: Lanes,
+        areas: Areas,
         roll: Roll,
         *,
         metrics_certificate: Callable[[], float] | None = None,
@@ -29,7 +29,7 @@ class ProcessFigures:
 
         `use(pid)` returns the memory and the CPU time of a process; None if it is gone.
         """
-        self._lanes = lanes
+        self._areas = areas
         self._roll = roll
         self._metrics_certificate = metrics_certificate
         self._use = use
@@ -37,18 +37,18 @@ class ProcessFigures:
 
     def families(self) -> Iterator[tuple[Metric, tuple[str, ...], Sequence[Row]]]:
         """Yields each metric with its label names and rows."""
-        roll, seats = self._roll, self._lanes.schema.lanes
-        yield SUPERVISOR_STARTS, (), [((), self._lanes.successions()[SUPERVISOR_LANE])]
+        roll, ordinals = self._roll, self._areas.schema.areas
+        yield SUPERVISOR_STARTS, (), [((), self._areas.successions()[SUPERVISOR_AREA])]
         memory: list[Row] = []
         cpu: list[Row] = []
         exits: list[Row] = []
         self._add_use(PARENT, roll.parent_pid, 0.0, memory, cpu)
-        for seat in range(roll.seats):
-            ends, pid = roll.ends(seat), roll.pid(seat)
+        for ordinal in range(roll.ordinals):
+            ends, pid = roll.ends(ordinal), roll.pid(ordinal)
             if not pid and not any(ends.values()):
                 continue
-            name = seat_name(seat, seats)
-            self._add_use(name, pid, roll.ended_cpu_s(seat), memory, cpu)
+            name = child_name(ordinal, ordinals)
+            self._add_use(name, pid, roll.ended_cpu_s(ordinal), memory, cpu)
             exits += [((name, cause.name.lower()), count) for cause, count in ends.items()]
         yield PROCESS_MEMORY, PROCESS_MEMORY.labels, memory
         yield PROCESS_CPU, PROCESS_CPU.labels, cpu
@@ -65,10 +65,10 @@ class ProcessFigures:
         cpu.append(((name,), shown))
 
     def _certificates(self) -> Iterator[Row]:
-        lanes = self._lanes
-        until = lanes.scalars(CERTIFICATE_UNTIL)
+        areas = self._areas
+        until = areas.scalars(CERTIFICATE_UNTIL)
         # A worker that cannot read the new files still shows the old certificate: the earliest end counts.
-        if ends := [until[seat] for seat in range(1, len(until)) if until[seat] and lanes.serving(seat)]:
+        if ends := [until[ordinal] for ordinal in range(1, len(until)) if until[ordinal] and areas.serving(ordinal)]:
             yield ("ext_proc",), min(ends)
         if self._metrics_certificate is not None:
             yield ("metrics",), self._metrics_certificate()

@@ -16,7 +16,7 @@ from epp.protocol import codec
 from epp.request import Request
 from epp.request.intake import Intake
 from epp.request.tenants import Tenants
-from shm.lanes import Lane
+from shm.areas import Area
 from workers.shared.query_of_death import Deciding
 from workers.transport.interface import Clock
 from workers.worker.extproc.answer_counts import AnswerCounts
@@ -103,7 +103,7 @@ class App:
         self,
         pipelines: Pipelines,
         pool: StreamPool,
-        lane: Lane,
+        area: Area,
         answers: AnswerCounts,
         telemetry: Telemetry,
         guards: Guards,
@@ -116,7 +116,7 @@ class App:
         self.pipelines = pipelines
         self.pool = pool
         self.trials: Mapping[int, int] = pool.trials  # the trials of ejected endpoints, see `SharedPool.trials`
-        self.lane = lane
+        self.area = area
         self.answers = answers
         self.telemetry = telemetry
         self.guards = guards

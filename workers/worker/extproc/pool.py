@@ -20,15 +20,15 @@ from epp.endpoints.failing import with_failed
 from epp.errors import ProducerFailed
 from epp.plugin import Plugin, Profile
 from epp.request import Subset
-from shm.lanes import Lanes
+from shm.areas import Areas
 from shm.table import (
+    AREA_MASK,
     DOWN,
     DRAINING,
     EJECTED,
     FAILING_AT,
     FAILING_MASK,
-    LANE_MASK,
-    TRIAL_LANE_AT,
+    TRIAL_AREA_AT,
     TRIAL_NUMBER_AT,
     State,
     TableCopy,
@@ -63,7 +63,7 @@ IGNORED: Final = Failures(_ignore, _ignore, _ignore)  # of a process that decide
 
 
 class SharedPool:
-    """Reads the pool's endpoints and their load from the table, the documents and the lanes. Implements
+    """Reads the pool's endpoints and their load from the table, the documents and the areas. Implements
     `epp.decision.decide.EndpointPool`."""
 
     def __init__(
@@ -71,17 +71,17 @@ class SharedPool:
         table: TableReader,
         endpoints: EndpointsView,
         names: NamesView,
-        lanes: Lanes,
+        areas: Areas,
         *,
         columns: Sequence[Column[Any]],
         fresh: Fresh,
         now: Callable[[], float],
         failures: Failures,
         honour_subsets: bool = True,
-        lane: int = 0,
+        area: int = 0,
     ) -> None:
-        """`lane`: the number of this worker's lane. With 0, this pool takes part in no trial of an ejected endpoint."""
-        self._lane = lane
+        """`area`: the number of this worker's area. With 0, this pool takes part in no trial of an ejected endpoint."""
+        self._area = area
         # The trials that wait for a request of this worker: slot of the ejected endpoint -> number of the trial.
         self.trials: dict[int, int] = {}
         self._tried: dict[int, int] = {}  # slot -> number of the last trial for which this worker has sent the request
@@ -90,7 +90,7 @@ class SharedPool:
         self._table = table
         self._endpoints = endpoints
         self._names = names
-        self._lanes = lanes
+        self._areas = areas
         self.now = now
         self._fresh = fresh
         self._honour_subsets = honour_subsets
@@ -150,14 +150,14 @@ class SharedPool:
         return self._loaded(candidates.snapshot, 0, int(slots.max()) + 1, slots, candidates.rows)
 
     def _loaded(self, snapshot: Snapshot, first: int, used: int, slots: Any, rows: Any = None) -> Candidates:
-        lanes = self._lanes
+        areas = self._areas
         inflight: Any
         tokens: Any = None
         if self._reads_tokens:
-            inflight, tokens = lanes.loads(used, first)
+            inflight, tokens = areas.loads(used, first)
         else:
-            inflight = lanes.inflight(used, first)
-        added = lanes.added
+            inflight = areas.inflight(used, first)
+        added = areas.added
         others: Any = None if added is None else added.requests[first : first + used].copy()
         if slots is not None:
             inflight = inflight[slots]
@@ -171,7 +171,7 @@ class SharedPool:
         """Whether a snapshot that is made `now` would equal the present one."""
         if now > self._until or self._copy is None or self._moved(self._copy):
             return False
-        return bool((self._lanes.inflight(self._used, self._first)[self._slots] == self._counted).all())
+        return bool((self._areas.inflight(self._used, self._first)[self._slots] == self._counted).all())
 
     def _moved(self, copy: TableCopy) -> bool:
         """Whether the endpoints or their rows have changed since `copy`."""
@@ -233,7 +233,7 @@ class SharedPool:
         assert copy is not None
         missing = np.full(len(counted), np.nan)
         running, waiting, kv = (values.get(name, missing) for name in LOAD)
-        inflight = self._lanes.inflight(self._used, self._first)[slots]
+        inflight = self._areas.inflight(self._used, self._first)[slots]
         load = self._account.carry(
             self._endpoint_list.slots, copy.generation[slots], copy.updated_at[slots], Load(running, waiting, kv, counted), inflight, now
         )
@@ -285,7 +285,7 @@ class SharedPool:
         for row in np.flatnonzero(ejected).tolist():
             slot, word = int(self._endpoint_list.slots[row]), int(flags[row])
             number = word >> TRIAL_NUMBER_AT
-            mine = self._lane and word >> TRIAL_LANE_AT & LANE_MASK == self._lane
+            mine = self._area and word >> TRIAL_AREA_AT & AREA_MASK == self._area
             if mine and self._tried.get(slot) != number and not self._down[row]:
                 self.trials[slot] = number
                 ejected[row] = False

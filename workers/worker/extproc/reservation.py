@@ -15,7 +15,7 @@ NOWHERE: Final = -1  # the slot of a request that is not counted at an endpoint
 
 
 class Reservation:
-    """Counts the load that one routed request adds to its endpoints, in this worker's lane, from `place` to `release`.
+    """Counts the load that one routed request adds to its endpoints, in this worker's area, from `place` to `release`.
 
     `secondary`: the slots of the secondary endpoints, which the profiles beside the primary one have picked. A secondary endpoint works
     for the request until the first piece of the answer comes.
@@ -46,7 +46,7 @@ class Reservation:
             for tried in (slot, *others):
                 if tried in app.trials:
                     app.pool.tried(tried)
-        inflight = app.lane.inflight
+        inflight = app.area.inflight
         increase(inflight, slot)
         self._slot = slot
         for other in others:
@@ -59,24 +59,24 @@ class Reservation:
 
     def move(self, slot: int) -> None:
         """Moves the load to another endpoint, which really serves the request."""
-        inflight = self._app.lane.inflight
+        inflight = self._app.area.inflight
         increase(inflight, slot)
         increase(inflight, self._slot, -1)
         self._slot = slot
 
     def outcome(self, status: int, *, sent: bool) -> None:
         """Counts the answer's status for the endpoints. `sent`: whether the answer comes from the model server, not from the gateway."""
-        lane = self._app.lane
+        area = self._app.area
         if status >= ERRORS_FROM:
             self.fail(outcome_of(status))
         elif self._app.answers.watched[0]:
             self._app.answers.served(self._fingerprint)
         if status < SERVER_ERRORS_FROM or status == NOT_IMPLEMENTED:
-            increase(lane.served, self._slot)
+            increase(area.served, self._slot)
             for slot in self.secondary:
-                increase(lane.served, slot)
+                increase(area.served, slot)
         else:
-            lane.failed[self._slot] += 1 if sent else CONNECTION_POINTS
+            area.failed[self._slot] += 1 if sent else CONNECTION_POINTS
 
     def fail(self, outcome: int) -> None:
         """Counts a failed answer, for the comparison of endpoints. `outcome`: an index of `workers.shared.outliers.OUTCOMES`."""
@@ -92,7 +92,7 @@ class Reservation:
 
     def passed_over(self) -> None:
         """Counts a failed connection for the endpoint: the gateway could not reach it, and another endpoint serves the request."""
-        self._app.lane.failed[self._slot] += CONNECTION_POINTS
+        self._app.area.failed[self._slot] += CONNECTION_POINTS
 
     def free_secondary(self) -> None:
         """Releases the load of the secondary endpoints, because their work for the request is done."""
@@ -103,7 +103,7 @@ class Reservation:
     def release(self) -> None:
         """Releases all load, because the request is no longer in flight. Its ticket ends later, after the ResponseComplete plugins."""
         if self._slot != NOWHERE:
-            increase(self._app.lane.inflight, self._slot, -1)
+            increase(self._app.area.inflight, self._slot, -1)
         if self.secondary:
             self._uncount_secondary()
         if self.victim is not None and self._app.evictions is not None:
@@ -112,4 +112,4 @@ class Reservation:
     def _uncount_secondary(self) -> None:
         slots, self.secondary = self.secondary, ()
         for slot in slots:
-            increase(self._app.lane.inflight, slot, -1)
+            increase(self._app.area.inflight, slot, -1)

@@ -1,11 +1,11 @@
-"""In-flight eviction in one worker: shows the worker's best victim in its lane, and ends victims while others cannot be dispatched.
+"""In-flight eviction in one worker: shows the worker's best victim in its area, and ends victims while others cannot be dispatched.
 
-    ExtProcStream  ── track, ended ──▶ Evictions ── VictimCell ──▶ flow lane   (one writer: this worker)
-    flow control   ── blocked ──────▶     │ ◀────── VictimCells ── flow lanes  (of all serving workers)
+    ExtProcStream  ── track, ended ──▶ Evictions ── VictimCell ──▶ flow area   (one writer: this worker)
+    flow control   ── blocked ──────▶     │ ◀────── VictimCells ── flow areas  (of all serving workers)
                                           ├─ revoke: the victim's stream answers its client and ends
                                           └─ wake: the worker with the best victim, by its eventfd
 
-`epp.flow.eviction` decides which worker acts and how many requests it ends. This module joins it with lanes and clock. The words of a lane
+`epp.flow.eviction` decides which worker acts and how many requests it ends. This module joins it with areas and clock. The words of an area
 do not change together. A reader that sees half of a change wakes the wrong worker once, or waits one cycle longer.
 
 A request that the configured filter rejects costs only the call of `track`.
@@ -19,7 +19,7 @@ from epp.metrics.flow_control import REVOCATIONS_ISSUED_TOTAL, REVOCATIONS_TOTAL
 from epp.plugin import EvictionFilter, EvictionOrder
 from epp.request import Request
 from epp.request.flows import FlowKey
-from shm.flow_lanes import EVICTABLE, FlowLanes, VictimCell
+from shm.flow_areas import EVICTABLE, FlowAreas, VictimCell
 from shm.series import SeriesWriter
 
 CONFIRMED, TIMED_OUT = "confirmed", "timed_out"
@@ -46,7 +46,7 @@ class Evictions:
         grace_s: float,
         *,
         pool: PoolState,
-        lanes: FlowLanes,
+        areas: FlowAreas,
         worker: int,
         now: Callable[[], float],
         wake: Callable[[int], None],
@@ -56,8 +56,8 @@ class Evictions:
         self._victims = Victims(accepts.evictable, order.key)
         self._reclamation = Reclamation(self._victims, grace_s, observer=observer)
         self._pool = pool
-        self._lanes = lanes
-        self._lane = lanes.lane(worker)
+        self._areas = areas
+        self._area = areas.area(worker)
         self._worker = worker
         self._now = now
         self._wake = wake
@@ -94,7 +94,7 @@ class Evictions:
         """Makes room for requests that cannot be dispatched, in any worker: ends requests of this worker, or wakes a worker with better
         victims.
         """
-        if not self._lanes.total(EVICTABLE):
+        if not self._areas.total(EVICTABLE):
             return NOTHING
         pool = self._pool
         others = self._others()
@@ -105,10 +105,10 @@ class Evictions:
         return step
 
     def _others(self) -> Iterable[tuple[int, BestVictim]]:
-        lanes = self._lanes
-        for worker in lanes.serving():
+        areas = self._areas
+        for worker in areas.serving():
             if worker != self._worker:
-                yield worker, BestVictim(*lanes.victim(worker))
+                yield worker, BestVictim(*areas.victim(worker))
 
     def _publish(self) -> None:
         reclamation = self._reclamation
@@ -116,8 +116,8 @@ class Evictions:
         if best == self._published:
             return
         self._published = best
-        self._lane.show_reclaim(reclamation.pending, reclamation.target)
-        self._lane.show_victim(VictimCell(*best))
+        self._area.show_reclaim(reclamation.pending, reclamation.target)
+        self._area.show_victim(VictimCell(*best))
 
 
 class RevocationMetrics(RevocationObserver):
@@ -146,16 +146,16 @@ class RevocationMetrics(RevocationObserver):
         series.words[series.block((outcome, self._pool)) + series.counter_at[REVOCATIONS_TOTAL.name]] += 1
 
 
-def reclaiming(lanes: FlowLanes, now: float) -> tuple[float, float]:
+def reclaiming(areas: FlowAreas, now: float) -> tuple[float, float]:
     """Returns (pending, target) over all serving workers.
 
     `pending`: how much saturation the evictions under way have yet to free, summed over the workers. `target`: by how much the saturation
     exceeded the ceiling when a worker last decided about evictions; the largest value of any worker.
     """
     pending = target = 0.0
-    for worker in lanes.serving():
-        unconfirmed, wanted = lanes.reclaim(worker)
-        if lanes.victim(worker).busy_until > now:
+    for worker in areas.serving():
+        unconfirmed, wanted = areas.reclaim(worker)
+        if areas.victim(worker).busy_until > now:
             pending += unconfirmed
         target = max(target, wanted)
     return pending, target

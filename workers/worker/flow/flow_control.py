@@ -1,6 +1,6 @@
-"""Flow control in one worker: joins the controller of `epp.flow` with lanes, eventfds, timers, futures and metrics.
+"""Flow control in one worker: joins the controller of `epp.flow` with areas, eventfds, timers, futures and metrics.
 
-    decide ── enter ──▶ FlowControl ── passes ────────────▶ FlowController ── LanePeers ──▶ lanes, eventfds
+    decide ── enter ──▶ FlowControl ── passes ────────────▶ FlowController ── AreaPeers ──▶ areas, eventfds
               turn          ▲   ▲      enqueue_and_wait          └───────── PoolProbe ──▶ pool, detector
     ticket: placed, done ───┘   └ woken: an eventfd, or every LOOK_S while requests wait; sweep: the next deadline
 
@@ -26,7 +26,7 @@ from epp.request import Request
 from epp.request.flows import FlowKey, Item
 from workers.worker.flow.eviction import Evictions
 from workers.worker.flow.metrics import FlowMetrics
-from workers.worker.flow.peers import LanePeers
+from workers.worker.flow.peers import AreaPeers
 
 LOOK_S: Final = 0.005
 SWEEP_S: Final = 0.1  # the longest time between sweeps while requests wait
@@ -124,7 +124,7 @@ class FlowControl:
         self,
         plan: FlowPlan,
         probe: Probe,
-        peers: LanePeers,
+        peers: AreaPeers,
         metrics: FlowMetrics,
         *,
         loop: asyncio.AbstractEventLoop,
@@ -209,7 +209,7 @@ class FlowControl:
     # Calls of the worker.
 
     def know(self, places: Mapping[int, int]) -> None:
-        """Sets the bands that exist. `places`: the place of each band's cells in the lanes, by priority."""
+        """Sets the bands that exist. `places`: the place of each band's cells in the areas, by priority."""
         self._peers.know(places)
         self._controller.provision([priority for priority in places if priority not in self._static])
 
@@ -233,7 +233,7 @@ class FlowControl:
         self.close()
 
     def retire(self) -> None:
-        """Ends the use of this worker's lane, because another pool may get it. Answers that still run change nothing there."""
+        """Ends the use of this worker's area, because another pool may get it. Answers that still run change nothing there."""
         self.shut_down()
         self._peers.retire()
 

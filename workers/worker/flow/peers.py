@@ -1,6 +1,6 @@
-"""Joins one shard of flow control with the other shards, through the lanes: implements `epp.flow.ports.Peers` over `shm.flow_lanes`.
+"""Joins one shard of flow control with the other shards, through the areas: implements `epp.flow.ports.Peers` over `shm.flow_areas`.
 
-Flow control names a band by its priority, the lanes by its place. A priority keeps its place until another priority gets the
+Flow control names a band by its priority, the areas by its place. A priority keeps its place until another priority gets the
 place. So a band that was removed is still served until it is empty. A place is reused only when no worker shows a request there.
 
 With a replica store, the sums of bands include what waits in other replicas, so limits hold over all of them. A replica leaves room to
@@ -17,35 +17,35 @@ import xxhash
 from compiled.calls import increase
 from epp.flow.ports import Elsewhere, Head, Held, Wanted
 from epp.request.flows import FlowKey
-from shm.flow_lanes import BACKLOGGED, DISPATCHED, END, FLOW_HASH_MAX, PENDING, REQUESTS, TIME, WAITING, WAITING_BYTES, YIELDED, FlowLanes
-from shm.lanes import Lanes
-from shm.remote_lane import HEAD as REMOTE_HEAD
-from shm.remote_lane import RemoteLane
+from shm.areas import Areas
+from shm.flow_areas import BACKLOGGED, DISPATCHED, END, FLOW_HASH_MAX, PENDING, REQUESTS, TIME, WAITING, WAITING_BYTES, YIELDED, FlowAreas
+from shm.remote_area import HEAD as REMOTE_HEAD
+from shm.remote_area import RemoteArea
 
 FRESH_S: Final = 0.5  # seconds; no shard waits for a worker whose heartbeat is older
 NOTHING: Final[Sequence[Wanted]] = ()
 
 
-class LanePeers:
+class AreaPeers:
     """Reads what the other shards show, and writes what one worker shows to them. `worker`: the worker's number, from 0."""
 
     def __init__(
         self,
-        flow: FlowLanes,
-        lanes: Lanes,
+        flow: FlowAreas,
+        areas: Areas,
         worker: int,
         places: Mapping[int, int],
         *,
         wakeups: Sequence[int],
         now: Callable[[], float],
-        remote: RemoteLane | None = None,
+        remote: RemoteArea | None = None,
     ) -> None:
-        """`remote`: has what waits in this pool in other replicas, while the remote lane of `lanes` counts; None: that lane itself."""
+        """`remote`: has what waits in this pool in other replicas, while the remote area of `areas` counts; None: that area itself."""
         self._flow = flow
-        self._lanes = lanes
+        self._areas = areas
         self._remote = remote
         self._worker = worker
-        self._lane = flow.lane(worker)
+        self._area = flow.area(worker)
         self._base = flow.base(worker)
         self._words = flow.words
         self._bases: tuple[int, ...] = ()
@@ -73,7 +73,7 @@ class LanePeers:
     # What the other shards show.
 
     def _look(self) -> tuple[int, ...]:
-        """Returns the offsets, in words, at which the lanes of the other shards begin."""
+        """Returns the offsets, in words, at which the areas of the other shards begin."""
         bases = self._flow.serving_bases()
         if bases is not self._bases:
             self._bases = bases
@@ -81,9 +81,9 @@ class LanePeers:
             self._shards = tuple(worker for worker in self._flow.serving() if worker != self._worker)
         return self._other_bases
 
-    def _elsewhere(self) -> RemoteLane | None:
-        """Returns the lane with what waits in this pool in other replicas; None while it does not count."""
-        added = self._lanes.added
+    def _elsewhere(self) -> RemoteArea | None:
+        """Returns the area with what waits in this pool in other replicas; None while it does not count."""
+        added = self._areas.added
         return added if added is None or self._remote is None else self._remote
 
     def waiting(self) -> int:
@@ -123,7 +123,7 @@ class LanePeers:
         shown = [(shard, cell) for shard in self.shards() if (cell := self._flow.head(shard)) is not None]
         if not shown:
             return ()
-        ages = self._lanes.ages(self._now())
+        ages = self._areas.ages(self._now())
         return [Head(shard, cell.priority, cell.claim) for shard, cell in shown if ages[shard + 1] < FRESH_S]
 
     def elsewhere(self) -> Elsewhere | None:
@@ -162,13 +162,13 @@ class LanePeers:
     def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None:
         place = self._places.get(priority)
         if place is not None:
-            self._lane.publish(place, requests, bytes, oldest)
+            self._area.publish(place, requests, bytes, oldest)
 
     def head(self, priority: int | None, claim: float) -> None:
         if priority is None:
-            self._lane.no_head()
+            self._area.no_head()
         else:
-            self._lane.head(priority, claim)
+            self._area.head(priority, claim)
 
     def let_through(self, pending: int) -> None:
         words, base = self._words, self._base
@@ -184,16 +184,16 @@ class LanePeers:
     def demand(self, shard: int, wanted: Wanted) -> None:
         place = self._places.get(wanted.priority)
         if place is not None:
-            self._lane.ask(shard, place, wanted.requests, wanted.bytes)
+            self._area.ask(shard, place, wanted.requests, wanted.bytes)
 
     def answered(self, wanted: Wanted) -> None:
         place = self._places.get(wanted.priority)
         if place is not None:
-            self._lane.answer(place, wanted.requests, wanted.bytes)
+            self._area.answer(place, wanted.requests, wanted.bytes)
 
     def retire(self) -> None:
         """Clears what this shard shows. Nothing waits here any more."""
-        self._lane.take_over()
+        self._area.take_over()
 
     def wake(self, shard: int) -> None:
         with contextlib.suppress(OSError):
@@ -201,15 +201,15 @@ class LanePeers:
 
 
 class BandLedger:
-    """Implements `epp.plugin.Ledger` for one band, over the lanes. A band without a place shows nothing, and reads 0 from other shards."""
+    """Implements `epp.plugin.Ledger` for one band, over the areas. A band without a place shows nothing, and reads 0 from other shards."""
 
     def __init__(
-        self, other_bases: Callable[[], tuple[int, ...]], flow: FlowLanes, worker: int, places: Mapping[int, int], priority: int
+        self, other_bases: Callable[[], tuple[int, ...]], flow: FlowAreas, worker: int, places: Mapping[int, int], priority: int
     ) -> None:
-        self._other_bases = other_bases  # returns the offsets, in words, at which the lanes of the other shards begin
+        self._other_bases = other_bases  # returns the offsets, in words, at which the areas of the other shards begin
         self._flow = flow
         self._worker = worker
-        self._lane = flow.lane(worker)
+        self._area = flow.area(worker)
         self._band_at = flow.schema.band_at
         self._words = flow.words
         self._floats = flow.floats
@@ -265,9 +265,9 @@ class BandLedger:
         return most
 
     def move(self, flow_hash: int, position: float) -> None:
-        self._lane.move(flow_hash, position)
+        self._area.move(flow_hash, position)
 
     def show(self, time: float, end: float, backlogged: int) -> None:
         place = self._places.get(self._priority)
         if place is not None:
-            self._lane.show_time(place, time, end, backlogged)
+            self._area.show_time(place, time, end, backlogged)

@@ -14,7 +14,7 @@ from epp.endpoints.label_selectors import ROLE_LABEL
 from epp.flow.ports import PoolLoad
 from epp.plugin import SaturationDetector
 from epp.plugins.filters.roles import DecodeFilter, PrefillFilter
-from shm.flow_lanes import DISPATCHED, PENDING
+from shm.flow_areas import DISPATCHED, PENDING
 
 EMPTY: Final = PoolLoad(1.0, empty=True)
 PREFILL: Final = "prefill"
@@ -23,14 +23,14 @@ EFFECTIVE: Final = "effective"  # the label of the fullest stage in metrics
 
 
 class Totals(Protocol):
-    """What all shards count, as `shm.flow_lanes.FlowLanes`."""
+    """What all shards count, as `shm.flow_areas.FlowAreas`."""
 
     def total(self, word: int) -> int:
         """Returns the sum of a word over all serving shards."""
 
 
 class PoolProbe:
-    """Measures the saturation of the pool. Implements `epp.flow.ports.Probe` over the pool and the lanes."""
+    """Measures the saturation of the pool. Implements `epp.flow.ports.Probe` over the pool and the areas."""
 
     def __init__(self, candidates: Callable[[None], Candidates], detector: SaturationDetector, flow: Totals) -> None:
         self._candidates = candidates

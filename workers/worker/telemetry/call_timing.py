@@ -20,7 +20,7 @@ from epp.decision.pipeline import Pipeline
 from epp.plugin import Plugin
 from epp.points.guard import within
 from epp.points.instrument import C, Point, Wrap
-from shm.lanes import Lane
+from shm.areas import Area
 
 SHARE: Final = 8
 BLOCKING_S: Final = 0.05  # a call that uses the CPU for longer keeps all other requests of the worker waiting
@@ -108,7 +108,7 @@ class CallTimers:
 
     def __init__(
         self,
-        lane: Lane,
+        area: Area,
         timers: Mapping[tuple[str, str], int],
         now: Callable[[], float],
         on_blocking: Callable[[Plugin, str, float], None] = lambda _plugin, _point, _seconds: None,
@@ -117,7 +117,7 @@ class CallTimers:
         """`on_blocking` gets the plugin, the extension point and the CPU seconds of a call that kept the event loop busy for more than
         BLOCKING_S. `cpu`: CPU seconds of this thread.
         """
-        self._lane = lane
+        self._area = area
         self._timers = timers
         self._now = now
         self._on_blocking = on_blocking
@@ -155,7 +155,7 @@ class CallTimers:
             self.store()
 
     def store(self) -> None:
-        """Stores the kept durations in the lane, and reports calls that were too long."""
+        """Stores the kept durations in the area, and reports calls that were too long."""
         self.exact = EXACT
         stood_still_s = self._stood_still_s()
         self._stored_at, self._cpu_at = self._now(), self._cpu()
@@ -165,7 +165,7 @@ class CallTimers:
                     busy_s = max(kept) - stood_still_s
                     if busy_s > BLOCKING_S and (owner := self._owners.get(index)) is not None:
                         self._on_blocking(*owner, busy_s)
-                    self._lane.observe_all(index, kept, weight)
+                    self._area.observe_all(index, kept, weight)
                     kept.clear()
 
     def _stood_still_s(self) -> float:

@@ -6,7 +6,7 @@ A record is encoded once, from a tuple in the order of the fields in `epp.record
 other, they find code and data in the CPU's caches. A worker never waits: if the bus is full, it drops the batch and counts its records.
 While nothing is recorded, a request costs one comparison.
 
-The supervisor shows the number of the file that it writes as a gauge in its lane; it is negative if only a sample of the requests is
+The supervisor shows the number of the file that it writes as a gauge in its area; it is negative if only a sample of the requests is
 recorded (`epp.recording.sample`). The worker looks at each heartbeat. With another number it begins anew: it describes its endpoints again,
 so that each file can be read alone.
 """
@@ -187,7 +187,7 @@ class Recorder:
             if considered.snapshot.endpoint_list is not self._endpoint_list:
                 self._describe(considered)
             rows = None if considered.rows is None else considered.rows.tobytes()
-            counts = considered[INFLIGHT_REQUESTS]  # int64 in lanes
+            counts = considered[INFLIGHT_REQUESTS]  # int64 in areas
             inflight = (counts if counts.dtype is INT64 else counts.astype(np.int64)).tobytes()
             if self._reads_tokens:
                 tokens = considered[INFLIGHT_TOKENS].tobytes()

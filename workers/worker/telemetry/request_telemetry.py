@@ -1,4 +1,4 @@
-"""Records every request: in counters and histograms of the lane, labelled metrics, the last decisions, and comparisons.
+"""Records every request: in counters and histograms of the area, labelled metrics, the last decisions, and comparisons.
 
 The stream reports events (`routed`, `refused`, `answered`, …). Only this module knows where they are counted.
 """
@@ -12,7 +12,7 @@ from epp.errors import Cause, Refused
 from epp.points.isolation import culprit
 from epp.request import Request
 from epp.request.tokens import drop_prompt
-from shm.lanes import Lane
+from shm.areas import Area
 from workers.host.log import error_text
 from workers.shared.decisions import Recent, Used
 from workers.worker.telemetry.access_log import AccessLog
@@ -28,15 +28,15 @@ NOT_SCHEDULED: Final = frozenset((Cause.NO_CANDIDATES, Cause.NO_ENDPOINT_LEFT))
 
 
 class Counters:
-    """Indices of a worker's counters and histograms in its lane."""
+    """Indices of a worker's counters and histograms in its area."""
 
     __slots__ = (
         "cached_tokens", "completion_tokens", "failed_answers", "faults", "load_refusals", "picks", "prompt_tokens", "refusals",
         "request_processing", "response_processing", "scheduler_e2e", "streams", "streams_not_duplex", "subset_empty", "violations",
     )  # fmt: skip
 
-    def __init__(self, lane: Lane) -> None:
-        counter, histogram = lane.schema.counter, lane.schema.histogram
+    def __init__(self, area: Area) -> None:
+        counter, histogram = area.schema.counter, area.schema.histogram
         self.streams = counter["streams_total"]
         self.picks = counter["picks_total"]
         self.refusals = counter["refusals_total"]
@@ -59,7 +59,7 @@ class Telemetry:
 
     def __init__(
         self,
-        lane: Lane,
+        area: Area,
         metrics: RequestMetrics,
         recent: Recent,
         *,
@@ -85,30 +85,30 @@ class Telemetry:
         self.agreements = agreements
         self.tenants = tenants
         self._look = look
-        self._lane = lane
+        self._area = area
         self._now = now
-        self._at = Counters(lane)
+        self._at = Counters(area)
 
     def opened(self) -> None:
         """Records that a stream was opened."""
-        self._lane.add(self._at.streams)
+        self._area.add(self._at.streams)
 
     def routed(self, request: Request | None, decision: Decision, used: Used | None, received_at: float) -> Exchange | None:
         """Records that a request got its endpoint from the pipeline in `used`.
 
         `request`: None for a request that is no inference request. Then the result is None, too.
         """
-        lane, at = self._lane, self._at
+        area, at = self._area, self._at
         now = self._now()
-        lane.add(at.picks)
-        lane.observe(at.request_processing, now - received_at)
+        area.add(at.picks)
+        area.observe(at.request_processing, now - received_at)
         if request is None or used is None:
             return None
         if self.tenants is not None:  # before the prompt is dropped
             self.tenants.routed(request, waited=decision.ticket is not None and decision.ticket.waited)
         drop_prompt(request)
         request.sent_at = now
-        lane.observe(at.scheduler_e2e, now - request.now)
+        area.observe(at.scheduler_e2e, now - request.now)
         recorded = 0
         if (recorder := self.recorder or self._begun()) is not None:
             recorded = recorder.decided(request, decision, received_at, now)
@@ -123,14 +123,14 @@ class Telemetry:
     def refused(self, request: Request | None, refused: Refused, used: Used | None, received_at: float, request_id: str = "") -> None:
         """Records that a request was refused. `used`: None if it had no pipeline yet. `request_id`: of a request without its body."""
         now = self._now()
-        self._lane.add(self._at.refusals)
+        self._area.add(self._at.refusals)
         if refused.cause in FOR_LOAD:
-            self._lane.add(self._at.load_refusals)
+            self._area.add(self._at.load_refusals)
         if request is not None:
             if self.tenants is not None:
                 self.tenants.refused(request, over_budget=refused.cause is Cause.OVER_BUDGET)
             if refused.cause is Cause.NO_CANDIDATES and request.subset is not None:
-                self._lane.add(self._at.subset_empty)
+                self._area.add(self._at.subset_empty)
             if (recorder := self.recorder or self._begun()) is not None:
                 recorder.refused(request, refused.cause.value, received_at, now)
             if self.access_log is not None:
@@ -141,7 +141,7 @@ class Telemetry:
                 self.metrics.not_scheduled(request.target_model)
         elif self.access_log is not None:
             self.access_log.turned_away(request_id, refused.cause.value, received_at, now)
-        self._lane.observe(self._at.request_processing, now - received_at)
+        self._area.observe(self._at.request_processing, now - received_at)
 
     def faulted(self, request: Request, problem: Exception, used: Used) -> None:
         """Records why a request failed before its answer, for `epp explain`. The text contains no part of a prompt."""
@@ -162,15 +162,15 @@ class Telemetry:
 
     def not_duplex(self) -> None:
         """Records that a gateway does not stream both bodies of a request in full duplex."""
-        self._lane.add(self._at.streams_not_duplex)
+        self._area.add(self._at.streams_not_duplex)
 
     def violated(self) -> None:
         """Records that the gateway broke the protocol."""
-        self._lane.add(self._at.violations)
+        self._area.add(self._at.violations)
 
     def fault(self) -> None:
         """Records that a plugin or the picker itself has raised an exception."""
-        self._lane.add(self._at.faults)
+        self._area.add(self._at.faults)
 
     def failed(self, request: Request | None, error: str) -> None:
         """Records that a request failed, in the picker or at the model server. `error`: see `epp.protocol.refusals`."""
@@ -194,15 +194,15 @@ class Telemetry:
         `seconds`: the time that this process has spent on the answer; None if there was no answer.
         """
         if failed:
-            self._lane.add(self._at.failed_answers)
+            self._area.add(self._at.failed_answers)
         if seconds is not None:
-            self._lane.observe(self._at.response_processing, seconds)
+            self._area.observe(self._at.response_processing, seconds)
         if usage is None:
             return
-        lane, at = self._lane, self._at
-        lane.add(at.prompt_tokens, usage.prompt or 0)
-        lane.add(at.cached_tokens, usage.cached or 0)
-        lane.add(at.completion_tokens, usage.completion or 0)
+        area, at = self._area, self._at
+        area.add(at.prompt_tokens, usage.prompt or 0)
+        area.add(at.cached_tokens, usage.cached or 0)
+        area.add(at.completion_tokens, usage.completion or 0)
         if self.tenants is not None:
             self.tenants.answered(request, decision, usage)
         if self.comparison is not None:

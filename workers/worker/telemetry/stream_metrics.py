@@ -6,8 +6,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from epp.metrics.lanes import GRPC_CODES, STREAM_DURATION, STREAMS_INFLIGHT
-from shm.lanes import Lane
+from epp.metrics.areas import GRPC_CODES, STREAM_DURATION, STREAMS_INFLIGHT
+from shm.areas import Area
 from workers.transport.interface import Application, Handler, Metadata, Stream
 
 OK: Final = 0
@@ -18,12 +18,12 @@ UNKNOWN: Final = 2
 class StreamMetrics:
     """Counts the streams of one worker."""
 
-    def __init__(self, lane: Lane, now: Callable[[], float]) -> None:
-        self._lane = lane
+    def __init__(self, area: Area, now: Callable[[], float]) -> None:
+        self._area = area
         self._now = now
-        self._inflight = lane.schema.scalar[STREAMS_INFLIGHT.name]
-        self._duration = lane.schema.histogram[STREAM_DURATION.name]
-        self._codes = [lane.schema.counter[f"extproc_streams_{name}"] for name in GRPC_CODES]
+        self._inflight = area.schema.scalar[STREAMS_INFLIGHT.name]
+        self._duration = area.schema.histogram[STREAM_DURATION.name]
+        self._codes = [area.schema.counter[f"extproc_streams_{name}"] for name in GRPC_CODES]
 
     def around(self, application: Application) -> Application:
         """Returns an application that counts the streams of `application`."""
@@ -33,7 +33,7 @@ class StreamMetrics:
             handler = application(path, metadata, measured)
             if handler is None:
                 return None
-            self._lane.scalars[self._inflight] += 1
+            self._area.scalars[self._inflight] += 1
             measured.handler = handler
             return measured
 
@@ -41,10 +41,10 @@ class StreamMetrics:
 
     def ended(self, code: int, opened_at: float) -> None:
         """Counts the end of a stream. `code`: its gRPC status."""
-        lane = self._lane
-        lane.scalars[self._inflight] -= 1
-        lane.add(self._codes[code if 0 <= code < len(self._codes) else UNKNOWN])
-        lane.observe(self._duration, self._now() - opened_at)
+        area = self._area
+        area.scalars[self._inflight] -= 1
+        area.add(self._codes[code if 0 <= code < len(self._codes) else UNKNOWN])
+        area.observe(self._duration, self._now() - opened_at)
 
 
 class _Measured:

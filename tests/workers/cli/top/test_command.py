@@ -20,10 +20,10 @@ from workers.supervisor.pages.state import source
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[Instance]:
     with made(tmp_path) as instance:
-        for seat in (0, 1):
-            instance.memory.lanes.lane(seat).take_over()
-            instance.memory.lanes.lane(seat).heartbeat(time.monotonic())
-            instance.memory.lanes.set_serving(seat, True)
+        for ordinal in (0, 1):
+            instance.memory.areas.area(ordinal).take_over()
+            instance.memory.areas.area(ordinal).heartbeat(time.monotonic())
+            instance.memory.areas.set_serving(ordinal, True)
         yield instance
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from shm.table import DOWN, State
-from tests.workers.supervisor.pages.state.looks import INSTANCE, endpoint, lane, look, of
+from tests.workers.supervisor.pages.state.looks import INSTANCE, area, endpoint, look, of
 from workers.cli.top.view import screen
 from workers.supervisor.pages.state.figures import Figures, figures
 from workers.supervisor.pages.state.look import BandLook, CachedLook, Others, StreamLook
@@ -35,8 +35,8 @@ def with_endpoints(count: int, workers: int = 2) -> Figures:
         endpoint(f"model-server-{n:03}", inflight_requests=n, inflight_tokens=n * 1000, picks=n * 10, index_entries=n * 999)
         for n in range(count)
     ]
-    lanes = [lane() for _ in range(1 + workers)]
-    return of(look(at=102.0, lanes=lanes, endpoints=endpoints), look(lanes=lanes, endpoints=[endpoint(e.name) for e in endpoints]))
+    areas = [area() for _ in range(1 + workers)]
+    return of(look(at=102.0, areas=areas, endpoints=endpoints), look(areas=areas, endpoints=[endpoint(e.name) for e in endpoints]))
 
 
 @pytest.mark.parametrize("height", [None, 10, 24, 60])
@@ -92,7 +92,7 @@ def test_a_wide_terminal_shows_all_columns() -> None:
 
 
 def test_a_removed_worker_is_not_missing() -> None:
-    text = printed(of(look(lanes=(lane(), lane(), lane(serving=False, gauges={"leaving": 2})))), 120)
+    text = printed(of(look(areas=(area(), area(), area(serving=False, gauges={"leaving": 2})))), 120)
     assert "1 of 1 workers serving" in text
     assert "removed" in text
 

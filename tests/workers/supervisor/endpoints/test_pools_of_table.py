@@ -2,7 +2,7 @@
 
 from epp.candidates import Snapshot
 from epp.data import INFLIGHT_REQUESTS
-from tests.pair import lanes
+from tests.pair import areas
 from tests.workers.supervisor.endpoints.tables import WANTED, Shared, Supervisor, page, spec
 from workers.shared.documents import EndpointsView
 from workers.shared.freshness import Fresh
@@ -95,7 +95,7 @@ class Workers:
         self.supervisor.table.apply(of(1, spec("b"), spec("c", "10.0.0.3")), pool=1)
         self.supervisor.table.apply(of(2, spec("d")), pool=2)
         self.supervisor.flush()
-        self.lanes = lanes(slots=8, workers=1)
+        self.areas = areas(slots=8, workers=1)
         self.pools = [self.view(pool) for pool in range(3)]
 
     def view(self, pool: int) -> SharedPool:
@@ -104,7 +104,7 @@ class Workers:
             shared.reader,
             EndpointsView(shared.document_reader, pool),
             shared.names,
-            self.lanes,
+            self.areas,
             columns=WANTED[:2] if self.paced else WANTED,  # without names of adapters
             fresh=Fresh(10.0, self.paced),
             now=lambda: self.now,
@@ -128,8 +128,8 @@ def test_a_view_has_the_endpoints_the_values_and_the_load_of_its_pool_only() -> 
     w = Workers()
     for number, name in enumerate("abcd"):
         w.supervisor.table.scraped(w.supervisor.member(name), page(float(number)), 0, w.now)
-        w.lanes.lane(1).inflight[number] = 10 + number
-    w.lanes.set_serving(1, True)
+        w.areas.area(1).inflight[number] = 10 + number
+    w.areas.set_serving(1, True)
     w.supervisor.flush()
     assert [w.names(pool) for pool in range(3)] == [["a"], ["b", "c"], ["d"]]
     assert [w.waiting(pool) for pool in range(3)] == [[0.0], [1.0, 2.0], [3.0]]
@@ -167,17 +167,17 @@ def test_a_snapshot_of_an_idle_pool_stays_while_its_pages_are_fresh() -> None:
     for name in "bc":
         w.supervisor.table.scraped(w.supervisor.member(name), page(1.0), 0, w.now)
     w.supervisor.flush()
-    w.lanes.set_serving(1, True)
+    w.areas.set_serving(1, True)
     before = w.snapshot(1)
     w.now += 5.0
     assert w.snapshot(1) is before
-    w.lanes.lane(1).inflight[1] = 1
+    w.areas.area(1).inflight[1] = 1
     w.now += 0.1
     busy = w.snapshot(1)
     assert busy is not before
     w.now += 0.1
     assert w.snapshot(1) is not busy, "its loads are carried on"
-    w.lanes.lane(1).inflight[1] = 0
+    w.areas.area(1).inflight[1] = 0
     w.now += 6.0
     late = w.snapshot(1)
     assert not late.fresh.any()

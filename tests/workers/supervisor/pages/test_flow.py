@@ -57,7 +57,7 @@ def test_saturation_is_shown_by_stage_and_the_fullest_stage_is_the_effective_one
         async with world(tmp_path) as w:
             prefill = w.endpoint("p", **{"llm-d.ai/role": "prefill"})
             w.endpoint("e", **{"llm-d.ai/role": "encode"})
-            w.shards[0].worker.lane.inflight[prefill.slot] = 2
+            w.shards[0].worker.area.inflight[prefill.slot] = 2
             shown = rows(figures(w))["flow_control_pool_saturation"]
             assert shown == {("epp", "prefill"): 2.0, ("epp", "decode"): 0.0, ("epp", "effective"): 2.0}
 
@@ -121,7 +121,7 @@ def page(w: World) -> str:
     instance = w.instance
     endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
     metrics = MetricsPage(
-        instance.memory.lanes,
+        instance.memory.areas,
         Content(instance.layout.families, [(group, instance.memory.series_reader(group)) for group in instance.layout.groups]),
         [PoolFigures(TableReader(instance.layout.table, instance.memory.table), endpoints, name="epp", fresh_for_s=1.0)],
         IndexFigures(lambda: 0, lambda: 0, lambda: 0, lambda: 0, dict),

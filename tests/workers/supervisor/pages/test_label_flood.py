@@ -30,7 +30,7 @@ schedulingProfiles:
 - {name: prefill, plugins: [{pluginRef: queue-scorer}]}
 flowControl: {defaultPriorityBand: {fairnessPolicyRef: fair}}
 """
-LANES = 2
+AREAS = 2
 INVENTED = 600
 
 
@@ -40,13 +40,13 @@ class World:
     def __init__(self, instance: Instance) -> None:
         memory = instance.memory
         self.groups = instance.layout.shown_groups
-        self.caps = [LabelCaps(10 * INVENTED) for _ in range(LANES)]
-        self.writers = {group.name: [memory.series_writer(group, lane, self.caps[lane]) for lane in range(LANES)] for group in self.groups}
+        self.caps = [LabelCaps(10 * INVENTED) for _ in range(AREAS)]
+        self.writers = {group.name: [memory.series_writer(group, area, self.caps[area]) for area in range(AREAS)] for group in self.groups}
         self.texts = [SeriesText(group, memory.series_reader(group), legacy=True) for group in self.groups]
 
-    def count(self, group: Group, lane: int, labels: tuple[str, ...], value: int = 1) -> None:
+    def count(self, group: Group, area: int, labels: tuple[str, ...], value: int = 1) -> None:
         """Counts in every metric of a group."""
-        writer = self.writers[group.name][lane]
+        writer = self.writers[group.name][area]
         block = writer.block(labels)
         for at in (*writer.gauge_at.values(), *writer.counter_at.values()):
             writer.words[block + at] += value
@@ -54,15 +54,15 @@ class World:
             writer.observe(block, index, 0.5)
 
     def invented(self, model: str, fairness_id: str) -> None:
-        """Counts a request with these names in all groups and lanes."""
+        """Counts a request with these names in all groups and areas."""
         for caps in self.caps:
             caps.served(model, model, fairness_id)
         for group in self.groups:
             labels = tuple(
                 model if label in MODEL_LABELS else fairness_id if label in (FAIRNESS_ID, "program_id") else "0" for label in group.labels
             )
-            for lane in range(LANES):
-                self.count(group, lane, labels)
+            for area in range(AREAS):
+                self.count(group, area, labels)
 
     def page(self, *, openmetrics: bool = False) -> str:
         return "".join(part for text in self.texts for part in text.lines(text.totals(), openmetrics=openmetrics))
@@ -103,7 +103,7 @@ def test_known_names_keep_their_series_and_new_models_get_theirs(world: World) -
     page = world.page()
     requests = [line for line in page.splitlines() if line.startswith("llm_d_epp_request_total{")]
     labels = 'model_name="llama",target_model_name="llama",fairness_id="acme",priority="0"'
-    assert f"llm_d_epp_request_total{{{labels}}} {2 * LANES}.0" in requests
+    assert f"llm_d_epp_request_total{{{labels}}} {2 * AREAS}.0" in requests
     assert any('model_name="new-model"' in line for line in requests)
     measured = [line for line in page.splitlines() if line.startswith("llm_d_epp_request_duration_seconds_count{")]
     assert any('model_name="new-model"' in line for line in measured)

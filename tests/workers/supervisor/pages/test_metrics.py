@@ -1,4 +1,4 @@
-"""The metrics page of lanes, table and index that the test fills, read by the parsers of prometheus_client."""
+"""The metrics page of areas, table and index that the test fills, read by the parsers of prometheus_client."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from compiled.finder import choose
 from epp.metrics import PREFIX
-from epp.metrics.lanes import STREAM_COUNTERS
+from epp.metrics.areas import STREAM_COUNTERS
 from epp.metrics.older_names import TWINS
 from epp.metrics.series import ATTEMPTS, GROUPS, REQUEST, REQUEST_FIGURES
 from shm.documents import DocumentReader, DocumentWriter
@@ -48,7 +48,7 @@ class World:
         reader = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
         pool = PoolFigures(TableReader(instance.layout.table, instance.memory.table), reader, name="pool-a", fresh_for_s=FRESH_FOR_S)
         self.page = MetricsPage(
-            instance.memory.lanes,
+            instance.memory.areas,
             Content(
                 instance.layout.families,
                 [(group, instance.memory.series_reader(group)) for group in GROUPS],
@@ -109,18 +109,18 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield World(instance)
 
 
-def test_counters_are_sums_over_all_lanes(world: World) -> None:
-    picks = world.instance.memory.lanes.schema.counter["picks_total"]
-    for seat, count in ((1, 5), (2, 7)):
-        world.instance.memory.lanes.lane(seat).add(picks, count)
+def test_counters_are_sums_over_all_areas(world: World) -> None:
+    picks = world.instance.memory.areas.schema.counter["picks_total"]
+    for ordinal, count in ((1, 5), (2, 7)):
+        world.instance.memory.areas.area(ordinal).add(picks, count)
     assert world.value("picks_total") == 12
 
 
-def test_counters_do_not_fall_when_a_successor_takes_over_a_lane(world: World) -> None:
-    lane = world.instance.memory.lanes.lane(1)
-    lane.add(lane.schema.counter["picks_total"], 5)
+def test_counters_do_not_fall_when_a_successor_takes_over_an_area(world: World) -> None:
+    area = world.instance.memory.areas.area(1)
+    area.add(area.schema.counter["picks_total"], 5)
     before = world.samples()
-    successor = world.instance.memory.lanes.lane(1)
+    successor = world.instance.memory.areas.area(1)
     successor.take_over()
     after = world.samples()
     assert all(after[key] >= value for key, value in before.items() if key[0].endswith("_total"))
@@ -128,10 +128,10 @@ def test_counters_do_not_fall_when_a_successor_takes_over_a_lane(world: World) -
 
 
 def test_histograms_are_summed_and_cumulative(world: World) -> None:
-    index = world.instance.memory.lanes.schema.histogram["scheduler_e2e_duration_seconds"]
-    for seat, values in ((1, (0.00005, 0.003)), (2, (0.003, 99.0))):
+    index = world.instance.memory.areas.schema.histogram["scheduler_e2e_duration_seconds"]
+    for ordinal, values in ((1, (0.00005, 0.003)), (2, (0.003, 99.0))):
         for value in values:
-            world.instance.memory.lanes.lane(seat).observe(index, value)
+            world.instance.memory.areas.area(ordinal).observe(index, value)
     samples = world.samples()
     name = "llm_d_epp_scheduler_e2e_duration_seconds"
     buckets = {dict(labels)["le"]: value for (sample, labels), value in samples.items() if sample == f"{name}_bucket"}
@@ -142,7 +142,7 @@ def test_histograms_are_summed_and_cumulative(world: World) -> None:
 
 def test_the_histogram_of_a_plugin_has_the_labels_of_the_plugin(world: World) -> None:
     index = world.instance.layout.measures["approx-prefix-cache-producer", "prefix_indexer_hit_ratio"]
-    world.instance.memory.lanes.lane(1).observe(index, 0.5)
+    world.instance.memory.areas.area(1).observe(index, 0.5)
     labels = {"plugin_name": "approx-prefix-cache-producer", "plugin_type": "approx-prefix-cache-producer"}
     assert world.value("prefix_indexer_hit_ratio_count", **labels) == 1
     assert world.value("prefix_indexer_hit_ratio_bucket", le="0.4", **labels) == 0
@@ -202,19 +202,19 @@ def test_an_endpoint_is_left_out_if_another_one_has_its_slot_now(world: World) -
 
 
 def test_metrics_of_workers_have_the_label_worker(world: World) -> None:
-    lane = world.instance.memory.lanes.lane(2)
-    lane.scalars[lane.schema.scalar["streams"]] = 17
-    lane.heartbeat(NOW - 0.25)
-    world.instance.memory.lanes.set_serving(2, True)
+    area = world.instance.memory.areas.area(2)
+    area.scalars[area.schema.scalar["streams"]] = 17
+    area.heartbeat(NOW - 0.25)
+    world.instance.memory.areas.set_serving(2, True)
     assert [world.value("streams_open", worker="1"), world.value("streams_open", worker="0")] == [17, 0]
     assert [world.value("worker_serving", worker="1"), world.value("worker_serving", worker="0")] == [1, 0]
     assert world.value("worker_beat_age_seconds", worker="1") == 0.25
 
 
 def test_errors_of_the_data_layer_have_source_and_extractor_as_labels(world: World) -> None:
-    lane = world.instance.memory.lanes.lane(0)
-    lane.add(lane.schema.counter["datalayer_poll_errors_total"], 3)
-    lane.add(lane.schema.counter["datalayer_extract_errors_total"], 2)
+    area = world.instance.memory.areas.area(0)
+    area.add(area.schema.counter["datalayer_poll_errors_total"], 3)
+    area.add(area.schema.counter["datalayer_extract_errors_total"], 2)
     assert world.value("datalayer_poll_errors_total", source_type="metrics-data-source") == 3
     assert world.value("datalayer_extract_errors_total", source_type="metrics-data-source", extractor_type="core-metrics-extractor") == 2
 
@@ -222,10 +222,10 @@ def test_errors_of_the_data_layer_have_source_and_extractor_as_labels(world: Wor
 def test_errors_of_further_data_sources_have_their_own_labels_and_those_of_one_type_are_added(world: World, tmp_path: Path) -> None:
     further = [("dcgm-data-source", "dcgm-extractor"), ("metrics-data-source", "core-metrics-extractor")]
     world = World(world.instance, further=further)
-    lane = world.instance.memory.lanes.lane(0)
+    area = world.instance.memory.areas.area(0)
     for name, count in (("total", 3), ("total@1", 5), ("total@2", 7)):
-        lane.add(lane.schema.counter[f"datalayer_poll_errors_{name}"], count)
-        lane.add(lane.schema.counter[f"datalayer_extract_errors_{name}"], 10 * count)
+        area.add(area.schema.counter[f"datalayer_poll_errors_{name}"], count)
+        area.add(area.schema.counter[f"datalayer_extract_errors_{name}"], 10 * count)
     assert world.value("datalayer_poll_errors_total", source_type="dcgm-data-source") == 5
     assert world.value("datalayer_poll_errors_total", source_type="metrics-data-source") == 10
     dcgm = {"source_type": "dcgm-data-source", "extractor_type": "dcgm-extractor"}
@@ -249,7 +249,7 @@ def test_the_page_is_text_by_default_and_openmetrics_on_request(world: World) ->
 
 def test_calls_of_plugins_are_shown_by_extension_point_type_and_name(world: World) -> None:
     point, name = next(key for key in world.instance.layout.timers if key[1] == "approx-prefix-cache-producer")
-    world.instance.memory.lanes.lane(1).observe(world.instance.layout.timers[point, name], 0.0003)
+    world.instance.memory.areas.area(1).observe(world.instance.layout.timers[point, name], 0.0003)
     labels = {"extension_point": point, "plugin_type": name, "plugin_name": name}
     assert world.value("plugin_duration_seconds_count", **labels) == 1
     assert world.value("plugin_duration_seconds_bucket", le="0.0002", **labels) == 0
@@ -277,29 +277,29 @@ def test_running_requests_count_on_serving_workers_only_but_totals_on_all(world:
         block = writer.block(("m", "m", "", "0"))
         writer.words[block + writer.gauge_at["request_running"]] += 1
         writer.words[block + writer.counter_at["request_total"]] += 1
-    world.instance.memory.lanes.set_serving(2, True)
+    world.instance.memory.areas.set_serving(2, True)
     labels = {"model_name": "m", "target_model_name": "m", "fairness_id": "", "priority": "0"}
     assert world.value("request_running", **labels) == 1
     assert world.value("request_total", **labels) == 2
 
 
 def test_a_worker_that_was_removed_on_purpose_has_no_gauges(world: World) -> None:
-    lanes = world.instance.memory.lanes
-    lanes.lane(2).take_over()
-    lanes.lane(2).heartbeat(1.0)
-    at = lanes.schema.scalar["leaving"]
+    areas = world.instance.memory.areas
+    areas.area(2).take_over()
+    areas.area(2).heartbeat(1.0)
+    at = areas.schema.scalar["leaving"]
     assert world.value("worker_serving", worker="1") == 0
-    lanes.lane(2).scalars[at] = 2
+    areas.area(2).scalars[at] = 2
     shown = {name for name, labels in world.samples() if ("worker", "1") in labels and "worker_" in name}
     assert shown == {f"{PREFIX}worker_starts_total"}
-    lanes.set_serving(2, True)  # it still drains
+    areas.set_serving(2, True)  # it still drains
     assert world.value("worker_serving", worker="1") == 1
 
 
 def test_older_names_have_the_same_values_and_can_be_turned_off(world: World) -> None:
     world.endpoint("a", kv=0.5, waiting=4)
-    lane = world.instance.memory.lanes.lane(0)
-    lane.add(lane.schema.counter["datalayer_poll_errors_total"], 3)
+    area = world.instance.memory.areas.area(0)
+    area.add(area.schema.counter["datalayer_poll_errors_total"], 3)
     samples = world.samples()
     assert samples["inference_pool_ready_pods", frozenset({("name", "pool-a")})] == 1
     pod = frozenset({("name", "pool-a"), ("model_server_pod", "a")})
@@ -320,7 +320,7 @@ def test_every_older_name_is_on_a_full_page(world: World) -> None:
             writer.words[block + at] += 1
         for index in writer.histogram_index.values():
             writer.observe(block, index, 1.0)
-    supervisor = world.instance.memory.lanes.lane(0)
+    supervisor = world.instance.memory.areas.area(0)
     supervisor.scalars[supervisor.schema.scalar[REPLICAS_NEEDED]] = 3
     full = World(world.instance, leads={"epp-ns-pool.llm-d.ai": lambda: True})
     shown = {family.name for family in parse_text(full.text())}
@@ -344,13 +344,13 @@ def test_leadership_is_shown_under_both_names_if_there_is_an_election(world: Wor
 
 
 def test_streams_are_shown_by_their_end_if_stream_metrics_are_on(world: World) -> None:
-    lanes = world.instance.memory.lanes
-    lanes.set_serving(1, True)
-    for seat in (1, 2):
-        lane = lanes.lane(seat)
-        lane.scalars[lane.schema.scalar["extproc_streams_inflight"]] = 7
-        lane.add(lane.schema.counter[STREAM_COUNTERS[1]], 2)
-        lane.observe(lane.schema.histogram["extproc_stream_duration_seconds"], 0.02)
+    areas = world.instance.memory.areas
+    areas.set_serving(1, True)
+    for ordinal in (1, 2):
+        area = areas.area(ordinal)
+        area.scalars[area.schema.scalar["extproc_streams_inflight"]] = 7
+        area.add(area.schema.counter[STREAM_COUNTERS[1]], 2)
+        area.observe(area.schema.histogram["extproc_stream_duration_seconds"], 0.02)
     assert not any("extproc" in name for name, _ in world.samples())
     with_streams = World(world.instance, stream_metrics=True)
     assert with_streams.value("extproc_streams_inflight") == 7
@@ -362,12 +362,12 @@ def test_streams_are_shown_by_their_end_if_stream_metrics_are_on(world: World) -
 def test_load_in_flight_is_shown_per_endpoint_as_a_sum_over_workers(world: World) -> None:
     for name in ("a", "b"):
         world.endpoint(name, kv=0.5, waiting=4)
-    lanes = world.instance.memory.lanes
-    for seat, slot, requests in ((1, 0, 2), (2, 0, 3), (2, 1, 4)):
-        lanes.set_serving(seat, True)
-        lane = lanes.lane(seat)
-        lane.inflight[slot] += requests
-        lane.tokens[slot] += 100 * requests
+    areas = world.instance.memory.areas
+    for ordinal, slot, requests in ((1, 0, 2), (2, 0, 3), (2, 1, 4)):
+        areas.set_serving(ordinal, True)
+        area = areas.area(ordinal)
+        area.inflight[slot] += requests
+        area.tokens[slot] += 100 * requests
     labels = {"namespace": "default", "producer_name": "inflight", "fairness_id": "", "priority": ""}
     assert [world.value("inflight_requests", endpoint_name=name, **labels) for name in ("a", "b")] == [5, 4]
     assert [world.value("inflight_tokens", endpoint_name=name, **labels) for name in ("a", "b")] == [500, 400]
@@ -396,18 +396,18 @@ def test_values_of_two_endpoints_with_the_same_name_are_summed(world: World) -> 
 
 
 def test_workers_show_their_loop_lag_and_their_share_of_connections(world: World) -> None:
-    for seat, connections in ((1, 30), (2, 10)):
-        lane = world.instance.memory.lanes.lane(seat)
-        lane.heartbeat(NOW)
-        lane.add(lane.schema.counter["connections_total"], connections)
-        lane.scalars[lane.schema.scalar["loop_lag_us"]] = 1500 * seat
+    for ordinal, connections in ((1, 30), (2, 10)):
+        area = world.instance.memory.areas.area(ordinal)
+        area.heartbeat(NOW)
+        area.add(area.schema.counter["connections_total"], connections)
+        area.scalars[area.schema.scalar["loop_lag_us"]] = 1500 * ordinal
     assert [world.value("worker_accepted_share", worker=w) for w in "01"] == [0.75, 0.25]
     assert [world.value("worker_loop_lag_seconds", worker=w) for w in "01"] == [0.0015, 0.003]
 
 
-def test_seats_that_never_had_a_worker_are_left_out(world: World) -> None:
+def test_ordinals_that_never_had_a_worker_are_left_out(world: World) -> None:
     assert world.value("worker_serving", worker="0") is None
-    world.instance.memory.lanes.lane(1).take_over()
+    world.instance.memory.areas.area(1).take_over()
     assert world.value("worker_serving", worker="0") == 0
     assert world.value("worker_serving", worker="1") is None
 
@@ -433,11 +433,11 @@ def observed(world: World, count: int, *, tenant: str = "gold") -> None:
     """Counts `count` requests of a second each, and as many decisions."""
     writer = world.instance.memory.series_writer(REQUEST_FIGURES, 0)
     block = writer.block(("m", "m-v2", tenant, "0"))
-    lane = world.instance.memory.lanes.lane(1)
+    area = world.instance.memory.areas.area(1)
     for _ in range(count):
         writer.observe(block, writer.histogram_index["request_duration_seconds"], 1.0)
-        lane.observe(lane.schema.histogram["scheduler_e2e_duration_seconds"], 1.0)
-        lane.add(lane.schema.counter["picks_total"])
+        area.observe(area.schema.histogram["scheduler_e2e_duration_seconds"], 1.0)
+        area.add(area.schema.counter["picks_total"])
 
 
 def test_counters_and_histograms_agree_even_if_they_grow_while_the_page_is_sent(world: World) -> None:

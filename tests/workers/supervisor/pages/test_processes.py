@@ -24,7 +24,7 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
 
 
 def world(instance: Instance, uses: dict[int, ProcessUse]) -> World:
-    figures = ProcessFigures(instance.memory.lanes, instance.roll, metrics_certificate=lambda: UNTIL + 7.0, use=uses.get)
+    figures = ProcessFigures(instance.memory.areas, instance.roll, metrics_certificate=lambda: UNTIL + 7.0, use=uses.get)
     return World(instance, sections=Sections(processes=figures))
 
 
@@ -68,19 +68,19 @@ def test_ends_are_counted_by_process_and_cause(instance: Instance) -> None:
 def test_the_starts_of_the_supervisor_are_counted(instance: Instance) -> None:
     page = world(instance, {})
     for _ in range(2):
-        instance.memory.lanes.lane(0).take_over()
+        instance.memory.areas.area(0).take_over()
     assert page.value("supervisor_starts_total") == 2
 
 
 def test_the_earliest_end_of_the_certificates_of_serving_workers_is_shown(instance: Instance) -> None:
-    lanes = instance.memory.lanes
+    areas = instance.memory.areas
     page = world(instance, {})
-    place = lanes.schema.scalar[CERTIFICATE_UNTIL]
+    place = areas.schema.scalar[CERTIFICATE_UNTIL]
     assert page.value("certificate_expiry_timestamp_seconds", port="ext_proc") is None
-    for seat, until in ((1, UNTIL + 60), (2, UNTIL)):
-        lanes.lane(seat).scalars[place] = until
-    lanes.set_serving(1, True)
+    for ordinal, until in ((1, UNTIL + 60), (2, UNTIL)):
+        areas.area(ordinal).scalars[place] = until
+    areas.set_serving(1, True)
     assert page.value("certificate_expiry_timestamp_seconds", port="ext_proc") == UNTIL + 60
-    lanes.set_serving(2, True)
+    areas.set_serving(2, True)
     assert page.value("certificate_expiry_timestamp_seconds", port="ext_proc") == UNTIL
     assert page.value("certificate_expiry_timestamp_seconds", port="metrics") == UNTIL + 7

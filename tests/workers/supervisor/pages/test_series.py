@@ -42,23 +42,23 @@ MODELS = ('a "quoted" one', "back\\slash\nand line feed", "100%d %s {x}")
 
 
 class World:
-    """The lanes of one group of metrics, and a reader."""
+    """The areas of one group of metrics, and a reader."""
 
-    def __init__(self, group: Group, lanes: int = 2) -> None:
-        schema = series_schema_of(group, lanes=lanes)
+    def __init__(self, group: Group, areas: int = 2) -> None:
+        schema = series_schema_of(group, areas=areas)
         region = region_for(schema)
         self.group = group
-        self.serving = dict.fromkeys(range(lanes), True)
-        self.writers = [SeriesWriter(schema, schema.lane(region, lane)) for lane in range(lanes)]
+        self.serving = dict.fromkeys(range(areas), True)
+        self.writers = [SeriesWriter(schema, schema.area(region, area)) for area in range(areas)]
         self.reader = SeriesReader(schema, region, serving=self.serving.__getitem__)
 
-    def add(self, lane: int, labels: tuple[str, ...], name: str, count: int = 1) -> None:
-        writer = self.writers[lane]
+    def add(self, area: int, labels: tuple[str, ...], name: str, count: int = 1) -> None:
+        writer = self.writers[area]
         at = {**writer.gauge_at, **writer.counter_at}[name]
         writer.words[writer.block(labels) + at] += count
 
-    def observe(self, lane: int, labels: tuple[str, ...], name: str, value: float) -> None:
-        writer = self.writers[lane]
+    def observe(self, area: int, labels: tuple[str, ...], name: str, value: float) -> None:
+        writer = self.writers[area]
         writer.observe(writer.block(labels), writer.histogram_index[name], value)
 
     def text(self, *, openmetrics: bool = False, legacy: bool = True) -> str:
@@ -150,10 +150,10 @@ def test_a_gauge_is_shown_at_zero_but_a_counter_and_a_histogram_only_after_a_cou
     assert world.samples() == {(f"{PREFIX}things_running", frozenset({("model", "m"), ("tenant", "t")})): 0}
 
 
-def test_the_gauge_of_a_lane_that_does_not_serve_is_not_counted() -> None:
+def test_the_gauge_of_an_area_that_does_not_serve_is_not_counted() -> None:
     world = World(GROUP)
-    for lane in (0, 1):
-        world.add(lane, ("m", "t"), "things_running", 4)
+    for area in (0, 1):
+        world.add(area, ("m", "t"), "things_running", 4)
     world.serving[1] = False
     assert world.samples() == {(f"{PREFIX}things_running", frozenset({("model", "m"), ("tenant", "t")})): 4}
 
@@ -161,13 +161,13 @@ def test_the_gauge_of_a_lane_that_does_not_serve_is_not_counted() -> None:
 def requests(*, legacy: bool = True) -> dict[tuple[str, frozenset], float]:
     """The samples of two tenants with one model on two workers, and of one tenant with another model."""
     counted, measured = World(REQUEST), World(REQUEST_FIGURES)
-    for lane, model, tenant, count in ((0, "a", "gold", 2), (1, "a", "tin", 3), (1, "b", "gold", 5)):
+    for area, model, tenant, count in ((0, "a", "gold", 2), (1, "a", "tin", 3), (1, "b", "gold", 5)):
         labels = (model, f"{model}-v2", tenant, "0")
-        counted.add(lane, labels, "request_total", count)
-        counted.add(lane, labels, "request_running", count)
-        measured.observe(lane, labels, "request_duration_seconds", float(count))
-        measured.observe(lane, labels, "request_ttft_seconds@true", 0.3)
-        measured.observe(lane, labels, "request_ttft_seconds@false", 0.3)
+        counted.add(area, labels, "request_total", count)
+        counted.add(area, labels, "request_running", count)
+        measured.observe(area, labels, "request_duration_seconds", float(count))
+        measured.observe(area, labels, "request_ttft_seconds@true", 0.3)
+        measured.observe(area, labels, "request_ttft_seconds@false", 0.3)
     return counted.samples(legacy=legacy) | measured.samples(legacy=legacy)
 
 
@@ -211,7 +211,7 @@ def test_every_metric_of_a_group_is_shown_and_so_is_its_twin(group: Group) -> No
 
 
 def test_names_that_no_server_has_served_become_other() -> None:
-    schema = series_schema_of(GROUPS[0], lanes=1)
+    schema = series_schema_of(GROUPS[0], areas=1)
     region = region_for(schema)
     caps = LabelCaps()
     caps.served("m0", "m0", "t0")

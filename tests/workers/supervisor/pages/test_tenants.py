@@ -23,9 +23,9 @@ class Counted:
     """Series of one worker, and the sums that the supervisor makes of them."""
 
     def __init__(self) -> None:
-        schema = series_schema_of(TENANT, lanes=1)
+        schema = series_schema_of(TENANT, areas=1)
         region = Region(memoryview(bytearray(schema.bytes)))
-        self.writer = SeriesWriter(schema, schema.lane(region, 0))
+        self.writer = SeriesWriter(schema, schema.area(region, 0))
         self.counts = TenantCounts(self.writer)
         self.use = TenantUse(reader_of(SeriesReader(schema, region, serving=lambda _: True)))
 

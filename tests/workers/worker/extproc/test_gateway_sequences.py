@@ -204,7 +204,7 @@ def test_agentgateway_has_the_status_behind_the_other_fields_and_it_counts(statu
     agent = Agent(p)
     agent.request(BODY)
     agent.response(status, "10.0.0.2:8000")
-    assert (p.lane.served.tolist()[1], p.lane.failed.tolist()[1]) == (served, points)
+    assert (p.area.served.tolist()[1], p.area.failed.tolist()[1]) == (served, points)
 
 
 def test_agentgateway_takes_the_answer_to_a_request_without_a_body_from_its_headers() -> None:

@@ -37,7 +37,7 @@ def answered(status: str, *, dated: bool, served: str = "") -> tuple[list[int], 
     if served:
         message.metadata_context.filter_metadata["envoy.lb"]["x-gateway-destination-endpoint-served"] = served
     envoy.say(message)
-    return p.lane.served.tolist()[:3], p.lane.failed.tolist()[:3]
+    return p.area.served.tolist()[:3], p.area.failed.tolist()[:3]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def names(w: Any) -> list[str]:
 
 
 def test_an_ejected_endpoint_gets_no_request_and_one_on_trial_gets_one_from_its_worker() -> None:
-    w = World(lane=1)
+    w = World(area=1)
     for index in range(3):
         w.scrape(index, index, 0)
     everyone = names(w)
@@ -133,7 +133,7 @@ def test_an_answer_200_without_a_body_has_failed_where_tokens_were_due(body: byt
     answered_by(p, "200", body)
     assert counted(p) == ([0, 1, 0], [0, 1, 0], {"sent": 1, "empty answers": 1})
     assert remembers.failed == [True]
-    assert p.lane.served.tolist()[:3] == [0, 1, 0], "the server itself is alive"
+    assert p.area.served.tolist()[:3] == [0, 1, 0], "the server itself is alive"
 
 
 def test_an_answer_with_a_body_another_status_without_one_or_another_api_has_not_failed() -> None:

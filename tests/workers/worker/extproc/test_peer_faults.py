@@ -10,14 +10,14 @@ from workers.worker.extproc.peer_faults import PeerFaults
 
 
 def test_faults_are_counted_by_cause_and_logged_at_a_limited_rate() -> None:
-    schema = series_schema_of(ABUSE, lanes=1)
+    schema = series_schema_of(ABUSE, areas=1)
     region = Region(memoryview(bytearray(schema.bytes)))
     lines: list[tuple[str, int, str]] = []
 
     def report(event: str, *, times: int, last: str) -> None:
         lines.append((event, times, last))
 
-    faults = PeerFaults(SeriesWriter(schema, schema.lane(region, 0)), report, lambda: 5.0)
+    faults = PeerFaults(SeriesWriter(schema, schema.area(region, 0)), report, lambda: 5.0)
     for cause in ("pings", "handshake failed: one reason", "handshake failed: another", "pings", "slow_body"):
         faults(cause)
     rows = SeriesReader(schema, region, serving=lambda _: True).rows()

@@ -9,11 +9,11 @@ from epp.candidates import Endpoint
 from epp.data import ACTIVE_MODELS, INFLIGHT_REQUESTS, KV_USAGE, WAITING, Column
 from epp.request import Subset
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
-from shm.remote_lane import RemoteLane, RemoteSchema
+from shm.remote_area import RemoteArea, RemoteSchema
 from shm.segment import Region
 from shm.table import DOWN, DRAINING, FAILING_AT, Handle, State, TableReader, TableSchema, TableWriter
 from tests.epp.plugins.calls import made
-from tests.pair import lanes
+from tests.pair import areas
 from tests.shm.memory import region_for
 from workers.shared.documents import ENDPOINTS, NAMES, EndpointRecord, EndpointsView, NamesRecord, NamesView, encode
 from workers.shared.freshness import Fresh
@@ -25,13 +25,13 @@ COLUMNS: tuple[Column[Any], ...] = (WAITING, KV_USAGE, ACTIVE_MODELS)
 class World:
     """The supervisor's side of a table, and a pool that reads it."""
 
-    def __init__(self, count: int = 3, *, lane: int = 0, paced: bool = False, fresh_for_s: float = 0.2) -> None:
+    def __init__(self, count: int = 3, *, area: int = 0, paced: bool = False, fresh_for_s: float = 0.2) -> None:
         schema = TableSchema(("waiting_requests", "kv_cache_usage"), 8)
         documents = DocumentSchema((4096, 4096))
         table_region, document_region = (Region(memoryview(bytearray(schema.bytes))), Region(memoryview(bytearray(documents.bytes))))
         self.writer = TableWriter(schema, table_region)
         self.documents = DocumentWriter(documents, document_region)
-        self.lanes = lanes(slots=8, workers=2)
+        self.areas = areas(slots=8, workers=2)
         self.time = 1000.0
         self.handles = [self.take() for _ in range(count)]
         self.hosts = [f"10.0.0.{i + 1}" for i in range(count)]
@@ -41,12 +41,12 @@ class World:
             TableReader(schema, table_region),
             EndpointsView(reader),
             NamesView(reader),
-            self.lanes,
+            self.areas,
             columns=COLUMNS,
             fresh=Fresh(fresh_for_s, paced),
             now=lambda: self.time,
             failures=IGNORED,
-            lane=lane,
+            area=area,
         )
 
     def flag(self, index: int, flags: int) -> None:
@@ -111,7 +111,7 @@ def test_values_become_stale_when_the_supervisor_writes_nothing() -> None:
 
 def test_a_snapshot_has_the_age_of_each_endpoints_values_for_plugins_with_another_limit() -> None:
     w = World(2)
-    w.lanes.lane(1).inflight[w.handles[0].slot] = 4
+    w.areas.area(1).inflight[w.handles[0].slot] = 4
     w.scrape(0, 1, 0, inflight=4)
     w.time += 0.25
     w.scrape(1, 1, 0)
@@ -140,16 +140,16 @@ def test_values_at_a_pace_of_their_own_have_no_age_until_a_page_is_missing() -> 
 def test_between_two_pages_a_load_is_what_was_read_plus_what_was_sent_minus_what_has_ended() -> None:
     w = World(2, fresh_for_s=2.0)
     slot = w.handles[0].slot
-    lane = w.lanes.lane(1)
-    lane.inflight[slot] = 5
+    area = w.areas.area(1)
+    area.inflight[slot] = 5
     w.scrape(0, 3, 0.5, inflight=5)
     w.scrape(1, 0, 0.0)
     w.time += 0.01
-    lane.inflight[slot] = 9
+    area.inflight[slot] = 9
     assert w.pool.candidates(None)[WAITING].tolist() == [7, 0]
     w.time += 0.1
     assert w.pool.candidates(None)[WAITING].tolist() == [7, 0]
-    lane.inflight[slot] = 3
+    area.inflight[slot] = 3
     w.time += 0.06
     assert w.pool.candidates(None)[WAITING].tolist() == [7, 0], "what has ended counts within a tenth of a second"
     w.time += 0.06
@@ -160,11 +160,11 @@ def test_a_burst_between_two_pages_spreads_evenly() -> None:
     w = World(4, fresh_for_s=2.0)
     for i in range(4):
         w.scrape(i, 2, 0)
-    lane, sent = w.lanes.lane(1), [0] * 4
+    area, sent = w.areas.area(1), [0] * 4
     for _ in range(200):
         w.time += 0.005
         least = int(w.pool.candidates(None)[WAITING].argmin())
-        lane.inflight[w.handles[least].slot] += 1
+        area.inflight[w.handles[least].slot] += 1
         sent[least] += 1
     assert sent == [50] * 4
 
@@ -178,11 +178,11 @@ def test_without_scrapes_a_detector_counts_what_is_in_flight_and_blocks_nothing(
     w.time += 0.01
     assert detector.saturation(w.pool.candidates(None)) > 1.0
     w.time += 120.0
-    lane = w.lanes.lane(1)
+    area = w.areas.area(1)
     seen = []
     for sent in range(11):
         seen.append(detector.saturation(w.pool.candidates(None)))
-        lane.inflight[w.handles[sent % 2].slot] += 1
+        area.inflight[w.handles[sent % 2].slot] += 1
     assert seen == pytest.approx([sent / 10 for sent in range(11)]), "5 per endpoint are full"
     assert detector.stale(w.pool.candidates(None)) == 2
 
@@ -202,17 +202,17 @@ def test_load_in_flight_of_all_serving_workers_counts_at_once() -> None:
         w.scrape(i, 1, 0, inflight=1)
     w.time += 0.01
     w.pool.candidates(None)
-    w.lanes.lane(1).inflight[w.handles[1].slot] += 2
-    w.lanes.lane(2).inflight[w.handles[1].slot] += 3
+    w.areas.area(1).inflight[w.handles[1].slot] += 2
+    w.areas.area(2).inflight[w.handles[1].slot] += 3
     assert w.pool.candidates(None)[WAITING].tolist() == [1, 5, 1]
-    w.lanes.set_serving(2, False)
+    w.areas.set_serving(2, False)
     assert w.pool.candidates(None)[WAITING].tolist() == [1, 2, 1]
 
 
 def test_load_in_flight_of_other_replicas_counts_while_it_is_fresh() -> None:
     w = World()
     schema = RemoteSchema(8, 1)
-    remote = w.lanes.remote = RemoteLane(schema, region_for(schema))
+    remote = w.areas.remote = RemoteArea(schema, region_for(schema))
     for i in range(3):
         w.scrape(i, 1, 0, inflight=1)
     remote.set(w.handles[1].slot, 4, 400)
@@ -221,13 +221,13 @@ def test_load_in_flight_of_other_replicas_counts_while_it_is_fresh() -> None:
     before = w.pool.candidates(None)
     assert before[WAITING].tolist() == [1, 1, 1]
     assert before.of_others is None
-    w.lanes.add_remote(w.time)
-    w.lanes.lane(1).inflight[w.handles[1].slot] += 2
+    w.areas.add_remote(w.time)
+    w.areas.area(1).inflight[w.handles[1].slot] += 2
     seen = w.pool.candidates(None)
     assert seen[WAITING].tolist() == [1, 6, 1]
     assert seen.of_others is not None
     assert seen.of_others.tolist() == [0, 4, 0]
-    w.lanes.add_remote(w.time + 1.5)
+    w.areas.add_remote(w.time + 1.5)
     assert w.pool.candidates(None)[WAITING].tolist() == [1, 2, 1]
 
 
@@ -261,7 +261,7 @@ def test_a_removed_endpoint_in_the_middle_leaves_the_others_values_in_place() ->
     w.time += 0.01
     c = w.pool.candidates(None)
     assert c[WAITING].tolist() == [1, 3]
-    w.lanes.lane(1).inflight[w.handles[1].slot] += 4
+    w.areas.area(1).inflight[w.handles[1].slot] += 4
     assert w.pool.candidates(None)[WAITING].tolist() == [1, 7]
 
 
@@ -340,9 +340,9 @@ def test_an_endpoint_that_fails_requests_looks_as_busy_as_the_others() -> None:
     w = World()
     for index in range(3):
         w.scrape(index, 0, 0)
-    w.lanes.set_serving(1, True)
-    lane = w.lanes.lane(1)
-    lane.inflight[1], lane.inflight[2] = 6, 4
+    w.areas.set_serving(1, True)
+    area = w.areas.area(1)
+    area.inflight[1], area.inflight[2] = 6, 4
     w.time += 0.01
     assert w.pool.candidates(None)[INFLIGHT_REQUESTS].tolist() == [0, 6, 4]
     w.flag(0, 15 << FAILING_AT)
@@ -351,7 +351,7 @@ def test_an_endpoint_that_fails_requests_looks_as_busy_as_the_others() -> None:
     assert candidates[INFLIGHT_REQUESTS].tolist() == [6, 6, 4]
     assert candidates[WAITING].tolist() == [6, 6, 4]
     assert w.pool.reloaded(candidates)[INFLIGHT_REQUESTS].tolist() == [6, 6, 4]
-    assert w.lanes.inflight(3).tolist() == [0, 6, 4], "the counts themselves stay as they are"
+    assert w.areas.inflight(3).tolist() == [0, 6, 4], "the counts themselves stay as they are"
     w.flag(0, 0)
     w.time += 0.01
     assert w.pool.candidates(None)[INFLIGHT_REQUESTS].tolist() == [0, 6, 4]

@@ -29,7 +29,7 @@ class World:
         self.remembers = Remembers()
         self.pair: Pair = pair(self.remembers)
         self.reports = Reports()
-        schema = series_schema_of(PREDICTION, lanes=1)
+        schema = series_schema_of(PREDICTION, areas=1)
         region = Region(memoryview(bytearray(schema.bytes)))
         self.series = SeriesReader(schema, region, serving=lambda _: True)
         doubts = UsageDoubts(SeriesWriter(schema, region), self.reports, lambda: self.pair.time)

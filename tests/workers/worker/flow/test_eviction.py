@@ -1,4 +1,4 @@
-"""Eviction over real lanes in plain memory: workers see only what the others publish."""
+"""Eviction over real areas in plain memory: workers see only what the others publish."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from epp.metrics.flow_control import REVOKED
 from epp.plugin import EvictionFilter, EvictionOrder, NoParams
 from epp.request import Request
 from epp.request.flows import FlowKey, sheddable
-from shm.flow_lanes import FlowLanes, FlowSchema, VictimCell
-from shm.lanes import Lanes, LaneSchema
+from shm.areas import Areas, AreaSchema
+from shm.flow_areas import FlowAreas, FlowSchema, VictimCell
 from shm.segment import Region
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
@@ -31,14 +31,14 @@ class LowestThenNewest(EvictionOrder):
 
 
 class Picker:
-    """Workers over the same lanes. `look` is what a worker does when dispatching has stopped."""
+    """Workers over the same areas. `look` is what a worker does when dispatching has stopped."""
 
     def __init__(self, workers: int = 3) -> None:
-        schema, flow = LaneSchema(1, (), (), (), lanes=workers + 1), FlowSchema(2, workers)
-        self.lanes = Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
-        for seat in range(1, workers + 1):
-            self.lanes.set_serving(seat, True)
-        self.flow = FlowLanes(flow, Region(memoryview(bytearray(flow.bytes))), self.lanes)
+        schema, flow = AreaSchema(1, (), (), (), areas=workers + 1), FlowSchema(2, workers)
+        self.areas = Areas(schema, Region(memoryview(bytearray(schema.bytes))))
+        for ordinal in range(1, workers + 1):
+            self.areas.set_serving(ordinal, True)
+        self.flow = FlowAreas(flow, Region(memoryview(bytearray(flow.bytes))), self.areas)
         self.now = 100.0
         self.load = 1.0
         self.revoked: list[tuple[int, str]] = []
@@ -50,7 +50,7 @@ class Picker:
                 LowestThenNewest("o", NoParams()),
                 GRACE_S,
                 pool=self,
-                lanes=self.flow,
+                areas=self.flow,
                 worker=worker,
                 now=lambda: self.now,
                 wake=self.woken.append,
@@ -109,7 +109,7 @@ def test_a_blocked_worker_causes_the_eviction_of_the_best_victim_of_all_workers(
     assert picker.look(0, 105.0) == []
 
 
-def test_lanes_show_a_workers_victims_and_its_running_revocations() -> None:
+def test_areas_show_a_workers_victims_and_its_running_revocations() -> None:
     picker = Picker()
     picker.send(1, "a", -3, stays=True)
     assert picker.flow.victim(1) == VictimCell(1, -3, 100.0, 0.0)
@@ -141,14 +141,14 @@ def test_a_dead_worker_has_no_victims_and_blocks_no_other() -> None:
     picker.send(1, "theirs", -5, stays=True)
     picker.look(1, 101.0)
     picker.send(1, "more", -5)
-    picker.lanes.set_serving(2, False)
+    picker.areas.set_serving(2, False)
     assert picker.look(0, 102.0) == [(0, "mine")]
 
 
 def test_a_successor_starts_without_victims() -> None:
     picker = Picker()
     picker.send(1, "theirs", -5)
-    picker.flow.lane(1).take_over()
+    picker.flow.area(1).take_over()
     assert picker.flow.victim(1) == VictimCell(0, 0, 0.0, 0.0)
     assert picker.evictions[0].blocked() is NOTHING
 
@@ -161,9 +161,9 @@ def test_requests_that_the_filter_rejects_are_not_published() -> None:
 
 
 def test_revocations_are_counted_by_the_waiting_priority_and_by_their_outcome() -> None:
-    schemas = [series_schema_of(group, lanes=1) for group in REVOKED]
+    schemas = [series_schema_of(group, areas=1) for group in REVOKED]
     regions = [Region(memoryview(bytearray(schema.bytes))) for schema in schemas]
-    writers = [SeriesWriter(s, s.lane(r, 0)) for s, r in zip(schemas, regions, strict=True)]
+    writers = [SeriesWriter(s, s.area(r, 0)) for s, r in zip(schemas, regions, strict=True)]
     metrics = RevocationMetrics("pool", *writers)
     metrics.issued(5, 2)
     metrics.confirmed(0.02)

@@ -1,4 +1,4 @@
-"""Flow control of real workers in one process: streams, lanes, eventfds, timers; no network, no second process."""
+"""Flow control of real workers in one process: streams, areas, eventfds, timers; no network, no second process."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ import pytest
 from epp.errors import Cause, Refused
 from epp.metrics import Group
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUES, FLOW_REQUESTS
-from shm.flow_lanes import PENDING, WAITING, WAITING_BYTES
+from shm.flow_areas import PENDING, WAITING, WAITING_BYTES
 from tests.modes import interpreted_only
 from tests.waiting import until
 from tests.workers.flow_world import SentRequest, World, objective, rewrite, world
@@ -52,7 +52,7 @@ def test_a_request_does_not_wait_while_there_is_room_and_leaves_no_timer(tmp_pat
             assert w.instance.memory.flow is not None
             assert w.instance.memory.flow.total(PENDING) == 0
             asked.end()
-            assert sum(shard.worker.lane.inflight) == 0
+            assert sum(shard.worker.area.inflight) == 0
 
     run(test)
 
@@ -208,7 +208,7 @@ def test_a_worker_that_no_longer_serves_holds_no_capacity(tmp_path: Path) -> Non
             held, dead = one.ask("held"), other.ask("dead")
             assert dead.waits
             assert one.ask("full").refused == (429, "rejected-saturated")
-            w.instance.memory.lanes.set_serving(2, False)  # the parent has reaped it
+            w.instance.memory.areas.set_serving(2, False)  # the parent has reaped it
             waits = one.ask("waits")
             assert waits.waits
             held.end()
@@ -403,7 +403,7 @@ def test_a_fault_while_a_request_is_counted_leaves_nothing_pending_or_waiting(
             assert asked.refused == (500, "")
             assert w.instance.memory.flow is not None
             assert w.instance.memory.flow.total(PENDING) == w.instance.memory.flow.total(WAITING) == 0
-            assert sum(shard.worker.lane.inflight) == 0
+            assert sum(shard.worker.area.inflight) == 0
             assert shard.ask("third").sent, "the pool has room again"
 
     run(test)
@@ -423,14 +423,14 @@ def test_a_pool_that_gives_its_place_to_another_one_writes_nothing_there_any_mor
             left.leave()
             assert waits.refused is not None and waits.refused[0] == 404
             assert running.refused is None and flow.total(WAITING) == flow.total(PENDING) == 0
-            shard.parts = Parts(w.instance, 0, worker.lane, bus=shard.bus, faults=worker.faults, clock=worker._clock, kept=left.kept)
+            shard.parts = Parts(w.instance, 0, worker.area, bus=shard.bus, faults=worker.faults, clock=worker._clock, kept=left.kept)
             shard.app = shard.parts.app
             assert left.kept.flows() == [shard.flow]
             of_next = shard.ask("of the next pool")
             assert of_next.waits and flow.total(WAITING) == 1
-            shown = bytes(flow.lane(0).words)
+            shown = bytes(flow.area(0).words)
             running.end()
-            assert bytes(flow.lane(0).words) == shown
+            assert bytes(flow.area(0).words) == shown
             await until(lambda: of_next.sent)
             assert flow.total(WAITING) == flow.total(PENDING) == 0
 

@@ -1,4 +1,4 @@
-"""What one worker sees of the others in the lanes, and what it publishes for them."""
+"""What one worker sees of the others in the areas, and what it publishes for them."""
 
 import os
 from collections.abc import Iterator
@@ -10,33 +10,33 @@ from hypothesis import strategies as st
 
 from epp.flow.ports import Elsewhere, Head, Held, Wanted
 from epp.request.flows import FlowKey
-from shm.flow_lanes import FlowLanes, FlowSchema
-from shm.lanes import Lanes
-from shm.remote_lane import RemoteLane, RemoteSchema
+from shm.areas import Areas
+from shm.flow_areas import FlowAreas, FlowSchema
+from shm.remote_area import RemoteArea, RemoteSchema
 from tests.examples import examples
 from tests.shm.memory import region_for
-from tests.shm.test_flow_lanes import lanes_of
-from workers.worker.flow.peers import FRESH_S, LanePeers
+from tests.shm.test_flow_areas import areas_of
+from workers.worker.flow.peers import FRESH_S, AreaPeers
 
 WORKERS = 3
 PLACES = {0: 0, 5: 1, -1: 2}
 
 
 class Shards:
-    """The views of all workers on one set of lanes."""
+    """The views of all workers on one set of areas."""
 
     def __init__(self) -> None:
         self.now = 10.0
-        self.lanes: Lanes = lanes_of(WORKERS)
+        self.areas: Areas = areas_of(WORKERS)
         schema = FlowSchema(4, WORKERS)
-        self.flow = FlowLanes(schema, region_for(schema), self.lanes)
+        self.flow = FlowAreas(schema, region_for(schema), self.areas)
         self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(WORKERS)]
         self.peers = [self.view(worker) for worker in range(WORKERS)]
         for worker in range(WORKERS):
-            self.lanes.lane(worker + 1).heartbeat(self.now)
+            self.areas.area(worker + 1).heartbeat(self.now)
 
-    def view(self, worker: int) -> LanePeers:
-        return LanePeers(self.flow, self.lanes, worker, PLACES, wakeups=self.wakeups, now=lambda: self.now)
+    def view(self, worker: int) -> AreaPeers:
+        return AreaPeers(self.flow, self.areas, worker, PLACES, wakeups=self.wakeups, now=lambda: self.now)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_shard_that_does_not_serve_is_not_seen(shards: Shards) -> None:
     one, two, _ = shards.peers
     two.publish(0, 4, 40, 1.0)
     two.head(0, 1.0)
-    shards.lanes.set_serving(2, False)
+    shards.areas.set_serving(2, False)
     assert one.waiting() == 0
     assert list(one.shards()) == [2]
     assert list(one.heads()) == []
@@ -82,9 +82,9 @@ def test_the_ledger_of_a_band_is_what_the_other_serving_shards_show(shards: Shar
     three.show(4.0, 6.0, 1)
     assert (one.position(flow_hash), one.time(), one.end(), one.backlogged()) == (7.0, 4.0, 8.0, 2)
     assert (two.position(flow_hash), two.time(), two.end(), two.backlogged()) == (5.0, 4.0, 6.0, 1)
-    shards.lanes.set_serving(2, False)
+    shards.areas.set_serving(2, False)
     assert (one.position(flow_hash), one.end()) == (5.0, 6.0)
-    shards.lanes.set_serving(2, True)
+    shards.areas.set_serving(2, True)
     assert one.position(flow_hash) == 7.0
 
 
@@ -126,7 +126,7 @@ def test_heads_are_those_of_shards_with_a_fresh_heartbeat(shards: Shards) -> Non
     three.head(-1, 2.0)
     assert list(one.heads()) == [Head(1, 5, 3.0), Head(2, -1, 2.0)]
     shards.now += FRESH_S
-    shards.lanes.lane(3).heartbeat(shards.now)
+    shards.areas.area(3).heartbeat(shards.now)
     assert list(one.heads()) == [Head(2, -1, 2.0)]
     three.head(None, 0.0)
     assert list(one.heads()) == []
@@ -147,7 +147,7 @@ def test_all_shards_see_a_demand_until_it_is_answered(shards: Shards) -> None:
 def test_a_successor_starts_with_all_demands_on_its_predecessor_answered(shards: Shards) -> None:
     one, _, _ = shards.peers
     one.demand(1, Wanted(0, 2, 20))
-    shards.flow.lane(1).take_over()
+    shards.flow.area(1).take_over()
     successor = shards.view(1)
     assert list(successor.demands()) == []
     one.demand(1, Wanted(5, 1, 1))
@@ -193,9 +193,9 @@ def test_a_band_keeps_its_place_until_another_band_gets_it(shards: Shards) -> No
 @given(st.lists(st.dictionaries(st.integers(-3, 3), st.integers(0, 3), max_size=4), max_size=12))
 @examples(100)
 def test_no_place_ever_belongs_to_two_bands(steps: list) -> None:
-    lanes = lanes_of(1)
+    areas = areas_of(1)
     schema = FlowSchema(4, 1)
-    peers = LanePeers(FlowLanes(schema, region_for(schema), lanes), lanes, 0, {}, wakeups=(), now=lambda: 0.0)
+    peers = AreaPeers(FlowAreas(schema, region_for(schema), areas), areas, 0, {}, wakeups=(), now=lambda: 0.0)
     for places in steps:
         distinct = {priority: place for place, priority in {v: k for k, v in places.items()}.items()}
         peers.know(distinct)
@@ -205,14 +205,14 @@ def test_no_place_ever_belongs_to_two_bands(steps: list) -> None:
 
 def test_what_waits_in_other_replicas_counts_for_limits_while_it_is_fresh(shards: Shards) -> None:
     schema = RemoteSchema(1, 4)
-    remote = shards.lanes.remote = RemoteLane(schema, region_for(schema))
+    remote = shards.areas.remote = RemoteArea(schema, region_for(schema))
     remote.set_band(PLACES[5], 7, 70)
     remote.set_waiting(7, 70)
     remote.heartbeat(shards.now, 1)
     one, two, _ = shards.peers
     two.publish(5, 1, 10, 1.0)
     assert (one.totals(), one.band(5)) == ((1, 10), (1, 10))
-    shards.lanes.add_remote(shards.now)
+    shards.areas.add_remote(shards.now)
     assert (one.totals(), one.band(5), one.band(0), one.band(77)) == ((8, 80), (8, 80), (0, 0), (0, 0))
     assert (list(one.shards()), one.heads()) == ([1, 2], ())
     assert (one.waiting(), one.elsewhere()) == (1, None)
@@ -221,8 +221,8 @@ def test_what_waits_in_other_replicas_counts_for_limits_while_it_is_fresh(shards
     remote.set_head(3, 9)
     assert one.elsewhere() is None, "no band of this replica has that place"
     remote.set_head(PLACES[5], 9)
-    shards.lanes.add_remote(shards.now + 1.5)
+    shards.areas.add_remote(shards.now + 1.5)
     assert (one.totals(), one.waiting(), one.elsewhere()) == ((1, 10), 1, None)
     remote.set_head(None, 9)
-    shards.lanes.add_remote(shards.now)
+    shards.areas.add_remote(shards.now)
     assert (one.waiting(), one.elsewhere()) == (1, None)

@@ -43,11 +43,11 @@ class Worker:
     """A comparison with its series in plain memory."""
 
     def __init__(self, match: str = MATCH) -> None:
-        schema = series_schema_of(PREDICTION, lanes=1)
+        schema = series_schema_of(PREDICTION, areas=1)
         region = Region(memoryview(bytearray(schema.bytes)))
         self.told: list[tuple[int, int]] = []
         self.comparison = Comparison(
-            match, SeriesWriter(schema, schema.lane(region, 0)), lambda owner, tokens: self.told.append((owner, tokens))
+            match, SeriesWriter(schema, schema.area(region, 0)), lambda owner, tokens: self.told.append((owner, tokens))
         )
         self.reader = SeriesReader(schema, region, serving=lambda _: True)
 

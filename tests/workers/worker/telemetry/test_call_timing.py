@@ -10,7 +10,7 @@ from epp.plugin import NoParams, Plugin
 from epp.plugins.scorers.reported import QueueDepth
 from epp.points.guard import within
 from epp.points.instrument import C, Point, bare
-from shm.lanes import Lanes, LaneSchema
+from shm.areas import Areas, AreaSchema
 from shm.segment import Region
 from tests.bench.micro import pipeline as compiled
 from tests.fakes import FakeServices, request
@@ -24,10 +24,10 @@ class World:
         plain = compiled(FakeServices())
         points = plain.timed_points()
         names = tuple((f"{point}@{plugin.name}", (0.1, 1.0)) for point, plugin in points)
-        schema = LaneSchema(1, (), (), names, lanes=1)
-        self.lanes = Lanes(schema, Region(memoryview(bytearray(schema.bytes))))
+        schema = AreaSchema(1, (), (), names, areas=1)
+        self.areas = Areas(schema, Region(memoryview(bytearray(schema.bytes))))
         places = {(point, plugin.name): index for index, (point, plugin) in enumerate(points)}
-        self.calls = CallTimers(self.lanes.lane(0), places, lambda: 0.0, cpu=lambda: 0.0)
+        self.calls = CallTimers(self.areas.area(0), places, lambda: 0.0, cpu=lambda: 0.0)
         self.asked = f"{Point.PROFILE_PICKER.value}@{plain.wiring.handler.name}"
         self.guarded: Counter[Point] = Counter()
         self.timing = Timing(self.calls, self._guard, plain.wrapped(within(self._guard, self.calls)))
@@ -44,7 +44,7 @@ class World:
 
     def counted(self) -> int:
         self.calls.store()
-        return sum(self.lanes.histograms()[self.asked][0])
+        return sum(self.areas.histograms()[self.asked][0])
 
 
 def test_with_few_requests_every_call_is_timed_and_counts_once() -> None:
@@ -116,9 +116,9 @@ class Blocking:
     def __init__(self) -> None:
         self.now = self.busy = 7.0
         self.blocked: list[tuple[str, str, float]] = []
-        schema = LaneSchema(1, (), (), (("a", (1.0,)), ("p", (1.0,))), lanes=1)
+        schema = AreaSchema(1, (), (), (("a", (1.0,)), ("p", (1.0,))), areas=1)
         self.timers = CallTimers(
-            Lanes(schema, Region(memoryview(bytearray(schema.bytes)))).lane(0),
+            Areas(schema, Region(memoryview(bytearray(schema.bytes)))).area(0),
             {("Scorer", "s"): 0, ("DataProducer", "s"): 1},
             lambda: self.now,
             lambda plugin, point, seconds: self.blocked.append((plugin.name, point, round(seconds, 3))),

@@ -108,7 +108,7 @@ def test_a_request_is_recorded_if_the_recording_began_after_the_last_heartbeat(p
     site = pair(*plugins)
     begun: list[Recording] = []
     site.app.telemetry = Telemetry(
-        site.lane, site.series.metrics, site.recent, now=lambda: site.time, look=lambda: begun.append(Recording(site))
+        site.area, site.series.metrics, site.recent, now=lambda: site.time, look=lambda: begun.append(Recording(site))
     )
     envoy = site.open()
     envoy.headers()

@@ -15,8 +15,8 @@ LATER = START + SETTLED_S
 
 class Watched:
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
-        schema = series_schema_of(PREDICTION, lanes=1)
-        self.series = SeriesWriter(schema, schema.lane(Region(memoryview(bytearray(schema.bytes))), 0))
+        schema = series_schema_of(PREDICTION, areas=1)
+        self.series = SeriesWriter(schema, schema.area(Region(memoryview(bytearray(schema.bytes))), 0))
         self.checked = self.lost = 0
         self.watch = SaltWatch(self.series, self._check, self._lose, seed=3, now=START, kept_max=kept_max)
         (self.target, *_) = candidates(count=1).endpoints

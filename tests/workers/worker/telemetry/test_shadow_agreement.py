@@ -26,9 +26,9 @@ class Counts:
     """The series of a worker in plain memory."""
 
     def __init__(self) -> None:
-        self.schema = series_schema_of(SHADOWS, lanes=1)
+        self.schema = series_schema_of(SHADOWS, areas=1)
         self.region = Region(memoryview(bytearray(self.schema.bytes)))
-        self.agreements = Agreements(SeriesWriter(self.schema, self.schema.lane(self.region, 0)))
+        self.agreements = Agreements(SeriesWriter(self.schema, self.schema.area(self.region, 0)))
 
     def rows(self) -> dict[tuple[str, ...], int]:
         rows: Any = SeriesReader(self.schema, self.region, serving=lambda _: True).rows()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.pair import FakeStream, lanes
+from tests.pair import FakeStream, areas
 from workers.worker.telemetry.stream_metrics import StreamMetrics
 
 
@@ -26,16 +26,16 @@ class Recorder:
 class Counted:
     def __init__(self) -> None:
         self.time = 5.0
-        self.lanes = lanes()
-        self.lane = self.lanes.lane(1)
-        made = StreamMetrics(self.lane, lambda: self.time)
+        self.areas = areas()
+        self.area = self.areas.area(1)
+        made = StreamMetrics(self.area, lambda: self.time)
         self.open = made.around(lambda path, metadata, stream: Recorder(stream) if path == "/known" else None)
 
     def state(self) -> tuple[int, dict[str, int], int]:
-        counters = self.lanes.counters()
+        counters = self.areas.counters()
         codes = {name[16:]: n for name, n in counters.items() if name.startswith("extproc_streams_") and n}
-        buckets, _ = self.lanes.histograms()["extproc_stream_duration_seconds"]
-        return self.lanes.scalars("extproc_streams_inflight")[1], codes, sum(buckets)
+        buckets, _ = self.areas.histograms()["extproc_stream_duration_seconds"]
+        return self.areas.scalars("extproc_streams_inflight")[1], codes, sum(buckets)
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, "OK"), (3, "InvalidArgument"), (13, "Internal"), (99, "Unknown")])

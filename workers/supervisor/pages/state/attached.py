@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from shm import observe
+from shm.areas import Areas
 from shm.documents import DocumentReader, DocumentSchema
-from shm.flow_lanes import FlowLanes, FlowSchema
-from shm.lanes import Lanes
+from shm.flow_areas import FlowAreas, FlowSchema
 from shm.layout import Schema
 from shm.observe import Life, Seen
-from shm.remote_lane import RemoteLane, RemoteSchema
+from shm.remote_area import RemoteArea, RemoteSchema
 from shm.segment import Region, Segment, SegmentError
 from shm.series import SeriesSchema
 from shm.series_reader import SeriesReader
@@ -53,13 +53,13 @@ class Attached:
         part = self._parts.get(name)
         return DocumentReader(part.schema, part.region) if part is not None and isinstance(part.schema, DocumentSchema) else None
 
-    def series(self, name: str, lanes: Lanes) -> SeriesReader | None:
+    def series(self, name: str, areas: Areas) -> SeriesReader | None:
         """Returns the reader of the series with this name; None if the instance has no such series."""
         part = self._parts.get(name)
         if part is None or not isinstance(part.schema, SeriesSchema):
             return None
-        # lane 0 is the supervisor's
-        return SeriesReader(part.schema, part.region, serving=lambda index: lanes.serving(index + 1))
+        # area 0 is the supervisor's
+        return SeriesReader(part.schema, part.region, serving=lambda index: areas.serving(index + 1))
 
     def streams(self) -> KvFigures | None:
         """Returns the reader of the event streams' figures; None if the picker follows no streams."""
@@ -69,11 +69,11 @@ class Attached:
         assert isinstance(positions.schema, StreamPositionsSchema)
         return KvFigures(documents, StreamPositions(positions.schema, positions.region))
 
-    def flows(self, lanes: Lanes) -> list[FlowLanes]:
-        """Returns the lanes of flow control of each pool."""
-        return [FlowLanes(part.schema, part.region, lanes) for part in self._parts.values() if isinstance(part.schema, FlowSchema)]
+    def flows(self, areas: Areas) -> list[FlowAreas]:
+        """Returns the areas of flow control of each pool."""
+        return [FlowAreas(part.schema, part.region, areas) for part in self._parts.values() if isinstance(part.schema, FlowSchema)]
 
-    def remotes(self) -> list[RemoteLane]:
-        """Returns the lanes of other replicas: one per pool, and the first one has the load of all. Empty without a replica store."""
+    def remotes(self) -> list[RemoteArea]:
+        """Returns the areas of other replicas: one per pool, and the first one has the load of all. Empty without a replica store."""
         parts = [part for name, part in self._parts.items() if name.startswith("remote")]
-        return [RemoteLane(part.schema, part.region) for part in parts if isinstance(part.schema, RemoteSchema)]
+        return [RemoteArea(part.schema, part.region) for part in parts if isinstance(part.schema, RemoteSchema)]

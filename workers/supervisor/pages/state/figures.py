@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from epp.data import CACHE_RANKS
+from epp.metrics.areas import REQUEST_PROCESSING
 from epp.metrics.flow_control import FLOW_QUEUE_DURATION
-from epp.metrics.lanes import REQUEST_PROCESSING
 from epp.metrics.series import TIME_TO_FIRST
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from epp.prefix.streams import of_ranks
@@ -26,13 +26,13 @@ from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, FAILING_MASK, State
 from workers.host.memory import Leaving
 from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
 from workers.supervisor.pages.state.look import (
+    AreaLook,
     BandLook,
     CachedLook,
     Configuration,
     EndpointLook,
     FlowLook,
     IndexLook,
-    LaneLook,
     Look,
     Others,
     OutcomeLook,
@@ -102,7 +102,7 @@ class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker of one seat. `accepted_share` is its share of all connections since the start; `gauges` has all gauges of its lane."""
+    """The worker of one ordinal. `accepted_share` is its share of all connections since the start; `gauges` has all gauges of its area."""
 
     worker: int
     state: str
@@ -178,7 +178,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
-    """Computes all figures. Seats that never had a worker are left out. Endpoints are in the order of their names."""
+    """Computes all figures. Ordinals that never had a worker are left out. Endpoints are in the order of their names."""
     return last(computing(instance, look, before))
 
 
@@ -213,7 +213,7 @@ def computing(instance: Instance, look: Look, before: Look | None) -> Iterator[F
         instance=instance,
         interval_s=elapsed,
         requests=_requests(look, before, elapsed),
-        supervisor=_supervisor(look.lanes[0]),
+        supervisor=_supervisor(look.areas[0]),
         workers=workers,
         workers_serving=sum(worker.state == "serving" for worker in workers),
         endpoints=sorted(endpoints, key=lambda e: (e.name, e.namespace, e.address)),
@@ -233,9 +233,9 @@ def computing(instance: Instance, look: Look, before: Look | None) -> Iterator[F
 
 def life(look: Look) -> str:
     """Returns the state of an instance by the most recent heartbeat of its processes: running, draining, starting or silent."""
-    age = min(lane.heartbeat_age_s for lane in look.lanes)
+    age = min(area.heartbeat_age_s for area in look.areas)
     if age < SILENT_S:
-        draining = any(lane.gauges.get("leaving") == Leaving.DRAINS for lane in look.lanes[1:])
+        draining = any(area.gauges.get("leaving") == Leaving.DRAINS for area in look.areas[1:])
         return "draining" if draining else "running"
     return "starting" if age == math.inf else "silent"
 
@@ -297,12 +297,12 @@ def _shares(looks: Sequence[CachedLook | None]) -> tuple[float | None, float | N
     return sum(look.predicted for look in known) / prompt, sum(look.reported for look in known) / prompt
 
 
-def _supervisor(lane: LaneLook) -> Supervisor:
-    needed, headroom = lane.gauges.get(REPLICAS_NEEDED, 0), lane.gauges.get(HEADROOM, UNKNOWN_HEADROOM)
+def _supervisor(area: AreaLook) -> Supervisor:
+    needed, headroom = area.gauges.get(REPLICAS_NEEDED, 0), area.gauges.get(HEADROOM, UNKNOWN_HEADROOM)
     return Supervisor(
-        serving=lane.serving,
-        heartbeat_age_s=_heartbeat_age(lane),
-        starts=lane.starts,
+        serving=area.serving,
+        heartbeat_age_s=_heartbeat_age(area),
+        starts=area.starts,
         replicas_needed=needed or None,
         headroom=headroom / 1000 if needed and headroom != UNKNOWN_HEADROOM else None,
     )
@@ -311,32 +311,32 @@ def _supervisor(lane: LaneLook) -> Supervisor:
 def _workers(look: Look, before: Look | None, elapsed: float | None) -> list[Worker]:
     accepted = look.counters.get("connections_total", 0)
     found = []
-    for seat, lane in enumerate(look.lanes[1:], 1):
-        if not lane.starts and not lane.serving:
+    for ordinal, area in enumerate(look.areas[1:], 1):
+        if not area.starts and not area.serving:
             continue
-        then: Mapping[str, int] = before.lanes[seat].counters if before is not None else {}
-        lag = lane.gauges.get("loop_lag_us")
+        then: Mapping[str, int] = before.areas[ordinal].counters if before is not None else {}
+        lag = area.gauges.get("loop_lag_us")
         found.append(
             Worker(
-                worker=seat - 1,
-                state=_worker_state(lane),
-                heartbeat_age_s=None if _worker_state(lane) in ENDED.values() else _heartbeat_age(lane),
-                starts=lane.starts,
-                streams=lane.gauges.get("streams", 0),
-                connections=lane.gauges.get("connections", 0),
-                accepted_share=lane.counters.get("connections_total", 0) / accepted if accepted else None,
+                worker=ordinal - 1,
+                state=_worker_state(area),
+                heartbeat_age_s=None if _worker_state(area) in ENDED.values() else _heartbeat_age(area),
+                starts=area.starts,
+                streams=area.gauges.get("streams", 0),
+                connections=area.gauges.get("connections", 0),
+                accepted_share=area.counters.get("connections_total", 0) / accepted if accepted else None,
                 loop_lag_s=None if lag is None else lag / 1e6,
-                requests_per_s=_rate(lane.counters, then, REQUESTS, elapsed),
-                in_flight=lane.inflight,
-                gauges=lane.gauges,
+                requests_per_s=_rate(area.counters, then, REQUESTS, elapsed),
+                in_flight=area.inflight,
+                gauges=area.gauges,
             )
         )
     return found
 
 
-def _worker_state(lane: LaneLook) -> str:
-    leaving = lane.gauges.get("leaving")
-    if not lane.serving:
+def _worker_state(area: AreaLook) -> str:
+    leaving = area.gauges.get("leaving")
+    if not area.serving:
         return ENDED.get(leaving or 0, "not serving")
     if leaving == Leaving.DRAINS:
         return "draining"
@@ -349,7 +349,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
     new = [_new_picks(e, earlier) for e in look.endpoints]
     total = sum(picks or 0 for picks in new)
     tokenless = _without_tokens(look, before, total)
-    supervised = look.lanes[0].heartbeat_age_s <= SUPERVISOR_SILENT_S
+    supervised = look.areas[0].heartbeat_age_s <= SUPERVISOR_SILENT_S
     found: list[EndpointFigures] = []
     for e, picks in zip(look.endpoints, new, strict=True):
         predicted, reported = _shares([e.cached])
@@ -402,5 +402,5 @@ def _rate(now: Mapping[str, int], then: Mapping[str, int], names: Sequence[str],
     return max(0, sum(now.get(name, 0) - then.get(name, 0) for name in names)) / elapsed
 
 
-def _heartbeat_age(lane: LaneLook) -> float | None:
-    return lane.heartbeat_age_s if lane.heartbeat_age_s != math.inf else None
+def _heartbeat_age(area: AreaLook) -> float | None:
+    return area.heartbeat_age_s if area.heartbeat_age_s != math.inf else None

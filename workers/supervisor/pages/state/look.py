@@ -10,8 +10,8 @@ from workers.supervisor.pages.state.tried import TryoutFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneLook:
-    """The lane of one process. The age of the heartbeat is infinite before the first heartbeat."""
+class AreaLook:
+    """The area of one process. The age of the heartbeat is infinite before the first heartbeat."""
 
     serving: bool
     heartbeat_age_s: float
@@ -154,13 +154,13 @@ class Others(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The values in shared memory at time `at`. Lane 0 is the supervisor's.
+    """The values in shared memory at time `at`. Area 0 is the supervisor's.
 
     Histograms are counts per bucket; the last bucket counts the values above all bounds.
     """
 
     at: float
-    lanes: Sequence[LaneLook]
+    areas: Sequence[AreaLook]
     counters: Mapping[str, int]
     histograms: Mapping[str, Sequence[int]]
     bounds: Mapping[str, Sequence[float]]

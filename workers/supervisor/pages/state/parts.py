@@ -9,7 +9,7 @@ from typing import Any, Final
 from epp.config.effective import EffectiveConfig
 from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY
 from epp.metrics.flow_control import FLOW_SATURATION
-from shm.flow_lanes import WAITING
+from shm.flow_areas import WAITING
 from shm.observe import SECRET
 from workers.host import cpus
 from workers.host.options import OTHER_FLAGS, SECRET_OPTIONS
@@ -54,7 +54,7 @@ class StateParts:
         self._tenants = tenants
         metrics = instance.credentials.metrics
         until = None if metrics is None else lambda: metrics.valid_until
-        self._processes = ProcessFigures(instance.memory.lanes, instance.roll, metrics_certificate=until)
+        self._processes = ProcessFigures(instance.memory.areas, instance.roll, metrics_certificate=until)
         self._pools = [pool for pool in instance.pools if pool.options.pool_name] if instance.pool_names else []  # without empty places
         self._flow: FlowFigures | None = figures_of(instance) if not instance.pools else None
         self._flows: dict[str, FlowFigures] = {}  # of several pools, by name

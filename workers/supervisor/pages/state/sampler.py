@@ -1,4 +1,4 @@
-"""Takes the samples of the history: sums of lanes, columns and series, without a step per endpoint."""
+"""Takes the samples of the history: sums of areas, columns and series, without a step per endpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 
 from epp.data import KV_USAGE, RUNNING, WAITING
-from epp.metrics.lanes import REQUEST_PROCESSING
+from epp.metrics.areas import REQUEST_PROCESSING
 from epp.metrics.series import TIME_TO_FIRST
-from shm.flow_lanes import WAITING as QUEUED
+from shm.flow_areas import WAITING as QUEUED
 from shm.table import DOWN, EJECTED, State, TableCopy
 from workers.supervisor.pages.state.figures import ERRORS, REQUESTS
 from workers.supervisor.pages.state.history import ENDPOINT_FIGURES, Floats, Sample
@@ -39,7 +39,7 @@ class Sampler:
     def sample(self, now: float) -> Sample:
         """Takes a sample. `now`: monotonic seconds."""
         source, elapsed = self._source, now - self._at
-        lanes, copy = source.lanes, source.table.copy()
+        areas, copy = source.areas, source.table.copy()
         counters, histograms = source.counters() | self._compared(), self._counts()
         self._recent.add(now, counters)
         new = {name: count - self._counters.get(name, count) for name, count in counters.items()}
@@ -63,7 +63,7 @@ class Sampler:
             "predicted_share": predicted / prompt if prompt else None,
             "reported_share": reported / prompt if prompt else None,
             "queued": None if source.flow is None else source.flow.total(QUEUED),
-            "workers_serving": sum(map(bool, lanes.serving_words[1:])),
+            "workers_serving": sum(map(bool, areas.serving_words[1:])),
             "endpoints_ready": int(((copy.state == State.FRESH) & ((copy.flags & (DOWN | EJECTED)) == 0)).sum()),
         }
         known = endpoints[taken]
@@ -84,16 +84,16 @@ class Sampler:
                 index = schema.columns.index(name)
                 reports = (present >> np.uint64(index)) & np.uint64(1) != 0
                 cells[reports, at] = copy.column(index)[reports]
-        cells[:, len(SCRAPED)] = self._source.lanes.inflight(len(copy.rows))
+        cells[:, len(SCRAPED)] = self._source.areas.inflight(len(copy.rows))
         return cells
 
     def _counts(self) -> Mapping[str, Sequence[int]]:
-        lanes = self._source.lanes.histograms()
-        found = {name: lanes[name][0] for name in HISTOGRAMS if name in lanes}
+        areas = self._source.areas.histograms()
+        found = {name: areas[name][0] for name in HISTOGRAMS if name in areas}
         return {**found, **self._source.served.histograms()}
 
     def _bounds(self, name: str) -> Sequence[float]:
-        return self._source.served.bounds.get(name) or dict(self._source.lanes.schema.histograms)[name]
+        return self._source.served.bounds.get(name) or dict(self._source.areas.schema.histograms)[name]
 
     def _compared(self) -> dict[str, int]:
         """Returns the prompt tokens of requests with a prediction, summed over all endpoints: all, predicted and reported ones."""

@@ -26,9 +26,9 @@ from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SALT_IGNORED, SC
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from epp.prefix.divergence import Sums
 from shm import observe
+from shm.areas import Areas, AreaSchema
 from shm.documents import DocumentReader, DocumentSchema
-from shm.flow_lanes import WAITING
-from shm.lanes import Lanes, LaneSchema
+from shm.flow_areas import WAITING
 from shm.layout import Schema
 from shm.observe import Life, Seen
 from shm.prefix_index import IndexSchema
@@ -45,11 +45,11 @@ from workers.supervisor.pages.state.attached import Attached
 from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, last
 from workers.supervisor.pages.state.index_counts import Counted, IndexCounts
 from workers.supervisor.pages.state.look import (
+    AreaLook,
     BandLook,
     CachedLook,
     Configuration,
     EndpointLook,
-    LaneLook,
     Look,
     Others,
     StreamLook,
@@ -70,7 +70,7 @@ PickKey = tuple[str, ...]
 class Source:
     """Reads the shared memory of one instance. Raises SegmentError if it cannot be attached or read.
 
-    `lanes`, `table`, `predictions`, `served`, `flow`: the readers that `sampler` uses, too. `flow`: of the first pool; None if it is off.
+    `areas`, `table`, `predictions`, `served`, `flow`: the readers that `sampler` uses, too. `flow`: of the first pool; None if it is off.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ class Source:
         self._attached = attached = Attached(seen, segments)
         table, rows = attached.required(TableSchema)
         documents, blobs = attached.required(DocumentSchema)
-        lanes, words = attached.required(LaneSchema)
+        areas, words = attached.required(AreaSchema)
         self.table = TableReader(table, rows)
         reader = DocumentReader(documents, blobs)
         self._endpoints = EndpointsView(reader)
         self._objectives = ObjectivesView(reader, ())
         self._names = PoolNames(reader, seen.pools)
-        self.lanes = Lanes(lanes, words)
+        self.areas = Areas(areas, words)
         self._index = IndexCounts(*attached.required(IndexSchema), counted_buckets)
         self._streams = attached.streams()
         self._remotes = attached.remotes()
-        self._flows = attached.flows(self.lanes)
+        self._flows = attached.flows(self.areas)
         self.flow = next(iter(self._flows), None)
         self._status = attached.document("reload")
         self._latency = attached.document("latency")
-        series = functools.cache(lambda name: attached.series(name, self.lanes))
+        series = functools.cache(lambda name: attached.series(name, self.areas))
         self._attempts, self.predictions = series(ATTEMPTS.name), series(PREDICTION.name)
         self._isolation, self._tokenless = series(ISOLATION.name), series(WITHOUT_TOKENS.name)
         self.served = Served(series, several=self._names.several)
@@ -128,22 +128,22 @@ class Source:
 
     def looking(self, now: float) -> Iterator[Look | None]:
         """Yields None after each short step and the look at the end, so that a caller can do other work in between."""
-        lanes = self.lanes
-        seats = zip(lanes.ages(now), lanes.successions(), strict=True)
+        areas = self.areas
+        ordinals = zip(areas.ages(now), areas.successions(), strict=True)
         counted = self._index.counted()
         yield None
         endpoints: list[EndpointLook] = []
         for endpoints in self._endpoint_looks(now, counted):  # noqa: B007 - the last list is complete
             yield None
-        histograms = {name: counts for name, (counts, _) in lanes.histograms().items()}
+        histograms = {name: counts for name, (counts, _) in areas.histograms().items()}
         flows = self.served.flows()
         yield None
         yield Look(
             at=now,
-            lanes=tuple(self._lane(index, age, starts) for index, (age, starts) in enumerate(seats)),
+            areas=tuple(self._area(index, age, starts) for index, (age, starts) in enumerate(ordinals)),
             counters=self.counters(),
             histograms={**histograms, **self.served.histograms()},
-            bounds={**dict(lanes.schema.histograms), **self.served.bounds},
+            bounds={**dict(areas.schema.histograms), **self.served.bounds},
             endpoints=tuple(endpoints),
             index=self._index.look(counted),
             bands=self.served.bands() if self._names.several else self._bands(now),
@@ -157,10 +157,10 @@ class Source:
         )
 
     def counters(self) -> dict[str, int]:
-        """Returns the counters of the lanes, and of some series a counter per row: `usage_beyond_bounds_total@ENDPOINT` for endpoints with
+        """Returns the counters of the areas, and of some series a counter per row: `usage_beyond_bounds_total@ENDPOINT` for endpoints with
         implausible reports of usage, and `requests_without_tokens_total@SERVER REASON`. Also returns the failed replays of KV events.
         """
-        counters, series = self.lanes.counters(), self.predictions
+        counters, series = self.areas.counters(), self.predictions
         if self._streams is not None:
             counters[REPLAYS_FAILED.name] = self._streams.replays_failed()
         if self._tokenless is not None:
@@ -183,31 +183,31 @@ class Source:
         current = observe.instance(self._run_dir, self.seen.name)
         name = f"{self.seen.name} (pid {self.seen.pid})"
         if current is None:
-            return f"{name} has stopped" if min(self.lanes.ages(now)) > GONE_S else ""  # its file may have been removed
+            return f"{name} has stopped" if min(self.areas.ages(now)) > GONE_S else ""  # its file may have been removed
         if (current.pid, current.segments) != (self.seen.pid, self.seen.segments):
             return f"{name} has stopped; another one runs under its name"
-        gone = self._had_parent and not os.path.exists(f"/proc/{self.seen.pid}") and min(self.lanes.ages(now)) > GONE_S
+        gone = self._had_parent and not os.path.exists(f"/proc/{self.seen.pid}") and min(self.areas.ages(now)) > GONE_S
         if gone or observe.life(self.seen.pid, self.seen.segments, now) is Life.DEAD:
             return f"{name} has died"
         return ""
 
-    def _lane(self, index: int, age: float, starts: int) -> LaneLook:
-        lane, schema = self.lanes.lane(index), self.lanes.schema
-        gauges = zip(schema.scalar, lane.scalars.tolist(), strict=True)
-        return LaneLook(
-            serving=self.lanes.serving(index),
+    def _area(self, index: int, age: float, starts: int) -> AreaLook:
+        area, schema = self.areas.area(index), self.areas.schema
+        gauges = zip(schema.scalar, area.scalars.tolist(), strict=True)
+        return AreaLook(
+            serving=self.areas.serving(index),
             heartbeat_age_s=age,
             starts=starts,
             gauges={name: value for name, value in gauges if name not in TRIED},
-            counters=dict(zip(schema.counter, lane.counters.tolist(), strict=True)),
-            inflight=int(np.asarray(lane.inflight).sum()),
+            counters=dict(zip(schema.counter, area.counters.tolist(), strict=True)),
+            inflight=int(np.asarray(area.inflight).sum()),
         )
 
     def _endpoint_looks(self, now: float, counted: Counted) -> Iterator[list[EndpointLook]]:
         """Yields the looks at more and more endpoints: one list, up to ENDPOINTS_AT_ONCE longer after each step."""
         copy, endpoints, pools = self.table.copy(), self.known(), self._endpoints.pools()
         rows = len(copy.rows)
-        requests, tokens = self.lanes.inflight(rows).tolist(), self.lanes.tokens(rows).tolist()
+        requests, tokens = self.areas.inflight(rows).tolist(), self.areas.tokens(rows).tolist()
         picks = self._picks()
         compared = sums(self.predictions) if self.predictions is not None else {}
         streams = self._streams.streams(now) if self._streams is not None else None
@@ -303,8 +303,8 @@ class Source:
         status = reload_status.read(self._status, pool or 0) if self._status is not None else None
         if status is None or not status.generation:
             return None
-        used = self.lanes.scalars(of_key(GENERATION, pool))
-        workers = sum(number == status.generation and self.lanes.serving(seat) for seat, number in enumerate(used) if seat)
+        used = self.areas.scalars(of_key(GENERATION, pool))
+        workers = sum(number == status.generation and self.areas.serving(ordinal) for ordinal, number in enumerate(used) if ordinal)
         failed = "" if status.successful else status.text
         return Configuration(
             generation=status.generation, hash=status.hash, workers=workers, last_reload_failed=failed, tryout=tryout_figures(status.tryout)
@@ -321,13 +321,13 @@ class Source:
         """Returns what other replicas have; None without a replica store."""
         if not self._remotes:
             return None
-        lane = self._remotes[0]
+        area = self._remotes[0]
         return Others(
-            replicas=lane.replicas,
-            requests=int(lane.requests.sum()),
-            tokens=int(lane.tokens.sum()),
+            replicas=area.replicas,
+            requests=int(area.requests.sum()),
+            tokens=int(area.tokens.sum()),
             waiting=sum(each.waiting()[0] for each in self._remotes),
-            age_s=lane.age(now),
+            age_s=area.age(now),
         )
 
     def _bands(self, now: float) -> list[BandLook] | None:

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from epp.metrics.lanes import REQUEST_PROCESSING
+from epp.metrics.areas import REQUEST_PROCESSING
 from shm.table import State
 from workers.supervisor.pages.state.figures import Figures, Instance, figures
-from workers.supervisor.pages.state.look import EndpointLook, IndexLook, LaneLook, Look
+from workers.supervisor.pages.state.look import AreaLook, EndpointLook, IndexLook, Look
 
 BOUNDS = (0.001, 0.002, 0.004)
 INSTANCE = Instance(name="epp-9002", pid=7, ports={"metrics": 9090}, life="running", uptime_s=75.0)
 
 
-def lane(**changes: Any) -> LaneLook:
-    """The lane of a serving process."""
+def area(**changes: Any) -> AreaLook:
+    """The area of a serving process."""
     values: dict[str, Any] = {
         "serving": True,
         "heartbeat_age_s": 0.05,
@@ -21,7 +21,7 @@ def lane(**changes: Any) -> LaneLook:
         "counters": {},
         "inflight": 0,
     }
-    return LaneLook(**(values | changes))
+    return AreaLook(**(values | changes))
 
 
 def endpoint(name: str, **changes: Any) -> EndpointLook:
@@ -46,7 +46,7 @@ def look(**changes: Any) -> Look:
     """A supervisor, two workers, no endpoints, and all counters at zero."""
     values: dict[str, Any] = {
         "at": 100.0,
-        "lanes": (lane(), lane(), lane()),
+        "areas": (area(), area(), area()),
         "counters": {},
         "histograms": {REQUEST_PROCESSING.name: (0, 0, 0, 0)},
         "bounds": {REQUEST_PROCESSING.name: BOUNDS},

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.metrics.lanes import REQUEST_PROCESSING
+from epp.metrics.areas import REQUEST_PROCESSING
 from epp.metrics.series import TIME_TO_FIRST
 from epp.prefix.streams import of_ranks
 from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, State, trial
-from tests.workers.supervisor.pages.state.looks import BOUNDS, endpoint, lane, look, of
+from tests.workers.supervisor.pages.state.looks import BOUNDS, area, endpoint, look, of
 from workers.supervisor.pages.state.figures import life
 from workers.supervisor.pages.state.look import CachedLook, EndpointLook, PoolLook, StreamLook
 from workers.supervisor.pages.state.quantiles import quantile
@@ -21,8 +21,8 @@ COUNTED = {"picks_total": 90, "refusals_total": 6, "faults_total": 4}
 
 
 def test_rates_are_the_counts_between_two_looks_per_second() -> None:
-    before = look(at=100.0, counters={"picks_total": 10}, lanes=(lane(), lane(counters={"picks_total": 10}), lane()))
-    now = look(at=102.0, counters=COUNTED, lanes=(lane(), lane(counters=COUNTED), lane()))
+    before = look(at=100.0, counters={"picks_total": 10}, areas=(area(), area(counters={"picks_total": 10}), area()))
+    now = look(at=102.0, counters=COUNTED, areas=(area(), area(counters=COUNTED), area()))
     found = of(now, before)
     assert found.interval_s == 2.0
     assert found.requests.per_s == 45.0
@@ -75,34 +75,34 @@ def test_a_quantile_is_in_the_bucket_with_its_rank(counts: list[int], q: float) 
         assert edges[bucket] <= value <= edges[bucket + 1] * (1 + 1e-9)
 
 
-def test_seats_that_never_had_a_worker_are_left_out() -> None:
-    lanes = (lane(), lane(), lane(serving=False, starts=3), lane(serving=False, starts=0, heartbeat_age_s=math.inf))
-    found = of(look(lanes=lanes))
+def test_ordinals_that_never_had_a_worker_are_left_out() -> None:
+    areas = (area(), area(), area(serving=False, starts=3), area(serving=False, starts=0, heartbeat_age_s=math.inf))
+    found = of(look(areas=areas))
     assert [worker.state for worker in found.workers] == ["serving", "not serving"]
     assert found.workers_serving == 1
 
 
 def test_the_state_of_a_worker_that_leaves_is_leaving() -> None:
-    found = of(look(lanes=(lane(), lane(gauges={"leaving": 2, "loop_lag_us": 1500}), lane())))
+    found = of(look(areas=(area(), area(gauges={"leaving": 2, "loop_lag_us": 1500}), area())))
     assert [worker.state for worker in found.workers] == ["leaving", "serving"]
     assert [worker.loop_lag_s for worker in found.workers] == [0.0015, None]
 
 
 def test_workers_that_ended_on_purpose_are_removed_or_ended_and_have_no_age() -> None:
     removed, ended = ({"serving": False, "gauges": {"leaving": state}} for state in (2, 3))
-    found = of(look(lanes=(lane(), lane(), lane(**removed), lane(**ended))))
+    found = of(look(areas=(area(), area(), area(**removed), area(**ended))))
     assert [(w.state, w.heartbeat_age_s) for w in found.workers] == [("serving", 0.05), ("removed", None), ("ended", None)]
 
 
 def test_a_picker_that_stops_is_draining() -> None:
-    drains = look(lanes=(lane(), lane(gauges={"leaving": 3}), lane()))
+    drains = look(areas=(area(), area(gauges={"leaving": 3}), area()))
     assert of(drains).workers[0].state == "draining"
     assert life(drains) == "draining"
 
 
 def test_each_worker_has_its_share_of_connections() -> None:
-    lanes = (lane(), lane(counters={"connections_total": 3}), lane(counters={"connections_total": 1}))
-    found = of(look(lanes=lanes, counters={"connections_total": 4}))
+    areas = (area(), area(counters={"connections_total": 3}), area(counters={"connections_total": 1}))
+    found = of(look(areas=areas, counters={"connections_total": 4}))
     assert [worker.accepted_share for worker in found.workers] == [0.75, 0.25]
     assert of(look()).workers[0].accepted_share is None
 
@@ -127,9 +127,9 @@ def test_the_shown_state_is_the_strongest_reason_against_requests(state: State, 
 
 
 def test_without_a_supervisor_rows_with_old_values_are_stale() -> None:
-    lanes = (lane(heartbeat_age_s=30.0), lane(), lane())
+    areas = (area(heartbeat_age_s=30.0), area(), area())
     endpoints = [endpoint("a", age_s=30.0), endpoint("b", age_s=0.5), endpoint("c", state=State.UNKNOWN, age_s=None)]
-    assert [e.state for e in of(look(lanes=lanes, endpoints=endpoints)).endpoints] == ["stale", "fresh", "unknown"]
+    assert [e.state for e in of(look(areas=areas, endpoints=endpoints)).endpoints] == ["stale", "fresh", "unknown"]
 
 
 def test_endpoints_are_in_the_order_of_their_names() -> None:
@@ -177,8 +177,8 @@ def test_predicted_and_reported_are_shares_of_the_compared_prompt_tokens() -> No
 
 
 def test_figures_can_be_encoded_as_json_before_the_first_heartbeat() -> None:
-    lanes = (lane(heartbeat_age_s=math.inf), lane(heartbeat_age_s=math.inf))
-    document = json.loads(msgspec.json.encode(of(look(lanes=lanes, endpoints=[endpoint("a", age_s=None)]))))
+    areas = (area(heartbeat_age_s=math.inf), area(heartbeat_age_s=math.inf))
+    document = json.loads(msgspec.json.encode(of(look(areas=areas, endpoints=[endpoint("a", age_s=None)]))))
     assert document["supervisor"]["heartbeat_age_s"] is None
     assert document["index"]["used_share"] == 0.25
     assert document["endpoints"][0]["scraped"]["kv_cache_usage"] == 0.25
@@ -186,7 +186,7 @@ def test_figures_can_be_encoded_as_json_before_the_first_heartbeat() -> None:
 
 @pytest.mark.parametrize(("age_s", "expected"), [(0.1, "running"), (60.0, "silent"), (math.inf, "starting")])
 def test_the_most_recent_heartbeat_decides_the_state_of_an_instance(age_s: float, expected: str) -> None:
-    assert life(look(lanes=(lane(heartbeat_age_s=math.inf), lane(heartbeat_age_s=age_s)))) == expected
+    assert life(look(areas=(area(heartbeat_age_s=math.inf), area(heartbeat_age_s=age_s)))) == expected
 
 
 def refused(requests: int) -> dict[str, int]:

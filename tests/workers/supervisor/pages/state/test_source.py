@@ -41,9 +41,9 @@ class World:
         self._table = TableWriter(instance.layout.table, instance.memory.table)
         self._documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
         self._records: list[EndpointRecord] = []
-        instance.memory.lanes.lane(1).take_over()
-        instance.memory.lanes.set_serving(1, True)
-        instance.memory.lanes.lane(1).heartbeat(time.monotonic())
+        instance.memory.areas.area(1).take_over()
+        instance.memory.areas.set_serving(1, True)
+        instance.memory.areas.area(1).heartbeat(time.monotonic())
         self.seen = observe.find(self.run_dir, name=instance.options.instance)
         self.source = Source(self.seen, self.run_dir)
 
@@ -95,9 +95,9 @@ def test_the_counters_name_servers_that_give_no_tokens_and_the_reason(tmp_path: 
 
 def test_a_look_has_the_values_and_the_load_of_an_endpoint(world: World) -> None:
     record = world.endpoint("a", waiting_requests=3, kv_cache_usage=0.5)
-    lane = world.instance.memory.lanes.lane(1)
-    lane.inflight[record.slot] = 2
-    lane.tokens[record.slot] = 700
+    area = world.instance.memory.areas.area(1)
+    area.inflight[record.slot] = 2
+    area.tokens[record.slot] = 700
     world.index.insert(np.array([2**40, 2**50], dtype=np.uint64), record.owner, 1)
     (seen,) = world.source.look(NOW).endpoints
     assert (seen.name, seen.address, seen.state, seen.age_s) == ("a", "10.0.0.1:8000", State.FRESH, 0.5)
@@ -143,16 +143,16 @@ def test_predicted_and_reported_tokens_are_summed_per_endpoint_over_all_workers(
     assert seen == [CachedLook(requests=2, prompt=200, predicted=120, reported=100), None]
 
 
-def test_a_look_has_the_counters_of_every_lane(world: World) -> None:
-    lane = world.instance.memory.lanes.lane(1)
-    lane.add(lane.schema.counter["picks_total"], 5)
-    lane.scalars[lane.schema.scalar["streams"]] = 4
+def test_a_look_has_the_counters_of_every_area(world: World) -> None:
+    area = world.instance.memory.areas.area(1)
+    area.add(area.schema.counter["picks_total"], 5)
+    area.scalars[area.schema.scalar["streams"]] = 4
     look = world.source.look(time.monotonic())
-    assert len(look.lanes) == world.instance.layout.seats
-    seen = look.lanes[1]
+    assert len(look.areas) == world.instance.layout.ordinals
+    seen = look.areas[1]
     assert (seen.serving, seen.starts, seen.gauges["streams"], seen.counters["picks_total"]) == (True, 1, 4, 5)
     assert look.counters["picks_total"] == 5
-    assert [lane.starts for lane in look.lanes[2:]] == [0] * (world.instance.layout.seats - 2)
+    assert [area.starts for area in look.areas[2:]] == [0] * (world.instance.layout.ordinals - 2)
 
 
 def test_a_large_index_is_counted_in_part_and_marked_as_estimated(world: World) -> None:
@@ -196,7 +196,7 @@ def test_the_death_of_an_instance_is_detected_by_its_silence(world: World) -> No
 
 
 def test_without_a_parent_a_second_of_silence_is_death(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = max(time.monotonic(), min(world.instance.memory.lanes.ages(0.0)) * -1)
+    now = max(time.monotonic(), min(world.instance.memory.areas.ages(0.0)) * -1)
     exists = os.path.exists
     monkeypatch.setattr(os.path, "exists", lambda path: exists(path) and path != f"/proc/{world.seen.pid}")
     assert world.source.ended(now + 0.1) == ""
@@ -210,7 +210,7 @@ def test_another_instance_with_the_same_name_is_detected(world: World) -> None:
 
 def test_an_incomplete_instance_is_an_error_with_its_name(world: World) -> None:
     incomplete = world.seen._replace(segments=world.seen.segments[:1])
-    with pytest.raises(SegmentError, match=f"instance {world.seen.name} .* is not complete: no LaneSchema"):
+    with pytest.raises(SegmentError, match=f"instance {world.seen.name} .* is not complete: no AreaSchema"):
         Source(incomplete, world.run_dir)
 
 

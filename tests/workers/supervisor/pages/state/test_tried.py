@@ -9,7 +9,7 @@ import pytest
 from epp.decision.tryout import BY_FLOW, WHOLE, Share, Side
 from epp.metrics.buckets import TRYOUT_FIRST_TOKEN_S
 from tests.workers.cli.top.test_view import printed
-from tests.workers.supervisor.pages.state.looks import lane, look, of
+from tests.workers.supervisor.pages.state.looks import area, look, of
 from workers.shared.reload_status import TryoutStatus
 from workers.supervisor.pages.state.figures import Figures
 from workers.supervisor.pages.state.look import Configuration
@@ -22,7 +22,7 @@ TRIED = TryoutStatus(3, "abc", "c.yaml", Share(WHOLE // 20, BY_FLOW), 1.0, USUAL
 
 def shown(tried: TryoutStatus | None) -> Figures:
     configuration = Configuration(generation=2, hash="def", workers=1, tryout=tryout_figures(tried))
-    return of(replace(look(lanes=(lane(), lane())), configuration=configuration))
+    return of(replace(look(areas=(area(), area())), configuration=configuration))
 
 
 def test_both_sides_are_shown_with_their_figures() -> None:

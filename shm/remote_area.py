@@ -1,14 +1,14 @@
-"""The remote lane: what other replicas of the picker have in flight and in queues, as sums. The supervisor writes it, workers add it.
+"""The remote area: what other replicas of the picker have in flight and in queues, as sums. The supervisor writes it, workers add it.
 
     | heartbeat | replicas | epoch | head | progress | waiting requests | waiting bytes | 0 |
     | band 0: waiting requests | bytes | band 1 ... |
     | requests in flight, one per slot |
     | tokens in flight, one per slot |
 Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except the heartbeat (monotonic seconds), which
-is float64. A heartbeat older than 1 s means that the supervisor has ended or hangs; readers then ignore the lane. The epoch is the number
+is float64. A heartbeat older than 1 s means that the supervisor has ended or hangs; readers then ignore the area. The epoch is the number
 of the writer's life among replicas; a successor takes a higher one. The head is the number of the most important band in which something
 waits, plus 1; 0: nothing waits. The progress changes when a replica where it waits lets a request through. The first line also has what
-waits in all bands, which workers read for each request. The lane exists only with a replica store.
+waits in all bands, which workers read for each request. The area exists only with a replica store.
 """
 
 from typing import Any, Final
@@ -33,11 +33,11 @@ Ints = npt.NDArray[np.int64]
 
 
 class RemoteSchema:
-    """Lays out the remote lane for a number of slots and bands: the position of each word."""
+    """Lays out the remote area for a number of slots and bands: the position of each word."""
 
     def __init__(self, slots: int, bands: int) -> None:
         if slots < 1 or bands < 1:
-            raise ValueError(f"the remote lane needs at least one slot and one band, not {slots}, {bands}")
+            raise ValueError(f"the remote area needs at least one slot and one band, not {slots}, {bands}")
         self.slots, self.bands = slots, bands
         self.requests_at = aligned((LINE + 2 * bands) * WORD) // WORD
         self.tokens_at = aligned((self.requests_at + slots) * WORD) // WORD
@@ -48,8 +48,8 @@ class RemoteSchema:
         return {"kind": "remote", "slots": self.slots, "bands": self.bands}
 
 
-class RemoteLane:
-    """Reads and writes the remote lane. Only the supervisor writes."""
+class RemoteArea:
+    """Reads and writes the remote area. Only the supervisor writes."""
 
     def __init__(self, schema: RemoteSchema, region: Region) -> None:
         self.schema = schema

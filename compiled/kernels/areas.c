@@ -1,29 +1,29 @@
-/* Sums words over lanes, copies rows, and fills histograms (`shm.lanes`, `shm.seqlock` and `shm.series` have the layouts). */
+/* Sums words over areas, copies rows, and fills histograms (`shm.areas`, `shm.seqlock` and `shm.series` have the layouts). */
 #include "arrays.h"
 
 typedef struct {
     const int64_t *words, *serving;
-    npy_intp count, width; /* number of lanes, and words of each */
-} Lanes;
+    npy_intp count, width; /* number of areas, and words of each */
+} Areas;
 
-/* Checks the lanes (int64, shape (workers, words)) and their serving words (int64, shape (workers,)). */
-static int lanes_of(Lanes *all, PyObject *lanes, PyObject *serving, const char *name) {
-    PyArrayObject *words = in_place(lanes, NPY_INT64, 2, 0, name), *serves = in_place(serving, NPY_INT64, 1, 0, name);
+/* Checks the areas (int64, shape (workers, words)) and their serving words (int64, shape (workers,)). */
+static int areas_of(Areas *all, PyObject *areas, PyObject *serving, const char *name) {
+    PyArrayObject *words = in_place(areas, NPY_INT64, 2, 0, name), *serves = in_place(serving, NPY_INT64, 1, 0, name);
     if (words == NULL || serves == NULL) return 0;
-    *all = (Lanes){DATA(int64_t, words), DATA(int64_t, serves), PyArray_DIM(words, 0), PyArray_DIM(words, 1)};
+    *all = (Areas){DATA(int64_t, words), DATA(int64_t, serves), PyArray_DIM(words, 0), PyArray_DIM(words, 1)};
     if (PyArray_SIZE(serves) == all->count) return 1;
-    PyErr_Format(PyExc_ValueError, "%s: %zd lanes have %zd serving words", name, all->count, PyArray_SIZE(serves));
+    PyErr_Format(PyExc_ValueError, "%s: %zd areas have %zd serving words", name, all->count, PyArray_SIZE(serves));
     return 0;
 }
 
-/* Returns the words of a lane, NULL if it does not serve. */
-static const int64_t *serving_lane(const Lanes *all, npy_intp lane) {
-    return __atomic_load_n(all->serving + lane, __ATOMIC_RELAXED) ? all->words + lane * all->width : NULL;
+/* Returns the words of an area, NULL if it does not serve. */
+static const int64_t *serving_area(const Areas *all, npy_intp area) {
+    return __atomic_load_n(all->serving + area, __ATOMIC_RELAXED) ? all->words + area * all->width : NULL;
 }
 
-static int inside(const Lanes *all, npy_intp at, npy_intp slots, const char *name) {
+static int inside(const Areas *all, npy_intp at, npy_intp slots, const char *name) {
     if (at >= 0 && slots >= 0 && at <= all->width - slots) return 1;
-    PyErr_Format(PyExc_ValueError, "%s: %zd+%zd is outside lanes of %zd words", name, at, slots, all->width);
+    PyErr_Format(PyExc_ValueError, "%s: %zd+%zd is outside areas of %zd words", name, at, slots, all->width);
     return 0;
 }
 
@@ -32,16 +32,16 @@ static inline void add(PyArrayObject *sums, int type, npy_intp at, int64_t word)
     else DATA(double, sums)[at] += (double)word;
 }
 
-/* Returns an array of this type: int64 or float64. It has the sums of each of the `slots` words from word `at` on, over the lanes that
+/* Returns an array of this type: int64 or float64. It has the sums of each of the `slots` words from word `at` on, over the areas that
    serve. `more`: None, or words that are added: int64, shape (slots or more,). */
-static PyObject *sums_of(const Lanes *all, npy_intp at, npy_intp slots, PyObject *more, int type, const char *name) {
+static PyObject *sums_of(const Areas *all, npy_intp at, npy_intp slots, PyObject *more, int type, const char *name) {
     PyArrayObject *others = more == Py_None ? NULL : in_place(more, NPY_INT64, 1, 0, name);
     if ((others == NULL && more != Py_None) || !inside(all, at, slots, name)) return NULL;
     if (others != NULL && PyArray_SIZE(others) < slots)
         return PyErr_Format(PyExc_ValueError, "%s: %zd words are fewer than %zd slots", name, PyArray_SIZE(others), slots);
     PyArrayObject *sums = (PyArrayObject *)PyArray_ZEROS(1, &slots, type, 0);
-    for (npy_intp lane = 0; sums != NULL && lane < all->count; lane++) {
-        const int64_t *words = serving_lane(all, lane);
+    for (npy_intp area = 0; sums != NULL && area < all->count; area++) {
+        const int64_t *words = serving_area(all, area);
         for (npy_intp i = 0; words != NULL && i < slots; i++) add(sums, type, i, __atomic_load_n(words + at + i, __ATOMIC_RELAXED));
     }
     for (npy_intp i = 0; sums != NULL && others != NULL && i < slots; i++)
@@ -49,39 +49,39 @@ static PyObject *sums_of(const Lanes *all, npy_intp at, npy_intp slots, PyObject
     return (PyObject *)sums;
 }
 
-/* lane_sums(lanes, serving, at, slots, more): sums each of the `slots` words from word `at` on, over the lanes whose `serving` word is not 0,
+/* area_sums(areas, serving, at, slots, more): sums each of the `slots` words from word `at` on, over the areas whose `serving` word is not 0,
    and adds `more`, unless it is None. */
-KERNEL(lane_sums) {
-    Lanes all;
-    if (!arguments("lane_sums", count, 5) || !lanes_of(&all, args[0], args[1], "lane_sums")) return NULL;
+KERNEL(area_sums) {
+    Areas all;
+    if (!arguments("area_sums", count, 5) || !areas_of(&all, args[0], args[1], "area_sums")) return NULL;
     npy_intp at = PyLong_AsSsize_t(args[2]), slots = PyLong_AsSsize_t(args[3]);
-    return PyErr_Occurred() ? NULL : sums_of(&all, at, slots, args[4], NPY_INT64, "lane_sums");
+    return PyErr_Occurred() ? NULL : sums_of(&all, at, slots, args[4], NPY_INT64, "area_sums");
 }
 
-/* lane_loads(lanes, serving, requests_at, tokens_at, slots, more_requests, more_tokens): returns the sums from `requests_at` on as
-   `lane_sums` does, and those from `tokens_at` on as float64. */
-KERNEL(lane_loads) {
-    Lanes all;
-    if (!arguments("lane_loads", count, 7) || !lanes_of(&all, args[0], args[1], "lane_loads")) return NULL;
+/* area_loads(areas, serving, requests_at, tokens_at, slots, more_requests, more_tokens): returns the sums from `requests_at` on as
+   `area_sums` does, and those from `tokens_at` on as float64. */
+KERNEL(area_loads) {
+    Areas all;
+    if (!arguments("area_loads", count, 7) || !areas_of(&all, args[0], args[1], "area_loads")) return NULL;
     npy_intp requests_at = PyLong_AsSsize_t(args[2]), tokens_at = PyLong_AsSsize_t(args[3]), slots = PyLong_AsSsize_t(args[4]);
     if (PyErr_Occurred()) return NULL;
-    PyObject *requests = sums_of(&all, requests_at, slots, args[5], NPY_INT64, "lane_loads"), *tokens = NULL, *both = NULL;
-    if (requests != NULL && (tokens = sums_of(&all, tokens_at, slots, args[6], NPY_DOUBLE, "lane_loads")) != NULL)
+    PyObject *requests = sums_of(&all, requests_at, slots, args[5], NPY_INT64, "area_loads"), *tokens = NULL, *both = NULL;
+    if (requests != NULL && (tokens = sums_of(&all, tokens_at, slots, args[6], NPY_DOUBLE, "area_loads")) != NULL)
         both = PyTuple_Pack(2, requests, tokens);
     Py_XDECREF(requests);
     Py_XDECREF(tokens);
     return both;
 }
 
-/* lane_total(lanes, serving, at, skipped): returns the sum of one word over the lanes that serve, without the lane `skipped` (-1: all). */
-KERNEL(lane_total) {
-    Lanes all;
-    if (!arguments("lane_total", count, 4) || !lanes_of(&all, args[0], args[1], "lane_total")) return NULL;
+/* area_total(areas, serving, at, skipped): returns the sum of one word over the areas that serve, without the area `skipped` (-1: all). */
+KERNEL(area_total) {
+    Areas all;
+    if (!arguments("area_total", count, 4) || !areas_of(&all, args[0], args[1], "area_total")) return NULL;
     npy_intp at = PyLong_AsSsize_t(args[2]), skipped = PyLong_AsSsize_t(args[3]);
-    if (PyErr_Occurred() || !inside(&all, at, 1, "lane_total")) return NULL;
+    if (PyErr_Occurred() || !inside(&all, at, 1, "area_total")) return NULL;
     int64_t total = 0;
-    for (npy_intp lane = 0; lane < all.count; lane++) {
-        const int64_t *words = lane == skipped ? NULL : serving_lane(&all, lane);
+    for (npy_intp area = 0; area < all.count; area++) {
+        const int64_t *words = area == skipped ? NULL : serving_area(&all, area);
         if (words != NULL) total += __atomic_load_n(words + at, __ATOMIC_RELAXED);
     }
     return PyLong_FromLongLong(total);
@@ -91,13 +91,13 @@ static inline int64_t clipped(int64_t value, int64_t most) { return value < 0 ? 
 
 #define ROW_BYTES 20 /* key u64, requests u32, tokens u64 */
 
-/* load_rows(lanes, serving, places, keys, said, whole, requests_max, tokens_max): returns the packed rows of the endpoints whose load
+/* load_rows(areas, serving, places, keys, said, whole, requests_max, tokens_max): returns the packed rows of the endpoints whose load
    differs from `said`, or with `whole` of those that have any, and notes the load of all in `said`. `places`: int64, shape (n, 2), the
-   words of requests and tokens of each endpoint in a lane, over which both are summed. `keys`: uint64, shape (n,). `said`: int64, as
+   words of requests and tokens of each endpoint in an area, over which both are summed. `keys`: uint64, shape (n,). `said`: int64, as
    `places`. Numbers are brought into the range from 0 to their maximum. */
 KERNEL(load_rows) {
-    Lanes all;
-    if (!arguments("load_rows", count, 8) || !lanes_of(&all, args[0], args[1], "load_rows")) return NULL;
+    Areas all;
+    if (!arguments("load_rows", count, 8) || !areas_of(&all, args[0], args[1], "load_rows")) return NULL;
     PyArrayObject *places = in_place(args[2], NPY_INT64, 2, 0, "load_rows: places"),
                   *keys = in_place(args[3], NPY_UINT64, 1, 0, "load_rows: keys"),
                   *said = in_place(args[4], NPY_INT64, 2, 1, "load_rows: said");
@@ -114,8 +114,8 @@ KERNEL(load_rows) {
     if (rows == NULL) return PyErr_NoMemory();
     for (npy_intp i = 0; i < n; i++) {
         int64_t *before = DATA(int64_t, said) + 2 * i, now[2] = {0, 0};
-        for (npy_intp lane = 0; lane < all.count; lane++) {
-            const int64_t *words = serving_lane(&all, lane);
+        for (npy_intp area = 0; area < all.count; area++) {
+            const int64_t *words = serving_area(&all, area);
             for (int part = 0; words != NULL && part < 2; part++)
                 now[part] += __atomic_load_n(words + DATA(int64_t, places)[2 * i + part], __ATOMIC_RELAXED);
         }

@@ -1,41 +1,41 @@
-"""Tests of the remote lane: sums of other replicas, which count while they are fresh."""
+"""Tests of the remote area: sums of other replicas, which count while they are fresh."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm.lanes import Lanes, LaneSchema
-from shm.remote_lane import FRESH_S, RemoteLane, RemoteSchema
+from shm.areas import Areas, AreaSchema
+from shm.remote_area import FRESH_S, RemoteArea, RemoteSchema
 from tests.shm.memory import region_for
 
 SLOTS, BANDS = 5, 3
 SCHEMA = RemoteSchema(SLOTS, BANDS)
-LANES = LaneSchema(slots=SLOTS, scalars=(), counters=(), histograms=(), lanes=2)
+AREAS = AreaSchema(slots=SLOTS, scalars=(), counters=(), histograms=(), areas=2)
 
 
 def test_load_of_other_replicas_counts_only_while_it_is_fresh() -> None:
-    remote = RemoteLane(SCHEMA, region_for(SCHEMA))
-    lanes = Lanes(LANES, region_for(LANES), remote)
-    lanes.set_serving(1, True)
-    lanes.lane(1).inflight[2] = 1
-    lanes.lane(1).tokens[2] = 10
+    remote = RemoteArea(SCHEMA, region_for(SCHEMA))
+    areas = Areas(AREAS, region_for(AREAS), remote)
+    areas.set_serving(1, True)
+    areas.area(1).inflight[2] = 1
+    areas.area(1).tokens[2] = 10
     remote.set(2, 4, 400)
     remote.heartbeat(100.0, replicas=2)
-    assert lanes.inflight(SLOTS).tolist() == [0, 0, 1, 0, 0], "nobody has looked at the remote lane yet"
-    lanes.add_remote(100.0 + FRESH_S)
-    assert lanes.added is remote
-    assert lanes.inflight(SLOTS).tolist() == [0, 0, 5, 0, 0]
-    assert lanes.tokens(3).tolist() == [0, 0, 410]
-    assert lanes.slot_load(2) == 5
-    assert (lanes.slot_inflight(2), remote.replicas, remote.age(101.0)) == (1, 2, 1.0)
-    lanes.add_remote(100.1 + FRESH_S)
-    assert lanes.inflight(SLOTS).tolist() == [0, 0, 1, 0, 0]
-    assert lanes.tokens(3).tolist() == [0, 0, 10]
+    assert areas.inflight(SLOTS).tolist() == [0, 0, 1, 0, 0], "nobody has looked at the remote area yet"
+    areas.add_remote(100.0 + FRESH_S)
+    assert areas.added is remote
+    assert areas.inflight(SLOTS).tolist() == [0, 0, 5, 0, 0]
+    assert areas.tokens(3).tolist() == [0, 0, 410]
+    assert areas.slot_load(2) == 5
+    assert (areas.slot_inflight(2), remote.replicas, remote.age(101.0)) == (1, 2, 1.0)
+    areas.add_remote(100.1 + FRESH_S)
+    assert areas.inflight(SLOTS).tolist() == [0, 0, 1, 0, 0]
+    assert areas.tokens(3).tolist() == [0, 0, 10]
 
 
 def test_cleared_sums_are_0_and_what_waits_stays() -> None:
-    remote = RemoteLane(SCHEMA, region_for(SCHEMA))
+    remote = RemoteArea(SCHEMA, region_for(SCHEMA))
     remote.set(0, 1, 2)
     remote.set_band(1, 3, 4)
     remote.clear()
@@ -45,7 +45,7 @@ def test_cleared_sums_are_0_and_what_waits_stays() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, BANDS - 1), st.integers(0, 1 << 40), st.integers(0, 1 << 40)), max_size=20))
 def test_what_waits_is_kept_for_each_band_and_for_all(changes: list[tuple[int, int, int]]) -> None:
-    remote = RemoteLane(SCHEMA, region_for(SCHEMA))
+    remote = RemoteArea(SCHEMA, region_for(SCHEMA))
     bands = {}
     for band, requests, size in changes:
         remote.set_band(band, requests, size)
@@ -57,6 +57,6 @@ def test_what_waits_is_kept_for_each_band_and_for_all(changes: list[tuple[int, i
 
 
 @pytest.mark.parametrize(("slots", "bands"), [(0, 1), (1, 0)])
-def test_a_lane_without_slots_or_bands_is_refused(slots: int, bands: int) -> None:
+def test_an_area_without_slots_or_bands_is_refused(slots: int, bands: int) -> None:
     with pytest.raises(ValueError, match=f"not {slots}, {bands}"):
         RemoteSchema(slots, bands)

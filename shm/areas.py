@@ -1,8 +1,8 @@
-"""Lanes: what each process publishes about itself. One process writes a lane, all processes read and sum.
+"""Areas: what each process publishes about itself. One process writes an area, all processes read and sum.
 
-    serving   | lane 0 | lane 1 | ... | lane n-1 |            only the parent writes here
-    lane      | heartbeat | successions | scalar 0 | ... |         lane 0 is the supervisor's,
-              | requests in flight, one per slot |            lanes 1..n-1 the workers'
+    serving   | area 0 | area 1 | ... | area n-1 |            only the parent writes here
+    area      | heartbeat | successions | scalar 0 | ... |         area 0 is the supervisor's,
+              | requests in flight, one per slot |            areas 1..n-1 the workers'
               | tokens in flight, one per slot |
               | requests served, one per slot |
               | points of failures, one per slot |
@@ -11,17 +11,17 @@
                                                               values <= bound i, not cumulative
               | room for more histograms ... |
 Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except
-heartbeats (monotonic seconds) and sums, which are float64. A lane starts on an even cache line, so lanes
+heartbeats (monotonic seconds) and sums, which are float64. An area starts on an even cache line, so areas
 never share a pair of lines.
 
 - Scalars and in-flight numbers are gauges. `take_over` clears them, because what they counted died with the predecessor. All other
   numbers continue in the successor, so exported counters never decrease. `workers.shared.ejection` explains served requests and
   points of failures.
-- In-flight numbers count only while the parent marks the lane as serving. So the numbers that a dead
-  worker left in its lane do not count as load of an endpoint.
-- A lane may have room for more histograms at its end. A schema that only adds histograms there describes the same lanes, so a new
+- In-flight numbers count only while the parent marks the area as serving. So the numbers that a dead
+  worker left in its area do not count as load of an endpoint.
+- An area may have room for more histograms at its end. A schema that only adds histograms there describes the same areas, so a new
   process can use more histograms while others still use the old schema.
-- The words of one lane do not change together: a reader may see a histogram's bucket before its sum.
+- The words of one area do not change together: a reader may see a histogram's bucket before its sum.
 
 This module does not react to the numbers. For example, the reader of a heartbeat decides whether the heartbeat is too old.
 """
@@ -32,24 +32,24 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from compiled.calls import increase, lane_loads, lane_sums
+from compiled.calls import area_loads, area_sums, increase
 from shm.histograms import Histograms
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
-from shm.remote_lane import RemoteLane
+from shm.remote_area import RemoteArea
 from shm.segment import Region
 
-SUPERVISOR_LANE: Final = 0
+SUPERVISOR_AREA: Final = 0
 HEARTBEAT: Final = 0
 SUCCESSIONS: Final = 1
 FIRST_SCALAR: Final = 2
-LANE_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
+AREA_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two areas must not share a pair
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class LaneSchema:
-    """Lays out the lanes: what a lane contains, how many lanes there are, and the position of each word."""
+class AreaSchema:
+    """Lays out the areas: what an area contains, how many areas there are, and the position of each word."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class LaneSchema:
         counters: tuple[str, ...],
         histograms: tuple[tuple[str, tuple[float, ...]], ...],
         *,
-        lanes: int,
+        areas: int,
         end: int = 0,
     ) -> None:
-        """`end`: the least size of a lane in words. If the lane needs fewer words, the others are room for more histograms."""
-        if slots < 1 or lanes < 1:
-            raise ValueError(f"lanes need at least one slot and one lane, not {slots}, {lanes}")
-        self.slots, self.lanes, self.histograms = slots, lanes, histograms
+        """`end`: the least size of an area in words. If the area needs fewer words, the others are room for more histograms."""
+        if slots < 1 or areas < 1:
+            raise ValueError(f"areas need at least one slot and one area, not {slots}, {areas}")
+        self.slots, self.areas, self.histograms = slots, areas, histograms
         self.scalar = _indices("scalar", scalars)
         self.counter = _indices("counter", counters)
         self.histogram = _indices("histogram", tuple(name for name, _ in histograms))
@@ -83,19 +83,19 @@ class LaneSchema:
             end = _next_line(end + 2 + len(bounds))
         self.used = end
         self.end = max(end, least)
-        self.lane_bytes = aligned(self.end * WORD, LANE_ALIGNMENT)
-        self.lanes_at = aligned(lanes * WORD, LANE_ALIGNMENT)
-        self.bytes = self.lanes_at + lanes * self.lane_bytes
-        self.layout_hash = layout_hash("lanes 3", slots, scalars, counters, histograms, lanes, self.end)
+        self.area_bytes = aligned(self.end * WORD, AREA_ALIGNMENT)
+        self.areas_at = aligned(areas * WORD, AREA_ALIGNMENT)
+        self.bytes = self.areas_at + areas * self.area_bytes
+        self.layout_hash = layout_hash("areas 3", slots, scalars, counters, histograms, areas, self.end)
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": "lanes",
+            "kind": "areas",
             "slots": self.slots,
             "scalars": tuple(self.scalar),
             "counters": tuple(self.counter),
             "histograms": self.histograms,
-            "lanes": self.lanes,
+            "areas": self.areas,
             "end": self.end,
         }
 
@@ -110,10 +110,10 @@ def _next_line(word: int) -> int:
     return aligned(word * WORD) // WORD
 
 
-class Lane:
-    """Writes one lane. It needs plain stores only, because no other process writes here."""
+class Area:
+    """Writes one area. It needs plain stores only, because no other process writes here."""
 
-    def __init__(self, schema: LaneSchema, region: Region) -> None:
+    def __init__(self, schema: AreaSchema, region: Region) -> None:
         self.schema = schema
         self.words: memoryview = region.bytes.cast("q")
         self.floats: memoryview[float] = region.bytes.cast("d")
@@ -123,7 +123,7 @@ class Lane:
         self.served = self.words[schema.served_at : schema.served_at + schema.slots]
         self.failed = self.words[schema.failed_at : schema.failed_at + schema.slots]
         self.counters = self.words[schema.counters_at :][: len(schema.counter)]
-        self._histograms = Histograms(region, schema.lane_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms])
+        self._histograms = Histograms(region, schema.area_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms])
 
     def add(self, counter_index: int, n: int = 1) -> None:
         """Adds `n` to a counter."""
@@ -149,33 +149,33 @@ class Lane:
         self.words[SUCCESSIONS] += 1
 
 
-class Lanes:
-    """Reads all lanes. Creates the writing side of a lane, sums over lanes, and holds the parent's serving words."""
+class Areas:
+    """Reads all areas. Creates the writing side of an area, sums over areas, and holds the parent's serving words."""
 
-    def __init__(self, schema: LaneSchema, region: Region, remote: RemoteLane | None = None) -> None:
-        """`remote`: the lane of other replicas; None without a replica store."""
+    def __init__(self, schema: AreaSchema, region: Region, remote: RemoteArea | None = None) -> None:
+        """`remote`: the area of other replicas; None without a replica store."""
         self.schema = schema
         self.remote = remote
-        self._added: RemoteLane | None = None  # the remote lane, while it counts for this process
+        self._added: RemoteArea | None = None  # the remote area, while it counts for this process
         self._region = region
-        lane_words, lanes_at = schema.lane_bytes // WORD, schema.lanes_at
-        shape = (schema.lanes, lane_words)
-        self._serving = region.bytes[: schema.lanes * WORD].cast("q")
-        self._all: Ints = region.array(np.int64, lanes_at, shape)
-        self._floats: npt.NDArray[np.float64] = region.array(np.float64, lanes_at, shape)
+        area_words, areas_at = schema.area_bytes // WORD, schema.areas_at
+        shape = (schema.areas, area_words)
+        self._serving = region.bytes[: schema.areas * WORD].cast("q")
+        self._all: Ints = region.array(np.int64, areas_at, shape)
+        self._floats: npt.NDArray[np.float64] = region.array(np.float64, areas_at, shape)
         self._workers = self._all[1:]
         self._each: Ints = np.ones(len(self._workers), dtype=np.int64)
-        self._weights: Ints = region.array(np.int64, 0, schema.lanes)[1:]
+        self._weights: Ints = region.array(np.int64, 0, schema.areas)[1:]
         self._words = region.bytes.cast("q")
-        self._bases = [(lanes_at // WORD) + i * lane_words for i in range(schema.lanes)]
+        self._bases = [(areas_at // WORD) + i * area_words for i in range(schema.areas)]
 
-    def lane(self, index: int) -> Lane:
-        """Returns the writing side of lane `index`: 0 is the supervisor's, the others belong to the workers."""
-        size = self.schema.lane_bytes
-        return Lane(self.schema, self._region.part(self.schema.lanes_at + index * size, size))
+    def area(self, index: int) -> Area:
+        """Returns the writing side of area `index`: 0 is the supervisor's, the others belong to the workers."""
+        size = self.schema.area_bytes
+        return Area(self.schema, self._region.part(self.schema.areas_at + index * size, size))
 
     def serving(self, index: int) -> bool:
-        """Whether the parent marks this lane as serving."""
+        """Whether the parent marks this area as serving."""
         return self._serving[index] != 0
 
     @property
@@ -187,17 +187,17 @@ class Lanes:
         return self._serving.toreadonly()
 
     def set_serving(self, index: int, serving: bool) -> None:
-        """Stores whether a lane's process serves. The parent calls this when the process is ready and after it was reaped."""
+        """Stores whether an area's process serves. The parent calls this when the process is ready and after it was reaped."""
         self._serving[index] = int(serving)
 
     def add_remote(self, now: float) -> None:
-        """Lets `inflight` and `tokens` include other replicas if the remote lane is fresh at `now`. Workers call this regularly."""
+        """Lets `inflight` and `tokens` include other replicas if the remote area is fresh at `now`. Workers call this regularly."""
         remote = self.remote
         self._added = remote if remote is not None and remote.fresh(now) else None
 
     @property
-    def added(self) -> RemoteLane | None:
-        """The remote lane; None if it did not count at the last call of `add_remote`."""
+    def added(self) -> RemoteArea | None:
+        """The remote area; None if it did not count at the last call of `add_remote`."""
         return self._added
 
     def inflight(self, slots_used: int, first: int = 0) -> Ints:
@@ -215,10 +215,10 @@ class Lanes:
         """Returns what `inflight` and `tokens` return, the tokens as float64."""
         at, added = self.schema, self._added
         more = (None, None) if added is None else (added.requests[first:], added.tokens[first:])
-        return lane_loads(self._workers, self._weights, at.inflight_at + first, at.tokens_at + first, slots_used, *more)
+        return area_loads(self._workers, self._weights, at.inflight_at + first, at.tokens_at + first, slots_used, *more)
 
     def of_workers(self) -> tuple[Ints, Ints]:
-        """Returns the lanes of the workers, shape (workers, words), and the serving word of each. A kernel reads both in place."""
+        """Returns the areas of the workers, shape (workers, words), and the serving word of each. A kernel reads both in place."""
         return self._workers, self._weights
 
     def outcomes(self, slots_used: int) -> tuple[Ints, Ints]:
@@ -226,43 +226,43 @@ class Lanes:
         return self._over_workers(self.schema.served_at, slots_used), self._over_workers(self.schema.failed_at, slots_used)
 
     def _over_workers(self, at: int, slots_used: int) -> Ints:
-        return lane_sums(self._workers, self._each, at, slots_used, None)
+        return area_sums(self._workers, self._each, at, slots_used, None)
 
     def serving_workers(self) -> list[int]:
-        """Returns the lanes of the workers that serve."""
-        return [index for index in range(1, self.schema.lanes) if self._serving[index]]
+        """Returns the areas of the workers that serve."""
+        return [index for index in range(1, self.schema.areas) if self._serving[index]]
 
     def slot_inflight(self, slot: int) -> int:
         """Returns the requests in flight on one slot, over all serving workers."""
         at, words, serving, total = self.schema.inflight_at + slot, self._words, self._serving, 0
-        for index in range(1, self.schema.lanes):
+        for index in range(1, self.schema.areas):
             if serving[index]:
                 total += words[self._bases[index] + at]
         return total
 
     def slot_load(self, slot: int) -> int:
-        """Returns the requests in flight on one slot, over all serving workers and other replicas, whether the remote lane is fresh or not.
+        """Returns the requests in flight on one slot, over all serving workers and other replicas, whether the remote area is fresh or not.
 
-        Only the supervisor may use it: it writes the remote lane itself.
+        Only the supervisor may use it: it writes the remote area itself.
         """
         return self.slot_inflight(slot) + (0 if self.remote is None else self.remote.words[self.remote.requests_at + slot])
 
     def scalars(self, name: str) -> list[int]:
-        """Returns the value of one gauge in every lane, serving or not."""
+        """Returns the value of one gauge in every area, serving or not."""
         return self._column(FIRST_SCALAR + self.schema.scalar[name])
 
     def successions(self) -> list[int]:
-        """Returns the number of times that each lane was taken over."""
+        """Returns the number of times that each area was taken over."""
         return self._column(SUCCESSIONS)
 
     def counters(self) -> dict[str, int]:
-        """Returns all counters, summed over all lanes."""
+        """Returns all counters, summed over all areas."""
         at = self.schema.counters_at
         sums = self._all[:, at : at + len(self.schema.counter)].sum(axis=0).tolist()
         return dict(zip(self.schema.counter, sums, strict=True))
 
     def histograms(self) -> dict[str, tuple[list[int], float]]:
-        """Returns the counts per bucket (the last is overflow) and the sum of values of each histogram, over all lanes."""
+        """Returns the counts per bucket (the last is overflow) and the sum of values of each histogram, over all areas."""
         totals = {}
         for at, (name, bounds) in zip(self.schema.histograms_at, self.schema.histograms, strict=True):
             counts = self._all[:, at + 1 : at + 2 + len(bounds)].sum(axis=0).tolist()
@@ -270,7 +270,7 @@ class Lanes:
         return totals
 
     def ages(self, now: float) -> list[float]:
-        """Returns the seconds from each lane's last heartbeat to `now`; infinite before the first heartbeat."""
+        """Returns the seconds from each area's last heartbeat to `now`; infinite before the first heartbeat."""
         return [now - heartbeat if heartbeat else math.inf for heartbeat in self._floats[:, HEARTBEAT].tolist()]
 
     def _column(self, word: int) -> list[int]:
@@ -278,5 +278,5 @@ class Lanes:
         return column
 
     def _sum(self, at: int, slots_used: int, more: Ints | None) -> Ints:
-        """Sums words over the lanes of the serving workers, and adds `more`."""
-        return lane_sums(self._workers, self._weights, at, slots_used, more)
+        """Sums words over the areas of the serving workers, and adds `more`."""
+        return area_sums(self._workers, self._weights, at, slots_used, more)

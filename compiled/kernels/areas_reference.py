@@ -1,5 +1,5 @@
-"""The kernels for the lanes of workers and replicas in Python. They define what `lanes.c`, `histograms.c`, `prefills.c` and `replicas.c`
-compute, and run where those are not built. `shm.lanes`, `shm.histograms` and `shm.prefills` have the layouts.
+"""The kernels for the areas of workers and replicas in Python. They define what `areas.c`, `histograms.c`, `prefills.c` and `replicas.c`
+compute, and run where those are not built. `shm.areas`, `shm.histograms` and `shm.prefills` have the layouts.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,30 +21,30 @@ ROW: Final = Struct("<QIQ")
 NONE: Final = (0, 0)
 
 
-def lane_sums(lanes: Ints, serving: Ints, at: int, slots: int, more: Ints | None) -> Ints:
-    """Sums each of the `slots` words from word `at` on, over the lanes whose `serving` word is not 0, and adds `more`, if any."""
-    sums: Ints = lanes[serving != 0, at : at + slots].sum(axis=0)
+def area_sums(areas: Ints, serving: Ints, at: int, slots: int, more: Ints | None) -> Ints:
+    """Sums each of the `slots` words from word `at` on, over the areas whose `serving` word is not 0, and adds `more`, if any."""
+    sums: Ints = areas[serving != 0, at : at + slots].sum(axis=0)
     return sums if more is None else sums + more[:slots]
 
 
-def lane_loads(
-    lanes: Ints, serving: Ints, requests_at: int, tokens_at: int, slots: int, more_requests: Ints | None, more_tokens: Ints | None
+def area_loads(
+    areas: Ints, serving: Ints, requests_at: int, tokens_at: int, slots: int, more_requests: Ints | None, more_tokens: Ints | None
 ) -> tuple[Ints, Floats]:
-    """Returns what `lane_sums` returns for requests and for tokens, the latter as float64."""
-    tokens = lane_sums(lanes, serving, tokens_at, slots, more_tokens)
-    return lane_sums(lanes, serving, requests_at, slots, more_requests), tokens.astype(np.float64)
+    """Returns what `area_sums` returns for requests and for tokens, the latter as float64."""
+    tokens = area_sums(areas, serving, tokens_at, slots, more_tokens)
+    return area_sums(areas, serving, requests_at, slots, more_requests), tokens.astype(np.float64)
 
 
-def lane_total(lanes: Ints, serving: Ints, at: int, skipped: int) -> int:
-    """Sums one word over the lanes whose `serving` word is not 0, but the lane `skipped`."""
-    words = lanes[:, at].tolist()
-    return sum(word for lane, word in enumerate(words) if serving[lane] and lane != skipped)
+def area_total(areas: Ints, serving: Ints, at: int, skipped: int) -> int:
+    """Sums one word over the areas whose `serving` word is not 0, but the area `skipped`."""
+    words = areas[:, at].tolist()
+    return sum(word for area, word in enumerate(words) if serving[area] and area != skipped)
 
 
 def observe(cells: Ints, plan: Ints, bounds: Floats, base: int, index: int, value: float) -> None:
     """Counts a value in the histogram with this index.
 
-    `cells`: the words of a lane. `plan`: for each histogram, the place of its sum, less `base`, its first bound, and the number of its
+    `cells`: the words of an area. `plan`: for each histogram, the place of its sum, less `base`, its first bound, and the number of its
     bounds. `bounds`: of all histograms.
     """
     place, first, count = plan[index].tolist()
@@ -111,12 +111,12 @@ def _shared(record: Hashes, hashes: Hashes, marked: Ints) -> int:
     return int(marked[same - 1]) if same else 0
 
 
-def load_rows(lanes: Ints, serving: Ints, places: Ints, keys: Hashes, said: Ints, whole: bool, requests_max: int, tokens_max: int) -> bytes:
+def load_rows(areas: Ints, serving: Ints, places: Ints, keys: Hashes, said: Ints, whole: bool, requests_max: int, tokens_max: int) -> bytes:
     """Returns the rows of all endpoints with load if `whole`, else of those whose load is not what was `said`. Notes the load in `said`.
 
-    `places`, shape (endpoints, 2): the words of requests and tokens in a lane. `keys`: of the endpoints. A row: key, requests, tokens.
+    `places`, shape (endpoints, 2): the words of requests and tokens in an area. `keys`: of the endpoints. A row: key, requests, tokens.
     """
-    load = lanes[serving != 0][:, places].sum(axis=0).clip(0, (requests_max, tokens_max))
+    load = areas[serving != 0][:, places].sum(axis=0).clip(0, (requests_max, tokens_max))
     told = (load > 0 if whole else load != said).any(axis=1)
     said[:] = load
     return b"".join(ROW.pack(key, *row) for key, row in zip(keys[told].tolist(), load[told].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Metric families with values in lanes of shared memory. Their label values are known before the fork, or they have no labels."""
+"""Metric families with values in areas of shared memory. Their label values are known before the fork, or they have no labels."""
 
 from epp.metrics import Metric, buckets
 
@@ -91,7 +91,7 @@ POLL_ERRORS, EXTRACT_ERRORS = (
     tuple(f"datalayer_{kind}_errors_total@{at}" for at in range(1, FURTHER_SOURCES_MAX + 1)) for kind in ("poll", "extract")
 )
 
-# With --enable-grpc-stream-metrics, the lanes have one counter per gRPC code, `extproc_streams_<code>`.
+# With --enable-grpc-stream-metrics, the areas have one counter per gRPC code, `extproc_streams_<code>`.
 GRPC_CODES = (
     "OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists", "PermissionDenied",
     "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented", "Internal", "Unavailable", "DataLoss",

@@ -1,8 +1,8 @@
-"""Flow lanes: which requests wait in each worker, and what the workers ask of each other. One lane per worker.
+"""Flow areas: which requests wait in each worker, and what the workers ask of each other. One area per worker.
 
-A worker writes its own lane; all processes read all lanes.
+A worker writes its own area; all processes read all areas.
 
-    lane    | waiting | its bytes | pending | dispatched | head: 0/1 | its priority | its claim | yielded |
+    area    | waiting | its bytes | pending | dispatched | head: 0/1 | its priority | its claim | yielded |
             | evictable | best victim: priority | sent at | busy until | pending reclaim | reclaim target | 0 ... |
             | band 0: requests | bytes | oldest | answered requests | answered bytes | time | end | backlogged | band 1 ... |
             | positions: hash | position | hash | position | hash | position | hash | position | next line ... |
@@ -15,18 +15,18 @@ Each line of the drawing, and each worker's part of the last line, starts on its
 - A band is a number here. A document maps bands to priorities.
 - `take_over` clears the gauges (waiting requests, pending, head, victim), because what they counted died with the predecessor.
   `dispatched`, `yielded`, and the asked and answered numbers only grow; successors continue them.
-- A worker may ask another worker to displace requests of a band. What the other worker still has to displace is the sum over all lanes of
+- A worker may ask another worker to displace requests of a band. What the other worker still has to displace is the sum over all areas of
   what was asked, minus what it has answered. So there are no acknowledgements, and no word has two writers. A successor counts
   everything that was asked of its predecessor as answered. `total` is the sum of requests and bytes over all bands. The asking worker
-  stores `total` last, so one word per lane shows whether something new was asked.
+  stores `total` last, so one word per area shows whether something new was asked.
 - A position is how far a flow has got in its band; `time` is the band's virtual time and `end` the position of its furthest flow. The
-  three only grow, over successors too, and the largest value of all lanes counts. A flow hash identifies a flow: it is a hash of the flow's
+  three only grow, over successors too, and the largest value of all areas counts. A flow hash identifies a flow: it is a hash of the flow's
   name and the number of its band. The flow hash selects the flow's line, which has four places; a new flow takes the next place in turn. A
   flow that lost its place is unknown until it moves again. It never gets the position of another flow, unless two 63-bit flow hashes are
   equal.
-- The lane of a worker that is not serving counts nothing (`Lanes` has the serving words). So other workers no longer count the queue
+- The area of a worker that is not serving counts nothing (`Areas` has the serving words). So other workers no longer count the queue
   of a killed worker as soon as the parent has reaped that worker.
-- The words of a lane do not change together: a reader may see a band's requests before its bytes.
+- The words of an area do not change together: a reader may see a band's requests before its bytes.
 
 This module does not know priorities, limits or policies.
 """
@@ -38,14 +38,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from compiled.calls import lane_total
+from compiled.calls import area_total
 from shm import fence
-from shm.lanes import Lanes
+from shm.areas import Areas
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
 BANDS_MAX = 64
-LANE_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two lanes must not share a pair
+AREA_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two areas must not share a pair
 LINE: Final = CACHE_LINE // WORD
 
 WAITING: Final = 0
@@ -67,34 +67,34 @@ GAUGES: Final = (
 
 
 class FlowSchema:
-    """Lays out the flow lanes for a number of bands and workers: the position of each word."""
+    """Lays out the flow areas for a number of bands and workers: the position of each word."""
 
     def __init__(self, bands: int, workers: int, lines: int = HASH_LINES) -> None:
         """`lines`: of flow hashes, a power of 2."""
         if bands < 1 or workers < 1:
-            raise ValueError(f"flow lanes need at least one band and one worker, not {bands}, {workers}")
+            raise ValueError(f"flow areas need at least one band and one worker, not {bands}, {workers}")
         self.bands, self.workers, self.lines = bands, workers, lines
         self.hashes_at = BANDS_AT + bands * LINE
         self.asked_at = self.hashes_at + lines * LINE
         self.asked_words = aligned((1 + 2 * bands) * WORD) // WORD
-        self.lane_bytes = aligned((self.asked_at + workers * self.asked_words) * WORD, LANE_ALIGNMENT)
-        self.lane_words = self.lane_bytes // WORD
-        self.bytes = workers * self.lane_bytes
+        self.area_bytes = aligned((self.asked_at + workers * self.asked_words) * WORD, AREA_ALIGNMENT)
+        self.area_words = self.area_bytes // WORD
+        self.bytes = workers * self.area_bytes
         self.layout_hash = layout_hash("flow 4", bands, workers, lines)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "flow", "bands": self.bands, "workers": self.workers, "lines": self.lines}
 
     def band_at(self, band: int) -> int:
-        """Returns where a band's words begin, in words from the start of a lane."""
+        """Returns where a band's words begin, in words from the start of an area."""
         return BANDS_AT + band * LINE
 
     def line_of(self, flow_hash: int) -> int:
-        """Returns where the line of a flow begins, in words from the start of a lane."""
+        """Returns where the line of a flow begins, in words from the start of an area."""
         return self.hashes_at + (flow_hash & (self.lines - 1)) * LINE
 
     def asked_of(self, worker: int) -> int:
-        """Returns where a lane holds what its writer asked of `worker`, in words from the start of the lane."""
+        """Returns where an area holds what its writer asked of `worker`, in words from the start of the area."""
         return self.asked_at + worker * self.asked_words
 
 
@@ -126,29 +126,29 @@ class VictimCell(NamedTuple):
     busy_until: float
 
 
-class FlowLanes:
-    """Reads all lanes. Workers count from 0. Sums run over the serving workers."""
+class FlowAreas:
+    """Reads all areas. Workers count from 0. Sums run over the serving workers."""
 
-    def __init__(self, schema: FlowSchema, region: Region, lanes: Lanes) -> None:
+    def __init__(self, schema: FlowSchema, region: Region, areas: Areas) -> None:
         self.schema = schema
         self.words: memoryview = region.bytes.cast("q")
         self.floats: memoryview[float] = region.bytes.cast("d")
-        self._lanes = lanes
-        workers = min(schema.workers, lanes.schema.lanes - 1)
-        self._all: Ints = region.array(np.int64, 0, (schema.workers, schema.lane_words))[:workers]
-        self._serving: Ints = lanes.of_workers()[1][:workers]
-        self._serving_now = lanes.serving_words.tobytes
+        self._areas = areas
+        workers = min(schema.workers, areas.schema.areas - 1)
+        self._all: Ints = region.array(np.int64, 0, (schema.workers, schema.area_words))[:workers]
+        self._serving: Ints = areas.of_workers()[1][:workers]
+        self._serving_now = areas.serving_words.tobytes
         self._seen = b""
         self._workers: tuple[int, ...] = ()
         self._bases: tuple[int, ...] = ()
 
     def base(self, worker: int) -> int:
-        """Returns where a worker's lane begins, in words from the start of the region."""
-        return worker * self.schema.lane_words
+        """Returns where a worker's area begins, in words from the start of the region."""
+        return worker * self.schema.area_words
 
-    def lane(self, worker: int) -> "FlowLane":
-        """Returns the writing side of a worker's lane."""
-        return FlowLane(self, worker)
+    def area(self, worker: int) -> "FlowArea":
+        """Returns the writing side of a worker's area."""
+        return FlowArea(self, worker)
 
     def serving(self) -> tuple[int, ...]:
         """Returns the workers that serve."""
@@ -156,7 +156,7 @@ class FlowLanes:
         return self._workers
 
     def serving_bases(self) -> tuple[int, ...]:
-        """Returns where the lanes of the serving workers begin, in words.
+        """Returns where the areas of the serving workers begin, in words.
 
         Returns the same object until the set of serving workers changes.
         """
@@ -165,8 +165,8 @@ class FlowLanes:
         return self._bases
 
     def total(self, word: int, skipped: int = -1) -> int:
-        """Sums one word over the lanes of the serving workers but `skipped`. `word`: its place in a lane."""
-        return lane_total(self._all, self._serving, word, skipped)
+        """Sums one word over the areas of the serving workers but `skipped`. `word`: its place in an area."""
+        return area_total(self._all, self._serving, word, skipped)
 
     def cell(self, worker: int, band: int) -> Cell:
         """Returns what waits in one band of one worker, whether that worker serves or not."""
@@ -193,7 +193,7 @@ class FlowLanes:
         return not self.band(band).requests and all(self.asked(worker, band) == (0, 0) for worker in self.serving())
 
     def position(self, flow_hash: int, bases: Sequence[int]) -> float:
-        """Returns the largest position that the lanes at `bases` have for the flow with this flow hash; -inf if no lane knows the flow."""
+        """Returns the largest position that the areas at `bases` have for the flow with this flow hash; -inf if no area knows the flow."""
         line, words, furthest = self.schema.line_of(flow_hash), self.words, -inf
         for base in bases:
             at = base + line
@@ -232,7 +232,7 @@ class FlowLanes:
         words, at = self.words, self.schema.asked_of(worker) + 1 + 2 * band
         own = self.base(worker) + self.schema.band_at(band)
         requests, size = -words[own + ANSWERED_REQUESTS], -words[own + ANSWERED_BYTES]
-        for base in range(0, self.schema.workers * self.schema.lane_words, self.schema.lane_words):
+        for base in range(0, self.schema.workers * self.schema.area_words, self.schema.area_words):
             requests += words[base + at]
             size += words[base + at + 1]
         return max(0, requests), max(0, size)
@@ -241,7 +241,7 @@ class FlowLanes:
         """Returns a counter that grows whenever another worker asks something of this one."""
         words, at = self.words, self.schema.asked_of(worker)
         total = 0
-        for base in range(0, self.schema.workers * self.schema.lane_words, self.schema.lane_words):
+        for base in range(0, self.schema.workers * self.schema.area_words, self.schema.area_words):
             total += words[base + at]
         fence.order()
         return total
@@ -250,20 +250,20 @@ class FlowLanes:
         serves = self._serving_now()
         if serves != self._seen:
             self._seen = serves
-            self._workers = tuple(worker for worker in range(len(self._all)) if self._lanes.serving(worker + 1))
+            self._workers = tuple(worker for worker in range(len(self._all)) if self._areas.serving(worker + 1))
             self._bases = tuple(map(self.base, self._workers))
 
 
-class FlowLane:
-    """Writes one lane. It needs plain stores only, because no other process writes here."""
+class FlowArea:
+    """Writes one area. It needs plain stores only, because no other process writes here."""
 
-    def __init__(self, all_: FlowLanes, worker: int) -> None:
+    def __init__(self, all_: FlowAreas, worker: int) -> None:
         self.worker = worker
         self.schema = schema = all_.schema
         self.base = base = all_.base(worker)
         self._all = all_
-        self.words = all_.words[base : base + schema.lane_words]
-        self.floats = all_.floats[base : base + schema.lane_words]
+        self.words = all_.words[base : base + schema.area_words]
+        self.floats = all_.floats[base : base + schema.area_words]
         self._place = 0  # which of the four places of its line the next new flow takes
 
     def take_over(self) -> None:
