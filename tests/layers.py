@@ -51,7 +51,7 @@ BANNED = {
         "socket": "take bytes; `workers` opens sockets",
         "mmap": "take a reader of `shm` as a protocol",
         "os": "take the value as an argument",
-        "signal": "signals end in `workers.process.parent`",
+        "signal": "signals end in `workers.process.signals`",
         "threading": "return a value; `workers` decides what runs where",
         "multiprocessing": "return a value; `workers` decides what runs where",
         "logging": "raise, or count; `workers` logs",

@@ -25,6 +25,7 @@ from workers.host.exit_codes import ExitCode
 from workers.host.options import Options
 from workers.process import StartError, parent
 from workers.process.instance import Instance
+from workers.process.signals import signals_held
 from workers.shared.query_of_death import DECIDING
 
 TURN_S = 0.02
@@ -98,7 +99,7 @@ def main() -> int:
     )
     if mode == "refused-fork":
         refuse_forks(after=3, times=2)
-    with parent.signals_held():
+    with signals_held():
         try:
             instance = Instance.create(options, load(None, ""))
         except (StartError, SegmentError) as refused:
@@ -106,7 +107,7 @@ def main() -> int:
             return ExitCode.FAULT
         if mode == "slow-start":
             time.sleep(0.5)
-        return parent.run(instance, supervisor=supervisor, worker=worker(mode))
+        return parent.run(instance, supervisor=supervisor, worker=worker(mode), trial=lambda instance, attempt: ExitCode.OK)
 
 
 def refuse_forks(after: int, times: int) -> None:

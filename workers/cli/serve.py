@@ -23,6 +23,7 @@ from workers.process import StartError, Unusable, parent
 from workers.process.generations import Bundle
 from workers.process.instance import Instance
 from workers.process.loading import in_force
+from workers.process.signals import signals_held
 
 FORMATS = {"auto": None, "json": False, "console": True}
 
@@ -38,7 +39,7 @@ def command(options: Options) -> None:
     log.configure(options.log_level, console=FORMATS[options.log_format])
     keep_freed_memory()
     created = several(options) if options.pools_file else found(options) if options.finds_pools else single(options)
-    with parent.signals_held():
+    with signals_held():
         try:
             instance = created()
         except Unusable as error:

@@ -1,5 +1,7 @@
-"""Finds the pool with the plugin that has ended a worker, in the parent, and takes a pool out of service if its plugins have ended two
-(`workers.shared.pool_crashes`).
+"""Finds out, in the parent, what has ended a worker: the request that it was deciding, and the pool with the plugin that ran.
+
+A request that has ended two workers is refused (`workers.shared.query_of_death`). A pool whose plugins have ended two is taken out of
+service (`workers.shared.pool_crashes`), if there are several pools.
 """
 
 import time
@@ -11,21 +13,29 @@ from workers.process.instance import Instance
 from workers.process.pools import assigned_view, present
 from workers.shared.pool_crashes import LOADING, RUNNING, PoolCrashes, culprit, named
 from workers.shared.pool_names import EMPTY
-from workers.shared.query_of_death import DECIDING
+from workers.shared.query_of_death import DECIDING, LISTED_S, Suspects
 
 log = structlog.get_logger()
 
 
 class Culprits:
-    """Knows the crashes of each of several pools."""
+    """Knows which requests and which pools have ended workers."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
+        self._suspects = Suspects(instance.words.queries_of_death, instance.memory.areas.scalars)
         self._crashes = PoolCrashes(instance.words.out_of_service)
         self._assigned = assigned_view(instance) if instance.places is not None else None
 
-    def ended(self, ordinal: int, child: str, code: int, *, crashed: bool) -> int | None:
-        """Acts on the end of a worker. Returns the number of the pool that is to blame; None: not known.
+    def request_ended(self, ordinal: int) -> None:
+        """Counts a crash against the request that the worker was deciding when it ended."""
+        deciding = self._instance.memory.areas.scalars(DECIDING)[ordinal]
+        if deciding and self._suspects.ended(deciding, time.monotonic()):
+            fingerprint = f"{deciding & (1 << 64) - 1:016x}"
+            log.error("a request has ended two workers: if it is sent again, it gets 400", fingerprint=fingerprint, for_s=LISTED_S)
+
+    def pool_ended(self, ordinal: int, child: str, code: int, *, crashed: bool) -> int | None:
+        """Counts the end of a worker against the pool that is to blame. Returns its number; None: not known, or there is only one.
 
         `crashed`: whether the worker crashed or hung. A plugin may also have ended it with the code of success.
         """
@@ -47,8 +57,9 @@ class Culprits:
             self._instance.pipes.wake_workers()
         return found.pool
 
-    def look(self) -> None:
-        """Forgets the crashes of pools that are gone."""
+    def look(self, now: float) -> None:
+        """Forgets requests that ended no worker for long, and the crashes of pools that are gone."""
+        self._suspects.look(now)
         if self._assigned is None or (names := self._assigned.names()) is None:
             return
         for pool in [pool for pool, name in self._crashes.seen.items() if names.get(pool, EMPTY).name != name]:

@@ -13,7 +13,7 @@
     credentials   secrets and certificates
 
 Children inherit descriptors and mappings. They open none of these by name. After the fork, a child closes the descriptors that its
-process must not hold (`not_for_worker` and the other `not_for_...` methods).
+process must not hold (`not_for`, `not_for_trial`).
 
 This module runs no process.
 """
@@ -44,6 +44,7 @@ from workers.process.layout import Layout
 from workers.process.pool_list import PoolList
 from workers.process.reports import Reports
 from workers.process.resources import Memory, Pipes, Words, enough_descriptors
+from workers.process.restart import SUPERVISOR
 from workers.process.roll import Roll
 from workers.process.sockets import NO_PORTS, Sockets
 from workers.process.sources import Sources
@@ -192,17 +193,14 @@ class Instance:
         """Returns this instance with the TLS contexts of its data sources, read from their files. Raises Unusable."""
         return replace(self, credentials=self.credentials.reading(self.sources.all, self.config.source))
 
-    def not_for_worker(self, index: int) -> list[int]:
-        """Descriptors that worker `index` must not hold."""
-        return [*self.pipes.not_for_worker(index), *self.sockets.not_for_worker()]
-
-    def not_for_supervisor(self) -> list[int]:
-        """Descriptors that the supervisor must not hold."""
-        return [*self.pipes.not_for_supervisor(), *self.sockets.not_for_supervisor()]
-
-    def not_for_kv_events(self) -> list[int]:
-        """Descriptors that the kv-events process must not hold."""
-        return [*self.pipes.not_for_kv_events(), *self.sockets.not_for_kv_events()]
+    def not_for(self, ordinal: int) -> list[int]:
+        """Returns the descriptors that the child with this ordinal must not hold."""
+        pipes, sockets = self.pipes, self.sockets
+        if ordinal == SUPERVISOR:
+            return [*pipes.not_for_supervisor(), *sockets.not_for_supervisor()]
+        if ordinal < self.layout.ordinals:
+            return [*pipes.not_for_worker(ordinal - 1), *sockets.not_for_worker()]
+        return [*pipes.not_for_kv_events(), *sockets.not_for_kv_events()]
 
     @property
     def served(self) -> bool:

@@ -1,8 +1,8 @@
 """The parent: forks, reaps and restarts children, forwards signals, and removes the shared resources at the end.
 
-The parent always has one thread and no event loop, so it stays safe to fork. It waits in `poll` for a signal, a child's report, or
-the next deadline of the policy (`restart`). Signal handlers only count; the main loop acts. It handles pending signals before exits.
-So a child that drained because of a signal to the whole process group gets no successor.
+The parent always has one thread and no event loop, so it stays safe to fork. It waits for a signal (`signals`), a child's report, or
+the next deadline of the policy (`restart`). It handles pending signals before exits. So a child that drained because of a signal to
+the whole process group gets no successor.
 
     stop           set the word `stopping` (not ready) -> SIGTERM to the workers -> they drain for at most `drain_timeout_s` plus
                    `GRACE_S` -> the supervisor sees the end of both pipes, and ends -> remove names -> exit 0
@@ -16,8 +16,6 @@ So a child that drained because of a signal to the whole process group gets no s
     SIGTTOU        one worker fewer, down to one; the worker in the highest ordinal drains
     SIGUSR1, SIGUSR2, SIGALRM    ignored: tools that rotate logs or measure send them, and by default they would end the parent
 
-The kernel merges signals of one kind that arrive faster than they are handled: a hundred SIGTTIN in a millisecond may count as one.
-
 The parent writes only these shared words: `serving` per worker, `stopping`, `hurry`, the list of queries of death, the roll of children
 (`roll`), and the numbers of the configuration in force and of the candidate (`generations`).
 """
@@ -26,13 +24,10 @@ import contextlib
 import math
 import os
 import resource
-import select
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from types import FrameType
 
 import structlog
 
@@ -44,29 +39,18 @@ from workers.process.instance import Instance
 from workers.process.reload import Reloads, Trial
 from workers.process.restart import SUPERVISOR, Abort, Action, Drain, Halt, Kill, Policy, Spawn, child_name
 from workers.process.roll import cause_of
-from workers.shared.query_of_death import DECIDING, LISTED_S, Suspects, crashed
+from workers.process.signals import POLL_MAX_S, Signals
+from workers.shared.query_of_death import crashed
 
 GRACE_S = 2.0
 LEAVE_GRACE_S = 10.0  # long: a worker that leaves may first wait for its successor, and no process waits for its end
 HURRY_S = 1.0
 SUPERVISOR_END_S = 5.0
 HALT_END_S = 1.0
-POLL_MAX_S = 0.5
-CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU)
 
 ChildMain = Callable[[Instance, int], int]
 
 log = structlog.get_logger()
-
-
-@contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Blocks signals while names are created. A signal that came before `run` would end the process and leave the names behind."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
 
 
 def run(
@@ -74,17 +58,16 @@ def run(
     *,
     supervisor: Callable[[Instance], int],
     worker: ChildMain,
+    trial: Trial,
     kv_events: Callable[[Instance], int] | None = None,
-    trial: Trial | None = None,
 ) -> int:
     """Runs the instance to its end and returns the exit code. Removes the names of its shared memory in every case.
 
-    `supervisor`, `worker`, `kv_events`, `trial`: the main functions of the children. `kv_events`: None if there is no such process.
-    `trial`: None if the configuration cannot be reloaded.
+    `supervisor`, `worker`, `trial`, `kv_events`: the main functions of the children. `kv_events`: None if there is no such process.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain prompts
     try:
-        return Parent(instance, supervisor, worker, kv_events, trial).run()
+        return Parent(instance, supervisor, worker, trial, kv_events).run()
     finally:
         instance.unlink()
 
@@ -101,8 +84,8 @@ class Parent:
         instance: Instance,
         supervisor: Callable[[Instance], int],
         worker: ChildMain,
-        kv_events: Callable[[Instance], int] | None = None,
-        trial: Trial | None = None,
+        trial: Trial,
+        kv_events: Callable[[Instance], int] | None,
     ) -> None:
         self._instance = instance
         self._mains: list[Callable[[], int]] = [
@@ -118,23 +101,18 @@ class Parent:
         )
         self._pids: dict[int, int] = {}  # pid -> ordinal
         self._hung: set[int] = set()  # pids of children that got SIGABRT or SIGKILL because they did not answer or end
-        self._suspects = Suspects(instance.words.queries_of_death, instance.memory.areas.scalars)
-        self._culprits = Culprits(instance) if instance.pools else None
+        self._culprits = Culprits(instance)
         self._error_texts: dict[int, str] = {}  # pid -> why the child cannot start or ends, by its own report
-        self._pending: Counter[int] = Counter()
         self._deadline: float | None = None  # the time by which workers must have ended; None until a signal to stop
         self._halt: Halt | None = None
         self._ready: set[int] = set()
         self._announced = False
-        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._poll = select.poll()
-        self._reloads: Reloads | None = None
-        if trial is not None:
-            self._reloads = Reloads(instance, trial, lambda: [*instance.not_for_trial(), self._woken, self._wakes])
+        self._signals = Signals(instance.pipes.reports.reader)
+        self._reloads = Reloads(instance, trial, lambda: [*instance.not_for_trial(), *self._signals.descriptors])
 
     def run(self) -> int:
         """Runs until the picker is stopped or halts. Returns the exit code."""
-        self._catch_signals()
+        self._signals.catch()
         fork.prepare()
         try:
             return self._run()
@@ -142,8 +120,6 @@ class Parent:
             return self._end_truncated(str(truncated))
 
     def _run(self) -> int:
-        for descriptor in (self._woken, self._instance.pipes.reports.reader):
-            self._poll.register(descriptor, select.POLLIN)
         while self._deadline is None:
             self._turn()
             if self._deadline is None and self._halt is None:
@@ -155,27 +131,21 @@ class Parent:
     def _turn(self) -> None:
         """Waits for an event, then handles all pending events."""
         now = time.monotonic()
-        self._wait(min(self._policy.next_deadline(now), self._reloads.next_deadline(now) if self._reloads else POLL_MAX_S))
+        self._wait(min(self._policy.next_deadline(now), self._reloads.next_deadline(now)))
         self._handle_signals()
         self._handle_reports()
         self._reap()
         self._handle_signals()  # a signal that arrived with an exit must count before the policy reacts to the exit
 
     def _wait(self, seconds: float) -> None:
-        self._poll.poll(min(seconds, POLL_MAX_S) * 1000.0)
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._woken, 4096):
-                pass
+        self._signals.wait(seconds)
         if name := self._instance.memory.truncated():
             raise TruncatedError(f"another program has truncated the shared memory {name}: find it, then start again")
 
     def _apply_policy(self) -> None:
         now = time.monotonic()
-        self._suspects.look(now)
-        if self._culprits is not None:
-            self._culprits.look()
-        if self._reloads is not None:
-            self._reloads.look(now)
+        self._culprits.look(now)
+        self._reloads.look(now)
         for action in self._policy.decide(now, self._heartbeat_ages(now)):
             self._act(action)
 
@@ -199,16 +169,12 @@ class Parent:
 
     def _spawn(self, ordinal: int) -> None:
         instance = self._instance
-        if ordinal == SUPERVISOR:
-            closed = instance.not_for_supervisor()
-        else:
-            closed = instance.not_for_worker(ordinal - 1) if self._is_worker(ordinal) else instance.not_for_kv_events()
         self._policy.spawned(ordinal, time.monotonic())
         try:
             pid = fork.spawn(
                 f"{fork.TITLE}{self._name(ordinal)}",
                 self._mains[ordinal],
-                closed=[*closed, self._woken, self._wakes],
+                closed=[*instance.not_for(ordinal), *self._signals.descriptors],
                 failed=lambda text: instance.reports.failed(ordinal, text),
             )
         except OSError as refused:  # no memory or too many processes: other children serve on, the policy tries again
@@ -220,11 +186,10 @@ class Parent:
         log.info("child started", child=self._name(ordinal), child_pid=pid)
 
     def _handle_signals(self) -> None:
-        pending, self._pending = self._pending, Counter()
+        pending = self._signals.taken()
         if pending[signal.SIGHUP]:
             log.info("SIGHUP")
-            if self._reloads is not None:
-                self._reloads.hang_up()
+            self._reloads.hang_up()
         change = pending[signal.SIGTTIN] - pending[signal.SIGTTOU]
         if change and self._deadline is None:
             self._resize(change)
@@ -264,7 +229,7 @@ class Parent:
             if self._pids.get(report.pid) != report.ordinal:
                 continue  # a predecessor in this ordinal wrote the report
             now = time.monotonic()
-            if self._reloads is not None and self._reloads.heard(report, self._name(report.ordinal), now):
+            if self._reloads.heard(report, self._name(report.ordinal), now):
                 continue
             if report.text:
                 self._error_texts[report.pid] = report.text
@@ -283,15 +248,13 @@ class Parent:
                 self._signal(report.ordinal, signal.SIGTERM)  # again: the child ignored the first one while it started
 
     def _reap(self) -> None:
-        reloads = self._reloads
         while (pid := ended_child()) is not None:
             # A child sends its last report before it ends. What the report causes may signal the child, so it is reaped afterwards.
             self._handle_reports()
-            if reloads is not None:
-                reloads.ends(pid)
+            self._reloads.ends(pid)
             _, status, use = os.wait4(pid, 0)
             code = os.waitstatus_to_exitcode(status)
-            if reloads is not None and reloads.ended(pid, code, time.monotonic()):
+            if self._reloads.ended(pid, code, time.monotonic()):
                 continue
             ordinal = self._pids.pop(pid, None)
             if ordinal is not None:  # None: the pid of an orphan that this process inherited as process 1 of a container
@@ -310,28 +273,15 @@ class Parent:
         said = {"said": error_text} if error_text and code not in INTENDED else {}
         write = log.info if code in INTENDED else log.error
         write("child ended", child=self._name(ordinal), child_pid=pid, ending=ending(code), cause=cause.name.lower(), **said)
-        if served and (hung or crashed(code)):
-            self._suspect(ordinal)
-        pool = None
-        if self._culprits is not None and self._is_worker(ordinal):
-            pool = self._culprits.ended(ordinal, self._name(ordinal), code, crashed=hung or crashed(code))
-        if self._reloads is not None:
-            self._reloads.lost(self._name(ordinal), code, time.monotonic(), hung=hung, pool=pool)
-
-    def _suspect(self, ordinal: int) -> None:
-        """Counts a crash against the request that the child was deciding when it ended."""
-        deciding = self._instance.memory.areas.scalars(DECIDING)[ordinal]
-        if deciding and self._suspects.ended(deciding, time.monotonic()):
-            log.error(
-                "a request has ended two workers: if it is sent again, it gets 400",
-                fingerprint=f"{deciding & (1 << 64) - 1:016x}",
-                for_s=LISTED_S,
-            )
+        failed = hung or crashed(code)
+        if served and failed:
+            self._culprits.request_ended(ordinal)
+        pool = self._culprits.pool_ended(ordinal, self._name(ordinal), code, crashed=failed) if self._is_worker(ordinal) else None
+        self._reloads.lost(self._name(ordinal), code, time.monotonic(), hung=hung, pool=pool)
 
     def _end_stopped(self) -> int:
         """Lets workers drain until the deadline, then ends the supervisor."""
-        if self._reloads is not None:
-            self._reloads.stop()
+        self._reloads.stop()
         while self._workers() and (left := self._left()) > 0:
             self._wait(left)
             self._handle_signals()
@@ -415,17 +365,6 @@ class Parent:
 
     def _pids_in(self, ordinal: int) -> list[int]:
         return [pid for pid, taken in self._pids.items() if taken == ordinal]
-
-    def _catch_signals(self) -> None:
-        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
-        for number in CAUGHT:
-            signal.signal(number, self._on_signal)
-        for number in fork.MEANINGLESS:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)  # signals that arrived before are delivered now
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._pending[number] += 1
 
 
 def ended_child() -> int | None:

@@ -75,9 +75,7 @@ class Reloads:
         self._assigned = assigned_view(instance) if instance.places is not None else None
         for view in instance.pools:
             Configuration(view, self._status).write()
-        key = instance.layout.listed or 0
-        if instance.generations.number or instance.pools:
-            self._add(key)
+        self._add(instance.layout.listed or 0)
 
     def ask(self, command: Ask | None = RELOAD) -> None:
         """Asks for a change. It begins at once, or after the present one."""

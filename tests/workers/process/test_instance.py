@@ -66,7 +66,7 @@ def test_replicas_have_different_identities_even_if_their_pods_have_the_same_nam
 
 def test_a_worker_closes_the_descriptors_of_other_processes(tmp_path: Path) -> None:
     with made(tmp_path) as instance:
-        closed = instance.not_for_worker(0)
+        closed = instance.not_for(1)
         assert instance.pipes.bus[0].writer not in closed
         assert instance.pipes.bus[1].writer in closed
         assert instance.pipes.parent_pipe.writer in closed and instance.pipes.parent_pipe.reader not in closed
@@ -76,7 +76,7 @@ def test_a_worker_closes_the_descriptors_of_other_processes(tmp_path: Path) -> N
 
 def test_the_supervisor_does_not_hold_the_writing_ends_of_life_and_family(tmp_path: Path) -> None:
     with made(tmp_path) as instance:
-        closed = instance.not_for_supervisor()
+        closed = instance.not_for(0)
         assert {instance.pipes.parent_pipe.writer, instance.pipes.workers_pipe.writer} <= set(closed)
         assert not {instance.pipes.parent_pipe.reader, instance.pipes.workers_pipe.reader, *instance.pipes.bus_readers} & set(closed)
 
