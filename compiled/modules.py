@@ -41,7 +41,7 @@ _NAMES = """
     workers/supervisor/kv_events: followed holdings sockets stream
     workers/transport: abuse answer_blocks control_frames frames header_blocks headers http2 interface native output
     workers/transport: room sending session stream timeouts turn wrong_protocol
-    workers/worker: adoption learning plugin_handles rewrites
+    workers/worker: adoption plugin_handles rewrites
     workers/worker/extproc: account answer_counts app budgets health pipelines pool pool_stream request_phase reservation
     workers/worker/extproc: response_phase shedding shell stream tried_stream turns
     workers/worker/flow: flow_control metrics peers probe
@@ -91,5 +91,6 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "workers.shared.documents": "the same; and it defines msgspec structs",
     "workers.worker.plugin_work": "timers of plugins: inflight-load-producer sets at most one per 10 ms, for all requests together",
     "workers.worker.services:WorkerServices.after": "the same",
-    "workers.worker.setup:Parts.record": "called only until the supervisor records: for some milliseconds of a start",
+    "workers.worker.setup:WorkerParts.record": "called only until the supervisor records: for some milliseconds of a start",
+    "workers.worker.setup:Recording.look": "the same",
 }

@@ -13,7 +13,7 @@ from epp.learning import state
 from epp.learning.model import FirstToken, Floats, LatencyModel
 from tests.bench.routing_traffic import SERVERS
 from workers.supervisor.latency_keeper import PUBLISH_S
-from workers.worker.learning import FLUSH_S
+from workers.worker.plugin_handles import FLUSH_S
 
 LEARN_S = FLUSH_S
 

@@ -9,7 +9,7 @@ more than its share leaves by itself, well below the container's limit, and with
     turn     one worker leaves at a time. It publishes in its area that it wants to leave, checks the other areas later, and yields to a
              worker in a lower ordinal that also wants to leave. Each worker publishes before it checks, so one of two always sees the other
 
-This module does not drain (`workers.worker.drain`), and does not choose a successor's ordinal (`workers.process.restart`).
+This module does not drain (`workers.worker.leaving`), and does not choose a successor's ordinal (`workers.process.restart`).
 """
 
 import ctypes

@@ -32,8 +32,8 @@ from workers.transport.interface import Metadata, Stream
 from workers.worker.extproc.app import App
 from workers.worker.extproc.stream import ExtProcStream, open_stream
 from workers.worker.extproc.tried_stream import Tryout, open_tried
-from workers.worker.setup import Parts
-from workers.worker.telemetry.tryout_figures import TryoutFigures
+from workers.worker.setup import WorkerParts
+from workers.worker.telemetry.alternatives import TryoutFigures
 
 SWITCH_S: Final = 0.0005  # the interval while a thread loads; the interpreter's default is 5 ms
 FREE_AFTER_S: Final = 1.0  # time from the last change until the memory of ended configurations is freed
@@ -142,7 +142,9 @@ class Unusable:
 class Adoption:
     """Keeps the configurations of one pool in one worker: the current parts, and those that open streams still use."""
 
-    def __init__(self, parts: Parts, area: Area, ordinal: int, streams: Callable[[], Iterable[App]], turn: Turn | None = None) -> None:
+    def __init__(
+        self, parts: WorkerParts, area: Area, ordinal: int, streams: Callable[[], Iterable[App]], turn: Turn | None = None
+    ) -> None:
         """`area`: this worker's area. `streams` returns the apps of all open streams. `turn`: to load; None: there is only one pool."""
         self.parts = parts
         self._turn = turn or Turn()
@@ -152,9 +154,9 @@ class Adoption:
         self._streams = streams
         self._loading: Loading | None = None
         self._unusable = Unusable()
-        self._candidate: Parts | None = None
+        self._candidate: WorkerParts | None = None
         self.tryout: Tryout | None = None
-        self._retired: list[Parts] = []
+        self._retired: list[WorkerParts] = []
         self._ending: set[asyncio.Task[None]] = set()
         self._ended = 0  # configurations that have ended and are not freed yet
         self._changed_at = 0.0  # in the loop's time
@@ -210,7 +212,7 @@ class Adoption:
         """Takes nothing over any more, because the pool is gone."""
         self._gone = True
 
-    def every(self) -> list[Parts]:
+    def every(self) -> list[WorkerParts]:
         """Returns the current parts, then those of the candidate, then those that open streams still use."""
         return [self.parts, *([self._candidate] if self._candidate is not None else []), *self._retired]
 
@@ -277,7 +279,7 @@ class Adoption:
         self._show()
         log.info("candidate is tried", generation=instance.number, share=str(bundle.share), **self._named())
 
-    def _promote(self, candidate: Parts) -> None:
+    def _promote(self, candidate: WorkerParts) -> None:
         before = self.parts
         candidate.promote()
         self._end_tryout()

@@ -1,18 +1,22 @@
-"""Counts and logs failures in one worker: of requests, plugins, policies of flow control, and shadow profiles."""
+"""Counts and logs failures in one worker: of requests, plugins, policies of flow control, shadow profiles, and peers."""
 
 import time
+from collections.abc import Callable
 
 import structlog
 
 from epp.errors import ProducerFailed
+from epp.metrics.series import PEER_FAULTS
 from epp.plugin import Plugin, Profile, foreign
 from shm.areas import Area
-from workers.host.log import error_text, stack
+from shm.series import SeriesWriter
+from workers.host.log import Rarely, error_text, stack
 from workers.worker.services import Warnings
 
 FAULTS_LOGGED_PER_S = 5
 BLOCKS = "all other requests of this worker waited meanwhile"
 ADVICE = "let work that takes long go through `services`"
+SLOW_BODY = "slow_body"
 
 log = structlog.get_logger()
 
@@ -71,3 +75,26 @@ class Faults:
         self._logged = (second, count + 1)
         if count < FAULTS_LOGGED_PER_S:
             log.error(event, error=error_text(problem), exception=stack(problem), **more)
+
+
+class PeerFaults:
+    """Counts the faults of peers of the ext_proc port by cause, and logs them. It is called with the cause of each fault.
+
+    Details may follow the cause after a colon. Only the log shows them.
+    """
+
+    def __init__(self, series: SeriesWriter, report: Callable[..., None], now: Callable[[], float]) -> None:
+        """`report`: a method of a logger, see `Rarely`. Each cause has a rate limit of its own, so a frequent cause hides no other."""
+        self._series = series
+        self._report = report
+        self._now = now
+        self._by_cause: dict[str, Rarely] = {}
+        self._at = series.counter_at[PEER_FAULTS.name]
+
+    def __call__(self, cause: str) -> None:
+        name = cause.partition(":")[0].replace(" ", "_")
+        self._series.words[self._series.block((name,)) + self._at] += 1
+        rarely = self._by_cause.get(name)
+        if rarely is None:
+            rarely = self._by_cause[name] = Rarely("peers' faults", self._report)
+        rarely.tell(self._now(), cause)

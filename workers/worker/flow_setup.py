@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-
 from epp.flow.eviction import grace_s
 from epp.flow.plan import FlowPlan
 from epp.metrics import Group
@@ -15,7 +13,6 @@ from epp.metrics.flow_control import FLOW_GROUPS, REVOKED
 from epp.metrics.label_caps import LabelCaps
 from shm.areas import Area
 from shm.documents import DocumentReader
-from shm.flow_areas import FlowAreas
 from shm.series import SeriesWriter
 from workers.process.instance import Instance
 from workers.process.names import CYCLES
@@ -53,27 +50,24 @@ def flow_control(
         return None
     now, areas, wakeups = time.monotonic, instance.memory.areas, instance.pipes.wakeups
     probe = PoolProbe(pool.candidates, plan.detector, flow_areas)
+    control = before
+    if control is None:
+        peers = AreaPeers(flow_areas, areas, worker, objectives.places, wakeups=wakeups, now=now, remote=instance.memory.remote)
+        control = FlowControl(
+            plan,
+            probe,
+            peers,
+            FlowMetrics({group: series(group) for group in FLOW_GROUPS}, instance.options.pool_name, caps),
+            loop=asyncio.get_running_loop(),
+            now=now,
+            timed=partial(area.observe, area.schema.histogram[CYCLES.key]),
+            policy_failed=policy_failed,
+        )
+    _prepare_evictions(instance, worker, control, objectives, series)
+    control.know(objectives.places)
     if before is not None:
-        _prepare_evictions(instance, worker, before, objectives, series)
-        before.know(objectives.places)
         before.use(plan, probe)
         before.know(objectives.places)
-        _use_evictions(instance, before)
-        return before
-    peers = AreaPeers(flow_areas, areas, worker, objectives.places, wakeups=wakeups, now=now, remote=instance.memory.remote)
-    writers = {group: series(group) for group in FLOW_GROUPS}
-    control = FlowControl(
-        plan,
-        probe,
-        peers,
-        FlowMetrics(writers, instance.options.pool_name, caps),
-        loop=asyncio.get_running_loop(),
-        now=now,
-        timed=partial(area.observe, area.schema.histogram[CYCLES.key]),
-        policy_failed=policy_failed,
-    )
-    control.know(objectives.places)
-    _prepare_evictions(instance, worker, control, objectives, series)
     _use_evictions(instance, control)
     return control
 
@@ -86,11 +80,12 @@ def _prepare_evictions(
     assert plan is not None
     if control.evictions is not None or plan.eviction_filter is None or plan.eviction_order is None:
         return
+    endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents), instance.pool)
     control.evictions = Evictions(
         plan.eviction_filter,
         plan.eviction_order,
         grace(instance, plan),
-        pool=GatePoolState(control, _waits(flow_areas, objectives), _in_flight(instance)),
+        pool=GatePoolState(control, flow_areas, objectives, instance.memory.areas, endpoints),
         areas=flow_areas,
         worker=worker,
         now=time.monotonic,
@@ -115,25 +110,3 @@ def _use_evictions(instance: Instance, control: FlowControl) -> None:
 def grace(instance: Instance, plan: FlowPlan) -> float:
     """Returns the time until the detector sees the effect of an eviction, in seconds."""
     return grace_s(counted=type(plan.detector).type_name == COUNTED, interval_s=instance.sources.pacing.interval_s, scrape_s=SCRAPE_S_MAX)
-
-
-def _waits(flow_areas: FlowAreas, objectives: ObjectivesView) -> Callable[[int], bool]:
-    def waits(priority: int) -> bool:
-        place = objectives.places.get(priority)
-        return place is not None and flow_areas.band(place).requests > 0
-
-    return waits
-
-
-def _in_flight(instance: Instance) -> Callable[[], int]:
-    areas = instance.memory.areas
-    view = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents), instance.pool)
-
-    def in_flight() -> int:
-        counts = areas.inflight(areas.schema.slots)
-        if view.pool is None:
-            return int(np.add.reduce(counts))
-        view.current()
-        return int(np.add.reduce(counts[view.slots]))
-
-    return in_flight

@@ -3,16 +3,20 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from epp.candidates import Endpoint, EndpointList
-from epp.plugin import Hashes, HeldView, Measure
+from epp.plugin import Hashes, HeldBlocks, HeldView, Measure
 from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, PARTIAL, WEIGHT_ONE, StreamRecord, StreamsRecord
+from shm.areas import Area
 from shm.documents import DocumentReader
 from shm.held_blocks import HeldReader, Owners
+from workers.process.instance import Instance
 from workers.process.kv_memory import STREAMS, KvMemory
+from workers.shared.bus import BusWriter
 
 _streams = msgspec.msgpack.Decoder(StreamsRecord)
 _NOTHING = StreamsRecord([], [])
@@ -95,6 +99,17 @@ class SharedHeldBlocks:
             if tier.weight:
                 owners.add(tier.owner, row, tier.weight)
         owners.add(record.speculative, row, WEIGHT_ONE)
+
+
+def held_blocks(instance: Instance, worker: int, area: Area) -> HeldBlocks:
+    """Returns what a worker's plugins see of the model servers' caches. `worker`: its number, from 0. `area`: its area."""
+    memory = instance.memory.kv_events
+    if memory is None or instance.sources.kv_events is None:
+        return NoHeldBlocks()
+    if not instance.pipes.kv_bus:
+        return SharedHeldBlocks(memory, None)
+    drops = partial(area.add, area.schema.counter["bus_drops_total"])
+    return SharedHeldBlocks(memory, BusWriter(instance.pipes.kv_bus[worker].writer, drops).learn)
 
 
 class NoHeldBlocks:

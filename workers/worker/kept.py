@@ -1,4 +1,4 @@
-"""What a worker keeps when a configuration changes: `Kept` for the process, and a `PoolKept` for each of its pools."""
+"""What a worker keeps when a configuration changes: `WorkerKept` for the process, and a `PoolKept` for each of its pools."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ from workers.transport.interface import Clock
 from workers.worker.extproc.answer_counts import AnswerCounts
 from workers.worker.extproc.budgets import Budgets
 from workers.worker.flow.flow_control import FlowControl
-from workers.worker.learning import SharedLearning
+from workers.worker.plugin_handles import SharedLearning
 from workers.worker.profiler import Profiler
 from workers.worker.rewrites import RewritesView
 from workers.worker.telemetry.call_timing import CallTimers
@@ -46,7 +46,7 @@ NO_POOL: Final = ""  # the label of requests whose pool is not known
 SWEEP_S: Final = 300.0  # a series that counts nothing for so long may give its room to a new one
 
 
-class Kept:
+class WorkerKept:
     """What a worker keeps to its end, under any configuration: series, counts, views of documents, and the decisions to explain.
 
     For each part of shared memory that the worker writes, there is one writer here, which all configurations share.
@@ -140,7 +140,7 @@ class Kept:
 class PoolKept:
     """What a worker keeps for one pool, under any configuration of that pool."""
 
-    def __init__(self, kept: Kept, instance: Instance) -> None:
+    def __init__(self, kept: WorkerKept, instance: Instance) -> None:
         self.metrics = kept.metrics if instance.pool is None else kept.request_metrics(instance)
         self.flow: FlowControl | None = None  # the last flow control, even if the present configuration has none
         self.rewrites: RewritesView | None = None

@@ -1,8 +1,21 @@
-"""Decides when and how a worker leaves: because it uses more than its share of memory, or because the parent stops it."""
+"""Decides when and how a worker leaves (`Exit`), and ends its open streams before (`Drain`).
+
+A worker leaves because it uses more than its share of memory, or because the parent stops it.
+
+    together   The picker stops. New connections and streams are still served until no worker of the picker has a stream. At half
+               of the timeout every connection gets GOAWAY, because a gateway without health checks would stay.
+    alone      This worker leaves, others serve. When another worker serves, this one stops accepting and sends GOAWAY. Also if the
+               picker stops and systemd holds its socket: new connections wait there for the next picker.
+    last       At the deadline, or when the parent hurries: undecided requests are refused, and routed requests are cut.
+
+GOAWAY is graceful: streams that are open or on their way are served, then the connection closes.
+"""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import structlog
 
@@ -10,11 +23,14 @@ from shm.areas import Area, Areas
 from workers.host.memory import LOOK_S, Bursts, Leaving, Usage, Watch, cgroup_limit, share, trim
 from workers.process.instance import Instance
 from workers.process.layout import LEAVING
-from workers.worker.drain import Drain
 from workers.worker.flow.flow_control import FlowControl
 from workers.worker.serving import Serving
 
 FRESH_HEARTBEAT_S = 0.5  # the heartbeat of a worker that accepts connections is younger
+POLL_S = 0.02  # polled, because there is no event when a stream or connection ends
+RELIEF_S = 5.0  # how long a worker that leaves alone waits for another one to serve
+REFUSED_S = 0.5  # the time that peers get to read refusals
+CLOSED_S = 0.5  # the time that connections get to close after they were cut
 
 log = structlog.get_logger()
 
@@ -110,3 +126,64 @@ class Exit:
         ages = self._areas.ages(time.monotonic())
         fresh = any(state != Leaving.LEAVES and ages[i] < FRESH_HEARTBEAT_S for i, state in self.leaving().items())
         return fresh or self._instance.words.stopping
+
+
+class Draining(Protocol):
+    """The part of a server that a drain uses."""
+
+    @property
+    def connections(self) -> int: ...
+    @property
+    def streams(self) -> int: ...
+    def stop_accepting(self) -> None: ...
+    def drain(self) -> None: ...
+    def abort(self) -> None: ...
+    async def closed(self) -> None: ...
+
+
+class Drain:
+    """Drains one worker, in at most `timeout_s` + RELIEF_S + REFUSED_S + CLOSED_S."""
+
+    def __init__(self, server: Draining, *, timeout_s: float, hurried: Callable[[], bool], refuse_waiting: Callable[[], int]) -> None:
+        """`hurried`: whether the parent wants the drain to end now.
+
+        `refuse_waiting` refuses undecided requests and returns their number.
+        """
+        self._server = server
+        self._timeout_s = timeout_s
+        self._hurried = hurried
+        self._refuse_waiting = refuse_waiting
+
+    async def together(self, busy: Callable[[], bool]) -> None:
+        """Drains together with all workers of the picker. `busy`: whether any of them has a stream."""
+        server, half = self._server, self._timeout_s / 2
+        await self._wait(lambda: not busy(), half)
+        server.drain()
+        await self._wait(lambda: not server.connections, half)
+        await self._last()
+
+    async def alone(self, relieved: Callable[[], bool]) -> None:
+        """Drains while other workers serve. `relieved`: whether another worker accepts connections."""
+        server = self._server
+        await self._wait(relieved, RELIEF_S)
+        server.stop_accepting()
+        server.drain()
+        await self._wait(lambda: not server.connections, self._timeout_s)
+        await self._last()
+
+    async def _last(self) -> None:
+        server = self._server
+        server.stop_accepting()
+        server.drain()
+        if self._refuse_waiting():
+            await self._wait(lambda: not server.connections, REFUSED_S, hurry=False)
+        if server.streams:
+            log.warning("drain is over: open streams are cut", streams=server.streams)
+        server.abort()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.closed(), CLOSED_S)
+
+    async def _wait(self, done: Callable[[], bool], seconds: float, *, hurry: bool = True) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not done() and asyncio.get_running_loop().time() < deadline and not (hurry and self._hurried()):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)

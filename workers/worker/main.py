@@ -31,13 +31,12 @@ from workers.worker.adoption import Adoption
 from workers.worker.body_timeout import BodyTimeout
 from workers.worker.extproc.app import App
 from workers.worker.extproc.health import beside
-from workers.worker.extproc.peer_faults import SLOW_BODY
-from workers.worker.faults import Faults
-from workers.worker.kept import Kept
+from workers.worker.faults import SLOW_BODY, Faults
+from workers.worker.kept import WorkerKept
 from workers.worker.leaving import Exit
 from workers.worker.pools import Pools
 from workers.worker.serving import Serving
-from workers.worker.setup import Parts
+from workers.worker.setup import WorkerParts
 from workers.worker.telemetry.stream_metrics import StreamMetrics
 
 HEARTBEAT_S = 0.1
@@ -70,7 +69,7 @@ class Worker:
         self._lags: deque[float] = deque([0.0], LAG_HEARTBEATS)  # how late each of the last heartbeats was, in seconds
         self._orphaned = False
         self._adoption: Adoption | Pools
-        self._kept: Kept
+        self._kept: WorkerKept
         self._serving: Serving
 
     async def serve(self) -> int:
@@ -105,12 +104,12 @@ class Worker:
     def set_up(self, bus: BusWriter) -> None:
         """Creates the worker's app and the other parts for its configuration. If there are several pools, they begin without parts."""
 
-        def made(instance: Instance) -> Parts:
+        def made(instance: Instance) -> WorkerParts:
             areas = instance.memory.areas  # under a later configuration, it may have more histograms
             area = self.area if areas is self.areas else areas.area(self.index + 1)
-            return Parts(instance, self.index, area, bus=bus, faults=self.faults, clock=self._clock, kept=self._kept)
+            return WorkerParts(instance, self.index, area, bus=bus, faults=self.faults, clock=self._clock, kept=self._kept)
 
-        self._kept = Kept(self.instance, self.index, self.area, bus, clock=self._clock)
+        self._kept = WorkerKept(self.instance, self.index, self.area, bus, clock=self._clock)
         if self.instance.pools:
             serving = (lambda: self._serving.streams(), lambda: self._serving.look())
             self._adoption = Pools(self.instance, made, self.area, self.index + 1, *serving)

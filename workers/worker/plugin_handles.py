@@ -1,20 +1,31 @@
-"""The objects by which a worker's plugins use shared memory: load, prefix index, histograms, counters and gauges."""
+"""The objects by which a worker's plugins use shared memory: load, prefix index, latency model, histograms, counters and gauges."""
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from compiled.calls import increase
+from compiled.calls import increase, raise_to
 from epp.candidates import Endpoint
+from epp.learning import samples
+from epp.learning.model import FirstToken, Floats, LatencyModel
+from epp.learning.state import UnusableModel, decode
 from epp.metrics import Metric
 from epp.metrics.catalogue import GAUGE_PARTS, WEIGHT
 from epp.plugin import Hashes, Plugin, PrefixIndex
 from shm.areas import Area
+from shm.documents import DocumentReader
 from shm.index_tiers import SPAN, in_tier
+from shm.prefills import PromptStarts
 from shm.prefix_index import IndexReader
 from shm.series import FIRST_BLOCK, SeriesWriter
 from workers.shared.bus import BusWriter
 
 GAUGE_MAX: Final = 1e11  # limit of a value, so that the sum over all workers fits into a word
+FLUSH_S: Final = 0.02  # how long a sample of the latency model waits for others
+BATCH: Final = 32
+
+assert BATCH <= samples.SAMPLES_MAX
 
 
 class AreaLoad:
@@ -111,3 +122,57 @@ class IndexTier:
 
     def forget(self, hashes: Hashes, owner: int) -> None:
         self._index.forget(hashes, in_tier(owner, self._tier))
+
+
+class SharedLearning:
+    """Implements `epp.plugin.Learning`: predicts with the model that the supervisor publishes, and sends the supervisor what was observed.
+
+    Needs a running event loop for `learn_first` and `learn_token`.
+    """
+
+    def __init__(self, published: DocumentReader, starts: PromptStarts, send: Callable[[bytes], object], pool: int = 0) -> None:
+        """`published`: has the model of each pool as a document. `send`: passes a frame on to the supervisor, without waiting."""
+        self._published = published
+        self._pool = pool
+        self._words, self._at = published.version_word(pool)
+        self._starts = starts
+        self._send = send
+        self._version = 0
+        self._model = LatencyModel()
+        self._pending: list[bytes] = []
+
+    def model(self) -> LatencyModel:
+        version = self._words[self._at]
+        if version != self._version:
+            self._version = version
+            found = self._published.read(self._pool)
+            if found is not None:
+                with contextlib.suppress(UnusableModel):  # of another version: keep the last one
+                    self._model = decode(found[1])
+        return self._model
+
+    def starts(self) -> Floats:
+        return self._starts.rows
+
+    def begins(self, slot: int, now: float) -> None:
+        raise_to(self._starts.own, slot, now)
+
+    def learn_first(self, seen: FirstToken) -> None:
+        self._learn(samples.first_token(seen))
+
+    def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
+        self._learn(samples.per_token(slot, generation, load, observed, lasted))
+
+    def flush(self) -> None:
+        """Sends the samples that wait."""
+        pending, self._pending = self._pending, []
+        if pending:
+            self._send(samples.frame(pending))
+
+    def _learn(self, sample: bytes) -> None:
+        pending = self._pending
+        pending.append(sample)
+        if len(pending) >= BATCH:
+            self.flush()
+        elif len(pending) == 1:
+            asyncio.get_running_loop().call_later(FLUSH_S, self.flush)

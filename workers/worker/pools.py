@@ -35,7 +35,7 @@ from workers.worker.extproc.pool_stream import open_pooled
 from workers.worker.extproc.stream import ExtProcStream
 from workers.worker.extproc.tried_stream import Tryout
 from workers.worker.model_list import ModelList
-from workers.worker.setup import Parts
+from workers.worker.setup import WorkerParts
 
 AGAIN_S: Final = 10.0  # until a pool that could not be loaded is tried again
 
@@ -48,7 +48,7 @@ class Pools:
     def __init__(
         self,
         instance: Instance,
-        made: Callable[[Instance], Parts],
+        made: Callable[[Instance], WorkerParts],
         area: Area,
         ordinal: int,
         streams: Callable[[], Iterable[ExtProcStream]],
@@ -81,7 +81,7 @@ class Pools:
         self._loaded: list[Adoption | None] = [None] * len(instance.pools)
         self._loaded[self._lobby_of] = self._adoption(self._first)
         self._assigned = assigned_view(instance) if instance.places is not None else None
-        self._left: list[Parts] = []  # those of pools that are gone; streams may still use them
+        self._left: list[WorkerParts] = []  # those of pools that are gone; streams may still use them
         self._retiring: set[asyncio.Task[None]] = set()
         self._used: set[int] = set()  # the pools that got a stream since the last heartbeat
         self._waiting: dict[int, list[Callable[[], None]]] = {}
@@ -129,7 +129,7 @@ class Pools:
         self._waiting.setdefault(pool, []).append(then)
         self._load()
 
-    def every(self) -> list[Parts]:
+    def every(self) -> list[WorkerParts]:
         """Returns the parts of all pools that are loaded."""
         used = (parts for adoption in self._loaded if adoption is not None for parts in adoption.every())
         return list(dict.fromkeys([self._first, *used, *self._left]))
@@ -191,7 +191,7 @@ class Pools:
                 view.reports.refused(self._ordinal, number, error_text(problem), view.generations.key)
             return view
 
-    def _adoption(self, parts: Parts) -> Adoption:
+    def _adoption(self, parts: WorkerParts) -> Adoption:
         return Adoption(parts, self._area, self._ordinal, lambda: (stream.app for stream in self._streams()), self._turn)
 
     def _name(self, pool: int) -> str:

@@ -17,8 +17,8 @@ from workers.transport.accept import Accepting
 from workers.transport.interface import Application, Clock, Handler, Server
 from workers.transport.limits import BUDGET_MAX, Budget, Limits
 from workers.worker.body_timeout import BodyRelief
-from workers.worker.extproc.peer_faults import PeerFaults
 from workers.worker.extproc.stream import ExtProcStream
+from workers.worker.faults import PeerFaults
 
 # The part of a worker's memory for messages that peers do not finish and answers that they do not read.
 PEERS_SHARE = 0.25

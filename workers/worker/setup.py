@@ -4,7 +4,7 @@
     services ─▶ plugins started ─▶ pipelines ─┼─▶ App
     telemetry, admission, guards, intake ─────┘
 
-Each part of the app has its own method. `Parts` also keeps the objects that the worker uses later.
+Each part of the app has its own method. `WorkerParts` also keeps the objects that the worker uses later.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ from epp.decision.receipt import SALT_BYTES, receipt_of
 from epp.decision.response_phase import NONE
 from epp.metrics import Group
 from epp.metrics.series import ISOLATION, MODEL_REWRITES, PREDICTION, SHADOWS, TENANT
-from epp.plugin import HeldBlocks
 from epp.points import guard
 from epp.points.instrument import Wrap, bare
 from epp.request import Request
@@ -39,7 +38,6 @@ from shm.table import TableReader
 from workers.process.instance import Instance
 from workers.process.layout import RECORDED_POOL, RECORDING
 from workers.shared.bus import BusWriter
-from workers.shared.decisions import Publisher
 from workers.shared.documents import EndpointsView, NamesView
 from workers.shared.objectives import Priorities
 from workers.shared.pool_crashes import RUNNING, marking, word_of
@@ -54,20 +52,20 @@ from workers.worker.extproc.turns import BODIES_S, ONE_S, Turns
 from workers.worker.faults import Faults
 from workers.worker.flow.flow_control import FlowControl
 from workers.worker.flow_setup import flow_control
-from workers.worker.held import NoHeldBlocks, SharedHeldBlocks
+from workers.worker.held import held_blocks
 from workers.worker.isolation import Isolation
-from workers.worker.kept import Kept, PoolKept
+from workers.worker.kept import PoolKept, WorkerKept
 from workers.worker.plugin_handles import SharedPrefixIndex
 from workers.worker.rewrites import RewritesView
 from workers.worker.services import WorkerServices
 from workers.worker.telemetry.access_log import AccessLog
+from workers.worker.telemetry.alternatives import Agreements
 from workers.worker.telemetry.cache_prediction import Comparison, match_name
 from workers.worker.telemetry.call_timing import CallTimers, Timing
 from workers.worker.telemetry.recorder import Recorder
 from workers.worker.telemetry.request_metrics import RequestMetrics
 from workers.worker.telemetry.request_telemetry import Telemetry
 from workers.worker.telemetry.salt_watch import SaltWatch
-from workers.worker.telemetry.shadow_agreement import Agreements
 from workers.worker.telemetry.tenant_counts import TenantCounts
 from workers.worker.telemetry.tracing import Tracer
 from workers.worker.telemetry.tracing_export import Exporter, open_exporter
@@ -76,10 +74,10 @@ from workers.worker.telemetry.usage_doubts import UsageDoubts
 log = structlog.get_logger()
 
 
-class Parts:
+class WorkerParts:
     """The app of a worker for one configuration, and what the worker calls at its heartbeats, at wake-ups and at its end."""
 
-    kept: Kept
+    kept: WorkerKept
     own: PoolKept
     app: App
 
@@ -92,9 +90,9 @@ class Parts:
         bus: BusWriter,
         faults: Faults,
         clock: Clock,
-        before: "Parts | None" = None,
+        before: "WorkerParts | None" = None,
         beside: bool = False,
-        kept: Kept | None = None,
+        kept: WorkerKept | None = None,
     ) -> None:
         """`index`: the worker's number, from 0. `area`: its area. `before`: the parts of the previous configuration.
 
@@ -105,10 +103,9 @@ class Parts:
         self.instance = instance
         self._index, self._area = index, area
         self._faults, self._clock, self._bus = faults, clock, bus
-        self.kept = before.kept if before is not None else kept or Kept(instance, index, area, bus, clock=clock)
+        self.kept = before.kept if before is not None else kept or WorkerKept(instance, index, area, bus, clock=clock)
         self.own = before.own if before is not None else PoolKept(self.kept, instance)
         self._tenants = _tenants(instance)
-        self._rng, self._documents = self.kept.rng, self.kept.documents
         self.services = self._services(bus)
         configured = instance.config.pipeline
         configured.start(self.services)
@@ -119,8 +116,7 @@ class Parts:
         self.objectives.look()
         pipelines = self._pipelines(configured)
         self.timing = pipelines.timing
-        self._recorder: Recorder | None = None  # made when something is recorded for the first time
-        self._recording = 0, 0  # what the supervisor's area said at the last look
+        self._recording = Recording(self.kept, instance)
         self.intake: Intake = before.intake if before is not None and beside else self._intake()
         self.flow: FlowControl | None = None
         self._guarding = self._guards(pipelines)
@@ -144,7 +140,7 @@ class Parts:
             self._telemetry(pipelines.whole, metrics),
             self._guarding,
             Times(clock, time.monotonic, _turns(BODIES_S).soon),
-            self._rng,
+            self.kept.rng,
             intake=self.intake,
             options=options,
         )
@@ -162,13 +158,13 @@ class Parts:
             turns=_turns(ONE_S) if self.instance.pool is not None else None,
         )
 
-    def under(self, instance: Instance, area: Area, *, beside: bool = False) -> "Parts":
+    def under(self, instance: Instance, area: Area, *, beside: bool = False) -> "WorkerParts":
         """Creates the parts for a later configuration. `area`: this worker's area in the layout of that configuration.
 
         Raises PluginFault if a plugin does not start. Then everything stays as it is.
         """
         bus, faults, clock = self._bus, self._faults, self._clock
-        return Parts(instance, self._index, area, bus=bus, faults=faults, clock=clock, before=self, beside=beside)
+        return WorkerParts(instance, self._index, area, bus=bus, faults=faults, clock=clock, before=self, beside=beside)
 
     def promote(self) -> None:
         """Makes these parts those of the configuration in force: flow control continues with their plan."""
@@ -176,10 +172,6 @@ class Parts:
         self.flow = self._flow(self._pool_used)
         app.admission = self._admission(self._pool_used, self.flow)
         app.evictions = self.flow.evictions if self.flow is not None and self.flow.evicts else None
-
-    @property
-    def publisher(self) -> Publisher:
-        return self.kept.publisher
 
     def heartbeat(self, now: float) -> None:
         """Reads what the supervisor has published since the last heartbeat, and stores the durations that were measured."""
@@ -194,17 +186,7 @@ class Parts:
 
     def record(self) -> None:
         """Records into the file that the supervisor writes now, or not at all."""
-        areas, pool = self.instance.memory.areas, self.instance.pool
-        number, only = areas.scalars(RECORDING)[SUPERVISOR_AREA], areas.scalars(RECORDED_POOL)[SUPERVISOR_AREA]
-        if (number, only) == self._recording:
-            return
-        self._recording, records = (number, only), self.kept.records
-        records.use(abs(number))
-        if records.file:
-            self._recorder = self._recorder or self._make_recorder()
-            self._recorder.sample = self.kept.sample if number < 0 else None
-        is_recorded = records.file and only in (0, (pool or 0) + 1)
-        self.app.telemetry.recorder = self._recorder if is_recorded else None
+        self._recording.look(self.app.telemetry)
 
     def series(self, group: Group) -> SeriesWriter:
         """Returns this worker's part of a table of labelled metrics."""
@@ -236,34 +218,23 @@ class Parts:
             self._area,
             SharedPrefixIndex(IndexReader(instance.layout.index, instance.memory.index), bus),
             prefix_seed=instance.credentials.prefix_seed,
-            held_blocks=self._held_blocks(),
+            held_blocks=held_blocks(instance, self._index, self._area),
             prefills=self.kept.prefills,
             learning=self.own.learning,
-            rng=self._rng,
+            rng=self.kept.rng,
             measures=instance.layout.measures,
             labelled={group.name: self.series(group) for group in instance.layout.plugin_groups},
             now=time.monotonic,
         )
 
-    def _held_blocks(self) -> HeldBlocks:
-        """Returns what plugins see of the model servers' caches. Without a precise prefix producer, no endpoint holds anything."""
-        instance = self.instance
-        memory = instance.memory.kv_events
-        if memory is None or instance.sources.kv_events is None:
-            return NoHeldBlocks()
-        if not instance.pipes.kv_bus:
-            return SharedHeldBlocks(memory, None)
-        drops = partial(self._area.add, self._area.schema.counter["bus_drops_total"])
-        return SharedHeldBlocks(memory, BusWriter(instance.pipes.kv_bus[self._index].writer, drops).learn)
-
-    def _pool(self, pipeline: Pipeline, before: "Parts | None") -> SharedPool:
+    def _pool(self, pipeline: Pipeline, before: "WorkerParts | None") -> SharedPool:
         instance = self.instance
         saturation = instance.config.saturation
         read = saturation.consumes if saturation is not None else ()
         pool = SharedPool(
             TableReader(instance.layout.table, instance.memory.table),
-            EndpointsView(self._documents, instance.pool),
-            NamesView(self._documents),
+            EndpointsView(self.kept.documents, instance.pool),
+            NamesView(self.kept.documents),
             instance.memory.areas,
             columns=(*pipeline.columns, *(key for key in read if isinstance(key, Column))),
             fresh=instance.sources.believed,
@@ -314,9 +285,10 @@ class Parts:
         options = self.instance.options.tracing
         if options is None:
             return None
-        if self.kept.traces is None:
-            self.kept.traces = Exporter(open_exporter(options))
-        return Tracer(pipeline, wrap, self.kept.traces.emit, ratio=options.ratio, parent_based=options.parent_based, rng=self._rng)
+        kept = self.kept
+        if kept.traces is None:
+            kept.traces = Exporter(open_exporter(options))
+        return Tracer(pipeline, wrap, kept.traces.emit, ratio=options.ratio, parent_based=options.parent_based, rng=kept.rng)
 
     def _telemetry(self, pipeline: Pipeline, metrics: RequestMetrics) -> Telemetry:
         match = match_name(pipeline.wiring)
@@ -328,30 +300,22 @@ class Parts:
             comparison=Comparison(match, self.series(PREDICTION), self._bus.cached) if match else None,
             doubts=UsageDoubts(self.series(PREDICTION), log.warning, time.monotonic),
             agreements=Agreements(self.series(SHADOWS)) if pipeline.shadows else None,
-            access_log=AccessLog(share, self._rng) if (share := self.instance.options.access_log) else None,
-            tenants=TenantCounts(self.series(TENANT), self._salt_watch()) if self._tenants is not None else None,
+            access_log=AccessLog(share, self.kept.rng) if (share := self.instance.options.access_log) else None,
+            tenants=self._tenant_counts(),
             look=self.record if self.instance.options.record_dir != OFF else None,
         )
 
-    def _salt_watch(self) -> SaltWatch | None:
-        entry, area = self.instance.config.tenants, self._area
-        if entry is None or entry.salt_place is None:
+    def _tenant_counts(self) -> TenantCounts | None:
+        entry = self.instance.config.tenants
+        if entry is None:
             return None
-        counters = (area.schema.counter[f"salt_{name}_tokens_total"] for name in ("checked", "lost"))
-        checked, lost = (partial(area.add, counter) for counter in counters)
-        return SaltWatch(self.series(PREDICTION), checked, lost, seed=self.instance.credentials.prefix_seed, now=time.monotonic())
+        salts = _salt_watch(self._area, self.series(PREDICTION), self.instance) if entry.salt_place is not None else None
+        return TenantCounts(self.series(TENANT), salts)
 
     def _receipt(self, pipeline: Pipeline, request: Request, decision: Decision) -> str:
         """Returns the id of a receipt for a decision of this worker."""
         receipt = receipt_of(pipeline, request, decision, at=time.time(), worker=self._index, configuration=self.instance.number)
         return self.kept.seal.seal(receipt, os.urandom(SALT_BYTES))
-
-    def _make_recorder(self) -> Recorder:
-        kept, instance = self.kept, self.instance
-        config_hash = instance.generations.hash_of(instance.number) or (instance.bundle.hash if instance.bundle is not None else "")
-        pool = instance.options.pool_name if instance.pool is not None else ""
-        number, pipeline = instance.number, instance.config.pipeline
-        return Recorder(kept.records, kept.keyed, generation=number, config_hash=config_hash, pipeline=pipeline, pool=pool)
 
     def _flow(self, pool: SharedPool) -> FlowControl | None:
         own, caps, failed = self.own, self.kept.caps, self._faults.policy_failed
@@ -399,11 +363,48 @@ class Parts:
         """Creates the intake. It reads objectives and model rewrites only if this instance can have any."""
         if not self.instance.sources.has_objects:
             return Intake()
-        own = self.own
+        own, kept = self.own, self.kept
         if own.rewrites is None:
-            own.rewrites = RewritesView(self._documents, self.series(MODEL_REWRITES), self.kept.caps, self._rng.random, self.instance.pool)
+            own.rewrites = RewritesView(kept.documents, self.series(MODEL_REWRITES), kept.caps, kept.rng.random, self.instance.pool)
         unknown: Callable[[], None] = partial(self._area.add, self._area.schema.counter["objectives_unknown_total"])
         return Intake(own.rewrites.present, Priorities(self.objectives, unknown).of)
+
+
+class Recording:
+    """Records the requests of one configuration while the supervisor writes a file."""
+
+    def __init__(self, kept: WorkerKept, instance: Instance) -> None:
+        self._kept = kept
+        self._instance = instance
+        self._recorder: Recorder | None = None  # made when something is recorded for the first time
+        self._seen = 0, 0  # what the supervisor's area said at the last look
+
+    def look(self, telemetry: Telemetry) -> None:
+        """Lets `telemetry` record into the file that the supervisor writes now, or not at all."""
+        areas, pool = self._instance.memory.areas, self._instance.pool
+        number, only = areas.scalars(RECORDING)[SUPERVISOR_AREA], areas.scalars(RECORDED_POOL)[SUPERVISOR_AREA]
+        if (number, only) == self._seen:
+            return
+        self._seen, records = (number, only), self._kept.records
+        records.use(abs(number))
+        if records.file:
+            self._recorder = self._recorder or self._made()
+            self._recorder.sample = self._kept.sample if number < 0 else None
+        is_recorded = records.file and only in (0, (pool or 0) + 1)
+        telemetry.recorder = self._recorder if is_recorded else None
+
+    def _made(self) -> Recorder:
+        kept, instance = self._kept, self._instance
+        config_hash = instance.generations.hash_of(instance.number) or (instance.bundle.hash if instance.bundle is not None else "")
+        pool = instance.options.pool_name if instance.pool is not None else ""
+        number, pipeline = instance.number, instance.config.pipeline
+        return Recorder(kept.records, kept.keyed, generation=number, config_hash=config_hash, pipeline=pipeline, pool=pool)
+
+
+def _salt_watch(area: Area, series: SeriesWriter, instance: Instance) -> SaltWatch:
+    counters = (area.schema.counter[f"salt_{name}_tokens_total"] for name in ("checked", "lost"))
+    checked, lost = (partial(area.add, counter) for counter in counters)
+    return SaltWatch(series, checked, lost, seed=instance.credentials.prefix_seed, now=time.monotonic())
 
 
 def _tenants(instance: Instance) -> Tenants | None:

@@ -31,7 +31,7 @@ from workers.shared.bus import BusWriter
 from workers.transport.interface import Clock
 from workers.worker.extproc.pipelines import Lease
 from workers.worker.faults import Faults
-from workers.worker.setup import Parts
+from workers.worker.setup import WorkerParts
 
 REQUESTS: Final = 128
 WARM: Final = 16  # the first WARM requests fill caches, so memory is measured after them
@@ -82,7 +82,7 @@ async def _prove(instance: Instance) -> None:
     witness = Witness(area)
     bus = BusWriter(packet_pipe().writer, lambda: None)
     try:
-        parts = Parts(instance, 0, area, bus=bus, faults=witness, clock=Clock())
+        parts = WorkerParts(instance, 0, area, bus=bus, faults=witness, clock=Clock())
         if parts.flow is not None:
             parts.flow.gate.read()
         usage, before = Memory(), 0
@@ -105,7 +105,7 @@ async def _prove(instance: Instance) -> None:
         raise Unproven(f"error[trial]: {REQUESTS - WARM} requests took {grown >> 20} MiB that they did not give back: a plugin leaks")
 
 
-async def _decide(parts: Parts) -> None:
+async def _decide(parts: WorkerParts) -> None:
     """Decides one request and ends its answer. Raises what a plugin raises."""
     app = parts.app
     body = BODY % (PROMPT, PROMPT)

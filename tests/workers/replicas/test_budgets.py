@@ -9,7 +9,7 @@ from shm.budgets import BudgetRow, BudgetsSchema, BudgetSums, Elsewhere
 from tests.shm.memory import region_for
 from workers.replicas.budgets import HEARD_MAX, Budgets
 from workers.replicas.wire import BUDGET, BUDGETS_MAX
-from workers.worker.extproc.budgets import Account
+from workers.worker.extproc.budgets import TenantAccount
 
 KEY, RATE, SIZE, COST = 7, 1000.0, 5000.0, 100.0
 LATE_S = 0.1  # until others hear; usual are some milliseconds
@@ -29,7 +29,7 @@ class Replica:
         region = region_for(schema)
         self.worker = BudgetRow(schema, region, 0, serving)
         self.exchange = Budgets(BudgetSums(schema, region, serving), BudgetRow(schema, region, 1, serving))
-        self.account = Account(self.worker, KEY, Budget(Bucket(RATE, SIZE), None, 6), 0.25, 0.0)
+        self.account = TenantAccount(self.worker, KEY, Budget(Bucket(RATE, SIZE), None, 6), 0.25, 0.0)
         self.used = 0.0
 
     def ask(self, now: float, cost: float = COST) -> bool:

@@ -20,7 +20,7 @@ from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 from workers.supervisor.endpoints.latency_state import FILE
 from workers.supervisor.endpoints.pool_states import GONE_MAX, POOLS, remove_oldest
 from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
-from workers.worker.learning import SharedLearning
+from workers.worker.plugin_handles import SharedLearning
 
 SLOTS = 4
 COLUMNS = ("running_requests", "waiting_requests", "kv_cache_usage")

@@ -21,7 +21,7 @@ from workers.worker.pools import Pools
 
 
 class Parts(SimpleNamespace):
-    """Stands for `workers.worker.setup.Parts`: knows its pool, and whether it was retired."""
+    """Stands for `workers.worker.setup.WorkerParts`: knows its pool, and whether it was retired."""
 
     def __init__(self, instance: Instance, kept: Any) -> None:
         super().__init__(

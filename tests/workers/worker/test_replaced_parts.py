@@ -17,7 +17,7 @@ from workers.worker import setup
 from workers.worker.adoption import Adoption
 from workers.worker.extproc.app import App
 from workers.worker.extproc.pool import SharedPool
-from workers.worker.setup import Parts
+from workers.worker.setup import WorkerParts
 
 FLOW = config()
 EVICTS = config("enableEviction: true")
@@ -61,7 +61,7 @@ def one_worker(tmp_path: Path) -> Iterator[Callable[[str, Callable[[Shard], Any]
 def test_nothing_keeps_the_parts_of_earlier_configurations(one_worker: Any, texts: tuple[str, ...]) -> None:
     async def main(shard: Shard) -> None:
         gc.collect()
-        before = alive(App), alive(SharedPool), alive(Parts)
+        before = alive(App), alive(SharedPool), alive(WorkerParts)
         parts = shard.parts
         for number, text in enumerate(texts[1:], start=2):
             later = under(shard.instance, text, number)
@@ -73,7 +73,7 @@ def test_nothing_keeps_the_parts_of_earlier_configurations(one_worker: Any, text
         assert isinstance(adoption, Adoption)
         adoption.parts = parts
         gc.collect()
-        assert (alive(App), alive(SharedPool), alive(Parts)) == before
+        assert (alive(App), alive(SharedPool), alive(WorkerParts)) == before
 
     one_worker(texts[0], main)
 
@@ -81,7 +81,7 @@ def test_nothing_keeps_the_parts_of_earlier_configurations(one_worker: Any, text
 def test_a_candidate_that_is_withdrawn_or_promoted_leaves_nothing_of_the_other(one_worker: Any) -> None:
     async def main(shard: Shard) -> None:
         gc.collect()
-        before = alive(App), alive(SharedPool), alive(Parts)
+        before = alive(App), alive(SharedPool), alive(WorkerParts)
         parts = shard.parts
         for number, promoted in ((2, False), (3, True), (4, True)):
             later = under(shard.instance, EVICTS if number % 2 else FLOW, number)
@@ -97,7 +97,7 @@ def test_a_candidate_that_is_withdrawn_or_promoted_leaves_nothing_of_the_other(o
         assert isinstance(adoption, Adoption)
         adoption.parts = parts
         gc.collect()
-        assert (alive(App), alive(SharedPool), alive(Parts)) == before
+        assert (alive(App), alive(SharedPool), alive(WorkerParts)) == before
 
     one_worker(FLOW, main)
 

@@ -29,7 +29,7 @@ PURPOSE: Final = b"epp tenant budget"[:16]
 NEVER: Final = float("-inf")
 
 
-class Account:
+class TenantAccount:
     """What one tenant uses in this worker, and what is left of its budget."""
 
     __slots__ = (
@@ -112,7 +112,7 @@ class Charge:
 
     __slots__ = ("_account", "_answer", "_answered", "_budgets", "_correction", "_most", "_prompt", "_size", "exchange", "free")
 
-    def __init__(self, budgets: "Budgets", account: Account, request: Request, prompt: float, *, free: bool) -> None:
+    def __init__(self, budgets: "Budgets", account: TenantAccount, request: Request, prompt: float, *, free: bool) -> None:
         extent = request.extent or USUAL
         limit = request.max_tokens
         self._budgets = budgets
@@ -174,7 +174,7 @@ class Budgets:
         self._row = row
         self._seed = seed
         self._pool = pool
-        self._accounts: dict[Tenant, Account] = {}
+        self._accounts: dict[Tenant, TenantAccount] = {}
         self._open: dict[Charge, None] = {}
         self._per_byte = 1.0 / BYTES_PER_TOKEN
 
@@ -205,11 +205,11 @@ class Budgets:
         for charge in self._open:
             charge.came(now)
 
-    def _account(self, tenant: Tenant, budget: Budget, now: float) -> Account:
+    def _account(self, tenant: Tenant, budget: Budget, now: float) -> TenantAccount:
         if len(self._accounts) >= ACCOUNTS_MAX:  # bounded, because a gateway may vouch for any number of tenants
             self._accounts = {tenant: account for tenant, account in self._accounts.items() if account.open}
         key = key_of(tenant.name, self._seed, self._pool)
-        account = self._accounts[tenant] = Account(self._row, key, budget, self._per_byte, now)
+        account = self._accounts[tenant] = TenantAccount(self._row, key, budget, self._per_byte, now)
         return account
 
 

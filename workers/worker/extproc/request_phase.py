@@ -32,7 +32,7 @@ from epp.request.renaming import CONTENT_ENCODING, Renamed
 from epp.request.tenant import Tenant
 from workers.worker.extproc.app import App
 from workers.worker.extproc.pipelines import Lease
-from workers.worker.extproc.shell import Shell
+from workers.worker.extproc.shell import SHORTEST_ENVELOPE, Shell
 from workers.worker.telemetry.trace_context import GatewayContext
 
 PREFERS: Final = codec.needle(PREFER)[:-1]
@@ -45,8 +45,6 @@ SMALL_PIECES_MAX: Final = 1024  # this number of small pieces in a row is joined
 ORIGIN_CHARS_MAX: Final = 64
 # Limit for the bytes of a message beside the body: headers and metadata; gateways send some KiB.
 BESIDES_MAX: Final = 1 << 20
-# The tag and the length before the payload of a message take 2 to 6 bytes. If more bytes precede it, the message has other fields.
-SHORTEST_ENVELOPE: Final = 6
 
 # A piece of the body: (message, start, end, begin, stop). The HttpBody is message[start:end], the body's bytes are message[begin:stop].
 Piece = tuple[bytes, int, int, int, int]
@@ -268,8 +266,8 @@ class RequestPhase:
         assert parser is not None
         if not request.path:
             request.path = inferred_path(body)
-            self.parser, self._place = app.pipelines.parser(request.path)
-            parser = self.parser
+            parser, self._place = app.pipelines.parser(request.path)
+            self.parser = parser
         renamed = app.intake.read(request, self._headers, lease.pipeline, (parser, self._place), body)
         if renamed is not None:
             self._change(renamed, unpacked=unpacked)
@@ -344,14 +342,12 @@ class RequestPhase:
         elif self.gateway is not None:
             self.gateway.pass_on(self._headers, decision)
         scores = app.scores(decision) if app.emit_scores else None
+        target = app.destination(decision)
         if self.buffered:
-            target = app.destination(decision)
             send(codec.buffered_answer(target, self._renamed, decision.headers, scores, decision.removed_headers))
-            if self._trailers:
-                send(codec.REQUEST_TRAILERS_ANSWER)
-            return
-        send(codec.request_headers_answer(app.destination(decision), self.body_bytes, decision.headers, scores, decision.removed_headers))
-        _send_body(stream, self.pieces, self._inserted, ends=not self._trailers)
+        else:
+            send(codec.request_headers_answer(target, self.body_bytes, decision.headers, scores, decision.removed_headers))
+            _send_body(stream, self.pieces, self._inserted, ends=not self._trailers)
         if self._trailers:
             send(codec.REQUEST_TRAILERS_ANSWER)
 

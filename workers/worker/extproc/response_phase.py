@@ -26,7 +26,7 @@ from epp.request.client_headers import wants_receipt
 from epp.request.renaming import UNSIZED, restorable
 from workers.shared.outliers import EMPTY
 from workers.worker.extproc.reservation import Reservation
-from workers.worker.extproc.shell import Shell
+from workers.worker.extproc.shell import SHORTEST_ENVELOPE, Shell
 from workers.worker.telemetry.request_metrics import Exchange
 
 STATUS_NEEDLE: Final = codec.needle(":status")
@@ -38,8 +38,6 @@ OK: Final = 200
 OK_TEXT: Final = "200"
 DATE: Final = b"\x0a\x04date"
 ERROR_STATUS: Final = "4"  # a status of three digits is an error if, compared as text, it is not less
-# The tag and the length before the payload of a message take 2 to 6 bytes. If more bytes precede it, the message has other fields.
-SHORTEST_ENVELOPE: Final = 6
 
 
 class ResponsePhase:

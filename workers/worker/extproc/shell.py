@@ -25,6 +25,8 @@ INTERNAL_ERROR: Final = "Internal"
 INVALID_ARGUMENT: Final = 3
 INTERNAL: Final = 13
 BODIES_RETRY_S: Final = 1
+# The tag and the length before the payload of a message take 2 to 6 bytes. If more bytes precede it, the message has other fields.
+SHORTEST_ENVELOPE: Final = 6
 
 
 class Shell:

@@ -28,8 +28,7 @@ from workers.worker.extproc.app import App
 from workers.worker.extproc.request_phase import RequestPhase
 from workers.worker.extproc.shell import UNKNOWN_ERROR
 from workers.worker.extproc.stream import PATH, ExtProcStream
-from workers.worker.telemetry.shadow_agreement import agrees
-from workers.worker.telemetry.tryout_figures import TryoutFigures
+from workers.worker.telemetry.alternatives import TryoutFigures, agrees
 
 # Limit for shadow decisions that wait for a producer; at the limit, requests get no shadow decision.
 SHADOWS_MAX: Final = 256

@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from epp.decision.decision import Ticket
 from epp.flow.controller import FlowController
 from epp.flow.gate import PoolGate
@@ -24,6 +26,10 @@ from epp.flow.plan import FlowPlan
 from epp.flow.ports import Probe, Reading
 from epp.request import Request
 from epp.request.flows import FlowKey, Item
+from shm.areas import Areas
+from shm.flow_areas import FlowAreas
+from workers.shared.documents import EndpointsView
+from workers.shared.objectives import ObjectivesView
 from workers.worker.flow.eviction import Evictions
 from workers.worker.flow.metrics import FlowMetrics
 from workers.worker.flow.peers import AreaPeers
@@ -296,15 +302,15 @@ class FlowControl:
 
 
 class GatePoolState:
-    """Implements `workers.worker.flow.eviction.PoolState` with the gate's reading.
+    """Implements `workers.worker.flow.eviction.PoolState` with the gate's reading and what all workers show in their areas."""
 
-    `waits(priority)`: whether a request of the band waits in any worker.
-    """
-
-    def __init__(self, flow: FlowControl, waits: Callable[[int], bool], in_flight: Callable[[], int]) -> None:
+    def __init__(self, flow: FlowControl, waiting: FlowAreas, objectives: ObjectivesView, areas: Areas, endpoints: EndpointsView) -> None:
+        """`waiting`: the flow areas. `endpoints`: of the pool; without a number, all endpoints are its own."""
         self._flow = flow
-        self._waits = waits
-        self.in_flight = in_flight
+        self._waiting = waiting
+        self._objectives = objectives
+        self._areas = areas
+        self._endpoints = endpoints
 
     def saturation(self) -> float:
         return self._flow.gate.read().saturation
@@ -312,3 +318,14 @@ class GatePoolState:
     def bands(self) -> Sequence[tuple[int, float, bool]]:
         ceilings = self._flow.gate.read().ceilings
         return [(priority, ceiling, self._waits(priority)) for priority, ceiling in ceilings.items()]
+
+    def in_flight(self) -> int:
+        counts = self._areas.inflight(self._areas.schema.slots)
+        if self._endpoints.pool is not None:
+            self._endpoints.current()
+            counts = counts[self._endpoints.slots]
+        return int(np.add.reduce(counts))
+
+    def _waits(self, priority: int) -> bool:
+        place = self._objectives.places.get(priority)
+        return place is not None and self._waiting.band(place).requests > 0

@@ -16,10 +16,10 @@ from shm.areas import Area
 from workers.host.log import error_text
 from workers.shared.decisions import Recent, Used
 from workers.worker.telemetry.access_log import AccessLog
+from workers.worker.telemetry.alternatives import Agreements
 from workers.worker.telemetry.cache_prediction import Comparison
 from workers.worker.telemetry.recorder import Recorder
 from workers.worker.telemetry.request_metrics import Exchange, RequestMetrics
-from workers.worker.telemetry.shadow_agreement import Agreements
 from workers.worker.telemetry.tenant_counts import TenantCounts
 from workers.worker.telemetry.usage_doubts import UsageDoubts
 

@@ -18,7 +18,7 @@ from tests.waiting import until
 from tests.workers.flow_world import SentRequest, World, objective, rewrite, world
 from workers.worker.flow.flow_control import QueuedRequest
 from workers.worker.flow.metrics import FlowMetrics
-from workers.worker.setup import Parts
+from workers.worker.setup import WorkerParts
 
 THREE = {"high": 5, "normal": 0, "low": -1}
 
@@ -423,7 +423,7 @@ def test_a_pool_that_gives_its_place_to_another_one_writes_nothing_there_any_mor
             left.leave()
             assert waits.refused is not None and waits.refused[0] == 404
             assert running.refused is None and flow.total(WAITING) == flow.total(PENDING) == 0
-            shard.parts = Parts(w.instance, 0, worker.area, bus=shard.bus, faults=worker.faults, clock=worker._clock, kept=left.kept)
+            shard.parts = WorkerParts(w.instance, 0, worker.area, bus=shard.bus, faults=worker.faults, clock=worker._clock, kept=left.kept)
             shard.app = shard.parts.app
             assert left.kept.flows() == [shard.flow]
             of_next = shard.ask("of the next pool")

@@ -7,7 +7,7 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from workers.worker.drain import CLOSED_S, REFUSED_S, RELIEF_S, Drain
+from workers.worker.leaving import CLOSED_S, REFUSED_S, RELIEF_S, Drain
 
 TIMEOUT_S = 30.0
 

@@ -19,7 +19,7 @@ from tests.fakes import FakePool, candidates
 from tests.pair import Pair
 from tests.workers.worker.extproc.streams import BODY
 from workers.process.layout import series_schema_of
-from workers.worker.telemetry.shadow_agreement import Agreements, agrees
+from workers.worker.telemetry.alternatives import Agreements, agrees
 
 
 class Counts:

@@ -8,7 +8,7 @@ from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.prefills import PromptStarts, StartsSchema
 from shm.segment import Region
 from tests.waiting import until
-from workers.worker.learning import BATCH, SharedLearning
+from workers.worker.plugin_handles import BATCH, SharedLearning
 
 SCHEMA, STARTS = DocumentSchema((64,)), StartsSchema(2, 1)
 
