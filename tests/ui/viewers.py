@@ -24,7 +24,6 @@ import psutil
 from shm import observe
 from tests.e2e.cluster import LOOPBACK, Cluster, Picker
 from workers.supervisor.pages.state.history import SAMPLES, History
-from workers.supervisor.pages.state.recent import Recent
 from workers.supervisor.pages.state.sampler import Sampler
 from workers.supervisor.pages.state.source import Source
 
@@ -118,7 +117,7 @@ def browse(port: int) -> tuple[int, float, float]:
 
 def sampling(source: Source) -> None:
     """Prints what a sample of the history costs, without viewers, and what the whole history takes."""
-    sampler, history = Sampler(source, Recent()), History()
+    sampler, history = Sampler(source), History()
     begun = time.process_time()
     for number in range(SAMPLES):
         history.add(sampler.sample(float(number)))

@@ -18,7 +18,6 @@ from workers.supervisor.pages.state.frames import Frames
 from workers.supervisor.pages.state.history import STEP_S, History
 from workers.supervisor.pages.state.page import StatePages
 from workers.supervisor.pages.state.parts import StateParts
-from workers.supervisor.pages.state.recent import Recent
 from workers.supervisor.pages.state.sampler import Sampler
 from workers.supervisor.pages.state.source import Source
 from workers.supervisor.pages.tenants import TenantUse, reader_of
@@ -46,7 +45,6 @@ class Live:
         self._unserved = unserved
         self._store = store
         self._history = History()
-        self._recent = Recent()
         self.tenants = TenantUse(reader_of(instance.memory.series_reader(TENANT)))
 
     def start(self, background: Background) -> None:
@@ -86,11 +84,11 @@ class Live:
 
     @functools.cached_property
     def _sampler(self) -> Sampler:
-        return Sampler(self._source, self._recent)
+        return Sampler(self._source)
 
     @functools.cached_property
     def _parts(self) -> StateParts:
-        return StateParts(self._instance, self._recent, self._troubles, self._access, self._unserved, self._store, self.tenants)
+        return StateParts(self._instance, self._history.recent, self._troubles, self._access, self._unserved, self._store, self.tenants)
 
     @functools.cached_property
     def _frames(self) -> Frames:

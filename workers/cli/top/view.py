@@ -16,9 +16,8 @@ from epp.data import KV_USAGE, RUNNING, WAITING
 from shm.remote_area import FRESH_S
 from workers.host.printable import printable
 from workers.supervisor.pages.state.figures import EndpointFigures, Figures, Supervisor, Worker
-from workers.supervisor.pages.state.look import BandLook, Configuration
+from workers.supervisor.pages.state.look import BandLook, Configuration, TriedSide, TryoutFigures
 from workers.supervisor.pages.state.pools import PoolFigures
-from workers.supervisor.pages.state.tried import TriedSide, TryoutFigures
 
 UNKNOWN = "–"
 GAP = 2

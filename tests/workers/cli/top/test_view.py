@@ -7,11 +7,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from epp.prefix.divergence import Sums
 from shm.table import DOWN, State
 from tests.workers.supervisor.pages.state.looks import INSTANCE, area, endpoint, look, of
 from workers.cli.top.view import screen
+from workers.supervisor.pages.kv_events import StreamFigures
 from workers.supervisor.pages.state.figures import Figures, figures
-from workers.supervisor.pages.state.look import BandLook, CachedLook, Others, StreamLook
+from workers.supervisor.pages.state.look import BandLook, Others
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -110,7 +112,7 @@ def test_a_column_that_no_endpoint_reports_is_not_shown() -> None:
 
 
 def test_the_predicted_and_the_reported_share_of_cached_tokens_are_shown() -> None:
-    compared = endpoint("a", cached=CachedLook(requests=2, prompt=100, predicted=80, reported=60))
+    compared = endpoint("a", cached=Sums(requests=2, prompt=100, predicted=80, reported=60))
     text = printed(of(look(endpoints=[compared, endpoint("b")])), 200)
     assert "predicted 80%, reported 60%" in text
     titles, first, second = text.splitlines()[-3:]
@@ -172,8 +174,8 @@ def test_plugins_that_are_left_out_are_shown() -> None:
 
 def test_endpoints_with_event_streams_show_how_their_cache_is_known() -> None:
     endpoints = [
-        endpoint("a", stream=StreamLook(why="", age_s=2.5, held=12_345)),
-        endpoint("b", stream=StreamLook(why="no events received yet", age_s=None, held=0)),
+        endpoint("a", stream=StreamFigures(why="", age_s=2.5, held=12_345)),
+        endpoint("b", stream=StreamFigures(why="no events received yet", age_s=None, held=0)),
     ]
     text = printed(of(look(at=102.0, endpoints=endpoints), look(endpoints=endpoints)), 200)
     assert "matched precisely 1 of 2 endpoints  approximately: 1 (no events received yet)" in text

@@ -1,7 +1,9 @@
 """Attaches the shared memory of one instance, and makes the readers of its parts."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from shm import observe
 from shm.areas import Areas
@@ -9,12 +11,14 @@ from shm.documents import DocumentReader, DocumentSchema
 from shm.flow_areas import FlowAreas, FlowSchema
 from shm.layout import Schema
 from shm.observe import Life, Seen
+from shm.prefix_index import DROPPED, EVICTIONS, FAR_MARK, OWNER_LIVE, OWNER_MASK, OWNER_RETIRED, WAYS, IndexSchema
 from shm.remote_area import RemoteArea, RemoteSchema
 from shm.segment import Region, Segment, SegmentError
 from shm.series import SeriesSchema
 from shm.series_reader import SeriesReader
 from shm.stream_positions import StreamPositions, StreamPositionsSchema
 from workers.supervisor.pages.kv_events import KvFigures
+from workers.supervisor.pages.state.look import IndexLook
 
 S = TypeVar("S", bound=Schema)
 
@@ -77,3 +81,45 @@ class Attached:
         """Returns the areas of other replicas: one per pool, and the first one has the load of all. Empty without a replica store."""
         parts = [part for name, part in self._parts.items() if name.startswith("remote")]
         return [RemoteArea(part.schema, part.region) for part in parts if isinstance(part.schema, RemoteSchema)]
+
+
+class Counted(NamedTuple):
+    """The entries in the counted buckets of the prefix index. `factor`: all buckets divided by counted buckets."""
+
+    used: int
+    by_owner: list[int]
+    factor: float
+
+
+class IndexCounts:
+    """Counts in one prefix index. `buckets_max`: how many buckets are counted at most."""
+
+    def __init__(self, schema: IndexSchema, region: Region, buckets_max: int) -> None:
+        self._schema = schema
+        self._region = region
+        self._buckets_max = buckets_max
+
+    def counted(self) -> Counted:
+        """Counts the entries per owner, in all buckets or in every n-th bucket."""
+        schema = self._schema
+        buckets = self._region.array(np.uint64, schema.entries_at, (schema.buckets, WAYS))
+        step = -(-schema.buckets // self._buckets_max)
+        part = buckets[::step]
+        owners = np.bincount((part[part != 0] & np.uint64(OWNER_MASK)).astype(np.intp), minlength=FAR_MARK + 1)
+        return Counted(int(owners.sum()), owners.tolist(), schema.buckets / len(part))
+
+    def look(self, counted: Counted) -> IndexLook:
+        """Returns the figures of the whole index. `counted`: the result of `counted`."""
+        schema, words = self._schema, self._region.words
+        states = self._region.array(np.uint8, schema.owners_at, schema.entries_at - schema.owners_at)
+        used = round(counted.used * counted.factor)
+        return IndexLook(
+            entries=schema.entries,
+            used=used,
+            used_share=used / schema.entries,
+            estimated=counted.factor > 1,
+            owners_live=int(np.count_nonzero(states == OWNER_LIVE)),
+            owners_retired=int(np.count_nonzero(states == OWNER_RETIRED)),
+            evictions=words[EVICTIONS],
+            dropped=words[DROPPED],
+        )

@@ -19,6 +19,7 @@ from epp.metrics.areas import REQUEST_PROCESSING
 from epp.metrics.flow_control import FLOW_QUEUE_DURATION
 from epp.metrics.series import TIME_TO_FIRST
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
+from epp.prefix.divergence import Sums
 from epp.prefix.streams import of_ranks
 from epp.request.tokens import no_tokens
 from shm.observe import SILENT_S
@@ -28,7 +29,6 @@ from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
 from workers.supervisor.pages.state.look import (
     AreaLook,
     BandLook,
-    CachedLook,
     Configuration,
     EndpointLook,
     FlowLook,
@@ -37,9 +37,9 @@ from workers.supervisor.pages.state.look import (
     Others,
     OutcomeLook,
     counts_of,
+    quantile_since,
 )
 from workers.supervisor.pages.state.pools import PoolFigures, pool_figures
-from workers.supervisor.pages.state.quantiles import quantile_since
 
 SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's heartbeat are both older than this
 REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
@@ -288,7 +288,7 @@ def _requests(look: Look, before: Look | None, elapsed: float | None) -> Request
     )
 
 
-def _shares(looks: Sequence[CachedLook | None]) -> tuple[float | None, float | None]:
+def _shares(looks: Sequence[Sums | None]) -> tuple[float | None, float | None]:
     """Returns the predicted and the reported share of the prompt tokens; None if no prediction was compared."""
     known = [look for look in looks if look is not None]
     prompt = sum(look.prompt for look in known)

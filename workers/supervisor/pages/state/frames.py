@@ -14,12 +14,13 @@ The last PATCHES_KEPT patches are kept. A viewer that is further behind has to b
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from epp.candidates import Endpoint
 from epp.request.pools import no_such_pool
-from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, Figures, Instance, computing, life
+from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, EndpointFigures, Figures, Instance, computing, life
 from workers.supervisor.pages.state.findings import findings
 from workers.supervisor.pages.state.look import Look
 from workers.supervisor.pages.state.source import Source
@@ -33,17 +34,6 @@ WHY_CHARS_MAX: Final = 400
 
 encode = msgspec.json.Encoder().encode
 Values = dict[str, Any]
-
-
-class Named(Protocol):
-    """What an id is made of."""
-
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def address(self) -> str: ...
 
 
 class State(NamedTuple):
@@ -184,7 +174,7 @@ class Frames:
         self._patches.append((self.state.number, encode(patch)))
 
 
-def endpoint_id(endpoint: Named, pool: str | None = None) -> str:
+def endpoint_id(endpoint: Endpoint | EndpointFigures, pool: str | None = None) -> str:
     """Returns the id of an endpoint in the state: its namespace, name and address, and its pool if there are several."""
     return f"{endpoint.namespace}/{endpoint.name} {endpoint.address}{'' if pool is None else f' {pool}'}"
 

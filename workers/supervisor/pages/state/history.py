@@ -1,8 +1,8 @@
-"""Keeps a few figures of the last 15 minutes: a row per second for all pools together, and a row per step for the endpoints and the pools.
+"""Keeps a few figures of the last 15 minutes: rows for all pools together, for the endpoints, and for the pools.
 
-    together   SAMPLES rows of float32, one column for each of FIGURES
-    endpoints  rows of float32, one cell per slot and ENDPOINT_FIGURES, and the generation of each slot
-    pools      rows of float32, one cell per pool and POOL_FIGURES, and the key of each; none if the picker has one pool
+    together   a row each second, one cell for each of FIGURES
+    endpoints  one cell per slot and ENDPOINT_FIGURES; keys are the generations of the slots
+    pools      one cell per pool and POOL_FIGURES; keys come from the names. None if the picker has one pool
 
 The first two together take at most BYTES_MAX. If the rows of a large pool would take more, every second row of the endpoints is dropped and
 the step between two rows doubles: 100 endpoints have a row each second, 1,000 endpoints one every 8 seconds. The same holds for the rows of
@@ -49,7 +49,11 @@ FIGURES: Final = (
 ENDPOINT_FIGURES: Final = ("running", "waiting", "kv_cache_usage", "in_flight")
 NOT_OF_POOLS: Final = ("processing_p99_s", "workers_serving", "endpoints_ready")
 POOL_FIGURES: Final = tuple(name for name in FIGURES if name not in NOT_OF_POOLS)
-RING_BYTES: Final = SAMPLES * (len(FIGURES) + 2) * 4
+TOGETHER_BYTES: Final = 2 * SAMPLES * ((len(FIGURES) + 1) * 4 + ROW_BYTES)  # for samples that are half a step apart
+RECENT_STEP_S: Final = 30.0
+RECENT_S: Final = 300.0
+
+ALONE: Final = np.zeros(1, np.uint64)  # the key of what has no later one in its place
 
 Floats = npt.NDArray[np.float32]
 Shown = tuple[Sequence[float], Mapping[str, Sequence[float]]]  # the ages of samples in seconds, oldest first, and figures by name
@@ -68,12 +72,12 @@ class PoolSample(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The figures of one moment. `at`: monotonic seconds. `pool`: those of all pools, by name; a missing figure is unknown.
-
-    `generations`: of each slot. `endpoints`: shape (slots, ENDPOINT_FIGURES). `pools`: None if none are due.
+    """The figures of one moment. `at`: monotonic seconds. `counters`: the present ones. `pool`: the figures of all pools, by name; a
+    missing one is unknown. `generations`: of each slot. `endpoints`: shape (slots, ENDPOINT_FIGURES). `pools`: None if none are due.
     """
 
     at: float
+    counters: Mapping[str, int]
     pool: Mapping[str, float | None]
     generations: Words
     endpoints: Floats
@@ -122,8 +126,8 @@ class Rows:
     def of(self, place: int, key: int, now: float) -> Shown:
         """Returns what the rows have of one endpoint or pool."""
         rows = [row for row in self._rows if place < len(row.keys) and row.keys[place] == key and now - row.at <= KEPT_S]
-        ages = [round(now - row.at, 1) for row in rows]
-        return ages, {name: [float(row.values[place, at]) for row in rows] for at, name in enumerate(self._figures)}
+        values = np.array([row.values[place] for row in rows]).reshape(len(rows), len(self._figures))
+        return [round(now - row.at, 1) for row in rows], dict(zip(self._figures, values.T.tolist(), strict=True))
 
     def _thin(self) -> None:
         """Drops every second row, and doubles the step. Keeps the newest row."""
@@ -133,46 +137,44 @@ class Rows:
         self.step_s *= 2
 
 
+class Recent:
+    """Remembers the counters once per RECENT_STEP_S, for RECENT_S, so that findings can tell what happens now from what happened once."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=int(RECENT_S / RECENT_STEP_S) + 1)
+
+    def add(self, at: float, counters: Mapping[str, int]) -> None:
+        """Remembers the counters at time `at`, unless the last ones are younger than RECENT_STEP_S."""
+        if not self._kept or at - self._kept[-1][0] >= RECENT_STEP_S:
+            self._kept.append((at, counters))
+
+    def increases(self, counters: Mapping[str, int]) -> dict[str, int]:
+        """Returns by how much each counter has grown since the oldest remembered ones. Leaves out those that have not grown."""
+        if not self._kept:
+            return {}
+        then = self._kept[0][1]
+        return {name: grown for name, count in counters.items() if (grown := count - then.get(name, 0)) > 0}
+
+
 class History:
     """The figures of the last 15 minutes."""
 
-    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._times = np.full(SAMPLES, -math.inf)
-        self._pool = np.full((SAMPLES, len(FIGURES)), np.nan, np.float32)
-        self._next = 0
-        self._endpoints = Rows(ENDPOINT_FIGURES, bytes_max - RING_BYTES, STEP_S)
-        self._pools = Rows(POOL_FIGURES, POOLS_BYTES, POOL_STEP_S)
+    def __init__(self) -> None:
+        self.recent = Recent()
+        self.together = Rows(FIGURES, TOGETHER_BYTES, STEP_S)
+        self.endpoints = Rows(ENDPOINT_FIGURES, BYTES_MAX - TOGETHER_BYTES, STEP_S)
+        self.pools = Rows(POOL_FIGURES, POOLS_BYTES, POOL_STEP_S)
 
     @property
     def bytes(self) -> int:
-        """The bytes that the history takes."""
-        return RING_BYTES + self._endpoints.bytes + self._pools.bytes
-
-    @property
-    def step_s(self) -> float:
-        """The seconds between two rows of the endpoints."""
-        return self._endpoints.step_s
+        """The bytes that all rows take."""
+        return self.together.bytes + self.endpoints.bytes + self.pools.bytes
 
     def add(self, sample: Sample) -> None:
         """Adds a sample. Call it once per STEP_S."""
-        self._times[self._next] = sample.at
-        self._pool[self._next] = [math.nan if (v := sample.pool.get(name)) is None else v for name in FIGURES]
-        self._next = (self._next + 1) % SAMPLES
-        self._endpoints.add(sample.at, sample.generations, sample.endpoints)
+        self.recent.add(sample.at, sample.counters)
+        cells = [math.nan if (value := sample.pool.get(name)) is None else value for name in FIGURES]
+        self.together.add(sample.at, ALONE, np.array([cells], np.float32))
+        self.endpoints.add(sample.at, sample.generations, sample.endpoints)
         if sample.pools is not None:
-            self._pools.add(sample.at, *sample.pools)
-
-    def pool(self, now: float) -> Shown:
-        """Returns the figures of all pools together."""
-        order = np.roll(np.arange(SAMPLES), -self._next)
-        order = order[self._times[order] >= now - KEPT_S]
-        ages = (now - self._times[order]).round(1).tolist()
-        return ages, {name: self._pool[order, at].tolist() for at, name in enumerate(FIGURES)}
-
-    def of_pool(self, number: int, key: int, now: float) -> Shown:
-        """Returns the figures of one of several pools. `key`: that of its name (`key_of`)."""
-        return self._pools.of(number, key, now)
-
-    def endpoint(self, slot: int, generation: int, now: float) -> Shown:
-        """Returns the figures of one endpoint."""
-        return self._endpoints.of(slot, generation, now)
+            self.pools.add(sample.at, *sample.pools)

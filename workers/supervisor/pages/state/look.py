@@ -1,12 +1,19 @@
-"""Defines a look: one copy of what shared memory holds about a picker, as plain values. `source` takes it, `figures` computes from it."""
+"""Defines a look: one copy of what shared memory holds about a picker, as plain values. `source` takes it, `figures` computes from it.
+
+Histograms are counts per bucket; the last bucket counts the values above all bounds.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import msgspec
 
+from epp.decision.tryout import CANDIDATE, IN_FORCE, WHOLE
 from epp.metrics import Metric
-from workers.supervisor.pages.state.tried import TryoutFigures
+from epp.prefix.divergence import Sums
+from workers.shared.reload_status import TryoutStatus
+from workers.supervisor.pages.kv_events import StreamFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,36 +29,10 @@ class AreaLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CachedLook:
-    """Counts prompt tokens of an endpoint, in requests for which both a prediction and the server's report are known.
-
-    `requests`: their number. `prompt`: all tokens. `predicted`: those that the picker predicted as cached. `reported`: those that the
-    server reported as cached.
-    """
-
-    requests: int
-    prompt: int
-    predicted: int
-    reported: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamLook:
-    """The event stream of one endpoint. `why`: why the endpoint's prefix matches are not precise; "" if they are.
-
-    `age_s`: seconds since the last message; None before the first one.
-    """
-
-    why: str
-    age_s: float | None
-    held: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointLook:
     """The row of one endpoint. `picks`: decisions so far; None if the picker does not count them per endpoint.
 
-    `cached`: None if no prediction was compared. `stream`: None if the picker follows no event streams.
+    `cached`: the compared predictions; None if there are none. `stream`: None if the picker follows no event streams.
     """
 
     name: str
@@ -65,8 +46,8 @@ class EndpointLook:
     inflight_tokens: int
     index_entries: int
     picks: int | None
-    cached: CachedLook | None = None
-    stream: StreamLook | None = None
+    cached: Sums | None = None
+    stream: StreamFigures | None = None
     pool: str | None = None  # its name; None if the picker has one pool
     first_token: str | None = None  # what the latency model has learned, in words; None if it has learned nothing
 
@@ -82,6 +63,41 @@ class IndexLook(msgspec.Struct, frozen=True, kw_only=True):
     owners_retired: int
     evictions: int
     dropped: int
+
+
+class TriedSide(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts of one configuration since the tryout of a candidate began. None means unknown.
+
+    `computed_tokens`: prompt tokens per request that were not cached. `decision_s`: mean duration of a decision in seconds.
+    """
+
+    configuration: str
+    requests: int
+    errors: int
+    error_share: float | None
+    first_token_p50_s: float | None
+    first_token_p95_s: float | None
+    cached_share: float | None
+    computed_tokens: float | None
+    decision_s: float | None
+
+
+class TryoutFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The candidate that is tried. `share`: the share of the requests that it decides.
+
+    If `share` is 0, the decisions of the candidate are only compared with the real ones, and counted as `agreed`, `differed` or `failed`.
+    """
+
+    generation: int
+    hash: str
+    source: str
+    share: float
+    by: str
+    since: float
+    agreed: int
+    differed: int
+    failed: int
+    sides: Sequence[TriedSide]
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,10 +170,7 @@ class Others(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The values in shared memory at time `at`. Area 0 is the supervisor's.
-
-    Histograms are counts per bucket; the last bucket counts the values above all bounds.
-    """
+    """The values in shared memory at time `at`. Area 0 is the supervisor's."""
 
     at: float
     areas: Sequence[AreaLook]
@@ -167,7 +180,7 @@ class Look:
     endpoints: Sequence[EndpointLook]
     index: IndexLook
     bands: Sequence[BandLook] | None = None  # None without flow control
-    others: "Others | None" = None  # other replicas; None without a replica store
+    others: Others | None = None  # other replicas; None without a replica store
     configuration: Configuration | None = None
     errors: Mapping[str, int] = field(default_factory=dict)  # error code -> requests that failed with it
     flows: Sequence[FlowLook] = ()
@@ -185,3 +198,53 @@ def counts_of(counters: Mapping[str, int], metric: Metric) -> dict[str, int]:
     """Returns the counts of a metric with one label, by the label's value."""
     prefix = counter_name(metric, "")
     return {name.removeprefix(prefix): count for name, count in counters.items() if name.startswith(prefix)}
+
+
+def tryout_figures(tried: TryoutStatus | None) -> TryoutFigures | None:
+    """Returns the figures of the candidate that is tried; None if there is none."""
+    if tried is None:
+        return None
+    named = ((IN_FORCE, tried.in_force), (CANDIDATE, tried.candidate))
+    return TryoutFigures(
+        generation=tried.generation,
+        hash=tried.hash,
+        source=tried.source,
+        share=tried.share.millionths / WHOLE,
+        by=tried.share.by,
+        since=tried.since,
+        agreed=tried.agreed,
+        differed=tried.differed,
+        failed=tried.failed,
+        sides=[
+            TriedSide(
+                configuration=name,
+                requests=side.requests,
+                errors=side.errors,
+                error_share=side.error_share,
+                first_token_p50_s=side.first_token_s(0.5),
+                first_token_p95_s=side.first_token_s(0.95),
+                cached_share=side.cached_share,
+                computed_tokens=side.computed_tokens,
+                decision_s=side.seconds_per_decision,
+            )
+            for name, side in named
+        ],
+    )
+
+
+def quantile(q: float, bounds: Sequence[float], counts: Sequence[int]) -> float | None:
+    """Returns the quantile `q` of a histogram, as if each bucket were filled evenly; None if the histogram is empty."""
+    rank = q * sum(counts)
+    if not rank:
+        return None
+    lower = 0.0
+    for bound, count, reached in zip(bounds, counts, accumulate(counts), strict=False):
+        if reached >= rank:
+            return lower + (bound - lower) * (rank - (reached - count)) / count
+        lower = bound
+    return lower
+
+
+def quantile_since(q: float, bounds: Sequence[float], counts: Sequence[int], before: Sequence[int]) -> float | None:
+    """Returns the quantile of what was counted since `before`. A count that has fallen since then counts as 0."""
+    return quantile(q, bounds, [max(0, now - then) for now, then in zip(counts, before, strict=True)])

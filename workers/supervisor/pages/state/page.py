@@ -9,25 +9,21 @@ then connect again by themselves.
 """
 
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from itertools import islice
 from typing import Final
-from urllib.parse import parse_qs
 
-from workers.supervisor.pages.decisions import JSON
-from workers.supervisor.pages.page import PageAnswer, Pause, Piece, Request
+from workers.supervisor.pages.page import JSON, PageAnswer, Pause, Piece, Request, refusal
 from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE
 from workers.supervisor.pages.state.frames import FRAME_S, Frames, State, encode
-from workers.supervisor.pages.state.history import History, key_of
+from workers.supervisor.pages.state.history import History, Rows, key_of
 
 EVENTS: Final = "text/event-stream"
 VIEWERS_MAX: Final = 8
 BEHIND_MAX: Final = 4  # frames
 NO_STORE: Final = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
-TOO_MANY: Final = PageAnswer(
-    f"{VIEWERS_MAX} viewers follow the state already\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE, fields=(("Retry-After", "5"),)
-)
+TOO_MANY: Final = refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{VIEWERS_MAX} viewers follow the state already", (("Retry-After", "5"),))
 
 
 class StatePages:
@@ -54,32 +50,22 @@ class StatePages:
 
     def history(self, request: Request) -> PageAnswer:
         """The figures of the last 15 minutes: of one endpoint, of one of several pools, or of all together."""
-        parameters = parse_qs(request.query)
-        wanted, pool = (parameters.get(name, [""])[0] for name in ("endpoint", "pool"))
+        wanted, pool = request.values("endpoint", "pool")
         if pool:
-            return self._of_pool(pool)
+            number, why = self._frames().pool(pool)
+            if number is None:
+                return refusal(HTTPStatus.NOT_FOUND, why)
+            return self._past(self._history.pools, number, key_of(pool))
         if not wanted:
-            return PageAnswer(self._together(), JSON, fields=NO_STORE)
+            return self._past(self._history.together, 0, 0)
         slot = self._frames().slot(wanted)
         if slot is None:
-            return PageAnswer(b"no endpoint has this id\n", status=HTTPStatus.NOT_FOUND)
-        ages, figures = self._history.endpoint(*slot, self._now())
-        return PageAnswer(iter([encode({"version": 1, "ages_s": ages, "figures": figures})]), JSON, fields=NO_STORE)
+            return refusal(HTTPStatus.NOT_FOUND, "no endpoint has this id")
+        return self._past(self._history.endpoints, *slot)
 
-    def _of_pool(self, wanted: str) -> PageAnswer:
-        number, why = self._frames().pool(wanted)
-        if number is None:
-            return PageAnswer(f"{why}\n".encode(), status=HTTPStatus.NOT_FOUND)
-        ages, figures = self._history.of_pool(number, key_of(wanted), self._now())
-        return PageAnswer(iter([encode({"version": 1, "ages_s": ages, "figures": figures})]), JSON, fields=NO_STORE)
-
-    def _together(self) -> Iterator[Piece]:
-        ages, figures = self._history.pool(self._now())
-        yield b'{"version":1,"ages_s":' + encode(ages) + b',"figures":{'
-        for number, (name, values) in enumerate(figures.items()):
-            rounded = [float(f"{value:.4g}") for value in values]
-            yield (b"," if number else b"") + encode(name) + b":" + encode(rounded)
-        yield b"}}\n"
+    def _past(self, rows: Rows, place: int, key: int) -> PageAnswer:
+        ages, figures = rows.of(place, key, self._now())
+        return PageAnswer(_figures(ages, figures), JSON, fields=NO_STORE)
 
     def _whole(self, frames: Frames) -> Iterator[Piece]:
         state = yield from self._present(frames)
@@ -118,6 +104,14 @@ def _step(frames: Frames) -> Iterator[Piece]:
     else:
         frames.step()
         yield b""
+
+
+def _figures(ages: Sequence[float], figures: Mapping[str, Sequence[float]]) -> Iterator[Piece]:
+    yield b'{"version":1,"ages_s":' + encode(ages) + b',"figures":{'
+    for number, (name, values) in enumerate(figures.items()):
+        rounded = [float(f"{value:.4g}") for value in values]
+        yield (b"," if number else b"") + encode(name) + b":" + encode(rounded)
+    yield b"}}\n"
 
 
 def pieces(state: State) -> Iterator[bytes]:

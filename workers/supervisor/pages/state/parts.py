@@ -20,7 +20,7 @@ from workers.shared.pool_crashes import OutOfService, named
 from workers.supervisor.pages.flow import FlowFigures, figures_of
 from workers.supervisor.pages.processes import ProcessFigures
 from workers.supervisor.pages.state.frames import Further
-from workers.supervisor.pages.state.recent import Recent
+from workers.supervisor.pages.state.history import Recent
 from workers.supervisor.pages.tenants import TenantUse
 
 SHARED_MEMORY: Final = "/dev/shm"

@@ -9,7 +9,7 @@ from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUE_DURATION, FLOW_Q
 from epp.metrics.series import ATTEMPTS, ERROR, PREDICTION, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
 from shm.series_reader import SeriesReader
 from workers.supervisor.pages.state.look import BandLook, Configuration, FlowLook, OutcomeLook, PoolLook
-from workers.supervisor.pages.state.pool_counts import CountsByPool, PoolCounts
+from workers.supervisor.pages.state.pools import CountsByPool, PoolCounts
 
 FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has
 

@@ -24,7 +24,6 @@ from epp.metrics import POOL
 from epp.metrics.kv_events import REPLAYS_FAILED
 from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SALT_IGNORED, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
-from epp.prefix.divergence import Sums
 from shm import observe
 from shm.areas import Areas, AreaSchema
 from shm.documents import DocumentReader, DocumentSchema
@@ -40,23 +39,11 @@ from workers.shared.documents import EndpointsView
 from workers.shared.objectives import ObjectivesView
 from workers.shared.pool_names import PoolNames
 from workers.shared.query_of_death import TRIED
-from workers.supervisor.pages.kv_events import NOT_FOLLOWED, StreamFigures
-from workers.supervisor.pages.state.attached import Attached
+from workers.supervisor.pages.kv_events import NOT_FOLLOWED
+from workers.supervisor.pages.state.attached import Attached, Counted, IndexCounts
 from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, last
-from workers.supervisor.pages.state.index_counts import Counted, IndexCounts
-from workers.supervisor.pages.state.look import (
-    AreaLook,
-    BandLook,
-    CachedLook,
-    Configuration,
-    EndpointLook,
-    Look,
-    Others,
-    StreamLook,
-    counter_name,
-)
+from workers.supervisor.pages.state.look import AreaLook, BandLook, Configuration, EndpointLook, Look, Others, counter_name, tryout_figures
 from workers.supervisor.pages.state.served import Served
-from workers.supervisor.pages.state.tried import tryout_figures
 from workers.worker.telemetry.cache_prediction import sums
 
 GONE_S = 1.0  # if the parent is gone and no process has sent a heartbeat for this time, all processes are dead
@@ -234,8 +221,8 @@ class Source:
                     inflight_tokens=tokens[e.slot],
                     index_entries=round(entries * counted.factor),
                     picks=None if picks is None else picks[key],
-                    cached=_cached(compared.get(key)),
-                    stream=None if streams is None else _stream(streams.get(e.slot, NOT_FOLLOWED)),
+                    cached=compared.get(key),
+                    stream=None if streams is None else streams.get(e.slot, NOT_FOLLOWED),
                     first_token=latencies.get((e.slot, e.generation)),
                     pool=name,
                 )
@@ -352,13 +339,3 @@ class Source:
 def _plugin(labels: Sequence[str]) -> str:
     """Returns the name of a plugin, with that of its pool if there are several."""
     return labels[0] if len(labels) == len(ISOLATION.labels) else f"{labels[0]} of pool {labels[-1]}"
-
-
-def _stream(found: StreamFigures) -> StreamLook:
-    return StreamLook(why=found.why, age_s=found.age_s, held=found.held)
-
-
-def _cached(found: Sums | None) -> CachedLook | None:
-    if found is None:
-        return None
-    return CachedLook(requests=found.requests, prompt=found.prompt, predicted=found.predicted, reported=found.reported)

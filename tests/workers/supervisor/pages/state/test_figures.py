@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from epp.metrics.areas import REQUEST_PROCESSING
 from epp.metrics.series import TIME_TO_FIRST
+from epp.prefix.divergence import Sums
 from epp.prefix.streams import of_ranks
 from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, State, trial
 from tests.workers.supervisor.pages.state.looks import BOUNDS, area, endpoint, look, of
+from workers.supervisor.pages.kv_events import StreamFigures
 from workers.supervisor.pages.state.figures import life
-from workers.supervisor.pages.state.look import CachedLook, EndpointLook, PoolLook, StreamLook
-from workers.supervisor.pages.state.quantiles import quantile
+from workers.supervisor.pages.state.look import EndpointLook, PoolLook, quantile
 
 COUNTED = {"picks_total": 90, "refusals_total": 6, "faults_total": 4}
 
@@ -164,8 +165,8 @@ def test_load_in_flight_and_the_cached_share_are_sums() -> None:
 
 def test_predicted_and_reported_are_shares_of_the_compared_prompt_tokens() -> None:
     endpoints = [
-        endpoint("a", cached=CachedLook(requests=2, prompt=100, predicted=80, reported=60)),
-        endpoint("b", cached=CachedLook(requests=3, prompt=300, predicted=0, reported=30)),
+        endpoint("a", cached=Sums(requests=2, prompt=100, predicted=80, reported=60)),
+        endpoint("b", cached=Sums(requests=3, prompt=300, predicted=0, reported=30)),
         endpoint("c"),
     ]
     found = of(look(endpoints=endpoints))
@@ -205,7 +206,7 @@ def refused(requests: int) -> dict[str, int]:
 )
 def test_no_endpoint_is_precise_while_most_requests_have_no_tokens(then: dict[str, int], now: dict[str, int], picks: int, why: str) -> None:
     def picked(number: int) -> list[EndpointLook]:
-        known, unknown = StreamLook(why="", age_s=1.0, held=5), StreamLook(why="no connection", age_s=None, held=0)
+        known, unknown = StreamFigures(why="", age_s=1.0, held=5), StreamFigures(why="no connection", age_s=None, held=0)
         return [endpoint("a", stream=known, picks=number), endpoint("b", stream=unknown), endpoint("c")]
 
     before = look(at=100.0, counters=then, endpoints=picked(0))
@@ -214,6 +215,6 @@ def test_no_endpoint_is_precise_while_most_requests_have_no_tokens(then: dict[st
 
 
 def test_an_endpoint_with_several_ranks_is_not_precise() -> None:
-    known = StreamLook(why="", age_s=1.0, held=5)
+    known = StreamFigures(why="", age_s=1.0, held=5)
     found = of(look(at=100.0, endpoints=[endpoint("a", stream=known, scraped={"cache_ranks": 2.0})]), None)
     assert [each.not_precise for each in found.endpoints] == [of_ranks(2.0)]

@@ -27,7 +27,7 @@ from workers.process import pools
 from workers.process.generations import Given
 from workers.process.places import Pool
 from workers.supervisor.pages.state.history import ENDPOINT_FIGURES, POOL_FIGURES, POOL_STEP_S, Floats, key_of
-from workers.supervisor.pages.state.pool_sampler import PoolSampler
+from workers.supervisor.pages.state.sampler import PoolSampler
 
 NAMES = ("busy", "quiet", "idle")
 REQUEST = ("m", "m", "f", "0")

@@ -11,6 +11,7 @@ import pytest
 from epp.config.load import load
 from epp.metrics.series import ATTEMPTS, ISOLATION, PLUGIN_LEFT_OUT, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
+from epp.prefix.divergence import Sums
 from loadtest.demo.ports import free_ports
 from shm import observe
 from shm.documents import DocumentWriter
@@ -24,7 +25,6 @@ from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pools import create_places, tell_assigned
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 from workers.shared.pool_names import Placed
-from workers.supervisor.pages.state.look import CachedLook
 from workers.supervisor.pages.state.source import GONE_S, Source
 from workers.worker.plugin_handles import SeriesCount
 
@@ -140,7 +140,7 @@ def test_predicted_and_reported_tokens_are_summed_per_endpoint_over_all_workers(
         for name, count in counts.items():
             series.words[block + series.counter_at[f"prefix_{name}_total"]] += count
     seen = [endpoint.cached for endpoint in world.source.look(NOW).endpoints]
-    assert seen == [CachedLook(requests=2, prompt=200, predicted=120, reported=100), None]
+    assert seen == [Sums(requests=2, prompt=200, predicted=120, reported=100), None]
 
 
 def test_a_look_has_the_counters_of_every_area(world: World) -> None:

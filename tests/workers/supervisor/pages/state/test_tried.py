@@ -12,8 +12,7 @@ from tests.workers.cli.top.test_view import printed
 from tests.workers.supervisor.pages.state.looks import area, look, of
 from workers.shared.reload_status import TryoutStatus
 from workers.supervisor.pages.state.figures import Figures
-from workers.supervisor.pages.state.look import Configuration
-from workers.supervisor.pages.state.tried import tryout_figures
+from workers.supervisor.pages.state.look import Configuration, tryout_figures
 
 BUCKETS = (0,) * 20 + (50,) + (0,) * (len(TRYOUT_FIRST_TOKEN_S) - 20)
 USUAL = Side(50, 1, 1000, 250, 50, 0.05, BUCKETS)
