@@ -27,8 +27,7 @@ from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
 from workers.supervisor.kube.object_files import Folder
 from workers.supervisor.kube.object_kinds import Found, merge
-from workers.supervisor.pages.decisions import decoded, encoded
-from workers.supervisor.pages.receipts import Opened
+from workers.supervisor.pages.decisions import Opened, decoded, encoded
 
 
 @click.command("explain", cls=WithArguments)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from epp.decision.explain import Cached, Candidate, Explanation, Profiled
 from epp.errors import Cause
 from workers.host.printable import printable
-from workers.supervisor.pages.receipts import Opened
+from workers.supervisor.pages.decisions import Opened
 
 PICKED = "*"
 FAULT = f"{Cause.INTERNAL.value}: "

@@ -31,12 +31,10 @@ from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.live import Live
 from workers.supervisor.pages.access import Access
 from workers.supervisor.pages.admin import AdminServer
-from workers.supervisor.pages.decisions import DecisionsPage, Recorded, RecordedPage
-from workers.supervisor.pages.page import Page, PageAnswer, Request
+from workers.supervisor.pages.decisions import DecisionsPage, ReceiptPage, Recorded, RecordedPage, WhatIfPage
+from workers.supervisor.pages.page import Page, PageAnswer, Request, refusal
 from workers.supervisor.pages.profile import COLLAPSED, PPROF, ProfilePage
-from workers.supervisor.pages.receipts import ReceiptPage
 from workers.supervisor.pages.ui.files import file_pages
-from workers.supervisor.pages.ui.what_if import WhatIfPage
 from workers.supervisor.readiness import Readiness
 from workers.supervisor.scaling import PoolSignals
 
@@ -143,7 +141,7 @@ class PagePort:
     def _readyz(self, _request: Request) -> PageAnswer:
         if not (why := self._readiness.missing()):
             return PageAnswer(f"ok\n{self._configuration()}".encode())
-        return PageAnswer(f"not ready: {why}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"not ready: {why}")
 
     def _reload(self) -> ReloadStatus | None:
         """Returns the state of the configuration, or of the list of several pools."""

@@ -23,8 +23,7 @@ from workers.cli.doctor.running import Running
 from workers.cli.top.view import screen
 from workers.host.printable import printable, printable_lines
 from workers.shared.doctor_report import Finding
-from workers.supervisor.pages.decisions import encoded
-from workers.supervisor.pages.receipts import Opened
+from workers.supervisor.pages.decisions import Opened, encoded
 
 FORGED = "error  forged"
 # Escape sequences of 7 and of 8 bits, line ends of all kinds, an overriding direction, a hidden character, a lone surrogate, a tag

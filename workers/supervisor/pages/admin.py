@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 
 from workers.host.log import Rarely
-from workers.supervisor.pages.connection import FAILED, Connection, refusal
+from workers.supervisor.pages.connection import FAILED, Connection
 from workers.supervisor.pages.listener import Line, Listener
-from workers.supervisor.pages.page import ALLOWED, Guard, Page, PageAnswer, Request, Verdict, allow_all
+from workers.supervisor.pages.page import ALLOWED, Guard, Page, PageAnswer, Request, Verdict, allow_all, refusal
 from workers.supervisor.pages.page_streaming import RoundRobinSender
 from workers.supervisor.pages.turns import Turns
 

@@ -22,7 +22,7 @@ from workers.supervisor.pages.http_messages import (
     request_of,
     response,
 )
-from workers.supervisor.pages.page import Fields, PageAnswer, Piece, Request, Verdict
+from workers.supervisor.pages.page import Fields, PageAnswer, Piece, Request, Verdict, refusal
 from workers.supervisor.pages.page_streaming import Delivery, RoundRobinSender
 from workers.supervisor.pages.turns import Turns
 from workers.transport.abuse import Bucket
@@ -39,9 +39,10 @@ REQUESTS_BURST: Final = 100
 REQUESTS_PER_S: Final = 20.0
 
 FAILED_VERDICT: Final = Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the log says why")
-FAILED: Final = PageAnswer(f"{FAILED_VERDICT.text}\n".encode(), status=FAILED_VERDICT.status)
-CROWDED: Final = PageAnswer(b"too many clients wait for a page\n", status=HTTPStatus.SERVICE_UNAVAILABLE, fields=(("Retry-After", "1"),))
-TOO_MANY: Final = PageAnswer(b"too many requests on one connection\n", status=HTTPStatus.TOO_MANY_REQUESTS, fields=(("Retry-After", "1"),))
+FAILED: Final = refusal(*FAILED_VERDICT)
+SOON: Final[Fields] = (("Retry-After", "1"),)
+CROWDED: Final = refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many clients wait for a page", SOON)
+TOO_MANY: Final = refusal(HTTPStatus.TOO_MANY_REQUESTS, "too many requests on one connection", SOON)
 
 
 class Owner(Protocol):
@@ -373,8 +374,3 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(delay, act)
-
-
-def refusal(status: HTTPStatus, text: str, fields: Fields = ()) -> PageAnswer:
-    """Returns an answer with a line of text."""
-    return PageAnswer(f"{text}\n".encode(), status=status, fields=fields)

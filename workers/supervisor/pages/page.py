@@ -7,8 +7,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import NamedTuple
+from urllib.parse import parse_qs
 
 PLAIN = "text/plain; charset=utf-8"
+JSON = "application/json"
 
 Fields = tuple[tuple[str, str], ...]  # header fields: names and values
 
@@ -33,6 +35,11 @@ class PageAnswer(NamedTuple):
     status: HTTPStatus = HTTPStatus.OK
     fields: Fields = ()
     endless: bool = False
+
+
+def refusal(status: HTTPStatus, text: str, fields: Fields = ()) -> PageAnswer:
+    """Returns an answer with a line of text."""
+    return PageAnswer(f"{text}\n".encode(), status=status, fields=fields)
 
 
 class Token(str):
@@ -62,6 +69,11 @@ class Request(NamedTuple):
     gzip: bool = False
     token: Token = NO_TOKEN
     host: str = ""
+
+    def values(self, *names: str) -> list[str]:
+        """Returns the first value of each of these parameters of the query; "" for a missing one."""
+        parameters = parse_qs(self.query)
+        return [parameters.get(name, [""])[0] for name in names]
 
 
 class Verdict(NamedTuple):

@@ -14,11 +14,10 @@ import math
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Final
-from urllib.parse import parse_qs
 
 from epp.protocol.codec.fields import field, varint
 from workers.shared.profiles import HERTZ, SECONDS_MAX, Asking, Busy, NotServing, Profile, Question
-from workers.supervisor.pages.page import PLAIN, PageAnswer, Pause, Piece, Request
+from workers.supervisor.pages.page import PLAIN, PageAnswer, Pause, Piece, Request, refusal
 
 SECONDS: Final = 30
 LOOK_AGAIN_S: Final = 0.05
@@ -38,22 +37,20 @@ class ProfilePage:
         self._encode, self._content_type = form
 
     def __call__(self, request: Request) -> PageAnswer:
-        parameters = parse_qs(request.query)
-        seconds, worker = parameters.get("seconds", [str(SECONDS)])[0], parameters.get("worker", [""])[0]
-        if not _number(seconds, 1, SECONDS_MAX):
-            return _refused(HTTPStatus.BAD_REQUEST, f"seconds must be a number from 1 to {SECONDS_MAX}\n")
-        serving = self._asking.serving()
+        seconds, worker = request.values("seconds", "worker")
+        if seconds and not _number(seconds, 1, SECONDS_MAX):
+            return refusal(HTTPStatus.BAD_REQUEST, f"seconds must be a number from 1 to {SECONDS_MAX}")
         if worker and not _number(worker, 0, 1 << 11):
-            return _refused(HTTPStatus.BAD_REQUEST, "worker must be the number of a worker, from 0\n")
+            return refusal(HTTPStatus.BAD_REQUEST, "worker must be the number of a worker, from 0")
         if request.method == "HEAD":
             return PageAnswer(b"", self._content_type)
         try:
-            question = self._asking.ask(int(worker) if worker else min(serving, default=0), int(seconds))
+            first = min(self._asking.serving(), default=0)
+            question = self._asking.ask(int(worker) if worker else first, int(seconds or SECONDS))
         except Busy as busy:
-            later = (("Retry-After", str(math.ceil(busy.seconds))),)
-            return PageAnswer(f"{busy}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE, fields=later)
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(busy), (("Retry-After", str(math.ceil(busy.seconds))),))
         except NotServing as problem:
-            return _refused(HTTPStatus.NOT_FOUND, f"{problem}\n")
+            return refusal(HTTPStatus.NOT_FOUND, str(problem))
         return PageAnswer(self._body(question), self._content_type)
 
     def _body(self, question: Question) -> Iterator[Piece]:
@@ -64,10 +61,6 @@ class ProfilePage:
 
 def _number(text: str, least: int, most: int) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 6 and least <= int(text) <= most
-
-
-def _refused(status: HTTPStatus, text: str) -> PageAnswer:
-    return PageAnswer(text.encode(), status=status)
 
 
 def collapsed(profile: Profile) -> bytes:

@@ -14,9 +14,8 @@ import msgspec
 from epp.metrics import OTHER
 from epp.metrics.series import TENANT
 from shm.series_reader import SeriesReader
-from workers.supervisor.pages.page import PageAnswer, Request
+from workers.supervisor.pages.page import JSON, PageAnswer, Request
 
-JSON: Final = "application/json"
 STEP_S: Final = 60.0
 MINUTES: Final = 60
 HOURS: Final = 24

@@ -10,8 +10,8 @@ from epp.candidates import Endpoint
 from epp.decision.receipt import SALT_BYTES, Place, Reason, Receipt, Seal, hash_of
 from tests.fakes import candidates
 from tests.workers.shared.test_decisions import Site
+from workers.supervisor.pages.decisions import LEFT, ReceiptPage
 from workers.supervisor.pages.page import PageAnswer, Pause, Request
-from workers.supervisor.pages.receipts import LEFT, ReceiptPage
 
 SEAL = Seal(99)
 ENDPOINTS: list[Endpoint] = list(candidates(count=3).endpoints)

@@ -7,8 +7,8 @@ from urllib.parse import urlencode
 import pytest
 
 from epp.decision.explain import Candidate, Explanation, Profiled, Scored
+from workers.supervisor.pages.decisions import KEPT, WhatIfPage
 from workers.supervisor.pages.page import PageAnswer, Request
-from workers.supervisor.pages.ui.what_if import KEPT, WhatIfPage
 
 
 def candidate(name: str, *raw: float, picked: bool = False) -> Candidate:
