@@ -36,10 +36,9 @@ from workers.shared.scrape_pace import Pacing
 from workers.supervisor.endpoints.endpoint_log import EndpointLog, Snapshots
 from workers.supervisor.endpoints.endpoints import EndpointTable, Reading
 from workers.supervisor.endpoints.further_pages import FurtherPages, page_address, scraper_of
-from workers.supervisor.endpoints.remembered import Remembered
 from workers.supervisor.endpoints.scrape import Scraper
 from workers.supervisor.endpoints.scrape_results import ScrapeCounters, Sink
-from workers.supervisor.endpoints.slots import Indexed
+from workers.supervisor.endpoints.slots import IndexOwners
 
 SCRAPE_COUNTERS = (
     "scrapes_total",
@@ -67,13 +66,13 @@ class DataLayer:
         self,
         instance: Instance,
         area: Area,
-        index: IndexWriter,
+        index: IndexOwners,
         report: Callable[..., None],
         *,
-        remembered: Remembered,
         sink_of: Callable[[EndpointTable], Callable[[Instance], Sink]],
     ) -> None:
-        """`area`: the supervisor's. `remembered`: the owner ids of the index snapshot.
+        """`area`: the supervisor's.
+
         `sink_of`: takes the table, and returns for a pool what gets the results of its first data source, and passes them on to the table.
         """
         loop = asyncio.get_running_loop()
@@ -93,8 +92,8 @@ class DataLayer:
             Outliers(AnswersReader(instance.layout.answers, instance.memory.answers)),
         )
         furthers = Furthers(loop, report, instance)
-        self._readings = _by_configuration(instance, lambda pool: self._reading(pool, index, furthers.of(pool)))
-        self.table = self._table(loop, writer, Indexed(index, remembered), report)
+        self._readings = _by_configuration(instance, lambda pool: self._reading(pool, index.writer, furthers.of(pool)))
+        self.table = self._table(loop, writer, index, report)
         sink, sources = sink_of(self.table), Scrapers(loop)
         self._scrapers = _by_configuration(instance, lambda pool: sources.of(pool, sink(pool)))
         self.scrapers: Sequence[Scraper] = sources.all
@@ -173,7 +172,7 @@ class DataLayer:
                 reason=CULPRIT,
             )
 
-    def _table(self, loop: asyncio.AbstractEventLoop, table: TableWriter, index: Indexed, report: Callable[..., None]) -> EndpointTable:
+    def _table(self, loop: asyncio.AbstractEventLoop, table: TableWriter, index: IndexOwners, report: Callable[..., None]) -> EndpointTable:
         return EndpointTable(
             loop,
             table=table,

@@ -30,8 +30,7 @@ from shm.table import TableReader
 from workers.process.instance import Instance
 from workers.shared.documents import EndpointsView, Identity
 from workers.supervisor.background import Background
-from workers.supervisor.endpoints.latency_state import LatencyState, has_file
-from workers.supervisor.endpoints.pool_states import remove_oldest, state_folder
+from workers.supervisor.endpoints.latency_state import LatencyState, has_file, remove_oldest, state_folder
 
 PUBLISH_S = 0.1
 RECENT_S = 2.0

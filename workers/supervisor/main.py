@@ -48,8 +48,8 @@ from workers.supervisor.background import Background
 from workers.supervisor.config_watch import ConfigWatch
 from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError
 from workers.supervisor.endpoints.endpoints import EndpointTable
-from workers.supervisor.endpoints.remembered import Remembered
 from workers.supervisor.endpoints.scrape_results import Sink
+from workers.supervisor.endpoints.slots import IndexOwners
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.supervisor.later import Later, at_start
@@ -191,7 +191,7 @@ class Supervisor:
         instance, background = self.instance, self.background
         cleanup.callback(background.close)
         remembered = None if self.predecessor.existed else self.index.load()
-        self.data = self._data_layer(Remembered(remembered, self._pool_name))
+        self.data = self._data_layer(IndexOwners(self.index.writer, remembered, self._pool_name))
         cleanup.callback(lambda: self._of_data.close())
         self.data.start(self._of_data)
         background.every(HEARTBEAT_S, self._heartbeat)
@@ -295,11 +295,11 @@ class Supervisor:
         self.data.publish_counts()
         self._of_data.close()
         self._of_data = contextlib.ExitStack()
-        self.data = self._data_layer(self.data.table.remembered)
+        self.data = self._data_layer(self.data.table.index)
         self.data.start(self._of_data)
 
-    def _data_layer(self, remembered: Remembered) -> DataLayer:
-        return DataLayer(self.instance, self.area, self.index.writer, report, remembered=remembered, sink_of=self._sink_of)
+    def _data_layer(self, index: IndexOwners) -> DataLayer:
+        return DataLayer(self.instance, self.area, index, report, sink_of=self._sink_of)
 
     def _pool_name(self, number: int) -> str:
         return self.instance.pools[number].options.pool_name if self.instance.pools else ""

@@ -20,9 +20,8 @@ from workers.supervisor.endpoints.endpoint_log import EndpointLog
 from workers.supervisor.endpoints.endpoints import EndpointTable, Reading
 from workers.supervisor.endpoints.http_client import Dialing
 from workers.supervisor.endpoints.member import Member
-from workers.supervisor.endpoints.remembered import Remembered
 from workers.supervisor.endpoints.scrape import Scraper
-from workers.supervisor.endpoints.slots import Indexed
+from workers.supervisor.endpoints.slots import IndexOwners
 from workers.supervisor.shared_pages import SharedPages
 
 TICK_S = 0.005
@@ -61,7 +60,7 @@ class Replica:
             self.loop,  # type: ignore[arg-type]
             table=TableWriter(self.shared.schema, self.shared.region),
             documents=DocumentWriter(self.shared.document_schema, self.shared.documents),
-            index=Indexed(self.shared.owners, Remembered()),
+            index=IndexOwners(self.shared.owners),
             readings=[Reading(EXTRACTOR, WANTED, fresh_for_s=2.0)],
             slot_inflight=lambda _slot: 0,
             report=Reports(),

@@ -17,8 +17,7 @@ from shm.segment import Region
 from shm.table import State, TableSchema, TableWriter
 from workers.process.layout import latency_schema_of
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
-from workers.supervisor.endpoints.latency_state import FILE
-from workers.supervisor.endpoints.pool_states import GONE_MAX, POOLS, remove_oldest
+from workers.supervisor.endpoints.latency_state import FILE, GONE_MAX, POOLS, remove_oldest
 from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.worker.plugin_handles import SharedLearning
 

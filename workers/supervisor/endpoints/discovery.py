@@ -26,6 +26,7 @@ PAGE_ADDRESS, PAGE_PORT = "metricsAddress", "metricsPort"  # labels that say whe
 LABELS_MAX = 256  # limit per endpoint
 ENTRIES_MAX = 65_536
 NAME_CHARS_MAX = 512  # of a name or namespace: names stand in metrics, logs and shared memory
+HOLD_S = 10.0
 RESOLVE_EVERY_S = 30.0
 NAMES_S_MAX = 10.0  # limit for resolving all new names; well below the time that the parent gives a first start
 SLICE = 500  # entries that become endpoints in one turn of the event loop
@@ -272,6 +273,29 @@ def _host(text: str) -> str:
     if not _DNS_NAME.fullmatch(name) or name.rstrip(".").rpartition(".")[2].isdigit():
         raise ValueError(f"address '{brief(text)}' is neither an IP address nor a DNS name")
     return name
+
+
+class EmptyList:
+    """Holds back a list that is suddenly empty: its source may be wrong for a moment, and without endpoints no request is served.
+
+    A list from Kubernetes and an endpoints file follow the same rule. What was known stays for HOLD_S; an empty list counts if it was empty
+    all that time. `until`: a list that is empty does not count before this time; None: no list is held back.
+    """
+
+    __slots__ = ("until",)
+
+    def __init__(self) -> None:
+        self.until: float | None = None
+
+    def counts(self, now: float, *, empty: bool, something_known: bool) -> bool:
+        """Returns whether the present list counts. Times are monotonic seconds. `something_known`: whether an earlier list had entries."""
+        if empty and something_known:
+            if self.until is None:
+                self.until = now + HOLD_S
+            if now < self.until:
+                return False
+        self.until = None
+        return True
 
 
 class Discovery:

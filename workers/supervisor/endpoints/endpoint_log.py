@@ -24,9 +24,11 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
+from epp.candidates import Endpoint
 from shm.table import DOWN, State, TableReader
 from workers.host.log import LINE_BYTES_MAX
-from workers.shared.documents import EndpointsView, NamesView
+from workers.shared.documents import EndpointRecord, EndpointsView, NamesView
+from workers.supervisor.endpoints.discovery import EndpointSpec
 
 LINES_MAX = 5  # per kind of change: the lines that may be written at once
 LINES_PER_S = 1.0
@@ -82,20 +84,7 @@ class Kind(enum.Enum):
 WARNED = frozenset((Kind.STALE, Kind.DOWN, Kind.EJECTED, Kind.FAILING, Kind.UNREADABLE, Kind.UNREAD))
 
 
-class Addressed(Protocol):
-    """Something with a name and an address: an endpoint, or the record of one."""
-
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-
-
-def shown(endpoint: Addressed) -> tuple[str, str]:
+def shown(endpoint: EndpointSpec | EndpointRecord | Endpoint) -> tuple[str, str]:
     """Returns name and address of an endpoint in the form in which log lines show them."""
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     return f"{endpoint.namespace}/{endpoint.name}"[:NAME_MAX], f"{host}:{endpoint.port}"

@@ -9,7 +9,7 @@
 - All changes of one turn of the event loop become visible at once, by one `publish`.
 - After a restart, the supervisor reads its predecessor's endpoints from the documents and keeps their slots. Once discovery is complete, it
   releases the slots of those that discovery has not named again.
-- An endpoint that is in the snapshot of the prefix index keeps its owner id from there (`remembered`). Once discovery is complete, the ids
+- An endpoint that is in the snapshot of the prefix index keeps its owner id from there (`slots`). Once discovery is complete, the ids
   that no endpoint has taken are retired.
 - If the table is full, an endpoint waits for a free slot, and a report names it. If the records of all endpoints do not fit into their
   document, the longest are left out, and a report names them. So the labels of one pod cannot hide other pods from workers.
@@ -26,19 +26,18 @@ from epp.data import RUNNING, WAITING, Column
 from epp.plugins.extractors._pages import Extracted, PageExtractor, Reader
 from shm.documents import DocumentWriter
 from shm.table import DOWN, Handle, State, TableCopy, TableWriter
-from workers.shared.documents import EndpointRecord, Known, NamesRecord
+from workers.shared.documents import EndpointRecord, Known
 from workers.shared.ejection import Ejections, Step
 from workers.shared.freshness import Freshness
 from workers.shared.index_limits import IndexLimits
-from workers.supervisor.endpoints import records
 from workers.supervisor.endpoints.discovery import EndpointSpec, Name, diff
 from workers.supervisor.endpoints.endpoint_log import Change, Condition, Draining, EndpointLog, Kind, shown
 from workers.supervisor.endpoints.further_pages import FurtherPages, pod_of
 from workers.supervisor.endpoints.member import Member
-from workers.supervisor.endpoints.remembered import Remembered
+from workers.supervisor.endpoints.records import REPORT_EVERY_S, REPORTED_MAX, Published, spec_of
 from workers.supervisor.endpoints.scrape import Scraper
 from workers.supervisor.endpoints.scrape_results import Failure
-from workers.supervisor.endpoints.slots import Indexed, Slots
+from workers.supervisor.endpoints.slots import IndexOwners, Slots
 
 NAMES_EVERY_S = 0.05
 RETRY_EVERY_S = 1.0
@@ -76,21 +75,20 @@ class EndpointTable:
         *,
         table: TableWriter,
         documents: DocumentWriter,
-        index: Indexed,
+        index: IndexOwners,
         readings: Sequence[Reading],
         slot_inflight: Callable[[int], int],
         report: Callable[..., None],
         log: EndpointLog,
         ejections: Ejections | None = None,
     ) -> None:
-        """`readings`: one for each pool. `slot_inflight(slot)` returns the number of requests in
-        flight at a slot.
-        """
+        """`readings`: one for each pool. `slot_inflight(slot)` returns the number of requests in flight at a slot."""
         numeric = tuple(column.name for column in readings[0].wanted if column.type is not frozenset)
         assert len(numeric) == len(table.schema.columns), (numeric, table.schema.columns)
         self._loop = loop
         self._table = table
-        self._documents = records.Published(documents, report)
+        self._documents = Published(documents, report)
+        self.index = index
         self._slots = Slots(table, index, slot_inflight)
         self._slot_inflight = slot_inflight
         self._readings = readings
@@ -126,7 +124,7 @@ class EndpointTable:
 
     def inherited(self, pool: int = 0) -> list[EndpointSpec]:
         """Returns the endpoints of a predecessor that discovery has not named yet."""
-        return [records.spec_of(record) for record in self._slots.inherited() if record.pool == pool]
+        return [spec_of(record) for record in self._slots.inherited() if record.pool == pool]
 
     def resume(self, pool: int = 0) -> None:
         """Uses and scrapes all endpoints of a predecessor until discovery gives a new set."""
@@ -224,7 +222,7 @@ class EndpointTable:
         if self._names_moved and now >= self._names_at:
             self._names_at = now + NAMES_EVERY_S
             self._names_moved = False
-            self._documents.names(_names(self._members.values()))
+            self._documents.names(self._members.values())
             self._moved()
         if self._waiting and now >= self._retry_at:
             if self._admit():
@@ -261,14 +259,9 @@ class EndpointTable:
         """Returns all endpoints that have a row."""
         return [member.spec for member in self._members.values()]
 
-    @property
-    def remembered(self) -> Remembered:
-        """The owner ids of the snapshot that no endpoint has taken yet."""
-        return self._slots.remembered
-
     def owners(self) -> dict[Known, int]:
         """Returns the owner id of each endpoint in the prefix index."""
-        return {self.remembered.known(member.spec): member.owner for member in self._members.values()}
+        return {self.index.known(member.spec): member.owner for member in self._members.values()}
 
     def troubles(self) -> dict[str, str]:
         """Returns id of an endpoint (`namespace/name address`) -> why its requests or its last scrape failed, for those in trouble."""
@@ -298,8 +291,8 @@ class EndpointTable:
             for pages in self._readings[spec.pool].further:
                 pages.add(member, member.handle.slot, spec)
         if self._waiting and self._now >= self._report_at:
-            self._report_at = self._now + records.REPORT_EVERY_S
-            named = [spec.name for spec in list(self._waiting.values())[: records.REPORTED_MAX]]
+            self._report_at = self._now + REPORT_EVERY_S
+            named = [spec.name for spec in list(self._waiting.values())[:REPORTED_MAX]]
             self._report("endpoints wait for a slot", count=len(self._waiting), endpoints=named, reason=self._slots.full)
         return len(self._members) > before
 
@@ -347,7 +340,7 @@ class EndpointTable:
         for record in self._slots.release_inherited(pool):
             self._log.add(Kind.LEFT, Change(*shown(record)))
         self._admit()
-        self._slots.retire_remembered(pool, len(self._readings), self._waiting.values())
+        self.index.retire_remembered(pool, len(self._readings), self._waiting.values())
 
     def _became(self, condition: Condition, member: Member, now: float) -> None:
         kind = Kind.UP if member.condition is Condition.DOWN else Kind(condition.value)
@@ -364,22 +357,11 @@ class EndpointTable:
         self._flush_due = False
         if self._endpoints_moved:
             self._endpoints_moved = False
-            self._documents.endpoints(_records(self._slots.inherited(), self._members.values()), self._now)
+            self._documents.endpoints(self._slots.inherited(), self._members.values(), self._now)
         self._table.publish()
-
-
-def _records(inherited: Sequence[EndpointRecord], members: Iterable[Member]) -> list[EndpointRecord]:
-    """Returns the records of all endpoints, ordered by slot."""
-    found = [*inherited, *(records.record_of(member.spec, member.handle, member.owner) for member in members)]
-    return sorted(found, key=lambda record: record.slot)
 
 
 def _requests(extracted: Extracted, load_at: Sequence[int]) -> float | None:
     """Returns the requests that a page shows, in the columns `load_at`; None if it has none of them."""
     shown = [extracted.values[at] for at in load_at if extracted.present >> at & 1]
     return sum(shown) if shown else None
-
-
-def _names(members: Iterable[Member]) -> list[NamesRecord]:
-    """Returns the records of the names that endpoints report, such as those of adapters."""
-    return [records.names_of(member.handle, member.names) for member in members if any(member.names.values())]

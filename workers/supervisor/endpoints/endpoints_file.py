@@ -3,7 +3,7 @@
 - At start, a single bad entry is enough to refuse the file. The error lists all faults, each with file and line.
 - When the file changes later, bad entries are left out. If the file cannot be read, has no list (as an empty file), or all its entries
   are bad, the last good endpoints stay. A fault is reported once, not again at every reload.
-- `endpoints: []` means that there are none. After a list with entries, it counts when it has stayed empty for HOLD_S (`empty_list`).
+- `endpoints: []` means that there are none. After a list with entries, it counts when it has stayed empty for HOLD_S (`EmptyList`).
 - The *directory* is watched, so that a file renamed into place and a swapped symlink are noticed. The file is also read every few
   seconds, in case the watch misses a change.
 """
@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from workers.host.directory import LOOK_EVERY_S, changes
 from workers.host.yaml_files import FAULTS_SHOWN_MAX, DiscoveryError, log_fields, read_file
-from workers.supervisor.endpoints.discovery import Entry, Parsed, parse_file
-from workers.supervisor.endpoints.empty_list import HOLD_S, EmptyList
+from workers.supervisor.endpoints.discovery import HOLD_S, EmptyList, Entry, Parsed, parse_file
 
 INSTEAD: Final = "deploy/endpoints.yaml is a sample of such a file, and --endpoints host:port,... replaces it"
 LONG_BYTES: Final = 1 << 16  # a file of this length takes 0.1 s to parse, and the longest file up to 2 s

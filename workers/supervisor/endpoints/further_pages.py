@@ -10,6 +10,7 @@ import asyncio
 import math
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from epp.data import Column
@@ -21,7 +22,7 @@ from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.http_client import CONNECT_S_MAX, Dialer, Dialing
 from workers.supervisor.endpoints.scrape import Scraper
 from workers.supervisor.endpoints.scrape_results import Failure, Sink
-from workers.supervisor.endpoints.target import Target
+from workers.supervisor.endpoints.wheel import Target
 
 KEPT_INTERVALS = 4
 KEPT_S_MIN = 5.0
@@ -72,16 +73,14 @@ def scraper_of(
     )
 
 
+@dataclass(slots=True)
 class _Held:
     """The last values of one endpoint. `extracted` is None before the first good page, and after the values have become too old."""
 
-    __slots__ = ("at", "extracted", "failures", "target")
-
-    def __init__(self) -> None:
-        self.extracted: Extracted | None = None
-        self.at = -math.inf
-        self.failures = 0
-        self.target: Target
+    target: Target
+    extracted: Extracted | None = None
+    at: float = -math.inf
+    failures: int = 0
 
 
 class FurtherPages:
@@ -111,8 +110,7 @@ class FurtherPages:
 
     def add(self, tag: object, slot: int, spec: EndpointSpec) -> None:
         """Starts scraping an endpoint."""
-        held = self._held[tag] = _Held()
-        held.target = self.scraper.add(tag, slot, *self._scrape_of(spec))
+        self._held[tag] = _Held(self.scraper.add(tag, slot, *self._scrape_of(spec)))
 
     def change(self, tag: object, spec: EndpointSpec) -> None:
         """Scrapes an endpoint with its new labels and address from now on."""

@@ -1,12 +1,18 @@
-"""Keeps the latency model over restarts of the picker, as a file in `--state-dir`.
+"""Keeps latency models over restarts of the picker, as files in `--state-dir`.
 
-    latency-model   header: magic | version  | trailer, msgpack | footer
+    latency-model              header: magic | version  | trailer, msgpack | footer
+    pools/NAME/latency-model   the same for one of several pools
 
 The footer is as in `snapshot_file`, which writes and reads the file. The supervisor writes it every minute and at its end. A successor
 finds each endpoint again by its identity. No failure here ends the picker: it begins with a new model, or does not save it, and logs why.
+
+The folder of a pool outlasts the pool, so a pool that comes back goes on where it was. At the start of the picker, the folders that nothing
+was written to for longest are removed, beyond those of the pools and GONE_MAX others. Files that the picker did not write stay.
 """
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from struct import Struct
 
@@ -16,6 +22,7 @@ import structlog
 from epp.learning import state
 from epp.learning.endpoint import EndpointModel
 from epp.learning.model import LatencyModel
+from workers.process.instance import Instance
 from workers.shared.documents import Identity
 from workers.supervisor.endpoints.snapshot_file import RefusedSnapshot, Snapshot, trailer
 
@@ -24,6 +31,8 @@ MAGIC = b"EPPLEARN"
 VERSION = 1
 HEADER = Struct("=8sI")
 BYTES_MAX = 64 << 20
+POOLS = "pools"
+GONE_MAX = 100
 
 log = structlog.get_logger()
 
@@ -33,6 +42,35 @@ class SavedModel(msgspec.Struct, array_like=True, frozen=True):
 
     model: bytes
     identities: list[tuple[int, Identity]]
+
+
+def state_folder(instance: Instance) -> str:
+    """Returns the folder for the state of one pool; "" without --state-dir, and for a place without a pool."""
+    folder, name = instance.options.state_dir, instance.options.pool_name
+    if not folder or instance.pool is None:
+        return folder
+    # Names of pools have neither slashes nor a dot at the beginning.
+    return os.path.join(folder, POOLS, name) if name else ""
+
+
+def remove_oldest(folder: str, pools: Collection[str], places: int) -> None:
+    """Removes the folders of pools that are gone, beyond GONE_MAX. `pools`: those that are served. `places`: how many can be."""
+    try:
+        with os.scandir(os.path.join(folder, POOLS)) as entries:
+            found = [(entry.stat().st_mtime, entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return
+    except OSError as refused:
+        log.warning("the state of pools that are gone is not removed", folder=folder, why=refused.strerror)
+        return
+    others = sorted((each for each in found if os.path.basename(each[1]) not in pools), reverse=True)
+    for _, path in others[GONE_MAX + places - len(pools) :]:
+        for name in (FILE, f"{FILE}.tmp"):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(path, name))
+        with contextlib.suppress(OSError):  # others have files there
+            os.rmdir(path)
+        log.info("the state of a pool that is gone is removed", folder=path)
 
 
 def has_file(folder: str) -> bool:

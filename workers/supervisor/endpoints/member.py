@@ -1,6 +1,7 @@
 """One endpoint of the endpoint table: what the supervisor knows of it beside its row."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from epp.plugins.extractors._pages import NONE, REFUSED_PAGE, UNREAD_VALUES, Extracted
 from shm.table import Handle
@@ -8,42 +9,27 @@ from workers.shared.freshness import Health
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoint_log import Change, Condition, shown
 from workers.supervisor.endpoints.scrape_results import EXTRACT
-from workers.supervisor.endpoints.target import Target
+from workers.supervisor.endpoints.wheel import Target
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """An endpoint that has a slot."""
 
-    __slots__ = (
-        "cause",
-        "condition",
-        "failures",
-        "handle",
-        "health",
-        "names",
-        "owner",
-        "page",
-        "problems",
-        "since",
-        "spec",
-        "target",
-        "why",
-    )
-
-    def __init__(self, spec: EndpointSpec, handle: Handle, owner: int) -> None:
-        self.spec = spec
-        self.handle = handle
-        self.owner = owner
-        self.names: Mapping[str, frozenset[str]] = {}
-        # The last good page: its values, the requests in flight when it was requested, its time.
-        self.page: tuple[Extracted, int, float] | None = None
-        self.condition = Condition.UNKNOWN
-        self.since: float | None = None  # when `condition` began; None if it began before this supervisor
-        self.failures = 0  # failed scrapes since the last good one
-        self.problems: Mapping[str, str] = NONE  # what could not be read of the last good page: cause -> text
-        self.cause = self.why = ""  # of the last failed scrape: `cause` is one word, `why` the full text
-        self.health: Health
-        self.target: Target
+    spec: EndpointSpec
+    handle: Handle
+    owner: int
+    names: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    # The last good page: its values, the requests in flight when it was requested, its time.
+    page: tuple[Extracted, int, float] | None = None
+    condition: Condition = Condition.UNKNOWN
+    since: float | None = None  # when `condition` began; None if it began before this supervisor
+    failures: int = 0  # failed scrapes since the last good one
+    problems: Mapping[str, str] = field(default_factory=lambda: NONE)  # what could not be read of the last good page: cause -> text
+    cause: str = ""  # of the last failed scrape, in one word
+    why: str = ""  # the full text of this cause
+    health: Health = field(init=False)
+    target: Target = field(init=False)
 
     @property
     def refuses(self) -> bool:

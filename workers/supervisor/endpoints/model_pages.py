@@ -11,6 +11,7 @@ keeps its last list, and is asked less and less often, until it leaves.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from epp.plugins.extractors._pages import ExtractError
@@ -81,14 +82,14 @@ async def get(dialer: Dialer, spec: EndpointSpec) -> bytes:
         attempt.cancel()
 
 
+@dataclass(slots=True)
 class _Asked:
     """An endpoint. `due`: when it is asked next. `models`: those of its last answer."""
 
-    def __init__(self, spec: EndpointSpec) -> None:
-        self.spec = spec
-        self.due = 0.0
-        self.failures = 0
-        self.models: Sequence[Model] = ()
+    spec: EndpointSpec
+    due: float = 0.0
+    failures: int = 0
+    models: Sequence[Model] = ()
 
 
 class ModelPages:

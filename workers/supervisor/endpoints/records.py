@@ -1,11 +1,11 @@
 """Writes the documents about endpoints that workers read. If their records do not all fit, leaves some out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from shm.documents import DocumentTooLarge, DocumentWriter
-from shm.table import Handle
 from workers.shared.documents import ENDPOINTS, NAMES, EndpointRecord, Identity, NamesRecord, encode
 from workers.supervisor.endpoints.discovery import EndpointSpec
+from workers.supervisor.endpoints.member import Member
 
 REPORT_EVERY_S = 60.0
 REPORTED_MAX = 8
@@ -19,8 +19,9 @@ class Published:
         self._report = report
         self._left_out_at = 0.0
 
-    def endpoints(self, records: Sequence[EndpointRecord], now: float) -> None:
-        """Writes the records of all endpoints. If they do not fit, leaves out the longest."""
+    def endpoints(self, inherited: Iterable[EndpointRecord], members: Iterable[Member], now: float) -> None:
+        """Writes the records of all endpoints, ordered by slot. If they do not fit, leaves out the longest."""
+        records = sorted([*inherited, *map(_record_of, members)], key=lambda record: record.slot)
         room = self._documents.schema.capacities[ENDPOINTS]
         blob = encode(records)
         if len(blob) > room:
@@ -38,9 +39,9 @@ class Published:
             blob = encode([record for record in records if record.slot not in slots])
         self._write(ENDPOINTS, blob)
 
-    def names(self, records: Sequence[NamesRecord]) -> None:
+    def names(self, members: Iterable[Member]) -> None:
         """Writes the names that endpoints report, such as those of adapters. If they do not fit, workers keep the previous document."""
-        self._write(NAMES, encode(records))
+        self._write(NAMES, encode([_names_of(member) for member in members if any(member.names.values())]))
 
     def _write(self, document: int, blob: bytes) -> None:
         try:
@@ -61,15 +62,14 @@ def longest(records: Sequence[EndpointRecord], excess: int) -> list[EndpointReco
     return left
 
 
-def record_of(spec: EndpointSpec, handle: Handle, owner: int) -> EndpointRecord:
-    """Returns the record of an endpoint and its slot."""
+def _record_of(member: Member) -> EndpointRecord:
+    spec, handle = member.spec, member.handle
     address = (spec.namespace, spec.name, spec.host, spec.port)
-    return EndpointRecord(*address, dict(spec.labels), handle.slot, handle.generation, owner, spec.uid, spec.pool)
+    return EndpointRecord(*address, dict(spec.labels), handle.slot, handle.generation, member.owner, spec.uid, spec.pool)
 
 
-def names_of(handle: Handle, names: Mapping[str, frozenset[str]]) -> NamesRecord:
-    """Returns the record of the names that an endpoint reports."""
-    return NamesRecord(*handle, {column: sorted(found) for column, found in names.items()})
+def _names_of(member: Member) -> NamesRecord:
+    return NamesRecord(*member.handle, {column: sorted(found) for column, found in member.names.items()})
 
 
 def spec_of(record: EndpointRecord) -> EndpointSpec:

@@ -43,8 +43,7 @@ from workers.shared.scrape_pace import Pacing
 from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import REFUSED, Connected, Dialing
 from workers.supervisor.endpoints.scrape_results import EXTRACT, Failure, ScrapeCounters, Sink
-from workers.supervisor.endpoints.target import FLOOD_PAUSE_S, Address, Target
-from workers.supervisor.endpoints.wheel import Wheel
+from workers.supervisor.endpoints.wheel import FLOOD_PAUSE_S, Address, Target, Wheel
 
 INTERVAL_S_MIN: Final = 0.05
 SWEEP_S: Final = 0.025  # the most time between two calls of the sink's `sweep`

@@ -4,32 +4,56 @@ After a restart, an endpoint keeps the slot and the owner id that it had in the 
 prefix index keeps its owner id from there. What discovery does not name again is released.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shm.prefix_writer import IndexWriter, OwnersExhausted
 from shm.table import DOWN, Handle, State, TableCopy, TableWriter
-from workers.shared.documents import EndpointRecord, Identity
+from workers.shared.documents import EndpointRecord, Identity, Known
 from workers.supervisor.endpoints import records
 from workers.supervisor.endpoints.discovery import EndpointSpec
-from workers.supervisor.endpoints.remembered import Remembered
 
 
-class Indexed(NamedTuple):
-    """What the prefix index knows of endpoints. `remembered`: the owner ids of the index snapshot."""
+class IndexOwners:
+    """The owner ids of endpoints. `remembered`: those in the snapshot of the index that no endpoint has taken yet, by endpoint."""
 
-    owners: IndexWriter
-    remembered: Remembered
+    def __init__(
+        self, writer: IndexWriter, remembered: Mapping[Known, int] | None = None, pool_name: Callable[[int], str] = lambda _number: ""
+    ) -> None:
+        """`pool_name` returns the present name of a pool by its number, "" for the only one."""
+        self.writer = writer
+        self.remembered = dict(remembered or {})
+        self._pool_name = pool_name
+
+    def known(self, spec: EndpointSpec) -> Known:
+        """Returns what identifies an endpoint over restarts of the picker."""
+        return self._pool_name(spec.pool), records.identity_of(spec)
+
+    def retire_all_but(self, owners: Iterable[int]) -> None:
+        """Retires the ids of a predecessor that belong to none of these endpoints, nor to one in the snapshot."""
+        for owner in set(self.writer.owners()) - {*owners, *self.remembered.values()}:
+            self.writer.retire(owner)
+
+    def retire_remembered(self, pool: int, pools: int, waiting: Iterable[EndpointSpec]) -> None:
+        """Retires the ids that no endpoint will take, once discovery of `pool` is complete: of this pool, and of pools that are gone.
+
+        `pools`: how many there are. `waiting`: endpoints that wait for a slot.
+        """
+        if not self.remembered:
+            return
+        kept = {self.known(spec) for spec in waiting}
+        others = {self._pool_name(number) for number in range(pools) if number != pool}
+        for known in list(self.remembered):
+            if known[0] not in others and known not in kept:
+                self.writer.retire(self.remembered.pop(known))
 
 
 class Slots:
-    """The slots and owner ids of one table. `full`: why the last endpoint that asked got no slot. `remembered`: as in `Indexed`."""
+    """The slots and owner ids of one table. `full`: why the last endpoint that asked got no slot."""
 
-    def __init__(self, table: TableWriter, index: Indexed, slot_inflight: Callable[[int], int]) -> None:
+    def __init__(self, table: TableWriter, index: IndexOwners, slot_inflight: Callable[[int], int]) -> None:
         self._table = table
-        self._owners = index.owners
+        self._index = index
         self._slot_inflight = slot_inflight
-        self.remembered = index.remembered
         self._inherited: dict[tuple[int, Identity], tuple[EndpointRecord, State, bool]] = {}
         self.full = ""
 
@@ -45,9 +69,7 @@ class Slots:
                 taken.discard(handle)
         for handle in taken:  # the predecessor took these slots, but died before it wrote their records
             self._table.release(handle)
-        known = {*(record.owner for record in self.inherited()), *self.remembered.owners.values()}
-        for owner in set(self._owners.owners()) - known:
-            self._owners.retire(owner)
+        self._index.retire_all_but(record.owner for record in self.inherited())
 
     def inherited(self) -> list[EndpointRecord]:
         """Returns the predecessor's endpoints that no endpoint has inherited yet."""
@@ -62,30 +84,30 @@ class Slots:
 
         `members`: how many endpoints have slots.
         """
-        slots = self._table.schema.slots
+        slots, remembered = self._table.schema.slots, self._index.remembered
         if members + len(self._inherited) >= slots:
             self.full = f"all {slots} slots of the table are taken; raise --max-endpoints"
             return None
-        remembered = self.remembered.of(spec)
+        known = self._index.known(spec)
+        is_new = known not in remembered
         try:
-            owner = self._owners.new_owner() if remembered is None else remembered
+            owner = self._index.writer.new_owner() if is_new else remembered[known]
         except OwnersExhausted as failure:
             self.full = str(failure)
             return None
         handle = self._table.take(owner, lambda slot: self._slot_inflight(slot) == 0)
         if handle is None:
-            if remembered is None:
-                self._owners.retire(owner)
+            if is_new:
+                self._index.writer.retire(owner)
             self.full = "every free slot still has requests in flight; a slot can be used when they end"
             return None
-        if remembered is not None:
-            self.remembered.taken(spec)
-        return handle, owner, remembered is None
+        remembered.pop(known, None)
+        return handle, owner, is_new
 
     def release(self, handle: Handle, owner: int) -> None:
         """Releases the slot and the owner id of an endpoint that has left."""
         self._table.release(handle)
-        self._owners.retire(owner)
+        self._index.writer.retire(owner)
 
     def release_inherited(self, pool: int) -> list[EndpointRecord]:
         """Releases the slots of a pool that no endpoint has inherited. Returns their records."""
@@ -93,8 +115,3 @@ class Slots:
         for record in left:
             self.release(Handle(record.slot, record.generation), record.owner)
         return left
-
-    def retire_remembered(self, pool: int, pools: int, waiting: Iterable[EndpointSpec]) -> None:
-        """Retires the owner ids of the snapshot that no endpoint will take (`Remembered.left`)."""
-        for owner in self.remembered.left(pool, pools, waiting):
-            self._owners.retire(owner)

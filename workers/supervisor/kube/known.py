@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from workers.supervisor.endpoints.empty_list import HOLD_S, EmptyList
+from workers.supervisor.endpoints.discovery import HOLD_S, EmptyList
 from workers.supervisor.kube.api import Resource
 from workers.supervisor.kube.errors import ApiError
 

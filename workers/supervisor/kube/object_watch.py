@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from workers.host.yaml_files import Fault, Node
-from workers.supervisor.endpoints.empty_list import HOLD_S
+from workers.supervisor.endpoints.discovery import HOLD_S
 from workers.supervisor.kube.api import Api
 from workers.supervisor.kube.object_kinds import (
     API_VERSIONS,

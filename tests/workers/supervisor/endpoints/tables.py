@@ -16,8 +16,7 @@ from workers.shared.ejection import Ejections
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoint_log import EndpointLog
 from workers.supervisor.endpoints.endpoints import EndpointTable, Reading
-from workers.supervisor.endpoints.remembered import Remembered
-from workers.supervisor.endpoints.slots import Indexed
+from workers.supervisor.endpoints.slots import IndexOwners
 
 WANTED = (WAITING, KV_USAGE, ACTIVE_MODELS)
 EXTRACTOR = CoreMetricsExtractor("x", CoreMetricsExtractor.Params())
@@ -148,7 +147,7 @@ class Supervisor:
             self.loop,  # type: ignore[arg-type]
             table=TableWriter(shared.schema, shared.region),
             documents=DocumentWriter(shared.document_schema, shared.documents),
-            index=Indexed(shared.owners, Remembered(remembered, lambda number: f"pool {number}" if number else "")),
+            index=IndexOwners(shared.owners, remembered, lambda number: f"pool {number}" if number else ""),
             readings=[Reading(EXTRACTOR, WANTED, fresh_for_s=0.2)] * 3,
             slot_inflight=lambda slot: shared.inflight.get(slot, 0),
             report=self.reports,

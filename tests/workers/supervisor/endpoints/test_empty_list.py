@@ -9,8 +9,7 @@ from tests.reports import Reports
 from tests.waiting import until
 from tests.workers.supervisor.endpoints.endpoint_lists import ENTRIES, GOOD, run
 from workers.host.directory import LOOK_EVERY_S
-from workers.supervisor.endpoints.discovery import Entry
-from workers.supervisor.endpoints.empty_list import HOLD_S
+from workers.supervisor.endpoints.discovery import HOLD_S, Entry
 from workers.supervisor.endpoints.endpoints_file import File, follow
 
 WAIT_S = 20.0
@@ -94,7 +93,7 @@ def test_the_endpoints_of_a_predecessor_stay_for_a_while_if_the_file_is_empty(tm
 
 @pytest.mark.parametrize("watch", [True, False])
 def test_a_follower_of_the_file_believes_its_empty_list_after_a_while(tmp_path: Path, watch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.supervisor.endpoints.empty_list.HOLD_S", 0.2)
+    monkeypatch.setattr("workers.supervisor.endpoints.discovery.HOLD_S", 0.2)
     path = tmp_path / "e.yaml"
     path.write_bytes(EMPTY)
     file = File(str(path), Reports(), expects=True)

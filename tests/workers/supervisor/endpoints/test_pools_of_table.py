@@ -76,9 +76,9 @@ def test_the_endpoints_of_each_pool_find_their_owners_in_the_snapshot_of_the_ind
     shared.owners.live, shared.owners.next = set(remembered.values()), 20
     second = Supervisor(shared, remembered=remembered)
     second.table.apply(of(0, spec("a")))
-    assert set(second.table.remembered.owners) == {known for known in remembered if known[0] == "pool 1"}, "this pool may still come"
+    assert set(second.table.index.remembered) == {known for known in remembered if known[0] == "pool 1"}, "this pool may still come"
     second.table.apply(of(1, spec("a")), pool=1)
-    assert second.table.remembered.owners == {}
+    assert second.table.index.remembered == {}
     kept = {known: owner for known, owner in remembered.items() if known[0] != "gone" and known[1][1] == "a"}
     assert second.table.owners() == kept and shared.owners.owners() == sorted(kept.values())
 

@@ -11,7 +11,7 @@ from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import CONNECT_S_MAX
 from workers.supervisor.endpoints.scrape import PAUSE_S, REFUSALS_TO_PAUSE, SCRAPE_S_MAX
 from workers.supervisor.endpoints.scrape_results import Failure
-from workers.supervisor.endpoints.target import FLOOD_PAUSE_S, LARGE_PAGE_BYTES
+from workers.supervisor.endpoints.wheel import FLOOD_PAUSE_S, LARGE_PAGE_BYTES
 
 
 def test_an_unanswered_connect_ends_after_200_ms_and_a_hanging_scrape_after_1_s() -> None:

@@ -7,7 +7,7 @@ import pytest
 from epp.plugins.extractors.core_metrics import Extracted
 from tests.workers.supervisor.endpoints.scraping import PAGE, Bench, FakeConnection, FakeKnock, Seen, reader
 from workers.supervisor.endpoints.scrape import FIRST_TOKEN_S
-from workers.supervisor.endpoints.target import Target
+from workers.supervisor.endpoints.wheel import Target
 
 COST_S = 0.014
 INTERVAL_TICKS = 10

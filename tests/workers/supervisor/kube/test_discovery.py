@@ -11,7 +11,7 @@ from tests.waiting import elapse, in_virtual_time
 from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, pod, pool
 from tests.workers.supervisor.kube.worlds import APPLIED_S, BY_NAME, World, cluster, running, scenario, two_pods
 from workers.host.options import Options
-from workers.supervisor.endpoints.empty_list import HOLD_S
+from workers.supervisor.endpoints.discovery import HOLD_S
 from workers.supervisor.kube.discovery import Wanted, wanted
 from workers.supervisor.kube.errors import Unreachable
 from workers.supervisor.kube.pods import ACTIVE_PORTS

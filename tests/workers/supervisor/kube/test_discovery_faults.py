@@ -7,7 +7,7 @@ import pytest
 from tests.waiting import elapse, in_virtual_time
 from tests.workers.supervisor.kube.fake import PODS, POOLS, pool
 from tests.workers.supervisor.kube.worlds import APPLIED_S, BY_NAME, World, cluster, running, scenario
-from workers.supervisor.endpoints.empty_list import HOLD_S
+from workers.supervisor.endpoints.discovery import HOLD_S
 from workers.supervisor.kube.api import Resource
 from workers.supervisor.kube.errors import ApiError, Unreachable
 

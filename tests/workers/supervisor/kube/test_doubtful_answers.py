@@ -10,7 +10,7 @@ from tests.reports import Reports
 from tests.waiting import elapse, in_virtual_time
 from tests.workers.supervisor.kube.fake import PODS, FakeApi
 from tests.workers.supervisor.kube.following import AWAY, THINGS, Followed, decode, scenario, things
-from workers.supervisor.endpoints.empty_list import HOLD_S
+from workers.supervisor.endpoints.discovery import HOLD_S
 from workers.supervisor.kube.api import EMPTY, Resource
 from workers.supervisor.kube.errors import ApiError, Unreachable
 from workers.supervisor.kube.known import OBJECTS_MAX, REPORTED_MAX, REPORTED_S, Known

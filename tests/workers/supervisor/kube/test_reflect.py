@@ -11,7 +11,7 @@ from tests.examples import examples
 from tests.waiting import elapse
 from tests.workers.supervisor.kube.fake import FakeApi
 from tests.workers.supervisor.kube.following import AWAY, THINGS, Followed, decode, scenario, things
-from workers.supervisor.endpoints.empty_list import HOLD_S
+from workers.supervisor.endpoints.discovery import HOLD_S
 from workers.supervisor.kube.errors import ApiError
 from workers.supervisor.kube.known import Known
 from workers.supervisor.kube.reflect import IDLE_S
