@@ -19,11 +19,11 @@ from shm.table import Handle, State, TableWriter
 from tests.pair import Envoy, FakeStream
 from tests.reports import Reports
 from tests.workers.instances import made
+from tests.workers.supervisor.folders import FolderWatch
 from workers.process.instance import Instance
 from workers.shared.bus import BusWriter
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 from workers.shared.objectives import static_bands
-from workers.supervisor.objects_watch import ObjectsWatch
 from workers.worker.adoption import Adoption
 from workers.worker.extproc.stream import PATH, open_stream
 from workers.worker.flow.flow_control import FlowControl
@@ -169,7 +169,7 @@ class World:
         self._index = IndexWriter(instance.layout.index, instance.memory.index)
         self._records: list[EndpointRecord] = []
         self.shards: list[Shard] = []
-        self.watch = ObjectsWatch(
+        self.watch = FolderWatch(
             str(folder) if instance.options.objects_dir else "",
             DocumentReader(instance.layout.documents, instance.memory.documents),
             DocumentWriter(instance.layout.documents, instance.memory.documents),

@@ -33,7 +33,7 @@ from workers.process.sources import Sources
 from workers.supervisor.endpoints.discovery import parse_flag
 from workers.supervisor.endpoints.endpoints_file import File
 from workers.supervisor.kube.api import CLIENT, kubeconfig_files, ready_to_connect
-from workers.supervisor.kube.object_files import Folder, FolderOfPools
+from workers.supervisor.kube.object_files import Folder
 from workers.supervisor.kube.object_kinds import PoolName
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -159,7 +159,7 @@ def object_findings(folder: str, pools: Sequence[PoolName] = ()) -> list[Finding
 
 
 def _load_objects(folder: str, report: Callable[..., None], pools: Sequence[PoolName]) -> None:
-    (FolderOfPools(folder, report, pools) if pools else Folder(folder, report)).load()
+    Folder(folder, report, pools or None).load()
 
 
 def findings_text(findings: Iterable[Finding]) -> str:

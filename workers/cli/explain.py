@@ -190,7 +190,7 @@ def _say_remark(_event: str, place: str, reason: str) -> None:
 
 def _offline(config: EffectiveConfig, request: offline.OfflineRequest, endpoints_file: str, objects_dir: str) -> Explanation:
     try:
-        objects = Folder(objects_dir, report=_say_remark).load() if objects_dir else Found()
+        objects = Folder(objects_dir, report=_say_remark).load()[0] if objects_dir else Found()
         return offline.decided(config, request, endpoints_file, merge(objects, Found(), lambda *_: None))
     except (offline.OfflineError, DiscoveryError) as error:
         raise BadConfiguration(str(error)) from error

@@ -90,7 +90,7 @@ def import_parts(instance: Instance) -> None:
     import numpy.ma  # noqa: F401  # np.unique imports it when it is first called
 
     if instance.in_kubernetes:
-        from workers.supervisor import kubernetes, kubernetes_pools  # noqa: F401
+        from workers.supervisor import kubernetes  # noqa: F401
         from workers.supervisor.kube import review, session  # noqa: F401
     if instance.options.replica_store:
         from workers.supervisor import replication  # noqa: F401

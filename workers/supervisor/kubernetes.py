@@ -1,9 +1,14 @@
-"""Follows the Kubernetes API for the supervisor. It is used only if the endpoints come from Kubernetes.
+"""Follows the Kubernetes API for the supervisor. It is used only if endpoints come from Kubernetes.
 
-    InferencePool, its pods                     ─▶ endpoint table
-    InferenceObjective, InferenceModelRewrite   ─▶ ObjectsWatch
-    Lease                                       ◀▶ Candidacy            only with --ha-enable-leader-election
-    Event on the pool                           ◀─ ReloadEvents         how each change of the configuration ended
+    InferencePools and pods of a namespace      ─▶ endpoint table, by pool        `kube.discovery`
+    InferenceObjective, InferenceModelRewrite   ─▶ `objects_of_pools`
+    InferencePools with the picker's Service    ─▶ the places of pools            `kube.placing`, if pools are found while the picker runs
+    Lease                                       ◀▶ Candidacy                      only with --ha-enable-leader-election
+    Event on the only pool                      ◀─ ReloadEvents                   how each change of the configuration ended
+
+One watch per resource and namespace serves all pools. If one of several pools is not as expected, this changes nothing for the others: the
+log says why, and the pool has the endpoints that can be found. The picker is then ready when the API server has listed everything for the
+first time.
 
 Each part adds a condition to the readiness: endpoints, objects, leadership. If the feature gate `haPopulateNonLeaderDatastore` is off,
 a picker that does not lead follows the pool and the objects only after it has led for the first time.
@@ -17,7 +22,8 @@ import functools
 import os
 import random
 import socket
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -27,21 +33,27 @@ from shm.areas import Area
 from shm.documents import DocumentReader
 from workers.process.instance import Instance
 from workers.process.layout import LEADS_UNTIL
+from workers.process.pools import assigned_view, tell_assigned
 from workers.shared import reload_status
+from workers.shared.pool_names import NONE, Names
 from workers.shared.reload_status import ReloadStatus
 from workers.supervisor.background import Background
+from workers.supervisor.configured_endpoints import Bounded
+from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.kube.api import Api
-from workers.supervisor.kube.discovery import KubernetesDiscovery, wanted
+from workers.supervisor.kube.discovery import KubernetesDiscovery, Wanted
 from workers.supervisor.kube.election import NEVER, Election
 from workers.supervisor.kube.events import Events
+from workers.supervisor.kube.expected import Expected, parser_mismatch
 from workers.supervisor.kube.lease import Candidacy
 from workers.supervisor.kube.object_kinds import PoolName
 from workers.supervisor.kube.object_watch import KubeObjects
-from workers.supervisor.kube.pool import protocol_mismatch
-from workers.supervisor.kube.reflect import Outage
+from workers.supervisor.kube.placing import Placing
+from workers.supervisor.kube.pool import InferencePool
+from workers.supervisor.kube.pool_ports import Ports
+from workers.supervisor.kube.reflect import Outage, Reflector
 from workers.supervisor.objects_of_pools import PoolsObjects
-from workers.supervisor.objects_watch import ObjectsWatch
 from workers.supervisor.predecessor import Predecessor
 from workers.supervisor.readiness import Readiness
 
@@ -98,8 +110,12 @@ class Kubernetes:
         readiness: Readiness,
         background: Background,
         report: Callable[..., None],
+        assign: Callable[[Names], None],
     ) -> None:
-        """`present`: returns the instance under the configuration that is used now. `area` is the supervisor's."""
+        """`present`: returns the instance under the configuration that is used now. `area` is the supervisor's.
+
+        `assign`: makes the supervisor use other names of pools.
+        """
         instance = self._instance = present()
         self._present = present
         self._predecessor = predecessor
@@ -108,7 +124,16 @@ class Kubernetes:
         self._report = report
         self._outage = Outage(report)
         self.api: Api | None = None  # None until `connect`
-        self._discovery: KubernetesDiscovery | None = None
+        self._discoveries: Sequence[KubernetesDiscovery] = ()
+        self._objects: PoolsObjects | None = None
+        self._assign = assign
+        self._placing: Placing | None = None
+        if (places := instance.places) is not None:
+            names = assigned_view(instance).names() or NONE
+            ports = Ports(places.ports, instance.sockets.later, instance.lock.info["ports"]["grpc"])
+            for number, placed in names.items():
+                ports.take(placed.port, number)
+            self._placing = Placing(places, names, report, ports)
         self.candidacy: Candidacy | None = None  # None without leader election
         if instance.options.ha_enable_leader_election:
             self.candidacy = _candidacy(instance, area, predecessor)
@@ -125,7 +150,7 @@ class Kubernetes:
 
     def unserved(self) -> Mapping[str, str]:
         """Returns InferencePool -> why it is not served although it names this picker; none if the picker has one pool."""
-        return {}
+        return self._placing.unserved if self._placing is not None else {}
 
     async def connect(self) -> None:
         """Connects to the API server and joins the election. Raises ValueError if there is no API server or no client library."""
@@ -133,53 +158,95 @@ class Kubernetes:
         if self.candidacy is not None:
             self._background.keep(self.candidacy.run(self.api))
 
-    def follow_objects(self, watch: ObjectsWatch | PoolsObjects | None) -> None:
-        """Gives the pool's objectives and model rewrites to `watch`. Does nothing for a pod selector, which has none."""
-        instance = self._instance
-        if not isinstance(watch, ObjectsWatch) or not instance.sources.asks_objects:
-            return
-        options = instance.options
-        objects = KubeObjects(
-            self._connected(),
-            options.pool_namespace,
-            {PoolName(options.pool_name, options.pool_group): (watch.set_api_objects,)},
-            report=self._report,
-            outage=self._outage,
-            expects=watch.expects,
-        )
-        self._background.keep(self._once_allowed(objects.run))
-        if not self._predecessor.knew_endpoints:  # otherwise the predecessor's objects serve until the API answers
-            self._readiness.require(objects.missing)
+    def follow_objects(self, objects: PoolsObjects) -> None:
+        """Gives the objectives and model rewrites of all pools that are InferencePools to `objects`. A pod selector has none."""
+        self._objects = objects
+        for namespace, changed in objects.asking.items():
+            found = KubeObjects(
+                self._connected(), namespace, changed, report=self._report, outage=self._outage, expects=objects.expects(namespace)
+            )
+            objects.on_change(found.notify_soon)
+            self._background.keep(self._once_allowed(found.run))
+            if not self._predecessor.knew_endpoints:  # otherwise the predecessor's objects serve until the API answers
+                self._readiness.require(found.missing)
 
     def follow_endpoints(self, present: Callable[[], EndpointTable]) -> None:
-        """Keeps the endpoints in the table that `present` returns equal to the pods of the pool."""
-        if self._predecessor.existed:
-            present().resume()
-        instance, readiness = self._instance, self._readiness
-        discovery = self._discovery = KubernetesDiscovery(
-            self._connected(),
-            wanted(instance.options),
-            apply=lambda specs, **more: present().apply(specs, **more),
-            state_changed=functools.partial(self._pool_state_changed, present),
-            mismatch=lambda pool: protocol_mismatch(pool, self._parsers()),
-            report=self._report,
-            outage=self._outage,
+        """Keeps the endpoints of each pool in the table that `present` returns equal to its pods."""
+        pools: dict[str, list[Instance]] = defaultdict(list)  # by their namespace
+        for pool in self._instance.every:
+            if pool.sources.in_kubernetes:
+                pools[pool.options.pool_namespace].append(pool)
+                if self._predecessor.existed:
+                    present().resume(pool.pool or 0)
+        self._discoveries = [self._discovery_of(namespace, each, present) for namespace, each in pools.items()]
+        # A successor inherits `loaded` from its predecessor. So it is ready at once, until discovery finds that something is missing.
+        self._readiness.require(lambda: "" if self._readiness.loaded else self._missing())
+        for discovery in self._discoveries:
+            self._background.keep(self._once_allowed(discovery.run))
+
+    def _discovery_of(self, namespace: str, pools: Sequence[Instance], present: Callable[[], EndpointTable]) -> KubernetesDiscovery:
+        numbers = [pool.pool or 0 for pool in pools]
+        expected = Expected(lambda: [self._present().every[number] for number in numbers], self._report)
+
+        def choose(known: Mapping[str, InferencePool]) -> Mapping[int, InferencePool]:
+            if self._placing is not None and self._placing.place(known):
+                self._use(self._placing.names)
+                discovery.apply_all()
+            chosen = expected.choose(known)
+            if self._readiness.loaded:
+                expected.look(chosen, discovery.unread)
+            return chosen
+
+        def apply(specs: Collection[EndpointSpec], number: int) -> None:
+            bounded = Bounded(self._present().every[number], self._report)
+            present().apply(bounded(specs), pool=number)
+
+        def state_changed(missing: str) -> None:
+            if missing:
+                self._readiness.loaded = False
+                log.warning("not ready", why=missing)
+                return
+            expected.look(discovery.pools, discovery.unread)
+            if not self._missing():
+                self._readiness.loaded = True
+                log.info("endpoints are known", endpoints=len(present()))
+
+        discovery = KubernetesDiscovery(
+            functools.partial(Reflector, self._connected(), report=self._report, outage=self._outage),
+            Wanted(
+                namespace,
+                numbers,
+                asks=any(pool.sources.asks_objects for pool in pools),
+                only=None if self._instance.pools else expected.name_of(self._instance),
+            ),
+            choose,
+            apply=apply,
+            state_changed=state_changed,
+            mismatch=lambda pool: parser_mismatch(self._present(), pool),
             successor=self._predecessor.existed,
         )
-        # A successor inherits `loaded` from its predecessor. So it is ready at once, until discovery finds that something is missing.
-        readiness.require(lambda: "" if readiness.loaded else discovery.missing())
-        self._background.keep(self._once_allowed(discovery.run))
+        return discovery
+
+    def _use(self, names: Names) -> None:
+        self._assign(names)
+        tell_assigned(self._instance, names)
+        log.info("pools that are served", pools=sorted(placed.name for placed in names.values()))
+        if self._objects is not None:
+            self._objects.use(self._present().pools)
+
+    def _missing(self) -> str:
+        return next(filter(None, (discovery.missing() for discovery in self._discoveries)), "")
 
     def tell_reloads(self) -> None:
-        """Reports how each change of the configuration ended, as an event on the pool. Does nothing if there is only a pod selector."""
+        """Reports how each change of the only pool's configuration ended, as an event on its InferencePool, if it has one."""
         instance, options = self._instance, self._instance.options
-        if not instance.sources.asks_objects:
+        if instance.pools or not instance.sources.asks_objects:
             return
         events = Events(
             options.pool_namespace,
             PoolName(options.pool_name, options.pool_group),
             reporter=os.environ.get("POD_NAME") or socket.gethostname(),
-            uid=lambda: self._discovery.pool_uid if self._discovery is not None else "",
+            uid=lambda: next((pool.uid for discovery in self._discoveries for pool in discovery.pools.values()), ""),
             report=self._report,
         )
         status = DocumentReader(instance.layout.status, instance.memory.reload)
@@ -197,10 +264,6 @@ class Kubernetes:
                 await self._background.cancel_tasks()
                 await self._connected().close()
 
-    def _parsers(self) -> list[tuple[str, Collection[str]]]:
-        """Returns name and protocols of each parser of the present configuration."""
-        return [(parser.name, parser.app_protocols) for parser in self._present().config.pipeline.wiring.parsers]
-
     def _connected(self) -> Api:
         assert self.api is not None, "`connect` comes first"
         return self.api
@@ -215,14 +278,6 @@ class Kubernetes:
         if self.candidacy is not None and not standby_follows:
             await self.candidacy.elected()
         await follow()
-
-    def _pool_state_changed(self, present: Callable[[], EndpointTable], missing: str) -> None:
-        """Notes that the pool or its pods have changed. `missing`: what the picker still lacks before it can serve; "" for nothing."""
-        self._readiness.loaded = not missing
-        if missing:
-            log.warning("not ready", why=missing)
-        else:
-            log.info("endpoints are known", endpoints=len(present()))
 
 
 def _candidacy(instance: Instance, area: Area, predecessor: Predecessor) -> Candidacy:

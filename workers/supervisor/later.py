@@ -2,7 +2,7 @@
 
     a word of the parent has moved ─▶ thread: load, one pool after the other ─▶ loop: data layer, endpoints, bands, pages ─▶ report
                                    └▶ list of pools ─▶ endpoints of the pools that come, change or go
-    InferencePools have other places (`kubernetes_pools`) ─▶ assign
+    InferencePools have other places (`kubernetes`) ─▶ assign
 
 Endpoints, their metrics, and the connections of the metrics port stay. If a step fails, the supervisor keeps the configuration of that
 pool and reports why.
@@ -70,11 +70,10 @@ class Supervisor(Protocol):
     data: DataLayer
     records: RecordKeeper
     pages: PagePort
-    objects_of_pools: PoolsObjects
+    objects: PoolsObjects
     report: Callable[..., None]
 
     def renew_data(self) -> None: ...
-    def use_bands(self) -> None: ...
     def pools_replaced(self) -> None: ...
     def file_changed(self) -> None: ...
 
@@ -165,10 +164,7 @@ class Later:
                 await self._follow(view, successor=False)
             elif renewed and not view.sources.in_kubernetes:
                 await self._follow(view, successor=True)
-            if view.pool is None:
-                supervisor.use_bands()
-            else:
-                supervisor.objects_of_pools.reconfigured(old, view)
+            supervisor.objects.reconfigured(old, view)
             self._shown([view])
             view.reports.adopted(SUPERVISOR_AREA, view.number, view.generations.key)
 
@@ -194,7 +190,7 @@ class Later:
                     await self._follow(new, successor=False)
             self._publish_names({place: Placed(entry.name, entry.port) for place, entry in instance.pool_list.items()})
             supervisor.pools_replaced()
-            supervisor.objects_of_pools.use(instance.pools)
+            supervisor.objects.use(instance.pools)
             self._shown([])
 
     def assign(self, names: Names) -> None:

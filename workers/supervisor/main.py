@@ -42,8 +42,7 @@ from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.host.yaml_files import DiscoveryError
 from workers.process import StartError
-from workers.process.instance import Instance
-from workers.shared.objectives import static_bands
+from workers.process.instance import FIRST, Instance
 from workers.supervisor.background import Background
 from workers.supervisor.config_watch import ConfigWatch
 from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError
@@ -55,7 +54,7 @@ from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.supervisor.later import Later, at_start
 from workers.supervisor.live import Live
 from workers.supervisor.objects_of_pools import PoolsObjects
-from workers.supervisor.objects_watch import ObjectsWatch, flow_areas, objects_watch
+from workers.supervisor.objects_watch import flow_areas
 from workers.supervisor.page_port import PagePort, Shown
 from workers.supervisor.predecessor import take_over
 from workers.supervisor.readiness import Readiness
@@ -118,8 +117,7 @@ class Supervisor:
         self.data: DataLayer
         self.pages: PagePort
         self._of_data = contextlib.ExitStack()  # stops the scrapers of the data layer
-        self._objects: ObjectsWatch | None = None
-        self.objects_of_pools: PoolsObjects
+        self.objects: PoolsObjects
         self.checks: list[Callable[[], None]] = []
         self._later = Later(self)
 
@@ -139,12 +137,10 @@ class Supervisor:
         return sink_of(self.instance, table, self.exchange.parts.pages)
 
     def _kubernetes(self) -> "Kubernetes":
-        # imported before the fork, only if they are used
-        from workers.supervisor.kubernetes import Kubernetes
-        from workers.supervisor.kubernetes_pools import KubernetesPools
+        from workers.supervisor.kubernetes import Kubernetes  # imported before the fork, only if it is used
 
-        parts = (self._present, self.area, self.predecessor, self.readiness, self.background, report)
-        return KubernetesPools(*parts, assign=lambda names: self._later.assign(names)) if self.instance.pools else Kubernetes(*parts)
+        parts = self.area, self.predecessor, self.readiness, self.background, report
+        return Kubernetes(self._present, *parts, assign=lambda names: self._later.assign(names))
 
     async def serve(self) -> int:
         """Runs the process: starts every component, waits for the end, and stops every component. Returns the exit code.
@@ -259,23 +255,12 @@ class Supervisor:
 
     def _follow_objects(self) -> None:
         """Starts to publish objectives, their bands and model rewrites. Raises DiscoveryError for a bad file at the first start."""
-        if self.instance.pools:
-            self._follow_objects_of_pools()
-            return
-        watch = self._objects = objects_watch(self.instance, report)
-        if watch is not None:
-            watch.start(successor=self.predecessor.existed or self.instance.number > 1)
-            self.background.keep(watch.run())
+        self.objects = PoolsObjects(self.instance, report)
+        changed = not self.instance.pools and self.instance.number > FIRST
+        self.objects.start(successor=self.predecessor.existed or changed)
+        self.background.keep(self.objects.run())
         if self.kubernetes is not None:
-            self.kubernetes.follow_objects(watch)
-
-    def _follow_objects_of_pools(self) -> None:
-        """Starts to publish objects of several pools. The bands of their configurations have places that need no document."""
-        objects = self.objects_of_pools = PoolsObjects(self.instance, report)
-        objects.start(successor=self.predecessor.existed)
-        self.background.keep(objects.run())
-        if self.kubernetes is not None:
-            self.kubernetes.follow_objects(objects)
+            self.kubernetes.follow_objects(self.objects)
 
     async def _follow_endpoints(self) -> None:
         """Starts to follow endpoints. Raises DiscoveryError for a bad flag or file at the first start."""
@@ -312,13 +297,6 @@ class Supervisor:
             from workers.supervisor.replication import waiting_of
 
             self.exchange.pools_changed(waiting_of(self.instance))
-
-    def use_bands(self) -> None:
-        """Gives the bands of the only pool's configuration places."""
-        if self._objects is not None:
-            self._objects.use(static_bands(self.instance.config.flow), flow_areas(self.instance))
-        else:
-            self._follow_objects()
 
     def _present(self) -> Instance:
         """Returns the instance under the configuration that this supervisor uses now."""

@@ -1,11 +1,11 @@
-"""Publishes objectives and model rewrites of several pools: an ObjectsWatch for each pool that may have some.
+"""Follows objectives and model rewrites for all pools of the picker: an ObjectsWatch for each pool that may have some.
 
-    directory ─ FolderOfPools ────────┐
+    directory ─ Folder ───────────────┐
                                       ├─▶ ObjectsWatch of each pool
     API server, by namespace ─────────┘
 
-The directory is read once for all pools, and one timer looks for places of bands. Pools that appear while the picker runs get the objects
-that are known already.
+The directory is read once for all pools, and one timer looks for places of bands. At the first start, a bad file ends the instance, as a
+bad endpoints file does. Pools that appear while the picker runs get the objects that are known already.
 """
 
 import asyncio
@@ -15,17 +15,18 @@ from typing import Final
 from workers.host.directory import LOOK_EVERY_S, changes
 from workers.process.instance import FIRST, Instance
 from workers.shared.objectives import static_bands
-from workers.supervisor.kube.object_files import FolderOfPools
+from workers.supervisor.kube.object_files import ANY_POOL, Folder
 from workers.supervisor.kube.object_kinds import Found, PoolName
-from workers.supervisor.objects_watch import NOTHING, RETRY_S, ObjectsWatch, flow_areas, objects_watch, pool_name
+from workers.supervisor.objects_watch import NOTHING, ObjectsWatch, flow_areas, objects_watch, pool_name
 
 READ_TRIES_MAX: Final = 3
+RETRY_S: Final = 1.0  # how often to look for places while a band waits, or may begin to
 
 Changed = Callable[[Found, bool], None]
 
 
 class PoolsObjects:
-    """The objectives and rewrites of several pools. Call `start` first, then `run`.
+    """The objectives and rewrites of all pools. Call `start` first, then `run`.
 
     `asking`: the pools with objects in an API server, by namespace and name, and what to call when these objects change. A namespace stays
     the same mapping.
@@ -33,8 +34,10 @@ class PoolsObjects:
 
     def __init__(self, instance: Instance, report: Callable[..., None]) -> None:
         folder = instance.options.objects_dir
-        self._folder = FolderOfPools(folder, report, ()) if folder else None
-        self._pools: Sequence[Instance] = instance.pools
+        only = pool_name(instance) if instance.options.pool_given else ANY_POOL
+        several = [pool_name(pool) for pool in instance.pools] or None
+        self._folder = Folder(folder, report, several, only=only) if folder else None
+        self._pools: Sequence[Instance] = instance.every
         self._report = report
         self._found: Sequence[Found] | None = None  # what the directory has for each pool
         self._watches: dict[int, tuple[Instance, ObjectsWatch]] = {}
@@ -44,7 +47,6 @@ class PoolsObjects:
     def start(self, *, successor: bool) -> None:
         """Publishes the first state. Raises DiscoveryError for a bad file, unless this is a successor."""
         if self._folder is not None:
-            self._folder.pools = [pool_name(pool) for pool in self._pools]
             self._found = self._folder.reload() if successor else self._folder.load()
         self._watch(successor)
 
@@ -56,7 +58,7 @@ class PoolsObjects:
         if watch is None:
             return
         if known is None:
-            watch.start(successor=False, directory=NOTHING)
+            watch.start(successor=pool.pool is None, directory=NOTHING)
         watch.use(static_bands(pool.config.flow), flow_areas(pool))
         self._watches[number] = pool, watch
 
@@ -83,7 +85,8 @@ class PoolsObjects:
         folder = self._folder
         async with changes([folder.path] if folder is not None else []) as next_change:
             while True:
-                await next_change(RETRY_S if folder is None or self._waits() else LOOK_EVERY_S)
+                waits = any(watch.waits for _, watch in self._watches.values())
+                await next_change(RETRY_S if folder is None or waits else LOOK_EVERY_S)
                 if folder is not None:
                     await self._follow(folder)
                 for _, watch in self._watches.values():
@@ -96,8 +99,9 @@ class PoolsObjects:
             if before is not None and before[0].options.pool_name == pool.options.pool_name:
                 continue
             self._watches.pop(number, None)
-            # Without objects, the bands of the first configuration have places that need no document.
-            watch = objects_watch(pool, self._report) if pool.sources.has_objects or (successor and pool.number > FIRST) else None
+            # Without objects, the bands of the first configuration of several pools have places that need no document.
+            published = pool.pool is None or pool.sources.has_objects or (successor and pool.number > FIRST)
+            watch = objects_watch(pool, self._report) if published else None
             if watch is not None:
                 watch.start(successor=successor, directory=self._of(number))
                 self._watches[number] = pool, watch
@@ -113,10 +117,7 @@ class PoolsObjects:
             return NOTHING
         return self._found[number] if self._found is not None else None
 
-    def _waits(self) -> bool:
-        return any(watch.waits for _, watch in self._watches.values())
-
-    async def _follow(self, folder: FolderOfPools) -> None:
+    async def _follow(self, folder: Folder) -> None:
         """Reads the directory again, and publishes what has changed."""
         for _ in range(READ_TRIES_MAX):
             pools = folder.pools

@@ -1,14 +1,13 @@
-"""Publishes objectives and model rewrites for the workers: merges their sources, assigns places to bands, and writes the documents.
+"""Publishes objectives and model rewrites of one pool: merges their sources, assigns places to bands, and writes the documents.
 
-    directory ─ Folder ───────────────┐     (of several pools: `objects_of_pools`)
+    directory ─ use_directory ────────┐
                                       ├─ merge ─▶ Objects ─▶ documents OBJECTIVES and REWRITES
     API server ─ set_api_objects ─────┘
 
-At the first start, a bad file ends the instance, as a bad endpoints file does. A successor keeps the places of its predecessor. Until
-every source has answered, it also keeps what its predecessor published: new priorities are added, and rewrites stay unchanged.
+A successor keeps the places of its predecessor. Until every source has answered, it also keeps what its predecessor published: new
+priorities are added, and rewrites stay unchanged.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
@@ -18,29 +17,25 @@ import msgspec
 from epp.request.model_rewrite import Rules, compiled
 from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.flow_areas import BANDS_MAX, FlowAreas
-from workers.host.directory import LOOK_EVERY_S, changes
 from workers.process.instance import Instance
 from workers.shared.documents import document_name, objectives_of, rewrites_of
 from workers.shared.objectives import BandPlaces, ObjectivesRecord, decode, encode, static_bands
-from workers.supervisor.kube.object_files import ANY_POOL, Folder
 from workers.supervisor.kube.object_kinds import OBJECTIVE, REWRITE, Found, Once, PoolName, merge
 from workers.worker import rewrites
 
-RETRY_S: Final = 1.0  # how often to try again while a band waits for a free place
 WARN_EVERY_S: Final = 60.0
 NAMED_MAX: Final = 8
 NOTHING: Final = Found()
 
 
 class ObjectsWatch:
-    """Merges and publishes objectives and rewrites. Call `start` first, then `run`.
+    """Merges and publishes objectives and rewrites. Call `start` first.
 
     If objects have no source, publishes only the bands of the configuration.
     """
 
     def __init__(
         self,
-        folder: str,
         reader: DocumentReader,
         writer: DocumentWriter,
         static: Collection[int],
@@ -48,18 +43,13 @@ class ObjectsWatch:
         *,
         report: Callable[..., None],
         now: Callable[[], float],
-        pool: PoolName = ANY_POOL,
         api: bool = False,
         number: int | None = None,
     ) -> None:
-        """`folder`: the directory with objects; "": there is none, or others read it (`use_directory`).
+        """`static`: the priorities of the bands in the configuration. `flow`: the areas of flow control, None if it is off.
 
-        `static`: the priorities of the bands in the configuration. `flow`: the areas of flow control, None if it is off.
-        `api`: whether an API server also gives objects (`set_api_objects`).
-        `number`: that of the pool; None: it is the only one.
+        `api`: whether an API server also gives objects (`set_api_objects`). `number`: that of the pool; None: it is the only one.
         """
-        self._path = folder
-        self._folder = Folder(folder, report, pool=pool)
         self._reader = reader
         self._flow = flow
         self._report = report
@@ -83,17 +73,12 @@ class ObjectsWatch:
         self._publish()
 
     def start(self, *, successor: bool, directory: Found | None = NOTHING) -> None:
-        """Publishes the first state. Raises DiscoveryError for a bad file, unless this is a successor.
-
-        `directory`: what others have read there; None: it cannot be read.
-        """
+        """Publishes the first state. `directory`: the objects of the directory; None: it cannot be read."""
         self._inherited = successor
         if successor and (left := self._of_predecessor()) is not None:
             self._bands.adopt(left.places)
             self._left = left.priorities
         self._directory = directory
-        if self._path:
-            self._directory = self._folder.reload() if successor else self._folder.load()
         self._publish()
 
     @property
@@ -113,18 +98,6 @@ class ObjectsWatch:
         }
         return [kind for kind, names in left.items() if names]
 
-    async def run(self) -> None:
-        """Follows the directory until it is cancelled."""
-        async with changes([self._path] if self._path else []) as next_change:
-            while True:
-                await next_change(RETRY_S if self.waits else LOOK_EVERY_S)
-                # In a thread: to read a thousand long files takes seconds, and the event loop must keep its heartbeat.
-                self.use_directory(await asyncio.to_thread(self._folder.reload) if self._path else None)
-
-    def look(self) -> None:
-        """Reads the directory again and publishes the changes."""
-        self.use_directory(self._folder.reload() if self._path else None)
-
     @property
     def waits(self) -> bool:
         """Whether a band waits for a place."""
@@ -135,10 +108,9 @@ class ObjectsWatch:
         if self.waits:
             self._publish()
 
-    def use_directory(self, found: Found | None) -> None:
-        """Publishes the changes. `found`: the objects of the directory; None if it is unchanged."""
-        if found is not None:
-            self._directory = found
+    def use_directory(self, found: Found) -> None:
+        """Publishes the changes. `found`: the present objects of the directory."""
+        self._directory = found
         self._publish()
 
     def set_api_objects(self, found: Found, complete: bool) -> None:
@@ -194,22 +166,17 @@ def flow_areas(instance: Instance) -> FlowAreas | None:
 
 
 def objects_watch(instance: Instance, report: Callable[..., None]) -> ObjectsWatch | None:
-    """Returns the watch of this instance. Returns None if it has neither flow control nor a source of objects.
-
-    The watch of one of several pools reads no directory.
-    """
-    options, flow = instance.options, flow_areas(instance)
+    """Returns the watch of this instance. Returns None if it has neither flow control nor a source of objects."""
+    flow = flow_areas(instance)
     if flow is None and not instance.sources.has_objects:
         return None
     return ObjectsWatch(
-        options.objects_dir if instance.pool is None else "",
         DocumentReader(instance.layout.documents, instance.memory.documents),
         DocumentWriter(instance.layout.documents, instance.memory.documents),
         static_bands(instance.config.flow),
         flow,
         report=report,
         now=time.monotonic,
-        pool=pool_name(instance) if options.pool_given else ANY_POOL,
         api=instance.sources.asks_objects,
         number=instance.pool,
     )

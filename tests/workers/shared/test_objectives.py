@@ -13,10 +13,10 @@ from tests.examples import examples
 from tests.reports import Reports
 from tests.shm.memory import region_for
 from tests.shm.test_flow_areas import areas_of
+from tests.workers.supervisor.folders import FolderWatch
 from workers.host.yaml_files import DiscoveryError
 from workers.shared.documents import OBJECTIVES
 from workers.shared.objectives import REUSE_AFTER_S, BandPlaces, ObjectivesRecord, ObjectivesView, Priorities, encode
-from workers.supervisor.objects_watch import ObjectsWatch
 
 PLACES = 5
 
@@ -91,9 +91,9 @@ class Documents:
         region: Region = region_for(schema)
         self.writer, self.reader = DocumentWriter(schema, region), DocumentReader(schema, region)
 
-    def watch(self, folder: Path | None, reports: Reports, flow: FlowAreas | None = None, now: float = 0.0) -> ObjectsWatch:
+    def watch(self, folder: Path | None, reports: Reports, flow: FlowAreas | None = None, now: float = 0.0) -> FolderWatch:
         directory = str(folder) if folder is not None else ""
-        return ObjectsWatch(directory, self.reader, self.writer, (0,), flow, report=reports, now=lambda: now)
+        return FolderWatch(directory, self.reader, self.writer, (0,), flow, report=reports, now=lambda: now)
 
 
 def flow_areas(bands: int = 3) -> FlowAreas:

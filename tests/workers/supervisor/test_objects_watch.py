@@ -9,10 +9,10 @@ from shm.segment import Region
 from tests.reports import Reports
 from tests.shm.memory import region_for
 from tests.workers.shared.test_objectives import objective
+from tests.workers.supervisor.folders import FolderWatch
 from workers.shared.documents import OBJECTIVES, REWRITES
 from workers.shared.objectives import decode
 from workers.supervisor.kube.object_kinds import OBJECTIVE, REWRITE, Found, ModelRewrite, Objective, PoolName
-from workers.supervisor.objects_watch import ObjectsWatch
 from workers.worker import rewrites
 
 POOL = PoolName("pool")
@@ -31,10 +31,10 @@ class World:
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
 
-    def watch(self, *, api: bool = False, files: bool = True, successor: bool = False) -> ObjectsWatch:
+    def watch(self, *, api: bool = False, files: bool = True, successor: bool = False) -> FolderWatch:
         folder = str(self.folder) if files else ""
         report, now = self.reports, lambda: 0.0
-        watch = ObjectsWatch(folder, self.reader, self.writer, (), None, report=report, now=now, pool=POOL, api=api)
+        watch = FolderWatch(folder, self.reader, self.writer, (), None, report=report, now=now, pool=POOL, api=api)
         watch.start(successor=successor)
         return watch
 

@@ -6,7 +6,7 @@
   Kubernetes keeps its own files there in mounted directories. A list (`kind: List`, or a list of these kinds) counts as its items.
 - Objects have the same meaning as those of an API server (`object_kinds`). An object that is given twice in one API group is a fault.
   The namespace is ignored, because the directory belongs to this picker.
-- A picker of several pools gets the objects of each (`FolderOfPools`).
+- A picker of several pools gets the objects of each.
 - At start, a bad file is refused with all faults at once, each with file and line. Later, the last good objects of a bad file stay, and
   each new fault is reported.
 - Objects of other kinds are reported once per kind.
@@ -16,7 +16,7 @@ What this does not do: watch the directory, or apply objectives and rewrites to 
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from workers.host.yaml_files import DiscoveryError, Fault, Node, documents, log_fields, read_file
 from workers.supervisor.kube.object_kinds import KINDS, Found, Object, Once, PoolName, Remark, by_name, by_pool, child, read, text
@@ -26,8 +26,6 @@ FILES_MAX: Final = 1000
 DEPTH_MAX: Final = 1  # how many levels of lists (`kind: List`) are read
 FAULTS_REPORTED_MAX: Final = 20
 ANY_POOL: Final = PoolName()
-
-F = TypeVar("F")
 
 
 class Parsed(NamedTuple):
@@ -69,29 +67,37 @@ def _take(node: Node, path: str, parsed: Parsed, depth: int) -> None:
         parsed.faults.append(f"{path}:{fault.line}: {fault}")
 
 
-class _Files(Generic[F]):
-    """Reads the directory. `load` is for the start and raises every fault; `reload` keeps the last good objects of a bad file."""
+class Folder:
+    """Reads the directory. `load` is for the start and raises every fault; `reload` keeps the last good objects of a bad file.
 
-    def __init__(self, path: str, report: Callable[..., None]) -> None:
+    Both return the objects of each pool. `reload` may run in a thread while another calls `split`.
+    """
+
+    def __init__(
+        self, path: str, report: Callable[..., None], pools: Sequence[PoolName] | None = None, *, only: PoolName = ANY_POOL
+    ) -> None:
+        """`pools`: the names of several pools. `only`: that of the only pool, if `pools` is None."""
         self.path = path
+        self.pools = pools
+        self._only = only
         self._report = report
-        self.objects: Sequence[Object] = ()  # the good ones of the last reading
+        self._objects: Sequence[Object] = ()  # the good ones of the last reading
         self._texts: dict[str, bytes] = {}
         self._good: dict[str, list[Object]] = {}
         self._reported: frozenset[str] = frozenset()
         self._once = Once(report)
 
-    def load(self) -> F:
+    def load(self) -> Sequence[Found]:
         """Returns the objects of all files. Raises DiscoveryError with every fault."""
         faults: list[str] = []
         for path in self._paths():
             faults += self._read(path)
-        found = self._found(self._all(), faults)
+        found = self._found(faults)
         if faults:
             raise DiscoveryError(faults)
         return found
 
-    def reload(self) -> F | None:
+    def reload(self) -> Sequence[Found] | None:
         """Returns the good objects, or None if the directory cannot be read. Reports new faults."""
         try:
             paths = self._paths()
@@ -108,9 +114,14 @@ class _Files(Generic[F]):
             except DiscoveryError as failure:
                 faults += failure.faults
         twice: list[str] = []
-        found = self._found(self._all(), twice)
+        found = self._found(twice)
         self._report_new([*faults, *twice], "the last good objects of this file stay")
         return found
+
+    def split(self, pools: Sequence[PoolName]) -> Sequence[Found]:
+        """Takes other pools, and returns their objects as the directory was read last."""
+        self.pools = pools
+        return self._by_pool([])
 
     def _paths(self) -> list[str]:
         try:
@@ -137,13 +148,19 @@ class _Files(Generic[F]):
             self._good[path] = parsed.objects
         return parsed.faults
 
-    def _all(self) -> Sequence[Object]:
-        self.objects = [each for path in sorted(self._good) for each in self._good[path]]
-        return self.objects
+    def _found(self, faults: list[str]) -> Sequence[Found]:
+        self._objects = [each for path in sorted(self._good) for each in self._good[path]]
+        return self._by_pool(faults)
 
-    def _found(self, objects: Sequence[Object], faults: list[str]) -> F:
+    def _by_pool(self, faults: list[str]) -> Sequence[Found]:
         """Returns the objects that count. Adds what is wrong between them to `faults`."""
-        raise NotImplementedError
+        twice: list[Remark] = []
+        if self.pools is None:
+            found = [by_name(self._objects, self._only, once=self._once, faults=twice)]
+        else:
+            found = by_pool(self._objects, self.pools, once=self._once, faults=twice)
+        faults += dict.fromkeys(map(str, twice))  # pools share objects, and so their faults
+        return found
 
     def _report_new(self, faults: list[str], consequence: str) -> None:
         new = [fault for fault in faults if fault not in self._reported]
@@ -152,39 +169,3 @@ class _Files(Generic[F]):
         if len(new) > FAULTS_REPORTED_MAX:
             self._report("more faults in objects files", directory=self.path, count=len(new) - FAULTS_REPORTED_MAX)
         self._reported = frozenset(faults)
-
-
-class Folder(_Files[Found]):
-    """The directory of a picker of one pool."""
-
-    def __init__(self, path: str, report: Callable[..., None], *, pool: PoolName = ANY_POOL) -> None:
-        super().__init__(path, report)
-        self._pool = pool
-
-    def _found(self, objects: Sequence[Object], faults: list[str]) -> Found:
-        twice: list[Remark] = []
-        found = by_name(objects, self._pool, once=self._once, faults=twice)
-        faults += map(str, twice)
-        return found
-
-
-class FolderOfPools(_Files[Sequence[Found]]):
-    """The directory of a picker of several pools. `pools`: their names; the objects are in the same order.
-
-    `reload` may run in a thread while another calls `split`.
-    """
-
-    def __init__(self, path: str, report: Callable[..., None], pools: Sequence[PoolName]) -> None:
-        super().__init__(path, report)
-        self.pools = pools
-
-    def _found(self, objects: Sequence[Object], faults: list[str]) -> Sequence[Found]:
-        twice: list[Remark] = []
-        found = by_pool(objects, self.pools, once=self._once, faults=twice)
-        faults += dict.fromkeys(map(str, twice))  # pools share objects, and so their faults
-        return found
-
-    def split(self, pools: Sequence[PoolName]) -> Sequence[Found]:
-        """Takes other pools, and returns their objects as the directory was read last."""
-        self.pools = pools
-        return self._found(self.objects, [])

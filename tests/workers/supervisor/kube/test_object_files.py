@@ -35,20 +35,20 @@ class Watched:
     def __init__(self, path: Path, pool: str = "", group: str = POOL_GROUP) -> None:
         self.path = path
         self.reports = Reports()
-        self.folder = Folder(str(path), self.reports, pool=PoolName(pool, group))
+        self.folder = Folder(str(path), self.reports, only=PoolName(pool, group))
 
     def write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text)
 
     def load(self) -> Mapping[str, int]:
-        return priorities(self.folder.load())
+        return priorities(self.folder.load()[0])
 
     def reload(self) -> Mapping[str, int] | None:
         found = self.folder.reload()
-        return None if found is None else priorities(found)
+        return None if found is None else priorities(found[0])
 
     def rewrites(self) -> list[Rewrite]:
-        return list(merged(self.folder.load()).rewrites)
+        return list(merged(self.folder.load()[0]).rewrites)
 
     def faults(self) -> list[str]:
         with pytest.raises(DiscoveryError) as failed:

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from functools import partial
 
 from tests.reports import Reports
 from tests.waiting import elapse, in_virtual_time
@@ -10,9 +11,9 @@ from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, Object, pod
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.kube.discovery import KubernetesDiscovery, Wanted
 from workers.supervisor.kube.pool import InferencePool, protocol_mismatch
-from workers.supervisor.kube.reflect import Outage
+from workers.supervisor.kube.reflect import Outage, Reflector
 
-BY_NAME = Wanted("space", "pool")
+BY_NAME = Wanted("space", only="pool")
 NO_WORK: Callable[[], float] = float  # a clock of CPU time that stands still
 APPLIED_S = 0.25  # an event must reach the table within this time
 Scenario = Callable[["World"], Awaitable[None]]
@@ -21,24 +22,28 @@ Scenario = Callable[["World"], Awaitable[None]]
 class World:
     """Discovery with the fake server, and the endpoints and states that it has published."""
 
-    def __init__(self, api: FakeApi, wanted: Wanted, *, successor: bool) -> None:
+    def __init__(self, api: FakeApi, wanted: Wanted, fixed: InferencePool | None = None, *, successor: bool) -> None:
         self.api = api
         self.reports = Reports()
         self.states: list[str] = []
         self.applied: list[set[tuple[str, str, int, str]]] = []
         self.discovery = KubernetesDiscovery(
-            api,
+            partial(Reflector, api, report=self.reports, outage=Outage(self.reports), cpu=NO_WORK),
             wanted,
+            self._choose,
             apply=self._apply,
             state_changed=self.states.append,
             mismatch=self._mismatch,
-            report=self.reports,
-            outage=Outage(self.reports),
             successor=successor,
-            cpu=NO_WORK,
         )
+        self._fixed = fixed
 
-    def _apply(self, specs: Collection[EndpointSpec]) -> None:
+    def _choose(self, known: Mapping[str, InferencePool]) -> Mapping[int, InferencePool]:
+        pool = self._fixed or known.get("pool")
+        return {0: pool} if pool is not None else {}
+
+    def _apply(self, specs: Collection[EndpointSpec], number: int) -> None:
+        assert number == 0
         self.applied.append({(spec.name, spec.host, spec.port, spec.uid) for spec in specs})
 
     def _mismatch(self, found: InferencePool) -> str:
@@ -54,8 +59,8 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def running(api: FakeApi, wanted: Wanted, *, successor: bool) -> AsyncIterator[World]:
-    world = World(api, wanted, successor=successor)
+async def running(api: FakeApi, wanted: Wanted, fixed: InferencePool | None = None, *, successor: bool) -> AsyncIterator[World]:
+    world = World(api, wanted, fixed, successor=successor)
     task = asyncio.create_task(world.discovery.run())
     try:
         await elapse(0.5)
@@ -67,9 +72,11 @@ async def running(api: FakeApi, wanted: Wanted, *, successor: bool) -> AsyncIter
             await task
 
 
-def scenario(main: Scenario, api: FakeApi | None = None, pods_of: Wanted = BY_NAME, *, successor: bool = False) -> None:
+def scenario(
+    main: Scenario, api: FakeApi | None = None, pods_of: Wanted = BY_NAME, fixed: InferencePool | None = None, *, successor: bool = False
+) -> None:
     async def run() -> None:
-        async with running(api or cluster(), pods_of, successor=successor) as world:
+        async with running(api or cluster(), pods_of, fixed, successor=successor) as world:
             await main(world)
 
     in_virtual_time(run)

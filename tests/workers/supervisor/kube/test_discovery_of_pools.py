@@ -3,17 +3,18 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 
 from epp.endpoints.label_selectors import parse
 from tests.reports import Reports
 from tests.waiting import elapse, in_virtual_time
 from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, pod, pool
 from workers.supervisor.endpoints.discovery import EndpointSpec
+from workers.supervisor.kube.discovery import KubernetesDiscovery, Selecting, Wanted
 from workers.supervisor.kube.errors import Unreachable
 from workers.supervisor.kube.pods import Pod
 from workers.supervisor.kube.pool import InferencePool
-from workers.supervisor.kube.pools_discovery import PoolsDiscovery, Selecting
-from workers.supervisor.kube.reflect import Outage
+from workers.supervisor.kube.reflect import Outage, Reflector
 
 NAMES = ("llama", "qwen", "phi")  # those of the pools, by number
 
@@ -25,27 +26,20 @@ class World:
         self.api = api
         self.fixed = fixed
         self.reports = Reports()
-        self.listed = 0
+        self.states: list[str] = []
         self.applied: list[int] = []  # the pools in the order of the calls
         self.endpoints: dict[int, set[str]] = {}
-        self.discovery = PoolsDiscovery(
-            api,
-            "space",
+        self.discovery = KubernetesDiscovery(
+            partial(Reflector, api, report=self.reports, outage=Outage(self.reports), cpu=float),
+            Wanted("space", range(len(NAMES)), asks=not fixed),
             self.choose,
-            asks=not fixed,
             apply=self._apply,
-            listed=self._listed,
-            report=self.reports,
-            outage=Outage(self.reports),
+            state_changed=self.states.append,
             successor=successor,
-            cpu=float,
         )
 
     def choose(self, known: Mapping[str, InferencePool]) -> Mapping[int, InferencePool]:
         return self.fixed or {number: known[name] for number, name in enumerate(NAMES) if name in known}
-
-    def _listed(self) -> None:
-        self.listed += 1
 
     def _apply(self, specs: Collection[EndpointSpec], number: int) -> None:
         assert all(spec.pool == number for spec in specs)
@@ -82,8 +76,8 @@ def cluster() -> FakeApi:
 
 def test_each_pool_has_its_pods_by_one_watch_of_each_resource() -> None:
     async def main(world: World) -> None:
-        assert world.endpoints == {0: {"l-rank-0 10.0.0.1:8000"}, 1: {"q-rank-0 10.0.0.2:8001", "q-rank-1 10.0.0.2:8002"}}
-        assert world.listed == 1
+        assert world.endpoints == {0: {"l-rank-0 10.0.0.1:8000"}, 1: {"q-rank-0 10.0.0.2:8001", "q-rank-1 10.0.0.2:8002"}, 2: set()}
+        assert world.states == [""]
         assert world.api.watching == 2 and world.discovery.missing() == ""
 
     scenario(main, cluster())
@@ -133,9 +127,9 @@ def test_a_pool_that_is_not_there_is_nothing_that_is_missing() -> None:
     api.delete(POOLS, "qwen")
 
     async def main(world: World) -> None:
-        assert world.discovery.missing() == "" and world.listed == 1
+        assert world.discovery.missing() == "" and world.states == [""]
         assert world.discovery.unread("qwen") == "there is none"
-        assert set(world.endpoints) == {0}
+        assert world.endpoints == {0: {"l-rank-0 10.0.0.1:8000"}, 1: set(), 2: set()}
 
     scenario(main, api)
 
@@ -146,10 +140,10 @@ def test_nothing_is_applied_before_everything_is_listed() -> None:
 
     async def main(world: World) -> None:
         assert "are not known: connection refused" in world.discovery.missing()
-        assert world.endpoints == {} and world.listed == 0
+        assert world.endpoints == {} and world.states == []
         api.failure = None
         await elapse(10.0)
-        assert set(world.endpoints) == {0, 1} and world.listed == 1
+        assert set(world.endpoints) == {0, 1, 2} and world.states == [""]
 
     scenario(main, api)
 
@@ -158,7 +152,7 @@ def test_selectors_of_the_file_need_no_inference_pools() -> None:
     fixed = {0: InferencePool(parse("app in (llama, qwen)"), (8000,)), 1: InferencePool(parse("app!=llama"), (8001,))}
 
     async def main(world: World) -> None:
-        assert world.endpoints == {0: {"l-rank-0 10.0.0.1:8000", "q-rank-0 10.0.0.2:8000"}, 1: {"q-rank-0 10.0.0.2:8001"}}
+        assert world.endpoints == {0: {"l-rank-0 10.0.0.1:8000", "q-rank-0 10.0.0.2:8000"}, 1: {"q-rank-0 10.0.0.2:8001"}, 2: set()}
         assert world.api.watching == 1
 
     scenario(main, cluster(), fixed)
