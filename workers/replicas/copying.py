@@ -77,19 +77,6 @@ class Models(Protocol):
         """Returns that of a pool, also if it has learned nothing; None if the replica does not have the pool."""
 
 
-class OneModel:
-    """The model of the only pool."""
-
-    def __init__(self, learned: Learned) -> None:
-        self._learned = learned
-
-    def all(self) -> Iterator[tuple[int, Learned]]:
-        yield ONLY, self._learned
-
-    def of(self, pool: int) -> Learned | None:
-        return self._learned if pool == ONLY else None
-
-
 _decoder: msgspec.msgpack.Decoder[Slice | Model] = msgspec.msgpack.Decoder(Slice | Model)
 _encode = msgspec.msgpack.Encoder().encode
 

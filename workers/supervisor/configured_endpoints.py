@@ -48,19 +48,13 @@ class Churn:
             self._report("the endpoints file changes often", file=self._path, reads=self._changes, seconds=seconds, why=WHY)
 
 
-class Bounded:
+def bounded(pool: Instance, specs: Collection[EndpointSpec], report: Callable[..., None]) -> Collection[EndpointSpec]:
     """Leaves out the endpoints of one of several pools above its limit, so that no pool takes the slots of the others."""
-
-    def __init__(self, instance: Instance, report: Callable[..., None]) -> None:
-        self._most = instance.options.max_endpoints if instance.pool is not None else None
-        self._name = instance.options.pool_name
-        self._report = report
-
-    def __call__(self, specs: Collection[EndpointSpec]) -> Collection[EndpointSpec]:
-        if self._most is None or len(specs) <= self._most:
-            return specs
-        self._report("a pool has too many endpoints", pool=self._name, left_out=len(specs) - self._most, reason="raise its maxEndpoints")
-        return sorted(specs)[: self._most]
+    most = pool.options.max_endpoints
+    if pool.pool is None or len(specs) <= most:
+        return specs
+    report("a pool has too many endpoints", pool=pool.options.pool_name, left_out=len(specs) - most, reason="raise its maxEndpoints")
+    return sorted(specs)[:most]
 
 
 async def follow_configured(
@@ -81,8 +75,11 @@ async def follow_configured(
     """
     tasks: list[asyncio.Task[Any]] = []
     pool = instance.pool or 0
-    bounded = Bounded(instance, report)
-    discovery = Discovery(lambda specs: present().apply(bounded(specs), complete=discovery.complete, pool=pool), report, pool)
+
+    def apply(specs: Collection[EndpointSpec]) -> None:
+        present().apply(bounded(instance, specs, report), complete=discovery.complete, pool=pool)
+
+    discovery = Discovery(apply, report, pool)
     flag, plugin = instance.options.endpoints, instance.config.discovery
     entries: list[Entry] | None = None
     if flag:

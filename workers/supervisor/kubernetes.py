@@ -38,7 +38,7 @@ from workers.shared import reload_status
 from workers.shared.pool_names import NONE, Names
 from workers.shared.reload_status import ReloadStatus
 from workers.supervisor.background import Background
-from workers.supervisor.configured_endpoints import Bounded
+from workers.supervisor.configured_endpoints import bounded
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.kube.api import Api
@@ -49,9 +49,8 @@ from workers.supervisor.kube.expected import Expected, parser_mismatch
 from workers.supervisor.kube.lease import Candidacy
 from workers.supervisor.kube.object_kinds import PoolName
 from workers.supervisor.kube.object_watch import KubeObjects
-from workers.supervisor.kube.placing import Placing
+from workers.supervisor.kube.placing import Placing, Ports
 from workers.supervisor.kube.pool import InferencePool
-from workers.supervisor.kube.pool_ports import Ports
 from workers.supervisor.kube.reflect import Outage, Reflector
 from workers.supervisor.objects_of_pools import PoolsObjects
 from workers.supervisor.predecessor import Predecessor
@@ -198,8 +197,7 @@ class Kubernetes:
             return chosen
 
         def apply(specs: Collection[EndpointSpec], number: int) -> None:
-            bounded = Bounded(self._present().every[number], self._report)
-            present().apply(bounded(specs), pool=number)
+            present().apply(bounded(self._present().every[number], specs, self._report), pool=number)
 
         def state_changed(missing: str) -> None:
             if missing:

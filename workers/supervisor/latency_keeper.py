@@ -1,20 +1,19 @@
 """Learns latencies. The supervisor is the only writer of the latency model.
 
-    workers ─ bus: samples ─▶ LatencyKeeper ─▶ document in shared memory, which workers read
+    workers ─ bus: samples ─▶ LatencyKeeper of a pool ─▶ document in shared memory, which workers read
     endpoint table: batches and queues ─▶ ▲ ▼
-                                      LatencyState     a file, only with --state-dir
+                                      LatencyState       a file, only with --state-dir
 
 The model is published every PUBLISH_S if it has changed. A killed supervisor leaves it in shared memory, and its successor learns on.
 Samples that come meanwhile wait in the bus.
 
-Each of several pools has a keeper of its own from its first samples on, or from the start if it has a file (`LatencyKeepers`). A keeper
-without samples for RECENT_S is looked at in turn with the others of its kind, and each is saved in its turn.
+Each of several pools has a keeper from its first samples on, or from the start if it has a file. A keeper without samples for RECENT_S is
+looked at in turn with the others of its kind, and each is saved in its turn.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import structlog
@@ -44,7 +43,7 @@ log = structlog.get_logger()
 
 
 class LatencyKeeper:
-    """The keeper of the latency model. `take` learns a frame; `start` begins to publish. Call `save` at the end."""
+    """The keeper of the latency model of one pool. `take` learns a frame, `look` publishes the model, and `save` writes the file."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class LatencyKeeper:
         self._writer = DocumentWriter(layout.latency, memory.latency)
         self._table = TableReader(layout.table, memory.table)
         self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING, KV_USAGE)]
-        self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents), instance.pool)
+        self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents), instance.pool or 0)
         self._seen = self._endpoints.version
         self._epoch = -1
         folder = state_folder(instance)
@@ -83,12 +82,6 @@ class LatencyKeeper:
         if new and reader.version(self._document):
             self._publish()
 
-    def start(self, background: Background) -> None:
-        """Starts to publish the model, and to save it with --state-dir."""
-        background.every(PUBLISH_S, self.look)
-        if self._file is not None:
-            background.every(SAVE_S, self.save)
-
     def take(self, data: bytes) -> None:
         """Learns the samples of one frame. Raises CorruptSamples."""
         self._used = True
@@ -98,10 +91,6 @@ class LatencyKeeper:
         self._prompts.add(first.tokens)
         if first.observed > SURPRISE * first.predicted + SURPRISE_S:
             self._surprised(first.slot)
-
-    def model_of(self, _pool: int) -> LatencyModel:
-        """Returns the model of the only pool."""
-        return self.model
 
     def prompt_s(self) -> float:
         """Returns the mean seconds that a server works on one prompt; 0: not known."""
@@ -113,7 +102,7 @@ class LatencyKeeper:
             return
         self._follow_endpoints()
         self._follow_batches()
-        sent = self._sent()
+        sent = float(self._areas.inflight(len(self._scraped_at))[self._endpoints.slots].sum())
         if why := self._doubt.look(self.model, self._now(), self._running, sent):
             log.warning(
                 "predictions of the time to the first token have been poor for five minutes",
@@ -131,11 +120,6 @@ class LatencyKeeper:
             self._writer.write(self._document, state.encode(self.model))
         except DocumentTooLarge as problem:  # the layout has room for all slots
             log.error("the latency model is not published", why=str(problem))
-
-    def _sent(self) -> float:
-        """Returns the requests in flight."""
-        counts = self._areas.inflight(len(self._scraped_at))
-        return float((counts if self._endpoints.pool is None else counts[self._endpoints.slots]).sum())
 
     def save(self) -> None:
         """Writes the model to the state folder."""
@@ -209,12 +193,8 @@ class LatencyKeeper:
         """Reads the batch and the queue of each endpoint that was scraped since the last look."""
         if self._table.epoch() == self._epoch:
             return
-        if self._endpoints.pool is None:
-            first, copy = 0, self._table.copy()
-            rows: Any = slice(None)
-        else:
-            first, end = self._endpoints.span()
-            copy, rows = self._table.copy_part(first, end), self._endpoints.slots - first
+        first, end = self._endpoints.span()
+        copy, rows = self._table.copy_part(first, end), self._endpoints.slots - first
         self._epoch = copy.epoch
         running, waiting, usage = (copy.column(index) for index in self._columns)
         self._running = float(np.nansum(running[rows]))
@@ -227,7 +207,7 @@ class LatencyKeeper:
 
 
 class LatencyKeepers:
-    """The keepers of several pools."""
+    """The keepers of all pools. `start` begins to publish. Call `save` at the end."""
 
     def __init__(
         self,
@@ -237,24 +217,26 @@ class LatencyKeepers:
         surprised: Callable[[int], None] = lambda slot: None,
     ) -> None:
         """`pool_of(slot)`: the pool of the endpoint in a slot; None: there is no endpoint. `surprised`: as for `LatencyKeeper`."""
-        self._pools = instance.pools
+        self._pools = instance.every
+        self._several = bool(instance.pools)
         self._pool_of = pool_of
         self._now = now
         self._surprised = surprised
         self._keepers: dict[int, LatencyKeeper] = {}
         self._taken_at: dict[int, float] = {}
         self._turn = 0
-        self._saves: Iterator[LatencyKeeper] = iter(())  # the keepers that are to be saved in this turn
+        self._saves: Iterator[LatencyKeeper] = iter(())  # the keepers that are to be saved in this round
+        self._round_at = now()  # the time at which that began
         self._folder = instance.options.state_dir
         left = DocumentReader(instance.layout.latency, instance.memory.latency)
-        for number, pool in enumerate(instance.pools):
-            if left.version(number) or has_file(state_folder(pool)):
+        for number, pool in enumerate(instance.every):
+            if not self._several or left.version(number) or has_file(state_folder(pool)):
                 self.keeper(number)
 
     def use(self, instance: Instance) -> None:
-        """Takes over that other pools have some of the numbers. Their models begin anew, or as their files have them."""
-        before, self._pools = self._pools, instance.pools
-        for number, (old, new) in enumerate(zip(before, instance.pools, strict=True)):
+        """Takes over that other ones of several pools have some of the numbers. Their models begin anew, or as their files have them."""
+        before, self._pools = self._pools, instance.every
+        for number, (old, new) in enumerate(zip(before, instance.every, strict=True)):
             if old.options.pool_name == new.options.pool_name:
                 continue
             self._taken_at.pop(number, None)
@@ -267,15 +249,17 @@ class LatencyKeepers:
         """Starts to publish the models, and to save them with --state-dir."""
         background.every(PUBLISH_S, self.look)
         if self._folder:
-            remove_oldest(self._folder, {pool.options.pool_name for pool in self._pools} - {""}, len(self._pools))
+            if self._several:
+                remove_oldest(self._folder, {pool.options.pool_name for pool in self._pools} - {""}, len(self._pools))
             background.every(SAVE_TURN_S, self.save_some)
 
     def save_some(self) -> None:
-        """Saves a part of the models, so that each is saved about every SAVE_S, and the event loop does not wait for all disks at once."""
+        """Saves a part of the models, so that each is saved every SAVE_S, and the event loop does not wait for all disks at once."""
         for _ in range(math.ceil(len(self._keepers) * SAVE_TURN_S / SAVE_S)):
             keeper = next(self._saves, None)
             if keeper is None:
-                self._saves = iter(list(self._keepers.values()))
+                if self._now() - self._round_at >= SAVE_S:
+                    self._saves, self._round_at = iter(list(self._keepers.values())), self._now()
                 return
             if any(keeper is each for each in self._keepers.values()):
                 keeper.save()

@@ -50,7 +50,7 @@ from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.endpoints.scrape_results import Sink
 from workers.supervisor.endpoints.slots import IndexOwners
 from workers.supervisor.index_keeper import IndexKeeper
-from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
+from workers.supervisor.latency_keeper import LatencyKeepers
 from workers.supervisor.later import Later, at_start
 from workers.supervisor.live import Live
 from workers.supervisor.objects_of_pools import PoolsObjects
@@ -112,7 +112,7 @@ class Supervisor:
             lambda: {} if self.kubernetes is None else self.kubernetes.unserved(),
             lambda: None if self.exchange is None else self.exchange.connected,
         )
-        self.latency: LatencyKeeper | LatencyKeepers
+        self.latency: LatencyKeepers
         self.records: RecordKeeper
         self.data: DataLayer
         self.pages: PagePort
@@ -191,21 +191,22 @@ class Supervisor:
         cleanup.callback(lambda: self._of_data.close())
         self.data.start(self._of_data)
         background.every(HEARTBEAT_S, self._heartbeat)
-        self.latency = self._learning()
+        self.latency = LatencyKeepers(instance, self._pool_of, surprised=lambda slot: self.data.table.hasten(slot))
         self.latency.start(background)
         self.records = RecordKeeper(instance, self.area)
         cleanup.callback(self.records.end)
         self.index.start(background, cleanup, self.latency.take, self.records.take, lambda owner, tokens: self.data.reported(owner, tokens))
         signals: PoolSignals | None = None
-        if isinstance(self.latency, LatencyKeeper):
-            self._follow_load(self.latency)
-        else:
+        if instance.pools:
             signals = PoolSignals(instance.pools, self.latency.keepers)
             background.every(READ_S, signals.look)
+        else:
+            scaling = ScalingSignal(instance, self.area, self.latency.keeper(0), lambda: waiting_in(flow_areas(self.instance)))
+            background.every(READ_S, scaling.look)
         if self.exchange is not None:
-            from workers.supervisor.replication import models_of
+            from workers.supervisor.replication import ModelsOfPools
 
-            self.exchange.joining.models = models_of(self.latency, self._present)
+            self.exchange.joining.models = ModelsOfPools(self.latency, self._present)
             background.keep(self.exchange.run())
         self.checks = watches(instance, self.index, report)
         background.every(WATCH_EVERY_S, self._check)
@@ -230,20 +231,9 @@ class Supervisor:
         )
         self.pages.open(cleanup)
 
-    def _learning(self) -> LatencyKeeper | LatencyKeepers:
-        def surprised(slot: int) -> None:
-            self.data.table.hasten(slot)
-
-        if not self.instance.pools:
-            return LatencyKeeper(self.instance, surprised=surprised)
-        return LatencyKeepers(self.instance, lambda slot: self.data.table.pool_of(slot), surprised=surprised)
-
-    def _follow_load(self, latency: LatencyKeeper) -> None:
-        """Starts the scaling signal of the only pool."""
-        scaling = ScalingSignal(
-            self.instance, self.area, lambda: latency.model, latency.prompt_s, lambda: waiting_in(flow_areas(self.instance))
-        )
-        self.background.every(READ_S, scaling.look)
+    def _pool_of(self, slot: int) -> int | None:
+        """Returns the pool of the endpoint in a slot; None if it has left. With one pool, it does not matter whether it has."""
+        return self.data.table.pool_of(slot) if self.instance.pools else 0
 
     def _answer_probes(self, cleanup: contextlib.ExitStack) -> None:
         """Serves gRPC health checks."""
@@ -291,8 +281,7 @@ class Supervisor:
 
     def pools_replaced(self) -> None:
         """Takes over that other pools have some of the places."""
-        if isinstance(self.latency, LatencyKeepers):
-            self.latency.use(self.instance)
+        self.latency.use(self.instance)
         if self.exchange is not None:
             from workers.supervisor.replication import waiting_of
 

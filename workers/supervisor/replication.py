@@ -10,14 +10,13 @@ from shm.prefix_writer import IndexWriter
 from workers.process.instance import Instance
 from workers.replicas.address import secret_of
 from workers.replicas.budgets import Budgets
-from workers.replicas.copying import Models, OneModel
 from workers.replicas.exchange import Exchange, ExchangeParts
 from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places, PoolPlace
 from workers.replicas.store import opened
 from workers.replicas.taught import Taught
 from workers.replicas.waiting import Waiting, WaitingOfOne, WaitingOfPools
-from workers.replicas.wire import columns_key, pool_key, secret_key
+from workers.replicas.wire import ONLY, columns_key, pool_key, secret_key
 from workers.shared.bus import AGE_TICKS
 from workers.shared.documents import EndpointsView
 from workers.shared.objectives import ObjectivesView, static_bands
@@ -89,7 +88,7 @@ def place_of(present: Callable[[], Instance]) -> Callable[[int], PoolPlace]:
 
 
 class ModelsOfPools:
-    """The latency models of several pools, for replicas that join."""
+    """The latency models of all pools by the key of the pool, for replicas that join."""
 
     def __init__(self, keepers: LatencyKeepers, present: Callable[[], Instance]) -> None:
         self._keepers = keepers
@@ -98,20 +97,22 @@ class ModelsOfPools:
     def all(self) -> Iterator[tuple[int, LatencyKeeper]]:
         """Yields the keepers of the pools that have learned something."""
         for number, keeper in list(self._keepers.keepers().items()):
-            if (name := self._present().pools[number].options.pool_name) and self._keepers.keepers().get(number) is keeper:
-                yield pool_key(name), keeper
+            key = _key(self._present().every[number])
+            if key is not None and self._keepers.keepers().get(number) is keeper:
+                yield key, keeper
 
     def of(self, pool: int) -> LatencyKeeper | None:
         """Returns the keeper of a pool; None if this replica does not have it."""
-        for number, view in enumerate(self._present().pools):
-            if view.options.pool_name and pool_key(view.options.pool_name) == pool:
-                return self._keepers.keeper(number)
-        return None
+        found = (number for number, view in enumerate(self._present().every) if _key(view) == pool)
+        number = next(found, None)
+        return None if number is None else self._keepers.keeper(number)
 
 
-def models_of(latency: LatencyKeeper | LatencyKeepers, present: Callable[[], Instance]) -> Models:
-    """Returns the latency models of all pools."""
-    return OneModel(latency) if isinstance(latency, LatencyKeeper) else ModelsOfPools(latency, present)
+def _key(view: Instance) -> int | None:
+    """Returns the key of a pool in messages; None for a place without a pool."""
+    if view.pool is None:
+        return ONLY
+    return pool_key(view.options.pool_name) if view.options.pool_name else None
 
 
 def sink_of(instance: Instance, table: EndpointTable, pages: Pages) -> Callable[[Instance], Sink]:

@@ -5,8 +5,8 @@ flow control: requests that wait ───────────────�
 endpoint table: batches, KV usage ──────────────────────────────────┼▶ ReplicasNeeded ─▶ gauges of the supervisor's area
 latency model: limits, speeds, prompt times ────────────────────────┘
 
-Each of several pools has a signal of its own from its first answers on (`PoolSignals`), which only the metrics page shows. Its requests are
-counted at its endpoints, so those that are refused for load do not count.
+Each of several pools has a signal from its first answers on (`PoolSignals`), which only the metrics page shows. Its requests are counted at
+its endpoints, so those that are refused for load do not count.
 """
 
 import time
@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from epp.data import KV_USAGE, RUNNING, WAITING
-from epp.learning.model import LatencyModel
 from epp.learning.replicas_needed import Reading, ReplicasNeeded, batch_share
 from shm.areas import Area
 from shm.documents import DocumentReader
@@ -40,23 +39,18 @@ class ScalingSignal:
         self,
         instance: Instance,
         area: Area | None,
-        model: Callable[[], LatencyModel],
-        prompt_s: Callable[[], float],
+        latency: LatencyKeeper,
         waiting: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`area`: the supervisor's; None: nothing is shown there. `prompt_s`: returns the seconds that a server works on one prompt.
-
-        `waiting`: returns the requests that wait in the picker.
-        """
+        """`area`: the supervisor's; None: nothing is shown there. `waiting`: returns the requests that wait in the picker."""
         layout, memory = instance.layout, instance.memory
         self._table = TableReader(layout.table, memory.table)
         self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING, KV_USAGE)]
-        self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents), instance.pool)
+        self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents), instance.pool or 0)
         self._areas = memory.areas
         self._area = area
-        self._model = model
-        self._prompt_s = prompt_s
+        self._latency = latency
         self._waiting = waiting
         self._now = now
         self._signal = ReplicasNeeded()
@@ -74,23 +68,31 @@ class ScalingSignal:
 
     def look(self) -> None:
         """Takes a reading and shows what it says."""
-        copy, model = self._table.copy(), self._model()
-        slots = [e.slot for e in self._endpoints.current() if e.slot < len(copy.rows)]
-        running, waiting, usage = (np.nan_to_num(copy.column(index)[slots]) for index in self._columns)
-        counted = self._areas.counters()
-        routed = counted["picks_total"] - counted["failed_answers_total"]
+        view, model = self._endpoints, self._latency.model
+        view.current()
+        first, end = view.span()
+        copy, rows = self._table.copy_part(first, end), view.slots - first
+        running, waiting, usage = (np.nan_to_num(copy.column(index)[rows]) for index in self._columns)
+        arrived, finished = self._counted()
+        loads = zip(view.slots.tolist(), running.tolist(), usage.tolist(), strict=True)
         self._signal.read(
             Reading(
                 at=self._now(),
-                ready=int((copy.state[slots] == State.FRESH).sum()),
-                arrived=routed + counted["load_refusals_total"],
-                finished=routed - int(self._areas.inflight(len(copy.rows)).sum()),
-                places=sum(batch_share(model, slot, float(n), float(used)) for slot, n, used in zip(slots, running, usage, strict=True)),
+                ready=int((copy.state[rows] == State.FRESH).sum()),
+                arrived=arrived,
+                finished=finished,
+                places=sum(batch_share(model, slot, n, used) for slot, n, used in loads),
                 waiting=float(waiting.sum()) + self._waiting(),
-                prompt_s=self._prompt_s(),
+                prompt_s=self._latency.prompt_s(),
             )
         )
         self._show()
+
+    def _counted(self) -> tuple[int, int]:
+        """Returns how many requests have arrived and how many have finished, since some moment."""
+        counted = self._areas.counters()
+        routed = counted["picks_total"] - counted["failed_answers_total"]
+        return routed + counted["load_refusals_total"], routed - int(self._areas.inflight(self._table.schema.slots).sum())
 
     def _show(self) -> None:
         if self._area is None:
@@ -108,33 +110,19 @@ class PoolSignal(ScalingSignal):
         self._served = np.zeros(pool.layout.table.slots, dtype=np.int64)  # of all slots, at the last look
         self._finished = 0  # by the endpoints of the pool, since the first look
         self._begun = False
-        flow = flow_areas(pool)
-        super().__init__(pool, None, lambda: latency.model, latency.prompt_s, lambda: waiting_in(flow), now)
+        super().__init__(pool, None, latency, lambda: waiting_in(flow_areas(pool)), now)
 
     def look(self) -> None:
-        view = self._endpoints
-        view.current()
-        if not len(view.slots):
-            return
-        first, end = view.span()
-        copy, rows, model = self._table.copy_part(first, end), view.slots - first, self._model()
-        running, waiting, usage = (np.nan_to_num(copy.column(index)[rows]) for index in self._columns)
+        if self._endpoints.current():
+            super().look()
+
+    def _counted(self) -> tuple[int, int]:
+        slots = self._endpoints.slots
         served, _ = self._areas.outcomes(len(self._served))
         if self._begun:
-            self._finished += int((served - self._served)[view.slots].sum())
+            self._finished += int((served - self._served)[slots].sum())
         self._served, self._begun = served, True
-        loads = zip(view.slots.tolist(), running.tolist(), usage.tolist(), strict=True)
-        self._signal.read(
-            Reading(
-                at=self._now(),
-                ready=int((copy.state[rows] == State.FRESH).sum()),
-                arrived=self._finished + int(self._areas.inflight(end - first, first)[rows].sum()),
-                finished=self._finished,
-                places=sum(batch_share(model, slot, n, used) for slot, n, used in loads),
-                waiting=float(waiting.sum()) + self._waiting(),
-                prompt_s=self._prompt_s(),
-            )
-        )
+        return self._finished + int(self._areas.inflight(len(served))[slots].sum()), self._finished
 
 
 class PoolSignals:

@@ -3,10 +3,10 @@ from collections.abc import Iterator, Mapping
 from epp.learning.state import UnusableModel
 from tests.workers.replicas.live import Replica
 from tests.workers.replicas.messages import message
-from workers.replicas.copying import Learned, OneModel, model_parts, read, take_over
+from workers.replicas.copying import Learned, model_parts, read, take_over
 from workers.replicas.joining import AGAIN_S, COPIES_MAX, COPIES_S, COPY_S, Joining
 from workers.replicas.reading import decode
-from workers.replicas.wire import MESSAGE_BYTES_MAX, pool_key
+from workers.replicas.wire import MESSAGE_BYTES_MAX, ONLY, pool_key
 
 X = "10.0.0.1:8000"
 
@@ -146,6 +146,19 @@ class Learning:
             raise UnusableModel("the test says so")
         self.adopted.append((data, dict(slots)))
         return True
+
+
+class OneModel:
+    """The model of the only pool."""
+
+    def __init__(self, learned: Learned) -> None:
+        self._learned = learned
+
+    def all(self) -> Iterator[tuple[int, Learned]]:
+        yield ONLY, self._learned
+
+    def of(self, pool: int) -> Learned | None:
+        return self._learned if pool == ONLY else None
 
 
 def model_copy(state: bytes, here: dict[str, int]) -> tuple[Replica, Learning, list[bytes]]:

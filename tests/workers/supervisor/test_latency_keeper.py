@@ -48,6 +48,7 @@ class Site:
         self.instance: Any = SimpleNamespace(
             layout=layout, memory=memory, options=SimpleNamespace(state_dir=folder, pool_name=""), pool=None
         )
+        self.instance.every = [self.instance]
         self.frames: list[bytes] = []
         self.surprises: list[int] = []
         self.table = TableWriter(table, memory.table)
@@ -152,6 +153,7 @@ def test_before_the_first_sample_nothing_is_published_or_saved(tmp_path: Path) -
 
 def test_batch_limits_come_from_scrapes_and_each_scrape_counts_once() -> None:
     site = Site()
+    site.endpoints("a")
     keeper = site.keeper()
     handle = site.table.take(9, lambda slot: True)
     assert handle is not None
@@ -232,9 +234,10 @@ class Pools(Site):
 
     def __init__(self, folder: str = "", names: Sequence[str] = ("one", "two")) -> None:
         super().__init__(folder)
+        self.now = 50.0
         latency = latency_schema_of((SLOTS, SLOTS))
         self.instance.layout.latency, self.instance.memory.latency = latency, region(latency.bytes)
-        self.instance.pools = self.named(*names)
+        self.instance.every = self.instance.pools = self.named(*names)
         starts = PromptStarts(self.instance.layout.starts, self.instance.memory.starts, 0)
         reader = DocumentReader(latency, self.instance.memory.latency)
         self.workers = [SharedLearning(reader, starts, self.frames.append, pool) for pool in range(2)]
@@ -247,7 +250,7 @@ class Pools(Site):
         return [SimpleNamespace(**(vars(self.instance) | each)) for each in of]
 
     def keepers(self) -> LatencyKeepers:
-        return LatencyKeepers(self.instance, lambda slot: slot // 2 if slot < 4 else None, now=lambda: 50.0)
+        return LatencyKeepers(self.instance, lambda slot: slot // 2 if slot < 4 else None, now=lambda: self.now)
 
 
 def test_each_pool_learns_from_its_own_answers_and_publishes_its_own_model() -> None:
@@ -293,16 +296,23 @@ def test_models_are_saved_in_turn_and_only_if_they_have_changed(tmp_path: Path) 
     keepers = site.keepers()
     for slot in (0, 2):
         observe(keepers, slot, 0.7)  # type: ignore[arg-type]
-    saved = []
-    for _ in range(4):
-        keepers.save_some()
-        saved.append(len(models_in(tmp_path)))
-    assert saved == [0, 1, 2, 2]
+
+    def turns(count: int) -> list[int]:
+        """Lets the keepers save in so many seconds. Returns how many models there were in the end of each."""
+        saved = []
+        for _ in range(count):
+            site.now += 1.0
+            keepers.save_some()
+            saved.append(len(models_in(tmp_path)))
+        return saved
+
+    assert turns(60)[-2:] == [0, 0]
+    assert turns(3) == [1, 2, 2]
     for name in models_in(tmp_path):
         (tmp_path / POOLS / name / FILE).unlink()
-    for _ in range(4):
-        keepers.save_some()
-    assert models_in(tmp_path) == []
+    assert turns(60)[-1] == 0
+    observe(keepers, 0, 0.7)  # type: ignore[arg-type]
+    assert turns(60)[-1] == 1
 
 
 def test_a_pool_that_takes_the_place_of_another_gets_its_own_model_and_not_that_of_the_other(tmp_path: Path) -> None:
@@ -313,13 +323,13 @@ def test_a_pool_that_takes_the_place_of_another_gets_its_own_model_and_not_that_
     assert site.workers[1].model().first.count == 40
     views = site.named("one", "three")
     views[0] = site.instance.pools[0]
-    keepers.use(SimpleNamespace(pools=views))  # type: ignore[arg-type]
+    keepers.use(SimpleNamespace(every=views))  # type: ignore[arg-type]
     assert site.workers[1].model().first.count == 0, "its own model begins anew"
     back = site.named("one", "two")
     back[0] = site.instance.pools[0]
-    keepers.use(SimpleNamespace(pools=back))  # type: ignore[arg-type]
+    keepers.use(SimpleNamespace(every=back))  # type: ignore[arg-type]
     assert site.workers[1].model().first.count == 40, "it was saved when the pool went"
-    keepers.use(SimpleNamespace(pools=site.named("one", "")))  # type: ignore[arg-type]
+    keepers.use(SimpleNamespace(every=site.named("one", "")))  # type: ignore[arg-type]
     keepers.save()
     assert models_in(tmp_path) == ["two"], "an empty place has no folder"
 

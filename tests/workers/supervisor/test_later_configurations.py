@@ -12,6 +12,7 @@ import pytest
 
 from epp.config.load import load
 from epp.config.written import KeySource, TenantsEntry
+from epp.endpoints.label_selectors import of_labels
 from shm.prefix_index import IndexReader
 from tests.waiting import until
 from tests.workers.instances import made
@@ -26,6 +27,7 @@ from workers.supervisor.data_layer import DataLayer
 from workers.supervisor.endpoints import index_state
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.endpoints.scrape import Scraper
+from workers.supervisor.kube.pool import InferencePool
 from workers.supervisor.kubernetes import Kubernetes
 from workers.supervisor.main import Supervisor
 
@@ -212,11 +214,19 @@ def test_the_parsers_of_a_later_configuration_are_compared_with_the_pool(tmp_pat
     def configured(*parsers: str) -> Any:
         found = [SimpleNamespace(name=name, app_protocols=("http",)) for name in parsers]
         wiring = SimpleNamespace(parsers=found)
-        options = SimpleNamespace(ha_enable_leader_election=False)
-        return SimpleNamespace(config=SimpleNamespace(pipeline=SimpleNamespace(wiring=wiring)), options=options)
+        options = SimpleNamespace(ha_enable_leader_election=False, endpoint_selector="", pool_name="pool")
+        instance = SimpleNamespace(config=SimpleNamespace(pipeline=SimpleNamespace(wiring=wiring)), options=options)
+        instance.pool, instance.pools, instance.every, instance.kube, instance.places = None, (), [instance], None, None
+        instance.sources = SimpleNamespace(asks_objects=True)
+        return instance
 
     present = [configured("one")]
     nothing: Any = None
-    kubernetes = Kubernetes(lambda: present[-1], nothing, nothing, nothing, nothing, lambda *_: None)
+    predecessor: Any = SimpleNamespace(existed=False)
+    kubernetes = Kubernetes(lambda: present[-1], nothing, predecessor, nothing, nothing, lambda *_: None, nothing)
+    kubernetes.api = SimpleNamespace()  # type: ignore[assignment]
+    discovery = kubernetes._discovery_of("ns", present, nothing)
+    discovery.pools, discovery._listed = {0: InferencePool(of_labels({}), (8000,), "h2c")}, True
+    assert "which parser 'one' does not read" in discovery.missing()
     present.append(configured("another"))
-    assert kubernetes._parsers() == [("another", ("http",))]
+    assert "which parser 'another' does not read" in discovery.missing()

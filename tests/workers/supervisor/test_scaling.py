@@ -41,9 +41,8 @@ class Site:
         DocumentWriter(documents, memory.documents).write(ENDPOINTS, encode(records))
         memory.areas.set_serving(1, True)
         self.worker, self.own = memory.areas.area(1), memory.areas.area(0)
-        self.signal = ScalingSignal(
-            instance, self.own, LatencyModel, prompt_s=lambda: self.prompt_s, waiting=lambda: self.waiting, now=lambda: self.now
-        )
+        latency: Any = SimpleNamespace(model=LatencyModel(), prompt_s=lambda: self.prompt_s)
+        self.signal = ScalingSignal(instance, self.own, latency, waiting=lambda: self.waiting, now=lambda: self.now)
 
     def shown(self) -> tuple[int, int]:
         """Returns the words for the replicas needed and the headroom."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from workers.supervisor.kube.errors import MESSAGE_CHARS_MAX, ApiError, Unreachable, access
+from workers.supervisor.kube.errors import MESSAGE_CHARS_MAX, ApiError, Unreachable, access, decode_status
 
 if TYPE_CHECKING:
     import aiohttp
@@ -60,16 +60,6 @@ class Resource(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.plural}.{self.group}" if self.group else self.plural
-
-
-class _Status(msgspec.Struct):
-    """The body of an API server's error (`Status` of the Kubernetes API)."""
-
-    message: str = ""
-    reason: str = ""
-
-
-_status = msgspec.json.Decoder(_Status)
 
 
 def ready_to_connect(environ: Mapping[str, str]) -> None:
@@ -249,7 +239,7 @@ async def _read_body(response: "aiohttp.ClientResponse", path: str) -> bytes:
 def _error(response: "aiohttp.ClientResponse", answer: bytes, verb: str, path: str) -> ApiError:
     reason, message = response.reason or "", answer[:MESSAGE_CHARS_MAX].decode(errors="replace").strip()
     try:
-        status = _status.decode(answer)
+        status = decode_status(answer)
         reason, message = status.reason or reason, status.message or message
     except msgspec.DecodeError:
         pass  # a proxy's error page, or an empty body

@@ -3,6 +3,8 @@
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
+import msgspec
+
 MESSAGE_CHARS_MAX: Final = 512
 
 
@@ -34,6 +36,17 @@ class ApiError(Exception):
             kind = f"a Role in namespace {needed.namespace}" if needed.namespace else "a ClusterRole"
             return f"not allowed to {what}; add to {kind} of this service account: {needed.rule()} ({answer})"
         return f"the API server refused to {what}: {answer}"
+
+
+class Status(msgspec.Struct):
+    """The body of an API server's error, and of an error in a watch (`Status` of the Kubernetes API)."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+decode_status = msgspec.json.Decoder(Status).decode
 
 
 class Access(NamedTuple):

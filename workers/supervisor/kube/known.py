@@ -16,7 +16,7 @@ import msgspec
 
 from workers.supervisor.endpoints.discovery import HOLD_S, EmptyList
 from workers.supervisor.kube.api import Resource
-from workers.supervisor.kube.errors import ApiError
+from workers.supervisor.kube.errors import ApiError, decode_status
 
 OBJECTS_MAX: Final = 65_536
 NAME_CHARS_MAX: Final = 253
@@ -67,16 +67,9 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-class _Status(msgspec.Struct):
-    code: int = 0
-    reason: str = ""
-    message: str = ""
-
-
 decode_page = msgspec.json.Decoder(_Page).decode
 _object = msgspec.json.Decoder(_Object)
 _event = msgspec.json.Decoder(_Event)
-_status = msgspec.json.Decoder(_Status)
 
 
 class Known(Generic[T]):
@@ -224,7 +217,7 @@ class Known(Generic[T]):
         self.version = version
 
     def _raise_error(self, raw: msgspec.Raw) -> None:
-        status = _status.decode(raw)
+        status = decode_status(raw)
         if status.code == HTTPStatus.GONE or status.reason in ("Expired", "Gone"):
             raise Expired(history_gone(self._resource, status.message))
         raise ApiError(status.code, status.reason, status.message, "watch", self._resource.path)

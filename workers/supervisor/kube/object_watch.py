@@ -26,7 +26,7 @@ import msgspec
 
 from workers.host.yaml_files import Fault, Node
 from workers.supervisor.endpoints.discovery import HOLD_S
-from workers.supervisor.kube.api import Api
+from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.object_kinds import (
     API_VERSIONS,
     GROUPS,
@@ -42,8 +42,7 @@ from workers.supervisor.kube.object_kinds import (
     by_name,
     read,
 )
-from workers.supervisor.kube.outage import Outage, is_away
-from workers.supervisor.kube.reflect import Reflector, Resource
+from workers.supervisor.kube.reflect import Outage, Reflector
 
 PLURALS: Final = {OBJECTIVE: "inferenceobjectives", REWRITE: "inferencemodelrewrites"}
 NOTIFY_S: Final = 0.02
@@ -99,28 +98,6 @@ def _node(value: Any, depth: int = 0) -> Node:
             return Node(0, str(value))
 
 
-class RefusalTracker(Outage):
-    """Forwards everything to the shared outage, and remembers which resources the server refused."""
-
-    def __init__(self, shared: Outage, changed: Callable[[], None]) -> None:
-        self._shared = shared
-        self._changed = changed
-        self.refused: set[Resource] = set()
-
-    def lost(self, resource: Resource, failure: Exception, now: float) -> None:
-        self._shared.lost(resource, failure, now)
-        if not is_away(failure) and resource not in self.refused:
-            self.refused.add(resource)
-            self._changed()
-
-    def found(self, resource: Resource, now: float) -> None:
-        self.refused.discard(resource)
-        self._shared.found(resource, now)
-
-    def forget(self, resource: Resource) -> None:
-        self._shared.forget(resource)
-
-
 class KubeObjects:
     """The objects of the pools of one namespace. `run` follows them until it is cancelled."""
 
@@ -131,7 +108,7 @@ class KubeObjects:
         changed: Mapping[PoolName, Sequence[Callable[[Found, bool], None]]],
         *,
         report: Callable[..., None],
-        outage: Outage | None = None,
+        outage: Outage,
         expects: Collection[str] = (),
     ) -> None:
         """`changed`: what is called for each pool, with all its objects, and with whether they are complete.
@@ -142,7 +119,8 @@ class KubeObjects:
         self._changed = changed
         self._report = report
         self._once = Once(report)
-        self._tracker = RefusalTracker(outage if outage is not None else Outage(report), self.notify_soon)
+        self._outage = outage
+        outage.on_refusal(self.notify_soon)
         self._notifying: asyncio.TimerHandle | None = None
         self._accepting: asyncio.TimerHandle | None = None
         self._begun_at: float | None = None
@@ -154,7 +132,7 @@ class KubeObjects:
                 decode=partial(decode, kind, version),
                 changed=lambda _: self.notify_soon(),
                 report=report,
-                outage=self._tracker,
+                outage=outage,
             )
             for kind, (group, version) in product(KINDS, zip(GROUPS, API_VERSIONS, strict=True))
         ]
@@ -168,8 +146,7 @@ class KubeObjects:
         return ""
 
     def _unlisted(self) -> list[Reflector[Seen]]:
-        refused = self._tracker.refused
-        return [r for r in self._reflectors if not (r.synced or r.resource in refused)]
+        return [r for r in self._reflectors if not (r.synced or self._outage.refuses(r.resource))]
 
     async def run(self) -> None:
         """Follows the objects until it is cancelled."""
@@ -214,8 +191,7 @@ class KubeObjects:
 
     def _refused(self) -> bool:
         """Returns whether the server refuses to list, in both groups, a kind that had objects."""
-        refused = self._tracker.refused
-        answered = {r.resource.plural for r in self._reflectors if r.synced or r.resource not in refused}
+        answered = {r.resource.plural for r in self._reflectors if r.synced or not self._outage.refuses(r.resource)}
         return any(PLURALS[kind] not in answered for kind in self._expects)
 
     def _accept(self) -> None:

@@ -28,10 +28,7 @@ import msgspec
 from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.errors import ApiError, Unreachable
 from workers.supervisor.kube.known import Change, Expired, Known, T, Unreadable, decode_page, history_gone
-from workers.supervisor.kube.outage import Outage, is_away
 from workers.supervisor.pages.turns import Share
-
-__all__ = ["Change", "Outage", "Reflector", "Resource"]
 
 EVERYTHING: Final[Mapping[str, str]] = {}
 PAGE: Final = 500
@@ -54,6 +51,70 @@ BURST_S: Final = 0.1
 SLOWED_S: Final = 1.0
 QUIET_S: Final = 60.0  # after this time without a wait, earlier waits no longer count
 AGAIN_S: Final = 60.0  # between two reports
+
+
+class Outage:
+    """Reports once that the API server is away or refuses a resource, and once that this is over, for all reflectors that share it."""
+
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report = report
+        self._away: set[Resource] = set()
+        self._refused: dict[Resource, str] = {}
+        self._since = 0.0
+        self._tell: list[Callable[[], None]] = []
+
+    def on_refusal(self, tell: Callable[[], None]) -> None:
+        """Takes what to call when the server has begun to refuse a resource."""
+        self._tell.append(tell)
+
+    def refuses(self, resource: Resource) -> bool:
+        """Whether the server answers, and refuses to let the picker follow `resource`."""
+        return resource in self._refused
+
+    def lost(self, resource: Resource, failure: Exception, now: float) -> None:
+        """Records that a try to follow `resource` has failed. `now`: seconds on a monotonic clock."""
+        if is_away(failure):
+            if not self._away:
+                self._since = now
+                self._report("the Kubernetes API is away: what is known stays, and the picker tries again", reason=str(failure))
+            self._away.add(resource)
+            return
+        before, text = self._refused.get(resource), str(failure)
+        self._refused[resource] = text
+        if before != text:
+            self._report("a resource cannot be followed: the picker tries again", **_fields(resource), reason=text)
+        if before is None:
+            for tell in self._tell:
+                tell()
+
+    def found(self, resource: Resource, now: float) -> None:
+        """Records that `resource` can be followed."""
+        if self._refused.pop(resource, None) is not None:
+            self._report("a resource can be followed again", **_fields(resource))
+        if resource in self._away:
+            self._away.discard(resource)
+            if not self._away:
+                self._report("the Kubernetes API answers again", away_s=round(now - self._since, 1))
+
+    def refusals(self) -> dict[str, str]:
+        """Returns resource -> why it cannot be followed, although the API server answers."""
+        return {f"{resource} in namespace {resource.namespace}": why for resource, why in self._refused.items()}
+
+    def forget(self, resource: Resource) -> None:
+        """Records that `resource` is not followed any more."""
+        self._refused.pop(resource, None)
+        self._away.discard(resource)
+
+
+def _fields(resource: Resource) -> dict[str, str]:
+    return {"resource": str(resource), "namespace": resource.namespace}
+
+
+def is_away(failure: Exception) -> bool:
+    """Whether a failure concerns the whole API server, not one request."""
+    if isinstance(failure, ApiError):
+        return failure.status >= 500 or failure.status == HTTPStatus.TOO_MANY_REQUESTS
+    return isinstance(failure, Unreachable)
 
 
 class Pace:

@@ -4,9 +4,8 @@ from epp.endpoints.label_selectors import Selector
 from tests.reports import Reports
 from workers.process.places import Places
 from workers.shared.pool_names import Placed
-from workers.supervisor.kube.placing import Placing
+from workers.supervisor.kube.placing import Placing, Ports
 from workers.supervisor.kube.pool import InferencePool
-from workers.supervisor.kube.pool_ports import Ports
 
 PORTS = (9102, 9103, 9104)
 

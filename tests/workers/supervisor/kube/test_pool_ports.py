@@ -12,8 +12,7 @@ from tests.workers.instances import options
 from tests.workers.supervisor.kube.test_placing import pool
 from workers.process.places import Places
 from workers.process.sockets import Sockets, listens
-from workers.supervisor.kube.placing import Placing
-from workers.supervisor.kube.pool_ports import Ports
+from workers.supervisor.kube.placing import Placing, Ports
 
 
 @pytest.fixture
