@@ -15,12 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from epp.data import Column
 from epp.metrics.areas import EXTRACT_ERRORS, FURTHER_SOURCES_MAX, OVERWRITTEN, POLL_ERRORS
-from epp.plugins.extractors._pages import PageExtractor
-from epp.plugins.extractors.metrics_source import MetricsDataSource
 from shm.answers import AnswersReader
 from shm.areas import Area
 from shm.documents import DocumentReader, DocumentWriter
@@ -32,7 +30,6 @@ from workers.shared.documents import ENDPOINTS, EndpointsView, NamesView, decode
 from workers.shared.ejection import Ejections
 from workers.shared.index_limits import IndexLimits
 from workers.shared.outliers import Outliers
-from workers.shared.scrape_pace import Pacing
 from workers.supervisor.endpoints.endpoint_log import EndpointLog, Snapshots
 from workers.supervisor.endpoints.endpoints import EndpointTable, Reading
 from workers.supervisor.endpoints.further_pages import FurtherPages, page_address, scraper_of
@@ -57,6 +54,25 @@ CULPRIT = "only another program of the same user or root writes there: find it"
 
 class OverwrittenError(Exception):
     """Another program has overwritten shared memory that this supervisor writes. The text names the part."""
+
+
+class Shared(Generic[M]):
+    """Things of which pools with an equal key have the same. Keys need no hash. `all`: each once."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[object, M]] = []
+
+    @property
+    def all(self) -> list[M]:
+        return [each for _, each in self._known]
+
+    def of(self, key: object, create: Callable[[], M]) -> M:
+        """Returns what has this key."""
+        found = next((each for known, each in self._known if known == key), None)
+        if found is None:
+            found = create()
+            self._known.append((key, found))
+        return found
 
 
 class DataLayer:
@@ -91,12 +107,13 @@ class DataLayer:
             areas.slot_inflight,
             Outliers(AnswersReader(instance.layout.answers, instance.memory.answers)),
         )
-        furthers = Furthers(loop, report, instance)
-        self._readings = _by_configuration(instance, lambda pool: self._reading(pool, index.writer, furthers.of(pool)))
+        furthers: Shared[FurtherPages] = Shared()
+        scrapers: Shared[Scraper] = Shared()
+        self._readings = _by_configuration(instance, lambda pool: self._reading(pool, index.writer, self._further(pool, furthers)))
         self.table = self._table(loop, writer, index, report)
-        sink, sources = sink_of(self.table), Scrapers(loop)
-        self._scrapers = _by_configuration(instance, lambda pool: sources.of(pool, sink(pool)))
-        self.scrapers: Sequence[Scraper] = sources.all
+        sink = sink_of(self.table)
+        self._scrapers = _by_configuration(instance, lambda pool: _scraper(pool, sink(pool), scrapers))
+        self.scrapers: Sequence[Scraper] = scrapers.all
         self.further: Sequence[FurtherPages] = furthers.all
         further = [[pages.scraper for pages in self.further if kind in (pages.kind, pages)] for kind in self._kinds()]
         self._counts = ScrapeCounts(area, self.scrapers, self.ejections, further)
@@ -189,6 +206,18 @@ class DataLayer:
         """Returns what further sources are counted by: each of the only pool, the types of sources and extractors of several pools."""
         return further_kinds(self._instance) if self._instance.pools else self.further
 
+    def _further(self, pool: Instance, known: Shared[FurtherPages]) -> list[FurtherPages]:
+        """Returns the further sources of a pool, in the order of its configuration. Pools that read the same in the same way share them."""
+        loop, wanted = asyncio.get_running_loop(), columns_of(self._instance, pool)
+        read = [(column.name, column.type) for column in wanted]
+        found = []
+        for source, extractor, pacing in pool.sources.further:
+            tls = pool.credentials.scrape_tls[source.name]
+            key = pool.pool is None and source.name, type(source), source.params, type(extractor), extractor.params, pacing, read, tls
+            create = functools.partial(FurtherPages, loop, source, extractor, wanted=wanted, pacing=pacing, tls=tls, report=self._report)
+            found.append(known.of(key, create))
+        return found
+
     def _reading(self, pool: Instance, index: IndexWriter, further: Sequence[FurtherPages]) -> Reading:
         (source, extractor), columns = pool.sources.scraped, columns_of(self._instance, pool)
         limits = IndexLimits(index, pool.sources.prefix_use, columns)
@@ -206,57 +235,14 @@ def columns_of(instance: Instance, pool: Instance) -> list[Column[Any]]:
     return instance.layout.of_pool(pool.options, pool.config).table_columns
 
 
-class Furthers:
-    """Creates the further sources of pools. Pools that read the same values in the same way share them. `all`: each once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[..., None], instance: Instance) -> None:
-        """`instance`: with all pools."""
-        self._loop = loop
-        self._report = report
-        self._instance = instance
-        self._known: list[tuple[object, FurtherPages]] = []
-
-    @property
-    def all(self) -> list[FurtherPages]:
-        return [pages for _, pages in self._known]
-
-    def of(self, pool: Instance) -> list[FurtherPages]:
-        """Returns those of a pool, in the order of its configuration."""
-        return [self._of(pool, *each) for each in pool.sources.further]
-
-    def _of(self, pool: Instance, source: MetricsDataSource, extractor: PageExtractor, pacing: Pacing) -> FurtherPages:
-        wanted, tls = columns_of(self._instance, pool), pool.credentials.scrape_tls[source.name]
-        read = [(column.name, column.type) for column in wanted]
-        key = pool.pool is None and source.name, type(source), source.params, type(extractor), extractor.params, pacing, read, tls
-        if (found := next((pages for known, pages in self._known if known == key), None)) is not None:
-            return found
-        pages = FurtherPages(self._loop, source, extractor, wanted=wanted, pacing=pacing, tls=tls, report=self._report)
-        self._known.append((key, pages))
-        return pages
-
-
-class Scrapers:
-    """Creates the scrapers of pools: one for each data source. `all`: every scraper once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._known: list[tuple[object, Scraper]] = []
-
-    @property
-    def all(self) -> list[Scraper]:
-        return [scraper for _, scraper in self._known]
-
-    def of(self, pool: Instance, sink: Sink) -> Scraper:
-        sources = pool.sources
-        source = sources.scraped[0]
-        tls = pool.credentials.scrape_tls[source.name]
-        key = type(source), source.params, sources.pacing, sources.scrapes, tls, id(sink)
-        if (found := next((scraper for known, scraper in self._known if known == key), None)) is not None:
-            return found
-        inflight = pool.memory.areas.slot_load
-        scraper = scraper_of(source, self._loop, pacing=sources.pacing, tls=tls, inflight=inflight, sink=sink, scrapes=sources.scrapes)
-        self._known.append((key, scraper))
-        return scraper
+def _scraper(pool: Instance, sink: Sink, known: Shared[Scraper]) -> Scraper:
+    """Returns the scraper of a pool. Pools with the same data source share it."""
+    sources = pool.sources
+    source, inflight = sources.scraped[0], pool.memory.areas.slot_load
+    tls = pool.credentials.scrape_tls[source.name]
+    key = type(source), source.params, sources.pacing, sources.scrapes, tls, id(sink)
+    create = functools.partial(scraper_of, source, asyncio.get_running_loop(), pacing=sources.pacing, scrapes=sources.scrapes)
+    return known.of(key, lambda: create(tls=tls, inflight=inflight, sink=sink))
 
 
 def _by_configuration(instance: Instance, made: Callable[[Instance], M]) -> list[M]:

@@ -62,7 +62,7 @@ class Supervisor(Protocol):
     """What this needs of a supervisor. `report`: logs a problem. `checks`: what it looks at regularly."""
 
     instance: Instance
-    checks: list[Callable[[], None]]
+    checks: list[Callable[[float], None]]
     predecessor: Predecessor
     area: Area
     background: Background

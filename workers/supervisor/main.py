@@ -118,7 +118,7 @@ class Supervisor:
         self.pages: PagePort
         self._of_data = contextlib.ExitStack()  # stops the scrapers of the data layer
         self.objects: PoolsObjects
-        self.checks: list[Callable[[], None]] = []
+        self.checks: list[Callable[[float], None]] = []
         self._later = Later(self)
 
     def _exchange(self) -> "Exchange":
@@ -294,7 +294,7 @@ class Supervisor:
     def _check(self) -> None:
         self.data.look()
         for look in self.checks:
-            look()
+            look(time.monotonic())
 
     def _check_memory(self) -> None:
         """Ends this supervisor if another program has overwritten its part of shared memory. A successor repairs the memory."""

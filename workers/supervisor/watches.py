@@ -1,9 +1,8 @@
 """Lists the checks that the supervisor makes every few seconds. Each reports a problem that no other process can see alone."""
 
 import functools
-import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from epp.metrics.series import PREDICTION
 from shm.documents import DocumentReader
@@ -13,6 +12,9 @@ from workers.process.instance import Instance
 from workers.shared.documents import EndpointsView
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.worker.telemetry.cache_prediction import LOOK_S, PredictionWatch, match_name
+
+if TYPE_CHECKING:
+    from workers.worker.extproc.pool import SharedPool
 
 WATCH_EVERY_S = LOOK_S
 # Of the warning about missing metrics:
@@ -76,41 +78,30 @@ def blind_watch(instance: Instance, report: Callable[..., None]) -> BlindWatch |
     plan, flow = instance.config.flow, instance.memory.flow
     if plan is None:
         return None
-    counter: list[Callable[[], Unseen]] = []  # created when the first request waits, because it takes memory
+
+    @functools.cache  # created when the first request waits, because it takes memory
+    def pool() -> "SharedPool":
+        from workers.supervisor.pages.flow import pool_of
+
+        return pool_of(instance, DocumentReader(instance.layout.documents, instance.memory.documents))
 
     def unseen() -> Unseen:
-        if not counter:
-            from workers.supervisor.pages.flow import pool_of
-
-            pool = pool_of(instance, DocumentReader(instance.layout.documents, instance.memory.documents))
-
-            def count() -> Unseen:
-                candidates = pool.candidates(None)
-                return Unseen(plan.detector.stale(candidates), len(candidates))
-
-            counter.append(count)
-        return counter[0]()
+        candidates = pool().candidates(None)
+        return Unseen(plan.detector.stale(candidates), len(candidates))
 
     return BlindWatch(plan.detector.name, lambda: flow.total(WAITING), unseen, report)
 
 
-def watches(instance: Instance, index: IndexKeeper, report: Callable[..., None]) -> list[Callable[[], None]]:
-    """Returns the checks that this configuration needs. The supervisor calls them every WATCH_EVERY_S.
+def watches(instance: Instance, index: IndexKeeper, report: Callable[..., None]) -> list[Callable[[float], None]]:
+    """Returns the checks that this configuration needs. The supervisor calls them every WATCH_EVERY_S with the monotonic time.
 
     One check finds out whether names of shared memory were removed. With a prefix producer, another one compares the servers' cached
     tokens with the predictions. With flow control, a third one finds out whether requests wait because metrics are missing.
     """
-    checks: list[Callable[[], None]] = [NamesWatch(instance, report).look]
+    checks: list[Callable[[float], None]] = [NamesWatch(instance, report).look]
     if match_name(instance.config.pipeline.wiring):
-        predictions = _prediction_watch(instance, index, report)
-        checks.append(lambda: predictions.look(time.monotonic()))
-    blind = [watch for pool in instance.every if pool.options.pool_name and (watch := blind_watch(pool, report))]
-    checks += [functools.partial(_look, watch) for watch in blind]
-    return checks
-
-
-def _look(watch: BlindWatch) -> None:
-    watch.look(time.monotonic())
+        checks.append(_prediction_watch(instance, index, report).look)
+    return checks + [watch.look for pool in instance.every if pool.options.pool_name and (watch := blind_watch(pool, report))]
 
 
 def _prediction_watch(instance: Instance, index: IndexKeeper, report: Callable[..., None]) -> PredictionWatch:
@@ -132,7 +123,7 @@ class NamesWatch:
         self._report = report
         self._reported = False
 
-    def look(self) -> None:
+    def look(self, _now: float) -> None:
         if self._reported:
             return
         gone = [segment.name for segment in self._segments if segment.is_removed()]
