@@ -1,7 +1,15 @@
 """Metric families that are computed when the page is read: pool, endpoints, index, workers."""
 
+from collections.abc import Sequence
+
 from epp.metrics import Metric
 from epp.metrics.areas import LOOP_LAG
+
+Value = float | tuple[list[int], float]  # a histogram has cumulative counts and a sum
+Row = tuple[tuple[str, ...], Value]
+Figures = tuple[Metric, tuple[str, ...], Sequence[Row]]  # a metric, its labels and its rows
+Count = tuple[tuple[str, ...], float]  # a row of a counter or gauge
+Counts = tuple[Metric, tuple[str, ...], Sequence[Count]]
 
 INFO = Metric("info", "gauge", "Build information; the value is always 1.")
 CONFIG_GENERATION = Metric("config_generation", "gauge", "Number of the configuration in force; it grows with each change.")

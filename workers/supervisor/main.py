@@ -89,7 +89,7 @@ def run(instance: Instance) -> int:
 def import_own() -> None:
     """Imports what only the supervisor needs, after the fork, so that no other process has it; and before its loop, which it would stop."""
     from workers.shared.recording import files  # noqa: F401
-    from workers.supervisor.pages import flow, kv_events, latency, metrics, processes, replicas  # noqa: F401
+    from workers.supervisor.pages import metrics  # noqa: F401
 
 
 class Supervisor:

@@ -202,11 +202,10 @@ class PagePort:
         """The metrics page, created by the first scrape."""
         from workers.supervisor.pages.flow import figures_of
         from workers.supervisor.pages.kv_events import kv_figures_of
-        from workers.supervisor.pages.latency import LatencyFigures
-        from workers.supervisor.pages.metrics import Content, MetricsPage, Sections
+        from workers.supervisor.pages.metrics import Content, MetricsPage
         from workers.supervisor.pages.pool_figures import PoolFigures
         from workers.supervisor.pages.processes import ProcessFigures
-        from workers.supervisor.pages.replicas import ReplicaFigures
+        from workers.supervisor.pages.sections import Sections
 
         instance = self._instance
         certificates = instance.credentials.metrics
@@ -229,8 +228,8 @@ class PagePort:
         sections = Sections(
             flow=[figures for pool in instance.every if pool.options.pool_name and (figures := figures_of(pool, documents)) is not None],
             kv_events=kv_figures_of(instance),
-            latency=LatencyFigures(self._shown.latency),
-            replicas=ReplicaFigures(self._shown.exchange) if self._shown.exchange is not None else None,
+            latency=self._shown.latency,
+            replicas=self._shown.exchange,
             processes=ProcessFigures(
                 instance.memory.areas,
                 instance.roll,
@@ -263,8 +262,8 @@ class PagePort:
     def _index_figures(self) -> "IndexFigures":
         from workers.supervisor.pages.metrics import IndexFigures
 
-        index, writer = self._shown.keeper, self._shown.keeper.writer
-        return IndexFigures(writer.size, lambda: writer.evictions, lambda: writer.dropped, lambda: index.bus.corrupt, writer.freed)
+        index = self._shown.keeper
+        return IndexFigures(index.writer, lambda: index.bus.corrupt)
 
 
 def _lines(status: ReloadStatus, head: str = "") -> str:

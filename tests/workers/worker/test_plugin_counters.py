@@ -23,7 +23,7 @@ from tests.workers.instances import made
 from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.names import families
-from workers.supervisor.pages.series import SeriesText
+from workers.supervisor.pages.exposition import SeriesText
 from workers.worker.held import NoHeldBlocks
 from workers.worker.plugin_handles import GAUGE_MAX, SeriesCount, SeriesGauge
 from workers.worker.services import WARN_EVERY_S, Warnings, WorkerServices, work_failed

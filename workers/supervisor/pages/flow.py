@@ -5,11 +5,10 @@ shared memory.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
 
 from epp.flow.plan import FlowPlan
-from epp.metrics import Metric
+from epp.metrics.computed import Count, Counts
 from epp.metrics.flow_control import (
     FLOW_CAPACITY,
     FLOW_CAPACITY_ALL,
@@ -29,17 +28,8 @@ from workers.worker.extproc.pool import IGNORED, SharedPool
 from workers.worker.flow.eviction import reclaiming
 from workers.worker.flow.probe import EFFECTIVE, PoolProbe
 
-Labels = tuple[str, ...]
-BY_BAND: Labels = ("priority", "inference_pool")
-OF_POOL: Labels = ("inference_pool",)
-
-
-class Shown(NamedTuple):
-    """One metric with its rows. A row has the values of the labels and the value of the metric."""
-
-    metric: Metric
-    labels: Labels
-    rows: Sequence[tuple[Labels, float]]
+BY_BAND = ("priority", "inference_pool")
+OF_POOL = ("inference_pool",)
 
 
 class FlowFigures:
@@ -63,17 +53,19 @@ class FlowFigures:
         self._pool = pool
         self._now = now
 
-    def families(self) -> Iterator[Shown]:
+    def families(self) -> Iterator[Counts]:
         """Yields all metrics, in the order of the page."""
         yield from self._bands()
         yield from self._totals()
         yield from self._saturation()
         pending, target = reclaiming(self._flow, self._now())
-        yield Shown(FLOW_RECLAIM_TARGET, OF_POOL, [((self._pool,), target)])
-        yield Shown(FLOW_RECLAIM_PENDING, OF_POOL, [((self._pool,), pending)])
+        yield FLOW_RECLAIM_TARGET, OF_POOL, [((self._pool,), target)]
+        yield FLOW_RECLAIM_PENDING, OF_POOL, [((self._pool,), pending)]
 
-    def _bands(self) -> Iterator[Shown]:
-        requests, held, oldest = [], [], []
+    def _bands(self) -> Iterator[Counts]:
+        requests: list[Count] = []
+        held: list[Count] = []
+        oldest: list[Count] = []
         now = self._now()
         for priority, place in sorted(self._places().items(), reverse=True):
             band, cell = self._plan.band(priority), self._flow.band(place)
@@ -81,22 +73,22 @@ class FlowFigures:
             requests.append((labels, cell.requests / band.max_requests))
             held.append((labels, cell.bytes / band.max_bytes))
             oldest.append((labels, max(0.0, now - cell.oldest) if cell.oldest else 0.0))
-        yield Shown(FLOW_CAPACITY["requests"], BY_BAND, requests)
-        yield Shown(FLOW_CAPACITY["bytes"], BY_BAND, held)
-        yield Shown(FLOW_OLDEST, BY_BAND, oldest)
+        yield FLOW_CAPACITY["requests"], BY_BAND, requests
+        yield FLOW_CAPACITY["bytes"], BY_BAND, held
+        yield FLOW_OLDEST, BY_BAND, oldest
 
-    def _totals(self) -> Iterator[Shown]:
+    def _totals(self) -> Iterator[Counts]:
         plan, flow = self._plan, self._flow
         for unit, word, limit in (("requests", WAITING, plan.max_requests), ("bytes", WAITING_BYTES, plan.max_bytes)):
             if limit:
-                yield Shown(FLOW_CAPACITY_ALL[unit], OF_POOL, [((self._pool,), flow.total(word) / limit)])
+                yield FLOW_CAPACITY_ALL[unit], OF_POOL, [((self._pool,), flow.total(word) / limit)]
 
-    def _saturation(self) -> Iterator[Shown]:
+    def _saturation(self) -> Iterator[Counts]:
         load = self._probe.load()
         stages = {**load.stages, EFFECTIVE: load.saturation}
         rows = [((self._pool, stage), value) for stage, value in stages.items()]
-        yield Shown(FLOW_SATURATION, ("inference_pool", "stage"), rows)
-        yield Shown(FLOW_STALE, ("detector",), [((self._plan.detector.name,), self._probe.stale())])
+        yield FLOW_SATURATION, ("inference_pool", "stage"), rows
+        yield FLOW_STALE, ("detector",), [((self._plan.detector.name,), self._probe.stale())]
 
 
 def figures_of(instance: Instance, documents: DocumentReader | None = None) -> FlowFigures | None:

@@ -9,6 +9,7 @@ import msgspec
 from epp.candidates import Endpoint
 from epp.metrics import Metric
 from epp.metrics import kv_events as names
+from epp.metrics.computed import Figures
 from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, StreamRecord, StreamsRecord, of_ranks
 from shm.documents import DocumentReader
 from shm.stream_positions import StreamPositions
@@ -49,8 +50,6 @@ class StreamFigures(NamedTuple):
 
 
 NOT_FOLLOWED: Final = StreamFigures(NO_STREAM, None, 0)
-Labels = tuple[str, ...]
-Row = tuple[Labels, float]
 
 
 class KvFigures:
@@ -84,16 +83,8 @@ class KvFigures:
         left = self._documents.read(COUNTS)
         return _counts.decode(left[1]) if left is not None and left[1] else KvCounts()
 
-    def families(self, pool: str, endpoints: Sequence[tuple[Endpoint, float]], now: float) -> Iterator[tuple[Metric, Labels, list[Row]]]:
-        """Yields all metrics with their labels and rows. Leaves out those of the index unless the configuration enables them.
-
-        `endpoints`: each with its data-parallel ranks; NaN: not known.
-        """
-        yield from self.totals()
-        yield from self.of_endpoints(pool, endpoints, now)
-
-    def totals(self) -> Iterator[tuple[Metric, Labels, list[Row]]]:
-        """Yields the metrics of the whole index."""
+    def totals(self) -> Iterator[Figures]:
+        """Yields the metrics of all streams together, those of the index only if the configuration enables them."""
         counts = self._totals()
         for metric, field in (*TOTALS.items(), *(INDEX_TOTALS.items() if self._index_metrics else ())):
             yield metric, (), [((), float(getattr(counts, field)))]
@@ -101,10 +92,8 @@ class KvFigures:
         if self._index_metrics:
             yield names.EVICTIONS, (), [((), float(counts.removed + counts.evictions))]
 
-    def of_endpoints(
-        self, pool: str, endpoints: Sequence[tuple[Endpoint, float]], now: float
-    ) -> Iterator[tuple[Metric, Labels, list[Row]]]:
-        """Yields the metrics of the endpoints of one pool."""
+    def of_endpoints(self, pool: str, endpoints: Sequence[tuple[Endpoint, float]], now: float) -> Iterator[Figures]:
+        """Yields the metrics of the endpoints of one pool. `endpoints`: each with its data-parallel ranks; NaN: not known."""
         streams = self.streams(now)
         found = [(endpoint.name, streams.get(endpoint.slot, NOT_FOLLOWED)) for endpoint, _ in endpoints]
         whys = [(e.name, streams.get(e.slot, NOT_FOLLOWED).why or of_ranks(ranks)) for e, ranks in endpoints]

@@ -6,8 +6,7 @@ have the label `worker`; ordinals that never had a worker are left out. Each met
 legacy names are off. A twin with fewer labels has sums over the labels that it lacks.
 
 A page is generated while it is sent. Counters, histograms and series are read before its first line, so that the buckets of a
-histogram, its count, its sum and its twin agree. Gauges are read when their lines are generated. `series` formats metrics with labels
-that come from requests.
+histogram, its count, its sum and its twin agree. Gauges are read when their lines are generated.
 """
 
 import functools
@@ -16,12 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client.exposition import choose_encoder
 
 from compiled.finder import choose
 from epp.decision.tryout import WHOLE
+from epp.learning.model import LatencyModel
 from epp.metrics import POOL, PREFIX, Group, Metric, computed
 from epp.metrics.areas import (
     EXTRACT_ERRORS,
@@ -66,24 +66,22 @@ from epp.metrics.computed import (
     WORKER_SERVING,
     WORKER_SHARE,
     WORKER_STARTS,
+    Figures,
+    Row,
 )
 from epp.metrics.older_names import TWINS, older_name
 from shm.areas import Areas
+from shm.prefix_writer import IndexWriter
 from shm.series_reader import SeriesReader
 from workers.host.build import commit, version
 from workers.host.memory import Leaving
 from workers.process.layout import HEADROOM, LEAVING, REPLICAS_NEEDED, UNKNOWN_HEADROOM
 from workers.process.names import Family as Declared
 from workers.shared.reload_status import ReloadStatus
-from workers.supervisor.pages.families import Family, Row, lines_of
-from workers.supervisor.pages.flow import FlowFigures
-from workers.supervisor.pages.kv_events import KvFigures
-from workers.supervisor.pages.latency import LatencyFigures
+from workers.supervisor.pages.exposition import Family, SeriesText, lines_of, pieces
 from workers.supervisor.pages.page import PageAnswer, Request
 from workers.supervisor.pages.pool_figures import PoolFigures
-from workers.supervisor.pages.processes import ProcessFigures
-from workers.supervisor.pages.replicas import ReplicaFigures
-from workers.supervisor.pages.series import SeriesText, pieces
+from workers.supervisor.pages.sections import Sections, latency_figures, replica_figures
 
 COUNTERS = frozenset(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
 INDEXED = "prefix_indexer_hit_ratio"  # plugins that declare this metric use the prefix index
@@ -93,18 +91,11 @@ LINES_AT_ONCE = 100
 NO_ELECTION: Mapping[str, Callable[[], bool]] = {}
 
 
-Signals = Sequence[tuple[int, int, float | None]]  # pool, replicas needed and headroom
-Figures = tuple[Metric, tuple[str, ...], Sequence[Row]]  # a metric, its labels and its rows
-
-
 class IndexFigures(NamedTuple):
-    """Functions that return the counts of the index writer and of the bus."""
+    """What counts the changes of the prefix index. `corrupt`: returns the malformed frames on the bus."""
 
-    size: Callable[[], int]
-    evictions: Callable[[], int]
-    dropped: Callable[[], int]
+    writer: IndexWriter
     corrupt: Callable[[], int]
-    freed: Callable[[], Mapping[str, int]] = dict  # by cause
 
 
 class Sums(NamedTuple):
@@ -134,17 +125,6 @@ class Readings(NamedTuple):
     types: Sequence[tuple[str, str]]
     seconds: Callable[[], Mapping[tuple[int, str], float]] = dict
     failing: Callable[[], Mapping[tuple[int, str, str], float]] = dict
-
-
-class Sections(NamedTuple):
-    """The parts of the page that only some pickers have. `flow`: of the pools that have flow control. `signals`: of several pools."""
-
-    flow: Sequence[FlowFigures] = ()
-    kv_events: KvFigures | None = None
-    latency: LatencyFigures | None = None
-    replicas: ReplicaFigures | None = None
-    processes: ProcessFigures | None = None
-    signals: Callable[[], Signals] | None = None
 
 
 class MetricsPage:
@@ -219,29 +199,27 @@ class MetricsPage:
 
     def _families_of(self, sums: Sums) -> Iterator[Family | None]:
         """Yields all families, and None where the event loop may turn."""
+        sections = self._sections
         yield from self._info()
         yield from self._counters(sums)
         yield from self._histograms(sums)
         yield from self._streams(sums)
         yield from self._workers()
-        yield from self._process_figures()
+        if sections.processes is not None:
+            yield from self._merged((sections.processes.families(),))
         yield from self._pool_gauges()
         yield from self._scaling()
         yield from self._endpoints()
         yield from self._prefix_index()
-        flow, kv_events, latency, replicas, _, _ = self._sections
-        yield from self._of_pools(figures.families() for figures in flow)
-        if kv_events is not None:
-            for metric, labels, rows in kv_events.totals():
-                yield from self._shown(metric, labels, rows)
+        yield from self._merged(figures.families() for figures in sections.flow)
+        if (kv_events := sections.kv_events) is not None:
             precise = [pool for pool in self._pools if pool.number in kv_events.pools]
-            yield from self._of_pools(kv_events.of_endpoints(pool.name, pool.ranks(), self._now()) for pool in precise)
-        if latency is not None:
-            now, alone = self._now(), self._alone is not None
-            learned = (latency.families(pool.name, pool.endpoints(), now, pool.number, alone=alone) for pool in self._pools)
-            yield from self._of_pools(learned)
-        for metric, labels, rows in replicas.families(self._now()) if replicas is not None else ():
-            yield from self._shown(metric, labels, rows)
+            yield from self._merged((kv_events.totals(),))
+            yield from self._merged(kv_events.of_endpoints(pool.name, pool.ranks(), self._now()) for pool in precise)
+        if sections.latency is not None:
+            yield from self._merged(self._learned(sections.latency))
+        if sections.replicas is not None:
+            yield from self._merged((replica_figures(sections.replicas, self._now()),))
         yield from self._series_tables()
 
     def _info(self) -> Iterator[Family]:
@@ -325,20 +303,22 @@ class MetricsPage:
             ordinals = every if metric is WORKER_STARTS else present  # the counter stays after a worker was removed
             yield from self._shown(metric, ("worker",), [((str(ordinal - 1),), values[ordinal]) for ordinal in ordinals])
 
-    def _of_pools(self, pools: Iterable[Iterable[Figures]]) -> Iterator[Family | None]:
-        """Yields the figures of all pools: each metric once, with the rows of all."""
+    def _merged(self, parts: Iterable[Iterable[Figures]]) -> Iterator[Family | None]:
+        """Yields the figures of all parts, such as pools: each metric once, with the rows of all."""
         found: dict[str, tuple[Metric, tuple[str, ...], list[Row]]] = {}
-        for families in pools:
-            for metric, labels, rows in families:
+        for figures in parts:
+            for metric, labels, rows in figures:
                 found.setdefault(metric.name, (metric, labels, []))[2].extend(rows)
             yield None
         for metric, labels, rows in found.values():
-            yield from self._shown(metric, labels, summed(rows))
-
-    def _process_figures(self) -> Iterator[Family]:
-        processes = self._sections.processes
-        for metric, labels, rows in processes.families() if processes is not None else ():
             yield from self._shown(metric, labels, rows)
+
+    def _learned(self, models: Callable[[int], LatencyModel | None]) -> Iterator[Iterator[Figures]]:
+        """Yields the figures of the latency model of each pool that has one."""
+        now, alone = self._now(), self._alone is not None
+        for pool in self._pools:
+            if (model := models(pool.number)) is not None:
+                yield latency_figures(model, pool.name, pool.endpoints(), now, alone=alone)
 
     def _pool_gauges(self) -> Iterator[Family | None]:
         pools = self._pools
@@ -387,13 +367,13 @@ class MetricsPage:
             yield from self._shown(metric, labels, rows)
 
     def _prefix_index(self) -> Iterator[Family]:
-        index, size = self._index, self._index.size()
+        (index, corrupt), size = self._index, self._index.writer.size()
         users = [(f.plugin_name, f.plugin_type) for f in self._content.families if f.metric.name == INDEXED]
         rows: list[Row] = [(user, size) for user in users]
         # All plugins use the same index, so the twin is not the sum over plugins.
         yield from self._shown(INDEX_SIZE, ("plugin_name", "plugin_type"), rows, of_twin=[((), size)] if users else [])
-        for metric, count in ((INDEX_EVICTIONS, index.evictions), (INDEX_DROPPED, index.dropped), (BUS_CORRUPT, index.corrupt)):
-            yield from self._shown(metric, (), [((), count())])
+        for metric, count in ((INDEX_EVICTIONS, index.evictions), (INDEX_DROPPED, index.dropped), (BUS_CORRUPT, corrupt())):
+            yield from self._shown(metric, (), [((), count)])
         freed: list[Row] = [((cause,), count) for cause, count in index.freed().items()]
         yield from self._shown(INDEX_FREED, INDEX_FREED.labels, freed)
 
@@ -417,17 +397,7 @@ class MetricsPage:
         if of_twin is None:
             places = twin.places(labels)
             of_twin = [(tuple(values[place] for place in places), value) for values, value in rows]
-            if self._alone is None:  # two pools may have an endpoint of the same name
-                of_twin = summed(of_twin)
         yield Family(twin.name, metric.kind, older_name(metric), twin.labels, of_twin, metric.buckets)
-
-
-def summed(rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows without those that have the labels of an earlier one, whose value has theirs added."""
-    sums: dict[tuple[str, ...], Any] = {}
-    for labels, value in rows:
-        sums[labels] = sums[labels] + value if labels in sums and not isinstance(value, tuple) else value
-    return list(sums.items())
 
 
 def _shares(areas: Areas, counter: str) -> list[float]:

@@ -1,16 +1,14 @@
 """Computes the figures of the picker's processes for the metrics page: memory, CPU time, ends by cause, and certificates."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from epp.metrics import Metric
-from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY, SUPERVISOR_STARTS
+from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY, SUPERVISOR_STARTS, Count, Counts
 from shm.areas import SUPERVISOR_AREA, Areas
 from workers.host.proc import ProcessUse, process_use
 from workers.process.layout import CERTIFICATE_UNTIL
 from workers.process.restart import child_name
 from workers.process.roll import Roll
 
-Row = tuple[tuple[str, ...], float]
 PARENT = "parent"
 
 
@@ -35,13 +33,13 @@ class ProcessFigures:
         self._use = use
         self._cpu_s: dict[str, float] = {}  # process name -> CPU time on the last page
 
-    def families(self) -> Iterator[tuple[Metric, tuple[str, ...], Sequence[Row]]]:
+    def families(self) -> Iterator[Counts]:
         """Yields each metric with its label names and rows."""
         roll, ordinals = self._roll, self._areas.schema.areas
         yield SUPERVISOR_STARTS, (), [((), self._areas.successions()[SUPERVISOR_AREA])]
-        memory: list[Row] = []
-        cpu: list[Row] = []
-        exits: list[Row] = []
+        memory: list[Count] = []
+        cpu: list[Count] = []
+        exits: list[Count] = []
         self._add_use(PARENT, roll.parent_pid, 0.0, memory, cpu)
         for ordinal in range(roll.ordinals):
             ends, pid = roll.ends(ordinal), roll.pid(ordinal)
@@ -55,7 +53,7 @@ class ProcessFigures:
         yield PROCESS_EXITS, PROCESS_EXITS.labels, exits
         yield CERTIFICATE_EXPIRY, CERTIFICATE_EXPIRY.labels, list(self._certificates())
 
-    def _add_use(self, name: str, pid: int, ended_s: float, memory: list[Row], cpu: list[Row]) -> None:
+    def _add_use(self, name: str, pid: int, ended_s: float, memory: list[Count], cpu: list[Count]) -> None:
         use = self._use(pid) if pid else None
         if use is not None:
             memory.append(((name,), use.resident_bytes))
@@ -64,7 +62,7 @@ class ProcessFigures:
         self._cpu_s[name] = shown
         cpu.append(((name,), shown))
 
-    def _certificates(self) -> Iterator[Row]:
+    def _certificates(self) -> Iterator[Count]:
         areas = self._areas
         until = areas.scalars(CERTIFICATE_UNTIL)
         # A worker that cannot read the new files still shows the old certificate: the earliest end counts.

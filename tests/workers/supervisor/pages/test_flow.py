@@ -3,6 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -14,11 +15,12 @@ from shm.table import TableReader
 from tests.waiting import until
 from tests.workers.flow_world import World, world
 from workers.shared.documents import EndpointsView
+from workers.supervisor.pages.exposition import SeriesText
 from workers.supervisor.pages.flow import FlowFigures, figures_of
-from workers.supervisor.pages.metrics import Content, IndexFigures, MetricsPage, Readings, Sections
+from workers.supervisor.pages.metrics import Content, IndexFigures, MetricsPage, Readings
 from workers.supervisor.pages.page import Request
 from workers.supervisor.pages.pool_figures import PoolFigures
-from workers.supervisor.pages.series import SeriesText
+from workers.supervisor.pages.sections import Sections
 
 
 def figures(w: World) -> FlowFigures:
@@ -28,7 +30,7 @@ def figures(w: World) -> FlowFigures:
 
 
 def rows(shown: FlowFigures) -> dict[str, dict[tuple[str, ...], float]]:
-    return {family.metric.name: dict(family.rows) for family in shown.families()}
+    return {metric.name: dict(rows) for metric, _, rows in shown.families()}
 
 
 def test_bands_show_their_use_over_all_workers_and_the_age_of_the_oldest_request(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def page(w: World) -> str:
         instance.memory.areas,
         Content(instance.layout.families, [(group, instance.memory.series_reader(group)) for group in instance.layout.groups]),
         [PoolFigures(TableReader(instance.layout.table, instance.memory.table), endpoints, name="epp", fresh_for_s=1.0)],
-        IndexFigures(lambda: 0, lambda: 0, lambda: 0, lambda: 0, dict),
+        IndexFigures(SimpleNamespace(size=lambda: 0, evictions=0, dropped=0, freed=dict), lambda: 0),
         Readings([("source", "extractor")]),
         Sections(flow=[figures(w)]),
         now=time.monotonic,

@@ -13,7 +13,7 @@ from epp.metrics.series import GROUPS
 from shm.series import LABEL_BYTES_MAX
 from tests.workers.instances import made
 from workers.process.instance import Instance
-from workers.supervisor.pages.series import SeriesText
+from workers.supervisor.pages.exposition import SeriesText
 
 PAGE_BYTES_MAX = 8_000_000
 CONFIG = """

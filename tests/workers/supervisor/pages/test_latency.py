@@ -2,13 +2,13 @@
 
 from epp.learning.model import FirstToken, LatencyModel
 from tests.fakes import endpoints
-from workers.supervisor.pages.latency import LatencyFigures
+from workers.supervisor.pages.sections import latency_figures
 
 NOW = 100.0
 
 
 def rows(model: LatencyModel) -> dict[str, dict[tuple[str, ...], object]]:
-    found = LatencyFigures(lambda pool: model).families("pool", endpoints(3), NOW)
+    found = latency_figures(model, "pool", endpoints(3), NOW, alone=True)
     return {metric.name: dict(values) for metric, _, values in found}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,15 @@ from tests.workers.instances import made
 from workers.process.instance import Instance
 from workers.process.layout import REPLICAS_NEEDED
 from workers.shared.documents import ENDPOINTS, EndpointRecord, EndpointsView, encode
-from workers.supervisor.pages.metrics import NO_ELECTION, Content, IndexFigures, MetricsPage, Readings, Sections
+from workers.supervisor.pages.exposition import PIECE_SIZE
+from workers.supervisor.pages.metrics import NO_ELECTION, Content, IndexFigures, MetricsPage, Readings
 from workers.supervisor.pages.page import Request
 from workers.supervisor.pages.pool_figures import PoolFigures
-from workers.supervisor.pages.series import PIECE_SIZE
+from workers.supervisor.pages.sections import Sections
 
 NOW = 1000.0
 FRESH_FOR_S = 0.2
+INDEX: Any = SimpleNamespace(size=lambda: 42, evictions=7, dropped=3, freed=lambda: {"full": 7, "capacity": 5})
 
 
 class World:
@@ -56,7 +59,7 @@ class World:
                 **content,
             ),
             [pool],
-            IndexFigures(lambda: 42, lambda: 7, lambda: 3, lambda: 2, lambda: {"full": 7, "capacity": 5}),
+            IndexFigures(INDEX, lambda: 2),
             Readings(
                 [("metrics-data-source", "core-metrics-extractor"), *further],
                 lambda: {(0, "a"): 0.003},

@@ -11,8 +11,8 @@ from workers.host.proc import ProcessUse
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL
 from workers.process.roll import Cause
-from workers.supervisor.pages.metrics import Sections
 from workers.supervisor.pages.processes import ProcessFigures
+from workers.supervisor.pages.sections import Sections
 
 UNTIL = 1_800_000_000
 

@@ -129,11 +129,11 @@ class StateParts:
         plan = instance.config.flow
         if plan is None or figures is None:
             return None
-        saturation = next(shown for shown in figures.families() if shown.metric is FLOW_SATURATION)
+        saturation = next(rows for metric, _, rows in figures.families() if metric is FLOW_SATURATION)
         bands = {str(band.priority): {"requests": band.max_requests, "bytes": band.max_bytes} for band in plan.bands}
         return {
             "detector": plan.detector.name,
-            "saturation": {stage: value for (_, stage), value in saturation.rows},
+            "saturation": {stage: value for (_, stage), value in saturation},
             "requests_max": plan.max_requests,
             "bytes_max": plan.max_bytes,
             "bands_max": bands,

@@ -23,7 +23,7 @@ from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
 from tests.shm.memory import region_for
 from workers.process.layout import series_schema_of
-from workers.supervisor.pages.series import Rows, SeriesText, go_float, pairs, pieces
+from workers.supervisor.pages.exposition import Rows, SeriesText, go_float, pairs, pieces
 
 WAIT = Metric("wait_seconds", "histogram", "Time that a request waited.", (0.1, 1.0, 2.5))
 GROUP = Group(
