@@ -6,7 +6,7 @@ when a client asks.
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from epp.metrics.series import TENANT
 from shm.observe import Life, Seen
@@ -17,7 +17,7 @@ from workers.supervisor.pages.page import Page
 from workers.supervisor.pages.state.frames import Frames
 from workers.supervisor.pages.state.history import STEP_S, History
 from workers.supervisor.pages.state.page import StatePages
-from workers.supervisor.pages.state.parts import StateParts
+from workers.supervisor.pages.state.parts import StateParts, Told
 from workers.supervisor.pages.state.sampler import Sampler
 from workers.supervisor.pages.state.source import Source
 from workers.supervisor.pages.tenants import TenantUse, reader_of
@@ -28,22 +28,10 @@ COUNTED_BUCKETS = 1 << 14  # of the prefix index, per frame: 1 ms
 class Live:
     """Samples the history, and makes the pages under /debug/state."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        troubles: Callable[[], Mapping[str, str]],
-        access: Callable[[], Mapping[str, str]],
-        unserved: Callable[[], Mapping[str, str]],
-        store: Callable[[], bool | None],
-    ) -> None:
-        """`troubles`: returns id of an endpoint -> why its last scrape failed. `access`: returns resource of Kubernetes -> why it cannot
-        be followed. `unserved`: InferencePool -> why it is not served. `store`: whether the replica store can be used; None without one.
-        """
+    def __init__(self, instance: Instance, told: Callable[[], Told]) -> None:
+        """`told`: returns what the other parts of the supervisor tell now."""
         self._instance = instance
-        self._troubles = troubles
-        self._access = access
-        self._unserved = unserved
-        self._store = store
+        self._told = told
         self._history = History()
         self.tenants = TenantUse(reader_of(instance.memory.series_reader(TENANT)))
 
@@ -88,7 +76,7 @@ class Live:
 
     @functools.cached_property
     def _parts(self) -> StateParts:
-        return StateParts(self._instance, self._history.recent, self._troubles, self._access, self._unserved, self._store, self.tenants)
+        return StateParts(self._instance, self._history.recent, self._told, self.tenants)
 
     @functools.cached_property
     def _frames(self) -> Frames:

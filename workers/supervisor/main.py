@@ -56,6 +56,7 @@ from workers.supervisor.live import Live
 from workers.supervisor.objects_of_pools import PoolsObjects
 from workers.supervisor.objects_watch import flow_areas
 from workers.supervisor.page_port import PagePort, Shown
+from workers.supervisor.pages.state.parts import Told
 from workers.supervisor.predecessor import take_over
 from workers.supervisor.readiness import Readiness
 from workers.supervisor.record_keeper import RecordKeeper
@@ -105,13 +106,7 @@ class Supervisor:
         self.index = IndexKeeper(self._present)
         self.exchange = self._exchange() if instance.options.replica_store else None
         self.kubernetes = self._kubernetes() if instance.in_kubernetes else None
-        self.live = Live(
-            instance,
-            lambda: self.data.table.troubles(),
-            lambda: {} if self.kubernetes is None else self.kubernetes.refusals(),
-            lambda: {} if self.kubernetes is None else self.kubernetes.unserved(),
-            lambda: None if self.exchange is None else self.exchange.connected,
-        )
+        self.live = Live(instance, self._told)
         self.latency: LatencyKeepers
         self.records: RecordKeeper
         self.data: DataLayer
@@ -275,6 +270,16 @@ class Supervisor:
 
     def _data_layer(self, index: IndexOwners) -> DataLayer:
         return DataLayer(self.instance, self.area, index, report, sink_of=self._sink_of)
+
+    def _told(self) -> Told:
+        """Returns what the live state shows besides shared memory."""
+        kubernetes, exchange = self.kubernetes, self.exchange
+        return Told(
+            self.data.table.troubles(),
+            {} if kubernetes is None else kubernetes.refusals(),
+            {} if kubernetes is None else kubernetes.unserved(),
+            None if exchange is None else exchange.connected,
+        )
 
     def _pool_name(self, number: int) -> str:
         return self.instance.pools[number].options.pool_name if self.instance.pools else ""

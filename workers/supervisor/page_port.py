@@ -203,16 +203,15 @@ class PagePort:
         from workers.supervisor.pages.flow import figures_of
         from workers.supervisor.pages.kv_events import kv_figures_of
         from workers.supervisor.pages.metrics import Content, MetricsPage
-        from workers.supervisor.pages.pool_figures import PoolFigures
+        from workers.supervisor.pages.pool_gauges import PoolGauges
         from workers.supervisor.pages.processes import ProcessFigures
         from workers.supervisor.pages.sections import Sections
 
         instance = self._instance
-        certificates = instance.credentials.metrics
         table = TableReader(instance.layout.table, instance.memory.table)
         documents = DocumentReader(instance.layout.documents, instance.memory.documents)
         pools = [
-            PoolFigures(table, EndpointsView(documents, pool.pool), name=pool.options.pool_name, fresh_for_s=pool.sources.believed.for_s)
+            PoolGauges(table, EndpointsView(documents, pool.pool), name=pool.options.pool_name, fresh_for_s=pool.sources.believed.for_s)
             for pool in instance.every
             if pool.options.pool_name  # not an empty place
         ]
@@ -230,11 +229,7 @@ class PagePort:
             kv_events=kv_figures_of(instance),
             latency=self._shown.latency,
             replicas=self._shown.exchange,
-            processes=ProcessFigures(
-                instance.memory.areas,
-                instance.roll,
-                metrics_certificate=(lambda: certificates.valid_until) if certificates is not None else None,
-            ),
+            processes=ProcessFigures.of(instance),
             signals=self._shown.signals.shown if self._shown.signals is not None else None,
         )
         return MetricsPage(

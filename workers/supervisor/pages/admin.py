@@ -30,10 +30,10 @@ from http import HTTPStatus
 
 from workers.host.log import Rarely
 from workers.supervisor.pages.connection import FAILED, Connection
-from workers.supervisor.pages.listener import Line, Listener
+from workers.supervisor.pages.listener import Listener
 from workers.supervisor.pages.page import ALLOWED, Guard, Page, PageAnswer, Request, Verdict, allow_all, refusal
 from workers.supervisor.pages.page_streaming import RoundRobinSender
-from workers.supervisor.pages.turns import Turns
+from workers.supervisor.pages.turns import HostQueues, Turns
 
 CONNECTIONS_MAX = 64
 HANDSHAKE_COST_S = 0.002  # CPU time that is charged for a TLS handshake; RSA of 2,048 bits takes 1.3 ms
@@ -58,7 +58,7 @@ class AdminServer:
         self._on_costly = on_costly
         self.connections: set[Connection] = set()
         self._handshakes: dict[Connection, asyncio.Task[None]] = {}
-        self._line = Line()
+        self._line: HostQueues[socket.socket] = HostQueues()  # accepted sockets that wait for their handshake
         self._connecting = False  # whether a turn was asked for, to connect the next socket of the line
         self.order: Iterator[int] = itertools.count()
         self._listener: Listener | None = None
@@ -119,7 +119,8 @@ class AdminServer:
             self._listener = None
             self.turns.close()
             self.sender.close()
-        self._line.clear()
+        for accepted in self._line.clear():
+            accepted.close()
         for connection in list(self._handshakes):
             self._end(connection)
         for connection in list(self.connections):
@@ -143,7 +144,7 @@ class AdminServer:
         if self.taken >= CONNECTIONS_MAX and not self._make_room(host):
             accepted.close()
             return
-        self._line.add(accepted, host)
+        self._line.add(host, accepted)
         self._connect_next()
 
     def _make_room(self, newcomer: str) -> bool:
@@ -159,7 +160,7 @@ class AdminServer:
         of_host = [one for one in candidates if one.host == host]
         silent = [one for one in of_host if not one.busy]
         if not silent and self._line.counts()[host]:
-            self._line.drop(host)
+            self._line.take(host)[1].close()  # it has waited longest
         elif not silent and counts[newcomer] >= number:
             return False
         else:
@@ -187,7 +188,7 @@ class AdminServer:
         self._connecting = False
         if not self._line:
             return
-        accepted, host = self._line.next()
+        host, accepted = self._line.take()
         connection = Connection(self, host)
         handshake = self._loop.create_task(self._connect(accepted, connection))
         self._handshakes[connection] = handshake

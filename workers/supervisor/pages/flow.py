@@ -5,7 +5,7 @@ shared memory.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 from epp.flow.plan import FlowPlan
 from epp.metrics.computed import Count, Counts
@@ -19,7 +19,7 @@ from epp.metrics.flow_control import (
     FLOW_STALE,
 )
 from shm.documents import DocumentReader
-from shm.flow_areas import WAITING, WAITING_BYTES, FlowAreas
+from shm.flow_areas import WAITING, WAITING_BYTES
 from shm.table import TableReader
 from workers.process.instance import Instance
 from workers.shared.documents import EndpointsView, NamesView
@@ -33,32 +33,21 @@ OF_POOL = ("inference_pool",)
 
 
 class FlowFigures:
-    """Computes the figures of flow control over all workers."""
+    """Computes the figures of flow control over all workers of a running instance."""
 
-    def __init__(
-        self,
-        plan: FlowPlan,
-        flow: FlowAreas,
-        probe: PoolProbe,
-        places: Callable[[], Mapping[int, int]],
-        *,
-        pool: str,
-        now: Callable[[], float],
-    ) -> None:
-        """`places`: returns priority -> place of its band in the areas. `pool`: the name of the pool. `now`: a clock in seconds."""
+    def __init__(self, instance: Instance, plan: FlowPlan, documents: DocumentReader) -> None:
         self._plan = plan
-        self._flow = flow
-        self._probe = probe
-        self._places = places
-        self._pool = pool
-        self._now = now
+        self._flow = instance.memory.flow
+        self._probe = PoolProbe(pool_of(instance, documents).candidates, plan.detector, instance.memory.flow)
+        self._objectives = ObjectivesView(documents, plan.static(), instance.pool)
+        self._pool = instance.options.pool_name
 
     def families(self) -> Iterator[Counts]:
         """Yields all metrics, in the order of the page."""
         yield from self._bands()
         yield from self._totals()
         yield from self._saturation()
-        pending, target = reclaiming(self._flow, self._now())
+        pending, target = reclaiming(self._flow, time.monotonic())
         yield FLOW_RECLAIM_TARGET, OF_POOL, [((self._pool,), target)]
         yield FLOW_RECLAIM_PENDING, OF_POOL, [((self._pool,), pending)]
 
@@ -66,8 +55,9 @@ class FlowFigures:
         requests: list[Count] = []
         held: list[Count] = []
         oldest: list[Count] = []
-        now = self._now()
-        for priority, place in sorted(self._places().items(), reverse=True):
+        now = time.monotonic()
+        self._objectives.look()
+        for priority, place in sorted(self._objectives.places.items(), reverse=True):
             band, cell = self._plan.band(priority), self._flow.band(place)
             labels = str(priority), self._pool
             requests.append((labels, cell.requests / band.max_requests))
@@ -93,18 +83,9 @@ class FlowFigures:
 
 def figures_of(instance: Instance, documents: DocumentReader | None = None) -> FlowFigures | None:
     """Returns the figures of a running instance; None if flow control is off. `documents`: a reader that several pools share."""
-    plan, flow = instance.config.flow, instance.memory.flow
-    if plan is None:
+    if (plan := instance.config.flow) is None:
         return None
-    documents = documents or DocumentReader(instance.layout.documents, instance.memory.documents)
-    objectives = ObjectivesView(documents, plan.static(), instance.pool)
-
-    def places() -> Mapping[int, int]:
-        objectives.look()
-        return objectives.places
-
-    probe = PoolProbe(pool_of(instance, documents).candidates, plan.detector, flow)
-    return FlowFigures(plan, flow, probe, places, pool=instance.options.pool_name, now=time.monotonic)
+    return FlowFigures(instance, plan, documents or DocumentReader(instance.layout.documents, instance.memory.documents))
 
 
 def pool_of(instance: Instance, documents: DocumentReader) -> SharedPool:

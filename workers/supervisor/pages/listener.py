@@ -10,7 +10,6 @@ import asyncio
 import errno
 import socket
 import time
-from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -77,44 +76,3 @@ class Listener:
     def _pause(self, seconds: float) -> None:
         self._loop.remove_reader(self._listening.fileno())
         self._timer = self._loop.call_later(seconds, self.open)
-
-
-class Line:
-    """Holds accepted sockets that wait for their handshake. Hosts take turns."""
-
-    def __init__(self) -> None:
-        self._hosts: dict[str, deque[socket.socket]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._hosts.values()))
-
-    def add(self, accepted: socket.socket, host: str) -> None:
-        """Adds a socket at the end of its host's line."""
-        self._hosts.setdefault(host, deque()).append(accepted)
-
-    def next(self) -> tuple[socket.socket, str]:
-        """Removes and returns the first socket of the next host in turn, with the host. There must be one."""
-        host, sockets = next(iter(self._hosts.items()))
-        accepted = sockets.popleft()
-        del self._hosts[host]
-        if sockets:
-            self._hosts[host] = sockets
-        return accepted, host
-
-    def counts(self) -> Counter[str]:
-        """Returns host -> number of its waiting sockets."""
-        return Counter({host: len(sockets) for host, sockets in self._hosts.items()})
-
-    def drop(self, host: str) -> None:
-        """Closes one socket of a host: the one that has waited longest. The host must have a socket in the line."""
-        sockets = self._hosts[host]
-        sockets.popleft().close()
-        if not sockets:
-            del self._hosts[host]
-
-    def clear(self) -> None:
-        """Closes all sockets."""
-        for sockets in self._hosts.values():
-            for waiting in sockets:
-                waiting.close()
-        self._hosts.clear()

@@ -80,7 +80,7 @@ from workers.process.names import Family as Declared
 from workers.shared.reload_status import ReloadStatus
 from workers.supervisor.pages.exposition import Family, SeriesText, lines_of, pieces
 from workers.supervisor.pages.page import PageAnswer, Request
-from workers.supervisor.pages.pool_figures import PoolFigures
+from workers.supervisor.pages.pool_gauges import PoolGauges
 from workers.supervisor.pages.sections import Sections, latency_figures, replica_figures
 
 COUNTERS = frozenset(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
@@ -138,7 +138,7 @@ class MetricsPage:
         self,
         areas: Areas,
         content: Content,
-        pools: Sequence[PoolFigures],
+        pools: Sequence[PoolGauges],
         index: IndexFigures,
         readings: Readings,
         sections: Sections,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY, SUPERVISOR_STARTS, Count, Counts
 from shm.areas import SUPERVISOR_AREA, Areas
 from workers.host.proc import ProcessUse, process_use
+from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL
 from workers.process.restart import child_name
 from workers.process.roll import Roll
@@ -32,6 +33,13 @@ class ProcessFigures:
         self._metrics_certificate = metrics_certificate
         self._use = use
         self._cpu_s: dict[str, float] = {}  # process name -> CPU time on the last page
+
+    @classmethod
+    def of(cls, instance: Instance) -> "ProcessFigures":
+        """Returns the figures of a running instance."""
+        metrics = instance.credentials.metrics
+        until = None if metrics is None else lambda: metrics.valid_until
+        return cls(instance.memory.areas, instance.roll, metrics_certificate=until)
 
     def families(self) -> Iterator[Counts]:
         """Yields each metric with its label names and rows."""

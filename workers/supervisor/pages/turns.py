@@ -14,10 +14,11 @@ names the host whose prompt acts took most of it, once per second.
 """
 
 import asyncio
+import itertools
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 SHARE: Final = 1 / 4  # the share of the process's time that all pages together may take
 URGENT_SHARE: Final = 1 / 20  # the share of urgent acts: some 50 probes per second
@@ -28,6 +29,7 @@ MOST: Final = 0.5  # the part of what was used above which a host took most of i
 ACT_COST_S: Final = 0.0001  # what an act costs outside of it: the loop wakes up, reads, opens and closes connections
 PROMPT_IN_A_ROW: Final = 4
 
+T = TypeVar("T")
 Act = Callable[[], None]
 
 
@@ -55,6 +57,42 @@ class Share:
         return 0.0 if self._left_s > 0 else (0.001 - self._left_s) / self._fraction
 
 
+class HostQueues(Generic[T]):
+    """Holds what waits for hosts. Hosts take turns."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, deque[T]] = {}  # the next one in turn first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._hosts.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._hosts)
+
+    def add(self, host: str, one: T) -> None:
+        """Adds something at the end of its host's queue."""
+        self._hosts.setdefault(host, deque()).append(one)
+
+    def take(self, host: str | None = None) -> tuple[str, T]:
+        """Removes and returns the first of a host, None: of the next host in turn, with the host. There must be one."""
+        host = next(iter(self._hosts)) if host is None else host
+        queue = self._hosts.pop(host)
+        one = queue.popleft()
+        if queue:
+            self._hosts[host] = queue  # behind the other hosts
+        return host, one
+
+    def counts(self) -> Counter[str]:
+        """Returns how much waits for each host."""
+        return Counter({host: len(queue) for host, queue in self._hosts.items()})
+
+    def clear(self) -> list[T]:
+        """Removes and returns all."""
+        left = list(itertools.chain.from_iterable(self._hosts.values()))
+        self._hosts.clear()
+        return left
+
+
 class Turns:
     """Runs acts one by one, within a share of the time."""
 
@@ -78,7 +116,7 @@ class Turns:
         self._urgent_share = self._charged = Share(URGENT_SHARE, BURST_S, clock)
         self._urgent: deque[Act] = deque()
         self._soon = False  # whether the next turn begins at once
-        self._prompt: dict[str, deque[Act]] = {}  # by host, the next one in turn first
+        self._prompt: HostQueues[Act] = HostQueues()
         self._patient: deque[Act] = deque()
         self._in_a_row = 0
         self._timer: Any = None  # starts the next turn
@@ -97,7 +135,7 @@ class Turns:
 
     def prompt(self, act: Act, host: str = "") -> None:
         """Queues a short act for a client at this host. It runs soon."""
-        self._prompt.setdefault(host, deque()).append(act)
+        self._prompt.add(host, act)
         self._schedule()
 
     def patient(self, act: Act) -> None:
@@ -160,11 +198,6 @@ class Turns:
         """Returns the next act in turn, and the host of a prompt one, else ""."""
         if self._prompt and (not self._patient or self._in_a_row < PROMPT_IN_A_ROW):
             self._in_a_row += 1
-            host = next(iter(self._prompt))
-            acts = self._prompt.pop(host)
-            act = acts.popleft()
-            if acts:
-                self._prompt[host] = acts  # behind the other hosts
-            return host, act
+            return self._prompt.take()
         self._in_a_row = 0
         return "", self._patient.popleft()

@@ -19,7 +19,7 @@ from workers.supervisor.pages.exposition import SeriesText
 from workers.supervisor.pages.flow import FlowFigures, figures_of
 from workers.supervisor.pages.metrics import Content, IndexFigures, MetricsPage, Readings
 from workers.supervisor.pages.page import Request
-from workers.supervisor.pages.pool_figures import PoolFigures
+from workers.supervisor.pages.pool_gauges import PoolGauges
 from workers.supervisor.pages.sections import Sections
 
 
@@ -125,7 +125,7 @@ def page(w: World) -> str:
     metrics = MetricsPage(
         instance.memory.areas,
         Content(instance.layout.families, [(group, instance.memory.series_reader(group)) for group in instance.layout.groups]),
-        [PoolFigures(TableReader(instance.layout.table, instance.memory.table), endpoints, name="epp", fresh_for_s=1.0)],
+        [PoolGauges(TableReader(instance.layout.table, instance.memory.table), endpoints, name="epp", fresh_for_s=1.0)],
         IndexFigures(SimpleNamespace(size=lambda: 0, evictions=0, dropped=0, freed=dict), lambda: 0),
         Readings([("source", "extractor")]),
         Sections(flow=[figures(w)]),

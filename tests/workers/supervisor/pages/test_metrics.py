@@ -23,7 +23,7 @@ from workers.shared.documents import ENDPOINTS, EndpointRecord, EndpointsView, e
 from workers.supervisor.pages.exposition import PIECE_SIZE
 from workers.supervisor.pages.metrics import NO_ELECTION, Content, IndexFigures, MetricsPage, Readings
 from workers.supervisor.pages.page import Request
-from workers.supervisor.pages.pool_figures import PoolFigures
+from workers.supervisor.pages.pool_gauges import PoolGauges
 from workers.supervisor.pages.sections import Sections
 
 NOW = 1000.0
@@ -49,7 +49,7 @@ class World:
         self.documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
         self.records: list[EndpointRecord] = []
         reader = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
-        pool = PoolFigures(TableReader(instance.layout.table, instance.memory.table), reader, name="pool-a", fresh_for_s=FRESH_FOR_S)
+        pool = PoolGauges(TableReader(instance.layout.table, instance.memory.table), reader, name="pool-a", fresh_for_s=FRESH_FOR_S)
         self.page = MetricsPage(
             instance.memory.areas,
             Content(

@@ -9,8 +9,8 @@ bound counts as that bound.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Generator, Mapping, Sequence
+from typing import Final, TypeVar, cast
 
 import msgspec
 
@@ -43,10 +43,8 @@ from workers.supervisor.pages.state.pools import PoolFigures, pool_figures
 
 SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's heartbeat are both older than this
 REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
-ENDED: Final[Mapping[int, str]] = {
-    Leaving.LEAVES: "removed",
-    Leaving.DRAINS: "ended",
-}  # the gauge `leaving` of a worker that has ended as intended -> the worker's state
+# The gauge `leaving` of a worker that has ended as intended -> the worker's state.
+ENDED: Final[Mapping[int, str]] = {Leaving.LEAVES: "removed", Leaving.DRAINS: "ended"}
 ERRORS: Final = ("refusals_total", "faults_total")
 ENDPOINTS_AT_ONCE: Final = 100  # in a step of about 1 ms
 
@@ -194,22 +192,22 @@ def only(figures: Figures, pool: str) -> Figures:
     )
 
 
-def last(steps: Iterator[T | None]) -> T:
-    """Runs all steps at once. Returns what the last one yields."""
-    *_, result = steps
-    assert result is not None
-    return result
+def last(steps: Generator[None, None, T]) -> T:
+    """Runs all steps at once. Returns their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("T", end.value)
 
 
-def computing(instance: Instance, look: Look, before: Look | None) -> Iterator[Figures | None]:
-    """Yields None after each short step and the figures at the end, so that a caller can do other work in between."""
+def computing(instance: Instance, look: Look, before: Look | None) -> Generator[None, None, Figures]:
+    """Returns the figures. Yields after each short step, so that a caller can do other work in between."""
     elapsed = look.at - before.at if before is not None and look.at > before.at else None
     workers = _workers(look, before, elapsed)
-    yield None
-    endpoints: list[EndpointFigures] = []
-    for endpoints in _endpoints(look, before, elapsed):  # noqa: B007 - the last list is complete
-        yield None
-    yield Figures(
+    yield
+    endpoints = yield from _endpoints(look, before, elapsed)
+    return Figures(
         instance=instance,
         interval_s=elapsed,
         requests=_requests(look, before, elapsed),
@@ -343,8 +341,8 @@ def _worker_state(area: AreaLook) -> str:
     return "leaving" if leaving else "serving"
 
 
-def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterator[list[EndpointFigures]]:
-    """Yields the figures of more and more endpoints: one list, ENDPOINTS_AT_ONCE longer after each step."""
+def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Generator[None, None, list[EndpointFigures]]:
+    """Returns the figures of all endpoints. Yields after each ENDPOINTS_AT_ONCE."""
     earlier = {(e.name, e.namespace, e.address, e.pool): e.picks for e in before.endpoints} if before is not None else {}
     new = [_new_picks(e, earlier) for e in look.endpoints]
     total = sum(picks or 0 for picks in new)
@@ -377,8 +375,8 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Iterat
             )
         )
         if len(found) % ENDPOINTS_AT_ONCE == 0:
-            yield found
-    yield found
+            yield
+    return found
 
 
 def _without_tokens(look: Look, before: Look | None, decided: int) -> str:

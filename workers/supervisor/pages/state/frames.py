@@ -20,7 +20,7 @@ import msgspec
 
 from epp.candidates import Endpoint
 from epp.request.pools import no_such_pool
-from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, EndpointFigures, Figures, Instance, computing, life
+from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, EndpointFigures, Instance, computing, life
 from workers.supervisor.pages.state.findings import findings
 from workers.supervisor.pages.state.look import Look
 from workers.supervisor.pages.state.source import Source
@@ -112,10 +112,7 @@ class Frames:
 
     def _make(self) -> Iterator[None]:
         now = self._now()
-        look: Look | None = None
-        for look in self._source.looking(now):  # noqa: B007 - the last one is complete
-            yield
-        assert look is not None
+        look = yield from self._source.looking(now)
         before, self._before = self._before, look
         if before is None or now - before.at > STALE_S:
             self._due_at = now + FIRST_S
@@ -123,10 +120,7 @@ class Frames:
         seen = self._source.seen
         up = max(0.0, self._wall() - seen.started_at)
         instance = Instance(name=seen.name, pid=seen.pid, ports=seen.ports, life=life(look), uptime_s=up)
-        figures: Figures | None = None
-        for figures in computing(instance, look, before):  # noqa: B007 - the last one is complete
-            yield
-        assert figures is not None
+        figures = yield from computing(instance, look, before)
         endpoints: dict[str, Values] = {}
         same: dict[str, list[str]] = {}  # the ids that a server has in several pools
         for number, each in enumerate(figures.endpoints, 1):

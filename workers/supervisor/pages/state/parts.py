@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from epp.config.effective import EffectiveConfig
 from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY
@@ -31,37 +31,36 @@ FLOWS_SHOWN: Final = 32  # pools with flow control whose saturation is computed
 CONFIGURATIONS_CHARS_MAX: Final = 1 << 18
 
 
+class Told(NamedTuple):
+    """What the other parts of the supervisor tell. `troubles`: id of an endpoint -> why its last scrape failed.
+
+    `access_refused`: resource of Kubernetes -> why it cannot be followed. `unserved`: InferencePool -> why it is not served.
+    `store_connected`: whether the replica store can be used; None without one.
+    """
+
+    troubles: Mapping[str, str]
+    access_refused: Mapping[str, str]
+    unserved: Mapping[str, str]
+    store_connected: bool | None
+
+
 class StateParts:
     """The parts of one instance with one configuration."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        recent: Recent,
-        troubles: Callable[[], Mapping[str, str]],
-        access: Callable[[], Mapping[str, str]],
-        unserved: Callable[[], Mapping[str, str]],
-        store: Callable[[], bool | None],
-        tenants: TenantUse,
-    ) -> None:
-        """`recent`: the counters of the last minutes. `troubles`, `access`, `unserved`, `store`: as in `workers.supervisor.live.Live`."""
+    def __init__(self, instance: Instance, recent: Recent, told: Callable[[], Told], tenants: TenantUse) -> None:
+        """`recent`: the counters of the last minutes."""
         self._instance = instance
         self._recent = recent
-        self._troubles = troubles
-        self._access = access
-        self._unserved = unserved
-        self._store = store
+        self._told = told
         self._tenants = tenants
-        metrics = instance.credentials.metrics
-        until = None if metrics is None else lambda: metrics.valid_until
-        self._processes = ProcessFigures(instance.memory.areas, instance.roll, metrics_certificate=until)
+        self._processes = ProcessFigures.of(instance)
         self._pools = [pool for pool in instance.pools if pool.options.pool_name] if instance.pool_names else []  # without empty places
         self._flow: FlowFigures | None = figures_of(instance) if not instance.pools else None
         self._flows: dict[str, FlowFigures] = {}  # of several pools, by name
 
     def further(self, counters: Mapping[str, int]) -> Further:
         """Returns the parts by name, made of plain values, and why scrapes fail. `counters`: the present ones."""
-        options = self._instance.options
+        options, told = self._instance.options, self._told()
         processes, certificates = self._by_process()
         values = {
             "pool": options.pool_name,
@@ -70,9 +69,9 @@ class StateParts:
             "recent": self._recent.increases(counters),
             "host": self._host,
             "shared_memory": _shared_memory(),
-            "access_refused": self._access(),
-            "pools_unserved": dict(islice(sorted(self._unserved().items()), UNSERVED_SHOWN)) or None,
-            "replica_store_connected": self._store(),
+            "access_refused": told.access_refused,
+            "pools_unserved": dict(islice(sorted(told.unserved.items()), UNSERVED_SHOWN)) or None,
+            "replica_store_connected": told.store_connected,
             "doctor": doctor_report.read(options.run_dir, options.instance, self._instance.lock.info[SECRET]),
             "flow_control": self._flow_control(self._instance, self._flow),
             "pools": self._of_pools(),
@@ -81,7 +80,7 @@ class StateParts:
             else None,
             "settings": self._settings,
         }
-        return Further(values, self._troubles())
+        return Further(values, told.troubles)
 
     def _by_process(self) -> tuple[Mapping[str, Any], Mapping[str, int]]:
         """Returns memory, CPU time and unexpected ends of each process, by its name; and when certificates end, by port."""

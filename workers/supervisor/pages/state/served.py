@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
-from typing import Final
+from typing import Final, TypeVar
 
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUE_DURATION, FLOW_QUEUES, FLOW_REQUESTS
 from epp.metrics.series import ATTEMPTS, ERROR, PREDICTION, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
@@ -11,6 +11,7 @@ from shm.series_reader import SeriesReader
 from workers.supervisor.pages.state.look import BandLook, Configuration, FlowLook, OutcomeLook, PoolLook
 from workers.supervisor.pages.state.pools import CountsByPool, PoolCounts
 
+K = TypeVar("K")
 FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has
 
 
@@ -53,31 +54,31 @@ class Served:
 
     def flows(self) -> Sequence[FlowLook]:
         """Returns the FLOWS_MAX flows with the longest queues, the longest first."""
-        if self._queues is None:
-            return ()
-        waiting: Counter[tuple[str, str, str]] = Counter()
-        size: Counter[tuple[str, str, str]] = Counter()
-        for (fairness_id, priority, pool, *_), values in self._queues.rows().items():
-            waiting[fairness_id, priority, pool] += values.gauges[0]
-            size[fairness_id, priority, pool] += values.gauges[1]
+        flows = self._waiting(lambda fairness_id, priority, pool: (fairness_id, priority, pool))
+        longest = nlargest(FLOWS_MAX, flows.items(), key=lambda item: item[1][0])
         return [
-            FlowLook(fairness_id=flow[0], priority=_whole(flow[1]), requests=requests, bytes=size[flow], pool=self._shown(flow[2]))
-            for flow, requests in nlargest(FLOWS_MAX, waiting.items(), key=lambda item: item[1])
+            FlowLook(fairness_id=fairness_id, priority=priority, requests=requests, bytes=size, pool=self._shown(pool))
+            for (fairness_id, priority, pool), (requests, size) in longest
             if requests > 0
         ]
 
     def bands(self) -> Sequence[BandLook]:
         """Returns the bands with waiting requests, by pool and priority: those of several pools, whose places only workers know."""
-        found: dict[tuple[str, int], list[int]] = {}
-        for (_, priority, pool, *_), values in self._queues.rows().items() if self._queues is not None else ():
-            sums = found.setdefault((pool, _whole(priority)), [0, 0])
-            sums[0] += values.gauges[0]
-            sums[1] += values.gauges[1]
+        waiting = self._waiting(lambda _, priority, pool: (pool, priority))
         return [
             BandLook(priority=priority, requests=requests, bytes=size, oldest_age_s=None, pool=pool)
-            for (pool, priority), (requests, size) in sorted(found.items())
+            for (pool, priority), (requests, size) in sorted(waiting.items())
             if requests > 0
         ]
+
+    def _waiting(self, key: Callable[[str, int, str], K]) -> Mapping[K, list[int]]:
+        """Returns the number and the bytes of waiting requests, by a key that is made of fairness id, priority and pool."""
+        found: dict[K, list[int]] = {}
+        for (fairness_id, priority, pool, *_), values in self._queues.rows().items() if self._queues is not None else ():
+            sums = found.setdefault(key(fairness_id, _whole(priority), pool), [0, 0])
+            sums[0] += values.gauges[0]
+            sums[1] += values.gauges[1]
+        return found
 
     def outcomes(self) -> Sequence[OutcomeLook]:
         """Returns how requests have left flow control since the start, the most important priority first."""

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -113,19 +113,17 @@ class Source:
         """Copies all values. `now`: monotonic time in seconds."""
         return last(self.looking(now))
 
-    def looking(self, now: float) -> Iterator[Look | None]:
-        """Yields None after each short step and the look at the end, so that a caller can do other work in between."""
+    def looking(self, now: float) -> Generator[None, None, Look]:
+        """Returns the look. Yields after each short step, so that a caller can do other work in between."""
         areas = self.areas
         ordinals = zip(areas.ages(now), areas.successions(), strict=True)
         counted = self._index.counted()
-        yield None
-        endpoints: list[EndpointLook] = []
-        for endpoints in self._endpoint_looks(now, counted):  # noqa: B007 - the last list is complete
-            yield None
+        yield
+        endpoints = yield from self._endpoint_looks(now, counted)
         histograms = {name: counts for name, (counts, _) in areas.histograms().items()}
         flows = self.served.flows()
-        yield None
-        yield Look(
+        yield
+        return Look(
             at=now,
             areas=tuple(self._area(index, age, starts) for index, (age, starts) in enumerate(ordinals)),
             counters=self.counters(),
@@ -190,8 +188,8 @@ class Source:
             inflight=int(np.asarray(area.inflight).sum()),
         )
 
-    def _endpoint_looks(self, now: float, counted: Counted) -> Iterator[list[EndpointLook]]:
-        """Yields the looks at more and more endpoints: one list, up to ENDPOINTS_AT_ONCE longer after each step."""
+    def _endpoint_looks(self, now: float, counted: Counted) -> Generator[None, None, list[EndpointLook]]:
+        """Returns the looks at all endpoints. Yields after each ENDPOINTS_AT_ONCE."""
         copy, endpoints, pools = self.table.copy(), self.known(), self._endpoints.pools()
         rows = len(copy.rows)
         requests, tokens = self.areas.inflight(rows).tolist(), self.areas.tokens(rows).tolist()
@@ -200,7 +198,7 @@ class Source:
         streams = self._streams.streams(now) if self._streams is not None else None
         latencies = self._latencies(now)
         found: list[EndpointLook] = []
-        yield found
+        yield
         for number, (e, pool) in enumerate(zip(endpoints, pools, strict=True), 1):
             if e.slot >= rows or int(copy.generation[e.slot]) != e.generation:
                 continue
@@ -228,8 +226,8 @@ class Source:
                 )
             )
             if number % ENDPOINTS_AT_ONCE == 0:
-                yield found
-        yield found
+                yield
+        return found
 
     def _latencies(self, now: float) -> Mapping[tuple[int, int], str]:
         """Returns (slot, generation) -> what the latency model has learned, in words."""

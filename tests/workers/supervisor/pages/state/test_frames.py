@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,11 +50,11 @@ class World:
     def pools(self) -> tuple[str, ...]:
         return self.names
 
-    def looking(self, now: float) -> Iterator[Look | None]:
+    def looking(self, now: float) -> Generator[None, None, Look]:
         self.looks += 1
         endpoints = tuple(self.endpoints)
-        yield None
-        yield look(at=now, endpoints=endpoints)
+        yield
+        return look(at=now, endpoints=endpoints)
 
     def until(self, number: int) -> State:
         """Steps until there is this frame."""

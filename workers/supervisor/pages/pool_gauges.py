@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 POOL_COLUMNS = dict(zip(POOL_FIGURES, (KV_USAGE.name, WAITING.name, RUNNING.name), strict=True))
 
 
-class PoolFigures:
+class PoolGauges:
     """Computes the figures of a pool and of its endpoints. `number`: that of the pool."""
 
     def __init__(self, table: TableReader, endpoints: EndpointsView, *, name: str, fresh_for_s: float) -> None:
