@@ -35,7 +35,7 @@ _NAMES = """
     epp/request: budget client_headers intake paths pools renaming request tenant tenant_keys tenants tokens
     shm: answers areas budgets flow_areas held_blocks histograms index_capacity index_tiers layout link_table prefills
     shm: prefix_index prefix_writer remote_area seqlock series series_reader series_rows stream_positions table
-    workers/replicas: budgets byte_stream connection exchange joining others pace pages places rates reading replies taught waiting
+    workers/replicas: budgets byte_stream connection exchange joining others pace pages places reading replies taught waiting
     workers/shared: bus decisions freshness index_limits query_of_death scrape_pace
     workers/supervisor/endpoints: http_answer http_client scrape scrape_results wheel
     workers/supervisor/kv_events: followed holdings sockets stream

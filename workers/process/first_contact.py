@@ -1,4 +1,4 @@
-"""Checks the replica store at the start, and asks it for the common secret, in a child process (`workers.replicas.contact`)."""
+"""Checks the replica store at the start, and asks it for the common secret, in a child process (`workers.replicas.store.contact`)."""
 
 import os
 import select
@@ -45,7 +45,7 @@ def agreed_secret(store: "ReplicaStore", offered: bytes) -> bytes:
 
 
 def _asked(store: "ReplicaStore", offered: bytes) -> Answer:
-    from workers.replicas.contact import contact  # before the fork, because the child's time is limited
+    from workers.replicas.store import contact  # before the fork, because the child's time is limited
 
     reader, writer = os.pipe2(os.O_CLOEXEC)
 

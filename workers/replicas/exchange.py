@@ -33,7 +33,7 @@ from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
 from workers.replicas.store import StoreError, StoreLink
 from workers.replicas.taught import Taught
-from workers.replicas.waiting import Waiting, WaitingOfOne, WaitingOfPools
+from workers.replicas.waiting import Waiting, WaitingInPools
 from workers.replicas.wire import EPOCH_MAX, FORM, ROWS_MAX, Message, encode
 
 WHOLE_S = 1.0
@@ -241,10 +241,7 @@ class Exchange:
         now = self._now()
         if copy:
             self.joining.take(data, now, self._ticks())
-        else:
-            self._receive(data, now)
-
-    def _receive(self, data: bytes, now: float) -> None:
+            return
         if data == self._last:  # this replica's own message comes back: nothing in it is new
             self.others.echo = self._sequence
             self._returned(now)
@@ -340,7 +337,6 @@ class Exchange:
 
     def pools_changed(self, waiting: Mapping[int, Waiting]) -> None:
         """Takes over that the replica has other pools. `waiting`: of each, by its key."""
-        assert isinstance(self.parts.waiting, WaitingOfPools)
         self.parts.waiting.use(waiting)
         self.parts.places.renew()
         self.others.stirred.update(waiting)
@@ -360,7 +356,7 @@ class ExchangeParts(NamedTuple):
     own: OwnLoad
     taught: Taught
     writer: IndexWriter
-    waiting: WaitingOfOne | WaitingOfPools
+    waiting: WaitingInPools
     pages: Pages
     budgets: Budgets
 

@@ -7,13 +7,15 @@ until the next whole message, at most a second later.
 - A replica that said nothing for `FADE_S` counts no more. Its last numbers stay known for `REMEMBERED_S`, so that messages from before
   its silence never count.
 - Of two replicas with one name, that with the higher epoch counts. The other one finds out by `superseded`, and becomes silent.
-- At most `most` replicas count, with at most `ROWS_MAX` endpoints each, and as many messages per second as `rates` says.
+- At most `most` replicas count, with at most `ROWS_MAX` endpoints each. Of each, MESSAGES_MAX messages and BYTES_MAX bytes per second are
+  read, so that a sender that lies cannot occupy the supervisor. A replica sends at most a message per half tick (200 a second) and drops
+  its backlog beyond 1 MiB.
 """
 
 from collections import Counter
+from typing import Final
 
 from compiled.calls import merge_loads
-from workers.replicas.rates import Rate
 from workers.replicas.reading import decode, sender
 from workers.replicas.wire import EPOCH_FOLLOWED_MAX, ONLY, POOLS_MAX, REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, Flow, Message, NotUsable
 
@@ -21,10 +23,31 @@ FADE_S = 1.0
 REMEMBERED_S = 30.0
 REMEMBERED_MAX = 256  # names of replicas that are gone
 SUPERSEDED_S = 2.0
+MESSAGES_MAX: Final = 400
+BYTES_MAX: Final = 8 << 20
 
 Life = tuple[int, int]  # epoch, origin
 Load = tuple[int, int]  # requests, tokens
 NONE: Load = (0, 0)
+
+
+class Rate:
+    """Counts the messages and bytes of one sender in the current second."""
+
+    __slots__ = ("_bytes", "_messages", "_since")
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._messages = self._bytes = 0
+
+    def exceeded(self, size: int, now: float) -> bool:
+        """Counts a message of `size` bytes. Returns whether it is beyond the bound."""
+        if now - self._since >= 1.0:
+            self._since = now
+            self._messages = self._bytes = 0
+        self._messages += 1
+        self._bytes += size
+        return self._messages > MESSAGES_MAX or self._bytes > BYTES_MAX
 
 
 class Other:

@@ -13,6 +13,9 @@ Channels are the same in all databases of a store. So names have the number of t
 (`<prefix>:1:db2:all`), unless it is 0.
 
 Every failure is a StoreError. Its text never has a password.
+
+The first contact, at the start of the picker, runs in a child of the parent, because the parent must not import an event loop before it
+forks its other children.
 """
 
 import asyncio
@@ -30,12 +33,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from workers.host.options import PASSWORD_VARIABLE, ReplicaStore
-from workers.replicas.address import Address, parse_address
+from workers.replicas.address import Address, Answer, parse_address
 from workers.replicas.connection import Connection, Refused, publishing
 from workers.replicas.replies import InvalidReply
 from workers.replicas.wire import EPOCH_MAX
 
 ANSWER_S = 0.5  # how long the store may take for one answer, and to accept a connection
+CONTACT_S = 6.0
 SILENCE_S = 1.0  # a listener that hears not even its own messages for so long has lost its connection
 PASSWORD_BYTES_MAX = 4096
 VERSION = 1
@@ -84,11 +88,6 @@ def password_of(address: Address, file: str) -> str:
     if not file:
         return os.environ.get(PASSWORD_VARIABLE) or address.password
     return _password_in(file, "--replica-store-password-file")
-
-
-def _sentinel_password(address: Address) -> str:
-    file = address.sentinel_password_file
-    return _password_in(file, "sentinel_password_file of --replica-store") if file else ""
 
 
 def _password_in(file: str, given_by: str) -> str:
@@ -214,7 +213,9 @@ async def _server(address: Address, names: Names, password: str) -> tuple[str, i
     if address.path:
         return address.path
     if address.service:
-        settings = _common(address.sentinel_user, _sentinel_password(address)) | _tls(address)
+        file = address.sentinel_password_file
+        sentinel_password = _password_in(file, "sentinel_password_file of --replica-store") if file else ""
+        settings = _common(address.sentinel_user, sentinel_password) | _tls(address)
         sentinel: Any = _Sentinel(address.hosts, sentinel_kwargs=settings)
         try:
             host, port = await sentinel.discover_master(address.service)
@@ -306,3 +307,32 @@ def _why(failure: Exception) -> str:
     if isinstance(failure, RedisError | OSError | EOFError):
         return "unreachable"
     return "error"
+
+
+def contact(store: ReplicaStore, offered: bytes) -> Answer:
+    """Finds out whether the store can be used in each way that the picker needs, and the common secret of block hashes.
+
+    `offered`: the secret to store if it has none; empty: none is needed.
+    """
+    try:
+        return asyncio.run(_contact(store, offered))
+    except StoreError as refused:
+        return Answer(refused.why, str(refused), refused.permanent)
+
+
+async def _contact(store: ReplicaStore, offered: bytes) -> Answer:
+    probe = f"start-{os.urandom(8).hex()}"
+    try:
+        async with asyncio.timeout(CONTACT_S):
+            link = await opened(store, probe)
+            try:
+                await link.epoch(0)
+                heard = asyncio.Event()
+                link.listen(lambda channel, data: heard.set())
+                await link.command("PUBLISH", link.names.to(probe), b"")
+                await heard.wait()
+                return Answer(secret=await link.agree(offered) if offered else b"")
+            finally:
+                link.close()
+    except TimeoutError:
+        raise StoreError("slow", f"{parse_address(store.url)}: no answer in {CONTACT_S:.0f} s") from None

@@ -82,23 +82,8 @@ class Waiting:
         self._remote.set_head(None if first is None else places[first], progress & PROGRESS_MASK)
 
 
-class WaitingOfOne:
-    """What waits in the only pool."""
-
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting = waiting
-
-    def news(self, *, whole: bool) -> News:
-        """Returns what a message says: what is new, and everything if it is `whole`."""
-        return News(self._waiting.bands(whole=whole))
-
-    def show(self, pools: Iterable[int], flows: Callable[[int], Iterable[Flow]]) -> None:
-        """Writes what waits elsewhere in these pools. `flows` returns it by the key of a pool."""
-        self._waiting.show(flows(ONLY))
-
-
-class WaitingOfPools:
-    """What waits in each of several pools, by their keys. In one turn, LOOKS_MAX pools in which nothing waited are looked at."""
+class WaitingInPools:
+    """What waits in each pool, by its key. In one turn, LOOKS_MAX pools in which nothing waited are looked at."""
 
     def __init__(self, pools: Mapping[int, Waiting]) -> None:
         self._pools = pools
@@ -112,23 +97,28 @@ class WaitingOfPools:
         self._turn = iter(pools)
 
     def news(self, *, whole: bool) -> News:
-        """Returns what a message says: what is new, and if it is `whole`, also the pools of which others know that something waits."""
-        flows = []
+        """Returns what a message says: what is new, and if it is `whole`, also the only pool, and the pools of which others know that
+        something waits.
+        """
+        only, flows = None, []
         for key in {*self._busy, *self._next()}:
             flow = self._pools[key].bands(whole=whole)
             if flow is None:
                 continue
             if flow.bands:
                 self._busy.add(key)
-            elif whole and key not in self._busy:
+            elif whole and key not in self._busy and key != ONLY:
                 continue
             else:
                 self._busy.discard(key)
-            flows.append(PoolFlow(key, flow))
-        return News(flows=flows)
+            if key == ONLY:
+                only = flow
+            else:
+                flows.append(PoolFlow(key, flow))
+        return News(only, flows)
 
     def show(self, pools: Iterable[int], flows: Callable[[int], Iterable[Flow]]) -> None:
-        """Does what `WaitingOfOne.show` does, for the pools that this replica has."""
+        """Writes what waits elsewhere in those of these pools that this replica has. `flows` returns it by the key of a pool."""
         for key in pools:
             if (waiting := self._pools.get(key)) is not None:
                 waiting.show(flows(key))

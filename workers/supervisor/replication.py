@@ -15,7 +15,7 @@ from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places, PoolPlace
 from workers.replicas.store import opened
 from workers.replicas.taught import Taught
-from workers.replicas.waiting import Waiting, WaitingOfOne, WaitingOfPools
+from workers.replicas.waiting import Waiting, WaitingInPools
 from workers.replicas.wire import ONLY, columns_key, pool_key, secret_key
 from workers.shared.bus import AGE_TICKS
 from workers.shared.documents import EndpointsView
@@ -42,7 +42,7 @@ def exchange_of(present: Callable[[], Instance], index: IndexWriter, report: Cal
             OwnLoad(areas, places),
             Taught(index, places),
             index,
-            WaitingOfPools(waiting_of(instance)) if instance.pools else WaitingOfOne(_waiting(instance)),
+            WaitingInPools(waiting_of(instance)),
             Pages(places),
             Budgets(
                 BudgetSums(budgets, instance.memory.budgets, serving), BudgetRow(budgets, instance.memory.budgets, budgets.workers, serving)
@@ -60,10 +60,12 @@ def exchange_of(present: Callable[[], Instance], index: IndexWriter, report: Cal
 
 
 def waiting_of(instance: Instance) -> Mapping[int, Waiting]:
-    """Returns what waits in each of several pools, by the key of the pool. A place without a pool has none.
+    """Returns what waits in each pool, by the key of the pool. A place without a pool has none.
 
     Pools without flow control are among them, because a later configuration may bring it.
     """
+    if not instance.pools:
+        return {ONLY: _waiting(instance)}
     views = (view for view in instance.pools if view.options.pool_name)
     return {pool_key(view.options.pool_name): _waiting(view) for view in views}
 

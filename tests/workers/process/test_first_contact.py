@@ -11,7 +11,6 @@ from tests.waiting import wait_until
 from workers.host.options import Options, ReplicaStore
 from workers.process import StartError, Unusable, first_contact, fork
 from workers.process.first_contact import agreed_secret
-from workers.replicas import contact
 
 OFFERED = b"a" * 16
 WAIT_S = 30.0
@@ -53,7 +52,7 @@ def test_an_error_of_the_process_that_asks_the_store_is_named(monkeypatch: pytes
     def broken(store: ReplicaStore, offered: bytes) -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr(contact, "contact", broken)
+    monkeypatch.setattr("workers.replicas.store.contact", broken)
     with pytest.raises(StartError, match="--replica-store cannot be used: RuntimeError: no such luck"):
         agreed_secret(store(), OFFERED)
 

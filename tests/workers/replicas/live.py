@@ -22,8 +22,8 @@ from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
 from workers.replicas.store import Names, StoreLink, password_of
 from workers.replicas.taught import Taught
-from workers.replicas.waiting import Waiting, WaitingOfOne
-from workers.replicas.wire import ROWS_MAX
+from workers.replicas.waiting import Waiting, WaitingInPools
+from workers.replicas.wire import ONLY, ROWS_MAX
 from workers.shared.documents import ENDPOINTS, EndpointRecord, EndpointsView, encode
 from workers.shared.objectives import ObjectivesView
 
@@ -77,9 +77,9 @@ class Replica:
         budgets, used = BudgetsSchema(1), [1]
         self.budgets = region_for(budgets)
         shared = Budgets(BudgetSums(budgets, self.budgets, used), BudgetRow(budgets, self.budgets, 1, used))
-        own = OwnLoad(self.areas, places, rows_max)
+        own, waiting = OwnLoad(self.areas, places, rows_max), WaitingInPools({ONLY: self.waiting})
         self.exchange = Exchange(
-            ExchangeParts(open_link, self.remote, places, own, self.taught, self.index, WaitingOfOne(self.waiting), self.pages, shared),
+            ExchangeParts(open_link, self.remote, places, own, self.taught, self.index, waiting, self.pages, shared),
             name=name,
             most=8,
             secret=secret,

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from compiled import kernels
 from compiled.kernels import areas_reference
 from tests.workers.replicas.messages import message, rows_of
-from workers.replicas.others import FADE_S, REMEMBERED_S, SUPERSEDED_S, Others
-from workers.replicas.rates import BYTES_MAX, MESSAGES_MAX
+from workers.replicas.others import BYTES_MAX, FADE_S, MESSAGES_MAX, REMEMBERED_S, SUPERSEDED_S, Others
 from workers.replicas.wire import (
     EPOCH_FOLLOWED_MAX,
     FORM,

@@ -2,8 +2,8 @@ from shm.flow_areas import DISPATCHED, FlowAreas, FlowSchema
 from shm.remote_area import RemoteArea, RemoteSchema
 from tests.shm.memory import region_for
 from tests.workers.replicas.live import Replica
-from workers.replicas.waiting import LOOKS_MAX, News, Waiting, WaitingOfPools
-from workers.replicas.wire import Band, Flow, PoolFlow
+from workers.replicas.waiting import LOOKS_MAX, News, Waiting, WaitingInPools
+from workers.replicas.wire import ONLY, Band, Flow, PoolFlow
 from workers.shared.documents import OBJECTIVES
 from workers.shared.objectives import ObjectivesRecord, ObjectivesView, encode
 
@@ -56,7 +56,7 @@ class Pools:
         self.remotes = {key: RemoteArea(remote, region_for(remote)) for key in keys}
         objectives: ObjectivesView = replica.waiting._objectives
         self.parts = {key: Waiting(self.flows[key], objectives, self.remotes[key]) for key in keys}
-        self.waiting = WaitingOfPools(self.parts)
+        self.waiting = WaitingInPools(self.parts)
 
     def wait(self, key: int, requests: int) -> None:
         self.flows[key].area(0).publish(0, requests, 10 * requests, 1.0)
@@ -73,6 +73,14 @@ def test_a_message_names_the_pools_in_which_something_waits_and_those_in_which_i
     pools.wait(2, 0)
     assert pools.waiting.news(whole=False) == News(None, [PoolFlow(2, Flow([], 0))])
     assert not pools.waiting.news(whole=True).any
+
+
+def test_each_whole_message_names_the_only_pool() -> None:
+    pools = Pools(ONLY)
+    assert not pools.waiting.news(whole=False).any
+    assert pools.waiting.news(whole=True) == News(Flow([], 0), [])
+    pools.wait(ONLY, 4)
+    assert pools.waiting.news(whole=False) == News(Flow([Band(0, 4, 40)], 0), [])
 
 
 def test_of_very_many_pools_some_are_looked_at_in_each_turn() -> None:
