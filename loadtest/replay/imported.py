@@ -13,7 +13,7 @@ from loadtest.replay.reading import NAN, REQUESTS_MAX, Asked, Lifetime, Recordin
 from loadtest.replay.servers import UNBOUNDED, Form, Speed
 from workers.cli.flags import Whole
 from workers.shared.recording import Unreadable
-from workers.shared.recording.arrivals import arrivals, is_recording
+from workers.shared.recording.reader import arrivals, is_recording
 
 ENDPOINTS: Final = 8
 PREFILL_US, DECODE_MS, CACHE_TOKENS = (100.0, 20.0, 400_000)  # of a model with 70 billion parameters on several cards, roughly

@@ -12,7 +12,7 @@ from loadtest.sizing.trace_load import TraceLoad, load_of
 from workers.cli.flags import Whole
 from workers.cli.output import echo, echo_lines, echo_text
 from workers.shared.recording import Unreadable
-from workers.shared.recording.arrivals import arrivals
+from workers.shared.recording.reader import arrivals
 
 PROMPT_KB = 4.0
 

@@ -17,8 +17,8 @@ from epp.recording.records import VERSION, Member, Opened, Record, Scraped, batc
 from epp.request import Request
 from shm.series import FIRST_BLOCK
 from tests.pair import Series
+from workers.shared.recording import FRAME_BYTES, Frame, Limits
 from workers.shared.recording.files import RecordFiles
-from workers.shared.recording.limits import FRAME_BYTES, Frame, Limits
 from workers.transport.interface import Clock
 from workers.worker.telemetry.recorder import Recorder, RecordSender
 from workers.worker.telemetry.request_metrics import Cell, Exchange

@@ -12,7 +12,7 @@ from pathlib import Path
 from epp.recording.imports import Arrival
 from loadtest.sim.kv_pool import BYTES_PER_TOKEN
 from tests.bench.routing_traffic import Session, Workload, single
-from workers.shared.recording.arrivals import arrivals
+from workers.shared.recording.reader import arrivals
 
 NAME = "trace"
 

@@ -31,8 +31,7 @@ from workers.host.build import version
 from workers.process import StartError
 from workers.process.instance import Instance
 from workers.process.layout import RECORDED_POOL, RECORDING
-from workers.shared.recording import asks
-from workers.shared.recording.limits import FRAME_BYTES, OFF, RECENT, Frame, Limits
+from workers.shared.recording import FRAME_BYTES, OFF, RECENT, Frame, Limits, asks
 from workers.supervisor.background import Background
 from workers.supervisor.endpoint_records import EndpointRecords
 from workers.supervisor.pages.decisions import Recorded

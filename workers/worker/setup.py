@@ -42,7 +42,7 @@ from workers.shared.documents import EndpointsView, NamesView
 from workers.shared.objectives import Priorities
 from workers.shared.pool_crashes import RUNNING, marking, word_of
 from workers.shared.query_of_death import DECIDING, PLACES, TRIED, Deciding
-from workers.shared.recording.limits import OFF
+from workers.shared.recording import OFF
 from workers.transport.interface import Clock
 from workers.worker.extproc.app import App, Guards, StreamOptions, Times
 from workers.worker.extproc.pipelines import Pipelines

@@ -6,8 +6,8 @@ from pathlib import Path
 from epp.recording.records import VERSION, Batch, Decided, Ended, EndpointList, Member, Opened, Record, batch, frame
 from loadtest.replay.reading import Asked, Lifetime
 from loadtest.replay.runs import HASH_BYTES
+from workers.shared.recording import Frame, Limits
 from workers.shared.recording.files import RecordFiles
-from workers.shared.recording.limits import Frame, Limits
 
 OVERHEAD_S, PREFILL_S, DECODE_S = 0.02, 0.0001, 0.01
 TOKENS = 64

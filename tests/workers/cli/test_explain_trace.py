@@ -12,8 +12,8 @@ from epp.decision.explain import explain
 from epp.recording.records import VERSION, Member, Opened, Scraped, batch, frame
 from tests.workers.worker.telemetry.test_recorder import ID, Recording, answered, with_prefixes
 from workers.cli.explain import command
+from workers.shared.recording import Frame, Limits
 from workers.shared.recording.files import RecordFiles
-from workers.shared.recording.limits import Frame, Limits
 
 QUEUE = "plugins:\n- {type: queue-scorer}\n"
 

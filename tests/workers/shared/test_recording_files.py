@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.recording.records import VERSION, Lost, Opened, Record, batch, frame
-from workers.shared.recording import Unreadable, framing, reader
+from workers.shared.recording import Frame, Limits, Unreadable, framing, reader
 from workers.shared.recording.files import RecordFiles
-from workers.shared.recording.limits import Frame, Limits
 from workers.shared.recording.reader import batches_of
 
 OPENED = Opened(VERSION, "0.1", 1, 1000.0, 10.0, 5)

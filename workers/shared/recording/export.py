@@ -109,6 +109,7 @@ def _schema(pa: Any) -> Any:
     """Returns the columns of the Parquet file, in the order of `row`."""
     kinds = {
         "number": pa.string(), "id_hash": pa.uint64(), "arrived_unix_s": pa.float64(), "worker": pa.int32(), "config": pa.string(),
+        "pool": pa.string(),
         "model": pa.string(), "target_model": pa.string(), "flow": pa.uint64(), "objective": pa.uint64(), "priority": pa.int64(),
         "streaming": pa.bool_(), "body_bytes": pa.int64(), "max_tokens": pa.int64(), "prompt_tokens_estimated": pa.int64(),
         "block_tokens": pa.int32(), "block_hashes": pa.binary(), "waited_s": pa.float64(), "refused": pa.string(),

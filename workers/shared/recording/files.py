@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from workers.shared.recording import Frame, Limits
 from workers.shared.recording.framing import Packer, head
-from workers.shared.recording.limits import Frame, Limits
 
 SUFFIX: Final = ".epprec"
 QUEUED_MAX: Final = 64

@@ -1,22 +1,49 @@
-"""Reads recordings: files in a folder, or single files, as records. Says what it could not read.
+"""Reads recordings: files in a folder, or single files, as records, or as arrivals, which files of public formats have, too.
 
 A file is read frame by frame, so the memory that it takes does not depend on its size. What a file cannot mean raises `Unreadable`: it is
 no recording, or a newer version wrote it. What is damaged is left out and reported: a frame with a wrong checksum, or a file that ends in
 the middle of a frame, as after a kill.
+
+A recording of several pools names them when it begins a file (`Opened.pools`), and the pool of each endpoint, configuration and request.
+If one pool is chosen, what belongs to another one is left out, so a reader sees what a picker of the chosen pool alone had recorded.
 """
 
+import gzip
 import os
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from epp.recording.records import VERSION, CorruptFrame, Opened, Record, decode
+import numpy as np
+from numpy.typing import NDArray
+
+from epp.recording.imports import Arrival, BadTrace
+from epp.recording.imports import arrivals as imported
+from epp.recording.records import (
+    VERSION,
+    Configured,
+    CorruptFrame,
+    Decided,
+    Ended,
+    Member,
+    Named,
+    Opened,
+    Record,
+    Scraped,
+    decode,
+    floats,
+    ints,
+)
+from epp.recording.trace import requests
+from epp.request.pools import listed
 from workers.shared.recording import Unreadable
 from workers.shared.recording.files import SUFFIX
 from workers.shared.recording.framing import HEAD, HEAD_MAGIC, MARK, MARK_MAGIC, MARK_NAME, NAME, PACKED_BYTES_MAX, PREFIX_BYTES, unpack
-from workers.shared.recording.one_pool import of_pool
 
 FILES_MAX: Final = 4096
+HEAD_BYTES: Final = HEAD_MAGIC.to_bytes(4, "little")
 
 Report = Callable[[str], object]
 
@@ -61,7 +88,7 @@ def batches(path: Path, tell: Report) -> Iterator[list[Record]]:
 def _check_head(path: Path, found: bytes) -> None:
     if not found:
         raise Unreadable(f"{path}: the file is empty: its picker ended before it wrote anything")
-    if len(found) < HEAD.size or not found.startswith(HEAD_MAGIC.to_bytes(4, "little")):
+    if len(found) < HEAD.size or not found.startswith(HEAD_BYTES):
         raise Unreadable(f"{path}: not a recording of an endpoint picker; `epp record` writes them")
     _, size, name, version, _ = HEAD.unpack(found)
     if size != HEAD.size - PREFIX_BYTES or name != NAME:
@@ -95,3 +122,111 @@ def _frames(path: Path, file: BinaryIO, tell: Report) -> Iterator[list[Record]]:
             tell(f"{path}: its first frame is missing, so times and endpoints may be incomplete")
         frames += 1
         yield from found
+
+
+def of_pool(batches: Iterable[list[Record]], pool: str, path: str) -> Iterator[list[Record]]:
+    """Yields the records of one pool, "" for the only one, of the recording in `path`. Raises Unreadable, with their names."""
+    chosen = _Chosen(pool, path)
+    for batch in batches:
+        yield [kept for record in batch if (kept := chosen.kept(record)) is not None]
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """What a reader knows while it reads. `slots`: those of the pool's endpoints."""
+
+    pool: str
+    path: str
+    slots: set[int] = field(default_factory=set)
+
+    def kept(self, record: Record) -> Record | None:
+        """Returns the record as a picker of this pool alone had written it; None if it belongs to another pool."""
+        if isinstance(record, Opened):
+            self._check(record.pools)
+            return record
+        if not self.pool:
+            return record  # of the only pool, whether it has a name or not
+        if isinstance(record, (Configured, Decided)):
+            return record if record.pool == self.pool else None
+        if isinstance(record, Member):
+            return self._member(record)
+        if isinstance(record, Scraped):
+            return self._scraped(record)
+        if isinstance(record, (Named, Ended)):
+            return record if record.slot in self.slots else None
+        return record
+
+    def _check(self, pools: Sequence[str]) -> None:
+        if self.pool and not pools:
+            raise Unreadable(f"{self.path}: the recording is of a picker of one pool: leave --pool out")
+        if self.pool not in pools and len(pools) > 1:
+            why = f"the recording has no pool '{self.pool}'" if self.pool else "the recording has several pools: give one with --pool"
+            raise Unreadable(f"{self.path}: {why}; pools: {listed(pools)}")
+
+    def _member(self, record: Member) -> Member | None:
+        if record.pool != self.pool:
+            self.slots.discard(record.slot)
+            return None
+        self.slots.add(record.slot)
+        return record
+
+    def _scraped(self, record: Scraped) -> Scraped | None:
+        slots = ints(record.slots).tolist()
+        own = np.fromiter((slot in self.slots for slot in slots), bool, len(slots))
+        if own.all():
+            return record
+        return self._only(record, own) if own.any() or record.columns else None  # the names of columns are said once
+
+    def _only(self, record: Scraped, own: NDArray[np.bool_]) -> Scraped:
+        values = floats(record.values).reshape(len(own), -1)[own]
+        states = bytes(state for state, mine in zip(record.states, own.tolist(), strict=True) if mine)
+        slots, scraped_at = ints(record.slots)[own], floats(record.scraped_at)[own]
+        return Scraped(record.at, record.columns, slots.tobytes(), scraped_at.tobytes(), values.tobytes(), states)
+
+
+def arrivals(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:
+    """Yields the arrivals of the trace at `path`; those of a recording in the order of their ends. Raises Unreadable.
+
+    `report` gets a sentence for each part of a recording that is unreadable.
+    """
+    try:
+        if is_recording(path):
+            yield from _recorded(path, report)
+            return
+        opened = gzip.open if path.endswith(".gz") else open
+        with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as lines:
+            yield from imported(lines)
+    except gzip.BadGzipFile as wrong:
+        raise Unreadable(f"{path}: not packed with gzip, although the name ends with .gz: rename the file") from wrong
+    except (EOFError, zlib.error) as cut:
+        raise Unreadable(f"{path}: the packed file is cut off or damaged: copy it again") from cut
+    except OSError as refused:
+        raise Unreadable(f"{path}: {refused.strerror or refused}") from refused
+    except BadTrace as wrong:
+        raise Unreadable(f"{path}: {wrong}") from wrong
+
+
+def is_recording(path: str) -> bool:
+    """Returns whether `path` is a recording, by its name or its first bytes, or a folder. Raises Unreadable."""
+    try:
+        if Path(path).is_dir() or path.endswith(SUFFIX):
+            return True
+        with open(path, "rb") as file:
+            return file.read(len(HEAD_BYTES)) == HEAD_BYTES
+    except OSError as refused:
+        raise Unreadable(f"{path}: {refused.strerror}") from refused
+
+
+def _recorded(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:
+    for request in requests(batches_of(path, report)):
+        decided, ended = request.decided, request.ended
+        prompt = ended.prompt if ended is not None else None
+        blocks = memoryview(decided.hashes).cast("Q").tolist()
+        yield Arrival(
+            request.at,
+            decided.prompt_tokens if prompt is None else prompt,
+            (ended.completion or 0) if ended is not None else 0,
+            blocks,
+            decided.block_tokens,
+            decided.model,
+        )

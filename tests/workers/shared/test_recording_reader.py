@@ -6,7 +6,7 @@ import pytest
 from epp.recording.records import Batch, Configured, Decided, Ended, EndpointList, Member, Named, Opened, Record, Scraped, floats, ints
 from epp.recording.trace import requests
 from workers.shared.recording import Unreadable
-from workers.shared.recording.one_pool import of_pool
+from workers.shared.recording.reader import of_pool
 
 NAMES = ["one", "two"]
 
