@@ -20,7 +20,8 @@ them. A supervisor that replaces another begins with no endpoint ejected.
 
 import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol, Self
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -69,20 +70,19 @@ class Scraped(Protocol):
         """The number of the pool. Only endpoints of the same pool are compared."""
 
 
+@dataclass(slots=True)
 class Ejected:
     """The state of an endpoint that was ejected at least once. `cause`, `why`: of its last change, in a word and in a sentence."""
 
-    __slots__ = ("answered_at", "back_off_s", "cause", "ejected", "flags", "handed_at", "inflight", "until", "why")
-
-    def __init__(self) -> None:
-        self.ejected = False
-        self.cause = self.why = ""
-        self.flags = 0
-        self.back_off_s = 0.0
-        self.until = 0.0  # the end of the back-off; after a good trial, the time at which `back_off_s` is forgotten
-        self.handed_at = 0.0  # the time at which a worker got the trial
-        self.inflight = 0  # the requests in flight at that time: older ones, which may take long
-        self.answered_at = 0.0  # the time at which the trial of an outlier had an answer; 0: it has had none
+    ejected: bool = False
+    cause: str = ""
+    why: str = ""
+    flags: int = 0
+    back_off_s: float = 0.0
+    until: float = 0.0  # the end of the back-off; after a good trial, the time at which `back_off_s` is forgotten
+    handed_at: float = 0.0  # the time at which a worker got the trial
+    inflight: int = 0  # the requests in flight at that time: older ones, which may take long
+    answered_at: float = 0.0  # the time at which the trial of an outlier had an answer; 0: it has had none
 
     @property
     def on_trial(self) -> bool:
@@ -97,13 +97,13 @@ class Ejections:
         outcomes: Callable[[], tuple[Ints, Ints]],
         workers: Callable[[], Sequence[int]],
         inflight: Callable[[int], int],
-        outliers: Outliers | None = None,
+        outliers: Outliers,
     ) -> None:
         """`outcomes` returns two arrays with a cell per slot: the served requests and the failure points of all workers. The counts only
         grow. The arrays may be shorter than the table, but have all slots in use.
 
         `workers` returns the areas of the serving workers. `inflight(slot)` returns the number of requests in flight at a slot.
-        `outliers`: compares the answers of the endpoints; None: nothing does.
+        `outliers`: compares the answers of the endpoints.
         """
         self._outcomes = outcomes
         self._workers = workers
@@ -116,32 +116,24 @@ class Ejections:
         self._turn = 0
         self.total = 0
 
-    @classmethod
-    def of_none(cls, slots: int) -> Self:
-        """Creates an object that never ejects an endpoint."""
-        nothing = np.zeros(slots, dtype=np.int64)
-        return cls(lambda: (nothing, nothing), tuple, lambda slot: 0)
-
     def flags(self, slot: int) -> int:
         """Returns the bits about ejection for the flags of the slot's row; 0 if the endpoint is in use."""
         known = self._known.get(slot)
         if known is not None and known.ejected:
             return known.flags
-        return self._outliers.steps(slot) << FAILING_AT if self._outliers is not None else 0
+        return self._outliers.steps(slot) << FAILING_AT
 
     def reason(self, slot: int) -> tuple[str, str]:
         """Returns why the slot is ejected, has returned, or is failing: the cause in a word, and the evidence; "" for no reason."""
         known = self._known.get(slot)
         if known is not None and (known.ejected or known.why):
             return known.cause, known.why
-        return self._outliers.reason(slot) if self._outliers is not None else ("", "")
+        return self._outliers.reason(slot)
 
     def failing(self) -> dict[int, tuple[str, str, float]]:
         """Returns slot -> cause, evidence, and share of failed requests beyond the others, of all that are ejected (1) or failing."""
         out = {slot: (known.cause, known.why, 1.0) for slot, known in self._known.items() if known.ejected}
         outliers = self._outliers
-        if outliers is None:
-            return out
         return {slot: (*outliers.reason(slot), outliers.steps(slot) / STEPS) for slot in self._failing - out.keys()} | out
 
     def forget(self, slot: int) -> None:
@@ -149,8 +141,7 @@ class Ejections:
         self._points.pop(slot, None)
         self._known.pop(slot, None)
         self._failing.discard(slot)
-        if self._outliers is not None:
-            self._outliers.forget(slot)
+        self._outliers.forget(slot)
 
     def count(self) -> int:
         """Returns the number of endpoints that are ejected or on trial."""
@@ -167,8 +158,8 @@ class Ejections:
         # Most sweeps see no failure. To compare bytes takes a tenth of the time of comparing arrays.
         if self._points or self._known or failed.tobytes() != self._failed.tobytes():
             yield from self._judge(now, served - self._served, failed - self._failed, pool)
-        if self._outliers is not None and self._outliers.due(now):
-            yield from self._compare(now, pool, self._outliers)
+        if self._outliers.due(now):
+            yield from self._compare(now, pool)
         if self._known:
             yield from self._advance(now, pool)
         self._served, self._failed = served, failed
@@ -179,7 +170,7 @@ class Ejections:
             del self._points[slot]
         for slot, tried in self._known.items():
             if tried.on_trial and served[slot] > 0:
-                if self._accused(slot):
+                if slot in self._outliers.accused:
                     tried.answered_at = now  # the next look says whether the answer has failed
                     continue
                 self._return(slot, now)
@@ -195,8 +186,9 @@ class Ejections:
                 self._eject(slot, now, FAILURES, FAILURES_WHY)
                 yield slot, Step.EJECTED
 
-    def _compare(self, now: float, pool: Mapping[int, Scraped], outliers: Outliers) -> Iterator[tuple[int, Step]]:
+    def _compare(self, now: float, pool: Mapping[int, Scraped]) -> Iterator[tuple[int, Step]]:
         """Ejects outliers, ends their trials, and marks failing endpoints."""
+        outliers = self._outliers
         out = {slot for slot, known in self._known.items() if known.ejected}
         for slot, cause, why in outliers.look(now, lambda: _by_pool(pool, out)):
             if self._may_eject(slot, pool):
@@ -205,9 +197,9 @@ class Ejections:
                 yield slot, Step.EJECTED
         for slot in out:
             tried = self._known[slot]
-            if not tried.on_trial or not outliers.accused(slot):
+            if not tried.on_trial or slot not in outliers.accused:
                 continue
-            if outliers.failed(slot):
+            if outliers.accused[slot].failed:
                 self._eject(slot, now, tried.cause, tried.why)
                 yield slot, Step.EJECTED
             elif tried.answered_at and now - tried.answered_at >= LOOK_S:
@@ -226,15 +218,11 @@ class Ejections:
         out = sum(known.ejected for each, known in self._known.items() if pool[each].pool == number)
         return out + 1 <= SHARE_MAX * sum(each.pool == number for each in pool.values())
 
-    def _accused(self, slot: int) -> bool:
-        return self._outliers is not None and self._outliers.accused(slot)
-
     def _return(self, slot: int, now: float, cause: str = "", why: str = "") -> None:
         known = self._known[slot]
         known.ejected, known.flags, known.until = False, 0, now + CALM_S
         known.cause, known.why = cause, why
-        if self._outliers is not None:
-            self._outliers.acquit(slot)
+        self._outliers.acquit(slot)
 
     def _eject(self, slot: int, now: float, cause: str, why: str) -> None:
         known = self._known.setdefault(slot, Ejected())
@@ -246,13 +234,13 @@ class Ejections:
 
     def _advance(self, now: float, pool: Mapping[int, Scraped]) -> Iterator[tuple[int, Step]]:
         """Begins trials, passes a trial that was not used to the next worker, and forgets back-offs that are over."""
-        outliers = self._outliers
         for slot, known in list(self._known.items()):
             if now < known.until:
                 continue
+            accused = self._outliers.accused.get(slot)
             if not known.ejected:
                 del self._known[slot]
-            elif outliers is not None and outliers.accused(slot) and outliers.innocent(slot):
+            elif accused is not None and accused.innocent:
                 self._return(slot, now, MOVED, MOVED_WHY)
                 known.back_off_s = 0.0
                 yield slot, Step.RETURNED
@@ -262,8 +250,8 @@ class Ejections:
                     self._turn += 1
                     known.handed_at, known.answered_at, known.inflight = now, 0.0, self._inflight(slot)
                     known.flags = trial(workers[self._turn % len(workers)], self._turn)
-                    if outliers is not None and outliers.accused(slot):
-                        outliers.try_again(slot)
+                    if accused is not None:
+                        accused.failed = 0
                     yield slot, Step.TRIAL
 
     def _unused(self, slot: int, known: Ejected, now: float) -> bool:

@@ -29,6 +29,7 @@ Counts fade with HALF_LIFE_S. Workers count good answers only while there is evi
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -62,16 +63,15 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+@dataclass(slots=True)
 class Evidence:
     """The requests of one kind: SENT and FAILED per slot, faded. `blamed_until`: how long their clients are blamed."""
 
-    __slots__ = ("blamed_until", "counts")
-
-    def __init__(self, slots: int) -> None:
-        self.counts: Floats = np.zeros((2, slots))
-        self.blamed_until = 0.0
+    counts: Floats
+    blamed_until: float = 0.0
 
 
+@dataclass(slots=True)
 class Accused:
     """An endpoint that was ejected as an outlier.
 
@@ -81,18 +81,19 @@ class Accused:
     failures have moved on to others.
     """
 
-    __slots__ = ("failed", "innocent", "kinds", "outcomes", "own")
-
-    def __init__(self, kinds: dict[int, Floats], own: dict[int, Floats], outcomes: Floats) -> None:
-        self.kinds = kinds
-        self.own = own
-        self.outcomes = outcomes
-        self.failed = 0
-        self.innocent = False
+    kinds: dict[int, Floats]
+    own: dict[int, Floats]
+    outcomes: Floats
+    failed: int = 0
+    innocent: bool = False
 
 
 class Outliers:
-    """Judges the answers of all endpoints. Identifies endpoints by their slots."""
+    """Judges the answers of all endpoints. Identifies endpoints by their slots.
+
+    `accused`: the endpoints that were ejected as outliers, and have not returned. `changed`: the slots for which `steps` has changed; the
+    reader clears it.
+    """
 
     def __init__(self, answers: AnswersReader) -> None:
         self._read = answers
@@ -105,12 +106,12 @@ class Outliers:
         self._outcomes: Floats = np.zeros(self._before.outcomes.shape)  # of all kinds together, faded
         # failed answers per slot, faded, without those from before an ejection
         self._fresh: Floats = np.zeros(self._slots)
-        self._accused: dict[int, Accused] = {}
+        self.accused: dict[int, Accused] = {}
         self._steps: dict[int, int] = {}
         self._reasons: dict[int, tuple[str, str]] = {}  # of the slots that are failing: cause and evidence
         self._due = self._at = 0.0
         self._watching_since = 0.0
-        self.changed: set[int] = set()  # the slots for which `steps` has changed; the reader clears it
+        self.changed: set[int] = set()
 
     def steps(self, slot: int) -> int:
         """Returns which share of its answers a failing endpoint fails, beyond the share of the others, in parts of STEPS; 0: none."""
@@ -122,7 +123,7 @@ class Outliers:
 
     def forget(self, slot: int) -> None:
         """Forgets the answers of a slot, because its endpoint has changed or left."""
-        self._accused.pop(slot, None)
+        self.accused.pop(slot, None)
         self._clear(slot)
 
     def due(self, now: float) -> bool:
@@ -141,7 +142,7 @@ class Outliers:
             self._take(0.5 ** ((now - self._at) / HALF_LIFE_S))
             if not self._watching:
                 self._watching_since = now
-            self._watch(bool(self._kinds or self._accused))
+            self._watch(bool(self._kinds or self.accused))
             self._blame(now)
             found = self._judge(now, used())
         else:
@@ -158,29 +159,13 @@ class Outliers:
                 others = evidence.counts.sum(axis=1) - own[kind]
                 before = others if others[SENT] >= LITTLE else np.array([own[kind][SENT], 0.0])
                 kinds[kind] = np.stack((before, np.zeros(2)), axis=1)
-        self._accused[slot] = Accused(kinds, own, self._outcomes[:, slot].copy())
+        self.accused[slot] = Accused(kinds, own, self._outcomes[:, slot].copy())
         self._clear(slot)
         self._watch(True)
 
-    def accused(self, slot: int) -> bool:
-        """Returns whether an endpoint was ejected as an outlier, and has not returned."""
-        return slot in self._accused
-
-    def innocent(self, slot: int) -> bool:
-        """Returns whether the failures of an accused endpoint have moved on to others."""
-        return self._accused[slot].innocent
-
-    def try_again(self, slot: int) -> None:
-        """Takes that the trial of an accused endpoint begins."""
-        self._accused[slot].failed = 0
-
-    def failed(self, slot: int) -> bool:
-        """Returns whether the trial of an accused endpoint has failed."""
-        return self._accused[slot].failed > 0
-
     def acquit(self, slot: int) -> None:
         """Takes that an endpoint returns. Unless it is innocent, it is on probation: a part of the evidence stays."""
-        accused = self._accused.pop(slot, None)
+        accused = self.accused.pop(slot, None)
         if accused is None or accused.innocent:
             return
         part = min(1.0, PROBATION / float(accused.outcomes[SENT]))
@@ -207,7 +192,7 @@ class Outliers:
         grown = counts.outcomes - before.outcomes
         self._outcomes = self._outcomes * keep + grown
         self._fresh = self._fresh * keep + grown[1:].sum(axis=0)
-        for slot, accused in self._accused.items():
+        for slot, accused in self.accused.items():
             accused.failed += int(grown[1:, slot].sum())
             self._outcomes[:, slot] = self._fresh[slot] = 0.0
         for evidence in self._kinds.values():
@@ -219,7 +204,7 @@ class Outliers:
                 answers = grown  # otherwise the place was given away, and its counts have begun anew
             if answers.any():
                 self._add(kind, answers)
-        needed = {kind for accused in self._accused.values() for kind in accused.own}
+        needed = {kind for accused in self.accused.values() for kind in accused.own}
         self._kinds = {kind: each for kind, each in self._kinds.items() if kind in needed or each.counts[FAILED].sum() >= LITTLE}
 
     def _add(self, kind: int, answers: Ints) -> None:
@@ -227,16 +212,16 @@ class Outliers:
         if evidence is None:
             if len(self._kinds) >= KINDS_MAX:
                 return
-            evidence = self._kinds[kind] = Evidence(self._slots)
+            evidence = self._kinds[kind] = Evidence(np.zeros((2, self._slots)))
         evidence.counts += answers
-        for slot, accused in self._accused.items():
+        for slot, accused in self.accused.items():
             evidence.counts[:, slot] = 0.0
             if kind in accused.kinds:
                 accused.kinds[kind][:, 1] += answers.sum(axis=1) - answers[:, slot]
 
     def _blame(self, now: float) -> None:
         """Blames the clients for kinds of requests whose failures have moved on from an accused endpoint to others."""
-        for accused in self._accused.values():
+        for accused in self.accused.values():
             kinds = accused.kinds
             if kinds and not accused.innocent and excess(np.stack(list(kinds.values())))[1] >= Z_MOVED:
                 accused.innocent = True

@@ -11,6 +11,7 @@ nothing. A question is one word, so that no process reads half of it. It holds t
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
@@ -116,69 +117,69 @@ def unpacked(data: bytes) -> Profile:
     return _decoder.decode(zlib.decompress(data))
 
 
+@dataclass(slots=True)
 class Asking:
     """The supervisor's side: asks one worker for a profile and reads the answer."""
 
-    def __init__(self, area: Area, areas: Areas, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]) -> None:
-        self._area = area
-        self._areas = areas
-        self._documents = documents
-        self._wake = wake
-        self._now = now
-        self._until = 0.0  # the time at which the present profile is given up; 0 without one
+    area: Area
+    areas: Areas
+    documents: DocumentReader
+    wake: Callable[[int], None]
+    now: Callable[[], float]
+    until: float = 0.0  # the time at which the present profile is given up; 0 without one
 
     def serving(self) -> list[int]:
         """Returns the numbers of the workers that can be asked."""
-        return [area - 1 for area in self._areas.serving_workers()]
+        return [area - 1 for area in self.areas.serving_workers()]
 
     def ask(self, worker: int, seconds: int) -> Question:
         """Asks a worker for a profile of `seconds` seconds. Raises Busy or NotServing."""
-        now = self._now()
-        if now < self._until:
-            raise Busy(self._until - now)
+        now = self.now()
+        if now < self.until:
+            raise Busy(self.until - now)
         if worker not in (serving := self.serving()):
             raise NotServing(f"worker {worker} does not serve; these do: {', '.join(map(str, serving)) or 'none'}")
         question = Question(int(now * 1000), worker, seconds)
-        self._area.scalars[self._area.schema.scalar[ASKED]] = question.word
-        self._until = now + seconds + GRACE_S
-        self._wake(worker)
+        self.area.scalars[self.area.schema.scalar[ASKED]] = question.word
+        self.until = now + seconds + GRACE_S
+        self.wake(worker)
         return question
 
     def answer(self, question: Question) -> Profile | None:
         """Returns the profile if it has arrived, else None. Raises TimeoutError when it is overdue."""
-        if self._areas.scalars(ANSWERED)[1 + question.worker] == question.word:
-            document = self._documents.read(question.worker)
+        if self.areas.scalars(ANSWERED)[1 + question.worker] == question.word:
+            document = self.documents.read(question.worker)
             if document is not None:
-                self._until = 0.0
+                self.until = 0.0
                 return unpacked(document[1])
-        if self._now() >= question.asked_ms / 1000 + question.seconds + GRACE_S:
+        if self.now() >= question.asked_ms / 1000 + question.seconds + GRACE_S:
             raise TimeoutError(f"worker {question.worker} has not answered; it may have ended meanwhile")
         return None
 
 
+@dataclass(slots=True)
 class Answering:
     """A worker's side: finds out whether the worker is asked, and publishes its answer."""
 
-    def __init__(self, areas: Areas, area: Area, documents: DocumentWriter, index: int, now: Callable[[], float]) -> None:
-        self._areas = areas
-        self._area = area
-        self._documents = documents
-        self._index = index
-        self._now = now
+    areas: Areas
+    area: Area
+    documents: DocumentWriter
+    index: int
+    now: Callable[[], float]
 
     def question(self) -> Question | None:
         """Returns the question that this worker has to answer; None if there is none."""
-        word = self._areas.scalars(ASKED)[SUPERVISOR_AREA]
+        word = self.areas.scalars(ASKED)[SUPERVISOR_AREA]
         question = Question.of(word)
         if (
-            question.worker != self._index
-            or word == self._area.scalars[self._area.schema.scalar[ANSWERED]]
-            or self._now() - question.asked_ms / 1000 > LATE_S
+            question.worker != self.index
+            or word == self.area.scalars[self.area.schema.scalar[ANSWERED]]
+            or self.now() - question.asked_ms / 1000 > LATE_S
         ):
             return None
         return question
 
     def publish(self, question: Question, profile: Profile) -> None:
         """Publishes the answer to the question."""
-        self._documents.write(self._index, packed(profile))
-        self._area.scalars[self._area.schema.scalar[ANSWERED]] = question.word
+        self.documents.write(self.index, packed(profile))
+        self.area.scalars[self.area.schema.scalar[ANSWERED]] = question.word

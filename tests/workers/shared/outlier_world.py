@@ -28,6 +28,18 @@ class Server:
         self.pool = pool
 
 
+def no_answers(slots: int) -> Outliers:
+    """Returns what finds no outlier, because no answer is counted."""
+    schema = AnswersSchema(slots, 1, KINDS, len(OUTCOMES))
+    return Outliers(AnswersReader(schema, Region(memoryview(bytearray(schema.bytes)))))
+
+
+def no_ejections(slots: int) -> Ejections:
+    """Returns what never ejects an endpoint."""
+    nothing = np.zeros(slots, dtype=np.int64)
+    return Ejections(lambda: (nothing, nothing), tuple, lambda slot: 0, no_answers(slots))
+
+
 class Pool:
     """Endpoints of which each gets random requests, unless a request names one. `events`: (seconds, slot, step) of each change."""
 

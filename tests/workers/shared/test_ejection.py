@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm.table import AREA_MASK, EJECTED, TRIAL_AREA_AT, TRIAL_NUMBER_AT
+from tests.workers.shared.outlier_world import no_answers
 from workers.shared.ejection import BACK_OFF_S, BACK_OFF_S_MAX, CALM_S, CONNECTION_POINTS, SHARE_MAX, TRIAL_S, Ejections, Step
 
 TICK_S = 0.005
@@ -31,7 +32,10 @@ class World:
         self.workers = [1, 2]
         self.inflight = dict.fromkeys(range(size), 0)
         self.ejections = Ejections(
-            lambda: (self.served[: self.used].copy(), self.failed[: self.used].copy()), lambda: self.workers, self.inflight.__getitem__
+            lambda: (self.served[: self.used].copy(), self.failed[: self.used].copy()),
+            lambda: self.workers,
+            self.inflight.__getitem__,
+            no_answers(size + 2),
         )
 
     def sweep(self, seconds: float = TICK_S) -> list[tuple[int, Step]]:

@@ -9,6 +9,7 @@ from epp.data import KV_USAGE, WAITING
 from shm.documents import DocumentWriter
 from shm.table import TableWriter
 from tests.reports import Reports
+from tests.workers.shared.outlier_world import no_ejections
 from tests.workers.supervisor.endpoints.scraping import FakeConnection, FakeNet
 from tests.workers.supervisor.endpoints.tables import EXTRACTOR, Changes, FakeLoop, Shared, spec
 from workers.replicas.pages import Pages
@@ -65,6 +66,7 @@ class Replica:
             slot_inflight=lambda _slot: 0,
             report=Reports(),
             log=EndpointLog(debug=False, log=self.log),
+            ejections=no_ejections(self.shared.schema.slots),
         )
         self.sharing = SharedPages(self.table, self.pages, lambda _slot: self.inflight)
         self.scraper = Scraper(

@@ -80,7 +80,7 @@ class EndpointTable:
         slot_inflight: Callable[[int], int],
         report: Callable[..., None],
         log: EndpointLog,
-        ejections: Ejections | None = None,
+        ejections: Ejections,
     ) -> None:
         """`readings`: one for each pool. `slot_inflight(slot)` returns the number of requests in flight at a slot."""
         numeric = tuple(column.name for column in readings[0].wanted if column.type is not frozenset)
@@ -95,7 +95,7 @@ class EndpointTable:
         self._load_at = [index for index, name in enumerate(numeric) if name in LOAD]
         self._report = report
         self._log = log
-        self._ejections = ejections or Ejections.of_none(table.schema.slots)
+        self._ejections = ejections
         self.by_slot: dict[int, Member] = {}
         self._members: dict[Name, Member] = {}
         self._waiting: dict[Name, EndpointSpec] = {}

@@ -11,6 +11,7 @@ from shm.segment import Region
 from shm.table import State, TableReader, TableSchema, TableWriter
 from tests.reports import Reports
 from tests.workers.recorder import Recorder
+from tests.workers.shared.outlier_world import no_ejections
 from workers.shared.documents import EndpointsView, NamesView, decode_endpoints
 from workers.shared.ejection import Ejections
 from workers.supervisor.endpoints.discovery import EndpointSpec
@@ -152,7 +153,7 @@ class Supervisor:
             slot_inflight=lambda slot: shared.inflight.get(slot, 0),
             report=self.reports,
             log=EndpointLog(debug=debug, log=self.log),
-            ejections=ejections,
+            ejections=ejections or no_ejections(shared.schema.slots),
         )
         self.table.start(
             [self.scraper] * 3,  # type: ignore[list-item]
