@@ -22,7 +22,7 @@ from workers.cli import trust
 from workers.cli.flags import BadConfiguration, Flag, given, misspelt, with_variables
 from workers.cli.output import echo
 from workers.cli.serve_flags import FLAGS, REPLACED, TLS_VERSIONS, UNSUPPORTED, VERBOSE
-from workers.host.cpus import available, default_workers
+from workers.host.cgroup import available, default_workers
 from workers.host.options import PASSWORD_VARIABLE, SCRAPE_INTERVAL_MIN_S, Options, TracingOptions
 from workers.shared.freshness import FRESH_S_MIN
 from workers.supervisor.kube.pool import PORTS_MAX

@@ -186,6 +186,7 @@ def configure(level: str = "info", *, console: bool | None = None, descriptor: i
 
     `console`: whether to write text instead of JSON. None: text if stderr is a terminal. `descriptor`: where lines are written.
     """
+    writer = LineWriter(descriptor)
     on_terminal = sys.stderr.isatty() if console is None else console
     processors: list[Any] = [
         Limit(),
@@ -202,19 +203,9 @@ def configure(level: str = "info", *, console: bool | None = None, descriptor: i
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=_Factory(LineWriter(descriptor)),
+        logger_factory=lambda *_names: writer,
         cache_logger_on_first_use=True,
     )
-
-
-class _Factory:
-    """Gives all loggers the same writer."""
-
-    def __init__(self, writer: LineWriter) -> None:
-        self._writer = writer
-
-    def __call__(self, *_names: Any) -> LineWriter:
-        return self._writer
 
 
 def name_process(name: str) -> None:

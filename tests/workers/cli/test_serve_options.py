@@ -9,7 +9,7 @@ from shm.prefix_index import IndexSchema
 from workers.cli.flags import Grouped, Once
 from workers.cli.serve_flags import COMMON, FLAGS, INDEX_ENTRIES_MIN, NO_EFFECT, REFUSED, REPLACED, UNSUPPORTED
 from workers.cli.serve_options import serve_options
-from workers.host.cpus import available, default_workers
+from workers.host.cgroup import available, default_workers
 from workers.host.exit_codes import ExitCode
 from workers.host.options import Options
 

@@ -11,7 +11,7 @@ from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS,
 from epp.metrics.flow_control import FLOW_SATURATION
 from shm.flow_areas import WAITING
 from shm.observe import SECRET
-from workers.host import cpus
+from workers.host import cgroup
 from workers.host.options import OTHER_FLAGS, SECRET_OPTIONS
 from workers.process.instance import Instance
 from workers.process.pools import present
@@ -142,7 +142,7 @@ class StateParts:
     @functools.cached_property
     def _host(self) -> Mapping[str, int]:
         """The CPUs that the picker may use, and the workers that it starts with."""
-        return {"cpus": cpus.available(), "workers": self._instance.options.workers}
+        return {"cpus": cgroup.available(), "workers": self._instance.options.workers}
 
     @functools.cached_property
     def _settings(self) -> Mapping[str, Any]:
