@@ -17,7 +17,8 @@ This module does not know what the bytes mean.
 """
 
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from shm import fence
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
@@ -28,6 +29,8 @@ VERSION_MAX = (1 << 48) - 1  # of a document that another program has overwritte
 
 VERSION, CAPACITY = range(2)
 SLOT_VERSION, SLOT_LENGTH, SLOT_CRC = range(3)
+
+T = TypeVar("T")
 
 
 class DocumentTooLarge(Exception):
@@ -163,3 +166,34 @@ class DocumentReader:
             return None
         blob = bytes(self._bytes[start + CACHE_LINE : start + CACHE_LINE + length])
         return blob if _crc(version, blob) == crc else None
+
+
+class DocumentView(Generic[T]):
+    """Decodes each version of a document once. Keeps the last one if the current one cannot be read.
+
+    `version`: of `content`; 0: none could be read yet.
+    """
+
+    def __init__(self, reader: DocumentReader, index: int, decode: Callable[[bytes], T], content: T) -> None:
+        """`content`: while no version could be read."""
+        self._reader = reader
+        self._index = index
+        self._decode = decode
+        self.content = content
+        self.version = 0
+
+    def look(self) -> bool:
+        """Reads the document if it has changed. Returns whether it had."""
+        if self._reader.version(self._index) == self.version:
+            return False
+        found = self._reader.read(self._index)
+        if found is None or found[0] == self.version:
+            return False
+        self.version, blob = found
+        self.content = self._decode(blob)
+        return True
+
+    def current(self) -> T:
+        """Returns the content of the current version."""
+        self.look()
+        return self.content

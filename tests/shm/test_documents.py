@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm.documents import DocumentReader, DocumentSchema, DocumentTooLarge, DocumentWriter
+from shm.documents import DocumentReader, DocumentSchema, DocumentTooLarge, DocumentView, DocumentWriter, slot_bytes
+from shm.layout import CACHE_LINE
 from tests.examples import examples
 from tests.interleave import Killed, Memory, every_point, kill
 from tests.shm.memory import region_for
@@ -122,3 +123,21 @@ def test_documents_that_another_program_has_overwritten_are_found_and_can_be_wri
     assert writer.overwritten() == []
     region.bytes[:] = b"\x55" * SCHEMA.bytes
     assert writer.overwritten() == [0, 1]
+
+
+def test_a_view_decodes_each_version_once_and_keeps_the_last_one_that_could_be_read() -> None:
+    region, decoded = region_for(SCHEMA), []
+    writer = DocumentWriter(SCHEMA, region)
+
+    def decode(blob: bytes) -> bytes:
+        decoded.append(blob)
+        return blob.upper()
+
+    view = DocumentView(DocumentReader(SCHEMA, region), 0, decode, b"none")
+    assert (view.look(), view.current(), view.version) == (False, b"none", 0)
+    writer.write(0, b"a")
+    assert view.look() and not view.look()
+    assert (view.current(), view.version) == (b"A", 1)
+    writer.write(0, b"b")
+    region.bytes[SCHEMA.offsets[0] + CACHE_LINE :][: slot_bytes(100)] = bytes(slot_bytes(100))  # another program overwrites it
+    assert (view.look(), view.content, view.version, decoded) == (False, b"A", 1, [b"a"])

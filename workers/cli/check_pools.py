@@ -10,7 +10,7 @@ from epp.config.pools import PoolsFile
 from workers.cli.configuration import object_findings
 from workers.cli.pools import Beside, object_names, own_options, taken
 from workers.host.options import Options
-from workers.process.pools_file import PoolText, read_configurations
+from workers.process.loading import PoolText, read_configurations
 
 NAMED_MAX = 20
 

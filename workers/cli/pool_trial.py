@@ -16,10 +16,9 @@ from workers.cli.pools import taken, unfit
 from workers.host.options import Options
 from workers.process.generations import Attempt, Bundle, GenerationLost, Given, Result
 from workers.process.instance import Instance
-from workers.process.loading import read_text
+from workers.process.loading import read_configuration, read_pools, read_text
 from workers.process.places import DEFAULT
 from workers.process.pool_list import Misplaced, placed
-from workers.process.pools_file import read_configuration, read_pools
 from workers.shared.objectives import static_bands
 
 

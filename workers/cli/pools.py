@@ -24,10 +24,10 @@ from workers.host.options import Options
 from workers.process import pools
 from workers.process.generations import Given
 from workers.process.instance import FIRST, Instance
+from workers.process.loading import PoolText, read_configurations, read_pools
 from workers.process.places import Pool
 from workers.process.pool_list import SPARE, listed
 from workers.process.pools import kv_events_differ
-from workers.process.pools_file import PoolText, read_configurations, read_pools
 from workers.process.sources import Sources
 from workers.supervisor.endpoints.discovery import parse_flag
 from workers.supervisor.kube.object_kinds import PoolName

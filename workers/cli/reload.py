@@ -23,7 +23,7 @@ from workers.host.exit_codes import ExitCode
 from workers.process.asks import Ask, Refused, put
 from workers.process.layout import CANDIDATE, GENERATION, of_key
 from workers.shared import reload_status
-from workers.shared.pool_names import PoolNames
+from workers.shared.documents import PoolNames
 from workers.shared.reload_status import ReloadStatus
 
 LOOK_S: Final = 0.02

@@ -91,25 +91,18 @@ class Certificates:
         """The end of the validity of the certificate in use, in seconds since the epoch."""
         return self._valid_until
 
-    def follow(
-        self,
-        loop: "asyncio.AbstractEventLoop",
-        *,
-        speaks: bool,
-        wall: Callable[[], float] = time.time,
-        say_until: Callable[[float], None] = lambda _until: None,
-    ) -> None:
+    def follow(self, loop: "asyncio.AbstractEventLoop", *, speaks: bool, say_until: Callable[[float], None] = lambda _until: None) -> None:
         """In a child, before it serves: starts to check the files once per second.
 
-        `speaks`: whether this process logs; True in one process only, because all of them see the same change. `wall`: returns seconds
-        since the epoch. `say_until`: called with `valid_until`, now and after each replacement of the certificate.
+        `speaks`: whether this process logs; True in one process only, because all of them see the same change. `say_until`: called with
+        `valid_until`, now and after each replacement of the certificate.
         """
         self._speaks = speaks
         self._say_until = say_until
         say_until(self._valid_until)
         if self._reload and (files := signature(self._settings.files)) != self._loaded:
             self._seen = files
-        self._turn(loop, wall)
+        self._turn(loop)
 
     def close(self) -> None:
         """Stops checking the files."""
@@ -128,9 +121,9 @@ class Certificates:
                 self._replace(files, now)
         self._watch_validity(now)
 
-    def _turn(self, loop: "asyncio.AbstractEventLoop", wall: Callable[[], float]) -> None:
-        self._timer = loop.call_later(POLL_S, self._turn, loop, wall)
-        self.poll(wall())
+    def _turn(self, loop: "asyncio.AbstractEventLoop") -> None:
+        self._timer = loop.call_later(POLL_S, self._turn, loop)
+        self.poll(time.time())
 
     def _replace(self, files: Signature, now: float) -> None:
         try:

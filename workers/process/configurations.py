@@ -1,4 +1,12 @@
-"""Carries out what a `Rollout` decides about the configuration of one pool, or about the list of pools, and publishes its status."""
+"""Carries out what a `Rollout` decides about the configuration of one pool, or about the list of pools, and publishes its status.
+
+Follows the candidate that is tried beside the configuration in force, and says when it is worse:
+
+    begin ─▶ all workers use it ─▶ counted, watched ─▶ promoted, rolled back by hand, or taken back because it is worse
+
+The workers count (`workers.worker.telemetry.tryout_figures`). The parent reads the sums of all workers, and gives them to the
+sequential test (`epp.decision.tryout`), which says when the candidate is worse.
+"""
 
 import math
 import os
@@ -8,18 +16,23 @@ from typing import Final
 import msgspec
 import structlog
 
+from epp.decision.tryout import CANDIDATE as TRIED
+from epp.decision.tryout import IN_FORCE, Side, Watch
+from epp.metrics.series import TRYOUT, TRYOUT_SHADOWS
 from shm.documents import DocumentWriter
-from workers.process.generations import Generations, Result
+from shm.series_reader import SeriesReader, Values
+from workers.process.generations import Bundle, Generations, Result
 from workers.process.instance import FIRST, Instance
 from workers.process.layout import CANDIDATE, GENERATION, of_key
 from workers.process.restart import SUPERVISOR
 from workers.process.rollout import ASKS_MAX, Action, Publish, Restore, Rollout, Say, Try, Withdraw
-from workers.process.tryout import Tryout
 from workers.shared import reload_status
-from workers.shared.reload_status import POOL_TEXT_MAX, TEXT_MAX, ReloadStatus
+from workers.shared.reload_status import POOL_TEXT_MAX, TEXT_MAX, ReloadStatus, TryoutStatus
 
 log = structlog.get_logger()
 
+LOOK_S: Final = 0.5
+OUTCOMES: Final = ("agreed", "differed", "failed")
 NEVER: Final = ReloadStatus(0, "", "", 0.0)  # nothing has changed
 
 
@@ -37,7 +50,7 @@ class Configuration:
         self._before = before or NEVER
         self.last = msgspec.structs.replace(NEVER, finished=self._before.finished, answered=self._before.answered)
         self._status = status
-        self._tryout = Tryout(instance) if instance.pool is not None or not instance.pools else None
+        self._tryout = Tryout(instance)  # the list of pools has no candidate
 
     @property
     def _named(self) -> dict[str, str]:
@@ -45,11 +58,11 @@ class Configuration:
 
     def next_deadline(self, now: float) -> float:
         """Returns the seconds until `look` has something to do."""
-        return self._tryout.next_deadline(now) if self._tryout is not None else math.inf
+        return self._tryout.next_deadline(now)
 
     def look(self, now: float) -> str:
         """Returns why the candidate is worse; "" if nothing shows that. Publishes what was counted of it."""
-        why = self._tryout.look(now) if self._tryout is not None else None
+        why = self._tryout.look(now)
         if why == "":
             self.write()
         return why or ""
@@ -67,15 +80,13 @@ class Configuration:
             case Publish(slot, number):
                 generations.publish(slot, number)
             case Try(slot, number):
-                assert self._tryout is not None, "the list of pools has no candidate"
                 self._tryout.begin(generations.bundle(slot), now)
                 generations.try_out(slot, number)
             case Withdraw(why):
                 if why:
                     log.warning("candidate is taken back", generation=generations.candidate_number, why=why, **self._named)
                 generations.withdraw()
-                if self._tryout is not None:
-                    self._tryout.end()
+                self._tryout.end()
             case Say():
                 self.say(action)
 
@@ -99,6 +110,14 @@ class Configuration:
             text_of_pools=of_pools if ended else self.last.text_of_pools,
         )
 
+    def behind(self) -> tuple[int, ...]:
+        """Returns the ordinals of processes that serve, but do not use what was published."""
+        areas, generations, pool = self.instance.memory.areas, self.generations, self.instance.pool
+        wanted = [(generations.number, generations.candidate_number)] * self.instance.layout.ordinals
+        wanted[SUPERVISOR] = generations.number, 0  # it uses no candidate
+        used = zip(areas.scalars(of_key(GENERATION, pool)), areas.scalars(of_key(CANDIDATE, pool)), strict=True)
+        return tuple(ordinal for ordinal, pair in enumerate(used) if areas.serving(ordinal) and pair != wanted[ordinal])
+
     def leave(self) -> ReloadStatus:
         """Answers all that wait for a change of this pool, which is gone. Returns the status from which another one there goes on."""
         text = f"error[no-pool]: the pool '{self.instance.options.pool_name}' is gone"
@@ -109,8 +128,8 @@ class Configuration:
     def write(self) -> None:
         """Publishes the status."""
         number, hashed, source, since = self._in_force()
-        tryout = self._tryout.status() if self._tryout is not None else None
-        self.last = msgspec.structs.replace(self.last, generation=number, hash=hashed, source=source, since=since, tryout=tryout)
+        in_force = {"generation": number, "hash": hashed, "source": source, "since": since}
+        self.last = msgspec.structs.replace(self.last, **in_force, tryout=self._tryout.status())
         self._status.write(self.generations.key, reload_status.encode(self.last))
 
     def _in_force(self) -> tuple[int, str, str, float]:
@@ -134,10 +153,72 @@ class Configuration:
         return Rollout(number, bundle.hash)
 
 
-def lagging(instance: Instance) -> list[int]:
-    """Returns the ordinals of processes that serve, but do not use what `Generations` names. `instance`: as the pool sees it."""
-    areas, generations, pool = instance.memory.areas, instance.generations, instance.pool
-    wanted = [(generations.number, generations.candidate_number)] * instance.layout.ordinals
-    wanted[SUPERVISOR] = generations.number, 0  # it uses no candidate
-    used = zip(areas.scalars(of_key(GENERATION, pool)), areas.scalars(of_key(CANDIDATE, pool)), strict=True)
-    return [ordinal for ordinal, pair in enumerate(used) if areas.serving(ordinal) and pair != wanted[ordinal]]
+class Tryout:
+    """Follows at most one candidate at a time. `bundle`: the candidate; None while none is tried."""
+
+    def __init__(self, instance: Instance) -> None:
+        """`instance`: as the pool with the followed candidate sees it."""
+        self._pool = () if not instance.layout.pools else (instance.options.pool_name,)
+        self._sides: SeriesReader = instance.memory.series_reader(TRYOUT)
+        self._shadows: SeriesReader = instance.memory.series_reader(TRYOUT_SHADOWS)
+        self.bundle: Bundle | None = None
+        self._watch = Watch()
+        self._before: tuple[Side, Side] = (Side(), Side())
+        self._compared_before: tuple[int, ...] = ()
+        self._next = 0.0
+
+    def begin(self, bundle: Bundle, now: float) -> None:
+        """Begins to count for this candidate."""
+        self.bundle = bundle
+        self._watch = Watch()
+        self._before, self._compared_before = self._counted(), self._compared()
+        self._next = now + LOOK_S
+
+    def end(self) -> None:
+        """Ends the counting: no candidate is tried any more."""
+        self.bundle = None
+
+    def next_deadline(self, now: float) -> float:
+        """Returns the seconds until `look` has something to do; infinite if no candidate is tried."""
+        return max(0.0, self._next - now) if self.bundle is not None else math.inf
+
+    def look(self, now: float) -> str | None:
+        """Returns why the candidate is worse, or "" if nothing shows that. Returns None if it is too early to check again."""
+        if self.bundle is None or now < self._next:
+            return None
+        self._next = now + LOOK_S
+        in_force, candidate = self._since()
+        return self._watch.look(in_force, candidate)
+
+    def status(self) -> TryoutStatus | None:
+        """Returns the candidate and what was counted since its tryout began. Returns None if no candidate is tried."""
+        bundle = self.bundle
+        if bundle is None:
+            return None
+        in_force, candidate = self._since()
+        agreed, differed, failed = (now - then for now, then in zip(self._compared(), self._compared_before, strict=True))
+        return TryoutStatus(
+            bundle.number, bundle.hash, bundle.source, bundle.share, bundle.at, in_force, candidate, agreed, differed, failed
+        )
+
+    def _since(self) -> tuple[Side, Side]:
+        in_force, candidate = self._counted()
+        return in_force.since(self._before[0]), candidate.since(self._before[1])
+
+    def _counted(self) -> tuple[Side, Side]:
+        rows = self._sides.rows()
+        return side(rows.get((IN_FORCE, *self._pool))), side(rows.get((TRIED, *self._pool)))
+
+    def _compared(self) -> tuple[int, ...]:
+        rows = self._shadows.rows()
+        found = (rows.get((outcome, *self._pool)) for outcome in OUTCOMES)
+        return tuple(values.counters[0] if values is not None else 0 for values in found)
+
+
+def side(values: Values | None) -> Side:
+    """Returns the sums of one configuration over all workers."""
+    if values is None:
+        return Side()
+    requests, errors, prompt, cached = values.counters
+    (first_token, _), (decisions, seconds) = values.histograms
+    return Side(requests, errors, prompt, cached, sum(decisions), seconds, tuple(first_token))

@@ -55,12 +55,7 @@ class Credentials(NamedTuple):
 
         Raises StartError.
         """
-        seed = prefix_seed(options)
-        try:
-            scrape_tls = {source.name: source_tls(source) for source in sources}
-        except ValueError as wrong:
-            raise Unusable(f"{configuration}: {wrong}") from wrong
-        return cls(seed, scrape_tls, *certificates(options))
+        return cls(prefix_seed(options), {}, *certificates(options)).reading(sources, configuration)
 
     def reading(self, sources: Sequence[MetricsDataSource], configuration: str) -> "Credentials":
         """Returns these credentials with the TLS contexts of `sources` only, read from their files. Raises Unusable."""

@@ -11,8 +11,8 @@ import structlog
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
 from workers.process.pools import assigned_view, present
+from workers.shared.documents import EMPTY
 from workers.shared.pool_crashes import LOADING, RUNNING, PoolCrashes, culprit, named
-from workers.shared.pool_names import EMPTY
 from workers.shared.query_of_death import DECIDING, LISTED_S, Suspects
 
 log = structlog.get_logger()
@@ -25,7 +25,7 @@ class Culprits:
         self._instance = instance
         self._suspects = Suspects(instance.words.queries_of_death, instance.memory.areas.scalars)
         self._crashes = PoolCrashes(instance.words.out_of_service)
-        self._assigned = assigned_view(instance) if instance.places is not None else None
+        self._assigned = assigned_view(instance)
 
     def request_ended(self, ordinal: int) -> None:
         """Counts a crash against the request that the worker was deciding when it ended."""
@@ -60,7 +60,7 @@ class Culprits:
     def look(self, now: float) -> None:
         """Forgets requests that ended no worker for long, and the crashes of pools that are gone."""
         self._suspects.look(now)
-        if self._assigned is None or (names := self._assigned.names()) is None:
+        if (names := self._assigned.names()) is None:
             return
         for pool in [pool for pool, name in self._crashes.seen.items() if names.get(pool, EMPTY).name != name]:
             self._crashes.renamed(pool)

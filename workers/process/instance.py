@@ -37,7 +37,6 @@ from shm.instance_lock import InstanceLock, sweep
 from shm.observe import SECRET
 from shm.segment import check_room
 from workers.process import StartError
-from workers.process.activation import received
 from workers.process.credentials import Credentials
 from workers.process.generations import Bundle, Generations, Result
 from workers.process.layout import Layout
@@ -46,7 +45,7 @@ from workers.process.reports import Reports
 from workers.process.resources import Memory, Pipes, Words, enough_descriptors
 from workers.process.restart import SUPERVISOR
 from workers.process.roll import Roll
-from workers.process.sockets import NO_PORTS, Sockets
+from workers.process.sockets import NO_PORTS, Sockets, received
 from workers.process.sources import Sources
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ from workers.process.kv_memory import KvLayout
 from workers.process.names import CYCLES, FIXED, Family, Names, check_names, declared, with_names
 from workers.process.sources import Sources
 from workers.shared import decisions, pool_crashes, profiles, query_of_death, reload_status
-from workers.shared.model_lists import MODELS_BYTES
+from workers.shared.documents import MODELS_BYTES
 from workers.shared.outliers import KINDS, OUTCOMES
 
 if TYPE_CHECKING:

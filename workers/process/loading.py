@@ -1,4 +1,4 @@
-"""Loads a configuration with its plugin files: reads the files once, and compiles from what was read.
+"""Loads a configuration with its plugin files: reads the files once, and compiles from what was read. Also reads a pools file.
 
 The start, a trial, and every process that takes over a later configuration use these functions.
 """
@@ -7,11 +7,12 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from epp.config import registry, yaml_nodes
+from epp.config import pools, registry, yaml_nodes
 from epp.config.findings import ConfigError, ConfigErrors
 from epp.config.load import EffectiveConfig, Surroundings, load
+from epp.config.pools import PoolEntry, PoolsFile
 from epp.config.tenants import key_files, keys_of
 from workers.host.memory import cgroup_limit
 from workers.process.generations import Bundle, GenerationLost, Given
@@ -29,6 +30,13 @@ KEYS_BYTES_MAX: Final = 4 << 20  # of one file of API keys: some 40,000 keys
 
 class UnreadablePlugins(Exception):
     """The folder of --plugin-path cannot be read, or has too much in it."""
+
+
+class PoolText(NamedTuple):
+    """A configuration of a pool, as `epp.config.load.load` takes it. `text`: None stands for the built-in one."""
+
+    text: str | None
+    source: str
 
 
 def read_plugins(folder: str) -> dict[str, bytes]:
@@ -77,6 +85,48 @@ def read_text(path: str, most: int = KEYS_BYTES_MAX) -> str:
         raise ValueError(f"the file {path} cannot be read: {refused.strerror or refused}") from refused
     except UnicodeDecodeError as wrong:
         raise ValueError(f"the file {path} is not UTF-8 at byte {wrong.start}") from wrong
+
+
+def read_pools(path: str) -> PoolsFile:
+    """Reads a pools file, without the files that it names. Raises ConfigErrors."""
+    try:
+        text = read_text(path, CONFIG_BYTES_MAX)
+    except ValueError as unreadable:
+        raise ConfigErrors([ConfigError(path, 0, 0, "unreadable", str(unreadable))]) from unreadable
+    return pools.read(text, path)
+
+
+def read_configurations(file: PoolsFile) -> tuple[list[PoolText | None], list[ConfigError]]:
+    """Returns the configuration of each pool, and an error for each that cannot be read; then there is None in its place."""
+    found: list[PoolText | None] = []
+    errors: list[ConfigError] = []
+    known: dict[str, PoolText] = {}
+    for pool in file.pools:
+        try:
+            found.append(_pool_text(file, pool, known))
+        except ValueError as unreadable:
+            found.append(None)
+            place = pool.config_place
+            errors.append(ConfigError(file.source, place.line, place.column, "unreadable", f"pool '{pool.name}': {unreadable}"))
+    return found, errors
+
+
+def read_configuration(file: PoolsFile, pool: PoolEntry) -> PoolText:
+    """Returns the configuration of one pool. Raises ValueError if it cannot be read."""
+    return _pool_text(file, pool, {})
+
+
+def _pool_text(file: PoolsFile, pool: PoolEntry, known: dict[str, PoolText]) -> PoolText:
+    """Returns the configuration of a pool. `known`: the files that were read, by path. Raises ValueError."""
+    if pool.config is not None:
+        # The empty lines make errors name the line in the pools file, where the text follows a `|`.
+        return PoolText("\n" * pool.config_place.line + pool.config, file.source)
+    if not pool.config_file:
+        return PoolText(None, "")
+    path = os.path.join(os.path.dirname(file.source), pool.config_file)
+    if path not in known:
+        known[path] = PoolText(read_text(path, CONFIG_BYTES_MAX), path)
+    return known[path]
 
 
 def with_keys(config: EffectiveConfig, texts: Mapping[str, str] | None = None) -> EffectiveConfig:

@@ -1,7 +1,7 @@
 """The pools of a picker as it starts, and the places for InferencePools that it finds while it runs: one for each port that they have.
 
     configurations, ports ─ create_places ─▶ Instance with an empty place per port
-    supervisor: InferencePools ─▶ Names ─▶ document ─▶ all processes: assigned(instance, Names)
+    supervisor: InferencePools ─▶ PlacedPools ─▶ document ─▶ all processes: assigned(instance, PlacedPools)
 
 The memory has room for a pool in each place, with any of the configurations. The place of an InferencePool is that of its port, so a stream
 finds its place without a look at the names. The functions are in `workers.process.pools`.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from epp.config.pools import KubePool
-from workers.shared.pool_names import Placed
+from workers.shared.documents import Placed
 
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig

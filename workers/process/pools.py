@@ -25,9 +25,8 @@ from workers.process.names import names_of
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pool_list import Listed, PoolList
 from workers.process.sources import Sources
-from workers.shared.documents import assigned_of
+from workers.shared.documents import EMPTY, NONE_PLACED, AssignedView, PlacedPools, assigned_of, encode
 from workers.shared.objectives import static_bands
-from workers.shared.pool_names import EMPTY, NONE, AssignedView, Names, encode
 
 if TYPE_CHECKING:
     from workers.host.options import Options
@@ -144,14 +143,14 @@ def create_places(options: "Options", places: Places) -> Instance:
     """Creates the instance with empty places. `options`: with the most endpoints of all places together. Raises as `create` does."""
     empty = [places.pool(EMPTY)] * len(places.ports)
     ports = {port: "of --pool-ports" for port in places.ports if port not in (0, options.grpc_port)}
-    return create(options, empty, _choice(places, NONE), ports, places)
+    return create(options, empty, _choice(places, NONE_PLACED), ports, places)
 
 
-def _choice(places: Places, names: Names) -> PoolChoice:
+def _choice(places: Places, names: PlacedPools) -> PoolChoice:
     return PoolChoice([Matched(*names.get(number, EMPTY)) for number in range(len(places.ports))])
 
 
-def assigned(instance: Instance, names: Names) -> Instance:
+def assigned(instance: Instance, names: PlacedPools) -> Instance:
     """Returns the instance with these InferencePools in its places. The views of places that do not change stay the same objects."""
     places = instance.places
     assert places is not None
@@ -166,7 +165,7 @@ def assigned(instance: Instance, names: Names) -> Instance:
 
 
 def assigned_view(instance: Instance) -> AssignedView:
-    """Returns what reads which InferencePools have which places."""
+    """Returns what reads which InferencePools have which places. Without places, nothing ever changes there."""
     return AssignedView(DocumentReader(instance.layout.documents, instance.memory.documents), len(instance.pools))
 
 
@@ -211,7 +210,7 @@ def with_pool(instance: Instance, view: Instance) -> Instance:
     return replace(instance, pools=tuple(views), layout=layout, memory=instance.memory.under(layout))
 
 
-def tell_assigned(instance: Instance, names: Names) -> None:
+def tell_assigned(instance: Instance, names: PlacedPools) -> None:
     """In the supervisor: tells all processes which pools have which places. Wakes workers, so that none waits for its next heartbeat."""
     DocumentWriter(instance.layout.documents, instance.memory.documents).write(assigned_of(len(instance.pools)), encode(names))
     instance.pipes.wake_workers()
@@ -222,5 +221,5 @@ def present(instance: Instance) -> Instance:
     if not instance.pools:
         return in_force(instance)
     if instance.places is not None:
-        return assigned(instance, assigned_view(instance).names() or NONE)
+        return assigned(instance, assigned_view(instance).names() or NONE_PLACED)
     return chosen(listed_now(instance)) if instance.pool_list else instance

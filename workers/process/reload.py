@@ -5,7 +5,7 @@
 The parent runs no code of the configuration, which could hang or crash it. It forks the trial child, reads the child's result, and stores
 the number. If a child dies meanwhile, its successor loads the configuration in force before it serves.
 A candidate goes through the same steps, but its number goes into a second word: workers then use it beside the configuration in force
-(`tryout`).
+(`configurations`).
 
 Each of several pools has all of this for itself, and the list of the pools has it, too (`rollouts`).
 """
@@ -24,7 +24,7 @@ from shm.documents import DocumentWriter
 from workers.host.exit_codes import INTENDED, ending
 from workers.process import asks, fork
 from workers.process.asks import Ask
-from workers.process.configurations import Configuration, lagging
+from workers.process.configurations import Configuration
 from workers.process.generations import Attempt, Bundle, Result
 from workers.process.instance import FIRST, Instance
 from workers.process.names import Names
@@ -72,7 +72,7 @@ class Reloads:
         self._tries: dict[int, Attempt] = {}  # by process id: the trial children that were not reaped
         self._not_started: list[tuple[int, str]] = []  # the keys of trials that could not be started, and why
         self._answered = 0  # reloads of all pools
-        self._assigned = assigned_view(instance) if instance.places is not None else None
+        self._assigned = assigned_view(instance)
         for view in instance.pools:
             Configuration(view, self._status).write()
         self._add(instance.layout.listed or 0)
@@ -110,12 +110,12 @@ class Reloads:
 
     def look(self, now: float) -> None:
         """Does what is due."""
-        if self._assigned is not None and (names := self._assigned.names()) is not None:
+        if (names := self._assigned.names()) is not None:
             self._use(assigned(self._instance, names), now)
         for key, configuration in list(self._known.items()):
             if why := configuration.look(now):
                 self._tell(key, Worse(why), now)
-        self._carry_out(self._rollouts.tick(now, self._behind), now)
+        self._carry_out(self._rollouts.tick(now, lambda key: self._known[key].behind()), now)
         while self._not_started:
             key, text = self._not_started.pop()
             self._tell(key, TrialEnded(None, text), now)
@@ -230,9 +230,6 @@ class Reloads:
                 if new.options.pool_name and (self._answered or not new.served):
                     self._add(key)  # it has no configuration yet, or its file may have changed since the start
                     self._tell(key, Asked(RELOAD), now)
-
-    def _behind(self, key: int) -> tuple[int, ...]:
-        return tuple(lagging(self._view(key)))
 
     def _tell(self, key: int, event: Event, now: float) -> None:
         self._carry_out(self._rollouts.on(key, event, now), now)

@@ -25,6 +25,7 @@ no clock.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from workers.host.exit_codes import INTENDED, ExitCode, ending
@@ -77,21 +78,22 @@ class Halt(NamedTuple):
 Action = Spawn | Drain | Abort | Kill | Halt
 
 
+@dataclass(slots=True)
 class _Ordinal:
-    """The state of one ordinal. `started` is None while the ordinal is empty. All times are in monotonic seconds."""
+    """The state of one ordinal. `started` is None while the ordinal is empty. All times are in monotonic seconds.
 
-    __slots__ = ("aborted", "boot_failures", "failures", "leaving", "proven", "ready", "retry", "started", "wanted")
+    `proven`: whether it had a ready child or was added later. If so, a child that cannot start does not halt the picker.
+    """
 
-    def __init__(self, wanted: bool) -> None:
-        self.wanted = wanted
-        self.started: float | None = None
-        self.ready: float | None = None
-        self.leaving: float | None = None
-        self.aborted: float | None = None
-        self.retry = 0.0
-        self.failures = 0
-        self.boot_failures = 0
-        self.proven = False  # whether it had a ready child or was added later. If so, a child that cannot start does not halt the picker
+    wanted: bool
+    started: float | None = None
+    ready: float | None = None
+    leaving: float | None = None
+    aborted: float | None = None
+    retry: float = 0.0
+    failures: int = 0
+    boot_failures: int = 0
+    proven: bool = False
 
     def want(self, now: float) -> None:
         """Makes the ordinal wanted from now on. If its child is still leaving, a successor follows after the child's end."""

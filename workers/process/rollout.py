@@ -195,7 +195,10 @@ Action = Fork | Kill | Restore | Publish | Try | Withdraw | Say
 
 
 class Rollout:
-    """Changes the configuration of one pool. `state`: what happens now. `candidate`: what is tried beside the one in force."""
+    """Changes the configuration of one pool. `state`: what happens now. `said`: what was said last.
+
+    `candidate`: what is tried beside the one in force. `highest`: the highest number that was given out.
+    """
 
     def __init__(self, number: int, content: str | None) -> None:
         """`number`, `content`: number and hash of the first configuration, which is in slot 0. `content`: None if there is none yet; then
@@ -205,7 +208,7 @@ class Rollout:
         self.candidate: Kept | None = None
         self._kept = [Kept(number, 0, content)] if content is not None else []  # the one in force last
         self._began_empty = content is None
-        self.highest = number  # the highest number that was given out
+        self.highest = number
         self._trial: Trial | None = None  # of the child that the parent has not reaped
         self._asks: deque[Ask] = deque()
         self._reload = False  # whether a reload waits
@@ -213,7 +216,7 @@ class Rollout:
         self._watched_until = -math.inf  # crashes until then count against the configuration in force
         self._crashes: list[float] = []  # their times
         self._stays = 0  # the number of a configuration that cannot be taken back; 0: none
-        self._status = Say()
+        self.said = Say()
         self._actions: list[Action] = []
 
     @property
@@ -246,7 +249,7 @@ class Rollout:
 
     def on(self, event: Event, now: float) -> list[Action]:
         """Returns what to do after an event."""
-        before = self._status
+        before = self.said
         match event:
             case Asked(ask):
                 self._ask(ask)
@@ -434,13 +437,13 @@ class Rollout:
         self._finish(successful, text, answers=answers)
 
     def _finish(self, successful: bool, text: str, *, answers: bool) -> None:
-        self._status = self._status._replace(
-            finished=self._status.finished + 1, answered=self._status.answered + answers, successful=successful, text=text
+        self.said = self.said._replace(
+            finished=self.said.finished + 1, answered=self.said.answered + answers, successful=successful, text=text
         )
 
     def _say(self, before: Say) -> None:
         state = self.state
         owed = isinstance(state, Trying) or (isinstance(state, Spreading) and state.answers) or self._again is not None
-        self._status = self._status._replace(owed=owed, busy=owed or not isinstance(state, Idle))
-        if self._status != before:
-            self._actions.append(self._status)
+        self.said = self.said._replace(owed=owed, busy=owed or not isinstance(state, Idle))
+        if self.said != before:
+            self._actions.append(self.said)

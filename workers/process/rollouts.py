@@ -53,17 +53,15 @@ class Rollouts:
         self.round: Round | None = None  # a reload of all pools, once their list is known
         self._begun = False  # whether its pools are reloaded
         self.answers: list[Answered] = []  # ended reloads of all pools; the caller removes them
-        self._said: dict[int, Say] = {}
         self._last = -1  # the key that had the turn last
 
     def add(self, key: int, rollout: Rollout) -> None:
         """Adds a configuration."""
-        self.members[key], self._said[key] = rollout, Say()
+        self.members[key] = rollout
 
     def drop(self, key: int) -> None:
         """Forgets the configuration of a pool that is gone. Commands that wait for it get an answer."""
         self.members.pop(key, None)
-        self._said.pop(key, None)
         if self.round is not None and self.round.wanted.pop(key, None) is not None:
             self.round.ended[key] = Result(None, GONE)
             if self._begun:
@@ -74,10 +72,10 @@ class Rollouts:
         rollout = self.members.get(key)
         if rollout is None:
             return []
+        answered = rollout.said.answered
         told = [(key, action) for action in rollout.on(event, now)]
-        for _, action in told:
-            if isinstance(action, Say):
-                self._heard(key, action)
+        if rollout.said.answered > answered:
+            self._answered(key, rollout.said)
         return told
 
     def crashed(self, child: str, now: float, key: int | None) -> list[Told]:
@@ -113,22 +111,21 @@ class Rollouts:
         assert self.round is not None
         self._begun = True
         for key in list(self.round.wanted):
-            said = self._said.get(key)
-            if said is None:
+            rollout = self.members.get(key)
+            if rollout is None:
                 self.round.ended[key] = Result(None, GONE)
                 del self.round.wanted[key]
                 continue
             # An attempt under way may have read older files.
-            self.round.wanted[key] = 1 + said.answered + said.owed
+            self.round.wanted[key] = 1 + rollout.said.answered + rollout.said.owed
             told += self.on(key, Asked(RELOAD), now)
         self._look_at_round()
         return told
 
-    def _heard(self, key: int, said: Say) -> None:
-        """Acts on what a rollout says of its end."""
-        before, self._said[key] = self._said[key], said
+    def _answered(self, key: int, said: Say) -> None:
+        """Acts on the answer to a command."""
         if key == self.listed:
-            if said.answered > before.answered and not (said.successful and self.round is not None):
+            if not (said.successful and self.round is not None):
                 self.round = None
                 self.answers.append(Answered(said, {}))
         elif self.round is not None and 0 < self.round.wanted.get(key, 0) <= said.answered:
@@ -141,13 +138,13 @@ class Rollouts:
         """Whether the list has changed as asked, and `reload_changed` comes next."""
         if self.round is None or self._begun or self.listed is None or self._busy(self.listed):
             return False
-        return self._said[self.listed].successful
+        return self.members[self.listed].said.successful
 
     def _look_at_round(self) -> None:
         assert self.round is not None
         assert self.listed is not None
         if not self.round.wanted:
-            self.answers.append(Answered(self._said[self.listed], self.round.ended))
+            self.answers.append(Answered(self.members[self.listed].said, self.round.ended))
             self.round = None
 
     def _busy(self, key: int) -> bool:

@@ -1,19 +1,26 @@
-"""Binds the listening sockets, or takes those of systemd (`activation`). The parent does this before the first fork. Each child closes
-the sockets that it does not use.
+"""Binds the listening sockets, or takes those of systemd. The parent does this before the first fork. Each child closes the sockets
+that it does not use.
 
 ext_proc   for workers: all of them accept from this socket, or each worker binds the same port itself (`hold`)
 health     for the supervisor
 metrics    for the supervisor
+
+systemd keeps its sockets open while the picker restarts: connections wait, and none is refused. It passes them in the environment and as
+descriptors from FIRST_PASSED on, in the order of the names:
+
+    LISTEN_PID: for which process | LISTEN_FDS: how many | LISTEN_FDNAMES: their names, separated by colons
+
+A name is that of a port in `Sockets.ports`: FileDescriptorName= in the .socket unit. The picker binds the ports without a socket itself.
 """
 
 import contextlib
 import errno
+import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from workers.process import StartError, Unusable
-from workers.process.activation import check_port
 
 if TYPE_CHECKING:
     from workers.host.options import Options
@@ -21,6 +28,10 @@ if TYPE_CHECKING:
 NO_PORTS: Final[Mapping[int, str]] = {}
 OF_POOL: Final = "pool "  # begins the names of the ports of pools
 _ANY: Final[Mapping[int, str]] = {socket.AF_INET6: "::", socket.AF_INET: "0.0.0.0"}
+FIRST_PASSED: Final = 3
+NAMES: Final = ("grpc", "health", "metrics")
+VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+UNIT: Final = "in the .socket unit"
 BACKLOG = 4096  # connections that wait for `accept`; the kernel takes at most net.core.somaxconn
 
 
@@ -40,7 +51,7 @@ class Sockets(NamedTuple):
 
     @classmethod
     def bind(cls, options: "Options", given: Mapping[str, socket.socket], pools: Mapping[int, str] = NO_PORTS, later: int = 0) -> "Sockets":
-        """Binds those that are not `given` (`activation.received`), and the ports of `pools`: port -> name. Raises StartError, and then
+        """Binds those that are not `given` (`received`), and the ports of `pools`: port -> name. Raises StartError, and then
         leaves none open. `later`: how many get their ports later.
         """
         native = options.transport == "native"
@@ -128,12 +139,7 @@ def listens(opened: socket.socket) -> bool:
 
 def _bound_to_all(port: int, flag: str, *, listening: bool) -> socket.socket:
     try:
-        return _bound(socket.AF_INET6, port, listening)
-    except OSError as refused:
-        if refused.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise StartError(_not_bound(port, flag, refused)) from refused
-    try:
-        return _bound(socket.AF_INET, port, listening)  # a machine without IPv6
+        return _bound(_family(), port, listening)
     except OSError as refused:
         raise StartError(_not_bound(port, flag, refused)) from refused
 
@@ -183,3 +189,55 @@ def _not_bound(port: int, flag: str, refused: OSError, changed: str = "") -> str
     if refused.errno == errno.EACCES:
         return f"port {port} ({flag}): this user may not listen there; give {changed} a port above 1023"
     return f"port {port} ({flag}): the system refuses to bind it: {refused}"
+
+
+def received(environ: MutableMapping[str, str]) -> dict[str, socket.socket]:
+    """Takes the sockets that systemd has passed to this process, by name, and removes the variables. Raises Unusable."""
+    pid, count, named = (environ.pop(variable, "") for variable in VARIABLES)
+    if pid != str(os.getpid()):
+        return {}
+    names = named.split(":") if named else []
+    if count != str(len(names)):
+        raise Unusable(
+            f"systemd passes {count or 'no'} sockets (LISTEN_FDS) and {len(names)} names (LISTEN_FDNAMES): each socket needs one; "
+            f"set FileDescriptorName= {UNIT}"
+        )
+    if unknown := [name for name in names if name not in NAMES]:
+        raise Unusable(
+            f"systemd passes a socket with the name '{unknown[0]}'; the names are {', '.join(NAMES)}: set FileDescriptorName= {UNIT}"
+        )
+    if repeated := [name for name in NAMES if names.count(name) > 1]:
+        raise Unusable(f"systemd passes {names.count(repeated[0])} sockets with the name '{repeated[0]}': leave one {UNIT}")
+    with contextlib.ExitStack() as undo:
+        found = {name: undo.enter_context(_passed(FIRST_PASSED + number, name)) for number, name in enumerate(names)}
+        for name, sock in found.items():
+            _check_passed(sock, name)
+        undo.pop_all()
+    return found
+
+
+def check_port(found: socket.socket, name: str, port: int, flag: str) -> None:
+    """Checks that a socket of systemd listens on the port of its flag. Raises Unusable."""
+    bound = found.getsockname()[1]
+    if port not in (0, bound):
+        raise Unusable(
+            f"the socket '{name}' of systemd listens on port {bound}, and {flag} is {port}: set ListenStream={port} {UNIT}, "
+            f"or give the picker {flag} {bound}"
+        )
+
+
+def _passed(descriptor: int, name: str) -> socket.socket:
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError as refused:
+        raise Unusable(f"descriptor {descriptor} of LISTEN_FDS ('{name}') is no socket: {refused.strerror}") from refused
+    found.setblocking(False)
+    os.set_inheritable(descriptor, False)
+    return found
+
+
+def _check_passed(found: socket.socket, name: str) -> None:
+    if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
+        raise Unusable(f"the socket '{name}' of systemd is no TCP socket: give its port to ListenStream= {UNIT}")
+    if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise Unusable(f"the socket '{name}' of systemd does not listen: set Accept=no {UNIT}")

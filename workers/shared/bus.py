@@ -98,11 +98,16 @@ class BusWriter:
     def cached(self, owner: int, tokens: int) -> None:
         """Reports that the endpoint of `owner` had so many tokens of one prompt cached. Sends at once."""
         for frame in frames(CACHED, [(owner, _NUMBER.pack(tokens))]):
-            self._send(frame)
+            self.send(frame)
 
     def send(self, frame: bytes) -> None:
         """Sends one frame at once. Its first bytes are those of `epp.prefix.updates`, so that the reader can tell what it is."""
-        self._send(frame)
+        try:
+            os.write(self._descriptor, frame)
+        except (BlockingIOError, BrokenPipeError):  # the pipe is full, or parent and supervisor have ended
+            self._on_drop()
+        else:
+            self._on_frame()
 
     def offer(self, frame: bytes) -> bool:
         """Sends one frame at once, as `send`, but counts nothing. Returns False if the bus is full or has no reader."""
@@ -118,12 +123,12 @@ class BusWriter:
         taken_back, self._taken_back = self._taken_back, []
         size, self._pending_bytes = self._pending_bytes, 0
         if len(pending) == 1 and size <= SINGLE_BYTES_MAX:
-            self._send(single(*pending[0]))
+            self.send(single(*pending[0]))
         elif pending:
             for frame in frames(LEARN, pending):
-                self._send(frame)
+                self.send(frame)
         for frame in frames(FORGET, taken_back):
-            self._send(frame)
+            self.send(frame)
 
     def _flush_soon(self) -> None:
         loop = self._loop
@@ -140,14 +145,6 @@ class BusWriter:
         assert self._loop is not None
         self._sent_at = self._loop.time()
         self.flush()
-
-    def _send(self, frame: bytes) -> None:
-        try:
-            os.write(self._descriptor, frame)
-        except (BlockingIOError, BrokenPipeError):  # the pipe is full, or parent and supervisor have ended
-            self._on_drop()
-        else:
-            self._on_frame()
 
 
 class BusReader:

@@ -1,6 +1,15 @@
-"""The documents that the supervisor publishes: their records, and views that decode each version once."""
+"""The documents that the supervisor publishes: their records, and views that decode each version once.
+
+endpoints, names    of all pools
+objectives,         of each pool (`workers.shared.objectives`, `workers.worker.rewrites`)
+model rewrites
+models              the models and adapters that the endpoints of several pools have listed. The size is bounded: if there are more
+                    than it has room for, large pools are listed only in part, and small ones as a whole
+names of pools      which InferencePool has which place, if the picker finds its pools while it runs
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -8,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epp.candidates import Endpoint
-from shm.documents import DocumentReader
+from epp.plugins.extractors.models import Model
+from shm.documents import DocumentReader, DocumentView
 
 ENDPOINTS = 0
 NAMES = 1
@@ -71,19 +81,9 @@ class NamesRecord(msgspec.Struct, array_like=True, frozen=True):
     columns: dict[str, list[str]]
 
 
-_encoder = msgspec.msgpack.Encoder()
-_endpoints = msgspec.msgpack.Decoder(list[EndpointRecord])
-_names = msgspec.msgpack.Decoder(list[NamesRecord])
-
-
-def encode(records: Sequence[EndpointRecord] | Sequence[NamesRecord]) -> bytes:
-    """Encodes the records as a document."""
-    return _encoder.encode(records)
-
-
-def decode_endpoints(blob: bytes) -> list[EndpointRecord]:
-    """Decodes the records of an endpoints document. Raises msgspec.DecodeError."""
-    return _endpoints.decode(blob)
+encode = msgspec.msgpack.Encoder().encode
+decode_endpoints = msgspec.msgpack.Decoder(list[EndpointRecord]).decode
+_decode_names = msgspec.msgpack.Decoder(list[NamesRecord]).decode
 
 
 class EndpointsView:
@@ -135,7 +135,7 @@ class EndpointsView:
             found = _by_pool(self._reader)
             return None if found is None else (found[0], found[1].get(self.pool, []))
         document = self._reader.read(ENDPOINTS)
-        return None if document is None else (document[0], _endpoints.decode(document[1]) if document[1] else [])
+        return None if document is None else (document[0], decode_endpoints(document[1]) if document[1] else [])
 
 
 # The records of the last version that the views of pools have read, for each reader: a thousand views decode each version once.
@@ -151,32 +151,100 @@ def _by_pool(reader: DocumentReader) -> tuple[int, dict[int, list[EndpointRecord
     if document is None:
         return None
     pools: dict[int, list[EndpointRecord]] = {}
-    for record in _endpoints.decode(document[1]) if document[1] else []:
+    for record in decode_endpoints(document[1]) if document[1] else []:
         pools.setdefault(record.pool, []).append(record)
     found = _grouped[reader] = document[0], pools
     return found
 
 
-class NamesView:
-    """Reads the names document. Keeps the last version if the current one cannot be read."""
+NamesOfEndpoints = Mapping[tuple[int, int], Mapping[str, frozenset[str]]]  # by (slot, generation) of the endpoint, then by column
+
+
+class NamesView(DocumentView[NamesOfEndpoints]):
+    """Reads the names document."""
 
     def __init__(self, reader: DocumentReader) -> None:
-        self._reader = reader
-        self._version = -1
-        self._names: dict[tuple[int, int], Mapping[str, frozenset[str]]] = {}
+        super().__init__(reader, NAMES, _names_in, {})
 
-    def current(self) -> Mapping[tuple[int, int], Mapping[str, frozenset[str]]]:
-        """Returns the names by (slot, generation) of the endpoint, then by column."""
-        if self._reader.version(NAMES) != self._version:
-            document = self._reader.read(NAMES)
-            if document is not None:
-                self._version = document[0]
-                records = _names.decode(document[1]) if document[1] else []
-                self._names = {(r.slot, r.generation): {c: frozenset(n) for c, n in r.columns.items()} for r in records}
-        return self._names
+
+def _names_in(blob: bytes) -> NamesOfEndpoints:
+    records = _decode_names(blob) if blob else []
+    return {(r.slot, r.generation): {c: frozenset(n) for c, n in r.columns.items()} for r in records}
 
 
 def _endpoint(r: EndpointRecord) -> Endpoint:
     return Endpoint(
         name=r.name, namespace=r.namespace, host=r.host, port=r.port, labels=r.labels, slot=r.slot, generation=r.generation, owner=r.owner
     )
+
+
+MODELS_BYTES: Final = 128 << 10  # some 2,000 models
+
+Served = Mapping[int, Sequence[Model]]  # the number of a pool -> its models, by their ids
+NO_MODELS: Final[Served] = {}
+_decode_models = msgspec.msgpack.Decoder(dict[int, list[Model]]).decode
+
+
+def fitting(served: Served, room: int) -> Served:
+    """Returns as many models of each pool as fit into `room` bytes: each pool has the same share, and what small ones leave is shared."""
+    sizes = {pool: [len(encode(model)) for model in models] for pool, models in served.items()}
+    room -= 16 * (1 + len(served))  # the numbers of pools, and the lengths of their lists
+    found: dict[int, Sequence[Model]] = {}
+    for left, pool in zip(range(len(sizes), 0, -1), sorted(sizes, key=lambda pool: sum(sizes[pool])), strict=True):
+        share, count = room // left, 0
+        for size in sizes[pool]:
+            if size > share:
+                break
+            share, room, count = share - size, room - size, count + 1
+        found[pool] = served[pool][:count]
+    return found
+
+
+class ServedView(DocumentView[Served]):
+    """Reads the document with the models. `version` grows when the models have changed."""
+
+    def __init__(self, reader: DocumentReader, pools: int) -> None:
+        """`pools`: how many there are."""
+        super().__init__(reader, models_of(pools), _decode_models, NO_MODELS)
+
+
+class Placed(NamedTuple):
+    """The InferencePool in a place, and the port of the place."""
+
+    name: str
+    port: int
+
+
+EMPTY: Final = Placed("", 0)
+PlacedPools = Mapping[int, Placed]  # by the number of the place
+NONE_PLACED: Final[PlacedPools] = {}
+_decode_placed = msgspec.msgpack.Decoder(dict[int, Placed]).decode
+
+
+class AssignedView(DocumentView[PlacedPools]):
+    """Reads which InferencePools have which places, if the picker finds them."""
+
+    def __init__(self, reader: DocumentReader, places: int) -> None:
+        """`places`: how many there are."""
+        super().__init__(reader, assigned_of(places), _decode_placed, NONE_PLACED)
+        self._found = places > 0 and len(reader.schema.capacities) > assigned_of(places)
+
+    def names(self) -> PlacedPools | None:
+        """Returns all names if one has changed since the last call, else None."""
+        return self.content if self._found and self.look() else None
+
+
+class PoolNames:
+    """The present names of several pools, by number: those of the start, or if the picker finds its pools, those of the document."""
+
+    def __init__(self, reader: DocumentReader, first: Sequence[str]) -> None:
+        """`first`: the names at the start, "" for a place without a pool; none if the picker has one pool."""
+        self.several = bool(first)
+        self._names = tuple(first)
+        self._assigned = AssignedView(reader, len(first))
+
+    def current(self) -> Sequence[str]:
+        """Returns the name of each pool, "" for a place without one; none if the picker has one pool."""
+        if (names := self._assigned.names()) is not None:
+            self._names = tuple(names.get(number, EMPTY).name for number in range(len(self._names)))
+        return self._names

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from epp.flow.plan import FlowPlan
-from shm.documents import DocumentReader
+from shm.documents import DocumentReader, DocumentView
 from workers.shared.documents import objectives_of
 
 REUSE_AFTER_S: Final = 5.0
@@ -30,18 +30,8 @@ class ObjectivesRecord(msgspec.Struct, array_like=True, frozen=True):
     places: dict[int, int]
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(ObjectivesRecord).decode
-
-
-def encode(record: ObjectivesRecord) -> bytes:
-    """Encodes the record as a document."""
-    return _encode(record)
-
-
-def decode(blob: bytes) -> ObjectivesRecord:
-    """Decodes the record of a document. Raises msgspec.DecodeError."""
-    return _decode(blob)
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(ObjectivesRecord).decode
 
 
 def static_bands(plan: FlowPlan | None) -> Collection[int]:
@@ -113,8 +103,8 @@ class BandPlaces:
         return reusable
 
 
-class ObjectivesView:
-    """Reads the objectives document in a worker. Keeps the last version if the current one cannot be read.
+class ObjectivesView(DocumentView[ObjectivesRecord]):
+    """Reads the objectives document in a worker.
 
     A request that names an objective finds what was published before it. `changed` is called whenever `places` have changed, so that flow
     control learns it, whoever noticed it first: a request or the worker's heartbeat.
@@ -122,13 +112,11 @@ class ObjectivesView:
 
     def __init__(self, reader: DocumentReader, static: Collection[int], pool: int | None = None) -> None:
         """`pool`: the number of the pool whose objectives these are; None: of the only one."""
-        self._reader = reader
-        self._document = objectives_of(pool)
-        self._words, self._at = reader.version_word(self._document)
+        super().__init__(reader, objectives_of(pool), decode, ObjectivesRecord({}, first_places(static)))
+        self._words, self._at = reader.version_word(objectives_of(pool))
         self._tried = 0  # the version that a request has tried to read
-        self._version = 0
         self._priorities: Mapping[str, int] = {}
-        self.places: Mapping[int, int] = first_places(static)
+        self.places: Mapping[int, int] = self.content.places
         self.changed: Callable[[], object] = lambda: None
 
     def priority(self, objective: str) -> int | None:
@@ -141,15 +129,10 @@ class ObjectivesView:
         return self._priorities.get(objective)
 
     def look(self) -> bool:
-        """Reads the document if it has changed. Returns whether it had changed."""
-        if self._words[self._at] == self._version:
+        """Reads the document if it has changed. Returns whether it had."""
+        if not super().look():
             return False
-        document = self._reader.read(self._document)
-        if document is None or document[0] == self._version:
-            return False
-        self._version, blob = document
-        record = _decode(blob)
-        self._priorities, self.places = record.priorities, record.places
+        self._priorities, self.places = self.content.priorities, self.content.places
         self.changed()
         return True
 

@@ -35,7 +35,7 @@ from workers.process.instance import Instance
 from workers.process.layout import LEADS_UNTIL
 from workers.process.pools import assigned_view, tell_assigned
 from workers.shared import reload_status
-from workers.shared.pool_names import NONE, Names
+from workers.shared.documents import NONE_PLACED, PlacedPools
 from workers.shared.reload_status import ReloadStatus
 from workers.supervisor.background import Background
 from workers.supervisor.configured_endpoints import bounded
@@ -109,7 +109,7 @@ class Kubernetes:
         readiness: Readiness,
         background: Background,
         report: Callable[..., None],
-        assign: Callable[[Names], None],
+        assign: Callable[[PlacedPools], None],
     ) -> None:
         """`present`: returns the instance under the configuration that is used now. `area` is the supervisor's.
 
@@ -128,7 +128,7 @@ class Kubernetes:
         self._assign = assign
         self._placing: Placing | None = None
         if (places := instance.places) is not None:
-            names = assigned_view(instance).names() or NONE
+            names = assigned_view(instance).names() or NONE_PLACED
             ports = Ports(places.ports, instance.sockets.later, instance.lock.info["ports"]["grpc"])
             for number, placed in names.items():
                 ports.take(placed.port, number)
@@ -225,7 +225,7 @@ class Kubernetes:
         )
         return discovery
 
-    def _use(self, names: Names) -> None:
+    def _use(self, names: PlacedPools) -> None:
         self._assign(names)
         tell_assigned(self._instance, names)
         log.info("pools that are served", pools=sorted(placed.name for placed in names.values()))

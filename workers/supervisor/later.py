@@ -24,7 +24,7 @@ from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.loading import in_force
 from workers.process.pools import assigned, chosen, listed_now, present, tell_assigned, with_pool
-from workers.shared.pool_names import Names, Placed
+from workers.shared.documents import Placed, PlacedPools
 from workers.supervisor.background import Background
 from workers.supervisor.configured_endpoints import follow_configured
 from workers.supervisor.data_layer import DataLayer, read_by
@@ -193,7 +193,7 @@ class Later:
             supervisor.objects.use(instance.pools)
             self._shown([])
 
-    def assign(self, names: Names) -> None:
+    def assign(self, names: PlacedPools) -> None:
         """Takes over which InferencePools have which places."""
         supervisor = self._supervisor
         before, instance = supervisor.instance, assigned(supervisor.instance, names)
@@ -203,7 +203,7 @@ class Later:
         supervisor.pools_replaced()
         self._shown([new for old, new in zip(before.pools, instance.pools, strict=True) if old is not new])
 
-    def _publish_names(self, names: Names) -> None:
+    def _publish_names(self, names: PlacedPools) -> None:
         tell_assigned(self._supervisor.instance, names)
         log.info("pools that are served", pools=sorted(each.name for each in names.values()))
 

@@ -10,8 +10,7 @@ from typing import Final
 
 from shm.documents import DocumentReader, DocumentWriter
 from workers.process.instance import Instance
-from workers.shared.documents import ENDPOINTS, models_of
-from workers.shared.model_lists import Served, encode, fitting
+from workers.shared.documents import ENDPOINTS, Served, encode, fitting, models_of
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.endpoints.http_client import Dialer

@@ -3,7 +3,7 @@
     generation word has moved ─▶ thread: files ─▶ configuration ─▶ loop: start plugins, swap ─▶ report to the parent
 
 - The loop serves on while the thread loads. Meanwhile, the interpreter switches between the two every SWITCH_S.
-- A candidate (`tryout`) is loaded in the same way, and used beside the configuration in force. If it is promoted, the worker has it
+- A candidate is loaded in the same way, and used beside the configuration in force. If it is promoted, the worker has it
   already.
 - An open stream keeps the app of its configuration to its end. At each heartbeat, the worker looks through its open streams. When the last
   stream of an old configuration has ended, it ends the plugins' work of that configuration.

@@ -19,7 +19,7 @@ from epp.protocol.models import Listed, listed
 from epp.request.pools import PoolChoice
 from epp.request.tenants import Tenants
 from workers.process.instance import Instance
-from workers.shared.model_lists import Served, ServedView
+from workers.shared.documents import Served, ServedView
 
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig

@@ -26,7 +26,7 @@ from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.loading import of_pool
 from workers.process.pools import assigned, assigned_view, chosen, listed_now
-from workers.shared.model_lists import ServedView
+from workers.shared.documents import ServedView
 from workers.shared.pool_crashes import OutOfService
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.worker.adoption import Adoption, Loading, Turn, show
@@ -80,7 +80,7 @@ class Pools:
         self._lobby = self._first.lobby()
         self._loaded: list[Adoption | None] = [None] * len(instance.pools)
         self._loaded[self._lobby_of] = self._adoption(self._first)
-        self._assigned = assigned_view(instance) if instance.places is not None else None
+        self._assigned = assigned_view(instance)
         self._left: list[WorkerParts] = []  # those of pools that are gone; streams may still use them
         self._retiring: set[asyncio.Task[None]] = set()
         self._used: set[int] = set()  # the pools that got a stream since the last heartbeat
@@ -151,7 +151,7 @@ class Pools:
         if self._out.changes != self._outs:
             self._outs = self._out.changes
             self._leave_those_out()
-        if self._assigned is not None and (names := self._assigned.names()) is not None:
+        if (names := self._assigned.names()) is not None:
             self._use(assigned(self._instance, names))
         if (changes := self._instance.words.changes) != self._changes:
             self._changes = changes

@@ -15,7 +15,7 @@ from workers.process.generations import Attempt, Given
 from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pools import assigned, create_places
-from workers.shared.pool_names import Placed
+from workers.shared.documents import Placed
 
 QUEUE = "plugins: [{type: queue-scorer}]\n"
 CACHE = "plugins: [{type: kv-cache-utilization-scorer}]\n"

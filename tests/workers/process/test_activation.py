@@ -9,10 +9,9 @@ import pytest
 
 from epp.config.load import load
 from tests.workers.instances import options
-from workers.process import StartError, Unusable, activation
-from workers.process.activation import VARIABLES, received
+from workers.process import StartError, Unusable
 from workers.process.instance import Instance
-from workers.process.sockets import Sockets, listen
+from workers.process.sockets import VARIABLES, Sockets, listen, received
 
 FIRST = 400  # no other descriptor of the test has such a number
 
@@ -20,7 +19,7 @@ FIRST = 400  # no other descriptor of the test has such a number
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, str]]]:
     """Passes sockets as systemd does. The result is the environment of the picker."""
-    monkeypatch.setattr(activation, "FIRST", FIRST)
+    monkeypatch.setattr("workers.process.sockets.FIRST_PASSED", FIRST)
     used: list[int] = []
 
     def give(*sockets: socket.socket, names: str = "grpc") -> dict[str, str]:

@@ -22,8 +22,7 @@ from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pools import assigned, assigned_view, create_places, present
-from workers.shared.documents import assigned_of
-from workers.shared.pool_names import Placed, PoolNames, encode
+from workers.shared.documents import Placed, PoolNames, assigned_of, encode
 
 LORA = """
 plugins: [{type: lora-affinity-scorer}, {type: max-score-picker}]

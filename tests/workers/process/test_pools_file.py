@@ -6,8 +6,7 @@ import pytest
 
 from epp.config.findings import ConfigErrors
 from epp.config.load import load
-from workers.process.loading import CONFIG_BYTES_MAX
-from workers.process.pools_file import PoolText, read_configurations, read_pools
+from workers.process.loading import CONFIG_BYTES_MAX, PoolText, read_configurations, read_pools
 
 TEXT = """\
 pools:

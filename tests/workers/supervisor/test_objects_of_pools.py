@@ -19,9 +19,8 @@ from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_BYTES
 from workers.process.places import DEFAULT, Places
 from workers.process.pools import assigned, create_places
-from workers.shared.documents import objectives_of
+from workers.shared.documents import Placed, objectives_of
 from workers.shared.objectives import decode
-from workers.shared.pool_names import Placed
 from workers.supervisor.objects_of_pools import PoolsObjects
 
 OF = "  poolRef: {name: %s}\n"

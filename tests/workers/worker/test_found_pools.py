@@ -16,7 +16,7 @@ from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pools import create_places, tell_assigned
-from workers.shared.pool_names import Placed
+from workers.shared.documents import Placed
 from workers.worker.pools import Pools
 
 

@@ -18,8 +18,7 @@ from workers.process import pools
 from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.places import Pool
-from workers.shared.documents import models_of
-from workers.shared.model_lists import Served, ServedView, encode
+from workers.shared.documents import Served, ServedView, encode, models_of
 from workers.worker.model_list import ModelList
 
 TENANTS = "tenants: {{from: [{{header: x-tenant-{}, trusted: true}}], unknown: refuse}}"

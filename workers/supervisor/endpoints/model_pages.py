@@ -17,7 +17,7 @@ from typing import Final
 from epp.plugins.extractors._pages import ExtractError
 from epp.plugins.extractors.models import Model, models_of
 from epp.protocol.models import PATH
-from workers.shared.model_lists import Served
+from workers.shared.documents import Served
 from workers.supervisor.endpoints.discovery import EndpointSpec, Name
 from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import Connected, Dialer, get_request

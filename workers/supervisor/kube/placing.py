@@ -17,7 +17,7 @@ import structlog
 
 from workers.process.places import Places
 from workers.process.sockets import listens, open_at
-from workers.shared.pool_names import EMPTY, Names, Placed
+from workers.shared.documents import EMPTY, Placed, PlacedPools
 from workers.supervisor.kube.pool import InferencePool
 
 UNSERVED: Final = "an InferencePool is not served"
@@ -66,7 +66,7 @@ class Ports:
 class Placing:
     """Places InferencePools. `names`: the present ones. `unserved`: InferencePool -> why it is not served."""
 
-    def __init__(self, places: Places, names: Names, report: Callable[..., None], ports: Ports) -> None:
+    def __init__(self, places: Places, names: PlacedPools, report: Callable[..., None], ports: Ports) -> None:
         self.names = names
         self._places = places
         self._ports = ports

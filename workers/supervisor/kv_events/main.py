@@ -111,7 +111,7 @@ class Follower:
         self.speculation = Speculation(self.holdings, settings.speculative_s, instance.pipes.kv_bus_readers)
         self._endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
         self._instance = instance
-        self._assigned = assigned_view(instance) if instance.places is not None else None
+        self._assigned = assigned_view(instance)
         self._seen = -1
         self._refused: set[tuple[int, int, int]] = set()  # endpoints that could not be followed
         self._again_at = math.inf  # the time at which the endpoints in `_refused` are tried again
@@ -186,7 +186,7 @@ class Follower:
 
     def _wanted(self, endpoints: Sequence[Endpoint]) -> dict[tuple[int, int, int], Endpoint]:
         """Returns the endpoints of pools with a precise prefix producer. Notes what they need, and what a snapshot calls them."""
-        if self._assigned is not None and (names := self._assigned.names()) is not None:
+        if (names := self._assigned.names()) is not None:
             self._instance = assigned(self._instance, names)
         with contextlib.suppress(GenerationLost):  # another list of pools comes
             self._instance = listed_now(self._instance)

@@ -9,7 +9,7 @@ import uvloop
 
 from epp.plugins.extractors.models import Model
 from tests.reports import Reports
-from workers.shared.model_lists import Served
+from workers.shared.documents import Served
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.http_client import Dialer
 from workers.supervisor.endpoints.model_pages import AT_ONCE, EVERY_S, FAILING_S, FAILURES_TO_LOG, ModelPages, Unlisted, get

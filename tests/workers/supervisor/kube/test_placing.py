@@ -3,7 +3,7 @@
 from epp.endpoints.label_selectors import Selector
 from tests.reports import Reports
 from workers.process.places import Places
-from workers.shared.pool_names import Placed
+from workers.shared.documents import Placed
 from workers.supervisor.kube.placing import Placing, Ports
 from workers.supervisor.kube.pool import InferencePool
 

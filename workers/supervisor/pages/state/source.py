@@ -35,9 +35,8 @@ from shm.segment import Segment, SegmentError
 from shm.table import TableCopy, TableReader, TableSchema
 from workers.process.layout import GENERATION, of_key
 from workers.shared import reload_status
-from workers.shared.documents import EndpointsView
+from workers.shared.documents import EndpointsView, PoolNames
 from workers.shared.objectives import ObjectivesView
-from workers.shared.pool_names import PoolNames
 from workers.shared.query_of_death import TRIED
 from workers.supervisor.pages.kv_events import NOT_FOLLOWED
 from workers.supervisor.pages.state.attached import Attached, Counted, IndexCounts

@@ -23,8 +23,7 @@ from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pools import create_places, tell_assigned
-from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
-from workers.shared.pool_names import Placed
+from workers.shared.documents import ENDPOINTS, EndpointRecord, Placed, encode
 from workers.supervisor.pages.state.source import GONE_S, Source
 from workers.worker.plugin_handles import SeriesCount
 

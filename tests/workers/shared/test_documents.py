@@ -3,8 +3,7 @@
 from epp.plugins.extractors.models import Model
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from tests.shm.memory import region_for
-from workers.shared.documents import models_of
-from workers.shared.model_lists import ServedView, encode, fitting
+from workers.shared.documents import ServedView, encode, fitting, models_of
 
 
 def models(*names: str) -> list[Model]:
