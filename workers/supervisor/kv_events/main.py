@@ -12,7 +12,7 @@ import contextlib
 import math
 import resource
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping
 
 import structlog
 import zmq
@@ -21,16 +21,13 @@ from epp.candidates import Endpoint
 from epp.plugins.producers._precise_params import Settings
 from epp.prefix.kv_events import NAME_CHARS_MAX, is_read, topic_parts
 from epp.prefix.streams import StreamRecord
-from shm.documents import DocumentReader
 from shm.prefix_writer import OwnersExhausted
 from workers.host.exit_codes import ExitCode
 from workers.host.memory import Usage, cgroup_limit, share
-from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.kv_memory import KvCounts
-from workers.process.pools import assigned, assigned_view, listed_now
 from workers.process.restart import kv_events_ordinal
-from workers.shared.documents import EndpointsView, Identity
+from workers.shared.documents import Identity
 from workers.supervisor.kv_events.costs import MEMORY_MAX, Costs
 from workers.supervisor.kv_events.followed import Followed, addresses
 from workers.supervisor.kv_events.held_state import KEEP_S, HeldState, SavedStream, Trailer
@@ -38,6 +35,7 @@ from workers.supervisor.kv_events.holdings import Holdings
 from workers.supervisor.kv_events.publishing import Publishing
 from workers.supervisor.kv_events.sockets import Subscription, context_for
 from workers.supervisor.kv_events.speculation import Speculation
+from workers.supervisor.kv_events.wanted import Key, WantedEndpoint, WantedEndpoints
 
 WAIT_MS = 50
 # The least time between the starts of two turns, so that a turn finds several messages. An empty turn costs 0.3 ms for 100 endpoints.
@@ -96,24 +94,20 @@ class Follower:
         self.state = _state(instance, self.holdings)
         self.restored: dict[Identity, SavedStream] = {}  # streams of the snapshot without their endpoints, which have not come back yet
         self._keep_until = math.inf
-        self._named: dict[tuple[int, int, int], Identity] = {}
-        self._settings: dict[tuple[int, int, int], Settings] = {}  # of the pool of each endpoint
         if self.state is not None and not self.predecessors and not writer.owners() and not writer.links.size:
             self._restore(self.state, time.monotonic())
         self.costs = Costs(_memory_limit(instance), Usage().over)
         self.left = KvCounts()  # the counts of streams that have ended
         self.evictions_before = writer.evictions
         self._active: set[Followed] = set()  # the endpoints that have received something in this turn
-        self.followed: dict[tuple[int, int, int], Followed] = {}
+        self.followed: dict[Key, Followed] = {}
         self.by_pod: dict[str, list[Followed]] = {}  # a server may be an endpoint of several pools
         self.reported_topics: set[bytes] = set()
         self.unknown_topics = 0
         self.speculation = Speculation(self.holdings, settings.speculative_s, instance.pipes.kv_bus_readers)
-        self._endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
-        self._instance = instance
-        self._assigned = assigned_view(instance)
-        self._seen = -1
-        self._refused: set[tuple[int, int, int]] = set()  # endpoints that could not be followed
+        self._published = WantedEndpoints(instance)
+        self._wanted: Mapping[Key, WantedEndpoint] = {}
+        self._refused: set[Key] = set()  # endpoints that could not be followed
         self._again_at = math.inf  # the time at which the endpoints in `_refused` are tried again
         self._ended = instance.pipes.workers_pipe.reader
         self._poller = zmq.Poller()
@@ -159,23 +153,21 @@ class Follower:
 
     def follow(self, now: float) -> None:
         """Follows the endpoints that the supervisor has published. After AGAIN_S, tries again those that could not be followed."""
-        endpoints = self._endpoints.current()
         if now >= self._keep_until:
             self._forget_restored()
-        if self._endpoints.version == self._seen and now < self._again_at:
+        if not self._published.changed() and now < self._again_at:
             return
-        self._seen = self._endpoints.version
-        wanted = self._wanted(endpoints)
+        wanted = self._wanted = self._published.read()
         if wanted and self.restored:
             self._keep_until = min(self._keep_until, now + KEEP_S)
         for identity in [identity for identity in self.followed if identity not in wanted]:
             self._leave(self.followed.pop(identity))
         self._refused &= wanted.keys()
         self._again_at = math.inf
-        for identity, endpoint in wanted.items():
+        for identity in wanted:
             if identity not in self.followed:
-                self._try(identity, endpoint, now)
-        if self._endpoints.version > 0 and self.predecessors:
+                self._try(identity, now)
+        if self._published.version > 0 and self.predecessors:
             self._retire(self.predecessors.values())
             self.predecessors = {}
         self.by_pod = {}
@@ -184,32 +176,16 @@ class Follower:
                 self.by_pod.setdefault(pod, []).append(followed)
         self.speculation.know({f.endpoint.owner: f.holder for f in self.followed.values()})
 
-    def _wanted(self, endpoints: Sequence[Endpoint]) -> dict[tuple[int, int, int], Endpoint]:
-        """Returns the endpoints of pools with a precise prefix producer. Notes what they need, and what a snapshot calls them."""
-        if (names := self._assigned.names()) is not None:
-            self._instance = assigned(self._instance, names)
-        with contextlib.suppress(GenerationLost):  # another list of pools comes
-            self._instance = listed_now(self._instance)
-        every = self._instance.every
-        wanted = {}
-        self._named, self._settings = {}, {}
-        for e, name, number in zip(endpoints, self._endpoints.identities(), self._endpoints.pools(), strict=True):
-            pool, key = every[number], (e.slot, e.generation, e.owner)
-            if (settings := self._instance.layout.kv_of(pool.options.pool_name)) is not None:
-                wanted[key], self._settings[key] = e, settings
-                # In a snapshot of several pools, the namespace begins with the name of the pool.
-                self._named[key] = name if pool.pool is None else (f"{pool.options.pool_name}/{name[0]}", *name[1:])
-        return wanted
-
     def close(self) -> None:
         """Saves the last snapshot, and closes all sockets. Leaves the shared memory as it is, for a successor."""
         if self.state is not None and self.exit_code == ExitCode.OK:
             self.state.close(self._trailer)
         self.context.destroy(0)
 
-    def _try(self, identity: tuple[int, int, int], endpoint: Endpoint, now: float) -> None:
+    def _try(self, identity: Key, now: float) -> None:
+        endpoint, settings, name = self._wanted[identity]
         try:
-            self.followed[identity] = self._begin(endpoint, self._kept(identity), self._settings[identity])
+            self.followed[identity] = self._begin(endpoint, self._kept(identity), settings)
         except (zmq.ZMQError, OwnersExhausted, ValueError) as problem:
             self._again_at = now + AGAIN_S
             if identity not in self._refused:
@@ -222,14 +198,14 @@ class Follower:
                 )
             return
         self.predecessors.pop(identity, None)
-        self.restored.pop(self._named[identity], None)
+        self.restored.pop(name, None)
         self._refused.discard(identity)
 
-    def _kept(self, identity: tuple[int, int, int]) -> SavedStream | None:
+    def _kept(self, identity: Key) -> SavedStream | None:
         """Returns what a predecessor or the snapshot tells about an endpoint; None if neither knows it."""
         record = self.predecessors.get(identity)
         if record is None:
-            return self.restored.get(self._named[identity])
+            return self.restored.get(self._wanted[identity].name)
         read, owners = self.positions.read(record.slot), [*(tier.owner for tier in record.tiers), record.speculative]
         return SavedStream(owners, read.position, read.check, record.block_tokens, record.group, record.remark)
 
@@ -247,7 +223,7 @@ class Follower:
     def _trailer(self) -> Trailer:
         """Returns what the snapshot stores beside the links."""
         kept = dict(self.restored)
-        kept |= {self._named[identity]: followed.kept() for identity, followed in self.followed.items()}
+        kept |= {self._wanted[identity].name: followed.kept() for identity, followed in self.followed.items()}
         streams = [(identity, each) for identity, each in kept.items() if each.position]
         return Trailer(0.0, [], sorted(self.holdings.known_words), streams)
 
