@@ -37,7 +37,7 @@ _NAMES = """
     shm: prefix_index prefix_writer remote_area seqlock series series_reader series_rows stream_positions table
     workers/replicas: budgets byte_stream connection exchange joining others pace pages places reading replies taught waiting
     workers/shared: bus decisions freshness index_limits query_of_death scrape_pace
-    workers/supervisor/endpoints: http_answer http_client scrape scrape_results wheel
+    workers/supervisor/endpoints: http_answer http_client scrape wheel
     workers/supervisor/kv_events: followed holdings sockets stream
     workers/transport: abuse answer_blocks control_frames frames header_blocks headers http2 interface native output
     workers/transport: room sending session stream timeouts turn wrong_protocol

@@ -33,8 +33,7 @@ from workers.shared.outliers import Outliers
 from workers.supervisor.endpoints.endpoint_log import EndpointLog, Snapshots
 from workers.supervisor.endpoints.endpoints import EndpointTable, Reading
 from workers.supervisor.endpoints.further_pages import FurtherPages, page_address, scraper_of
-from workers.supervisor.endpoints.scrape import Scraper
-from workers.supervisor.endpoints.scrape_results import ScrapeCounters, Sink
+from workers.supervisor.endpoints.scrape import ScrapeCounters, Scraper, Sink
 from workers.supervisor.endpoints.slots import IndexOwners
 
 SCRAPE_COUNTERS = (

@@ -47,7 +47,7 @@ from workers.supervisor.background import Background
 from workers.supervisor.config_watch import ConfigWatch
 from workers.supervisor.data_layer import CULPRIT, DataLayer, OverwrittenError
 from workers.supervisor.endpoints.endpoints import EndpointTable
-from workers.supervisor.endpoints.scrape_results import Sink
+from workers.supervisor.endpoints.scrape import Sink
 from workers.supervisor.endpoints.slots import IndexOwners
 from workers.supervisor.index_keeper import IndexKeeper
 from workers.supervisor.latency_keeper import LatencyKeepers

@@ -21,7 +21,7 @@ from workers.shared.bus import AGE_TICKS
 from workers.shared.documents import EndpointsView
 from workers.shared.objectives import ObjectivesView, static_bands
 from workers.supervisor.endpoints.endpoints import EndpointTable
-from workers.supervisor.endpoints.scrape_results import Sink
+from workers.supervisor.endpoints.scrape import Sink
 from workers.supervisor.latency_keeper import LatencyKeeper, LatencyKeepers
 from workers.supervisor.shared_pages import SharedPages
 

@@ -21,7 +21,7 @@ from workers.replicas.pages import Page, Pages
 from workers.supervisor.endpoints.endpoint_log import Condition
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.endpoints.member import Member
-from workers.supervisor.endpoints.scrape_results import Failure
+from workers.supervisor.endpoints.scrape import Failure
 
 
 class SharedPages:

@@ -35,8 +35,7 @@ from workers.supervisor.endpoints.endpoint_log import Change, Condition, Drainin
 from workers.supervisor.endpoints.further_pages import FurtherPages, pod_of
 from workers.supervisor.endpoints.member import Member
 from workers.supervisor.endpoints.records import REPORT_EVERY_S, REPORTED_MAX, Published, spec_of
-from workers.supervisor.endpoints.scrape import Scraper
-from workers.supervisor.endpoints.scrape_results import Failure
+from workers.supervisor.endpoints.scrape import Failure, Scraper
 from workers.supervisor.endpoints.slots import IndexOwners, Slots
 
 NAMES_EVERY_S = 0.05

@@ -20,8 +20,7 @@ from workers.shared.freshness import SCRAPE_S_MAX
 from workers.shared.scrape_pace import Pacing
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.http_client import CONNECT_S_MAX, Dialer, Dialing
-from workers.supervisor.endpoints.scrape import Scraper
-from workers.supervisor.endpoints.scrape_results import Failure, Sink
+from workers.supervisor.endpoints.scrape import Failure, Scraper, Sink
 from workers.supervisor.endpoints.wheel import Target
 
 KEPT_INTERVALS = 4

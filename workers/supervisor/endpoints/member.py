@@ -8,7 +8,7 @@ from shm.table import Handle
 from workers.shared.freshness import Health
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoint_log import Change, Condition, shown
-from workers.supervisor.endpoints.scrape_results import EXTRACT
+from workers.supervisor.endpoints.scrape import EXTRACT
 from workers.supervisor.endpoints.wheel import Target
 
 

@@ -1,11 +1,9 @@
 """Scrapes the metrics page of every endpoint, at most once per interval.
 
-One `Scraper` serves all endpoints of one data source, without a task per endpoint or per scrape. A wheel of buckets turns once per
-interval, and each tick starts the scrapes of one bucket. A new endpoint goes into a bucket with few endpoints, or else
-into the emptiest one, and stays there until it is removed. So the scrapes of many endpoints are spread over the interval. A few endpoints
-share one bucket: their answers arrive together, wake up the process once, and change the table once.
+One `Scraper` serves all endpoints of one data source, without a task per endpoint or per scrape. A wheel of buckets (`wheel`) turns once
+per interval, and each tick starts the scrapes of one bucket. The answers of a bucket arrive together, wake up the process once, and change
+the table once.
 
-    wheel   | bucket 0 | bucket 1 | ... | bucket n-1 |      one bucket per tick, n ticks = interval
     timer   at the next tick that has work: a bucket with a busy endpoint, connections to open, or the sink's `sweep` every `SWEEP_S`
     target  idle -> (connecting ->) waiting -> idle         `began` is set except when idle
     limits  each turn ends the scrapes that take too long: oldest first, up to the first one within its limit, so it is cheap
@@ -33,18 +31,19 @@ import functools
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
-from epp.plugins.extractors._pages import ExtractError, Reader
+from epp.plugins.extractors._pages import Extracted, ExtractError, Reader
 from workers.shared.freshness import SCRAPE_S_MAX
 from workers.shared.scrape_pace import Pacing
 from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import REFUSED, Connected, Dialing
-from workers.supervisor.endpoints.scrape_results import EXTRACT, Failure, ScrapeCounters, Sink
 from workers.supervisor.endpoints.wheel import FLOOD_PAUSE_S, Address, Target, Wheel
 
+EXTRACT: Final = "extract"  # the cause of a failed scrape whose page was fetched, and refused as a whole
 INTERVAL_S_MIN: Final = 0.05
 SWEEP_S: Final = 0.025  # the most time between two calls of the sink's `sweep`
 LATER_S: Final = 0.001  # added to timers: event loops count in milliseconds, and a timer that fires too early wakes up the process in vain
@@ -59,6 +58,52 @@ FIRST_TOKEN_S: Final = 0.2
 # If a page shows so many times the requests in flight, and a few more, the server has clients besides this picker and its replicas.
 FOREIGN: Final = 1.25
 FOREIGN_MIN: Final = 4
+
+
+class Failure(NamedTuple):
+    """Why a scrape failed."""
+
+    cause: str  # one word
+    text: str
+    refused: bool = False  # no process listens at the endpoint's own address
+    again: bool = False  # the next try comes at once, not at the next turn
+    serves: bool = False  # the endpoint's own address accepts connections
+
+
+class Sink(Protocol):
+    """Receives the results of scrapes, in calls from the event loop. `tag`: the object with which the endpoint was added."""
+
+    def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> float | None:
+        """Takes the values of a good page. Returns the requests at the server, or None if the pages do not show them."""
+
+    def failed(self, tag: object, failure: Failure, now: float) -> None: ...
+
+    def sweep(self, now: float) -> None: ...
+
+
+class ScrapeCounters:
+    """Counts of the scraper since its start. No count ever falls.
+
+    Each scrape ends as taken, poll error or extract error, unless its endpoint is removed before. `late` counts the turns at which a scrape
+    was due while the previous one was still under way. Such a turn starts no scrape. `unread`: values of pages that were taken which
+    cannot be read. A cause counts when it appears on an endpoint's page, not again while it lasts. `foreign`: pages that show more requests
+    than are in flight there.
+    """
+
+    def __init__(self) -> None:
+        self.scrapes = 0
+        self.taken = 0
+        self.late = 0
+        self.extract_errors = 0
+        self.unread = 0
+        self.foreign = 0
+        self.poll_errors: Counter[str] = Counter()
+
+    def took(self, problems: Mapping[str, str], before: Mapping[str, str]) -> None:
+        """Counts a page that was taken. `problems`: what could not be read of it. `before`: the same of the endpoint's previous page."""
+        self.taken += 1
+        if problems or before:
+            self.unread += len(problems.keys() - before.keys())
 
 
 class Scraper:

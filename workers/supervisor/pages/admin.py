@@ -1,9 +1,12 @@
 """Serves HTTP on the metrics port: GET and HEAD, HTTP/1.0 and 1.1, with or without TLS.
 
-    listener    accepts, and shares the places between hosts
-    connection  reads requests with h11, one at a time, and limits the work that a client causes
-    turns       runs the work of all connections act by act, within a share of the process's time
+    turns           accepts connections, and runs their work act by act, within shares of the process's time
+    connection      reads requests with h11, one at a time, and limits the work that a client causes
     page_streaming  sends long pages piece by piece
+
+Accepted sockets wait until their turn has come. There are CONNECTIONS_MAX places for waiting sockets, handshakes and connections together.
+If all are taken, the host with the most places loses one to the new socket: that of the connection that has been silent longest. So neither
+idle connections nor a flood from one host keep probes out. A TLS handshake runs outside all turns: its CPU time is charged to the share.
 
 `page` has the values that pages take and return. Scrapers send short requests on few connections, so everything has a small limit:
 heads, queries, connections (including those in their TLS handshake), requests, idle time, and answers that wait to be sent. The server
@@ -30,10 +33,9 @@ from http import HTTPStatus
 
 from workers.host.log import Rarely
 from workers.supervisor.pages.connection import FAILED, Connection
-from workers.supervisor.pages.listener import Listener
 from workers.supervisor.pages.page import ALLOWED, Guard, Page, PageAnswer, Request, Verdict, allow_all, refusal
 from workers.supervisor.pages.page_streaming import RoundRobinSender
-from workers.supervisor.pages.turns import HostQueues, Turns
+from workers.supervisor.pages.turns import HostQueues, Listener, Turns
 
 CONNECTIONS_MAX = 64
 HANDSHAKE_COST_S = 0.002  # CPU time that is charged for a TLS handshake; RSA of 2,048 bits takes 1.3 ms

@@ -60,20 +60,6 @@ class Owner(Protocol):
     def costly(self, host: str, why: str) -> None: ...
 
 
-class Unread:
-    """The bytes of a page that wait for a client. `moved_at`: when their number last changed."""
-
-    def __init__(self) -> None:
-        self.held = 0
-        self.moved_at = 0.0
-
-    def stalled(self, held: int, now: float, *, full: bool) -> bool:
-        """Returns whether the client has read nothing for STALLED_S. `full`: whether the page waits until the client reads more."""
-        if held != self.held or not full:
-            self.held, self.moved_at = held, now
-        return now - self.moved_at >= STALLED_S
-
-
 class Connection(asyncio.BufferedProtocol):
     """The connection of one client, which is also the `Reader` of a page in pieces.
 
@@ -97,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._client_done = False  # the client has closed its sending side
         self._pending: Request | None = None  # the request that waits for its verdict
         self._delivery: tuple[Delivery, Request, PageAnswer] | None = None
-        self._unread = Unread()
+        self._unread = 0, 0.0  # the bytes of a page that wait for the client, and when their number last changed
 
     # Calls of the transport.
 
@@ -122,7 +108,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._unread.moved_at = asyncio.get_running_loop().time()
+        self._unread = self._unread[0], asyncio.get_running_loop().time()
         if self._delivery is not None:
             self._server.sender.resume(self._delivery[0])
         self._take_turn()
@@ -364,11 +350,14 @@ class Connection(asyncio.BufferedProtocol):
     def _look(self) -> None:
         """Ends the connection if the client has read nothing of a page for STALLED_S."""
         assert self._delivery is not None
-        full = self._delivery[0].full_since is not None
-        if self._unread.stalled(self.unsent, asyncio.get_running_loop().time(), full=full):
+        held, moved_at = self._unread
+        now = asyncio.get_running_loop().time()
+        if self.unsent != held or self._delivery[0].full_since is None:
+            self._unread = self.unsent, now
+        elif now - moved_at >= STALLED_S:
             self._cut(f"has read nothing of {self._delivery[1].path} for {STALLED_S:g} s")
-        else:
-            self._call_later(LOOK_EVERY_S, self._look)
+            return
+        self._call_later(LOOK_EVERY_S, self._look)
 
     def _call_later(self, delay: float, act: Callable[[], None]) -> None:
         if self._timer is not None:

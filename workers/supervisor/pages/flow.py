@@ -8,16 +8,8 @@ import time
 from collections.abc import Iterator
 
 from epp.flow.plan import FlowPlan
+from epp.metrics import flow_control as names
 from epp.metrics.computed import Count, Counts
-from epp.metrics.flow_control import (
-    FLOW_CAPACITY,
-    FLOW_CAPACITY_ALL,
-    FLOW_OLDEST,
-    FLOW_RECLAIM_PENDING,
-    FLOW_RECLAIM_TARGET,
-    FLOW_SATURATION,
-    FLOW_STALE,
-)
 from shm.documents import DocumentReader
 from shm.flow_areas import WAITING, WAITING_BYTES
 from shm.table import TableReader
@@ -48,8 +40,8 @@ class FlowFigures:
         yield from self._totals()
         yield from self._saturation()
         pending, target = reclaiming(self._flow, time.monotonic())
-        yield FLOW_RECLAIM_TARGET, OF_POOL, [((self._pool,), target)]
-        yield FLOW_RECLAIM_PENDING, OF_POOL, [((self._pool,), pending)]
+        yield names.FLOW_RECLAIM_TARGET, OF_POOL, [((self._pool,), target)]
+        yield names.FLOW_RECLAIM_PENDING, OF_POOL, [((self._pool,), pending)]
 
     def _bands(self) -> Iterator[Counts]:
         requests: list[Count] = []
@@ -63,22 +55,22 @@ class FlowFigures:
             requests.append((labels, cell.requests / band.max_requests))
             held.append((labels, cell.bytes / band.max_bytes))
             oldest.append((labels, max(0.0, now - cell.oldest) if cell.oldest else 0.0))
-        yield FLOW_CAPACITY["requests"], BY_BAND, requests
-        yield FLOW_CAPACITY["bytes"], BY_BAND, held
-        yield FLOW_OLDEST, BY_BAND, oldest
+        yield names.FLOW_CAPACITY["requests"], BY_BAND, requests
+        yield names.FLOW_CAPACITY["bytes"], BY_BAND, held
+        yield names.FLOW_OLDEST, BY_BAND, oldest
 
     def _totals(self) -> Iterator[Counts]:
         plan, flow = self._plan, self._flow
         for unit, word, limit in (("requests", WAITING, plan.max_requests), ("bytes", WAITING_BYTES, plan.max_bytes)):
             if limit:
-                yield FLOW_CAPACITY_ALL[unit], OF_POOL, [((self._pool,), flow.total(word) / limit)]
+                yield names.FLOW_CAPACITY_ALL[unit], OF_POOL, [((self._pool,), flow.total(word) / limit)]
 
     def _saturation(self) -> Iterator[Counts]:
         load = self._probe.load()
         stages = {**load.stages, EFFECTIVE: load.saturation}
         rows = [((self._pool, stage), value) for stage, value in stages.items()]
-        yield FLOW_SATURATION, ("inference_pool", "stage"), rows
-        yield FLOW_STALE, ("detector",), [((self._plan.detector.name,), self._probe.stale())]
+        yield names.FLOW_SATURATION, ("inference_pool", "stage"), rows
+        yield names.FLOW_STALE, ("detector",), [((self._plan.detector.name,), self._probe.stale())]
 
 
 def figures_of(instance: Instance, documents: DocumentReader | None = None) -> FlowFigures | None:

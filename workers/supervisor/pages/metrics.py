@@ -36,39 +36,7 @@ from epp.metrics.areas import (
     WORKER_COUNTERS,
     WORKER_GAUGES,
 )
-from epp.metrics.computed import (
-    BUS_CORRUPT,
-    CONFIG_GENERATION,
-    CONFIG_SUCCESSFUL,
-    CONFIG_TIMESTAMP,
-    CONFIG_TRYOUT,
-    CONFIG_TRYOUT_SHARE,
-    EJECTED_ENDPOINTS,
-    ENDPOINT_AGE,
-    ENDPOINT_FAILING,
-    ENDPOINT_QUEUE,
-    ENDPOINT_REQUESTS,
-    ENDPOINT_SCRAPE,
-    ENDPOINT_TOKENS,
-    INDEX_DROPPED,
-    INDEX_EVICTIONS,
-    INDEX_FREED,
-    INDEX_SIZE,
-    INFO,
-    LEADER,
-    POOL_AVERAGES,
-    POOL_DEVIATIONS,
-    READY_ENDPOINTS,
-    SERIES_OVERFLOW,
-    SERIES_USED,
-    WORKER_BEAT_AGE,
-    WORKER_LOOP_LAG,
-    WORKER_SERVING,
-    WORKER_SHARE,
-    WORKER_STARTS,
-    Figures,
-    Row,
-)
+from epp.metrics.computed import Figures, Row
 from epp.metrics.older_names import TWINS, older_name
 from shm.areas import Areas
 from shm.prefix_writer import IndexWriter
@@ -84,6 +52,11 @@ from workers.supervisor.pages.pool_gauges import PoolGauges
 from workers.supervisor.pages.sections import Sections, latency_figures, replica_figures
 
 COUNTERS = frozenset(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
+# A counter of errors -> those of the further data sources, and the labels of all.
+SCRAPE_ERRORS: Mapping[str, tuple[Sequence[str], tuple[str, ...]]] = {
+    "datalayer_poll_errors_total": (POLL_ERRORS, ("source_type",)),
+    "datalayer_extract_errors_total": (EXTRACT_ERRORS, ("source_type", "extractor_type")),
+}
 INDEXED = "prefix_indexer_hit_ratio"  # plugins that declare this metric use the prefix index
 OPENMETRICS = "application/openmetrics-text"
 END = "# EOF\n"
@@ -156,16 +129,6 @@ class MetricsPage:
         self._index = index
         self._readings = readings
         self._sections = sections
-        labels = [{"source_type": source, "extractor_type": extractor} for source, extractor in readings.types]
-        self._error_labels = {
-            "datalayer_poll_errors_total": {"source_type": labels[0]["source_type"]},
-            "datalayer_extract_errors_total": labels[0],
-        }
-        self._further_errors = {
-            name.partition("@")[0]: list(zip(names, labels[1:], strict=False))
-            for names in (POLL_ERRORS, EXTRACT_ERRORS)
-            for name in names[:1]
-        }
         self._now = now
         self._series_texts = [SeriesText(group, reader, legacy=content.legacy_names) for group, reader in content.series]
         self._leads = leads
@@ -225,23 +188,23 @@ class MetricsPage:
     def _info(self) -> Iterator[Family]:
         status = self._reload()
         labels = (*self._build, str(choose()), status.hash if status is not None else "")
-        yield from self._shown(INFO, ("commit", "build_ref", "code", "config_hash"), [(labels, 1)])
+        yield from self._shown(computed.INFO, ("commit", "build_ref", "code", "config_hash"), [(labels, 1)])
         if self._reloads is not None:
             yield from self._configurations((POOL,), {(name,): each for name, each in self._reloads().items()})
         elif status is not None:
             yield from self._configurations((), {(): status})
         if self._leads:
             rows: list[Row] = [((lease,), leads()) for lease, leads in self._leads.items()]
-            yield from self._shown(LEADER, LEADER.labels, rows)
+            yield from self._shown(computed.LEADER, computed.LEADER.labels, rows)
 
     def _configurations(self, labels: tuple[str, ...], found: Mapping[tuple[str, ...], ReloadStatus]) -> Iterator[Family]:
         """Yields what is in force and what is tried, by the values of `labels`."""
         columns: Mapping[Metric, Callable[[ReloadStatus], float]] = {
-            CONFIG_GENERATION: lambda status: status.generation,
-            CONFIG_SUCCESSFUL: lambda status: int(status.successful),
-            CONFIG_TIMESTAMP: lambda status: status.since,
-            CONFIG_TRYOUT: lambda status: status.tryout.generation if status.tryout is not None else 0,
-            CONFIG_TRYOUT_SHARE: lambda status: status.tryout.share.millionths / WHOLE if status.tryout is not None else 0.0,
+            computed.CONFIG_GENERATION: lambda status: status.generation,
+            computed.CONFIG_SUCCESSFUL: lambda status: int(status.successful),
+            computed.CONFIG_TIMESTAMP: lambda status: status.since,
+            computed.CONFIG_TRYOUT: lambda status: status.tryout.generation if status.tryout is not None else 0,
+            computed.CONFIG_TRYOUT_SHARE: lambda status: status.tryout.share.millionths / WHOLE if status.tryout is not None else 0.0,
         }
         for metric, value in columns.items():
             yield from self._shown(metric, labels, [(values, value(status)) for values, status in found.items()])
@@ -252,11 +215,11 @@ class MetricsPage:
 
     def _counters(self, sums: Sums) -> Iterator[Family]:
         for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS):
-            labels = self._error_labels.get(metric.name, {})
-            rows = Counter({tuple(labels.values()): sums.counters[metric.name]})
-            for name, further in self._further_errors.get(metric.name, ()):
-                rows[tuple(further[label] for label in labels)] += sums.counters[name]
-            yield from self._shown(metric, tuple(labels), list(rows.items()))
+            further, labels = SCRAPE_ERRORS.get(metric.name, ((), ()))
+            rows: Counter[tuple[str, ...]] = Counter()
+            for name, kinds in zip((metric.name, *further), self._readings.types, strict=False):
+                rows[kinds[: len(labels)]] += sums.counters[name]
+            yield from self._shown(metric, labels, list(rows.items()))
 
     def _histograms(self, sums: Sums) -> Iterator[Family]:
         rows: dict[Metric, list[Row]] = {}
@@ -294,13 +257,13 @@ class MetricsPage:
         gauges: dict[Metric, Sequence[float]] = {
             metric._replace(name=_gauge_name(metric.name)): areas.scalars(metric.name) for metric in WORKER_GAUGES if metric is not LOOP_LAG
         }
-        gauges[WORKER_LOOP_LAG] = [lag / 1e6 for lag in areas.scalars(LOOP_LAG.name)]
-        gauges[WORKER_SERVING] = [areas.serving(ordinal) for ordinal in range(len(ages))]
-        gauges[WORKER_BEAT_AGE] = ages
-        gauges[WORKER_SHARE] = _shares(areas, "connections_total")
-        gauges[WORKER_STARTS] = starts
+        gauges[computed.WORKER_LOOP_LAG] = [lag / 1e6 for lag in areas.scalars(LOOP_LAG.name)]
+        gauges[computed.WORKER_SERVING] = [areas.serving(ordinal) for ordinal in range(len(ages))]
+        gauges[computed.WORKER_BEAT_AGE] = ages
+        gauges[computed.WORKER_SHARE] = _shares(areas, "connections_total")
+        gauges[computed.WORKER_STARTS] = starts
         for metric, values in gauges.items():
-            ordinals = every if metric is WORKER_STARTS else present  # the counter stays after a worker was removed
+            ordinals = every if metric is computed.WORKER_STARTS else present  # the counter stays after a worker was removed
             yield from self._shown(metric, ("worker",), [((str(ordinal - 1),), values[ordinal]) for ordinal in ordinals])
 
     def _merged(self, parts: Iterable[Iterable[Figures]]) -> Iterator[Family | None]:
@@ -326,11 +289,11 @@ class MetricsPage:
             pool.refresh(self._now())
             yield None
         for figure in dict.fromkeys(figure for pool in pools for figure in pool.figures):
-            for at, metrics in enumerate((POOL_AVERAGES, POOL_DEVIATIONS)):
+            for at, metrics in enumerate((computed.POOL_AVERAGES, computed.POOL_DEVIATIONS)):
                 rows: list[Row] = [((pool.name,), pool.figures[figure][at]) for pool in pools if figure in pool.figures]
                 yield from self._shown(metrics[figure], ("name",), rows)
-        yield from self._shown(READY_ENDPOINTS, ("name",), [((pool.name,), pool.ready) for pool in pools])
-        yield from self._shown(EJECTED_ENDPOINTS, ("name",), [((pool.name,), pool.ejected) for pool in pools])
+        yield from self._shown(computed.READY_ENDPOINTS, ("name",), [((pool.name,), pool.ready) for pool in pools])
+        yield from self._shown(computed.EJECTED_ENDPOINTS, ("name",), [((pool.name,), pool.ejected) for pool in pools])
 
     def _scaling(self) -> Iterator[Family]:
         """Yields the scaling signal (`workers.supervisor.scaling`); nothing while it is not known."""
@@ -352,16 +315,20 @@ class MetricsPage:
         by_endpoint = ("name", "model_server_endpoint")
         queues = [((pool.number, name), value) for pool in self._pools for name, value in pool.queues()]
         ages = [((pool.number, name), value) for pool in self._pools for name, value in pool.ages(now)]
-        for metric, found in ((ENDPOINT_QUEUE, queues), (ENDPOINT_AGE, ages), (ENDPOINT_SCRAPE, self._readings.seconds().items())):
+        for metric, found in (
+            (computed.ENDPOINT_QUEUE, queues),
+            (computed.ENDPOINT_AGE, ages),
+            (computed.ENDPOINT_SCRAPE, self._readings.seconds().items()),
+        ):
             yield from self._shown(metric, by_endpoint, [((names[pool], name), value) for (pool, name), value in found])
         failing = self._readings.failing().items()
         shares: list[Row] = [((names[pool], name, cause), share) for (pool, name, cause), share in failing]
-        yield from self._shown(ENDPOINT_FAILING, (*by_endpoint, "cause"), shares)
+        yield from self._shown(computed.ENDPOINT_FAILING, (*by_endpoint, "cause"), shares)
         endpoints = [(endpoint, pool.name) for pool in self._pools for endpoint in pool.endpoints()]
         slots = max((endpoint.slot + 1 for endpoint, _ in endpoints), default=0)
         labels = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority", *(() if self._alone else ("pool",)))
         producer = self._content.producer_name
-        for metric, count in ((ENDPOINT_REQUESTS, self._areas.inflight), (ENDPOINT_TOKENS, self._areas.tokens)):
+        for metric, count in ((computed.ENDPOINT_REQUESTS, self._areas.inflight), (computed.ENDPOINT_TOKENS, self._areas.tokens)):
             counts = count(slots).tolist()
             rows: list[Row] = [((e.name, e.namespace, producer, "", "", pool)[: len(labels)], counts[e.slot]) for e, pool in endpoints]
             yield from self._shown(metric, labels, rows)
@@ -371,11 +338,15 @@ class MetricsPage:
         users = [(f.plugin_name, f.plugin_type) for f in self._content.families if f.metric.name == INDEXED]
         rows: list[Row] = [(user, size) for user in users]
         # All plugins use the same index, so the twin is not the sum over plugins.
-        yield from self._shown(INDEX_SIZE, ("plugin_name", "plugin_type"), rows, of_twin=[((), size)] if users else [])
-        for metric, count in ((INDEX_EVICTIONS, index.evictions), (INDEX_DROPPED, index.dropped), (BUS_CORRUPT, corrupt())):
+        yield from self._shown(computed.INDEX_SIZE, ("plugin_name", "plugin_type"), rows, of_twin=[((), size)] if users else [])
+        for metric, count in (
+            (computed.INDEX_EVICTIONS, index.evictions),
+            (computed.INDEX_DROPPED, index.dropped),
+            (computed.BUS_CORRUPT, corrupt()),
+        ):
             yield from self._shown(metric, (), [((), count)])
         freed: list[Row] = [((cause,), count) for cause, count in index.freed().items()]
-        yield from self._shown(INDEX_FREED, INDEX_FREED.labels, freed)
+        yield from self._shown(computed.INDEX_FREED, computed.INDEX_FREED.labels, freed)
 
     def _series_tables(self) -> Iterator[Family]:
         used: list[Row] = []
@@ -383,8 +354,8 @@ class MetricsPage:
         for group, reader in self._content.series:
             overflowed.append(((group.name,), reader.overflowed()))
             used += [((group.name, str(worker)), count) for worker, count in enumerate(reader.used()) if count]
-        yield from self._shown(SERIES_USED, ("group", "worker"), used)
-        yield from self._shown(SERIES_OVERFLOW, ("group",), overflowed)
+        yield from self._shown(computed.SERIES_USED, ("group", "worker"), used)
+        yield from self._shown(computed.SERIES_OVERFLOW, ("group",), overflowed)
 
     def _shown(
         self, metric: Metric, labels: tuple[str, ...], rows: Sequence[Row], *, of_twin: Sequence[Row] | None = None

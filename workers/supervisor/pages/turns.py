@@ -1,4 +1,4 @@
-"""Limits the share of a process's time that a port may use, and orders the port's work.
+"""Limits the share of a process's time that a port may use, accepts its connections, and orders its work.
 
 The supervisor also scrapes and sends heartbeats, so clients of the metrics port must not keep its event loop busy. All work for them is
 divided into short acts. `Turns` runs one act per turn of the loop, measures its CPU time, and adds ACT_COST_S. A `Share` is a bucket of
@@ -14,7 +14,9 @@ names the host whose prompt acts took most of it, once per second.
 """
 
 import asyncio
+import errno
 import itertools
+import socket
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
@@ -28,6 +30,10 @@ USED_UP: Final = 0.8  # the part of the share above which it counts as used up
 MOST: Final = 0.5  # the part of what was used above which a host took most of it
 ACT_COST_S: Final = 0.0001  # what an act costs outside of it: the loop wakes up, reads, opens and closes connections
 PROMPT_IN_A_ROW: Final = 4
+ACCEPTS_AT_ONCE: Final = 4
+ACCEPT_SHARE: Final = 0.1  # the share of the process's time that accepting may take
+ACCEPT_BURST_S: Final = 0.02
+NO_DESCRIPTORS_PAUSE_S: Final = 0.1
 
 T = TypeVar("T")
 Act = Callable[[], None]
@@ -201,3 +207,60 @@ class Turns:
             return self._prompt.take()
         self._in_a_row = 0
         return "", self._patient.popleft()
+
+
+class Listener:
+    """Accepts connections within a share of the time. Calls `take` with each accepted socket and its host."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listening: socket.socket,
+        take: Callable[[socket.socket, str], None],
+        report: Callable[..., None],
+        clock: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`cpu`: CPU seconds of this thread."""
+        self._loop = loop
+        self._listening = listening
+        self._take = take
+        self._report = report
+        self._cpu = cpu
+        self._share = Share(ACCEPT_SHARE, ACCEPT_BURST_S, clock)
+        self._timer: Any = None
+
+    def open(self) -> None:
+        """Begins to accept."""
+        self._timer = None
+        self._loop.add_reader(self._listening.fileno(), self._readable)
+
+    def close(self) -> None:
+        """Accepts no more. The socket stays open: it belongs to the caller."""
+        if self._timer is not None:
+            self._timer.cancel()
+        else:
+            self._loop.remove_reader(self._listening.fileno())
+
+    def _readable(self) -> None:
+        begun = self._cpu()
+        try:
+            for _ in range(ACCEPTS_AT_ONCE):
+                accepted, peer = self._listening.accept()
+                accepted.setblocking(False)
+                self._take(accepted, peer[0].removeprefix("::ffff:"))
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                raise
+            self._report("cannot accept a connection on the metrics port", reason=f"{error.strerror}; raise the limit of open files")
+            self._pause(NO_DESCRIPTORS_PAUSE_S)
+            return
+        self._share.spend(self._cpu() - begun)
+        if wait_s := self._share.wait_s():
+            self._pause(wait_s)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listening.fileno())
+        self._timer = self._loop.call_later(seconds, self.open)

@@ -7,8 +7,7 @@ from epp.data import WAITING
 from epp.plugins.extractors.core_metrics import CoreMetricsExtractor, Extracted
 from workers.shared.scrape_pace import Pacing
 from workers.supervisor.endpoints.http_client import Dialing
-from workers.supervisor.endpoints.scrape import Scraper
-from workers.supervisor.endpoints.scrape_results import Failure
+from workers.supervisor.endpoints.scrape import Failure, Scraper
 from workers.supervisor.endpoints.wheel import Target
 
 PAGE = b"vllm:num_requests_waiting 3\n"

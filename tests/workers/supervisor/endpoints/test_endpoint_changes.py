@@ -5,7 +5,7 @@ from typing import Any
 from shm.table import EJECTED, FAILING_AT, FAILING_MASK, State
 from tests.workers.shared.outlier_world import Pool, failing
 from tests.workers.supervisor.endpoints.tables import Shared, Supervisor, page, spec
-from workers.supervisor.endpoints.scrape_results import Failure
+from workers.supervisor.endpoints.scrape import Failure
 
 
 def logged(ours: Supervisor, now: float) -> list[tuple[str, str, dict[str, Any]]]:

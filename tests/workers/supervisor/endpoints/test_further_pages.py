@@ -23,7 +23,7 @@ from workers.supervisor.endpoints.further_pages import (
     page_address,
     pod_of,
 )
-from workers.supervisor.endpoints.scrape_results import Failure
+from workers.supervisor.endpoints.scrape import Failure
 
 WANTED: tuple[Column[Any], ...] = (GPU_UTILIZATION, KV_USAGE, SERVED_MODELS, WAITING)  # numbers: GPU, KV, waiting
 FIRST = Extracted((0.0, 0.5, 3.0), 0b110, {"active_models": frozenset("a")})

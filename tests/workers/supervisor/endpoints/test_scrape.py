@@ -9,8 +9,7 @@ from epp.plugins.extractors.core_metrics import Extracted
 from tests.workers.supervisor.endpoints.scraping import EXTRACTOR, PAGE, Bench, FakeKnock, reader
 from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import CONNECT_S_MAX
-from workers.supervisor.endpoints.scrape import PAUSE_S, REFUSALS_TO_PAUSE, SCRAPE_S_MAX
-from workers.supervisor.endpoints.scrape_results import Failure
+from workers.supervisor.endpoints.scrape import PAUSE_S, REFUSALS_TO_PAUSE, SCRAPE_S_MAX, Failure
 from workers.supervisor.endpoints.wheel import FLOOD_PAUSE_S, LARGE_PAGE_BYTES
 
 

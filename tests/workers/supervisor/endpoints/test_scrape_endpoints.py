@@ -10,7 +10,7 @@ from epp.plugins.extractors.core_metrics import Extracted
 from shm.table import DOWN, State
 from tests.waiting import turns
 from tests.workers.supervisor.endpoints.tables import Shared, Supervisor, page, seen, spec
-from workers.supervisor.endpoints.scrape_results import Failure
+from workers.supervisor.endpoints.scrape import Failure
 
 
 def test_an_endpoint_appears_unknown_becomes_fresh_then_stale_and_leaves() -> None:

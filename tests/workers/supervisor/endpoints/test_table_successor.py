@@ -4,7 +4,7 @@ from typing import Any
 
 from shm.table import DOWN, State
 from tests.workers.supervisor.endpoints.tables import Shared, Supervisor, page, seen, spec
-from workers.supervisor.endpoints.scrape_results import Failure
+from workers.supervisor.endpoints.scrape import Failure
 
 
 def test_a_successor_keeps_slots_generations_and_owners() -> None:

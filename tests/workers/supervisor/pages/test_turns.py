@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.supervisor.kv_events.costs import Costs
-from workers.supervisor.pages.listener import Listener
-from workers.supervisor.pages.turns import BURST_S, PERIOD_S, PROMPT_IN_A_ROW, SHARE, URGENT_SHARE, Act, Share, Turns
+from workers.supervisor.pages.turns import BURST_S, PERIOD_S, PROMPT_IN_A_ROW, SHARE, URGENT_SHARE, Act, Listener, Share, Turns
 
 
 class World:
