@@ -19,8 +19,8 @@ from loadtest.demo.ports import free_ports
 from loadtest.demo.stack import LOOPBACK, envoy_command, envoy_path, get, picker_config
 from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Fleet, Picker, completion, serve
 
-ROLLS = 5
-CLIENTS = 24
+ROLLS = 3
+CLIENTS = 12
 TOKENS = 30
 ENVOY_THREADS = 2
 WORKERS = 2
