@@ -33,7 +33,7 @@ from typing import Any, Final
 from loadtest.demo.children import PR_SET_PDEATHSIG, environment, new_process, python
 
 PYTHON: Final = python()
-COMMANDS: Final = "workers.cli.doctor.command workers.cli.explain workers.cli.top.command workers.cli.tryout"
+COMMANDS: Final = "workers.cli.doctor.command workers.cli.explain workers.cli.top.command workers.cli.reload"
 IMPORTED: Final = {  # by the first one or two words of a command line
     "workers serve": "workers.cli.serve workers.cli.trial workers.supervisor.main workers.supervisor.kube.session workers.worker.main",
     "workers demo": "",  # a new process, like all that it starts

@@ -42,15 +42,15 @@ class Entry(NamedTuple):
 _CONFIG: Final[Mapping[str, Entry]] = {
     "check": Entry("Check a configuration; print the effective one.", "workers.cli.check"),
     "plugins": Entry("List the plugin types, or describe one.", "workers.cli.plugins"),
-    "schema": Entry("Print a JSON Schema of the configuration file, for editors.", "workers.cli.schema"),
+    "schema": Entry("Print a JSON Schema of the configuration file, for editors.", "workers.cli.plugins", command="print_schema"),
     "reload": Entry("Load a running picker's configuration again, without losing a request.", "workers.cli.reload"),
-    "try": Entry("Try a configuration in a running picker, beside the one in force.", "workers.cli.tryout"),
+    "try": Entry("Try a configuration in a running picker, beside the one in force.", "workers.cli.reload", command="try_"),
     "promote": Entry("Put the configuration in force that a running picker tries.", "workers.cli.reload", command="promote"),
     "rollback": Entry("End a trial, or go back to the configuration before.", "workers.cli.reload", command="rollback"),
 }
 _RECORD: Final[Mapping[str, Entry]] = {
     "start": Entry("Record the requests of a running picker, without prompts.", "workers.cli.record"),
-    "export": Entry("Export the requests of a recording.", "workers.cli.export"),
+    "export": Entry("Export the requests of a recording.", "workers.cli.record", command="export"),
 }
 PICKER: Final[Mapping[str, Entry]] = {
     "serve": Entry("Run the picker.", "workers.cli.serve"),

@@ -1,22 +1,22 @@
-"""`epp config check`: checks a configuration as `epp serve` does, without starting anything."""
+"""`epp config check`: checks a configuration, or a pools file with its configurations, as `epp serve` does, without starting anything."""
 
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 
+from epp.config import pools
 from epp.config.control_headers import header_notes
-from epp.config.findings import ERRORS, NOTES, WARNINGS, Finding
+from epp.config.findings import ERRORS, NOTES, WARNINGS, ConfigError, Finding
 from epp.config.gateways import GATEWAYS, gateway_findings
 from epp.config.load import ConfigErrors, EffectiveConfig, Surroundings, load
 from epp.config.migrate import migrate as migrate_text
-from epp.config.pools import are_pools
+from epp.config.pools import PoolsFile, are_pools
 from epp.config.registry import PluginImportError
 from epp.config.yaml_nodes import dump
-from workers.cli.check_pools import found, shown
 from workers.cli.configuration import (
     Unreadable,
     add_plugins,
@@ -32,10 +32,13 @@ from workers.cli.flags import SIZE, BadConfiguration, WithArguments
 from workers.cli.manifests.extension_values import are_values, translated
 from workers.cli.manifests.layers import BadValues, Layer, checked, read
 from workers.cli.output import echo, echo_as_is, echo_text
+from workers.cli.pools import Beside, object_names, own_options, taken
 from workers.cli.serve_options import flags_beside, options_of
 from workers.host.exit_codes import ExitCode
 from workers.host.options import Options
-from workers.process.loading import missing_secret
+from workers.process.loading import PoolText, missing_secret, read_configurations
+
+NAMED_MAX = 20  # pools that have one configuration
 
 
 def _print_rules(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:
@@ -80,55 +83,92 @@ def command(
     if are_values(text):
         echo_as_is(_current_values(text, source, migrate=migrate), nl=False)
         return
-    if are_pools(text):
-        _check_pools(text, source, options, memory_limit, Asked(as_json, migrate, quiet, strict, gateway))
+    several = are_pools(text)
+    if several and migrate:
+        raise BadConfiguration(f"error: {source}: a pools file has only one form; --migrate is for the configuration files that it names")
     if migrate:
         text = _migrated(text, source)
-    effective, findings = _found(text, source, options, memory_limit)
-    if effective is not None and gateway:
-        findings += gateway_findings(effective, gateway, source)
-    findings += object_findings(options.objects_dir)
-    failed = effective is None or any(strict or finding.severity == "error" for finding in findings)
-    if effective is not None:
-        findings += header_notes(options.trust_client_headers, source, tenants=effective.tenants is not None)
+    used, findings = (_found_pools if several else _found_one)(text, source, options, memory_limit)
+    for each in used if gateway else ():
+        findings += gateway_findings(each.config, gateway or "", each.config.source)
+    failed = any(strict or finding.severity == "error" for finding in findings)
+    if used:
+        tenants = any(each.config.tenants is not None for each in used)
+        findings += header_notes(options.trust_client_headers, source, tenants=tenants)
     if as_json:
-        echo_text(_json(findings, None if effective is None else effective.document))
+        echo_text(_json(findings, _by_pool(used, failed=failed) if several else used[0].config.document if used else None))
     else:
         _print_findings(findings, quiet, strict)
         if migrate:
             echo_as_is(text, nl=False)
-        elif effective is not None and not (quiet or failed):
-            echo_as_is(effective.as_yaml(), nl=False)
+        elif not (quiet or failed):
+            echo_as_is(_shown(used) if several else used[0].config.as_yaml(), nl=False)
     sys.exit(ExitCode.CONFIG if failed else ExitCode.OK)
 
 
-class Asked(NamedTuple):
-    """What a user asks for. `gateway`: the kind of gateway; None: not known."""
+class Used(NamedTuple):
+    """A configuration, and the names of the pools that have it; none if there is only one pool."""
 
-    as_json: bool
-    migrate: bool
-    quiet: bool
-    strict: bool
-    gateway: str | None
+    config: EffectiveConfig
+    pools: list[str]
 
 
-def _check_pools(text: str, source: str, options: Options, memory_limit: int | None, asked: Asked) -> NoReturn:
-    """Checks a pools file, and exits. Raises BadConfiguration if it is to be migrated."""
-    if asked.migrate:
-        raise BadConfiguration(f"error: {source}: a pools file has only one form; --migrate is for the configuration files that it names")
+def _found_one(text: str, source: str, options: Options, memory_limit: int | None) -> tuple[list[Used], list[Finding]]:
+    """Returns the configuration, unless it cannot be loaded, and what `epp serve` would find."""
+    config, findings = _found(text, source, options, memory_limit)
+    return [] if config is None else [Used(config, [])], [*findings, *object_findings(options.objects_dir)]
+
+
+def _found_pools(text: str, source: str, options: Options, memory_limit: int | None) -> tuple[list[Used], list[Finding]]:
+    """Returns the different configurations of a pools file, and what `epp serve --pools-file` would find."""
     options = msgspec.structs.replace(options, endpoints="", pool_given=False, endpoint_selector="")  # a pool says where they come from
-    used, findings = found(text, source, options, lambda given, where: _found(given, where, options, memory_limit))
-    for each in used if asked.gateway else ():
-        findings += gateway_findings(each.config, asked.gateway or "", each.config.source)
-    failed = any(asked.strict or finding.severity == "error" for finding in findings)
-    findings += header_notes(options.trust_client_headers, source, tenants=any(each.config.tenants is not None for each in used))
-    if asked.as_json:
-        echo_text(_json(findings, None if failed else {name: each.config.document for each in used for name in each.pools}))
-    else:
-        _print_findings(findings, asked.quiet, asked.strict)
-        if not (asked.quiet or failed):
-            echo_as_is(shown(used), nl=False)
-    sys.exit(ExitCode.CONFIG if failed else ExitCode.OK)
+    try:
+        file = pools.read(text, source)
+        file.check_ports(taken(options))
+    except ConfigErrors as errors:
+        return [], [*errors.warnings, *errors.errors]
+    texts, unread = read_configurations(file)
+    findings: list[Finding] = [*file.warnings, *unread]
+    used: dict[PoolText, Used] = {}
+    for given in dict.fromkeys(text for text in texts if text is not None):
+        config, more = _found(given.text, given.source, options, memory_limit)
+        findings += more
+        if config is not None:
+            used[given] = Used(config, [])
+    findings += _of_pools(file, texts, options, used)
+    findings += object_findings(options.objects_dir, object_names(file, options))
+    return list(used.values()), findings
+
+
+def _by_pool(used: Sequence[Used], *, failed: bool) -> Any:
+    """Returns the effective configurations by pool as plain values; None if one of them is not valid."""
+    return None if failed else {name: each.config.document for each in used for name in each.pools}
+
+
+def _shown(used: Sequence[Used]) -> str:
+    """Returns the effective configurations as one YAML text: a document for each, after a comment that names its pools."""
+    return "---\n".join(f"# {_title(each)}\n{each.config.as_yaml()}" for each in used)
+
+
+def _of_pools(file: PoolsFile, texts: Sequence[PoolText | None], options: Options, used: dict[PoolText, Used]) -> Iterator[ConfigError]:
+    """Yields what does not fit between a pool and its configuration. Adds the pools to their configurations."""
+    beside = Beside()
+    for entry, text in zip(file.pools, texts, strict=True):
+        if text is None or text not in used:
+            continue
+        used[text].pools.append(entry.name)
+        own, config = own_options(options, entry), used[text].config
+        if (wrong := beside.unfit(file.source, entry.name, entry.place, own, config)) is not None:
+            yield wrong
+        elif config.discovery is None and not entry.endpoints and entry.kube is None:
+            hint = "give it 'endpoints', 'poolName' or 'selector', or its configuration a file-discovery plugin"
+            why = f"pool '{entry.name}': there is no source of endpoints"
+            yield ConfigError(file.source, entry.place.line, entry.place.column, "no-discovery", why, hint)
+
+
+def _title(used: Used) -> str:
+    more = len(used.pools) - NAMED_MAX
+    return f"{', '.join(used.pools[:NAMED_MAX])}{f' and {more} more' if more > 0 else ''}: {used.config.source}"
 
 
 def _print_findings(findings: Sequence[Finding], quiet: bool, strict: bool) -> None:

@@ -121,13 +121,20 @@ def without_threads() -> Iterator[None]:
         )
 
 
+@contextlib.contextmanager
+def refusing_errors() -> Iterator[None]:
+    """Turns ConfigErrors in this block into BadConfiguration, with the warnings."""
+    try:
+        yield
+    except ConfigErrors as errors:
+        raise BadConfiguration(findings_text([*errors.warnings, *errors.errors])) from errors
+
+
 def load_text(text: str | None, source: str, *, allow_experimental: bool, surroundings: Surroundings) -> EffectiveConfig:
     """Loads a configuration; None stands for the built-in one. Raises BadConfiguration, or ClickException for a broken installation."""
     try:
-        with without_threads():
+        with refusing_errors(), without_threads():
             return load(text, source, allow_experimental=allow_experimental, surroundings=surroundings)
-    except ConfigErrors as errors:
-        raise BadConfiguration(findings_text([*errors.warnings, *errors.errors])) from errors
     except PluginImportError as error:
         raise click.ClickException(str(error)) from error
 
@@ -186,10 +193,8 @@ def load_config(options: Options, given: Given | None = None) -> EffectiveConfig
     try:
         with without_threads():
             use_plugins(options.plugin_path, given)
-        with without_threads():
+        with refusing_errors(), without_threads():
             config = load_given(options, given)
-    except ConfigErrors as errors:
-        raise BadConfiguration(findings_text([*errors.warnings, *errors.errors])) from errors
     except PluginImportError as error:
         raise BadConfiguration(f"--plugin-path: {error}") from error
     if config.warnings:

@@ -13,15 +13,14 @@ from epp.decision.explain import Explanation
 from epp.errors import PluginFault
 from epp.points.isolation import culprit
 from epp.request.paths import inferred_path
-from shm import observe
 from workers.cli import explain_recorded, explain_view, offline
 from workers.cli.configuration import add_plugins, experimental_option, load_text, plugin_path_option, read_bytes, read_file, shown_path
 from workers.cli.explain_recorded import Wanted, wanted_options
 from workers.cli.explain_trace import found as found_in_trace
 from workers.cli.explain_trace import why_then, with_config
-from workers.cli.flags import PORT, BadConfiguration, Whole, WithArguments, flag
-from workers.cli.metrics_port import Port, at, found, unusable
+from workers.cli.flags import BadConfiguration, Whole, WithArguments
 from workers.cli.output import echo, echo_lines, echo_text
+from workers.cli.which import Named, Port, port_options
 from workers.host.yaml_files import DiscoveryError
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
@@ -35,11 +34,7 @@ from workers.supervisor.pages.decisions import Opened, decoded, encoded
 @click.option("--last", is_flag=True, help="The newest decision (the default).")
 @click.option("--n", "count", type=Whole(1), default=1, show_default=True, help="How many decisions to show, newest first.")
 @wanted_options
-@flag("metrics-port", PORT, None, "Ask the picker on this machine with this metrics port. [default: the only one]")
-@flag("instance", str, "", "Ask the picker on this machine with this name, whatever its ports are.")
-@flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
-@click.option("--url", default="", envvar="EPP_URL", help="Ask this metrics port instead: host:port, http://... or https://...")
-@click.option("--ca-file", default="", help="PEM file with the CA of the metrics port's certificate; it then has to use TLS.")
+@port_options
 @click.option("--request", "request_file", default="", help="Offline: a request's JSON body in a file (- for standard input).")
 @click.option("--trace", default="", help="Explain a decision of this recording, a file or a folder; needs --id.")
 @click.option("--id", "wanted_id", default="", help="With --trace: the x-request-id or number of a request.")
@@ -56,11 +51,7 @@ def command(
     last: bool,
     count: int,
     wanted: Wanted,
-    metrics_port: int | None,
-    instance: str,
-    run_dir: str,
-    url: str,
-    ca_file: str,
+    picker: Named,
     request_file: str,
     trace: str,
     wanted_id: str,
@@ -90,8 +81,7 @@ def command(
     if bool(trace) != bool(wanted_id):
         raise click.UsageError("a recorded decision needs both --trace and --id; a receipt is given without an option")
     if receipt:
-        port = at(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
-        _show_receipt(port, receipt, as_json=as_json)
+        _show_receipt(picker.port(), receipt, as_json=as_json)
         return
     if trace:
         config = _config(config_file, allow_experimental_plugins, plugin_path) if config_file else None
@@ -102,8 +92,7 @@ def command(
         request = offline.OfflineRequest(path or inferred_path(body), _headers(headers), body)
         explanations = [_offline(config, request, endpoints_file, objects_dir)]
     else:
-        port = at(url, ca_file) if url else found(run_dir, metrics_port, instance, ca_file)
-        explanations = _live(port, wanted, count)
+        explanations = _live(picker.port(), wanted, count)
     if as_json:
         echo_text(encoded(explanations), nl=False)
         return
@@ -122,15 +111,10 @@ def _tell(explanations: Sequence[Explanation], title: str) -> None:
 def _show_receipt(port: Port, receipt: str, *, as_json: bool) -> None:
     """Prints what a receipt says, and the decision if a worker remembers it."""
     path = f"/debug/receipt?{urllib.parse.urlencode({'id': receipt})}"
-    data = port.page(path)
     if as_json:
-        echo_text(data, nl=False)
-        return
-    try:
-        opened = msgspec.json.decode(data, type=Opened)
-    except msgspec.MsgspecError as strange:
-        raise unusable(port.url + path, str(strange)) from strange
-    echo_lines(explain_view.receipt_lines(opened))
+        echo_text(port.page(path), nl=False)
+    else:
+        echo_lines(explain_view.receipt_lines(port.read(path, msgspec.json.Decoder(Opened).decode)))
 
 
 def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Explanation]:
@@ -170,11 +154,7 @@ def _live(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
 def _remembered(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
     one, last, pool = {"request_id": wanted.request_id}, {"n": count}, {"pool": wanted.pool} if wanted.pool else {}
     query = urllib.parse.urlencode(pool | (one if wanted.request_id else last if wanted == Wanted(pool=wanted.pool) else {}))
-    path = f"/debug/decisions?{query}"
-    try:
-        explanations = decoded(port.page(path))
-    except msgspec.MsgspecError as strange:
-        raise unusable(port.url + path, str(strange)) from strange
+    explanations = port.read(f"/debug/decisions?{query}", decoded)
     return wanted.remembered(explanations, time.time())[:count]
 
 

@@ -21,8 +21,7 @@ from epp.recording.keys import id_hash
 from epp.recording.records import Record
 from epp.recording.trace import Trace, Traced
 from workers.cli.explain_trace import why_then
-from workers.cli.metrics_port import Port, unusable
-from workers.cli.which import pool_option
+from workers.cli.which import Port, pool_option
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
 from workers.supervisor.pages.decisions import Recorded
@@ -103,11 +102,7 @@ def moment(text: str, now: float) -> float:
 def explained(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
     """Returns the explanations of up to `count` recorded decisions: next to `wanted.at`, or the newest ones. Raises ClickException."""
     query = urllib.parse.urlencode({"flow": wanted.flow})
-    path = f"/debug/decisions/recorded?{query}"
-    try:
-        recorded = msgspec.json.decode(port.page(path), type=Recorded)
-    except msgspec.MsgspecError as strange:
-        raise unusable(port.url + path, str(strange)) from strange
+    recorded = port.read(f"/debug/decisions/recorded?{query}", msgspec.json.Decoder(Recorded).decode)
     if not recorded.folder:
         raise click.ClickException(f"no worker remembers a decision {wanted}, and nothing is recorded: {recorded.why}")
     matches = _matching(wanted, recorded.flow)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from epp.decision.explain import Cached, Candidate, Explanation, Profiled
 from epp.errors import Cause
+from workers.cli.output import table
 from workers.host.printable import printable
 from workers.supervisor.pages.decisions import Opened
 
@@ -147,14 +148,3 @@ def tables(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> 
         parts = [[*row[:2], *row[start:end]] for row in (header, *rows)]
         yield table(parts[0], parts[1:])
         start = end
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lays out a table: columns as wide as their widest cells, numbers right-aligned."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        texts = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return "  ".join(texts).rstrip()
-
-    return [line(header), *(line(row) for row in rows)]

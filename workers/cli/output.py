@@ -1,6 +1,6 @@
 """Prints what commands say. Names of models, endpoints and tenants come from strangers, so each text is escaped first (`printable`)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import click
 
@@ -24,3 +24,14 @@ def echo_lines(lines: Iterable[str], *, err: bool = False) -> None:
 def echo_text(text: str | bytes, *, nl: bool = True, err: bool = False) -> None:
     """Prints a text whose line feeds are meant, such as JSON."""
     click.echo(printable_lines(text if isinstance(text, str) else text.decode(errors="replace")), nl=nl, err=err)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lays out a table: columns as wide as their widest cells, all but the first two right-aligned."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        texts = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return "  ".join(texts).rstrip()
+
+    return [line(header), *(line(row) for row in rows)]

@@ -1,4 +1,9 @@
-"""`epp config plugins`: lists the plugin types that a configuration may name, and the data that they produce and read."""
+"""`epp config plugins` and `schema`: list the plugin types that a configuration may name, with the data that they produce and read; and
+print a JSON Schema of the configuration file, for editors.
+
+Write the schema to a file: epp config schema > epp.config.schema.json
+Name that file in the first line of a configuration: # yaml-language-server: $schema=epp.config.schema.json
+"""
 
 import json
 import textwrap
@@ -11,8 +16,10 @@ import msgspec
 from compiled.finder import docstring, source
 from epp.config import registry
 from epp.config.flow_assembly import words
+from epp.config.pools_schema import pools_schema
 from epp.config.registry import FOLDER_PACKAGE
 from epp.config.schema import parameters_schema, summary
+from epp.config.schema import schema as schema_of
 from epp.data import COUNTED, Key
 from epp.metrics import PLUGIN_LABELS, PREFIX
 from epp.plugin import Plugin, Scorer
@@ -40,11 +47,7 @@ def command(type_name: str, as_json: bool, plugin_path: str) -> None:
 
     With TYPE, show everything about that type: parameters with defaults and ranges, data with producers and readers.
     """
-    add_plugins(plugin_path)
-    try:
-        types = registry.known()
-    except registry.PluginImportError as error:
-        raise click.ClickException(str(error)) from error
+    types = _known(plugin_path)
     entries = listing(types)
     if type_name:
         if type_name not in types:
@@ -54,6 +57,24 @@ def command(type_name: str, as_json: bool, plugin_path: str) -> None:
         echo_text(json.dumps(entry, indent=2, default=str) if as_json else _detail(entry))
         return
     echo_text(json.dumps(list(entries.values()), indent=2, default=str) if as_json else _overview(entries.values()))
+
+
+@click.command("schema")
+@click.option("--pools", is_flag=True, help="Print that of a file for --pools-file.")
+@plugin_path_option
+def print_schema(pools: bool, plugin_path: str) -> None:
+    """Print a JSON Schema (2020-12) of the configuration file, with the parameters of every plugin type."""
+    shown = pools_schema() if pools else schema_of(_known(plugin_path))
+    echo_text(json.dumps(shown, indent=2, ensure_ascii=False))
+
+
+def _known(plugin_path: str) -> Mapping[str, type[Plugin]]:
+    """Returns all plugin types by name. Raises ClickException if a module of a plugin cannot be imported."""
+    add_plugins(plugin_path)
+    try:
+        return registry.known()
+    except registry.PluginImportError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def listing(types: Mapping[str, type[Plugin]]) -> dict[str, Entry]:

@@ -6,7 +6,7 @@ import msgspec
 import structlog
 
 from epp.config.effective import EffectiveConfig
-from epp.config.findings import ConfigError, ConfigErrors, Place
+from epp.config.findings import ConfigError, Place
 from epp.config.pools import PoolEntry, PoolsFile
 from epp.plugins.producers._precise_params import Settings
 from workers.cli.configuration import (
@@ -16,6 +16,7 @@ from workers.cli.configuration import (
     findings_text,
     load_config,
     plugin_files,
+    refusing_errors,
     with_one_worker,
 )
 from workers.cli.flags import BadConfiguration
@@ -40,14 +41,10 @@ log = structlog.get_logger()
 
 def several(options: Options) -> Callable[[], Instance]:
     """Reads and checks the pools of --pools-file. Returns a function that creates their instance. Raises BadConfiguration."""
-    try:
-        file = read_pools(options.pools_file)
-        file.check_ports(taken(options))
-        texts, unread = read_configurations(file)
-        if unread:
-            raise ConfigErrors(unread)
-    except ConfigErrors as errors:
-        raise BadConfiguration(findings_text([*errors.warnings, *errors.errors])) from errors
+    file = read(options)
+    texts, unread = read_configurations(file)
+    if unread:
+        raise BadConfiguration(findings_text(unread))
     if file.warnings:
         echo_text(findings_text(file.warnings), err=True)
     check_objects(options.objects_dir, object_names(file, options))
@@ -67,6 +64,14 @@ def several(options: Options) -> Callable[[], Instance]:
     )
     ports = {entry.port: entry.name for entry in file.pools if entry.port}
     return lambda: pools.create(options, every, file.choice(), ports, pool_list=pool_list)
+
+
+def read(options: Options) -> PoolsFile:
+    """Reads the file of --pools-file. Raises BadConfiguration."""
+    with refusing_errors():
+        file = read_pools(options.pools_file)
+        file.check_ports(taken(options))
+    return file
 
 
 def taken(options: Options) -> dict[int, str]:

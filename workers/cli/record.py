@@ -1,4 +1,4 @@
-"""`epp record start`: records the traffic of a running picker."""
+"""`epp record start` and `export`: record the traffic of a running picker, and export recordings for other tools."""
 
 import math
 import os
@@ -6,19 +6,19 @@ import time
 import uuid
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import click
 
 from epp.recording.trace import requests
-from shm import observe
 from shm.segment import SegmentError
-from workers.cli import which
-from workers.cli.flags import PORT, flag
 from workers.cli.output import echo
+from workers.cli.which import Named, check_pool, picker_options
 from workers.shared.recording import Unreadable, asks
+from workers.shared.recording.export import to_jsonl, to_parquet
 from workers.shared.recording.lengths import Lengths, is_streamed
-from workers.shared.recording.reader import batches_of
+from workers.shared.recording.reader import batches_of, batches_of_pool
 
 ANSWER_S: Final = 5.0
 LOOK_S: Final = 0.2
@@ -43,10 +43,8 @@ LATE_S: Final = 10.0  # a recording that has not ended this long after its time 
     help="Where the picker writes the files, in its own file system; it must be allowed to.",
 )
 @click.option("--pool", default="", metavar="NAME", help="Record only this pool of several.  [default: all]")
-@flag("metrics-port", PORT, None, "Record the picker on this machine with this metrics port. [default: the only one that runs]")
-@flag("instance", str, "", "Record the picker on this machine with this name, whatever its ports are.")
-@flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
-def command(seconds: float, folder: str, pool: str, metrics_port: int | None, instance: str, run_dir: str) -> None:
+@picker_options
+def command(seconds: float, folder: str, pool: str, picker: Named) -> None:
     """Record the requests of a running picker on this machine: sizes, hashes, decisions and outcomes, but no prompts.
 
     A picker with --record-dir records all the time. Run `epp record export` to read a recording with other tools.
@@ -54,11 +52,11 @@ def command(seconds: float, folder: str, pool: str, metrics_port: int | None, in
     Exit code 0: recorded; 1: no such picker, or it cannot record.
     """
     try:
-        found = which.find(run_dir, metrics_port, instance)
+        found = picker.find()
     except SegmentError as refused:
         raise click.ClickException(str(refused)) from refused
-    which.check_pool(pool, found.pools)
-    name, ask = found.name, asks.Ask(uuid.uuid4().hex, os.path.abspath(folder), seconds, pool)
+    check_pool(pool, found.pools)
+    run_dir, name, ask = picker.run_dir, found.name, asks.Ask(uuid.uuid4().hex, os.path.abspath(folder), seconds, pool)
     _put(run_dir, name, ask)
     try:
         state = _recorded(run_dir, name, ask)
@@ -68,6 +66,34 @@ def command(seconds: float, folder: str, pool: str, metrics_port: int | None, in
         echo(file)
     lost = f", {state.lost} lost ({state.why or 'a pipe was full'})" if state.lost else ""
     echo(f"{state.records} records, {state.bytes / 1e6:.1f} MB{lost}", err=True)
+
+
+@click.command("export")
+@click.argument("trace")
+@click.option("--parquet", default="", help="Write a Parquet file with one row per request.")
+@click.option("--jsonl", default="", help="Write one JSON object per request and line (- for standard output).")
+@click.option("--pool", default="", metavar="NAME", help="Export only the requests of this pool of several.  [default: of all]")
+def export(trace: str, parquet: str, jsonl: str, pool: str) -> None:
+    """Export the requests of a recording: TRACE is a file or a folder.
+
+    Exit code 0: exported; 1: the recording cannot be read, or a package is missing.
+    """
+    if bool(parquet) == bool(jsonl):
+        raise click.UsageError("give one of --parquet and --jsonl")
+
+    def say(problem: str) -> None:
+        echo(f"warning: {problem}", err=True)
+
+    try:
+        found = requests(batches_of_pool(trace, say, pool) if pool else batches_of(trace, say))
+        if parquet:
+            count = to_parquet(found, Path(parquet))
+        else:
+            with click.open_file(jsonl, "wb") as out:
+                count = to_jsonl(found, out.write)
+    except Unreadable as problem:
+        raise click.ClickException(str(problem)) from problem
+    echo(f"{count} requests", err=True)
 
 
 def _put(run_dir: str, name: str, ask: asks.Ask) -> None:

@@ -1,24 +1,26 @@
-"""`epp config reload`, `promote` and `rollback`: give a running picker on this machine another configuration, and wait for the result."""
+"""`epp config reload`, `try`, `promote` and `rollback`: give a running picker another configuration, and wait for the result."""
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
+from epp.decision.tryout import BY_FLOW, BY_REQUEST, WHOLE, Share
 from epp.request.pools import listed
 from shm import observe
 from shm.areas import Areas, AreaSchema
 from shm.documents import DocumentReader, DocumentSchema
 from shm.observe import Seen
 from shm.segment import SegmentError
-from workers.cli import which
-from workers.cli.flags import DURATION, PORT, WithArguments, flag
+from workers.cli.flags import DURATION, WithArguments
 from workers.cli.output import echo, echo_text
+from workers.cli.which import Named, check_pool, picker_options
 from workers.host.exit_codes import ExitCode
 from workers.process.asks import Ask, Refused, put
 from workers.process.layout import CANDIDATE, GENERATION, of_key
@@ -29,7 +31,8 @@ from workers.shared.reload_status import ReloadStatus
 LOOK_S: Final = 0.02
 PART: Final = "reload"
 
-F = TypeVar("F", bound=Callable[..., Any])
+SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,4})?)(%?)")
+PER_CENT: Final = WHOLE // 100
 
 
 class Watched:
@@ -71,19 +74,15 @@ class Watched:
             segment.close()
 
 
-def of_picker(command: F) -> F:
-    """Adds the flags that choose a picker on this machine, and --timeout."""
+def of_picker(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the flags that choose a picker on this machine and one of its pools, and --timeout."""
     waiting = click.option("--timeout", type=DURATION, default="30s", show_default=True, help="How long to wait for the result.")
-    command = waiting(command)
-    command = click.option("--pool", default="", metavar="NAME", help="Which of several pools.")(command)
-    command = flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")(command)
-    command = flag("instance", str, "", "The picker on this machine with this name, whatever its ports are.")(command)
-    return flag("metrics-port", PORT, None, "The picker on this machine with this metrics port. [default: the only one that runs]")(command)
+    return picker_options(click.option("--pool", default="", metavar="NAME", help="Which of several pools.")(waiting(command)))
 
 
 @click.command("reload", cls=WithArguments)
 @of_picker
-def command(metrics_port: int | None, instance: str, run_dir: str, pool: str, timeout: float) -> None:
+def command(picker: Named, pool: str, timeout: float) -> None:
     """Load the configuration of a running picker again: its file, and the files of --plugin-path. No request is lost.
 
     The picker tries the configuration in a process of its own first. If that fails, the configuration in force stays. Flags of
@@ -91,28 +90,74 @@ def command(metrics_port: int | None, instance: str, run_dir: str, pool: str, ti
 
     Exit code 0: all workers use the configuration; 1: no such picker, or no result in time; 78: the configuration was refused.
     """
-    result, workers = changed(metrics_port, instance, run_dir, timeout, Ask("reload", pool=pool))
+    result, workers = changed(picker, timeout, Ask("reload", pool=pool))
     if result.text_of_pools:
         echo_text(result.text)
     else:
         echo(in_force(result, workers))
 
 
+class Portion(click.ParamType[int]):
+    """A flag's type for a share of the traffic, such as 0, 5% or 0.5%. Its values are millionths."""
+
+    name = "share"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = SHARE.fullmatch(str(value))
+        if found is None or (not found[2] and float(found[1])) or float(found[1]) > 100:
+            self.fail(f"'{value}' is no share: give 0 for a shadow, or a percentage such as 5% or 0.5%, at most 100%", param, ctx)
+        return round(float(found[1]) * PER_CENT)
+
+
+@click.command("try", cls=WithArguments)
+@click.argument("file")
+@click.option(
+    "--share", type=Portion(), required=True, help="0: the candidate decides, and nothing follows it. 5%: it decides 5% of the requests."
+)
+@click.option(
+    "--by",
+    type=click.Choice((BY_REQUEST, BY_FLOW)),
+    default=BY_REQUEST,
+    show_default=True,
+    help="What belongs together: one request, or all requests with one fairness id.",
+)
+@of_picker
+def try_(file: str, share: int, by: str, picker: Named, pool: str, timeout: float) -> None:
+    """Try the configuration FILE (-: standard input) in a running picker, beside the one in force. No request is lost.
+
+    The picker tries it in a process of its own first, as a reload does. Then its workers count time to first token, errors, hit rate and
+    cost of both configurations. `epp top` and the metrics show them. `epp config promote` ends the trial with the candidate in force,
+    `epp config rollback` without it. The picker rolls back by itself when the candidate is worse.
+
+    Exit code 0: all workers try it; 1: no such picker, or no result in time; 78: the configuration was refused.
+    """
+    from workers.cli.configuration import read_file, shown_path  # takes long, and the other commands need nothing of it
+
+    ask = Ask("try", read_file(file), shown_path(file), Share(share, by), pool)
+    result, workers = changed(picker, timeout, ask)
+    tried = result.tryout
+    if tried is None:
+        raise click.ClickException("the candidate has been taken back already; see `epp top` and the picker's log")
+    echo(f"candidate {tried.generation} ({tried.hash}) is tried in {workers} workers, {tried.share}")
+
+
 @click.command("promote", cls=WithArguments)
 @of_picker
-def promote(metrics_port: int | None, instance: str, run_dir: str, pool: str, timeout: float) -> None:
+def promote(picker: Named, pool: str, timeout: float) -> None:
     """End the trial of a candidate (`epp config try`): the candidate is in force from now on. No request is lost.
 
     Put it into the picker's configuration file, too: the next reload or start reads that.
 
     Exit code 0: all workers use it; 1: no such picker, or no result in time; 78: no candidate is tried, or it could not be taken over.
     """
-    echo(in_force(*changed(metrics_port, instance, run_dir, timeout, Ask("promote", pool=pool))))
+    echo(in_force(*changed(picker, timeout, Ask("promote", pool=pool))))
 
 
 @click.command("rollback", cls=WithArguments)
 @of_picker
-def rollback(metrics_port: int | None, instance: str, run_dir: str, pool: str, timeout: float) -> None:
+def rollback(picker: Named, pool: str, timeout: float) -> None:
     """End the trial of a candidate (`epp config try`) without it. If none is tried, go back to the configuration before the one in force.
 
     The picker keeps the last 5 good configurations, so this can be repeated. No request is lost. Change the picker's configuration file,
@@ -120,7 +165,7 @@ def rollback(metrics_port: int | None, instance: str, run_dir: str, pool: str, t
 
     Exit code 0: done; 1: no such picker, or no result in time; 78: there is no configuration before this one.
     """
-    echo(in_force(*changed(metrics_port, instance, run_dir, timeout, Ask("rollback", pool=pool))))
+    echo(in_force(*changed(picker, timeout, Ask("rollback", pool=pool))))
 
 
 def in_force(result: ReloadStatus, workers: int) -> str:
@@ -128,16 +173,16 @@ def in_force(result: ReloadStatus, workers: int) -> str:
     return f"generation {result.generation} ({result.hash}) is in force in {workers} workers"
 
 
-def changed(metrics_port: int | None, instance: str, run_dir: str, timeout: float, ask: Ask) -> tuple[ReloadStatus, int]:
+def changed(picker: Named, timeout: float, ask: Ask) -> tuple[ReloadStatus, int]:
     """Gives a picker a command and waits for the result. `timeout`: in seconds. Prints findings.
 
     Returns the picker's state afterwards, and the number of its workers. Ends this command if there is no such picker or if it refuses.
     """
     try:
-        seen = which.find(run_dir, metrics_port, instance)
+        seen = picker.find()
         with contextlib.closing(Watched(seen)) as watched:
             watched.key = _key(watched, seen, ask)
-            result = _after(seen, watched, run_dir, ask, time.monotonic() + timeout)
+            result = _after(seen, watched, picker.run_dir, ask, time.monotonic() + timeout)
             workers = len(watched.generations())
     except (SegmentError, Refused) as refused:
         raise click.ClickException(str(refused)) from refused
@@ -160,7 +205,7 @@ def changed(metrics_port: int | None, instance: str, run_dir: str, timeout: floa
 def _key(watched: Watched, seen: Seen, ask: Ask) -> int | None:
     """Returns the number of the pool that a command is about; None: all of them, or the only one. Raises UsageError."""
     names = watched.pools(seen)
-    which.check_pool(ask.pool, names)
+    check_pool(ask.pool, names)
     if not ask.pool and names and ask.what != "reload":
         raise click.UsageError(f"the picker has several pools: give --pool NAME; pools: {listed([name for name in names if name])}")
     return names.index(ask.pool) if ask.pool else None

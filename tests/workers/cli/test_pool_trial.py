@@ -10,7 +10,7 @@ from epp.config.load import load
 from loadtest.demo.ports import free_ports
 from tests.workers.instances import options, removed
 from workers.cli.flags import BadConfiguration
-from workers.cli.pool_trial import given_of, tried_list
+from workers.cli.trial import given_of, tried_list
 from workers.process.generations import Attempt, Given
 from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool

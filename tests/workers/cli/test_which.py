@@ -14,7 +14,7 @@ RUNNING = [Seen(name, 7, {"metrics": port}, (), 0.0, Life.RUNNING) for name, por
 
 @click.command()
 def command() -> None:
-    click.echo(which.find("/run", None, "").name)
+    click.echo(which.Named(run_dir="/run").find().name)
 
 
 @pytest.fixture

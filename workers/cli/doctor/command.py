@@ -11,16 +11,14 @@ from typing import Any, Final, NamedTuple
 import click
 import msgspec
 
-from shm import observe
 from workers.cli.configuration import add_plugins, plugin_path_option
 from workers.cli.doctor import envoy_admin
-from workers.cli.doctor.client_headers import client_header_findings
-from workers.cli.doctor.gateway import Names, Peer, calls, gateway_findings, picker_clusters, tls_names
+from workers.cli.doctor.gateway import Names, Peer, calls, client_header_findings, gateway_findings, picker_clusters, tls_names
 from workers.cli.doctor.running import Running, ext_proc_ports, only, pools_of, running, vouches, waits_s
 from workers.cli.doctor.servers import server_findings
-from workers.cli.flags import DURATION, PORT, Whole, WithArguments, flag
+from workers.cli.flags import DURATION, PORT, Whole, WithArguments
 from workers.cli.output import echo, echo_lines, echo_text
-from workers.cli.which import check_pool, pool_option
+from workers.cli.which import Named, check_pool, pool_option, port_options
 from workers.host.exit_codes import ExitCode
 from workers.shared import doctor_report
 from workers.shared.doctor_report import DOCTOR, ERROR, Check, Finding, Report
@@ -29,12 +27,8 @@ LABEL: Final = 8  # width of the first column
 
 
 @click.command("doctor", cls=WithArguments)
-@flag("metrics-port", PORT, None, "Ask the picker on this machine with this metrics port. [default: the only one]")
-@flag("instance", str, "", "Ask the picker on this machine with this name, whatever its ports are.")
-@flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
+@port_options
 @pool_option
-@click.option("--url", default="", envvar="EPP_URL", help="Ask this metrics port instead: host:port, or a URL.")
-@click.option("--ca-file", default="", help="PEM file with the CA of the metrics port's certificate.")
 @click.option("--gateway-config", default="", metavar="FILE", help="Check this Envoy file, or dump of /config_dump.")
 @click.option("--gateway-admin", default="", metavar="HOST:PORT", help="Check the Envoy with this admin port.")
 @click.option("--tls-name", "tls_wanted", multiple=True, help="A name by which gateways verify the picker; repeatable.")
@@ -50,12 +44,8 @@ LABEL: Final = 8  # width of the first column
 @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="KV events: how long to wait.")
 @plugin_path_option
 def command(
-    metrics_port: int | None,
-    instance: str,
-    run_dir: str,
+    picker: Named,
     pool: str,
-    url: str,
-    ca_file: str,
     gateway_config: str,
     gateway_admin: str,
     tls_wanted: tuple[str, ...],
@@ -88,21 +78,21 @@ def command(
         asked = Asked(topic, block_size, model, replay_port, events, timeout)
         sys.exit(follow(kv_events, config_file, asked))
     gateway = _gateway(gateway_config, gateway_admin)
-    picker = running(run_dir, metrics_port, instance, url, ca_file)
-    if pool and picker.state:
-        check_pool(pool, [*pools_of(picker.state), ""] if "pools" in picker.state else ())
-        picker = only(picker, pool)
-    visit = Visit(picker, gateway, tls_wanted)
+    found = running(picker)
+    if pool and found.state:
+        check_pool(pool, [*pools_of(found.state), ""] if "pools" in found.state else ())
+        found = only(found, pool)
+    visit = Visit(found, gateway, tls_wanted)
     visit.make()
-    if picker.seen is not None and not pool:
+    if (seen := found.seen) is not None and not pool:
         with suppress(OSError):  # the page does without the report of another user
-            doctor_report.write(run_dir, picker.seen.name, picker.seen.secret, visit.report(time.time()))
-    findings = sorted([*picker.findings, *visit.findings], key=lambda found: found.severity != ERROR)
+            doctor_report.write(picker.run_dir, seen.name, seen.secret, visit.report(time.time()))
+    findings = sorted([*found.findings, *visit.findings], key=lambda each: each.severity != ERROR)
     if as_json:
         echo_text(_json(findings, visit))
     else:
         _print(findings, visit)
-    failed = bool(findings) if strict else any(found.severity == ERROR for found in findings)
+    failed = bool(findings) if strict else any(each.severity == ERROR for each in findings)
     sys.exit(ExitCode.FAULT if failed else ExitCode.OK)
 
 

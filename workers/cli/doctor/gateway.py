@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from epp.config.control_headers import FAIRNESS, FIX, exposed
 from epp.quantities import parse_duration
+from epp.request.client_headers import GATEWAY, GROUPS
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 
 MANAGER: Final = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -24,6 +26,7 @@ CONNECT_DEFAULT: Final = "5s"
 CONNECT_S_MIN: Final = 5.0
 DEPTH_MAX: Final = 64
 EXAMPLE: Final = "deploy/envoy.yaml has all of it"
+LET_THROUGH: Final = f"remove them in early_header_mutation_extensions of the HTTP connection manager, before any filter; {EXAMPLE}"
 
 Json = Any
 
@@ -94,6 +97,23 @@ def headers_from_outside(config: Json, ports: Collection[int], names: Collection
         return None
     removed = [{name for name in names if _removes(manager, name)} for manager in calling]
     return [name for name in names if any(name not in each for each in removed)]
+
+
+def client_header_findings(flag: str, config: Json, ports: Collection[int], *, tenants: bool = False) -> list[Finding]:
+    """Returns the finding about headers that the picker trusts and clients can set; none if no client can.
+
+    `flag`: the value of the picker's --trust-client-headers. `config`: the gateway's configuration, which counts more than the flag's word
+    about the gateway; None if it is not known. `ports`: the picker's ext_proc ports. `tenants`: whether the picker has tenants, so that no
+    client names its fairness id.
+    """
+    words = flag.split(",")
+    trusted = [group for group in GROUPS if group in words and not (tenants and group == FAIRNESS)]
+    names = [name for group in trusted for name in GROUPS[group]]
+    outside = headers_from_outside(config, ports, names) if config is not None else None
+    if outside is None:
+        return [] if GATEWAY in words else _open_headers(trusted, f"--trust-client-headers is {flag}", FIX)
+    open_groups = [group for group in trusted if set(GROUPS[group]) & set(outside)]
+    return _open_headers(open_groups, f"the gateway lets through: {', '.join(outside)}", LET_THROUGH)
 
 
 def tls_names(config: Json) -> Names:
@@ -221,6 +241,14 @@ def _tls(cluster: Mapping[str, Json], peer: Peer) -> Iterator[Finding]:
         f"cluster '{cluster['name']}' has {'a' if speaks else 'no'} transport_socket; the picker's port uses {other}",
         f"{fix}; {EXAMPLE}",
     )
+
+
+def _open_headers(groups: Sequence[str], evidence: str, fix: str) -> list[Finding]:
+    if not groups:
+        return []
+    title = "Clients can set headers that the picker trusts"
+    lines = [evidence, *(f"a client can {power}" for power in exposed(groups))]
+    return [Finding("client-headers", WARNING, title, "\n".join(lines), fix)]
 
 
 def _removes(manager: Mapping[str, Json], name: str) -> bool:

@@ -10,7 +10,8 @@ from epp.config.schema import API_VERSION
 from epp.quantities import parse_duration
 from shm.observe import Seen
 from shm.segment import SegmentError
-from workers.cli import metrics_port, which
+from workers.cli import which
+from workers.cli.which import Named
 from workers.process.sockets import OF_POOL
 from workers.shared.doctor_report import DOCTOR, ERROR, Finding
 from workers.supervisor.pages.state.frames import VERSION
@@ -43,17 +44,17 @@ class Running(NamedTuple):
         return bool(flags.get(name, {}).get("origin", DEFAULT) != DEFAULT)
 
 
-def running(run_dir: str, port: int | None, instance: str, url: str, ca_file: str) -> Running:
+def running(picker: Named) -> Running:
     """Finds the picker and asks it. What is wrong with the picker becomes a finding."""
     seen: Seen | None = None
-    if url:
-        asked = metrics_port.at(url, ca_file)
+    if picker.url:
+        asked = which.at(picker.url, picker.ca_file)
     else:
         try:
-            seen = which.find(run_dir, port, instance)
+            seen = picker.find()
         except SegmentError as refused:
             return Running(None, "", {}, [Finding("no-picker", ERROR, "No picker runs here", str(refused), START)])
-        asked = metrics_port.of(seen, ca_file)
+        asked = which.of(seen, picker.ca_file)
     url = asked.url
     try:
         state = msgspec.json.decode(asked.page(STATE, STATE_S))

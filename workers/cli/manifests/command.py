@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import click
 
-from epp.config.load import ConfigErrors, Surroundings, load
+from epp.config.load import Surroundings, load
 from epp.quantities import parse_quantity
-from workers.cli.configuration import findings_text, read_file
+from workers.cli.configuration import findings_text, read_file, refusing_errors
 from workers.cli.flags import PREFIX, BadConfiguration
 from workers.cli.manifests import helm
 from workers.cli.manifests.extension_values import translated
@@ -165,11 +165,8 @@ def check_configuration(objects: Sequence[Json], container: Json, options: Optio
         None if limit is None else int(parse_quantity(str(limit))),
         leader_election=options.ha_enable_leader_election,
     )
-    allowed = options.allow_experimental_plugins
-    try:
-        config = load(text, name, allow_experimental=allowed, surroundings=surroundings)
-    except ConfigErrors as wrong:
-        raise BadConfiguration(findings_text([*wrong.warnings, *wrong.errors])) from wrong
+    with refusing_errors():
+        config = load(text, name, allow_experimental=options.allow_experimental_plugins, surroundings=surroundings)
     return [findings_text([finding]) for finding in config.warnings]
 
 

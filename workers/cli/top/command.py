@@ -8,13 +8,12 @@ from contextlib import closing
 import click
 import msgspec
 
-from shm import observe
 from shm.segment import SegmentError
-from workers.cli import missing, which
-from workers.cli.flags import DURATION, PORT, flag
+from workers.cli import missing
+from workers.cli.flags import DURATION
 from workers.cli.output import echo, echo_text
 from workers.cli.top.terminal import Terminal
-from workers.cli.which import check_pool, pool_option
+from workers.cli.which import Named, check_pool, picker_options, pool_option
 from workers.supervisor.pages.state.figures import Figures, Instance, figures, life, only
 from workers.supervisor.pages.state.look import Look
 from workers.supervisor.pages.state.source import Source
@@ -25,14 +24,12 @@ WIDTH = 120  # without a terminal
 
 
 @click.command("top")
-@flag("metrics-port", PORT, None, "Show the picker with this metrics port. [default: the only one that runs]")
-@flag("instance", str, "", "Show the picker with this name, whatever its ports are.")
+@picker_options
 @pool_option
-@flag("run-dir", str, observe.RUN_DIR, "Folder in which the picker keeps its file.")
 @click.option("--interval", type=DURATION, default="1s", show_default=True, help="Time between two looks, 100ms or more.")
 @click.option("--once", is_flag=True, help="Print one table, about the first interval, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line per interval, or one document with --once.")
-def command(metrics_port: int | None, instance: str, pool: str, run_dir: str, interval: float, once: bool, as_json: bool) -> None:
+def command(picker: Named, pool: str, interval: float, once: bool, as_json: bool) -> None:
     """Show the endpoints, workers and prefix index of a running picker, until q, Ctrl-C or the end of the picker.
 
     This command only reads the picker's shared memory and does not disturb the picker. Run it as the picker's user and
@@ -73,7 +70,7 @@ def command(metrics_port: int | None, instance: str, pool: str, run_dir: str, in
     if not INTERVAL_MIN_S <= interval <= INTERVAL_MAX_S:
         raise click.UsageError(f"--interval must be from {INTERVAL_MIN_S * 1e3:.0f}ms to {INTERVAL_MAX_S:.0f}s")
     try:
-        source = Source(which.find(run_dir, metrics_port, instance), run_dir)
+        source = Source(picker.find(), picker.run_dir)
         with closing(source), Terminal(keys=not (once or as_json)) as terminal:
             check_pool(pool, source.pools())
             looks = Looks(source, terminal, interval, once, pool)

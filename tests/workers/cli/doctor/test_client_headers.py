@@ -9,7 +9,7 @@ import yaml
 
 from epp.config.control_headers import POWERS
 from epp.request.client_headers import FAIRNESS_ID, GROUPS, MODEL_REWRITE, TRUSTED_BY_DEFAULT
-from workers.cli.doctor.client_headers import client_header_findings
+from workers.cli.doctor.gateway import client_header_findings
 
 SHIPPED = yaml.safe_load((Path(__file__).parents[4] / "deploy/envoy.yaml").read_text())
 PORT = 9002

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from workers.cli.doctor.running import Running, running
+from workers.cli.which import Named
 from workers.shared.doctor_report import DOCTOR, PICKER
 from workers.supervisor.pages.state.frames import VERSION
 
@@ -35,7 +36,7 @@ class Page:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def asked(self) -> Running:
-        return running("", None, "", f"127.0.0.1:{self.server.server_port}", "")
+        return running(Named(url=f"127.0.0.1:{self.server.server_port}"))
 
 
 @pytest.fixture
@@ -70,6 +71,6 @@ def test_a_page_that_is_no_state_is_named_with_its_address(page: Page, body: byt
 
 
 def test_a_port_without_a_listener_is_named() -> None:
-    (found,) = running("", None, "", "127.0.0.1:1", "").findings
+    (found,) = running(Named(url="127.0.0.1:1")).findings
     assert found.rule == "metrics-port"
     assert "127.0.0.1:1" in found.evidence
