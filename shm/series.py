@@ -174,6 +174,10 @@ class SeriesWriter:
         at = self._stored.get(labels)
         return self._find(labels) if at is None else at
 
+    def count(self, name: str, labels: Labels, n: int = 1) -> None:
+        """Adds to a counter of this label tuple. For rare events: to count often, keep the offset."""
+        self.words[self.block(labels) + self.counter_at[name]] += n
+
     def observe(self, block: int, histogram_index: int, value: float) -> None:
         """Counts a value in its bucket of a histogram, and adds it to the histogram's sum. `block`: as `block()` returned it."""
         self._histograms.observe(block, histogram_index, value)

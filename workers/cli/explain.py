@@ -20,7 +20,7 @@ from workers.cli.explain_trace import found as found_in_trace
 from workers.cli.explain_trace import why_then, with_config
 from workers.cli.flags import BadConfiguration, Whole, WithArguments
 from workers.cli.output import echo, echo_lines, echo_text
-from workers.cli.which import Named, Port, port_options
+from workers.cli.which import MetricsPort, Named, port_options
 from workers.host.yaml_files import DiscoveryError
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
@@ -108,7 +108,7 @@ def _tell(explanations: Sequence[Explanation], title: str) -> None:
         echo_lines(explain_view.lines(explanation))
 
 
-def _show_receipt(port: Port, receipt: str, *, as_json: bool) -> None:
+def _show_receipt(port: MetricsPort, receipt: str, *, as_json: bool) -> None:
     """Prints what a receipt says, and the decision if a worker remembers it."""
     path = f"/debug/receipt?{urllib.parse.urlencode({'id': receipt})}"
     if as_json:
@@ -131,7 +131,7 @@ def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Expl
     return explanations
 
 
-def _live(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
+def _live(port: MetricsPort, wanted: Wanted, count: int) -> list[Explanation]:
     """Returns decisions that workers remember or that are recorded: of a time first those of the recording, which says what became of
     them; else first those of the workers, which are newer. Raises ClickException.
     """
@@ -151,7 +151,7 @@ def _live(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
     return explain_recorded.explained(port, wanted, 1 if wanted.request_id else count)
 
 
-def _remembered(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
+def _remembered(port: MetricsPort, wanted: Wanted, count: int) -> list[Explanation]:
     one, last, pool = {"request_id": wanted.request_id}, {"n": count}, {"pool": wanted.pool} if wanted.pool else {}
     query = urllib.parse.urlencode(pool | (one if wanted.request_id else last if wanted == Wanted(pool=wanted.pool) else {}))
     explanations = port.read(f"/debug/decisions?{query}", decoded)

@@ -21,7 +21,7 @@ from epp.recording.keys import id_hash
 from epp.recording.records import Record
 from epp.recording.trace import Trace, Traced
 from workers.cli.explain_trace import why_then
-from workers.cli.which import Port, pool_option
+from workers.cli.which import MetricsPort, pool_option
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
 from workers.supervisor.pages.decisions import Recorded
@@ -99,7 +99,7 @@ def moment(text: str, now: float) -> float:
     return (found_at if found_at.tzinfo else found_at.replace(tzinfo=datetime.UTC)).timestamp()
 
 
-def explained(port: Port, wanted: Wanted, count: int) -> list[Explanation]:
+def explained(port: MetricsPort, wanted: Wanted, count: int) -> list[Explanation]:
     """Returns the explanations of up to `count` recorded decisions: next to `wanted.at`, or the newest ones. Raises ClickException."""
     query = urllib.parse.urlencode({"flow": wanted.flow})
     recorded = port.read(f"/debug/decisions/recorded?{query}", msgspec.json.Decoder(Recorded).decode)

@@ -117,7 +117,6 @@ def _entry(member: Member) -> Entry:
 
 
 def _cached(request: Traced) -> list[float]:
-    """Returns which share of the prompt each considered endpoint was predicted to hold."""
     decided = request.decided
     total = len(decided.hashes) // 8
     if decided.matched is None or not total:

@@ -12,7 +12,7 @@ SHOWN_CHARS_MAX: Final = 128
 KINDS_MAX: Final = 16  # how many different topics and block sizes are remembered
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class ExpectedEvents(msgspec.Struct, frozen=True, kw_only=True):
     """What the picker expects of an endpoint. `block_tokens` 0 and `model` "" accept every value. `events`: how many events are enough."""
 
     topic: str
@@ -24,7 +24,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class Heard:
     """Collects the messages of one endpoint, and finds what is wrong with them."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: ExpectedEvents) -> None:
         self.wanted = wanted
         self.messages = 0
         self.events = 0  # events in the messages that the picker would read

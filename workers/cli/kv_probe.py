@@ -14,7 +14,7 @@ from epp.plugins.producers.precise_prefix import kv_settings
 from epp.plugins.producers.tokenizer import Tokens
 from workers.cli import missing
 from workers.cli.configuration import load_text, read_file, shown_path
-from workers.cli.kv_diagnosis import Heard, Wanted, shown
+from workers.cli.kv_diagnosis import ExpectedEvents, Heard, shown
 from workers.cli.output import echo
 from workers.host.exit_codes import ExitCode
 
@@ -32,7 +32,7 @@ class Trouble(Exception):
     """Raised if the KV events of the endpoint cannot be followed. The text says why, and what to do."""
 
 
-class Asked(NamedTuple):
+class AskedEvents(NamedTuple):
     """What the options of the command ask for. A value that is None is that of the configuration."""
 
     topic: str | None
@@ -43,12 +43,12 @@ class Asked(NamedTuple):
     timeout_s: float
 
 
-def follow(address: str, config_file: str, asked: Asked) -> int:
+def follow(address: str, config_file: str, asked: AskedEvents) -> int:
     """Connects to an endpoint's event socket, reads some KV events, and prints them, or what is wrong. Returns the exit code."""
-    port, replay, wanted = EVENTS_PORT, 0, Wanted(topic=TOPIC, events=asked.events)
+    port, replay, wanted = EVENTS_PORT, 0, ExpectedEvents(topic=TOPIC, events=asked.events)
     if config_file:
         port, replay, wanted = _configured(config_file, asked.events)
-    wanted = Wanted(
+    wanted = ExpectedEvents(
         topic=wanted.topic if asked.topic is None else asked.topic,
         block_tokens=wanted.block_tokens if asked.block_tokens is None else asked.block_tokens,
         model=wanted.model if asked.model is None else asked.model,
@@ -67,7 +67,7 @@ def follow(address: str, config_file: str, asked: Asked) -> int:
     return ExitCode.FAULT if problems else ExitCode.OK
 
 
-def _configured(file: str, events: int) -> tuple[int, int, Wanted]:
+def _configured(file: str, events: int) -> tuple[int, int, ExpectedEvents]:
     """Reads a configuration. Returns the event port, the replay port, and what the picker expects of the events."""
     config = load_text(read_file(file), shown_path(file), allow_experimental=True, surroundings=DEFAULT_SURROUNDINGS)
     plugins = config.pipeline.plugins.values()
@@ -78,7 +78,7 @@ def _configured(file: str, events: int) -> tuple[int, int, Wanted]:
     return (
         settings.port,
         settings.replay_port,
-        Wanted(topic=settings.topic, block_tokens=settings.block_tokens, model=model, events=events),
+        ExpectedEvents(topic=settings.topic, block_tokens=settings.block_tokens, model=model, events=events),
     )
 
 
@@ -94,7 +94,7 @@ def _parts(address: str, port: int) -> tuple[str, int]:
     return host, int(number)
 
 
-def _read(host: str, port: int, replay_port: int, wanted: Wanted, timeout_s: float) -> Heard:
+def _read(host: str, port: int, replay_port: int, wanted: ExpectedEvents, timeout_s: float) -> Heard:
     """Reads events until there are enough, or `timeout_s` seconds have passed. Raises Trouble if there are none."""
     try:
         import zmq

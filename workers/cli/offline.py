@@ -131,7 +131,7 @@ def _tenant(config: EffectiveConfig, headers: codec.Headers) -> Tenant | None:
     return tenants_of(replace(config.tenants, sources=()), {}).named(fairness_id(headers) or UNKNOWN)
 
 
-class Pool(PrefixIndex, Protocol):
+class OfflinePool(PrefixIndex, Protocol):
     """What the services of plugins need of a pool."""
 
     def candidates(self, subset: Subset | None) -> Candidates:
@@ -253,7 +253,7 @@ def _names(name: str, known: Sequence[Known]) -> list[frozenset[str]]:
     return [frozenset(v) if isinstance(v, list) else frozenset() for v in values]
 
 
-def worker_services(config: EffectiveConfig, pool: Pool, kind: type[S]) -> S:
+def worker_services(config: EffectiveConfig, pool: OfflinePool, kind: type[S]) -> S:
     """Returns the services that a worker gives to plugins, in private memory of this process. `pool`: also serves as the prefix index."""
     histograms = families(config.pipeline)
     schema = area_schema_of(histograms, slots=len(pool.candidates(None)) or 1, areas=1)

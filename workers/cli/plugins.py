@@ -211,7 +211,6 @@ def _text(entry: Entry) -> str:
 
 
 def _meaning(text: str) -> list[str]:
-    """Wraps the description of a parameter into indented lines."""
     return textwrap.wrap(text, width=100, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
@@ -221,7 +220,6 @@ def _with(key: Entry, word: str, types: list[str]) -> str:
 
 
 def _detail(entry: Entry) -> str:
-    """Describes one type, with the full docstring of its class."""
     lines = [
         _text(entry),
         *(f"    {m['kind']}: {m['name']}{{{','.join((*PLUGIN_LABELS, *m['labels']))}}}" for m in entry["metrics"]),

@@ -12,8 +12,7 @@ import click
 from shm.segment import SegmentError
 from workers.cli.configuration import check_endpoints, check_kubernetes, check_objects, load_config, read_given, with_one_worker
 from workers.cli.flags import BadConfiguration, Grouped
-from workers.cli.places import found
-from workers.cli.pools import several
+from workers.cli.pools import found, several
 from workers.cli.serve_flags import COMMON
 from workers.cli.serve_options import serve_options
 from workers.host import log

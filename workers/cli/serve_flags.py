@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from epp.request.client_headers import GATEWAY, GROUPS, TRUSTED_BY_DEFAULT
 from workers.cli.flags import BOOL, COUNT, DURATION, NAMES, PORT, PORTS, RANGES, SIZE, VERBOSITY, Whole, flag, group
-from workers.cli.trust import trust_option
 from workers.host.options import PASSWORD_VARIABLE, POOL_GROUP
 
 INDEX_ENTRIES_MIN = 256  # a smaller index has no room for the owners of one block
@@ -20,6 +20,10 @@ REFUSED = "Flags of the reference picker that are refused"
 COMMON = ("endpoints", "config-file", "pool-name", "workers", "cert-path", "state-dir")
 EXPERIMENTAL = "Accept experimental plugin types."
 PLUGIN_PATH = "Folder with Python files that register more plugin types."
+TRUST = (
+    f"Client headers to honour: all, none, or some of {', '.join(GROUPS)}. Model servers get none of the others. With {GATEWAY}, alone or "
+    "besides groups: the gateway removes them from requests that come from outside, so those that arrive are its own."
+)
 
 
 class Unsupported(NamedTuple):
@@ -199,7 +203,7 @@ FLAGS = (
         flag("body-limit", SIZE, "32MiB", "Longest request body; a longer one is refused."),
         flag("grpc-max-recv-msg-size", SIZE, "", "Longest gRPC message received. [default: body limit + 1 MiB]"),
         flag("grpc-max-send-msg-size", SIZE, "", "Longest gRPC message sent; the picker sends none above 64 KiB."),
-        trust_option,
+        flag("trust-client-headers", NAMES, ",".join(TRUSTED_BY_DEFAULT), TRUST),
         flag("disable-endpoint-subset-filter", BOOL, "false", "Ignore the gateway's subset of endpoints."),
         flag("emit-endpoint-scores", BOOL, "false", "Send the scores of all candidates to the gateway, as dynamic metadata."),
     ),

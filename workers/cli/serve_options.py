@@ -10,7 +10,7 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -18,7 +18,7 @@ import click
 from epp.config.pools_schema import POOLS_MAX
 from epp.endpoints.label_selectors import parse
 from epp.plugins.extractors.metrics_source import INTERVAL_S_MAX
-from workers.cli import trust
+from epp.request.client_headers import GATEWAY, GROUPS, TRUSTED_BY_DEFAULT
 from workers.cli.flags import BadConfiguration, Flag, given, misspelt, with_variables
 from workers.cli.output import echo
 from workers.cli.serve_flags import FLAGS, REPLACED, TLS_VERSIONS, UNSUPPORTED, VERBOSE
@@ -40,6 +40,7 @@ REPLICA_FLAGS = ("replica-store-password-file", "replica-store-prefix", "replica
 REPLICA_PREFIX = re.compile(r"[A-Za-z0-9._:/{}-]{1,200}")  # no wildcards: ACLs and subscriptions match names by it
 REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STDIN = "-"
+ALL, NONE = "all", "none"  # of --trust-client-headers
 OF_ONE_POOL = (
     "config_file", "config_text", "endpoints", "max_endpoints", "pool_name", "endpoint_selector",
     "ha_enable_leader_election",
@@ -60,9 +61,7 @@ def serve_options(callback: Callable[..., R]) -> Callable[..., R]:
         command_values = {name: values.pop(name) for name in list(values) if name not in _NAMES}
         return callback(options_of(values), **command_values)
 
-    for decorate in reversed(FLAGS):
-        collected = decorate(collected)
-    return collected
+    return _with_flags(collected)
 
 
 def flags_beside(*shown: str) -> Callable[[F], F]:
@@ -72,8 +71,7 @@ def flags_beside(*shown: str) -> Callable[[F], F]:
     """
 
     def added(function: F) -> F:
-        for decorate in reversed(FLAGS):
-            function = decorate(function)
+        function = _with_flags(function)
         params: list[click.Parameter] = function.__click_params__  # type: ignore[attr-defined]
         for option in params:
             if isinstance(option, click.Option) and option.name in _NAMES:
@@ -97,7 +95,13 @@ def options_of(values: Mapping[str, Any], *, quiet: bool = False) -> Options:
     return options
 
 
-_PARAMS = click.command("serve")(functools.reduce(lambda f, decorate: decorate(f), FLAGS, lambda: None)).params
+def _with_flags(function: F) -> F:
+    for decorate in reversed(FLAGS):
+        function = decorate(function)
+    return function
+
+
+_PARAMS = click.command("serve")(_with_flags(lambda: None)).params
 _NAMES = frozenset(option.name for option in _PARAMS)
 _VARIABLES = frozenset(name for option in _PARAMS if isinstance(option, Flag) for name in option.variables)
 
@@ -145,7 +149,7 @@ def collect(values: Mapping[str, Any], environ: Mapping[str, str], origins: Mapp
         "pool_given": bool(values["pool_name"]),
         "endpoint_target_ports": tuple(dict.fromkeys(values["endpoint_target_ports"])),
         "pool_namespace": values["pool_namespace"] or "default",
-        "trust_client_headers": trust.trusted(values["trust_client_headers"]),
+        "trust_client_headers": _trusted(values["trust_client_headers"]),
         "replica_store_prefix": _replica_prefix(values, environ),
         "given": origins,
         "log_level": level,
@@ -185,11 +189,36 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
         )
     if sent and sent < SEND_BYTES_NEEDED:
         errors.append(f"--grpc-max-send-msg-size {sent} is too small: the picker sends up to {SEND_BYTES_NEEDED} bytes; give at least that")
-    errors.extend(trust.faults(values["trust_client_headers"]))
+    errors.extend(_untrustable(values["trust_client_headers"]))
     if values["record_bytes_max"] < RECORD_BYTES_MIN:
         errors.append(f"--record-bytes-max is below {RECORD_BYTES_MIN >> 20}MiB; give at least that")
     if "/" in values["instance"]:
         errors.append(f"--instance '{values['instance']}' has a slash; give a plain file name")
+
+
+def _untrustable(names: Sequence[str]) -> list[str]:
+    """Returns what is wrong with the names of --trust-client-headers."""
+    words = (ALL, NONE)
+    known = (*words, GATEWAY, *GROUPS)
+    found = [
+        f"--trust-client-headers: '{name[:128]}' is not known; write all, none, {GATEWAY}, or some of {', '.join(GROUPS)}"
+        for name in names
+        if name not in known
+    ]
+    if len(names) > 1 and set(words) & set(names):
+        found.append("--trust-client-headers: all and none cannot be combined with other values")
+    return found
+
+
+def _trusted(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the groups of client headers that the picker reads, after GATEWAY if the gateway removes those of clients.
+
+    `names`: faultless. Without a group, GATEWAY stands for the groups that are trusted by default.
+    """
+    if ALL in names:
+        return tuple(GROUPS)
+    groups = tuple(name for name in GROUPS if name in names)
+    return (GATEWAY, *(groups or TRUSTED_BY_DEFAULT)) if GATEWAY in names else groups
 
 
 def _kubernetes(values: Mapping[str, Any], environ: Mapping[str, str], errors: list[str]) -> None:
@@ -286,7 +315,6 @@ def _found_pools(values: Mapping[str, Any], errors: list[str], origins: Mapping[
 
 
 def _tls(values: Mapping[str, Any], errors: list[str], warnings: list[str]) -> None:
-    """Checks flags about certificates that depend on each other."""
     if values["client_ca_file"] and not values["secure_serving"]:
         errors.append("--client-ca-file needs TLS, but --secure-serving is false; remove one of them")
     if values["metrics_client_ca_file"] and not values["metrics_cert_dir"]:
@@ -305,7 +333,6 @@ def _tls(values: Mapping[str, Any], errors: list[str], warnings: list[str]) -> N
 
 
 def _replicas(values: Mapping[str, Any], environ: Mapping[str, str], errors: list[str], warnings: list[str]) -> None:
-    """Checks the flags about the store through which replicas share what they know."""
     url, prefix, name = values["replica_store"], values["replica_store_prefix"], values["replica_name"]
     if not url:
         unused = [f"--{flag}" for flag in REPLICA_FLAGS if values[flag.replace("-", "_")]]

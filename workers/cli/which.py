@@ -25,7 +25,7 @@ T = TypeVar("T")
 TIMEOUT_S = 5.0
 
 
-class Port(NamedTuple):
+class MetricsPort(NamedTuple):
     """A metrics port. `secret`: lets a process on the picker's machine see the private pages; "" on another machine."""
 
     url: str
@@ -72,7 +72,7 @@ class Named(NamedTuple):
         """Returns the picker on this machine. On a terminal, asks which of several. Raises SegmentError."""
         return observe.find(self.run_dir, metrics_port=self.metrics_port, name=self.instance, ask=_ask if _asks() else None)
 
-    def port(self) -> Port:
+    def port(self) -> MetricsPort:
         """Returns the metrics port. Raises ClickException, and UsageError if the URL is malformed."""
         if self.url:
             return at(self.url, self.ca_file)
@@ -101,17 +101,17 @@ def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return picker_options(flag("url", str, "", "Ask this metrics port instead: host:port, http://... or https://...")(command))
 
 
-def at(url: str, ca_file: str) -> Port:
+def at(url: str, ca_file: str) -> MetricsPort:
     """Returns the metrics port at a URL or host:port. Raises UsageError."""
     whole = url if "://" in url else f"{'https' if ca_file else 'http'}://{url}"
     if not whole.startswith(("http://", "https://")):
         raise click.UsageError(f"--url {url} is not host:port, http://... or https://...")
     if ca_file and not whole.startswith("https://"):
         raise click.UsageError(f"--ca-file is for TLS, but --url {url} has none: write https://")
-    return Port(whole.rstrip("/"), ca_file)
+    return MetricsPort(whole.rstrip("/"), ca_file)
 
 
-def of(seen: observe.Seen, ca_file: str) -> Port:
+def of(seen: observe.Seen, ca_file: str) -> MetricsPort:
     """Returns the metrics port of a picker on this machine."""
     return at(f"127.0.0.1:{seen.ports.get('metrics', observe.METRICS_PORT)}", ca_file)._replace(secret=seen.secret)
 

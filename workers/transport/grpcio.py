@@ -156,7 +156,6 @@ class Call:
         self._settle()
 
     def _open(self, path: str, metadata: Metadata) -> None:
-        """Asks the application for a handler."""
         server = self._server
         server.clock.now = server.now()
         try:

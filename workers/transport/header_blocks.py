@@ -128,7 +128,6 @@ class HeaderBlocks:
             session.half_close(stream)
 
     def _start(self, stream: ServerStream, head: RequestHead) -> None:
-        """Asks the application for a handler."""
         if not self.used:
             self.used = True
             self.client = client_kind(head)

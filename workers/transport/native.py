@@ -15,8 +15,7 @@ from functools import partial
 from typing import Final, cast
 
 from workers.transport.accept import ALONE, PATIENCE, Accepting, FullConnections, Gate
-from workers.transport.first_bytes import host_of, speaks_tls
-from workers.transport.handshakes import HandshakePace
+from workers.transport.handshakes import HandshakePace, host_of, speaks_tls
 from workers.transport.headers import ClientKind
 from workers.transport.http2 import Connection
 from workers.transport.interface import Application, Clock, Handler

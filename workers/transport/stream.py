@@ -212,7 +212,6 @@ class ServerStream(SendingSide):
         return False
 
     def _complete(self, message: bytes) -> None:
-        """Gives a whole message to the handler."""
         handler = self.handler
         assert handler is not None
         self._gathered = self._body = None

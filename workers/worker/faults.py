@@ -89,11 +89,10 @@ class PeerFaults:
         self._report = report
         self._now = now
         self._by_cause: dict[str, Rarely] = {}
-        self._at = series.counter_at[PEER_FAULTS.name]
 
     def __call__(self, cause: str) -> None:
         name = cause.partition(":")[0].replace(" ", "_")
-        self._series.words[self._series.block((name,)) + self._at] += 1
+        self._series.count(PEER_FAULTS.name, (name,))
         rarely = self._by_cause.get(name)
         if rarely is None:
             rarely = self._by_cause[name] = Rarely("peers' faults", self._report)

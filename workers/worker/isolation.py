@@ -17,7 +17,7 @@ from shm.series import SeriesWriter
 from workers.host.log import error_text
 from workers.worker.extproc.pipelines import Pipelines
 
-FAULTS, TIMES = range(len(ISOLATION.counters))
+FAULTS, TIMES = ISOLATION.counters
 
 
 class Isolation:
@@ -48,7 +48,7 @@ class Isolation:
         self._on_fault(problem, plugin.name if plugin is not None else "")
         if plugin is None or plugin.name not in self._pipelines.whole.plugins:
             return
-        self._count(plugin, FAULTS)
+        self._series.count(FAULTS.name, _labels(plugin))
         if plugin.name in self._out or not dispensable(plugin):
             return
         if self._faults.too_many(plugin.name, self._now()):
@@ -57,7 +57,7 @@ class Isolation:
     def _leave(self, plugin: Plugin, problem: BaseException) -> None:
         self._out.add(plugin.name)
         self._pipelines.leave_out(self._out)
-        self._count(plugin, TIMES)
+        self._series.count(TIMES.name, _labels(plugin))
         self._show(plugin, 1)
         self._warn(
             "a plugin failed too often: requests are routed without it for a while",
@@ -75,13 +75,10 @@ class Isolation:
         self._show(plugin, 0)
         self._warn("a plugin that had failed is tried again", plugin=plugin.name, type=plugin.type_name)
 
-    def _count(self, plugin: Plugin, which: int) -> None:
-        series = self._series
-        series.words[self._block(plugin) + series.counter_at[ISOLATION.counters[which].name]] += 1
-
     def _show(self, plugin: Plugin, out: int) -> None:
         series = self._series
-        series.words[self._block(plugin) + series.gauge_at[ISOLATION.gauges[0].name]] = out
+        series.words[series.block(_labels(plugin)) + series.gauge_at[ISOLATION.gauges[0].name]] = out
 
-    def _block(self, plugin: Plugin) -> int:
-        return self._series.block((plugin.name, plugin.type_name))
+
+def _labels(plugin: Plugin) -> tuple[str, str]:
+    return plugin.name, plugin.type_name

@@ -122,7 +122,6 @@ class Exit:
         return any(streams[ordinal] for ordinal in self._areas.serving_workers() if ordinal != self._ordinal)
 
     def _relieved(self) -> bool:
-        """Whether another worker accepts connections."""
         ages = self._areas.ages(time.monotonic())
         fresh = any(state != Leaving.LEAVES and ages[i] < FRESH_HEARTBEAT_S for i, state in self.leaving().items())
         return fresh or self._instance.words.stopping

@@ -34,7 +34,7 @@ from workers.worker.extproc.health import beside
 from workers.worker.faults import SLOW_BODY, Faults
 from workers.worker.kept import WorkerKept
 from workers.worker.leaving import Exit
-from workers.worker.pools import Pools
+from workers.worker.pools import WorkerPools
 from workers.worker.serving import Serving
 from workers.worker.setup import WorkerParts
 from workers.worker.telemetry.stream_metrics import StreamMetrics
@@ -68,7 +68,7 @@ class Worker:
         self._exit = Exit(instance, self.area, index + 1)
         self._lags: deque[float] = deque([0.0], LAG_HEARTBEATS)  # how late each of the last heartbeats was, in seconds
         self._orphaned = False
-        self._adoption: Adoption | Pools
+        self._adoption: Adoption | WorkerPools
         self._kept: WorkerKept
         self._serving: Serving
 
@@ -112,12 +112,11 @@ class Worker:
         self._kept = WorkerKept(self.instance, self.index, self.area, bus, clock=self._clock)
         if self.instance.pools:
             serving = (lambda: self._serving.streams(), lambda: self._serving.look())
-            self._adoption = Pools(self.instance, made, self.area, self.index + 1, *serving)
+            self._adoption = WorkerPools(self.instance, made, self.area, self.index + 1, *serving)
         else:
             self._adoption = Adoption(made(self.instance), self.area, self.index + 1, self._apps)
 
     def _apps(self) -> Iterator[App]:
-        """Returns the apps of all open streams."""
         return (stream.app for stream in self._serving.streams())
 
     def _publish_certificate(self, until: float) -> None:
@@ -157,15 +156,9 @@ class Worker:
     def application(self) -> Application:
         """Returns the application for the transport: ext_proc, with stream metrics and health checks if they are enabled."""
         instance = self.instance
-        adoption = self._adoption
-
+        opened: Application = self._adoption.open
         if instance.options.enable_grpc_stream_metrics:
-            return self._with_health(StreamMetrics(self.area, time.monotonic).around(adoption.open))
-        return self._with_health(adoption.open)
-
-    def _with_health(self, opened: Application) -> Application:
-        """Adds health checks to `opened` if they are enabled."""
-        instance = self.instance
+            opened = StreamMetrics(self.area, time.monotonic).around(opened)
         if not instance.options.health_checking:
             return opened
 

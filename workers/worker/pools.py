@@ -42,7 +42,7 @@ AGAIN_S: Final = 10.0  # until a pool that could not be loaded is tried again
 log = structlog.get_logger()
 
 
-class Pools:
+class WorkerPools:
     """Keeps the parts of the pools that this worker has loaded. Implements `workers.worker.extproc.pool_stream.Pools`."""
 
     def __init__(

@@ -64,12 +64,11 @@ from workers.worker.telemetry.cache_prediction import Comparison, match_name
 from workers.worker.telemetry.call_timing import CallTimers, Timing
 from workers.worker.telemetry.recorder import Recorder
 from workers.worker.telemetry.request_metrics import RequestMetrics
-from workers.worker.telemetry.request_telemetry import Telemetry
+from workers.worker.telemetry.request_telemetry import Telemetry, UsageDoubts
 from workers.worker.telemetry.salt_watch import SaltWatch
 from workers.worker.telemetry.tenant_counts import TenantCounts
 from workers.worker.telemetry.tracing import Tracer
 from workers.worker.telemetry.tracing_export import Exporter, open_exporter
-from workers.worker.telemetry.usage_doubts import UsageDoubts
 
 log = structlog.get_logger()
 
@@ -179,7 +178,7 @@ class WorkerParts:
         self.kept.heartbeat(now)
         self.own.budgets.heartbeat(now)
         if self.timing is not None:
-            self.timing.heartbeat(now)
+            self.timing.timers.heartbeat(now)
         self.objectives.look()
         if self.own.rewrites is not None:
             self.own.rewrites.look()
@@ -202,7 +201,7 @@ class WorkerParts:
     async def retire(self) -> None:
         """Stores metrics and ends the plugins' work. Called when the last stream of this configuration has ended."""
         if self.timing is not None:
-            self.timing.store()
+            self.timing.timers.store()
         await self.services.close()
 
     async def close(self) -> None:
@@ -313,7 +312,6 @@ class WorkerParts:
         return TenantCounts(self.series(TENANT), salts)
 
     def _receipt(self, pipeline: Pipeline, request: Request, decision: Decision) -> str:
-        """Returns the id of a receipt for a decision of this worker."""
         receipt = receipt_of(pipeline, request, decision, at=time.time(), worker=self._index, configuration=self.instance.number)
         return self.kept.seal.seal(receipt, os.urandom(SALT_BYTES))
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from loadtest.demo.ports import free_ports
 from loadtest.sim.kv_publisher import KvPublisher, blocks_of
 from workers.cli import main
-from workers.cli.kv_diagnosis import Heard, Wanted
+from workers.cli.kv_diagnosis import ExpectedEvents, Heard
 
 HOST = "127.0.0.1"
 TOKENS = list(range(64))
@@ -142,7 +142,7 @@ def test_an_address_must_be_one(address: str) -> None:
     ],
 )
 def test_messages_that_are_no_events_are_problems(messages: Sequence[tuple[bytes, int, bytes]], problem: str) -> None:
-    heard = Heard(Wanted(topic="kv@"))
+    heard = Heard(ExpectedEvents(topic="kv@"))
     for message in messages:
         assert heard.take(*message) == []
     assert any(problem in found for found in heard.problems())

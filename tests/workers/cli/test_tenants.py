@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from workers.cli import tenants
-from workers.cli.which import Port
+from workers.cli.which import MetricsPort
 
 ACME = dict(zip(tenants.COLUMNS, (12, 1, 123_456, 100_000, 9_999, 3, 4), strict=True))
 LESS = dict.fromkeys(tenants.COLUMNS, 0)
@@ -14,7 +14,7 @@ PAGE = {"known_s": 60.0, "tenants": [{"tenant": "acme", "hour": LESS, "day": ACM
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, page: object, *flags: str) -> tuple[int, str]:
-    monkeypatch.setattr(Port, "page", lambda _self, path: json.dumps(page).encode() if path == "/debug/tenants" else b"")
+    monkeypatch.setattr(MetricsPort, "page", lambda _self, path: json.dumps(page).encode() if path == "/debug/tenants" else b"")
     result = CliRunner().invoke(tenants.command, ["--url", "localhost:9090", *flags])
     return result.exit_code, result.output
 

@@ -17,7 +17,7 @@ from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pools import create_places, tell_assigned
 from workers.shared.documents import Placed
-from workers.worker.pools import Pools
+from workers.worker.pools import WorkerPools
 
 
 class Parts(SimpleNamespace):
@@ -51,7 +51,7 @@ class World:
         self.ended: list[tuple[Any, str]] = []
         self.moves = 0
         self.kept = SimpleNamespace(pools=[])
-        self.pools = Pools(instance, self._make, instance.memory.areas.area(1), 1, self._streams, self._moved)
+        self.pools = WorkerPools(instance, self._make, instance.memory.areas.area(1), 1, self._streams, self._moved)
         self.made.clear()
 
     def _moved(self) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from workers.cli.configuration import add_plugins, plugin_path_option
 from workers.cli.doctor import envoy_admin
-from workers.cli.doctor.gateway import Names, Peer, calls, client_header_findings, gateway_findings, picker_clusters, tls_names
+from workers.cli.doctor.gateway import Peer, TlsNames, calls, client_header_findings, gateway_findings, picker_clusters, tls_names
 from workers.cli.doctor.running import Running, ext_proc_ports, only, pools_of, running, vouches, waits_s
 from workers.cli.doctor.servers import server_findings
 from workers.cli.flags import DURATION, PORT, Whole, WithArguments
@@ -72,10 +72,10 @@ def command(
     Exit code 0: no errors (with --strict: nothing at all); 1: errors were found; 2: wrong flags.
     """
     if kv_events is not None:
-        from workers.cli.kv_probe import Asked, follow
+        from workers.cli.kv_probe import AskedEvents, follow
 
         add_plugins(plugin_path)
-        asked = Asked(topic, block_size, model, replay_port, events, timeout)
+        asked = AskedEvents(topic, block_size, model, replay_port, events, timeout)
         sys.exit(follow(kv_events, config_file, asked))
     gateway = _gateway(gateway_config, gateway_admin)
     found = running(picker)
@@ -170,10 +170,10 @@ class Visit:
     def _tls(self) -> list[Finding]:
         from workers.cli.doctor.tls import tls_findings  # cryptography takes memory and time
 
-        wanted = Names((), False) if self._config is None else tls_names(self._config)
+        wanted = TlsNames((), False) if self._config is None else tls_names(self._config)
         assert self._picker.seen is not None
         port = self._picker.seen.ports["grpc"]
-        return tls_findings("127.0.0.1", port, Names((*wanted.names, *self._tls_wanted), wanted.verified))
+        return tls_findings("127.0.0.1", port, TlsNames((*wanted.names, *self._tls_wanted), wanted.verified))
 
     def _access_skipped(self) -> str:
         from workers.cli.doctor.access import uses_kubernetes

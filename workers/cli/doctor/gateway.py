@@ -42,7 +42,7 @@ class Peer(NamedTuple):
     ports: Collection[int] = ()
 
 
-class Names(NamedTuple):
+class TlsNames(NamedTuple):
     """What a gateway's TLS expects of the picker's certificate. `verified`: whether it trusts certain CAs only."""
 
     names: Sequence[str]
@@ -116,7 +116,7 @@ def client_header_findings(flag: str, config: Json, ports: Collection[int], *, t
     return _open_headers(open_groups, f"the gateway lets through: {', '.join(outside)}", LET_THROUGH)
 
 
-def tls_names(config: Json) -> Names:
+def tls_names(config: Json) -> TlsNames:
     """Returns the names by which the gateway verifies the certificate of the picker."""
     names: list[str] = []
     verified = False
@@ -131,7 +131,7 @@ def tls_names(config: Json) -> Names:
             verified |= "trusted_ca" in validation
             matches = [_mapping(each.get("matcher", each)) for each in validation.get("match_typed_subject_alt_names", ())]
             names += [str(match["exact"]) for match in matches if "exact" in match]
-    return Names(tuple(dict.fromkeys(names)), verified)
+    return TlsNames(tuple(dict.fromkeys(names)), verified)
 
 
 def _modes(processor: Mapping[str, Json], name: str) -> Iterator[Finding]:
@@ -272,7 +272,6 @@ def _http2(cluster: Mapping[str, Json]) -> Mapping[str, Json] | None:
 
 
 def _filters(config: Json) -> Iterator[Mapping[str, Json]]:
-    """Yields the configuration of each filter that calls an external processor."""
     return (each for each in _walk(config, 0) if str(each.get("@type", "")).endswith(FILTER))
 
 

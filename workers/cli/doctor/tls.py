@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from cryptography import x509
 
-from workers.cli.doctor.gateway import Names
+from workers.cli.doctor.gateway import TlsNames
 from workers.shared.doctor_report import ERROR, Finding
 
 TIMEOUT_S: Final = 3.0
@@ -20,7 +20,7 @@ class Shown(NamedTuple):
     self_signed: bool
 
 
-def tls_findings(host: str, port: int, wanted: Names) -> list[Finding]:
+def tls_findings(host: str, port: int, wanted: TlsNames) -> list[Finding]:
     """Connects to the ext_proc port and compares its certificate. `wanted`: what gateways expect."""
     context = ssl.create_default_context()
     context.check_hostname = False
@@ -47,7 +47,7 @@ def shown_names(certificate: bytes) -> Shown:
     return Shown(listed, parsed.issuer == parsed.subject)
 
 
-def names_findings(shown: Shown, wanted: Names) -> list[Finding]:
+def names_findings(shown: Shown, wanted: TlsNames) -> list[Finding]:
     """Returns the findings about a certificate and what gateways expect of it."""
     found = []
     missing = [name for name in wanted.names if not any(_covers(each, name) for each in shown.names)]

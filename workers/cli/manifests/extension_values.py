@@ -83,8 +83,6 @@ def translated(values: Json) -> tuple[Json, list[str]]:
 
 
 class _Translation:
-    """Collects the new values."""
-
     def __init__(self) -> None:
         self._layers: list[Json] = []  # a later one counts
         self._remarks: list[str] = []

@@ -161,7 +161,6 @@ def _unknown(path: str) -> str:
 
 
 def _paths(kind: type[msgspec.Struct], at: str = "") -> list[str]:
-    """Returns the dotted paths of all values."""
     found = []
     for field in msgspec.structs.fields(kind):
         path = f"{at}.{field.encode_name}" if at else field.encode_name

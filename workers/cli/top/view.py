@@ -225,7 +225,6 @@ def _scaling(supervisor: Supervisor) -> list[Text]:
 
 
 def _tryout(tried: TryoutFigures) -> Text:
-    """Returns the line about a candidate."""
     line = f"candidate {tried.generation} ({tried.hash}) of {printable(tried.source)}  "
     if tried.share:
         return Text(f"{line}decides {100 * tried.share:g}% of the requests, by {tried.by}")

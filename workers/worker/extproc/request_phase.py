@@ -253,7 +253,6 @@ class RequestPhase:
             stream.later(self._unpack, stream, packed, then)
 
     def _read_plain(self, stream: Shell, body: bytes) -> None:
-        """Parses a body that was decompressed."""
         assert stream.request is not None
         stream.request.body_bytes = len(body)  # it is kept while the request waits in a queue
         self._read(stream, body, unpacked=True)

@@ -129,9 +129,7 @@ class RevocationMetrics(RevocationObserver):
         self._issued, self._ended, self._confirmations = issued, ended, confirmations
 
     def issued(self, priority: int, count: int) -> None:
-        series = self._issued
-        block = series.block((str(priority), self._pool))
-        series.words[block + series.counter_at[REVOCATIONS_ISSUED_TOTAL.name]] += count
+        self._issued.count(REVOCATIONS_ISSUED_TOTAL.name, (str(priority), self._pool), count)
 
     def confirmed(self, seconds: float) -> None:
         self._end(CONFIRMED)
@@ -142,8 +140,7 @@ class RevocationMetrics(RevocationObserver):
         self._end(TIMED_OUT)
 
     def _end(self, outcome: str) -> None:
-        series = self._ended
-        series.words[series.block((outcome, self._pool)) + series.counter_at[REVOCATIONS_TOTAL.name]] += 1
+        self._ended.count(REVOCATIONS_TOTAL.name, (outcome, self._pool))
 
 
 def reclaiming(areas: FlowAreas, now: float) -> tuple[float, float]:

@@ -92,5 +92,4 @@ class TryoutFigures:
 
     def compared(self, outcome: str) -> None:
         """Counts a shadow decision. `outcome`: agreed, differed or failed."""
-        series = self._shadows
-        series.words[series.block((outcome,)) + series.counter_at[TRYOUT_COMPARED.name]] += 1
+        self._shadows.count(TRYOUT_COMPARED.name, (outcome,))

@@ -119,7 +119,6 @@ class Comparison:
         self._beyond(owner, tokens)
 
     def _view(self, target: Endpoint) -> memoryview:
-        """Returns a view of an endpoint's counters."""
         if len(self._views) >= VIEWS_MAX:  # bounded, because endpoints come and go
             self._views.clear()
         series = self._series

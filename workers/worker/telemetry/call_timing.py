@@ -149,13 +149,13 @@ class CallTimers:
         return wrap
 
     def heartbeat(self, now: float) -> None:
-        """Does what `store` does, unless another pool has called this with the same `now`."""
+        """Does what `store` does, once for all pools that call this with the same `now`."""
         if now != self._beat_at:
             self._beat_at = now
             self.store()
 
     def store(self) -> None:
-        """Stores the kept durations in the area, and reports calls that were too long."""
+        """Stores the kept durations in the area, and reports calls that were too long. Times the next EXACT requests with weight 1."""
         self.exact = EXACT
         stood_still_s = self._stood_still_s()
         self._stored_at, self._cpu_at = self._now(), self._cpu()
@@ -204,7 +204,7 @@ class Timing:
 
     def __init__(self, timers: CallTimers, guarded: Wrap, pipeline: Pipeline) -> None:
         """`pipeline`: its calls have both wrappers already: `guarded`, and `timers` with weight 1."""
-        self._timers = timers
+        self.timers = timers
         self._sampled = within(guarded, timers.counting(SHARE))
         self._untimed = guarded
         self.use(pipeline)
@@ -215,7 +215,7 @@ class Timing:
 
     def turn(self) -> Pipeline:
         """Returns the form of the pipeline for the next request."""
-        timers = self._timers
+        timers = self.timers
         if timers.left:
             timers.left -= 1
             return self._forms[2]
@@ -224,11 +224,3 @@ class Timing:
             return self._forms[0]
         timers.left = SHARE - 1
         return self._forms[1]
-
-    def heartbeat(self, now: float) -> None:
-        """Stores the durations, once for all pools that call this with the same `now`. Times the next EXACT requests with weight 1."""
-        self._timers.heartbeat(now)
-
-    def store(self) -> None:
-        """Stores the durations, because the worker or the configuration ends."""
-        self._timers.store()

@@ -9,11 +9,13 @@ from typing import Final
 from epp.candidates import Endpoint
 from epp.decision.decision import Decision, Usage
 from epp.errors import Cause, Refused
+from epp.metrics.series import USAGE_BEYOND_BOUNDS
 from epp.points.isolation import culprit
 from epp.request import Request
 from epp.request.tokens import drop_prompt
 from shm.areas import Area
-from workers.host.log import error_text
+from shm.series import SeriesWriter
+from workers.host.log import Rarely, error_text
 from workers.shared.decisions import Recent, Used
 from workers.worker.telemetry.access_log import AccessLog
 from workers.worker.telemetry.alternatives import Agreements
@@ -21,9 +23,9 @@ from workers.worker.telemetry.cache_prediction import Comparison
 from workers.worker.telemetry.recorder import Recorder
 from workers.worker.telemetry.request_metrics import Exchange, RequestMetrics
 from workers.worker.telemetry.tenant_counts import TenantCounts
-from workers.worker.telemetry.usage_doubts import UsageDoubts
 
 FOR_LOAD: Final = frozenset((Cause.NOT_ADMITTED, Cause.SHED, Cause.QUEUE_AT_CAPACITY, Cause.TTL_EXPIRED, Cause.DISPLACED))
+SERVERS_MAX: Final = 1024  # with doubted reports
 NOT_SCHEDULED: Final = frozenset((Cause.NO_CANDIDATES, Cause.NO_ENDPOINT_LEFT))
 
 
@@ -52,6 +54,31 @@ class Counters:
         self.request_processing = histogram["request_processing_duration_seconds"]
         self.response_processing = histogram["response_processing_duration_seconds"]
         self.scheduler_e2e = histogram["scheduler_e2e_duration_seconds"]
+
+
+class UsageDoubts:
+    """Names model servers that report more tokens than their answers can have: in a counter, and in the log at a limited rate."""
+
+    def __init__(self, series: SeriesWriter, report: Callable[..., None], now: Callable[[], float]) -> None:
+        """`series`: of the group PREDICTION. `report`: a method of a logger, see `Rarely`. Each server has a rate limit of its own."""
+        self._series = series
+        self._report = report
+        self._now = now
+        self._by_server: dict[Endpoint, Rarely] = {}
+
+    def __call__(self, server: Endpoint, reported: Usage, within: Usage) -> None:
+        """Counts a report. `within`: the same report within its bounds, which is what counts."""
+        self._series.count(USAGE_BEYOND_BOUNDS.name, (server.name, server.namespace, str(server.port)))
+        rarely = self._by_server.get(server)
+        if rarely is None:
+            if len(self._by_server) >= SERVERS_MAX:
+                self._by_server.clear()
+            rarely = self._by_server[server] = Rarely("a server reports more tokens than its answers can have", self._report)
+        rarely.tell(
+            self._now(),
+            f"{server.namespace}/{server.name} ({server.address}): {reported.prompt} prompt and {reported.completion} completion tokens "
+            f"reported, {within.prompt} and {within.completion} possible",
+        )
 
 
 class Telemetry:

@@ -46,7 +46,6 @@ class SaltWatch:
     ) -> None:
         """`series`: of the group PREDICTION. `now`: monotonic seconds. `kept_max`: beginnings that are remembered."""
         self._series = series
-        self._at = series.counter_at[SALT_IGNORED.name]
         self._checked = checked
         self._lost = lost
         self._seed = seed
@@ -83,8 +82,8 @@ class SaltWatch:
     def answered(self, request: Request, decision: Decision, usage: Usage) -> None:
         """Counts an answer whose server had cached what only other salts had."""
         if request[FOREIGN] and usage.prompt and (usage.cached or 0) > APART * usage.prompt:
-            target, series = decision.targets[0], self._series
-            series.words[series.block((target.name, target.namespace, str(target.port))) + self._at] += 1
+            target = decision.targets[0]
+            self._series.count(SALT_IGNORED.name, (target.name, target.namespace, str(target.port)))
 
     def _remember(self, mark: int, last: str, before: str) -> None:
         self._salts[mark] = last, before

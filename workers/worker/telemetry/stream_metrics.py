@@ -51,18 +51,8 @@ class _Measured:
     """A layer between transport and handler: a handler to the transport, a stream to the handler. So it sees how the stream ends."""
 
     __slots__ = (
-        "_metrics",
-        "_opened_at",
-        "_stream",
-        "authority",
-        "gathered",
-        "handler",
-        "hold",
-        "release",
-        "send",
-        "send_parts",
-        "send_raw",
-    )
+        "_metrics", "_opened_at", "_stream", "authority", "gathered", "handler", "hold", "release", "send", "send_parts", "send_raw",
+    )  # fmt: skip
 
     def __init__(self, metrics: StreamMetrics, stream: Stream, opened_at: float) -> None:
         self._metrics = metrics

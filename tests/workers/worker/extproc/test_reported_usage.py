@@ -16,7 +16,7 @@ from tests.reports import Reports
 from tests.workers.worker.extproc.streams import BODY, Remembers, pair
 from workers.host.log import REPORT_EVERY_S
 from workers.process.layout import series_schema_of
-from workers.worker.telemetry.usage_doubts import UsageDoubts
+from workers.worker.telemetry.request_telemetry import UsageDoubts
 
 LIMIT = json.loads(BODY)["max_tokens"]
 LIE = 100_000

@@ -52,7 +52,7 @@ def test_with_few_requests_every_call_is_timed_and_counts_once() -> None:
     for heartbeat in range(1, 4):
         world.requests(EXACT)
         assert world.counted() == heartbeat * EXACT
-        world.timing.store()
+        world.timing.timers.store()
 
 
 def test_with_many_requests_one_in_eight_is_timed_and_counts_for_the_next_ones() -> None:
@@ -76,11 +76,11 @@ def test_pools_share_the_first_requests_and_the_samples_of_a_heartbeat() -> None
     exact = [timing.turn() for timing in pools]
     world.calls.store()
     assert [form is timing._forms[0] for form, timing in zip(exact, pools, strict=True)] == [True] * 4
-    pools[0].heartbeat(5.0)
+    pools[0].timers.heartbeat(5.0)
     taken = [pools[0].turn() for _ in range(EXACT)]
-    pools[1].heartbeat(5.0)
+    pools[1].timers.heartbeat(5.0)
     assert pools[1].turn() is not pools[1]._forms[0], "the first pool has taken them all"
-    pools[1].heartbeat(5.1)
+    pools[1].timers.heartbeat(5.1)
     world.calls.left = 0
     assert pools[1].turn() is pools[1]._forms[0] and len(taken) == EXACT
 
@@ -90,7 +90,7 @@ def test_a_sample_counts_for_requests_of_the_next_heartbeat_too_so_counts_are_at
     world = World()
     world.requests(EXACT + extra)
     assert world.counted() == EXACT + SHARE
-    world.timing.store()
+    world.timing.timers.store()
     world.requests(SHARE - extra)
     assert world.counted() == EXACT + SHARE
     world.requests(1)
