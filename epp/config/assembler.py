@@ -7,6 +7,7 @@ run shows all of them. It reads no text and does not compile.
 
 from collections.abc import Sequence
 
+from epp import plugin as points
 from epp.config import contracts, registry, wiring_checks
 from epp.config.assembly import SCHEDULING, SELF_ACTING, Assembly, Scraped
 from epp.config.defaults import (
@@ -26,18 +27,7 @@ from epp.config.plugin_instances import PluginInstances
 from epp.config.written import FLOW_CONTROL_GATE, ProfileEntry, Ref, WrittenConfig
 from epp.data import COUNTED, INFLIGHT_TOKENS, Column
 from epp.decision.pipeline import WiredProfile
-from epp.plugin import (
-    DataProducer,
-    DataSource,
-    Discovery,
-    Extractor,
-    Parser,
-    Picker,
-    Plugin,
-    ProfileHandler,
-    SaturationDetector,
-    Syncer,
-)  # fmt: skip
+from epp.plugin import Plugin
 from epp.points.parameters import INFLIGHT_LOAD
 from epp.prefix.match import assign_tiers
 
@@ -104,19 +94,19 @@ class Assembler:
         else:
             why = "all profiles are shadows, so none can decide"
             self.findings.error(entries[0].place, "only-shadows", why, "remove 'shadow: true' from one of them")
-        pickers = self.instances.of_kind(Picker)
+        pickers = self.instances.of_kind(points.Picker)
         picker = pickers[0] if pickers else self.instances.add(DEFAULT_PICKER)
         for entry in entries:
             self.assembly.profiles.append(self.profile(entry, picker))
 
     def wire_handler(self, profiles: Sequence[ProfileEntry]) -> None:
-        handlers: list[Plugin] = list(self.instances.of_kind(ProfileHandler))
+        handlers: list[Plugin] = list(self.instances.of_kind(points.ProfileHandler))
         if not handlers and len(profiles) == 1 and (added := self.instances.add(DEFAULT_HANDLER)):
             handlers = [added]
         if not wiring_checks.is_one_handler(handlers, self.instances, self.findings):
             return
         (handler,) = handlers
-        assert isinstance(handler, ProfileHandler)
+        assert isinstance(handler, points.ProfileHandler)
         self.assembly.handler = handler
         wiring_checks.check_handler_profiles(handler, profiles, self.instances, self.findings)
 
@@ -125,7 +115,7 @@ class Assembler:
         members = [(ref, plugin) for ref in entry.members if (plugin := self.member(ref, what))]
         wiring_checks.warn_of_repeats([ref for ref, _ in members], what, self.findings)
         wired = [(plugin, DEFAULT_WEIGHT if ref.weight is None else ref.weight) for ref, plugin in members]
-        pickers = [(ref, plugin) for ref, plugin in members if isinstance(plugin, Picker)]
+        pickers = [(ref, plugin) for ref, plugin in members if isinstance(plugin, points.Picker)]
         wiring_checks.check_one_picker(pickers, what, self.findings)
         # If a member could not be made, it may have been a picker.
         unknown = any(ref.name in self.instances.broken for ref in entry.members)
@@ -152,7 +142,7 @@ class Assembler:
                 if not wiring_checks.is_available(ref, what, self.findings):
                     continue
                 self.instances.add(ref.name)
-            parser = self.instances.resolve(ref, Parser, what)
+            parser = self.instances.resolve(ref, points.Parser, what)
             if parser is not None and parser not in self.assembly.parsers:
                 self.assembly.parsers.append(parser)
 
@@ -161,12 +151,12 @@ class Assembler:
         ref = self.written.saturation or Ref(DEFAULT_DETECTOR)
         if ref.name == DEFAULT_DETECTOR and ref.name not in self.instances.entries:
             added = self.instances.add(ref.name)
-            self.assembly.saturation = added if isinstance(added, SaturationDetector) else None
+            self.assembly.saturation = added if isinstance(added, points.SaturationDetector) else None
             if added is not None and not self.written.gates[FLOW_CONTROL_GATE]:
                 # The default was not listed, so the data that it reads need not be produced.
                 self.instances.discard(ref.name)
             return
-        self.assembly.saturation = self.instances.resolve(ref, SaturationDetector, "flowControl.saturationDetector")
+        self.assembly.saturation = self.instances.resolve(ref, points.SaturationDetector, "flowControl.saturationDetector")
 
     # Data layer
 
@@ -174,13 +164,13 @@ class Assembler:
         assembly = self.assembly
         for entry in self.written.sources:
             what = f"data source '{entry.source.name}'"
-            source = self.instances.resolve(entry.source, DataSource, "dataLayer.sources")
+            source = self.instances.resolve(entry.source, points.DataSource, "dataLayer.sources")
             if source is not None and wiring_checks.scrapes_nothing(self.instances, source.name):
                 wiring_checks.check_no_extractors(entry, source, self.findings)
                 told = [self.instances.resolve(ref, Plugin, what) for ref in entry.extractors]
                 self.in_parameters.update((source.name, *(plugin.name for plugin in told if plugin is not None)))
                 continue
-            resolved = [(ref, self.instances.resolve(ref, Extractor, what)) for ref in entry.extractors]
+            resolved = [(ref, self.instances.resolve(ref, points.Extractor, what)) for ref in entry.extractors]
             extractors = [(ref, extractor) for ref, extractor in resolved if extractor is not None]
             wiring_checks.check_extractors(extractors, what, assembly, self.findings)
             if source is not None:
@@ -191,10 +181,10 @@ class Assembler:
         if not self.instances.broken:
             wiring_checks.check_source_count(self.written, assembly, self.instances, self.findings)
         if self.written.discovery is not None:
-            assembly.discovery = self.instances.resolve(self.written.discovery, Discovery, "dataLayer.discovery.endpoints")
+            assembly.discovery = self.instances.resolve(self.written.discovery, points.Discovery, "dataLayer.discovery.endpoints")
         if (ref := self.written.syncer) is not None:
             what = "dataLayer.crossReplica.syncerPluginRef"
-            if (syncer := self.instances.resolve(ref, Syncer, what)) is not None:
+            if (syncer := self.instances.resolve(ref, points.Syncer, what)) is not None:
                 self.in_parameters.add(syncer.name)
                 why = f"{what} has no effect: replicas of this picker share state through --replica-store"
                 self.findings.warning(ref.place, "no-effect", why, "see docs/kubernetes.md for what replicas do")
@@ -214,7 +204,7 @@ class Assembler:
         plugins = self.instances.plugins.values()
         if not (self.written.inject_defaults and self.replaces_default_source()) or self.has_default_source():
             return
-        produced = {key.name for plugin in plugins if isinstance(plugin, Extractor) for key in plugin.produces}
+        produced = {key.name for plugin in plugins if isinstance(plugin, points.Extractor) for key in plugin.produces}
         read = {key.name for plugin in plugins for key in plugin.consumes if isinstance(key, Column)}
         if read - produced - COUNTED:
             self.add_default_source()
@@ -223,7 +213,7 @@ class Assembler:
         """Adds the default source and extractor. If the configuration lists instances with these names, uses those."""
         source = self.instances.plugins.get(DEFAULT_SOURCE) or self.instances.add(DEFAULT_SOURCE)
         extractor = self.instances.plugins.get(DEFAULT_EXTRACTOR) or self.instances.add(DEFAULT_EXTRACTOR)
-        if isinstance(source, DataSource) and isinstance(extractor, Extractor):
+        if isinstance(source, points.DataSource) and isinstance(extractor, points.Extractor):
             named = (Ref(extractor.name, self.instances.place(extractor.name)), extractor)
             what = f"the default data source '{DEFAULT_SOURCE}'"
             wiring_checks.check_extractors([named], what, self.assembly, self.findings)
@@ -240,7 +230,7 @@ class Assembler:
         # After an error in the section flowControl, it is unknown which policies that section uses.
         unplanned = self.assembly.flow is None and self.written.gates[FLOW_CONTROL_GATE]
         for name, plugin in list(self.instances.plugins.items()):
-            if name in used or isinstance(plugin, DataProducer) or (unplanned and isinstance(plugin, POLICIES)):
+            if name in used or isinstance(plugin, points.DataProducer) or (unplanned and isinstance(plugin, POLICIES)):
                 continue
             if not self.findings.errors:
                 wiring_checks.warn_unused(plugin, self.instances, self.findings)
@@ -253,7 +243,7 @@ class Assembler:
         single = (assembly.handler, assembly.discovery, assembly.saturation)
         scraped = (plugin for each in assembly.sources for plugin in (each.source, *each.extractors))
         plugins = (*filter(None, single), *assembly.parsers, *plugins_of(assembly.flow), *scraped)
-        unbound = {name for name, each in self.instances.plugins.items() if isinstance(each, Extractor) and not each.reads_pages}
+        unbound = {name for name, each in self.instances.plugins.items() if isinstance(each, points.Extractor) and not each.reads_pages}
         return {plugin.name for plugin in plugins} | self.in_profiles | self.in_parameters | unbound
 
     def wire_data(self) -> None:

@@ -6,37 +6,23 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from epp import plugin as points
 from epp.config.contracts import HOOKS
 from epp.data import Column
 from epp.decision.pipeline import WiredProfile
 from epp.flow.plan import FlowPlan
-from epp.plugin import (
-    Admitter,
-    DataProducer,
-    DataSource,
-    Discovery,
-    Extractor,
-    Filter,
-    Parser,
-    Picker,
-    Plugin,
-    ProfileHandler,
-    RequestHeader,
-    SaturationDetector,
-    Scorer,
-    Screener,
-)  # fmt: skip
+from epp.plugin import Plugin
 
-SCHEDULING: Final = (Filter, Scorer, Picker)  # kinds that belong in a scheduling profile
-SELF_ACTING: Final = (*HOOKS, RequestHeader, Screener, Admitter)  # kinds that run without a reference
+SCHEDULING: Final = (points.Filter, points.Scorer, points.Picker)  # kinds that belong in a scheduling profile
+SELF_ACTING: Final = (*HOOKS, points.RequestHeader, points.Screener, points.Admitter)  # kinds that run without a reference
 
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
     """Joins a data source and the extractors that read its pages."""
 
-    source: DataSource
-    extractors: tuple[Extractor, ...]
+    source: points.DataSource
+    extractors: tuple[points.Extractor, ...]
 
 
 @dataclass(slots=True)
@@ -46,11 +32,11 @@ class Assembly:
     plugins: dict[str, Plugin]
     types: dict[str, str]  # plugin name -> its type, by the name that a configuration should use
     profiles: list[WiredProfile] = field(default_factory=list)
-    handler: ProfileHandler | None = None
-    parsers: list[Parser] = field(default_factory=list)
+    handler: points.ProfileHandler | None = None
+    parsers: list[points.Parser] = field(default_factory=list)
     sources: list[Scraped] = field(default_factory=list)
-    discovery: Discovery | None = None
-    saturation: SaturationDetector | None = None
+    discovery: points.Discovery | None = None
+    saturation: points.SaturationDetector | None = None
     flow: FlowPlan | None = None
-    producers: tuple[DataProducer, ...] = ()
+    producers: tuple[points.DataProducer, ...] = ()
     columns: tuple[Column[Any], ...] = ()

@@ -13,39 +13,24 @@ Columns that no plugin reads are not kept: `Checked.columns` is the union of wha
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from epp import plugin as points
 from epp.config.findings import nearest
 from epp.data import COUNTED, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Column, Datum, Key
 from epp.metrics import Metric
-from epp.plugin import (
-    Admitter,
-    DataProducer,
-    Decider,
-    Extractor,
-    Filter,
-    Picker,
-    Plugin,
-    PreRequest,
-    ProfileHandler,
-    RequestHeader,
-    ResponseComplete,
-    ResponseReceived,
-    ResponseStreaming,
-    Scorer,
-    Screener,
-)  # fmt: skip
+from epp.plugin import Plugin
 from epp.prefix.match import CutsPrompts
 
-HOOKS = (PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete)
+HOOKS = (points.PreRequest, points.ResponseReceived, points.ResponseStreaming, points.ResponseComplete)
 STAGES: tuple[tuple[type[Plugin], ...], ...] = (
-    (RequestHeader,),
-    (Screener,),
-    (DataProducer,),
-    (Admitter,),
-    (ProfileHandler, Decider),
-    (Filter, Scorer, Picker),
+    (points.RequestHeader,),
+    (points.Screener,),
+    (points.DataProducer,),
+    (points.Admitter,),
+    (points.ProfileHandler, points.Decider),
+    (points.Filter, points.Scorer, points.Picker),
     HOOKS,
 )
-EMITTERS = (RequestHeader, DataProducer, ProfileHandler)
+EMITTERS = (points.RequestHeader, points.DataProducer, points.ProfileHandler)
 _RUNTIME: Mapping[str, Key[Any]] = {key.name: key for key in (INFLIGHT_REQUESTS, INFLIGHT_TOKENS)}
 assert frozenset(_RUNTIME) == COUNTED
 
@@ -62,7 +47,7 @@ class Breach(NamedTuple):
 class Checked(NamedTuple):
     """Holds the result of `check`: producers in the order in which they run, columns sorted by name, and broken contracts."""
 
-    producers: tuple[DataProducer, ...]
+    producers: tuple[points.DataProducer, ...]
     columns: tuple[Column[Any], ...]
     breaches: tuple[Breach, ...]
 
@@ -70,7 +55,7 @@ class Checked(NamedTuple):
 def check(plugins: Sequence[Plugin]) -> Checked:
     """Checks all contracts between these plugins."""
     breaches: list[Breach] = []
-    columns = _producers_of(plugins, Extractor, Column, breaches)
+    columns = _producers_of(plugins, points.Extractor, Column, breaches)
     data = _producers_of(plugins, EMITTERS, Datum, breaches)
     for reader in plugins:
         for key in reader.consumes:
@@ -79,7 +64,7 @@ def check(plugins: Sequence[Plugin]) -> Checked:
             breaches += _reading(reader, datum, data) if datum.name in data else []
     breaches += _blocks([p for p in plugins if isinstance(p, CutsPrompts)])
     breaches += _metrics(plugins)
-    producers, cycle = _in_order([p for p in plugins if isinstance(p, DataProducer)], data)
+    producers, cycle = _in_order([p for p in plugins if isinstance(p, points.DataProducer)], data)
     return Checked(producers, _columns(plugins), (*breaches, *cycle))
 
 
@@ -118,8 +103,8 @@ def unread(plugins: Sequence[Plugin]) -> list[Plugin]:
         idle = [
             p
             for p in kept
-            if isinstance(p, DataProducer)
-            and not isinstance(p, (*HOOKS, RequestHeader, ProfileHandler))
+            if isinstance(p, points.DataProducer)
+            and not isinstance(p, (*HOOKS, points.RequestHeader, points.ProfileHandler))
             and not any((type(key), key.name) in read for key in p.produces)
         ]
         if not idle:
@@ -222,9 +207,11 @@ def _columns(plugins: Iterable[Plugin]) -> tuple[Column[Any], ...]:
     return tuple(columns[name] for name in sorted(columns))
 
 
-def _in_order(producers: list[DataProducer], data: Mapping[str, tuple[Plugin, Key[Any]]]) -> tuple[tuple[DataProducer, ...], list[Breach]]:
+def _in_order(
+    producers: list[points.DataProducer], data: Mapping[str, tuple[Plugin, Key[Any]]]
+) -> tuple[tuple[points.DataProducer, ...], list[Breach]]:
     """Orders producers so that each runs after the producers whose data it reads. Returns a breach if there is a cycle."""
-    ordered: list[DataProducer] = []
+    ordered: list[points.DataProducer] = []
     left = list(producers)
     while left:
         waits = _waiting_for(left, data)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
+from epp import plugin as points
 from epp.config import registry
 from epp.config.defaults import (
     BAND_BYTES,
@@ -30,30 +31,23 @@ from epp.config.findings import Findings
 from epp.config.plugin_instances import PluginInstances
 from epp.config.written import FLOW_CONTROL_GATE, Amount, BandEntry, FlowControlEntry, Ref, WrittenConfig
 from epp.flow.plan import DEFAULT_BAND, BandPlan, FlowPlan
-from epp.plugin import (
-    DisplacementPolicy,
-    EvictionFilter,
-    EvictionOrder,
-    FairnessPolicy,
-    FlowQueue,
-    OrderingPolicy,
-    Plugin,
-    SaturationDetector,
-    UsageLimitPolicy,
-)  # fmt: skip
+from epp.plugin import Plugin
 from epp.request.budget import BEHIND
 from epp.request.flows import Capability
 
 BANDS_MAX: Final = 64  # the areas have this many places
 POLICIES: Final = (
-    FlowQueue, OrderingPolicy, FairnessPolicy, DisplacementPolicy, UsageLimitPolicy, EvictionFilter, EvictionOrder,
+    points.FlowQueue, points.OrderingPolicy, points.FairnessPolicy, points.DisplacementPolicy,
+    points.UsageLimitPolicy, points.EvictionFilter, points.EvictionOrder,
 )  # fmt: skip
 FLOW: Final = "flowControl"
 
 K = TypeVar("K", bound=Plugin)
 
 
-def plan(written: WrittenConfig, instances: PluginInstances, findings: Findings, detector: SaturationDetector | None) -> FlowPlan | None:
+def plan(
+    written: WrittenConfig, instances: PluginInstances, findings: Findings, detector: points.SaturationDetector | None
+) -> FlowPlan | None:
     """Builds the plan from the section `flowControl`. Returns None if the gate is off or there is an error."""
     if not written.gates[FLOW_CONTROL_GATE]:
         return None
@@ -72,7 +66,7 @@ def plugins_of(flow: FlowPlan | None) -> Iterator[Plugin]:
     yield from (plugin for plugin in (flow.eviction_filter, flow.eviction_order) if plugin is not None)
 
 
-def unshielded(written: WrittenConfig, flow: FlowPlan) -> list[tuple[BandEntry, FairnessPolicy]]:
+def unshielded(written: WrittenConfig, flow: FlowPlan) -> list[tuple[BandEntry, points.FairnessPolicy]]:
     """Finds the bands that name no fairness policy and get a default that lets one flow starve the others.
 
     Returns them with that default.
@@ -96,12 +90,12 @@ class _Planner:
         self.findings = findings
         self.complete = True
 
-    def plan(self, detector: SaturationDetector | None, further: tuple[int, ...]) -> FlowPlan | None:
+    def plan(self, detector: points.SaturationDetector | None, further: tuple[int, ...]) -> FlowPlan | None:
         entry = self.entry
         bands = tuple(plan for band in entry.bands if (plan := self.band(band)) is not None)
         template = self.band(entry.default_band or BandEntry(f"{FLOW}.defaultPriorityBand", place=entry.place))
         negative = self.band(entry.negative_band) if entry.negative_band is not None else None
-        usage = self.policy(entry.usage_limit, USAGE_LIMIT, UsageLimitPolicy, f"{FLOW}.usageLimitPolicyPluginRef")
+        usage = self.policy(entry.usage_limit, USAGE_LIMIT, points.UsageLimitPolicy, f"{FLOW}.usageLimitPolicyPluginRef")
         eviction_filter, eviction_order = self.eviction()
         self.count_bands(further)
         no_endpoint_ttl = entry.ttl_without_endpoint or entry.ttl
@@ -125,9 +119,9 @@ class _Planner:
 
     def band(self, entry: BandEntry) -> BandPlan | None:
         what = entry.what
-        ordering = self.policy(entry.ordering, ORDERING, OrderingPolicy, f"{what}.orderingPolicyRef")
-        fairness = self.policy(entry.fairness, FAIRNESS, FairnessPolicy, f"{what}.fairnessPolicyRef")
-        displacement = self.policy(entry.displacement, DISPLACEMENT, DisplacementPolicy, f"{what}.displacementPolicyRef")
+        ordering = self.policy(entry.ordering, ORDERING, points.OrderingPolicy, f"{what}.orderingPolicyRef")
+        fairness = self.policy(entry.fairness, FAIRNESS, points.FairnessPolicy, f"{what}.fairnessPolicyRef")
+        displacement = self.policy(entry.displacement, DISPLACEMENT, points.DisplacementPolicy, f"{what}.displacementPolicyRef")
         if ordering is None or fairness is None or displacement is None:
             return None
         queue = self.queue(entry, {p.name: p.queue_needs for p in (ordering, fairness, displacement)})
@@ -145,26 +139,26 @@ class _Planner:
             displacement=displacement,
         )
 
-    def queue(self, entry: BandEntry, needs: Mapping[str, Capability]) -> FlowQueue | None:
+    def queue(self, entry: BandEntry, needs: Mapping[str, Capability]) -> points.FlowQueue | None:
         """Returns the named queue if it can do what the policies need. If the band names none, returns the first queue that can."""
         if entry.queue is not None:
-            named = self.policy(entry.queue, "", FlowQueue, f"{entry.what}.queueRef")
+            named = self.policy(entry.queue, "", points.FlowQueue, f"{entry.what}.queueRef")
             return named if named is None or self.can(entry, named, needs) else None
         needed = Capability(0)
         for capabilities in needs.values():
             needed |= capabilities
-        for listed in self.instances.of_kind(FlowQueue):
+        for listed in self.instances.of_kind(points.FlowQueue):
             if listed.name in self.instances.entries and needed in listed.capabilities:
                 return listed
         for name in QUEUES:
             if needed in getattr(registry.find(name), "capabilities", Capability(0)):
-                return self.default(name, FlowQueue)
+                return self.default(name, points.FlowQueue)
         why = f"{entry.what}: no queue has all that its policies need: {words(needed)}"
         hint = "use other policies, or name a queue of your own in queueRef"
         self.findings.error(entry.place, "queue-mismatch", why, hint)
         return None
 
-    def can(self, entry: BandEntry, queue: FlowQueue, needs: Mapping[str, Capability]) -> bool:
+    def can(self, entry: BandEntry, queue: points.FlowQueue, needs: Mapping[str, Capability]) -> bool:
         """Returns whether a named queue can do what the policies need. Notes an error for each policy whose needs the queue cannot meet."""
         assert entry.queue is not None
         fits = True
@@ -195,14 +189,14 @@ class _Planner:
             plugin = self.instances.add(name, experimental=True)
         return plugin if isinstance(plugin, kind) else None
 
-    def eviction(self) -> tuple[EvictionFilter | None, EvictionOrder | None]:
+    def eviction(self) -> tuple[points.EvictionFilter | None, points.EvictionOrder | None]:
         """Returns the first eviction filter and order that the configuration lists, or the defaults. None if eviction is off."""
         if not self.entry.eviction:
             return None, None
-        filters, orders = self.instances.of_kind(EvictionFilter), self.instances.of_kind(EvictionOrder)
+        filters, orders = self.instances.of_kind(points.EvictionFilter), self.instances.of_kind(points.EvictionOrder)
         return (
-            filters[0] if filters else self.default(EVICTION_FILTER, EvictionFilter),
-            orders[0] if orders else self.default(EVICTION_ORDER, EvictionOrder),
+            filters[0] if filters else self.default(EVICTION_FILTER, points.EvictionFilter),
+            orders[0] if orders else self.default(EVICTION_ORDER, points.EvictionOrder),
         )
 
     def count_bands(self, further: tuple[int, ...]) -> None:

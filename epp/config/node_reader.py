@@ -4,7 +4,9 @@ A null means that the field is not given. Unknown fields are refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
+
+import msgspec
 
 from epp.config import schema
 from epp.config.findings import Findings, Place, nearest
@@ -12,9 +14,6 @@ from epp.config.schema import API_VERSION, API_VERSIONS_DEPRECATED, KIND, names
 from epp.config.written import Amount, Ref
 from epp.config.yaml_nodes import Node
 from epp.quantities import parse_duration, parse_quantity
-
-_MEMBER: Final = names(schema.ProfileMember)
-_REF: Final = names(schema.PluginRef)
 
 
 class NodeReader:
@@ -33,8 +32,9 @@ class NodeReader:
         else:
             self.findings.deprecated(place, what, f"'{new}'")
 
-    def mapping(self, node: Node | None, what: str, known: Sequence[str]) -> dict[str, Node]:
-        """Returns the fields that are given. Notes an error for each unknown field."""
+    def mapping(self, node: Node | None, what: str, form: type[msgspec.Struct]) -> dict[str, Node]:
+        """Returns the fields of a form that are given. Notes an error for each unknown field."""
+        known = names(form)
         value = self._typed(node, what, dict, "a mapping")
         if node is None or value is None:
             return {}
@@ -73,7 +73,7 @@ class NodeReader:
         """Reads a mapping with a `pluginRef`."""
         if node is None:
             return None
-        fields = self.mapping(node, what, _REF)
+        fields = self.mapping(node, what, schema.PluginRef)
         return self.ref_in(fields, what, at) if isinstance(node.value, dict) else None
 
     def refs(self, node: Node | None, what: str) -> list[Ref]:
@@ -90,7 +90,7 @@ class NodeReader:
 
     def member(self, node: Node, what: str) -> Ref | None:
         """Reads a member of a profile: a reference with an optional weight."""
-        fields = self.mapping(node, what, _MEMBER)
+        fields = self.mapping(node, what, schema.ProfileMember)
         if not isinstance(node.value, dict):
             if node.value is None:
                 self.findings.error(node.place, "missing-field", f"{what}: 'pluginRef' is required")

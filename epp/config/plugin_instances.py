@@ -10,47 +10,24 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from epp import plugin as points
 from epp.config import extension, registry
 from epp.config.findings import WHOLE, Findings, Place, nearest, similar
 from epp.config.parameters import decode
 from epp.config.schema_shape import field_texts
 from epp.config.written import PluginEntry, Ref
 from epp.config.yaml_nodes import Node
-from epp.plugin import (
-    Admitter,
-    DataProducer,
-    DataSource,
-    Decider,
-    Discovery,
-    DisplacementPolicy,
-    EvictionFilter,
-    EvictionOrder,
-    Extractor,
-    FairnessPolicy,
-    Filter,
-    FlowQueue,
-    NoParams,
-    OrderingPolicy,
-    Parser,
-    Picker,
-    Plugin,
-    ProfileHandler,
-    RequestHeader,
-    SaturationDetector,
-    Scorer,
-    Screener,
-    Syncer,
-    UsageLimitPolicy,
-    foreign,
-)  # fmt: skip
+from epp.plugin import NoParams, Plugin, foreign
 
 _KIND_WORDS: Mapping[type[Plugin], str] = {
-    Parser: "a parser", RequestHeader: "a request-header plugin", Screener: "a screener", Admitter: "an admitter",
-    Decider: "a decider", DataProducer: "a data producer", ProfileHandler: "a profile handler", Filter: "a filter",
-    Scorer: "a scorer", Picker: "a picker", DataSource: "a data source", Extractor: "an extractor",
-    Discovery: "a discovery plugin", Syncer: "a syncer", SaturationDetector: "a saturation detector", FlowQueue: "a queue",
-    OrderingPolicy: "an ordering policy", FairnessPolicy: "a fairness policy", DisplacementPolicy: "a displacement policy",
-    UsageLimitPolicy: "a usage-limit policy", EvictionFilter: "an eviction filter", EvictionOrder: "an eviction order",
+    points.Parser: "a parser", points.RequestHeader: "a request-header plugin", points.Screener: "a screener",
+    points.Admitter: "an admitter", points.Decider: "a decider", points.DataProducer: "a data producer",
+    points.ProfileHandler: "a profile handler", points.Filter: "a filter", points.Scorer: "a scorer", points.Picker: "a picker",
+    points.DataSource: "a data source", points.Extractor: "an extractor", points.Discovery: "a discovery plugin",
+    points.Syncer: "a syncer", points.SaturationDetector: "a saturation detector", points.FlowQueue: "a queue",
+    points.OrderingPolicy: "an ordering policy", points.FairnessPolicy: "a fairness policy",
+    points.DisplacementPolicy: "a displacement policy", points.UsageLimitPolicy: "a usage-limit policy",
+    points.EvictionFilter: "an eviction filter", points.EvictionOrder: "an eviction order",
 }  # fmt: skip
 NO_EFFECT = "Accepted, without effect"  # so begins the description of a parameter that is accepted for compatibility only
 _FIELD = re.compile(r"([A-Za-z]\w*(?:\[\d+\]|\.\w+)*):")

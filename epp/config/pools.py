@@ -14,7 +14,6 @@ from epp.config import yaml_nodes
 from epp.config.findings import WHOLE, ConfigWarning, Findings, Place
 from epp.config.node_reader import NodeReader
 from epp.config.pools_schema import ENDPOINTS_MAX, POOLS_MAX, PORT_MAX, TARGET_PORTS_MAX, DefaultsForm, PoolForm, PoolsForm
-from epp.config.schema import names
 from epp.config.yaml_nodes import Node
 from epp.endpoints.label_selectors import parse
 from epp.request.client_headers import names_objective
@@ -126,7 +125,7 @@ def read(text: str, source: str) -> PoolsFile:
     root = yaml_nodes.read(text, findings)
     if not findings.errors and (root is None or root.value is None):
         findings.error(WHOLE, "no-document", "there is no document: the text is empty or has only comments")
-    fields = reader.mapping(root, "the pools file", names(PoolsForm))
+    fields = reader.mapping(root, "the pools file", PoolsForm)
     pools = _Pools(reader, _defaults(reader, fields.get("defaults")))
     nodes = reader.sequence(fields.get("pools"), "pools")
     if not findings.errors and not nodes:
@@ -143,7 +142,7 @@ def read(text: str, source: str) -> PoolsFile:
 
 
 def _defaults(reader: NodeReader, node: Node | None) -> _Defaults:
-    fields = reader.mapping(node, "defaults", names(DefaultsForm))
+    fields = reader.mapping(node, "defaults", DefaultsForm)
     file = fields.get("configFile")
     return _Defaults(
         reader.text(file, "defaults.configFile"),
@@ -176,7 +175,7 @@ class _Pools:
     def add(self, node: Node, what: str) -> None:
         """Reads a pool. Notes what is wrong with it."""
         reader, findings = self._reader, self._findings
-        fields = reader.mapping(node, what, names(PoolForm))
+        fields = reader.mapping(node, what, PoolForm)
         name = reader.text(fields.get("name"), f"{what}.name")
         if not name and (fields["name"].value == "" if "name" in fields else node.value is None or isinstance(node.value, dict)):
             findings.error(node.place, "missing-field", f"{what}: 'name' is required")

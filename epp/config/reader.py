@@ -29,24 +29,12 @@ from epp.quantities import parse_bool
 GATES_REMOVED = frozenset(("dataLayer", "enableLegacyMetrics", "prepareDataPlugins"))
 PRIORITY_END = 1 << 31
 
-_ROOT = names(schema.Configuration)
-_DATA_LAYER = names(schema.DataLayer)
-_DISCOVERING = names(schema.Discovering)
-_CROSS_REPLICA = names(schema.CrossReplica)
-_FLOW_CONTROL = names(schema.FlowControl)
-_BAND = names(schema.Band)
-_PLUGIN = names(schema.PluginEntry)
-_PROFILE = names(schema.ProfileEntry)
-_SOURCE = names(schema.SourceEntry)
-_HANDLER = names(schema.RequestHandler)
-_REF = names(schema.PluginRef)
-
 
 def read(root: Node, findings: Findings) -> WrittenConfig:
     """Reads a configuration from its root node. Leaves out what it cannot read and notes an error for it."""
     reader = NodeReader(findings)
     written = WrittenConfig()
-    fields = reader.mapping(root, "the configuration", _ROOT)
+    fields = reader.mapping(root, "the configuration", schema.Configuration)
     reader.header(fields)
     written.is_bare = isinstance(root.value, dict) and root.value.keys() <= {"apiVersion", "kind"}
     _gates(reader, fields.get("featureGates"), written)
@@ -56,7 +44,7 @@ def read(root: Node, findings: Findings) -> WrittenConfig:
         _profile(reader, node, f"schedulingProfiles[{index}]", written)
     _data_layer(reader, fields.get("dataLayer"), written)
     _flow_control(reader, fields.get("flowControl"), written, root.keys.get("flowControl", WHOLE))
-    handler = reader.mapping(fields.get("requestHandler"), "requestHandler", _HANDLER)
+    handler = reader.mapping(fields.get("requestHandler"), "requestHandler", schema.RequestHandler)
     written.parsers = reader.refs(handler.get("parsers"), "requestHandler.parsers")
     _response_phase(reader, handler.get("responsePhase"), written)
     if (priority := handler.get("propagatePriority")) and reader.boolean(priority, "requestHandler.propagatePriority", False):
@@ -93,7 +81,7 @@ def _gates(reader: NodeReader, node: Node | None, written: WrittenConfig) -> Non
 
 
 def _plugin(reader: NodeReader, node: Node, what: str, written: WrittenConfig) -> None:
-    fields = reader.mapping(node, what, _PLUGIN)
+    fields = reader.mapping(node, what, schema.PluginEntry)
     type_name = reader.text(fields.get("type"), f"{what}.type")
     name = reader.text(fields.get("name"), f"{what}.name") or type_name
     if not type_name:
@@ -115,7 +103,7 @@ def _plugin(reader: NodeReader, node: Node, what: str, written: WrittenConfig) -
 
 
 def _profile(reader: NodeReader, node: Node, what: str, written: WrittenConfig) -> None:
-    fields = reader.mapping(node, what, _PROFILE)
+    fields = reader.mapping(node, what, schema.ProfileEntry)
     name = reader.text(fields.get("name"), f"{what}.name")
     if not name and ("name" not in fields or fields["name"].value == ""):
         reader.findings.error(node.place, "missing-field", f"{what} is missing a name")
@@ -130,11 +118,11 @@ def _profile(reader: NodeReader, node: Node, what: str, written: WrittenConfig) 
 
 
 def _data_layer(reader: NodeReader, node: Node | None, written: WrittenConfig) -> None:
-    fields = reader.mapping(node, "dataLayer", _DATA_LAYER)
+    fields = reader.mapping(node, "dataLayer", schema.DataLayer)
     written.inject_defaults = reader.boolean(fields.get("injectDefaults"), "dataLayer.injectDefaults", True)
     for index, source in enumerate(reader.sequence(fields.get("sources"), "dataLayer.sources")):
         what = f"dataLayer.sources[{index}]"
-        members = reader.mapping(source, what, _SOURCE)
+        members = reader.mapping(source, what, schema.SourceEntry)
         ref = reader.ref_in(members, what, source.place)
         extractors = reader.refs(members.get("extractors"), f"{what}.extractors")
         if ref is not None:
@@ -147,7 +135,7 @@ def _discovery(reader: NodeReader, node: Node | None, fields: Mapping[str, Node]
     """Reads how endpoints and peers are found. A field at its current place takes precedence over the same field at its older place."""
     what = "dataLayer.discovery"
     discovery = fields.get("discovery")
-    found = reader.mapping(discovery, what, _DISCOVERING)
+    found = reader.mapping(discovery, what, schema.Discovering)
     if discovery is not None and "pluginRef" in found:
         reader.moved(discovery.keys["pluginRef"], f"{what}.pluginRef", f"{what}.endpoints.pluginRef")
         written.discovery = reader.ref_in(found, what, discovery.place)
@@ -159,14 +147,14 @@ def _discovery(reader: NodeReader, node: Node | None, fields: Mapping[str, Node]
         reader.moved(node.keys["peerDiscovery"], "dataLayer.peerDiscovery", f"{what}.peers")
     for peers in (found.get("peers"), older):
         if peers is not None:
-            reader.mapping(peers, f"{what}.peers", _REF)
+            reader.mapping(peers, f"{what}.peers", schema.PluginRef)
             reader.findings.warning(peers.place, "no-effect", f"{what}.peers has no effect", "remove it")
 
 
 def _cross_replica(reader: NodeReader, node: Node | None, fields: Mapping[str, Node], written: WrittenConfig) -> None:
     """Reads the section `crossReplica`, and its fields under their older names."""
-    section = reader.mapping(fields.get("crossReplica"), "dataLayer.crossReplica", _CROSS_REPLICA)
-    for name in _CROSS_REPLICA:
+    section = reader.mapping(fields.get("crossReplica"), "dataLayer.crossReplica", schema.CrossReplica)
+    for name in names(schema.CrossReplica):
         older = f"crossReplica{name[0].upper()}{name[1:]}"
         if node is not None and older in fields:
             reader.moved(node.keys[older], f"dataLayer.{older}", f"dataLayer.crossReplica.{name}")
@@ -186,7 +174,7 @@ def _cross_replica(reader: NodeReader, node: Node | None, fields: Mapping[str, N
 
 def _flow_control(reader: NodeReader, node: Node | None, written: WrittenConfig, at: Place) -> None:
     """Reads the section `flowControl`. Warns if more than the saturation detector is given although the feature gate is off."""
-    fields = reader.mapping(node, "flowControl", _FLOW_CONTROL)
+    fields = reader.mapping(node, "flowControl", schema.FlowControl)
     if detector := fields.get("saturationDetector"):
         written.saturation = _detector(reader, detector, "flowControl.saturationDetector")
     if not set(fields) - {"saturationDetector"}:
@@ -243,7 +231,7 @@ def _bands(reader: NodeReader, node: Node | None) -> tuple[BandEntry, ...]:
 def _band(reader: NodeReader, node: Node | None, what: str) -> BandEntry | None:
     if node is None:
         return None
-    fields = reader.mapping(node, what, _BAND)
+    fields = reader.mapping(node, what, schema.Band)
     return BandEntry(
         what,
         _priority(reader, fields.get("priority"), f"{what}.priority"),
@@ -270,7 +258,7 @@ def _priority(reader: NodeReader, node: Node | None, what: str) -> int:
 
 def _detector(reader: NodeReader, node: Node, what: str) -> Ref | None:
     """Reads a reference to a saturation detector. Its `pluginRef` is optional."""
-    fields = reader.mapping(node, what, _REF)
+    fields = reader.mapping(node, what, schema.PluginRef)
     name = reader.text(fields.get("pluginRef"), f"{what}.pluginRef")
     return Ref(name, fields["pluginRef"].place) if name else None
 

@@ -6,6 +6,7 @@ The schema cannot express references, contracts and meaning; `epp config check` 
 point: a parameter must not be null.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
@@ -280,6 +281,7 @@ class Configuration(_Form):
     parser: Annotated[PluginRef | None, _DEPRECATED, Meta(description="Use requestHandler.parsers.")] = None
 
 
+@functools.cache
 def names(form: type[msgspec.Struct]) -> tuple[str, ...]:
     """Returns the field names as a configuration file has them."""
     return tuple(field.encode_name for field in msgspec.structs.fields(form))

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from epp.config import schema
 from epp.config.node_reader import NodeReader
-from epp.config.schema import names
 from epp.config.written import NO_BUDGET, BudgetEntry
 from epp.config.yaml_nodes import Node
 from epp.request.budget import MINUTE_S, Bucket, Budget
@@ -17,14 +16,13 @@ NONE: Final = "none"
 SHED: Final = "shed"
 QUEUE: Final = "queue"
 RULE: Final = "tenant-budget"
-_BUDGET: Final = names(schema.TenantBudget)
 LIMITS: Final = ("tokensPerMinute", "requests", "concurrent")
 OF_TOKENS: Final = ("burst", "cachedPrice")
 
 
 def read(reader: NodeReader, node: Node | None, what: str) -> BudgetEntry | None:
     """Reads a budget. Returns None if it is not given, or is no mapping."""
-    fields = reader.mapping(node, what, _BUDGET)
+    fields = reader.mapping(node, what, schema.TenantBudget)
     if node is None or not isinstance(node.value, dict):
         return None
     mode = reader.choice(fields, "mode", (SHED, QUEUE, NONE), what, RULE)

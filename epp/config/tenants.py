@@ -14,7 +14,6 @@ from epp.config import schema, tenant_budgets
 from epp.config.control_headers import CONTROL_HEADERS
 from epp.config.findings import WHOLE, ConfigError, ConfigErrors, Place
 from epp.config.node_reader import NodeReader
-from epp.config.schema import names
 from epp.config.written import (
     FLOW_CONTROL_GATE,
     NO_BUDGET,
@@ -42,11 +41,6 @@ PATH_NAMES_MAX: Final = 8
 GROUP_RULE: Final = "a group has 1 to 64 printable characters, such as company"
 SOURCES: Final = ("metadata", "header", "apiKey")
 _HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,127}")
-_TENANTS: Final = names(schema.Tenants)
-_SOURCE: Final = names(schema.TenantSource)
-_METADATA: Final = names(schema.TenantMetadata)
-_API_KEY: Final = names(schema.TenantKeys)
-_ONE: Final = names(schema.OneTenant)
 
 
 def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | None:
@@ -60,7 +54,7 @@ def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | Non
         got = "nothing" if node is None else node.kind()
         reader.findings.error(at, "tenants", f"tenants: expected a mapping, got {got}", "remove it if there are no tenants")
         return None
-    fields = reader.mapping(node, "tenants", _TENANTS)
+    fields = reader.mapping(node, "tenants", schema.Tenants)
     listed = reader.sequence(fields.get("from"), "tenants.from")
     sources = [_source(reader, each, f"tenants.from[{index}]") for index, each in enumerate(listed)]
     if "from" not in fields or fields["from"].value == []:
@@ -84,7 +78,7 @@ def _per_tenant(reader: NodeReader, node: Node | None, *, salted: bool) -> dict[
         what = f"tenants.perTenant.{name[:128]}"
         if node is not None and not names_tenant(name):
             reader.findings.error(node.keys[name], "tenants", f"{what}: this is not a valid name", NAME_RULE)
-        fields = reader.mapping(child, what, _ONE)
+        fields = reader.mapping(child, what, schema.OneTenant)
         objectives = _objectives(reader, fields.get("objectives"), f"{what}.objectives")
         group = reader.text(fields.get("saltGroup"), f"{what}.saltGroup")
         if "saltGroup" in fields and not salted:
@@ -117,7 +111,7 @@ def _objectives(reader: NodeReader, node: Node | None, what: str) -> tuple[str, 
 
 
 def _source(reader: NodeReader, node: Node, what: str) -> TenantSource | None:
-    fields = reader.mapping(node, what, _SOURCE)
+    fields = reader.mapping(node, what, schema.TenantSource)
     given = [kind for kind in SOURCES if kind in fields]
     if len(given) != 1:
         if isinstance(node.value, dict) or node.value is None:
@@ -147,7 +141,7 @@ def _required(reader: NodeReader, fields: Mapping[str, Node], name: str, what: s
 
 
 def _metadata(reader: NodeReader, node: Node, what: str) -> MetadataSource | None:
-    fields = reader.mapping(node, what, _METADATA)
+    fields = reader.mapping(node, what, schema.TenantMetadata)
     if not isinstance(node.value, dict):
         return None
     namespace = _required(reader, fields, "namespace", what, node.place)
@@ -183,7 +177,7 @@ def _header(reader: NodeReader, fields: Mapping[str, Node], what: str) -> Header
 
 
 def _api_key(reader: NodeReader, node: Node, what: str) -> KeySource | None:
-    fields = reader.mapping(node, what, _API_KEY)
+    fields = reader.mapping(node, what, schema.TenantKeys)
     if not isinstance(node.value, dict):
         return None
     header = _name_of_header(reader, fields, what, node.place)

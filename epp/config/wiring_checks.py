@@ -7,6 +7,7 @@ of a valid configuration are in `epp.config.lint`.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from epp import plugin as points
 from epp.config import registry
 from epp.config.assembly import SCHEDULING, SELF_ACTING, Assembly, Scraped
 from epp.config.defaults import DEFAULT_DETECTOR, DEFAULT_EXTRACTOR, DEFAULT_HANDLER
@@ -16,43 +17,25 @@ from epp.config.plugin_instances import PluginInstances, kinds_of
 from epp.config.written import FLOW_CONTROL_GATE, ProfileEntry, Ref, SourceEntry, WrittenConfig
 from epp.decision import response_phase
 from epp.metrics.areas import FURTHER_SOURCES_MAX
-from epp.plugin import (
-    DataProducer,
-    DataSource,
-    Discovery,
-    DisplacementPolicy,
-    EvictionFilter,
-    EvictionOrder,
-    Extractor,
-    FairnessPolicy,
-    FlowQueue,
-    OrderingPolicy,
-    Parser,
-    Plugin,
-    ProfileHandler,
-    SaturationDetector,
-    Syncer,
-    UsageLimitPolicy,
-    foreign,
-)  # fmt: skip
+from epp.plugin import Plugin, foreign
 
 BAND: Final = "flowControl.defaultPriorityBand"
 # kind -> the field that refers to plugins of this kind; filters, scorers and pickers are in profiles
 REFERENCES: Final[Mapping[type[Plugin], str]] = {
-    FlowQueue: f"{BAND}.queueRef",
-    OrderingPolicy: f"{BAND}.orderingPolicyRef",
-    FairnessPolicy: f"{BAND}.fairnessPolicyRef",
-    DisplacementPolicy: f"{BAND}.displacementPolicyRef",
-    UsageLimitPolicy: "flowControl.usageLimitPolicyPluginRef",
-    SaturationDetector: "flowControl.saturationDetector.pluginRef",
-    Parser: "requestHandler.parsers",
-    DataSource: "dataLayer.sources",
-    Extractor: "dataLayer.sources",
-    Discovery: "dataLayer.discovery.endpoints.pluginRef",
-    Syncer: "dataLayer.crossReplica.syncerPluginRef",
+    points.FlowQueue: f"{BAND}.queueRef",
+    points.OrderingPolicy: f"{BAND}.orderingPolicyRef",
+    points.FairnessPolicy: f"{BAND}.fairnessPolicyRef",
+    points.DisplacementPolicy: f"{BAND}.displacementPolicyRef",
+    points.UsageLimitPolicy: "flowControl.usageLimitPolicyPluginRef",
+    points.SaturationDetector: "flowControl.saturationDetector.pluginRef",
+    points.Parser: "requestHandler.parsers",
+    points.DataSource: "dataLayer.sources",
+    points.Extractor: "dataLayer.sources",
+    points.Discovery: "dataLayer.discovery.endpoints.pluginRef",
+    points.Syncer: "dataLayer.crossReplica.syncerPluginRef",
 }
 SOURCES_MAX: Final = 1 + FURTHER_SOURCES_MAX
-EVICTING: Final = (EvictionFilter, EvictionOrder)
+EVICTING: Final = (points.EvictionFilter, points.EvictionOrder)
 
 # References
 
@@ -106,7 +89,7 @@ def is_one_handler(handlers: Sequence[Plugin], instances: PluginInstances, findi
 
 
 def check_handler_profiles(
-    handler: ProfileHandler, profiles: Sequence[ProfileEntry], instances: PluginInstances, findings: Findings
+    handler: points.ProfileHandler, profiles: Sequence[ProfileEntry], instances: PluginInstances, findings: Findings
 ) -> None:
     names = [profile.name for profile in profiles]
     if why := handler.check(names):
@@ -168,10 +151,10 @@ def _check_pages(entry: SourceEntry, scraped: Scraped, findings: Findings) -> No
 def scrapes_nothing(instances: PluginInstances, name: str) -> bool:
     """Returns whether this data source fetches nothing: it tells plugins about endpoints, or observes answers."""
     source = instances.plugins.get(name)
-    return isinstance(source, DataSource) and not source.scrapes
+    return isinstance(source, points.DataSource) and not source.scrapes
 
 
-def check_no_extractors(entry: SourceEntry, source: DataSource, findings: Findings) -> None:
+def check_no_extractors(entry: SourceEntry, source: points.DataSource, findings: Findings) -> None:
     """Refuses extractors of a source that takes no extractors."""
     if entry.extractors and not source.takes_extractors:
         why = f"data source '{source.name}' takes no extractors"
@@ -188,7 +171,7 @@ def _check_one_extractor(entry: SourceEntry, findings: Findings) -> None:
     findings.error(entry.source.place, "unsupported", why, hint)
 
 
-def check_extractors(extractors: Sequence[tuple[Ref, Extractor]], what: str, assembly: Assembly, findings: Findings) -> None:
+def check_extractors(extractors: Sequence[tuple[Ref, points.Extractor]], what: str, assembly: Assembly, findings: Findings) -> None:
     """Checks the extractors of one source: no two may have the same type, and none may belong to an earlier source as well.
 
     `what`: the source's name in findings. Call it before the source is added to `assembly.sources`.
@@ -205,7 +188,7 @@ def check_extractors(extractors: Sequence[tuple[Ref, Extractor]], what: str, ass
         types.add(type(extractor))
 
 
-def check_source_once(ref: Ref, source: DataSource, assembly: Assembly, findings: Findings) -> None:
+def check_source_once(ref: Ref, source: points.DataSource, assembly: Assembly, findings: Findings) -> None:
     if any(scraped.source is source for scraped in assembly.sources):
         why = f"dataLayer.sources lists '{ref.name}' twice"
         findings.error(ref.place, "duplicate-name", why, "put its extractors under one entry")
@@ -221,7 +204,7 @@ def warn_unused(plugin: Plugin, instances: PluginInstances, findings: Findings) 
         runs = isinstance(plugin, SELF_ACTING)
         effect = "does not take part in decisions; its other extension points run" if runs else "has no effect"
         findings.warning(place, "unused-plugin", f"plugin '{plugin.name}' is in no profile and {effect}")
-    elif isinstance(plugin, POLICIES) or not isinstance(plugin, (*SELF_ACTING, ProfileHandler)):
+    elif isinstance(plugin, POLICIES) or not isinstance(plugin, (*SELF_ACTING, points.ProfileHandler)):
         why = f"plugin '{plugin.name}', {kinds_of(plugin)}, is not referenced and has no effect"
         findings.warning(place, "unused-plugin", why, _where_named(plugin))
 
@@ -243,7 +226,7 @@ def warn_unread(instances: PluginInstances, findings: Findings) -> None:
     plugins = instances.plugins.values()
     read = {key.name for plugin in plugins for key in (*plugin.consumes, *plugin.optional)}
     for plugin in plugins:
-        if isinstance(plugin, DataProducer) and plugin.produces and not read & {key.name for key in plugin.produces}:
+        if isinstance(plugin, points.DataProducer) and plugin.produces and not read & {key.name for key in plugin.produces}:
             why = f"no plugin reads the data of data producer '{plugin.name}'; it runs for its other extension points"
             findings.warning(instances.place(plugin.name), "unread-producer", why)
 

@@ -10,29 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from epp import plugin as points
 from epp.candidates import Candidates, Mask
 from epp.data import Column
 from epp.decision.decision import Decision, ProfileRun, Response
 from epp.errors import PluginFault
-from epp.plugin import (
-    Admitter,
-    DataProducer,
-    Filter,
-    Parser,
-    Picker,
-    Plugin,
-    PreRequest,
-    Profile,
-    ProfileHandler,
-    RequestHeader,
-    ResponseComplete,
-    ResponseReceived,
-    ResponseStreaming,
-    Scorer,
-    Screener,
-    Services,
-    Waiting,
-)  # fmt: skip
+from epp.plugin import Plugin, Profile, Services, Waiting
 from epp.points import instrument
 from epp.points.instrument import C, Point, Wrap
 from epp.request import Request
@@ -63,10 +46,10 @@ class Wiring:
     """
 
     plugins: tuple[Plugin, ...]
-    parsers: tuple[Parser, ...]
-    handler: ProfileHandler
+    parsers: tuple[points.Parser, ...]
+    handler: points.ProfileHandler
     profiles: tuple[WiredProfile, ...]
-    producers: tuple[DataProducer, ...]
+    producers: tuple[points.DataProducer, ...]
     columns: tuple[Column[Any], ...] = ()
 
     def of(self, kind: type[K]) -> list[K]:
@@ -114,9 +97,9 @@ class Pipeline:
         These are all calls of `response_complete`, except those of plugins whose own call in `pre_request` comes after the failed one
         and therefore did not run.
         """
-        acting = self.wiring.acting(PreRequest)
+        acting = self.wiring.acting(points.PreRequest)
         not_called = {plugin.name for plugin in acting[len(acting) - (len(self.pre_request) - failed - 1) :]}
-        complete = self.wiring.acting(ResponseComplete)
+        complete = self.wiring.acting(points.ResponseComplete)
         calls = zip(complete, self.response_complete, strict=True)
         return [call for plugin, call in calls if plugin.name not in not_called]
 
@@ -171,11 +154,11 @@ def compile_profile(wired: WiredProfile, wrap: Wrap = instrument.bare) -> Profil
     """Compiles one profile. A plugin that is several of filter, scorer and picker is called as each of them."""
     owned = wrap = _Owned(wrap)
     members = wired.members
-    scorers = [(p.static, wrap(Point.SCORER, p, instrument.scorer(p)), weight) for p, weight in members if isinstance(p, Scorer)]
-    (picker,) = (p for p, _ in members if isinstance(p, Picker))
+    scorers = [(p.static, wrap(Point.SCORER, p, instrument.scorer(p)), weight) for p, weight in members if isinstance(p, points.Scorer)]
+    (picker,) = (p for p, _ in members if isinstance(p, points.Picker))
     return Profile(
         wired.name,
-        tuple(wrap(Point.FILTER, p, instrument.mask(p, p.keep)) for p, _ in members if isinstance(p, Filter)),
+        tuple(wrap(Point.FILTER, p, instrument.mask(p, p.keep)) for p, _ in members if isinstance(p, points.Filter)),
         tuple((score, weight) for static, score, weight in scorers if not static),
         picker,
         tuple((score, weight) for static, score, weight in scorers if static),
@@ -188,24 +171,26 @@ def compile_pipeline(wiring: Wiring, wrap: Wrap = instrument.bare) -> Pipeline:
     """Compiles a wiring. Each call goes through `wrap`."""
     owned = wrap = _Owned(wrap)
     handler = wiring.handler
-    streaming = [(p.first_chunk_only, wrap(Point.RESPONSE_STREAMING, p, p.response_streaming)) for p in wiring.acting(ResponseStreaming)]
+    streaming = [
+        (p.first_chunk_only, wrap(Point.RESPONSE_STREAMING, p, p.response_streaming)) for p in wiring.acting(points.ResponseStreaming)
+    ]
     return Pipeline(
         wiring=wiring,
         parses=tuple(wrap(Point.PARSER, p, p.parse) for p in wiring.parsers),
-        request_header=tuple(wrap(Point.REQUEST_HEADER, p, p.read) for p in wiring.of(RequestHeader)),
-        screeners=tuple(wrap(Point.SCREENER, p, instrument.mask(p, p.screen)) for p in wiring.acting(Screener)),
+        request_header=tuple(wrap(Point.REQUEST_HEADER, p, p.read) for p in wiring.of(points.RequestHeader)),
+        screeners=tuple(wrap(Point.SCREENER, p, instrument.mask(p, p.screen)) for p in wiring.acting(points.Screener)),
         pick_profiles=wrap(Point.PROFILE_PICKER, handler, handler.pick),
         result=wrap(Point.PROFILES_RESULT, handler, handler.result),
         profiles={wired.name: compile_profile(wired, wrap) for wired in wiring.profiles if not wired.shadow},
         shadows=tuple(compile_profile(wired, wrap) for wired in wiring.profiles if wired.shadow),
         producers=tuple(wrap(Point.PRODUCER, p, p.produce) for p in wiring.producers),
-        admitters=tuple(wrap(Point.ADMITTER, p, p.admit) for p in wiring.acting(Admitter)),
-        pre_request=tuple(wrap(Point.PRE_REQUEST, p, p.before_send) for p in wiring.acting(PreRequest)),
-        response_received=tuple(wrap(Point.RESPONSE_RECEIVED, p, p.response_received) for p in wiring.acting(ResponseReceived)),
+        admitters=tuple(wrap(Point.ADMITTER, p, p.admit) for p in wiring.acting(points.Admitter)),
+        pre_request=tuple(wrap(Point.PRE_REQUEST, p, p.before_send) for p in wiring.acting(points.PreRequest)),
+        response_received=tuple(wrap(Point.RESPONSE_RECEIVED, p, p.response_received) for p in wiring.acting(points.ResponseReceived)),
         response_streaming=tuple(call for _, call in streaming),
         every_chunk=tuple(call for first_only, call in streaming if not first_only),
-        response_complete=tuple(wrap(Point.RESPONSE_COMPLETE, p, p.response_complete) for p in wiring.acting(ResponseComplete)),
+        response_complete=tuple(wrap(Point.RESPONSE_COMPLETE, p, p.response_complete) for p in wiring.acting(points.ResponseComplete)),
         plugins={p.name: p for p in wiring.plugins},
         owners=owned.owners,
-        reads_response=bool(wiring.acting(ResponseReceived)) or any(p.reads_answer for p in wiring.acting(ResponseComplete)),
+        reads_response=bool(wiring.acting(points.ResponseReceived)) or any(p.reads_answer for p in wiring.acting(points.ResponseComplete)),
     )

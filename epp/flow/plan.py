@@ -7,16 +7,7 @@ duration, 0 for no limit.
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from epp.plugin import (
-    DisplacementPolicy,
-    EvictionFilter,
-    EvictionOrder,
-    FairnessPolicy,
-    FlowQueue,
-    OrderingPolicy,
-    SaturationDetector,
-    UsageLimitPolicy,
-)  # fmt: skip
+from epp import plugin as points
 from epp.request.flows import rank
 
 DEFAULT_BAND = 0  # this band always exists; it accepts the requests whose priority has no band
@@ -30,10 +21,10 @@ class BandPlan:
     max_requests: int  # > 0: a band is always bounded
     max_bytes: int  # > 0
     request_ttl_s: float | None  # None: the global TTL; inf: requests never expire
-    queue: FlowQueue
-    ordering: OrderingPolicy
-    fairness: FairnessPolicy
-    displacement: DisplacementPolicy
+    queue: points.FlowQueue
+    ordering: points.OrderingPolicy
+    fairness: points.FairnessPolicy
+    displacement: points.DisplacementPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +41,11 @@ class FlowPlan:
     max_bytes: int
     request_ttl_s: float  # inf: requests never expire
     no_endpoint_ttl_s: float  # the TTL while the pool is empty; inf: requests never expire
-    detector: SaturationDetector
-    usage_limits: UsageLimitPolicy
+    detector: points.SaturationDetector
+    usage_limits: points.UsageLimitPolicy
     eviction: bool  # whether requests in flight may be evicted
-    eviction_filter: EvictionFilter | None = None  # set if `eviction` is true
-    eviction_order: EvictionOrder | None = None
+    eviction_filter: points.EvictionFilter | None = None  # set if `eviction` is true
+    eviction_order: points.EvictionOrder | None = None
     further: tuple[int, ...] = ()  # priorities of bands made from the templates that always exist, too
 
     def band(self, priority: int) -> BandPlan:

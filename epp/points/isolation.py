@@ -13,34 +13,22 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
+from epp import plugin as points
 from epp.decision.pipeline import Wiring
 from epp.errors import blamed
-from epp.plugin import (
-    Admitter,
-    DataProducer,
-    Decider,
-    Filter,
-    Parser,
-    Picker,
-    Plugin,
-    PreRequest,
-    ProfileHandler,
-    RequestHeader,
-    ResponseComplete,
-    ResponseReceived,
-    ResponseStreaming,
-    Scorer,
-    Screener,
-)  # fmt: skip
+from epp.plugin import Plugin
 
 FAULTS_MAX: Final = 5  # this many faults of one plugin within WITHIN_S are too many
 WITHIN_S: Final = 60.0
 PAUSE_S: Final = 60.0  # how long a plugin is left out before it is tried again
 NAMED_MAX: Final = 1024  # plugins whose faults are remembered; the configuration bounds their number, too
 
-INDISPENSABLE: Final = (Parser, ProfileHandler, Picker, Filter, Screener, Admitter, Decider)
+INDISPENSABLE: Final = (
+    points.Parser, points.ProfileHandler, points.Picker, points.Filter, points.Screener, points.Admitter, points.Decider,
+)  # fmt: skip
 DISPENSABLE: Final = (
-    RequestHeader, DataProducer, Scorer, PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete,
+    points.RequestHeader, points.DataProducer, points.Scorer,
+    points.PreRequest, points.ResponseReceived, points.ResponseStreaming, points.ResponseComplete,
 )  # fmt: skip
 
 
