@@ -41,6 +41,21 @@ class Metric(NamedTuple):
     over_workers: Literal["sum", "mean"] = "sum"
 
 
+def counter(name: str, help: str, *labels: str) -> Metric:
+    """Declares a counter of the picker."""
+    return Metric(name, "counter", help, labels=labels)
+
+
+def gauge(name: str, help: str, *labels: str) -> Metric:
+    """Declares a gauge of the picker."""
+    return Metric(name, "gauge", help, labels=labels)
+
+
+def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
+    """Declares a histogram of the picker."""
+    return Metric(name, "histogram", help, buckets)
+
+
 class Group(NamedTuple):
     """Joins metrics with the same labels. A worker has at most `blocks` label tuples, each with one block of values.
 

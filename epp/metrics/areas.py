@@ -1,88 +1,77 @@
 """Metric families with values in areas of shared memory. Their label values are known before the fork, or they have no labels."""
 
-from epp.metrics import Metric, buckets
+from epp.metrics import buckets, counter, gauge, histogram
 
-REQUEST_PROCESSING = Metric(
+REQUEST_PROCESSING = histogram(
     "request_processing_duration_seconds",
-    "histogram",
     "Time from the request's arrival to the picker's answer, failures included.",
     buckets.REQUEST_PROCESSING_S,
 )
-RESPONSE_PROCESSING = Metric(
-    "response_processing_duration_seconds", "histogram", "Time that the picker spends on one response.", buckets.RESPONSE_PROCESSING_S
+RESPONSE_PROCESSING = histogram(
+    "response_processing_duration_seconds", "Time that the picker spends on one response.", buckets.RESPONSE_PROCESSING_S
 )
-SCHEDULER_E2E = Metric(
-    "scheduler_e2e_duration_seconds", "histogram", "Duration of one decision, data producers included.", buckets.DECISION_S
-)
-PLUGIN_DURATION = Metric(
+SCHEDULER_E2E = histogram("scheduler_e2e_duration_seconds", "Duration of one decision, data producers included.", buckets.DECISION_S)
+PLUGIN_DURATION = histogram(
     "plugin_duration_seconds",
-    "histogram",
     "Duration of one call of a plugin. Above 80 requests per second in a worker, one request in eight is timed and counts eight times.",
     buckets.DECISION_S,
 )
 
 WORKER_HISTOGRAMS = (REQUEST_PROCESSING, RESPONSE_PROCESSING, SCHEDULER_E2E)
 WORKER_COUNTERS = (
-    Metric("streams_total", "counter", "ext_proc streams opened."),
-    Metric("picks_total", "counter", "Requests that got an endpoint."),
-    Metric("refusals_total", "counter", "Requests answered with an error by the picker."),
-    Metric("load_refusals_total", "counter", "Requests refused because the pool had no capacity for them."),
-    Metric("failed_answers_total", "counter", "Answers of model servers with an error status, or empty where tokens were due."),
-    Metric("faults_total", "counter", "Requests that failed because of a fault of the picker or a plugin."),
-    Metric("deadly_requests_total", "counter", "Requests refused because the same request had crashed two workers."),
-    Metric("violations_total", "counter", "Streams closed because the peer broke the protocol."),
-    Metric("streams_not_duplex_total", "counter", "Requests whose gateway does not stream both bodies in full duplex."),
-    Metric("subset_empty_total", "counter", "Requests whose gateway allows only endpoints that are not in the pool."),
-    Metric("shadow_failures_total", "counter", "Failed runs of shadow profiles."),
-    Metric("producer_failures_total", "counter", "Failures of data producers (they fail open)."),
-    Metric("prompt_tokens_total", "counter", "Prompt tokens that model servers reported."),
-    Metric("cached_prompt_tokens_total", "counter", "Prompt tokens that model servers reported as cached."),
-    Metric("salt_checked_tokens_total", "counter", "Prompt tokens of a sample of requests with a tenant's cache salt."),
-    Metric("salt_lost_tokens_total", "counter", "Those of salt_checked_tokens_total that could be cached if tenants shared prefixes."),
-    Metric("completion_tokens_total", "counter", "Completion tokens that model servers reported."),
-    Metric("connections_total", "counter", "Connections accepted."),
-    Metric("handshakes_given_up_total", "counter", "TLS connections that the peer closed before the handshake was complete."),
-    Metric("bus_frames_total", "counter", "Prefix-index frames sent to the index writer."),
-    Metric("objectives_unknown_total", "counter", "Requests that named an unknown objective; their priority is 0."),
-    Metric("flow_policy_failures_total", "counter", "Failures of flow control's policies; a plain rule replaced the policy."),
-    Metric("bus_drops_total", "counter", "Prefix-index frames dropped because the bus was full."),
-    Metric(
-        "recording_lost_records_total", "counter", "Records that are missing in a recording because a pipe, a queue or the disk was full."
-    ),
+    counter("streams_total", "ext_proc streams opened."),
+    counter("picks_total", "Requests that got an endpoint."),
+    counter("refusals_total", "Requests answered with an error by the picker."),
+    counter("load_refusals_total", "Requests refused because the pool had no capacity for them."),
+    counter("failed_answers_total", "Answers of model servers with an error status, or empty where tokens were due."),
+    counter("faults_total", "Requests that failed because of a fault of the picker or a plugin."),
+    counter("deadly_requests_total", "Requests refused because the same request had crashed two workers."),
+    counter("violations_total", "Streams closed because the peer broke the protocol."),
+    counter("streams_not_duplex_total", "Requests whose gateway does not stream both bodies in full duplex."),
+    counter("subset_empty_total", "Requests whose gateway allows only endpoints that are not in the pool."),
+    counter("shadow_failures_total", "Failed runs of shadow profiles."),
+    counter("producer_failures_total", "Failures of data producers (they fail open)."),
+    counter("prompt_tokens_total", "Prompt tokens that model servers reported."),
+    counter("cached_prompt_tokens_total", "Prompt tokens that model servers reported as cached."),
+    counter("salt_checked_tokens_total", "Prompt tokens of a sample of requests with a tenant's cache salt."),
+    counter("salt_lost_tokens_total", "Those of salt_checked_tokens_total that could be cached if tenants shared prefixes."),
+    counter("completion_tokens_total", "Completion tokens that model servers reported."),
+    counter("connections_total", "Connections accepted."),
+    counter("handshakes_given_up_total", "TLS connections that the peer closed before the handshake was complete."),
+    counter("bus_frames_total", "Prefix-index frames sent to the index writer."),
+    counter("objectives_unknown_total", "Requests that named an unknown objective; their priority is 0."),
+    counter("flow_policy_failures_total", "Failures of flow control's policies; a plain rule replaced the policy."),
+    counter("bus_drops_total", "Prefix-index frames dropped because the bus was full."),
+    counter("recording_lost_records_total", "Records that are missing in a recording because a pipe, a queue or the disk was full."),
 )
-LOOP_LAG = Metric("loop_lag_us", "gauge", "Lateness of the worker's event loop at its last heartbeat.")
+LOOP_LAG = gauge("loop_lag_us", "Lateness of the worker's event loop at its last heartbeat.")
 WORKER_GAUGES = (
-    Metric("streams", "gauge", "Open ext_proc streams."),
-    Metric("connections", "gauge", "Open connections."),
-    Metric("accept_load", "gauge", "The load that workers compare before they accept a connection: streams, at least 8 per connection."),
+    gauge("streams", "Open ext_proc streams."),
+    gauge("connections", "Open connections."),
+    gauge("accept_load", "The load that workers compare before they accept a connection: streams, at least 8 per connection."),
     LOOP_LAG,
 )
-FILE_CHANGES = Metric(
-    "endpoints_file_changes_total", "counter", "Changes of the endpoints file that were read; the log names a file that changes often."
+FILE_CHANGES = counter(
+    "endpoints_file_changes_total", "Changes of the endpoints file that were read; the log names a file that changes often."
 )
-OVERWRITTEN = Metric(
-    "shared_memory_overwritten_total", "counter", "Times that a supervisor found that another program had overwritten its shared memory."
+OVERWRITTEN = counter(
+    "shared_memory_overwritten_total", "Times that a supervisor found that another program had overwritten its shared memory."
 )
 SUPERVISOR_COUNTERS = (
     FILE_CHANGES,
     OVERWRITTEN,
-    Metric("scrapes_total", "counter", "Successful scrapes."),
-    Metric("scrapes_skipped_total", "counter", "Scrapes skipped because the previous one had not ended."),
-    Metric("datalayer_poll_errors_total", "counter", "Metrics pages that could not be fetched."),
-    Metric(
+    counter("scrapes_total", "Successful scrapes."),
+    counter("scrapes_skipped_total", "Scrapes skipped because the previous one had not ended."),
+    counter("datalayer_poll_errors_total", "Metrics pages that could not be fetched."),
+    counter(
         "datalayer_extract_errors_total",
-        "counter",
         "Metrics pages that were refused, and values of other pages that could not be read: each cause once while it lasts.",
     ),
-    Metric("endpoint_ejections_total", "counter", "Endpoints that were ejected because their requests failed."),
-    Metric("scrapes_foreign_total", "counter", "Scrapes that showed more requests than the picker has at the endpoint."),
-    Metric("recording_records_total", "counter", "Records written to recordings."),
-    Metric("recording_bytes_total", "counter", "Bytes written to recordings, compressed."),
-    Metric(
-        "metrics_port_abuse_total",
-        "counter",
-        "Clients of the metrics port that cost too much; the log names them, and most are disconnected.",
-    ),
+    counter("endpoint_ejections_total", "Endpoints that were ejected because their requests failed."),
+    counter("scrapes_foreign_total", "Scrapes that showed more requests than the picker has at the endpoint."),
+    counter("recording_records_total", "Records written to recordings."),
+    counter("recording_bytes_total", "Bytes written to recordings, compressed."),
+    counter("metrics_port_abuse_total", "Clients of the metrics port that cost too much; the log names them, and most are disconnected."),
 )
 # Errors of data sources after the first one, numbered in their order. The page shows them as rows of the two metrics, with the source's
 # labels.
@@ -97,9 +86,7 @@ GRPC_CODES = (
     "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented", "Internal", "Unavailable", "DataLoss",
     "Unauthenticated",
 )  # fmt: skip
-STREAM_DURATION = Metric(
-    "extproc_stream_duration_seconds", "histogram", "Time from the start to the end of an ext_proc stream.", buckets.STREAM_S
-)
-STREAMS_INFLIGHT = Metric("extproc_streams_inflight", "gauge", "Open ext_proc streams.")
-STREAMS_BY_CODE = Metric("extproc_streams_total", "counter", "Ended ext_proc streams, by gRPC code.")
+STREAM_DURATION = histogram("extproc_stream_duration_seconds", "Time from the start to the end of an ext_proc stream.", buckets.STREAM_S)
+STREAMS_INFLIGHT = gauge("extproc_streams_inflight", "Open ext_proc streams.")
+STREAMS_BY_CODE = counter("extproc_streams_total", "Ended ext_proc streams, by gRPC code.")
 STREAM_COUNTERS = tuple(f"extproc_streams_{code}" for code in GRPC_CODES)

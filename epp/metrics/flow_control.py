@@ -1,37 +1,33 @@
 """Metric families of flow control: series with labels from requests, then families computed when the page is read."""
 
-from epp.metrics import Group, Labelled, Metric, buckets
+from epp.metrics import Group, Labelled, buckets, counter, gauge, histogram
 
-REVOCATIONS_ISSUED_TOTAL = Metric(
-    "flow_control_revocations_issued_total", "counter", "Requests in service that were evicted, by the priority of the request that waited."
+REVOCATIONS_ISSUED_TOTAL = counter(
+    "flow_control_revocations_issued_total", "Requests in service that were evicted, by the priority of the request that waited."
 )
-REVOCATIONS_TOTAL = Metric(
-    "flow_control_revocations_total", "counter", "Revocations by outcome: the stream ended in time (confirmed), or it did not (timed_out)."
+REVOCATIONS_TOTAL = counter(
+    "flow_control_revocations_total", "Revocations by outcome: the stream ended in time (confirmed), or it did not (timed_out)."
 )
-REVOCATION_CONFIRMATION = Metric(
-    "flow_control_revocation_confirmation_seconds", "histogram", "Time from a revocation to the end of its stream.", buckets.REVOCATION_S
+REVOCATION_CONFIRMATION = histogram(
+    "flow_control_revocation_confirmation_seconds", "Time from a revocation to the end of its stream.", buckets.REVOCATION_S
 )
 REVOCATIONS_ISSUED = Group("revocations_issued", ("priority", "inference_pool"), counters=(REVOCATIONS_ISSUED_TOTAL,), blocks=64)
 REVOCATIONS = Group("revocations", ("outcome", "inference_pool"), counters=(REVOCATIONS_TOTAL,), blocks=4)
 CONFIRMATIONS = Group("revocation_confirmations", ("inference_pool",), histograms=(Labelled(REVOCATION_CONFIRMATION),), blocks=4)
 REVOKED = (REVOCATIONS_ISSUED, REVOCATIONS, CONFIRMATIONS)
-FLOW_REQUESTS_TOTAL = Metric("flow_control_requests_total", "counter", "Requests that entered flow control, by outcome.")
-FLOW_QUEUE_DURATION = Metric(
-    "flow_control_request_queue_duration_seconds",
-    "histogram",
-    "Time from a request's arrival at flow control to its outcome.",
-    buckets.QUEUE_S,
+FLOW_REQUESTS_TOTAL = counter("flow_control_requests_total", "Requests that entered flow control, by outcome.")
+FLOW_QUEUE_DURATION = histogram(
+    "flow_control_request_queue_duration_seconds", "Time from a request's arrival at flow control to its outcome.", buckets.QUEUE_S
 )
-FLOW_ENQUEUE_DURATION = Metric(
+FLOW_ENQUEUE_DURATION = histogram(
     "flow_control_request_enqueue_duration_seconds",
-    "histogram",
     "Time to dispatch, refuse or enqueue an arriving request; NotYetFinalized: it was enqueued.",
     buckets.DECISION_S,
 )
-FLOW_QUEUE_SIZE = Metric("flow_control_queue_size", "gauge", "Waiting requests.")
-FLOW_QUEUE_BYTES = Metric("flow_control_queue_bytes", "gauge", "Body bytes of waiting requests.")
-FLOW_CYCLE = Metric(
-    "flow_control_dispatch_cycle_duration_seconds", "histogram", "Duration of one dispatch cycle, while requests wait.", buckets.DECISION_S
+FLOW_QUEUE_SIZE = gauge("flow_control_queue_size", "Waiting requests.")
+FLOW_QUEUE_BYTES = gauge("flow_control_queue_bytes", "Body bytes of waiting requests.")
+FLOW_CYCLE = histogram(
+    "flow_control_dispatch_cycle_duration_seconds", "Duration of one dispatch cycle, while requests wait.", buckets.DECISION_S
 )
 FLOW_REQUESTS = Group("flow_requests", ("outcome", "priority", "inference_pool"), counters=(FLOW_REQUESTS_TOTAL,), blocks=640)
 FLOW_DURATIONS = Group(
@@ -62,20 +58,16 @@ FLOW_QUEUES = Group(
 FLOW_GROUPS = (FLOW_REQUESTS, FLOW_DURATIONS, FLOW_ENQUEUES, FLOW_QUEUES, *REVOKED)
 
 # Computed when the page is read.
-FLOW_SATURATION = Metric(
-    "flow_control_pool_saturation", "gauge", "How full the pool is, by stage; effective: the fullest stage, which decides."
-)
-FLOW_STALE = Metric("flow_control_stale_endpoints", "gauge", "Endpoints that the detector counts by their load in flight alone.")
+FLOW_SATURATION = gauge("flow_control_pool_saturation", "How full the pool is, by stage; effective: the fullest stage, which decides.")
+FLOW_STALE = gauge("flow_control_stale_endpoints", "Endpoints that the detector counts by their load in flight alone.")
 FLOW_CAPACITY = {
-    unit: Metric(
-        f"flow_control_capacity_utilization_{unit}", "gauge", f"Waiting {unit} as a fraction of their band's limit, over all workers."
-    )
+    unit: gauge(f"flow_control_capacity_utilization_{unit}", f"Waiting {unit} as a fraction of their band's limit, over all workers.")
     for unit in ("requests", "bytes")
 }
 FLOW_CAPACITY_ALL = {
-    unit: Metric(f"flow_control_global_capacity_utilization_{unit}", "gauge", f"Waiting {unit} as a fraction of the limit over all bands.")
+    unit: gauge(f"flow_control_global_capacity_utilization_{unit}", f"Waiting {unit} as a fraction of the limit over all bands.")
     for unit in ("requests", "bytes")
 }
-FLOW_OLDEST = Metric("flow_control_oldest_age_seconds", "gauge", "Waiting time of the band's oldest request.")
-FLOW_RECLAIM_TARGET = Metric("flow_control_reclaim_target", "gauge", "Excess saturation at the last revocation.")
-FLOW_RECLAIM_PENDING = Metric("flow_control_pending_reclaim", "gauge", "Saturation that revocations under way will free.")
+FLOW_OLDEST = gauge("flow_control_oldest_age_seconds", "Waiting time of the band's oldest request.")
+FLOW_RECLAIM_TARGET = gauge("flow_control_reclaim_target", "Excess saturation at the last revocation.")
+FLOW_RECLAIM_PENDING = gauge("flow_control_pending_reclaim", "Saturation that revocations under way will free.")

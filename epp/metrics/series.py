@@ -4,21 +4,19 @@ Writers name a value by its group here, and a histogram of `REQUEST_FIGURES` by 
 plugins declare get groups, too (`epp.metrics.catalogue.plugin_groups`).
 """
 
-from epp.metrics import PLUGIN_LABELS, Group, Labelled, Metric, buckets
+from epp.metrics import PLUGIN_LABELS, Group, Labelled, buckets, counter, gauge, histogram
 
 
 def _histogram(name: str, help: str, bounds: tuple[float, ...]) -> Labelled:
-    return Labelled(Metric(name, "histogram", help, bounds))
+    return Labelled(histogram(name, help, bounds))
 
 
 REQUEST_LABELS = ("model_name", "target_model_name", "fairness_id", "priority")
-REQUEST_TOTAL = Metric("request_total", "counter", "Inference requests that got an endpoint.")
-REQUEST_RUNNING = Metric("request_running", "gauge", "Requests that got an endpoint and have not ended.")
-REQUEST_ERRORS = Metric("request_error_total", "counter", "Requests that failed, in the picker or at the model server.")
-SCHEDULER_ATTEMPTS = Metric("scheduler_attempts_total", "counter", "Decisions, by outcome and endpoint.")
-TIME_TO_FIRST = Metric(
-    "request_ttft_seconds", "histogram", "Time from the request to the first piece of the response's body.", buckets.FIRST_TOKEN_S
-)
+REQUEST_TOTAL = counter("request_total", "Inference requests that got an endpoint.")
+REQUEST_RUNNING = gauge("request_running", "Requests that got an endpoint and have not ended.")
+REQUEST_ERRORS = counter("request_error_total", "Requests that failed, in the picker or at the model server.")
+SCHEDULER_ATTEMPTS = counter("scheduler_attempts_total", "Decisions, by outcome and endpoint.")
+TIME_TO_FIRST = histogram("request_ttft_seconds", "Time from the request to the first piece of the response's body.", buckets.FIRST_TOKEN_S)
 
 (
     DURATION, REQUEST_BYTES, RESPONSE_BYTES, INPUT_TOKENS, OUTPUT_TOKENS, CACHED_TOKENS, PER_OUTPUT_TOKEN,
@@ -54,43 +52,35 @@ ATTEMPTS = Group(
     page_bytes=700_000,
     ages=True,
 )
-PREDICTION_CHECKED = Metric(
-    "prefix_checked_requests_total",
-    "counter",
-    "Requests with cached prompt tokens both predicted by the picker and reported by the model server.",
+PREDICTION_CHECKED = counter(
+    "prefix_checked_requests_total", "Requests with cached prompt tokens both predicted by the picker and reported by the model server."
 )
-PREDICTION_UNREPORTED = Metric(
-    "prefix_unreported_requests_total",
-    "counter",
-    "Requests with a prediction, served by a model server that has never reported cached prompt tokens.",
+PREDICTION_UNREPORTED = counter(
+    "prefix_unreported_requests_total", "Requests with a prediction, served by a model server that has never reported cached prompt tokens."
 )
-PREDICTION_MISSED = Metric(
-    "prefix_unreported_hits_total", "counter", "Unreported requests with more than a quarter of the prompt predicted to be cached."
+PREDICTION_MISSED = counter(
+    "prefix_unreported_hits_total", "Unreported requests with more than a quarter of the prompt predicted to be cached."
 )
-PREDICTION_PROMPT_TOKENS = Metric(
-    "prefix_checked_prompt_tokens_total", "counter", "Prompt tokens of checked requests, as the model server reports them."
+PREDICTION_PROMPT_TOKENS = counter(
+    "prefix_checked_prompt_tokens_total", "Prompt tokens of checked requests, as the model server reports them."
 )
-PREDICTED_TOKENS = Metric(
+PREDICTED_TOKENS = counter(
     "prefix_predicted_tokens_total",
-    "counter",
     "Prompt tokens of checked requests that the picker predicted to be cached: the predicted share of the reported prompt tokens.",
 )
-REPORTED_TOKENS = Metric(
-    "prefix_reported_tokens_total", "counter", "Cached prompt tokens of checked requests, as the model server reports them."
+REPORTED_TOKENS = counter("prefix_reported_tokens_total", "Cached prompt tokens of checked requests, as the model server reports them.")
+OVERPREDICTED_TOKENS = counter(
+    "prefix_overpredicted_tokens_total", "Predicted minus reported cached tokens, over checked requests with more predicted."
 )
-OVERPREDICTED_TOKENS = Metric(
-    "prefix_overpredicted_tokens_total", "counter", "Predicted minus reported cached tokens, over checked requests with more predicted."
+UNDERPREDICTED_TOKENS = counter(
+    "prefix_underpredicted_tokens_total", "Reported minus predicted cached tokens, over checked requests with more reported."
 )
-UNDERPREDICTED_TOKENS = Metric(
-    "prefix_underpredicted_tokens_total", "counter", "Reported minus predicted cached tokens, over checked requests with more reported."
-)
-USAGE_BEYOND_BOUNDS = Metric(
+USAGE_BEYOND_BOUNDS = counter(
     "usage_beyond_bounds_total",
-    "counter",
     "Answers whose model server reported more than twice the tokens that the request can have cost; only those count.",
 )
-SALT_IGNORED = Metric(
-    "salt_ignored_total", "counter", "Answers with cached prompt tokens although only other cache salts had sent this beginning before."
+SALT_IGNORED = counter(
+    "salt_ignored_total", "Answers with cached prompt tokens although only other cache salts had sent this beginning before."
 )
 PREDICTION = Group(
     "prefix_prediction",
@@ -110,20 +100,18 @@ PREDICTION = Group(
     blocks=1024,
     ages=True,
 )
-SHADOW_DECISIONS = Metric(
-    "shadow_decisions_total", "counter", "Decisions of shadow profiles, by whether they agree with the real decision."
-)
+SHADOW_DECISIONS = counter("shadow_decisions_total", "Decisions of shadow profiles, by whether they agree with the real decision.")
 SHADOWS = Group("shadows", ("profile", "outcome"), counters=(SHADOW_DECISIONS,), blocks=64)
-PEER_FAULTS = Metric(
-    "abuse_total", "counter", "Connections closed, or streams ended, because a peer of the ext_proc port exceeded a limit, by cause."
+PEER_FAULTS = counter(
+    "abuse_total", "Connections closed, or streams ended, because a peer of the ext_proc port exceeded a limit, by cause."
 )
 ABUSE = Group("abuse", ("cause",), counters=(PEER_FAULTS,), blocks=64, pooled=False)
-PLUGIN_LEFT_OUT = Metric("plugin_left_out", "gauge", "Whether the plugin is left out of the pipeline because it failed repeatedly.")
-PLUGIN_FAULTS = Metric("plugin_faults_total", "counter", "Exceptions of the plugin; each cost at most one request.")
-PLUGIN_EXCLUSIONS = Metric("plugin_exclusions_total", "counter", "How often the plugin was left out.")
+PLUGIN_LEFT_OUT = gauge("plugin_left_out", "Whether the plugin is left out of the pipeline because it failed repeatedly.")
+PLUGIN_FAULTS = counter("plugin_faults_total", "Exceptions of the plugin; each cost at most one request.")
+PLUGIN_EXCLUSIONS = counter("plugin_exclusions_total", "How often the plugin was left out.")
 ISOLATION = Group("isolation", PLUGIN_LABELS, gauges=(PLUGIN_LEFT_OUT,), counters=(PLUGIN_FAULTS, PLUGIN_EXCLUSIONS), blocks=256)
-MODEL_REWRITE_DECISIONS = Metric(
-    "model_rewrite_decisions_total", "counter", "Requests with a model chosen by a rule, by the InferenceModelRewrite that has the rule."
+MODEL_REWRITE_DECISIONS = counter(
+    "model_rewrite_decisions_total", "Requests with a model chosen by a rule, by the InferenceModelRewrite that has the rule."
 )
 MODEL_REWRITES = Group(
     "model_rewrites",
@@ -132,21 +120,15 @@ MODEL_REWRITES = Group(
     page_bytes=250_000,
     ages=True,
 )
-TRYOUT_REQUESTS = Metric(
-    "tryout_requests_total",
-    "counter",
-    "Requests that ended while a candidate configuration was tried, by the configuration that decided them.",
+TRYOUT_REQUESTS = counter(
+    "tryout_requests_total", "Requests that ended while a candidate configuration was tried, by the configuration that decided them."
 )
-TRYOUT_ERRORS = Metric(
-    "tryout_errors_total", "counter", "Requests of tryout_requests_total that failed, in the picker or at the model server."
+TRYOUT_ERRORS = counter("tryout_errors_total", "Requests of tryout_requests_total that failed, in the picker or at the model server.")
+TRYOUT_PROMPT_TOKENS = counter(
+    "tryout_prompt_tokens_total", "Prompt tokens that model servers reported for requests of tryout_requests_total."
 )
-TRYOUT_PROMPT_TOKENS = Metric(
-    "tryout_prompt_tokens_total", "counter", "Prompt tokens that model servers reported for requests of tryout_requests_total."
-)
-TRYOUT_CACHED_TOKENS = Metric(
-    "tryout_cached_prompt_tokens_total",
-    "counter",
-    "Prompt tokens that model servers reported as cached for requests of tryout_requests_total.",
+TRYOUT_CACHED_TOKENS = counter(
+    "tryout_cached_prompt_tokens_total", "Prompt tokens that model servers reported as cached for requests of tryout_requests_total."
 )
 TRYOUT_FIRST_TOKEN, TRYOUT_DECISION = range(2)
 TRYOUT = Group(
@@ -168,20 +150,19 @@ TRYOUT = Group(
     ),
     blocks=8,
 )
-TRYOUT_COMPARED = Metric(
+TRYOUT_COMPARED = counter(
     "tryout_compared_total",
-    "counter",
     "Decisions of a candidate configuration that is tried as a shadow, by whether they agree with the real decision.",
 )
 TRYOUT_SHADOWS = Group("tryout_shadows", ("outcome",), counters=(TRYOUT_COMPARED,), blocks=8)
 TENANT_FIGURES = (
-    Metric("tenant_requests_total", "counter", "Requests of the tenant that got an endpoint."),
-    Metric("tenant_waited_total", "counter", "Requests of the tenant that waited in flow control before they got an endpoint."),
-    Metric("tenant_input_tokens_total", "counter", "Prompt tokens of the tenant, as model servers report them."),
-    Metric("tenant_cached_tokens_total", "counter", "Prompt tokens of the tenant that model servers report as cached."),
-    Metric("tenant_output_tokens_total", "counter", "Output tokens of the tenant, as model servers report them."),
-    Metric("tenant_over_budget_total", "counter", "Requests of the tenant that were refused because its budget was used up."),
-    Metric("tenant_refused_total", "counter", "Requests of the tenant that the picker refused, for whatever reason."),
+    counter("tenant_requests_total", "Requests of the tenant that got an endpoint."),
+    counter("tenant_waited_total", "Requests of the tenant that waited in flow control before they got an endpoint."),
+    counter("tenant_input_tokens_total", "Prompt tokens of the tenant, as model servers report them."),
+    counter("tenant_cached_tokens_total", "Prompt tokens of the tenant that model servers report as cached."),
+    counter("tenant_output_tokens_total", "Output tokens of the tenant, as model servers report them."),
+    counter("tenant_over_budget_total", "Requests of the tenant that were refused because its budget was used up."),
+    counter("tenant_refused_total", "Requests of the tenant that the picker refused, for whatever reason."),
 )
 # The gateway vouches for tenants, so that no client can make a series.
 TENANT = Group("tenant", ("fairness_id",), counters=TENANT_FIGURES, blocks=512, page_bytes=250_000, at_once=True, ages=True)
