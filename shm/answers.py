@@ -13,20 +13,17 @@ that has seen it need not look further. Counts only grow, until a worker gives a
 clears its counts. A kind is a number that is the same in all workers. This module does not know what kinds and outcomes stand for.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from shm.layout import CACHE_LINE, ROW_ALIGNMENT, WORD, aligned, layout_hash
-from shm.segment import Region
+from shm.layout import CACHE_LINE, ROW_ALIGNMENT, WORD, Layout, aligned
+from shm.segment import Ints, Region
 
 SENT, FAILED = 0, 1
 
-Ints = npt.NDArray[np.int64]
 
-
-class AnswersSchema:
+class AnswersSchema(Layout):
     """Lays out the rows for a number of slots, workers, kinds and outcomes."""
 
     def __init__(self, slots: int, workers: int, kinds: int, outcomes: int) -> None:
@@ -37,10 +34,7 @@ class AnswersSchema:
         self.outcomes_at = self.counts_at + 2 * kinds * slots
         self.row_bytes = aligned((self.outcomes_at + outcomes * slots) * WORD, ROW_ALIGNMENT)
         self.bytes = ROW_ALIGNMENT + workers * self.row_bytes
-        self.layout_hash = layout_hash("answers 1", slots, workers, kinds, outcomes)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "answers", "slots": self.slots, "workers": self.workers, "kinds": self.kinds, "outcomes": self.outcomes}
+        super().__init__("answers", "answers 1", slots=slots, workers=workers, kinds=kinds, outcomes=outcomes)
 
 
 class AnswersWriter:

@@ -27,28 +27,23 @@ This module does not react to the numbers. For example, the reader of a heartbea
 """
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from compiled.calls import area_loads, area_sums, increase
 from shm.histograms import Histograms
-from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
+from shm.layout import ROW_ALIGNMENT, WORD, Layout, aligned
 from shm.remote_area import RemoteArea
-from shm.segment import Region
+from shm.segment import Floats, Ints, Region
 
 SUPERVISOR_AREA: Final = 0
 HEARTBEAT: Final = 0
 SUCCESSIONS: Final = 1
 FIRST_SCALAR: Final = 2
-AREA_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two areas must not share a pair
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
-class AreaSchema:
+class AreaSchema(Layout):
     """Lays out the areas: what an area contains, how many areas there are, and the position of each word."""
 
     def __init__(
@@ -83,21 +78,12 @@ class AreaSchema:
             end = _next_line(end + 2 + len(bounds))
         self.used = end
         self.end = max(end, least)
-        self.area_bytes = aligned(self.end * WORD, AREA_ALIGNMENT)
-        self.areas_at = aligned(areas * WORD, AREA_ALIGNMENT)
+        self.area_bytes = aligned(self.end * WORD, ROW_ALIGNMENT)
+        self.areas_at = aligned(areas * WORD, ROW_ALIGNMENT)
         self.bytes = self.areas_at + areas * self.area_bytes
-        self.layout_hash = layout_hash("areas 3", slots, scalars, counters, histograms, areas, self.end)
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "areas",
-            "slots": self.slots,
-            "scalars": tuple(self.scalar),
-            "counters": tuple(self.counter),
-            "histograms": self.histograms,
-            "areas": self.areas,
-            "end": self.end,
-        }
+        super().__init__(
+            "areas", "areas 3", slots=slots, scalars=scalars, counters=counters, histograms=histograms, areas=areas, end=self.end
+        )
 
 
 def _indices(kind: str, names: tuple[str, ...]) -> dict[str, int]:
@@ -162,7 +148,7 @@ class Areas:
         shape = (schema.areas, area_words)
         self._serving = region.bytes[: schema.areas * WORD].cast("q")
         self._all: Ints = region.array(np.int64, areas_at, shape)
-        self._floats: npt.NDArray[np.float64] = region.array(np.float64, areas_at, shape)
+        self._floats: Floats = region.array(np.float64, areas_at, shape)
         self._workers = self._all[1:]
         self._each: Ints = np.ones(len(self._workers), dtype=np.int64)
         self._weights: Ints = region.array(np.int64, 0, schema.areas)[1:]

@@ -20,13 +20,12 @@ This module does not know what the numbers are compared with.
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from shm.layout import CACHE_LINE, WORD, layout_hash
-from shm.segment import Region
+from shm.layout import CACHE_LINE, WORD, Layout
+from shm.segment import Floats, Ints, Region
 
 PLACES: Final = 1024  # tenants of one row
 WAYS: Final = 8
@@ -39,11 +38,8 @@ FILLS_MAX: Final = 86_400.0
 _RATES: Final = struct.Struct("<ff")
 _store_used: Final = struct.Struct("@ddqd").pack_into  # tokens, requests, in flight, touched; native: each word is stored whole
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
-
-class BudgetsSchema:
+class BudgetsSchema(Layout):
     """Lays out the rows of a number of workers, and the row of other replicas behind them."""
 
     def __init__(self, workers: int) -> None:
@@ -52,10 +48,7 @@ class BudgetsSchema:
         self.workers = workers
         self.row_bytes = ROW_WORDS * WORD
         self.bytes = (workers + 1) * self.row_bytes
-        self.layout_hash = layout_hash("budgets 1", workers, PLACES)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "budgets", "workers": self.workers}
+        super().__init__("budgets", "budgets 1", PLACES, workers=workers)
 
 
 class Elsewhere(NamedTuple):

@@ -17,8 +17,8 @@ This module does not know what the bytes mean.
 """
 
 import zlib
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 from shm import fence
 from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
@@ -51,9 +51,7 @@ class DocumentSchema:
             end += CACHE_LINE + 2 * slot_bytes(capacity)
         self.bytes = end
         self.layout_hash = layout_hash("documents 1", capacities)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "documents", "capacities": self.capacities}
+        self.description: Mapping[str, object] = {"kind": "documents", "capacities": capacities}
 
 
 def slot_bytes(capacity: int) -> int:

@@ -33,19 +33,17 @@ This module does not know priorities, limits or policies.
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from compiled.calls import area_total
 from shm import fence
 from shm.areas import Areas
-from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
-from shm.segment import Region
+from shm.layout import CACHE_LINE, ROW_ALIGNMENT, WORD, Layout, aligned
+from shm.segment import Ints, Region
 
 BANDS_MAX = 64
-AREA_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two areas must not share a pair
 LINE: Final = CACHE_LINE // WORD
 
 WAITING: Final = 0
@@ -59,14 +57,13 @@ REQUESTS, BYTES, OLDEST, ANSWERED_REQUESTS, ANSWERED_BYTES, TIME, END, BACKLOGGE
 HASH_LINES: Final = 512  # a power of 2; pools that share a picker have fewer
 PLACES: Final = tuple(range(0, LINE, 2))  # possible positions of a flow hash in its line, in words
 FLOW_HASH_MAX = (1 << 63) - 1
-Ints = npt.NDArray[np.int64]
 GAUGES: Final = (
     WAITING, WAITING_BYTES, PENDING, HEAD, HEAD_PRIORITY, HEAD_CLAIM, EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL,
     RECLAIM_PENDING, RECLAIM_TARGET,
 )  # fmt: skip
 
 
-class FlowSchema:
+class FlowSchema(Layout):
     """Lays out the flow areas for a number of bands and workers: the position of each word."""
 
     def __init__(self, bands: int, workers: int, lines: int = HASH_LINES) -> None:
@@ -77,13 +74,10 @@ class FlowSchema:
         self.hashes_at = BANDS_AT + bands * LINE
         self.asked_at = self.hashes_at + lines * LINE
         self.asked_words = aligned((1 + 2 * bands) * WORD) // WORD
-        self.area_bytes = aligned((self.asked_at + workers * self.asked_words) * WORD, AREA_ALIGNMENT)
+        self.area_bytes = aligned((self.asked_at + workers * self.asked_words) * WORD, ROW_ALIGNMENT)
         self.area_words = self.area_bytes // WORD
         self.bytes = workers * self.area_bytes
-        self.layout_hash = layout_hash("flow 4", bands, workers, lines)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "flow", "bands": self.bands, "workers": self.workers, "lines": self.lines}
+        super().__init__("flow", "flow 4", bands=bands, workers=workers, lines=lines)
 
     def band_at(self, band: int) -> int:
         """Returns where a band's words begin, in words from the start of an area."""

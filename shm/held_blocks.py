@@ -13,9 +13,9 @@ from compiled import kernels
 from shm.index_capacity import OWNER_IDS
 from shm.layout import aligned
 from shm.link_table import Links, LinkSchema, LinkTable
-from shm.prefix_index import FAR_BUCKETS, NEAR_WAYS, OWNER_LIVE, WAYS, Hashes, IndexSchema, Ints
+from shm.prefix_index import FAR_BUCKETS, NEAR_WAYS, OWNER_LIVE, WAYS, Hashes, IndexSchema
 from shm.prefix_writer import IndexWriter
-from shm.segment import Region
+from shm.segment import Ints, Region
 
 # A missing entry ends its owner's match too early, so the index must have room for every block. With a third of its entries in use it
 # evicts no entry if each block has up to four owners, 1 of 10,000 with eight owners, 7 of 10,000 with 24, and 3 of 100 with 100.

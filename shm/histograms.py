@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from compiled.calls import observe, observe_each
-from shm.segment import Region
+from shm.segment import Ints, Region
 
 PLAN_COLUMNS: Final = 3
 
@@ -28,7 +27,7 @@ class Histograms:
         self._places = places
         self._bounds = bounds
         self._floats: memoryview[float] = region.bytes.cast("d")
-        self._cells: npt.NDArray[np.int64] = region.array(np.int64, 0, words)
+        self._cells: Ints = region.array(np.int64, 0, words)
         # For the kernel: the bounds of all histograms, and for each histogram its place, its first bound and the number of its bounds.
         self._all_bounds = np.array([bound for one in bounds for bound in one], np.float64)
         counts = [len(one) for one in bounds]

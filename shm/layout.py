@@ -18,7 +18,7 @@ This module computes; it never touches shared memory.
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 WORD: Final = 8
 CACHE_LINE: Final = 64
@@ -50,15 +50,22 @@ def layout_hash(*parts: object) -> int:
 
 
 class Schema(Protocol):
-    """States what every structure says about its layout: size, hash and a description for JSON."""
+    """States what every structure says about its layout: size, hash, and description for JSON: its kind and its constructor's arguments."""
 
-    @property
-    def bytes(self) -> int: ...
+    bytes: int
+    layout_hash: int
+    description: Mapping[str, object]
 
-    @property
-    def layout_hash(self) -> int: ...
 
-    def describe(self) -> dict[str, Any]: ...
+class Layout:
+    """The base of schemas in compiled modules."""
+
+    bytes: int
+
+    def __init__(self, kind: str, layout: str, *more: object, **arguments: object) -> None:
+        """`layout`: its name and version. `arguments`: of the subclass's constructor. `more`: what else the layout depends on."""
+        self.layout_hash = layout_hash(layout, *arguments.values(), *more)
+        self.description: Mapping[str, object] = {"kind": kind, **arguments}
 
 
 class Plan:
@@ -75,7 +82,7 @@ class Plan:
         self.bytes = end
         self.layout_hash = layout_hash(*((n, s.layout_hash) for n, s in parts.items()))
         self._described = {
-            name: {"at": self.offsets[name], "size": self.sizes[name], **schema.describe()} for name, schema in parts.items()
+            name: {"at": self.offsets[name], "size": self.sizes[name], **schema.description} for name, schema in parts.items()
         }
 
     @property

@@ -14,14 +14,14 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from compiled import kernels
-from shm.layout import WORD, aligned, layout_hash
-from shm.segment import Region
+from shm.layout import WORD, Layout, aligned
+from shm.segment import Ints, Region
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -40,17 +40,14 @@ _OWNER_SPREAD = 0xD6E8FEB86659FD93
 _NONE = -1
 
 
-class LinkSchema:
+class LinkSchema(Layout):
     """Lays out the table for a number of entries, rounded up to whole buckets."""
 
     def __init__(self, entries: int) -> None:
         self.buckets = max(1, -(-entries // WAYS))
         self.entries = self.buckets * WAYS
         self.bytes = aligned(self.entries * ENTRY_BYTES)
-        self.layout_hash = layout_hash("links 1", self.entries, TIERS)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "links", "entries": self.entries}
+        super().__init__("links", "links 1", TIERS, entries=self.entries)
 
 
 class Links(NamedTuple):
@@ -62,7 +59,7 @@ class Links(NamedTuple):
     metas: npt.NDArray[np.uint64]
 
 
-def owners_of(links: Links) -> npt.NDArray[np.int64]:
+def owners_of(links: Links) -> Ints:
     """Returns the owner of each entry."""
     return (links.metas & np.uint64(_OWNER_MASK)).view(np.int64)
 

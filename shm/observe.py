@@ -83,36 +83,26 @@ class Part(NamedTuple):
     region: Region
 
 
-def _histograms(part: Description) -> tuple[tuple[str, tuple[float, ...]], ...]:
-    return tuple((name, tuple(bounds)) for name, bounds in part["histograms"])
-
-
-def _area_schema(part: Description) -> Schema:
-    scalars, counters = tuple(part["scalars"]), tuple(part["counters"])
-    return AreaSchema(part["slots"], scalars, counters, _histograms(part), areas=part["areas"], end=part["end"])
-
-
-def _series_schema(part: Description) -> Schema:
-    labels, gauges, counters = (tuple(part[kind]) for kind in ("labels", "gauges", "counters"))
-    sizes = {"blocks": part["blocks"], "areas": part["areas"]}
-    return SeriesSchema(part["name"], labels, gauges, counters, _histograms(part), **sizes)
-
-
-SCHEMAS: Mapping[str, Callable[[Description], Schema]] = {
-    "table": lambda part: TableSchema(tuple(part["columns"]), part["slots"], part["width"]),
-    "documents": lambda part: DocumentSchema(tuple(part["capacities"])),
-    "areas": _area_schema,
-    "series": _series_schema,
-    "index": lambda part: IndexSchema(part["entries"]),
-    "links": lambda part: LinkSchema(part["entries"]),
-    "positions": lambda part: StreamPositionsSchema(part["slots"]),
-    "flow": lambda part: FlowSchema(part["bands"], part["workers"], part["lines"]),
-    "remote": lambda part: RemoteSchema(part["slots"], part["bands"]),
-    "starts": lambda part: StartsSchema(part["slots"], part["workers"]),
-    "answers": lambda part: AnswersSchema(part["slots"], part["workers"], part["kinds"], part["outcomes"]),
-    "budgets": lambda part: BudgetsSchema(part["workers"]),
-    "prefills": lambda part: PrefillsSchema(part["workers"]),
+SCHEMAS: Mapping[str, Callable[..., Schema]] = {
+    "answers": AnswersSchema,
+    "areas": AreaSchema,
+    "budgets": BudgetsSchema,
+    "documents": DocumentSchema,
+    "flow": FlowSchema,
+    "index": IndexSchema,
+    "links": LinkSchema,
+    "positions": StreamPositionsSchema,
+    "prefills": PrefillsSchema,
+    "remote": RemoteSchema,
+    "series": SeriesSchema,
+    "starts": StartsSchema,
+    "table": TableSchema,
 }
+
+
+def _frozen(value: Any) -> Any:
+    """Returns what JSON has made of tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def parts(segment: Segment) -> dict[str, Part]:
@@ -120,9 +110,10 @@ def parts(segment: Segment) -> dict[str, Part]:
     named: dict[str, Part] = {}
     described: Description = json.loads(segment.description or b"{}")
     for name, part in described.items():
-        make = SCHEMAS.get(part["kind"])
+        arguments = {key: _frozen(value) for key, value in part.items() if key not in ("at", "size", "kind")}
         try:
-            schema = make(part) if make else None
+            make = SCHEMAS.get(part["kind"])
+            schema = make(**arguments) if make else None
             named[name] = Part(schema, segment.part(part["at"], part["size"]))
         except (KeyError, TypeError, ValueError) as strange:
             raise _foreign(segment, f"part {name} cannot be read ({strange!r})") from strange

@@ -17,16 +17,14 @@ record ignores the record. A worker clears its row at its start. Until then, the
 ended: places older than OLD_S do not count.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from compiled import calls
-from shm.layout import ROW_ALIGNMENT, WORD, aligned, layout_hash
-from shm.segment import Region
-
-Floats = npt.NDArray[np.float64]
+from shm.layout import ROW_ALIGNMENT, WORD, Layout, aligned
+from shm.segment import Floats, Region
 
 PLACES: Final = 64
 OLD_S: Final = 60.0
@@ -53,7 +51,7 @@ MARKED: Final = np.array(_marked(), np.int64)
 RECORD: Final = MARKS + len(MARKED)  # words
 
 
-class PrefillsSchema:
+class PrefillsSchema(Layout):
     """Lays out the rows of a number of workers."""
 
     def __init__(self, workers: int) -> None:
@@ -62,10 +60,7 @@ class PrefillsSchema:
         self.workers = workers
         self.row_bytes = aligned(PLACES * (1 + RECORD) * WORD, ROW_ALIGNMENT)
         self.bytes = workers * self.row_bytes
-        self.layout_hash = layout_hash("prefills 1", workers, PLACES, RECORD)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "prefills", "workers": self.workers}
+        super().__init__("prefills", "prefills 1", PLACES, RECORD, workers=workers)
 
 
 class Prefills:
@@ -107,7 +102,7 @@ def local_prefills() -> Prefills:
     return Prefills(schema, Region(memoryview(bytearray(schema.bytes))), 0)
 
 
-class StartsSchema:
+class StartsSchema(Layout):
     """Lays out the rows for a number of slots and workers."""
 
     def __init__(self, slots: int, workers: int) -> None:
@@ -116,10 +111,7 @@ class StartsSchema:
         self.slots, self.workers = slots, workers
         self.row_bytes = aligned(slots * WORD, ROW_ALIGNMENT)
         self.bytes = workers * self.row_bytes
-        self.layout_hash = layout_hash("starts 1", slots, workers)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "starts", "slots": self.slots, "workers": self.workers}
+        super().__init__("starts", "starts 1", slots=slots, workers=workers)
 
 
 class PromptStarts:

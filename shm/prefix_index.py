@@ -27,14 +27,14 @@
 This module does not hash prompts. An entry does not guarantee that the block is still in its owner's cache.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from compiled import calls
 from shm.index_capacity import OWNER_IDS
-from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
+from shm.layout import CACHE_LINE, WORD, Layout, aligned
 from shm.segment import Region
 
 WAYS: Final = 8  # entries per bucket: one cache line
@@ -58,14 +58,13 @@ GONE: Final = 4
 TAKEN_BACK: Final = 5
 
 Hashes = npt.NDArray[np.uint64]
-Ints = npt.NDArray[np.int64]
 
 OWNER_WORD_MASK: Final = np.uint64(OWNER_MASK)
 
 assert WAYS * WORD == CACHE_LINE
 
 
-class IndexSchema:
+class IndexSchema(Layout):
     """Lays out an index for a number of entries, rounded up to whole buckets. An entry takes 12 bytes with its age."""
 
     def __init__(self, entries: int) -> None:
@@ -77,10 +76,7 @@ class IndexSchema:
         self.entries_at = self.owners_at + OWNER_IDS
         self.ages_at = self.entries_at + self.entries * WORD
         self.bytes = aligned(self.ages_at + self.entries * 4)
-        self.layout_hash = layout_hash("prefix index 3", self.entries)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "index", "entries": self.entries}
+        super().__init__("index", "prefix index 3", entries=self.entries)
 
 
 class IndexReader:

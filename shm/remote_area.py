@@ -11,13 +11,12 @@ waits, plus 1; 0: nothing waits. The progress changes when a replica where it wa
 waits in all bands, which workers read for each request. The area exists only with a replica store.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
-from shm.segment import Region
+from shm.layout import CACHE_LINE, WORD, Layout, aligned
+from shm.segment import Ints, Region
 
 FRESH_S: Final = 1.0
 HEARTBEAT: Final = 0
@@ -29,10 +28,8 @@ WAITING: Final = 5
 WAITING_BYTES: Final = 6
 LINE: Final = CACHE_LINE // WORD
 
-Ints = npt.NDArray[np.int64]
 
-
-class RemoteSchema:
+class RemoteSchema(Layout):
     """Lays out the remote area for a number of slots and bands: the position of each word."""
 
     def __init__(self, slots: int, bands: int) -> None:
@@ -42,10 +39,7 @@ class RemoteSchema:
         self.requests_at = aligned((LINE + 2 * bands) * WORD) // WORD
         self.tokens_at = aligned((self.requests_at + slots) * WORD) // WORD
         self.bytes = aligned((self.tokens_at + slots) * WORD)
-        self.layout_hash = layout_hash("remote 4", slots, bands)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "remote", "slots": self.slots, "bands": self.bands}
+        super().__init__("remote", "remote 4", slots=slots, bands=bands)
 
 
 class RemoteArea:

@@ -42,6 +42,9 @@ SHM_DIRECTORY = "/dev/shm"
 SEGMENT_MODE = 0o600
 SEGMENT_NAME = re.compile(r"/[A-Za-z0-9_-][A-Za-z0-9._-]{0,253}")
 
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
 fence.check_machine()
 
 

@@ -26,15 +26,14 @@ mean, or which of them to fold.
 
 import sys
 from collections.abc import Container
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from shm import fence
 from shm.histograms import Histograms
-from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
-from shm.segment import Region
+from shm.layout import CACHE_LINE, ROW_ALIGNMENT, WORD, Layout, aligned
+from shm.segment import Ints, Region
 from shm.series_rows import Labels, most_fine
 
 OTHER: Final = "other"
@@ -47,10 +46,8 @@ FIRST_BLOCK: Final = CACHE_LINE // WORD  # where block 0 begins in an area, in w
 LABEL_BYTES_MAX: Final = 120
 TEXT_BYTES_PER_LABEL: Final = 72
 SCARCE: Final = 4  # blocks are freed if less than this part of them is left: 1/4
-AREA_ALIGNMENT: Final = 2 * CACHE_LINE  # CPUs fetch cache lines in pairs, so two areas must not share a pair
 
 Bounds = tuple[tuple[str, tuple[float, ...]], ...]  # names and bounds of histograms
-Ints = npt.NDArray[np.int64]
 
 
 class Names(Protocol):
@@ -78,7 +75,7 @@ class Unnamed:
     def recall(self, labels: Labels) -> None: ...
 
 
-class SeriesSchema:
+class SeriesSchema(Layout):
     """Lays out one table: its labels and values, the number of label tuples per area, and the position of each word of a block."""
 
     def __init__(
@@ -111,21 +108,19 @@ class SeriesSchema:
             end += 2 + len(bounds)
         self.values_at = values_at
         self.block_words = aligned(end * WORD) // WORD
-        self.area_bytes = aligned((FIRST_BLOCK + (blocks + 1) * self.block_words) * WORD, AREA_ALIGNMENT)
+        self.area_bytes = aligned((FIRST_BLOCK + (blocks + 1) * self.block_words) * WORD, ROW_ALIGNMENT)
         self.bytes = areas * self.area_bytes
-        self.layout_hash = layout_hash("series 2", name, labels, gauges, counters, histograms, blocks, areas)
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "series",
-            "name": self.name,
-            "labels": self.labels,
-            "gauges": tuple(self.gauge_at),
-            "counters": tuple(self.counter_at),
-            "histograms": self.histograms,
-            "blocks": self.blocks,
-            "areas": self.areas,
-        }
+        super().__init__(
+            "series",
+            "series 2",
+            name=name,
+            labels=labels,
+            gauges=gauges,
+            counters=counters,
+            histograms=histograms,
+            blocks=blocks,
+            areas=areas,
+        )
 
     def counts(self, histogram_index: int) -> slice:
         """Returns which of a block's values are the buckets of a histogram."""

@@ -8,19 +8,16 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shm import fence
 from shm.layout import WORD
-from shm.segment import Region
-from shm.series import FIRST_BLOCK, FREE, LIFE, OTHER, OVERFLOWED, Ints, SeriesSchema, labels_of
+from shm.segment import Floats, Ints, Region
+from shm.series import FIRST_BLOCK, FREE, LIFE, OTHER, OVERFLOWED, SeriesSchema, labels_of
 from shm.series_rows import Labels, Rows
 
 BLOCKS_AT_ONCE: Final = 200  # blocks that a reader takes in one step of about 1 ms
 READINGS_MAX: Final = 4  # how often a reading begins again because blocks were freed meanwhile
 NOWHERE: Final = -1  # the row of a block that is not counted
-
-Floats = npt.NDArray[np.float64]
 
 
 def itself(labels: Labels) -> Labels:

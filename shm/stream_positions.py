@@ -9,29 +9,25 @@
 - One process writes. Every value is one word, so readers need no version. The values of a row may be of different moments.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
-from shm.segment import Region
+from shm.layout import CACHE_LINE, WORD, Layout, aligned
+from shm.segment import Floats, Region
 
 HEARTBEAT, APPLYING = range(2)
 POSITION, CHECK, HEARD, MESSAGES, HELD, DROPPED = range(6)
 ROW_WORDS = CACHE_LINE // WORD
 
 
-class StreamPositionsSchema:
+class StreamPositionsSchema(Layout):
     """Lays out the positions: one row for each of `slots` slots of the endpoint table."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.bytes = aligned(CACHE_LINE * (1 + slots))
-        self.layout_hash = layout_hash("stream positions 1", slots)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "positions", "slots": self.slots}
+        super().__init__("positions", "stream positions 1", slots=slots)
 
 
 class StreamPosition(NamedTuple):
@@ -54,7 +50,7 @@ class StreamPositions:
     def __init__(self, schema: StreamPositionsSchema, region: Region) -> None:
         self.schema = schema
         self._words = region.words
-        self._floats: npt.NDArray[np.float64] = region.array(np.float64, 0, schema.bytes // WORD)
+        self._floats: Floats = region.array(np.float64, 0, schema.bytes // WORD)
 
     @property
     def last_heartbeat(self) -> float:

@@ -26,15 +26,15 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import xor
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from compiled.calls import seal
 from shm import fence, seqlock
-from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
-from shm.segment import Region
+from shm.layout import CACHE_LINE, WORD, Layout, aligned
+from shm.segment import Floats, Region
 
 VERSION: Final = 0
 GENERATION: Final = 1
@@ -66,7 +66,6 @@ _FIXED: Final = "=QQQQddQ"
 assert struct.calcsize(_FIXED) == (COLUMNS - 1) * WORD
 
 Words = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float64]
 
 
 def trial(area: int, number: int) -> int:
@@ -91,7 +90,7 @@ class Handle(NamedTuple):
     generation: int
 
 
-class TableSchema:
+class TableSchema(Layout):
     """Lays out the table: the columns of a row, and the number of rows."""
 
     def __init__(self, columns: tuple[str, ...], slots: int, width: int = 0) -> None:
@@ -106,10 +105,7 @@ class TableSchema:
         self.width = max(width, len(columns))
         self.row_words = COLUMNS + self.width + 1
         self.bytes = aligned(CACHE_LINE + slots * self.row_words * WORD)
-        self.layout_hash = layout_hash("table 2", columns, slots, self.width)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "table", "columns": self.columns, "slots": self.slots, "width": self.width}
+        super().__init__("table", "table 2", columns=columns, slots=slots, width=self.width)
 
 
 class TableWriter:

@@ -94,6 +94,6 @@ def test_a_tenant_without_a_place_takes_the_one_that_was_not_touched_for_longest
 def test_rows_lie_on_cache_lines_and_need_a_worker() -> None:
     schema = BudgetsSchema(3)
     assert schema.row_bytes % 64 == 0 and schema.bytes == 4 * schema.row_bytes and LINE == 8
-    assert schema.describe() == {"kind": "budgets", "workers": 3}
+    assert schema.description == {"kind": "budgets", "workers": 3}
     with pytest.raises(ValueError, match="at least one worker"):
         BudgetsSchema(0)

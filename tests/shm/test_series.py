@@ -396,7 +396,7 @@ def test_a_reader_always_shows_the_same_label_tuples_and_at_most_as_many_as_one_
 
 
 def test_a_schema_can_be_rebuilt_from_its_description() -> None:
-    described = SCHEMA.describe()
+    described = dict(SCHEMA.description)
     assert described.pop("kind") == "series"
     again = SeriesSchema(**described)
     assert (again.layout_hash, again.bytes, again.block_words) == (SCHEMA.layout_hash, SCHEMA.bytes, SCHEMA.block_words)
