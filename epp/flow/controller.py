@@ -31,26 +31,13 @@ One comparison orders bands everywhere: `epp.request.flows.rank`. A policy that 
 """
 
 from collections.abc import Callable, Collection
-from typing import Final, TypeVar
+from typing import Final
 
+from epp.flow import outcomes
 from epp.flow.bands import Band, Entry, Flow
 from epp.flow.deadlines import Deadlines
 from epp.flow.displacement import OWN, Demands, Limits
-from epp.flow.outcomes import (
-    EvictedContextCancelled,
-    EvictedDisplaced,
-    EvictedFault,
-    EvictedNoEndpoints,
-    EvictedShutDown,
-    EvictedTTL,
-    Outcome,
-    Rejected,
-    RejectedCapacity,
-    RejectedFault,
-    RejectedNoEndpoints,
-    RejectedShutDown,
-    Undispatched,
-)
+from epp.flow.outcomes import Ending, Outcome, Undispatched
 from epp.flow.plan import FlowPlan
 from epp.flow.ports import Future, Gate, Observer, Peers, Wanted
 from epp.flow.registry import ControlPlane, Registry
@@ -59,9 +46,12 @@ from epp.request.flows import Item
 
 CYCLE_MAX: Final = 256  # requests dispatched by one cycle: about 4 ms; the next wake continues
 EVICTED: Final = {
-    each.outcome: each for each in (EvictedTTL, EvictedNoEndpoints, EvictedContextCancelled, EvictedDisplaced, EvictedShutDown)
-}
-U = TypeVar("U", bound=Undispatched)
+    each.outcome: each
+    for each in (
+        outcomes.EVICTED_TTL, outcomes.EVICTED_NO_ENDPOINTS, outcomes.EVICTED_CONTEXT_CANCELLED, outcomes.EVICTED_DISPLACED,
+        outcomes.EVICTED_SHUT_DOWN,
+    )
+}  # fmt: skip
 
 
 def _always() -> bool:
@@ -116,7 +106,7 @@ class FlowController:
     async def enqueue_and_wait(self, item: Item) -> Outcome:
         """Returns DISPATCHED once the request may go to an endpoint: at once if it `passes`.
 
-        After that the caller calls `settled`, as after `passes`. Raises Rejected or Evicted (`epp.flow.outcomes`).
+        After that the caller calls `settled`, as after `passes`. Raises Undispatched (`epp.flow.outcomes`).
         """
         if self.passes(item.flow.priority, self._now()):
             self._observer.ended(item.flow, Outcome.DISPATCHED, 0.0, item.bytes)
@@ -136,21 +126,21 @@ class FlowController:
             return outcome
         if outcome is None:  # other code set the future: that is a bug, but the request must still end
             self._evict(entry, Outcome.EVICTED_OTHER, self._now())
-            raise EvictedFault(detail="woken without an outcome")
+            raise Undispatched(outcomes.EVICTED_FAULT, detail="woken without an outcome")
         raise self._refusal(EVICTED[outcome], entry.place.band)
 
     # Requests enter.
 
     def _enqueue(self, item: Item) -> Entry:
-        """Puts the item into the queue of its flow. Raises Rejected."""
+        """Puts the item into the queue of its flow. Raises Undispatched."""
         now = self._now()
         key, size = item.flow, item.bytes
         band = self._registry.band(key.priority)
         try:
             if size < 0:
-                raise RejectedFault(detail=f"an item of {size} bytes")
+                raise Undispatched(outcomes.REJECTED_FAULT, detail=f"an item of {size} bytes")
             demands = self._make_room(band, size, now)
-        except Rejected as refusal:
+        except Undispatched as refusal:
             self._observer.ended(key, refusal.outcome, 0.0, size)
             raise
         flow = self._registry.lease(key)
@@ -170,10 +160,10 @@ class FlowController:
     def _make_room(self, band: Band, size: int, now: float) -> Demands:
         """Checks the limits over all shards. Displaces victims of this shard, and returns the demands for other shards.
 
-        Raises Rejected.
+        Raises Undispatched.
         """
         if self._closed:
-            raise self._refusal(RejectedShutDown, band)
+            raise self._refusal(outcomes.REJECTED_SHUT_DOWN, band)
         requests, held = self._peers.band(band.priority)
         if requests + band.requests + 1 > band.plan.max_requests or held + band.bytes + size > band.plan.max_bytes:
             raise self._full(band)
@@ -336,14 +326,14 @@ class FlowController:
         self._peers.publish(band.priority, band.requests, band.bytes, band.oldest)
         self._observer.queued(flow.key, len(flow), flow.bytes)
 
-    def _full(self, band: Band) -> Rejected:
+    def _full(self, band: Band) -> Undispatched:
         """Returns the exception for a request that exceeds a limit."""
-        return self._refusal(RejectedNoEndpoints if self._gate.read().empty else RejectedCapacity, band)
+        return self._refusal(outcomes.REJECTED_NO_ENDPOINTS if self._gate.read().empty else outcomes.REJECTED_CAPACITY, band)
 
-    def _refusal(self, kind: type[U], band: Band) -> U:
+    def _refusal(self, ending: Ending, band: Band) -> Undispatched:
         shards = 1 + len(self._peers.shards())
         waiting = band.requests + self._peers.band(band.priority)[0]
-        return kind(band.rate.retry_after_s(waiting / shards, self._now()))  # each shard drains its share of the band
+        return Undispatched(ending, band.rate.retry_after_s(waiting / shards, self._now()))  # each shard drains its share of the band
 
     # Configuration.
 

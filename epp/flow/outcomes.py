@@ -1,11 +1,11 @@
-"""How a request leaves flow control: exactly one `Outcome`, which is a label of metrics, and a refusal for each outcome but DISPATCHED.
+"""How a request leaves flow control: exactly one `Outcome`, which is a label of metrics, and an `Ending` for each outcome but DISPATCHED.
 
 A *rejected* request was never in a queue. An *evicted* one, here, left its queue without being dispatched; elsewhere eviction ends
 requests in service. `chain` begins the text that the client sees; `epp.protocol.refusals` adds the status, and words before it.
 """
 
 import enum
-from typing import ClassVar
+from typing import NamedTuple
 
 from epp.errors import Cause, Refused
 
@@ -24,81 +24,34 @@ class Outcome(enum.Enum):
     EVICTED_OTHER = "EvictedOther"
 
 
+class Ending(NamedTuple):
+    """An outcome without an endpoint, and its answer to the client. `chain`: phase and cause in words."""
+
+    outcome: Outcome
+    cause: Cause
+    chain: str
+
+
+_REJECTED = "request rejected pre-queue"
+_EVICTED = "request evicted from queue"
+REJECTED_CAPACITY = Ending(Outcome.REJECTED_CAPACITY, Cause.QUEUE_AT_CAPACITY, f"{_REJECTED}: queue at capacity")
+REJECTED_NO_ENDPOINTS = Ending(Outcome.REJECTED_NO_ENDPOINTS, Cause.QUEUE_WITHOUT_ENDPOINTS, f"{_REJECTED}: no endpoints available")
+REJECTED_SHUT_DOWN = Ending(Outcome.REJECTED_OTHER, Cause.SHUTTING_DOWN, _REJECTED)  # the error text begins with it and adds the cause
+REJECTED_FAULT = Ending(Outcome.REJECTED_OTHER, Cause.FLOW_CONTROL, _REJECTED)
+EVICTED_TTL = Ending(Outcome.EVICTED_TTL, Cause.TTL_EXPIRED, f"{_EVICTED}: request TTL expired")
+EVICTED_NO_ENDPOINTS = Ending(
+    Outcome.EVICTED_NO_ENDPOINTS, Cause.TTL_EXPIRED_WITHOUT_ENDPOINTS, f"{_EVICTED}: request TTL expired: no endpoints available"
+)
+EVICTED_CONTEXT_CANCELLED = Ending(Outcome.EVICTED_CONTEXT_CANCELLED, Cause.CONTEXT_CANCELLED, f"{_EVICTED}: request context cancelled")
+EVICTED_DISPLACED = Ending(Outcome.EVICTED_DISPLACED, Cause.DISPLACED, f"{_EVICTED}: request displaced")
+EVICTED_SHUT_DOWN = Ending(Outcome.EVICTED_OTHER, Cause.SHUTTING_DOWN, _EVICTED)
+EVICTED_FAULT = Ending(Outcome.EVICTED_OTHER, Cause.FLOW_CONTROL, _EVICTED)
+
+
 class Undispatched(Refused):
-    """Base of all refusals by flow control. Only the classes below `Evicted` are raised."""
+    """Says that flow control gives the request no endpoint."""
 
-    outcome: ClassVar[Outcome]
-    answered_as: ClassVar[Cause]
-    chain: ClassVar[str]  # phase and cause in words
-
-    def __init__(self, retry_after_s: int = 0, detail: str = "") -> None:
-        text = f"{self.chain}: {detail}" if detail else self.chain
-        super().__init__(self.answered_as, text, retry_after_s)
-
-
-class Rejected(Undispatched):
-    """Says that the request was never in a queue."""
-
-
-class Evicted(Undispatched):
-    """Says that the request was in a queue and left it without being dispatched."""
-
-
-class RejectedCapacity(Rejected):
-    outcome = Outcome.REJECTED_CAPACITY
-    answered_as = Cause.QUEUE_AT_CAPACITY
-    chain = "request rejected pre-queue: queue at capacity"
-
-
-class RejectedNoEndpoints(Rejected):
-    outcome = Outcome.REJECTED_NO_ENDPOINTS
-    answered_as = Cause.QUEUE_WITHOUT_ENDPOINTS
-    chain = "request rejected pre-queue: no endpoints available"
-
-
-class RejectedShutDown(Rejected):
-    outcome = Outcome.REJECTED_OTHER
-    answered_as = Cause.SHUTTING_DOWN
-    chain = "request rejected pre-queue"  # the error text starts with it and adds the cause
-
-
-class RejectedFault(Rejected):
-    outcome = Outcome.REJECTED_OTHER
-    answered_as = Cause.FLOW_CONTROL
-    chain = "request rejected pre-queue"
-
-
-class EvictedTTL(Evicted):
-    outcome = Outcome.EVICTED_TTL
-    answered_as = Cause.TTL_EXPIRED
-    chain = "request evicted from queue: request TTL expired"
-
-
-class EvictedNoEndpoints(Evicted):
-    outcome = Outcome.EVICTED_NO_ENDPOINTS
-    answered_as = Cause.TTL_EXPIRED_WITHOUT_ENDPOINTS
-    chain = "request evicted from queue: request TTL expired: no endpoints available"
-
-
-class EvictedContextCancelled(Evicted):
-    outcome = Outcome.EVICTED_CONTEXT_CANCELLED
-    answered_as = Cause.CONTEXT_CANCELLED
-    chain = "request evicted from queue: request context cancelled"
-
-
-class EvictedDisplaced(Evicted):
-    outcome = Outcome.EVICTED_DISPLACED
-    answered_as = Cause.DISPLACED
-    chain = "request evicted from queue: request displaced"
-
-
-class EvictedShutDown(Evicted):
-    outcome = Outcome.EVICTED_OTHER
-    answered_as = Cause.SHUTTING_DOWN
-    chain = "request evicted from queue"
-
-
-class EvictedFault(Evicted):
-    outcome = Outcome.EVICTED_OTHER
-    answered_as = Cause.FLOW_CONTROL
-    chain = "request evicted from queue"
+    def __init__(self, ending: Ending, retry_after_s: int = 0, detail: str = "") -> None:
+        super().__init__(ending.cause, f"{ending.chain}: {detail}" if detail else ending.chain, retry_after_s)
+        self.ending = ending
+        self.outcome = ending.outcome

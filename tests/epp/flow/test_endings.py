@@ -2,7 +2,7 @@
 
 import pytest
 
-from epp.flow.outcomes import EvictedFault, EvictedShutDown, RejectedShutDown
+from epp.flow.outcomes import EVICTED_FAULT, EVICTED_SHUT_DOWN, REJECTED_SHUT_DOWN
 from tests.epp.flow.shards import FakeFuture, FakeGate, Shard, Thing, outcomes
 
 
@@ -80,7 +80,7 @@ def test_a_future_that_other_code_has_set_ends_as_a_fault() -> None:
     assert call.future is not None
     call.future.set_result(None)
     assert call.outcome == "EvictedOther"
-    assert isinstance(call.error, EvictedFault)
+    assert call.error.ending is EVICTED_FAULT
     assert shard.controller.waiting == 0
 
 
@@ -91,8 +91,8 @@ def test_the_queue_is_dispatched_while_draining_and_evicted_at_the_shut_down() -
     shard.controller.shut_down()
     late = shard.call()
     assert outcomes(first, second, late) == ["Dispatched", "EvictedOther", "RejectedOther"]
-    assert isinstance(second.error, EvictedShutDown)
-    assert isinstance(late.error, RejectedShutDown)
+    assert second.error.ending is EVICTED_SHUT_DOWN
+    assert late.error.ending is REJECTED_SHUT_DOWN
     assert shard.controller.waiting == 0
 
 

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from epp.flow.outcomes import EvictedNoEndpoints, EvictedTTL
+from epp.flow.outcomes import EVICTED_NO_ENDPOINTS, EVICTED_TTL
 from tests.epp.flow.policies import band, plan
 from tests.epp.flow.shards import FakeFuture, Shard
 
@@ -16,7 +16,7 @@ def test_a_request_that_waits_for_its_whole_ttl_is_evicted() -> None:
     assert call.outcome == ""
     shard.after(0.1)
     assert call.outcome == "EvictedTTL"
-    assert isinstance(call.error, EvictedTTL)
+    assert call.error.ending is EVICTED_TTL
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_while_the_pool_is_empty_the_no_endpoint_ttl_is_in_force() -> None:
     assert call.outcome == ""
     shard.after(1.0)
     assert call.outcome == "EvictedNoEndpoints"
-    assert isinstance(call.error, EvictedNoEndpoints)
+    assert call.error.ending is EVICTED_NO_ENDPOINTS
 
 
 def test_a_pool_that_comes_back_gives_each_request_a_full_ttl() -> None:
