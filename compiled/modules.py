@@ -32,9 +32,9 @@ _NAMES = """
     epp/protocol: exposition grpc_frames inflate refusals rewrite stream usage usage_bounds wire
     epp/protocol/codec: answers bodies envelope fields header_map structs
     epp/recording: keys sample
-    epp/request: budget client_headers intake paths pools renaming request tenant tenant_keys tenants tokens
-    shm: answers areas budgets flow_areas held_blocks histograms index_capacity index_tiers layout link_table prefills
-    shm: prefix_index prefix_writer remote_area seqlock series series_reader series_rows stream_positions table
+    epp/request: budget client_headers intake paths pools renaming request tenant_keys tenants tokens
+    shm: answers areas budgets flow_areas held_blocks histograms index_capacity layout link_table prefills
+    shm: prefix_index prefix_writer remote_area seqlock series series_reader stream_positions table
     workers/replicas: budgets byte_stream connection exchange joining others pace pages places reading replies taught waiting
     workers/shared: bus decisions freshness index_limits query_of_death scrape_pace
     workers/supervisor/endpoints: http_answer http_client scrape wheel

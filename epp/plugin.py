@@ -69,6 +69,8 @@ from epp.points.base import (
     PrefixIndex,
     Services,
     Waiting,
+    foreign,
+    plugin,
 )
 from epp.points.flow import (
     DisplacementPolicy,
@@ -84,7 +86,6 @@ from epp.points.flow import (
     SaturationDetector,
     UsageLimitPolicy,
 )
-from epp.points.registration import foreign, plugin
 from epp.request import Request
 
 __all__ = [

@@ -2,10 +2,14 @@
 
 The writer drops an insert for an owner that is not live, because the sweep that frees a retired owner's entries could miss new entries.
 `copy` and `load` preserve the index over a restart of the whole picker; `load` shifts all ages to the new clock.
+
+`TieredWriter` is for owners whose caches have several tiers, such as GPU memory and the memory of the host. Each owner may have an id per
+tier, at a fixed distance from each other. So a tier of an owner has its own entries and its own limit. Only ids of the first tier are given
+out. The id of another tier is live from its first limit on, until the owner is retired.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -236,3 +240,40 @@ class IndexWriter:
         else:
             self.changes += 1
         return news
+
+
+TIERS: Final = 4
+SPAN: Final = OWNER_IDS // TIERS  # the distance between the ids of one owner in two neighbouring tiers
+
+
+def in_tier(owner: int, tier: int) -> int:
+    """Returns the id of an owner in a tier, from 0 to TIERS - 1."""
+    return owner + tier * SPAN
+
+
+class TieredWriter(IndexWriter):
+    """Inserts and removes entries, and assigns ids to owners. `limit`, `insert` and `forget` take ids of any tier."""
+
+    def limit(self, owner: int, blocks: int) -> None:
+        if self._states[owner] == OWNER_FREE and self._states[owner % SPAN] == OWNER_LIVE:
+            self._states[owner] = OWNER_LIVE
+        super().limit(owner, blocks)
+
+    def owners(self) -> list[int]:
+        return [owner for owner in super().owners() if owner < SPAN]
+
+    def new_owner(self) -> int:
+        owner = super().new_owner()
+        if owner >= SPAN:
+            super().retire(owner)
+            raise OwnersExhausted(f"all {SPAN} owner ids are taken: retire owners that have left and run sweep_step")
+        return owner
+
+    def retire(self, owner: int) -> None:
+        for tier in range(TIERS):
+            super().retire(in_tier(owner, tier))
+
+    def load(self, entries: Hashes, ages: npt.NDArray[np.uint32], owners: Sequence[int], later: int) -> None:
+        used = set(np.unique(entries & OWNER_WORD_MASK).tolist())
+        higher = (in_tier(owner, tier) for owner in owners for tier in range(1, TIERS))
+        super().load(entries, ages, [*owners, *(owner for owner in higher if owner in used)], later)

@@ -15,7 +15,7 @@ cumulative. An area holds `blocks` label tuples besides block 0.
 - `sweep` frees blocks that have counted nothing since the last sweep, but only if few blocks are left. `epoch` grows when it has freed any:
   offsets of blocks that a caller remembers are then no longer valid.
 - A tuple for which there is no room counts as the tuple that `Names.coarse` names. The last quarter of the blocks is for tuples that
-  cannot count as a coarser one (`shm.series_rows`). The last resort is block 0. `overflowed` counts how often this happens.
+  cannot count as a coarser one. The last resort is block 0. `overflowed` counts how often this happens.
 - A label is cut to LABEL_BYTES_MAX bytes. Tuples that are equal after the cut share a block.
 - The words of one block do not change together: a reader may see a histogram's bucket before its sum.
 - Gauges count only while the parent marks the area as serving.
@@ -34,7 +34,6 @@ from shm import fence
 from shm.histograms import Histograms
 from shm.layout import CACHE_LINE, ROW_ALIGNMENT, WORD, Layout, aligned
 from shm.segment import Ints, Region
-from shm.series_rows import Labels, most_fine
 
 OTHER: Final = "other"
 LIVES: Final = 0
@@ -45,9 +44,16 @@ SIZES: Final = 1  # in a block
 FIRST_BLOCK: Final = CACHE_LINE // WORD  # where block 0 begins in an area, in words
 LABEL_BYTES_MAX: Final = 120
 TEXT_BYTES_PER_LABEL: Final = 72
+RESERVED: Final = 4  # the last quarter of the room is for tuples that cannot count as a coarser one
 SCARCE: Final = 4  # blocks are freed if less than this part of them is left: 1/4
 
+Labels = tuple[str, ...]
 Bounds = tuple[tuple[str, tuple[float, ...]], ...]  # names and bounds of histograms
+
+
+def most_fine(room: int) -> int:
+    """Returns the part of a room that tuples may take that can count as a coarser one."""
+    return room - room // RESERVED
 
 
 class Names(Protocol):

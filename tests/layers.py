@@ -68,7 +68,7 @@ EPP = (  # packages and modules; a module that is not named has the row of its p
     {"plugins"},  # leaves
     {"decision.pipeline", "decision.response_phase", "points.guard", "points.instrument", "points.isolation"},  # compiled form
     {"decision", "request.intake", "request.paths", "request.pools", "request.renaming", "request.tenants"},  # the hot path
-    {"decision.explain", "decision.receipt", "decision.what_if"},  # explanations of decisions
+    {"decision.explain", "decision.receipt"},  # explanations of decisions
     {"config", "testing"},  # start-up, and tests of plugins
 )
 MACHINES, LEAVES, START_UP = 3, 4, 8

@@ -1,28 +1,40 @@
 """Writes the effective configuration: a checked configuration with all its defaults.
 
-`as_yaml` writes it as text. Loading that text gives the same configuration again.
+`as_yaml` writes it as text. Loading that text gives the same configuration again. `with_origins` also says where each line comes from:
+
+    file      ─ places ───▶ path of a value -> its line
+    effective ─ origins ──▶ for each line of the effective text: the line of the file, or DEFAULT
+
+A path names an element of a list by what identifies it (its name, type, reference or priority, or else its first key), because the
+effective configuration has further elements. A value that the file gives under an older name counts as a default.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from epp.config import yaml_nodes
 from epp.config.assembly import Assembly, Scraped
 from epp.config.defaults import IMPLIED
-from epp.config.findings import ConfigWarning
-from epp.config.origins import Path, origins
+from epp.config.findings import ConfigWarning, Findings
 from epp.config.schema import API_VERSION, KIND
 from epp.config.tenants import as_section
 from epp.config.written import TenantsEntry, WrittenConfig
+from epp.config.yaml_nodes import Node
 from epp.decision.pipeline import Pipeline
 from epp.decision.response_phase import FULL
 from epp.flow.plan import BandPlan, FlowPlan
 from epp.plugin import Discovery, Plugin, SaturationDetector, Scorer
 from epp.request.tenant_keys import Keys
+
+DEFAULT: Final = 0
+PLACES_MAX: Final = 4096  # what a file has beyond these shows as a default
+IDENTITIES: Final = ("name", "pluginRef", "priority", "type")
+
+Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +43,7 @@ class EffectiveConfig:
 
     `sources` (empty: nothing is scraped) and `discovery` are the plugins that the supervisor uses; `pipeline.plugins` has them, too.
     `parameters`: name of a plugin -> its parameters. `document` is the effective configuration as plain values. `places`: path of a value
-    -> its line in the file (`epp.config.origins`).
+    -> its line in the file.
     """
 
     source: str
@@ -151,3 +163,44 @@ def _band_section(band: BandPlan) -> dict[str, Any]:
 def duration(seconds: float) -> str:
     """Writes seconds as a Go duration. Infinity becomes 0s, which means no limit."""
     return "0s" if math.isinf(seconds) else f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def places(root: Node) -> dict[Path, int]:
+    """Returns path of a value -> its line in the file, for the first PLACES_MAX values."""
+    found: dict[Path, int] = {}
+    for path, line in _lines(root, ()):
+        if len(found) == PLACES_MAX:
+            break
+        found.setdefault(path, line)
+    return found
+
+
+def origins(effective: str, written: Mapping[Path, int]) -> list[int]:
+    """Returns for each line of the effective text its line in the file, or DEFAULT. `written`: the result of `places`."""
+    found = [DEFAULT] * len(effective.splitlines())
+    root = yaml_nodes.read(effective, Findings("effective"))
+    if root is not None:
+        for path, line in _lines(root, ()):
+            found[line - 1] = found[line - 1] or written.get(path, DEFAULT)
+    return found
+
+
+def _lines(node: Node, path: Path) -> Iterator[tuple[Path, int]]:
+    """Yields the path and the line of each value. The line of a mapping's entry is that of its key."""
+    if isinstance(node.value, dict):
+        for key, child in node.value.items():
+            place = node.keys.get(key, child.place)
+            yield (*path, key), place.line
+            yield from _lines(child, (*path, key))
+    elif isinstance(node.value, list):
+        for child in node.value:
+            inner = (*path, f"[{_identity(child)}]")
+            yield inner, child.place.line
+            yield from _lines(child, inner)
+
+
+def _identity(element: Node) -> str:
+    if isinstance(element.value, dict):
+        given = (element.value[key].value for key in IDENTITIES if key in element.value)
+        return str(next(given, next(iter(element.value), "")))
+    return str(element.value).partition("=")[0]  # a feature gate may have the form name=value

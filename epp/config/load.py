@@ -6,10 +6,9 @@
 from epp.config import reader, yaml_nodes
 from epp.config.assembler import assemble
 from epp.config.assembly import Assembly
-from epp.config.effective import EffectiveConfig, as_document
+from epp.config.effective import EffectiveConfig, as_document, places
 from epp.config.findings import WHOLE, ConfigError, ConfigErrors, ConfigWarning, Findings
 from epp.config.lint import DEFAULT_SURROUNDINGS, Surroundings, lint
-from epp.config.origins import places
 from epp.config.schema import API_VERSION, KIND
 from epp.decision.pipeline import Pipeline, Wiring, compile_pipeline
 

@@ -34,7 +34,7 @@ from epp.config import extension
 from epp.config.findings import similar
 from epp.config.plugin_class import fault, keys_fault
 from epp.plugin import EXTENSION_POINTS, Plugin, foreign, plugin
-from epp.points.registration import BUILT_IN, OWN_PACKAGE, REGISTERED
+from epp.points.base import BUILT_IN, OWN_PACKAGE, REGISTERED
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -10,13 +10,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from epp.config import schema, tenant_budgets
+from epp.config import schema
 from epp.config.control_headers import CONTROL_HEADERS
 from epp.config.findings import WHOLE, ConfigError, ConfigErrors, Place
 from epp.config.node_reader import NodeReader
 from epp.config.written import (
     FLOW_CONTROL_GATE,
     NO_BUDGET,
+    BudgetEntry,
     HeaderSource,
     KeySource,
     MetadataSource,
@@ -28,8 +29,8 @@ from epp.config.written import (
 from epp.config.yaml_nodes import Node
 from epp.decision import response_phase
 from epp.request import tenant_keys
-from epp.request.client_headers import FAIRNESS_ID, names_objective
-from epp.request.tenant import NAME_RULE, names_tenant
+from epp.request.budget import MINUTE_S, Bucket, Budget
+from epp.request.client_headers import FAIRNESS_ID, TENANT_RULE, names_objective, names_tenant
 from epp.request.tenant_keys import Keys
 from epp.request.tenants import FromHeader, FromKey, FromMetadata, Salts, Source, Tenants
 
@@ -37,6 +38,12 @@ REFUSE: Final = "refuse"
 SHARE: Final = "share"
 OF_TENANT: Final = "tenant"
 NO_SALT: Final = "none"
+SHED: Final = "shed"
+QUEUE: Final = "queue"
+NO_LIMITS: Final = "none"
+LIMITS: Final = ("tokensPerMinute", "requests", "concurrent")
+OF_TOKENS: Final = ("burst", "cachedPrice")
+BUDGET_RULE: Final = "tenant-budget"
 PATH_NAMES_MAX: Final = 8
 GROUP_RULE: Final = "a group has 1 to 64 printable characters, such as company"
 SOURCES: Final = ("metadata", "header", "apiKey")
@@ -68,7 +75,7 @@ def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | Non
         _objectives(reader, fields.get("objectives"), "tenants.objectives"),
         _per_tenant(reader, fields.get("perTenant"), salted=salt == OF_TENANT),
         fields["cacheSalt"].place if salt == OF_TENANT else None,
-        tenant_budgets.read(reader, fields.get("budget"), "tenants.budget"),
+        _budget(reader, fields.get("budget"), "tenants.budget"),
     )
 
 
@@ -77,7 +84,7 @@ def _per_tenant(reader: NodeReader, node: Node | None, *, salted: bool) -> dict[
     for name, child in reader.entries(node, "tenants.perTenant").items():
         what = f"tenants.perTenant.{name[:128]}"
         if node is not None and not names_tenant(name):
-            reader.findings.error(node.keys[name], "tenants", f"{what}: this is not a valid name", NAME_RULE)
+            reader.findings.error(node.keys[name], "tenants", f"{what}: this is not a valid name", TENANT_RULE)
         fields = reader.mapping(child, what, schema.OneTenant)
         objectives = _objectives(reader, fields.get("objectives"), f"{what}.objectives")
         group = reader.text(fields.get("saltGroup"), f"{what}.saltGroup")
@@ -86,7 +93,7 @@ def _per_tenant(reader: NodeReader, node: Node | None, *, salted: bool) -> dict[
             reader.findings.error(fields["saltGroup"].place, "tenants", f"{what}.saltGroup has no effect without cacheSalt", hint)
         elif "saltGroup" in fields and not names_tenant(group):
             reader.findings.error(fields["saltGroup"].place, "tenants", f"{what}.saltGroup: this is not a valid name", GROUP_RULE)
-        budget = tenant_budgets.read(reader, fields.get("budget"), f"{what}.budget")
+        budget = _budget(reader, fields.get("budget"), f"{what}.budget")
         found[name] = OneTenantEntry(objectives, budget, group)
     return found
 
@@ -186,15 +193,65 @@ def _api_key(reader: NodeReader, node: Node, what: str) -> KeySource | None:
     return KeySource(header, file, passed_on, fields["file"].place) if header and file else None
 
 
+def _budget(reader: NodeReader, node: Node | None, what: str) -> BudgetEntry | None:
+    """Reads a budget. Returns None if it is not given, or is no mapping."""
+    fields = reader.mapping(node, what, schema.TenantBudget)
+    if node is None or not isinstance(node.value, dict):
+        return None
+    mode = reader.choice(fields, "mode", (SHED, QUEUE, NO_LIMITS), what, BUDGET_RULE)
+    if mode == NO_LIMITS:
+        for name in fields.keys() - {"mode"}:
+            reader.findings.error(
+                fields[name].place, BUDGET_RULE, f"{what}.{name} has no effect beside mode: {NO_LIMITS}", "remove one of them"
+            )
+        return NO_BUDGET
+    if not any(name in fields for name in LIMITS):
+        reader.findings.error(node.place, BUDGET_RULE, f"{what}: there is no limit", f"give at least one of {', '.join(LIMITS)}")
+    if "tokensPerMinute" not in fields:
+        for name in OF_TOKENS:
+            if name in fields:
+                reader.findings.error(fields[name].place, BUDGET_RULE, f"{what}.{name} has no effect without tokensPerMinute", "give both")
+    tokens, burst, requests, concurrent = (_limit(reader, fields, name, what) for name in ("tokensPerMinute", "burst", *LIMITS[1:]))
+    return BudgetEntry(
+        tokens=tokens,
+        burst=burst or tokens,
+        requests=requests,
+        concurrent=int(concurrent),
+        cached_price=_price(reader, fields.get("cachedPrice"), f"{what}.cachedPrice"),
+        queue_place=fields["mode"].place if mode == QUEUE else None,
+        place=node.place,
+    )
+
+
+def _limit(reader: NodeReader, fields: Mapping[str, Node], name: str, what: str) -> float:
+    """Returns a limit; 0 if it is not given."""
+    amount = reader.quantity(fields.get(name), f"{what}.{name}")
+    if amount is None:
+        return 0.0
+    if amount.value < 1:
+        hint = "give 1 or more; to let a tenant send nothing, take its key or its token away"
+        reader.findings.error(amount.place, BUDGET_RULE, f"{what}.{name} is 0: it would refuse every request", hint)
+    return amount.value
+
+
+def _price(reader: NodeReader, node: Node | None, what: str) -> float:
+    price = reader.number(node, what)
+    if price is None:
+        return 1.0
+    if node is not None and not 0.0 <= price <= 1.0:
+        reader.findings.error(node.place, BUDGET_RULE, f"{what}: {price:g} is not a price", "give 0 to 1; 1: as a token that is computed")
+    return price
+
+
 def check(reader: NodeReader, written: WrittenConfig) -> None:
     """Notes an error for each budget that the rest of the configuration does not let hold."""
     for budget in written.tenants.budgets if written.tenants is not None else ():
         if budget.queue_place is not None and not written.gates[FLOW_CONTROL_GATE]:
-            hint = f"add '{FLOW_CONTROL_GATE}' to featureGates, or write mode: {tenant_budgets.SHED}"
-            reader.findings.error(budget.queue_place, tenant_budgets.RULE, "without flow control, no request waits", hint)
+            hint = f"add '{FLOW_CONTROL_GATE}' to featureGates, or write mode: {SHED}"
+            reader.findings.error(budget.queue_place, BUDGET_RULE, "without flow control, no request waits", hint)
         if budget is not NO_BUDGET and written.response_phase == response_phase.NONE:
             why = f"requestHandler.responsePhase is {response_phase.NONE}, so nobody counts answers and requests in flight"
-            reader.findings.error(budget.place, tenant_budgets.RULE, why, f"write '{response_phase.FULL}', or remove the budget")
+            reader.findings.error(budget.place, BUDGET_RULE, why, f"write '{response_phase.FULL}', or remove the budget")
 
 
 # What the section means
@@ -207,7 +264,7 @@ def as_section(entry: TenantsEntry) -> dict[str, Any]:
     if entry.objectives:
         section["objectives"] = list(entry.objectives)
     if entry.budget is not None:
-        section["budget"] = tenant_budgets.as_section(entry.budget)
+        section["budget"] = _budget_section(entry.budget)
     if entry.per_tenant:
         section["perTenant"] = {name: _as_one(one) for name, one in entry.per_tenant.items()}
     return section
@@ -216,8 +273,19 @@ def as_section(entry: TenantsEntry) -> dict[str, Any]:
 def _as_one(one: OneTenantEntry) -> dict[str, Any]:
     section: dict[str, Any] = {"objectives": list(one.objectives)} if one.objectives else {}
     if one.budget is not None:
-        section["budget"] = tenant_budgets.as_section(one.budget)
+        section["budget"] = _budget_section(one.budget)
     return section | ({"saltGroup": one.group} if one.group else {})
+
+
+def _budget_section(entry: BudgetEntry) -> Any:
+    """Returns a budget with its defaults, as plain values."""
+    if entry is NO_BUDGET:
+        return {"mode": NO_LIMITS}
+    section: dict[str, Any] = {}
+    if entry.tokens:
+        section |= {"tokensPerMinute": int(entry.tokens), "burst": int(entry.burst), "cachedPrice": entry.cached_price}
+    section |= {name: int(limit) for name, limit in zip(LIMITS[1:], (entry.requests, entry.concurrent), strict=True) if limit}
+    return section | {"mode": SHED if entry.queue_place is None else QUEUE}
 
 
 def _as_source(source: TenantSource) -> dict[str, Any]:
@@ -262,8 +330,21 @@ def tenants_of(entry: TenantsEntry, keys: Mapping[str, Keys], secret: int = 0) -
         objectives=entry.objectives,
         per_tenant=per_tenant,
         salts=Salts(secret, groups) if entry.salt_place is not None else None,
-        budget=tenant_budgets.budget_of(entry.budget),
-        budgets={name: tenant_budgets.budget_of(one.budget) for name, one in entry.per_tenant.items() if one.budget is not None},
+        budget=_budget_of(entry.budget),
+        budgets={name: _budget_of(one.budget) for name, one in entry.per_tenant.items() if one.budget is not None},
+    )
+
+
+def _budget_of(entry: BudgetEntry | None) -> Budget | None:
+    """Returns what workers keep to; None without limits."""
+    if entry is None or entry is NO_BUDGET:
+        return None
+    return Budget(
+        Bucket(entry.tokens / MINUTE_S, entry.burst) if entry.tokens else None,
+        Bucket(entry.requests / MINUTE_S, entry.requests) if entry.requests else None,
+        entry.concurrent,
+        entry.cached_price,
+        queues=entry.queue_place is not None,
     )
 
 

@@ -4,6 +4,9 @@ A decision keeps references to what it was made from (`epp.decision.decision`), 
 An `Explanation` contains no prompt text, only names and sizes. The same code explains live decisions, shadow profiles and decisions made
 offline.
 
+`what_if` adds the same scores up with other weights, by the same addition as a decision does. Filters and scores stay as they were. Only
+candidates that the explanation shows can become the best one there.
+
 Bounds: an explanation shows the best CANDIDATES_MAX candidates per profile, and the names of NAMES_MAX candidates that a filter
 dropped. It counts the rest.
 """
@@ -13,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from compiled.calls import add_scaled
 from epp.candidates import Candidates, Floats
 from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Datum
 from epp.decision.decision import Decision, ProfileRun
@@ -348,3 +352,52 @@ def _states(candidates: Candidates) -> list[str]:
 
 def _rounded(value: float) -> float:
     return round(value, 4)
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """One candidate with other weights. `parts`: scorer -> its part of `total`."""
+
+    endpoint: str
+    total: float
+    parts: dict[str, float]
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """A profile with other weights. `ranked`: the candidates, best first; those with equal totals in the order of the decision.
+
+    `same`: whether the first one was picked. `margin`: its total minus that of the second; None: there is no other. `more`: how many
+    candidates the explanation leaves out.
+    """
+
+    profile: str
+    weights: dict[str, float]
+    ranked: list[Ranked]
+    same: bool
+    margin: float | None
+    more: int
+
+
+def what_if(profile: Profiled, weights: Mapping[str, float]) -> WhatIf | None:
+    """Ranks the candidates of a profile anew. `weights`: by scorer; a scorer that is missing keeps its weight.
+
+    Returns None if the profile had no candidate.
+    """
+    if not profile.candidates:
+        return None
+    first = profile.candidates[0]
+    used = {scored.scorer: weights.get(scored.scorer, scored.weight) for scored in first.scores}
+    raw: Sequence[Floats] = [np.array([candidate.scores[at].raw for candidate in profile.candidates]) for at in range(len(first.scores))]
+    totals: Floats = np.zeros(len(profile.candidates))
+    for scores, weight in zip(raw, used.values(), strict=True):
+        add_scaled(totals, scores, weight)
+    order = np.argsort(-totals, kind="stable").tolist()
+    ranked = [
+        Ranked(
+            profile.candidates[row].endpoint,
+            round(float(totals[row]), 4),
+            {name: round(float(raw[at][row]) * weight, 4) for at, (name, weight) in enumerate(used.items())},
+        )
+        for row in order
+    ]
+    margin = round(float(totals[order[0]] - totals[order[1]]), 4) if len(order) > 1 else None
+    return WhatIf(profile.profile, used, ranked, profile.candidates[order[0]].picked, margin, profile.more)

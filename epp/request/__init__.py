@@ -4,6 +4,9 @@ May import: epp.endpoints, epp.points, epp.protocol. Imported by: epp.decision, 
 """
 
 from epp.request.client_headers import DEFAULT_FLOW
-from epp.request.request import BYTES_PER_TOKEN, EMPTY_PROMPT, USUAL, Extent, Feature, Media, Parts, Prompt, Request, Subset
+from epp.request.request import BYTES_PER_TOKEN, EMPTY_PROMPT, USUAL, Extent, Feature, Media, Parts, Prompt, Request, Subset, Tenant
 
-__all__ = ["BYTES_PER_TOKEN", "DEFAULT_FLOW", "EMPTY_PROMPT", "USUAL", "Extent", "Feature", "Media", "Parts", "Prompt", "Request", "Subset"]
+__all__ = [
+    "BYTES_PER_TOKEN", "DEFAULT_FLOW", "EMPTY_PROMPT", "USUAL",
+    "Extent", "Feature", "Media", "Parts", "Prompt", "Request", "Subset", "Tenant",
+]  # fmt: skip

@@ -52,6 +52,7 @@ STEERING: Final = (PREFILLER, ENCODERS, RANK_HEADER, KV_SOURCE)
 
 DEFAULT_FLOW: Final = "default-flow"  # of requests that state no fairness id
 FAIRNESS_CHARS_MAX: Final = 64
+TENANT_RULE: Final = f"a tenant's name has 1 to {FAIRNESS_CHARS_MAX} printable characters and is not '{DEFAULT_FLOW}'"
 OBJECTIVE_CHARS_MAX: Final = 253
 MODEL_CHARS_MAX: Final = 256
 DEBUG_CHARS_MAX: Final = 64
@@ -87,6 +88,11 @@ def fairness_id(headers: Headers) -> str:
 def names_flow(value: str) -> bool:
     """Returns whether a text is a valid fairness id: short enough and printable, so that queues and metric labels can use it."""
     return len(value) <= FAIRNESS_CHARS_MAX and value.isprintable()
+
+
+def names_tenant(name: str) -> bool:
+    """Returns whether a text is a valid name of a tenant: a valid fairness id that does not stand for requests without one."""
+    return bool(name) and name != DEFAULT_FLOW and names_flow(name)
 
 
 def objective(headers: Headers) -> str:

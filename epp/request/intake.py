@@ -14,9 +14,8 @@ from epp.errors import Cause, Refused, blame
 from epp.plugin import Parser
 from epp.protocol import codec, surrogates
 from epp.protocol.usage import ANSWER
-from epp.request import DEFAULT_FLOW, Request, Subset, client_headers
+from epp.request import DEFAULT_FLOW, Request, Subset, Tenant, client_headers
 from epp.request.renaming import MENTIONED, Renamed, member_of, parse_renamed, salt_of
-from epp.request.tenant import Tenant
 
 REQUEST_ID: Final = "x-request-id"
 PATH_NEEDLE: Final = codec.needle(":path")

@@ -13,8 +13,7 @@ from epp.plugin import Parser
 from epp.protocol import codec
 from epp.protocol.rewrite import Member, ModelRestorer, inserted, insertion, with_model
 from epp.protocol.usage import ANSWER
-from epp.request import Request, client_headers
-from epp.request.tenant import Tenant
+from epp.request import Request, Tenant, client_headers
 
 MENTIONED: Final = b"-model-name-rewrite"  # the suffix of both names of the header
 CONTENT_ENCODING: Final = "content-encoding"

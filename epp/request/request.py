@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from epp.data import Datum
-from epp.request.client_headers import DEFAULT_FLOW
+from epp.request.budget import Budget
+from epp.request.client_headers import DEFAULT_FLOW, OBJECTIVE, first_value
 
 if TYPE_CHECKING:
     from epp.candidates import Candidates
     from epp.decision.decision import ProfileRun
-    from epp.request.tenant import Tenant
 
 T = TypeVar("T")
 
@@ -113,6 +113,33 @@ class Extent(NamedTuple):
 
 
 USUAL: Final = Extent()
+
+
+class Tenant:
+    """Who sends a request. `name`: also the fairness id of its requests. `budget`: None without limits.
+
+    `objectives`: the InferenceObjectives that it may claim; empty: any. The first one is that of a request that claims none, or another
+    one. `salt`: the cache salt of its requests, so that it shares no prefixes with others; "": clients give theirs.
+    """
+
+    __slots__ = ("budget", "members", "name", "objectives", "salt")
+
+    def __init__(self, name: str, objectives: Sequence[str] = (), salt: str = "", budget: Budget | None = None) -> None:
+        self.name = name
+        self.budget = budget
+        self.objectives = objectives
+        self.salt = salt
+        self.members: dict[str, bytes] = {}  # the salt as a member of a body, by the member's name; parsers determine the names
+
+    def objective(self, claimed: str) -> str:
+        """Returns the objective of a request. `claimed`: what its client says; "" for nothing. The result may be "", too."""
+        objectives = self.objectives
+        return claimed if not objectives or claimed in objectives else objectives[0]
+
+    def may_send(self, headers: Mapping[str, str]) -> bool:
+        """Returns whether model servers may get the client's objective header: there is none, or the tenant may claim what it says."""
+        claimed = first_value(headers, OBJECTIVE) if self.objectives else None
+        return claimed is None or self.objective(claimed) == claimed
 
 
 class Request:

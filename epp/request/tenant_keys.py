@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_128_digest
 
-from epp.request.tenant import NAME_RULE, names_tenant
+from epp.request.client_headers import TENANT_RULE, names_tenant
 
 FAULTS_MAX: Final = 20
 HASHED: Final = "sha256:"
@@ -118,5 +118,5 @@ def _entry(line: str) -> Fault | tuple[bytes, str]:
         return Fault(0, f"{HASHED} is not followed by {HEX_DIGITS} hexadecimal digits", f"take those of: {HOW}")
     if not names_tenant(tenant):
         why = "the tenant's name is not valid" if tenant else "the tenant is missing"
-        return Fault(0, why, NAME_RULE)
+        return Fault(0, why, TENANT_RULE)
     return bytes.fromhex(digits), tenant

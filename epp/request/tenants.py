@@ -15,8 +15,8 @@ from typing import Final
 from epp.errors import Cause, Refused
 from epp.protocol import codec
 from epp.request.budget import Budget
-from epp.request.client_headers import FAIRNESS_ID, as_utf8
-from epp.request.tenant import UNKNOWN, Tenant, names_tenant
+from epp.request.client_headers import FAIRNESS_ID, as_utf8, names_tenant
+from epp.request.request import Tenant
 from epp.request.tenant_keys import Keys
 
 KEPT_MAX: Final = 4096
@@ -26,6 +26,9 @@ GROUP: Final = "group\0"  # no tenant's name begins like this
 NO_GROUPS: Final[Mapping[str, str]] = {}
 NO_BUDGETS: Final[Mapping[str, Budget | None]] = {}
 NO_OBJECTIVES: Final[Mapping[str, Sequence[str]]] = {}
+
+
+UNKNOWN: Final = "unknown"  # the tenant that all requests without a known one share, if the operator wants that
 
 
 class Source:

@@ -1,4 +1,4 @@
-"""Defines tokens and media of one request's prompts: typed data between the token producer and its readers.
+"""Defines tokens and media of one request's prompts: typed data between their producers and the readers.
 
     parser ── Parts: texts, media, token ids ──▶ token producer ── TOKENS ──▶ readers
 
@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from epp.candidates import Floats
 from epp.data import Datum
 from epp.request import EMPTY_PROMPT, Feature, Media, Parts, Request
 
@@ -83,3 +84,28 @@ def drop_prompt(request: Request) -> None:
     request.prompt = EMPTY_PROMPT
     request.cache_salt = ""
     request.data.pop(_NAME, None)
+
+
+MEDIA_PRODUCER = "mm-embeddings-cache-producer"
+
+
+class MediaMatch:
+    """Says how many of the request's media items each endpoint has cached. Every item has equal weight.
+
+    `total`: number of distinct media items in the request. `held`: how many of them each endpoint has cached, float64 of the snapshot's
+    shape (endpoints,); None: no endpoint has any, as for a request without media.
+    """
+
+    __slots__ = ("held", "total")
+
+    def __init__(self, held: Floats | None, total: int) -> None:
+        self.held = held
+        self.total = total
+
+
+NO_MEDIA = MediaMatch(None, 0)
+
+
+def media_match(producer: str) -> Datum[MediaMatch]:
+    """Returns the key of the match that the named producer emits. An empty name stands for MEDIA_PRODUCER."""
+    return Datum(f"media_match/{producer or MEDIA_PRODUCER}", MediaMatch)

@@ -19,8 +19,8 @@ from epp.request import Subset
 from loadtest.replay.reading import Lifetime
 from loadtest.replay.runs import Run
 from loadtest.replay.servers import UNBOUNDED, Speed, server
-from shm.index_tiers import TieredWriter, in_tier
 from shm.prefix_index import IndexReader, IndexSchema
+from shm.prefix_writer import TieredWriter, in_tier
 from shm.segment import Region
 from workers.cli.offline import OfflineError
 from workers.shared.bus import AGE_TICKS

@@ -13,7 +13,7 @@ from epp.config import registry
 from epp.data import ACTIVE_MODELS, WAITING_MODELS, Column
 from epp.plugin import EXTENSION_POINTS, DataProducer, Filter, Picker, Plugin, PreRequest, Scorer, Screener
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
-from epp.points.registration import REGISTERED
+from epp.points.base import REGISTERED
 from epp.prefix.match import APPROXIMATE
 from epp.request import Request
 from tests.epp.plugins.calls import PROFILE

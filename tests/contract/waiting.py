@@ -13,7 +13,7 @@ from epp.config import registry
 from epp.plugin import FairnessPolicy, FlowQueue, Ledger, Plugin, Queue, plugin
 from epp.plugins.fairness.program_aware import Parameters, ProgramAware
 from epp.plugins.queues import Fifo, Priority
-from epp.points.registration import REGISTERED
+from epp.points.base import REGISTERED
 from epp.request.flows import Capability, FlowKey, Queued
 from tests.contract.foreign import LongestFirst, SortedItems
 from tests.contract.test_every_plugin import REQUIRED, resolved

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from shm.index_tiers import SPAN, TieredWriter, in_tier
 from shm.prefix_index import IndexReader, IndexSchema
-from shm.prefix_writer import OwnersExhausted
+from shm.prefix_writer import SPAN, OwnersExhausted, TieredWriter, in_tier
 from shm.segment import Region
 from tests.shm.test_prefix_index import chain
 

@@ -38,12 +38,12 @@ from epp.metrics.catalogue import plugin_groups
 from epp.plugin import Hashes, Plugin, PrefixIndex, Profile
 from epp.points import guard
 from epp.protocol import codec
-from epp.request import Subset
+from epp.request import Subset, Tenant
 from epp.request.client_headers import fairness_id
 from epp.request.intake import REQUEST_ID, Intake
 from epp.request.model_rewrite import compiled
 from epp.request.paths import Parsers
-from epp.request.tenant import UNKNOWN, Tenant
+from epp.request.tenants import UNKNOWN
 from shm.areas import Area, Areas
 from shm.prefills import local_prefills
 from shm.segment import Region

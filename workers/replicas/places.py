@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from compiled.calls import load_rows
 from epp.candidates import Endpoint
 from shm.areas import Areas
-from shm.index_tiers import TIERS, in_tier
+from shm.prefix_writer import TIERS, in_tier
 from workers.replicas.wire import ONLY, REQUESTS_MAX, ROW, ROWS_MAX, TOKENS_MAX, endpoint_key, pool_key
 from workers.shared.documents import EndpointsView
 

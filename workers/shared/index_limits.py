@@ -15,7 +15,7 @@ from epp.data import CACHE_TOKENS, Column
 from epp.plugin import Plugin
 from epp.plugins.extractors._pages import Extracted
 from epp.prefix.match import Capacity, CutsPrompts
-from shm.index_tiers import in_tier
+from shm.prefix_writer import in_tier
 
 BLOCKS_MAX = 1 << 40
 

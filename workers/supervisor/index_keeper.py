@@ -13,8 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 
-from shm.index_tiers import TieredWriter
-from shm.prefix_writer import IndexWriter
+from shm.prefix_writer import IndexWriter, TieredWriter
 from workers.process.instance import Instance
 from workers.shared.bus import AGE_TICKS, RHYTHM, BusReader, IndexWriting
 from workers.shared.documents import Known

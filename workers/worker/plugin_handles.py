@@ -15,9 +15,9 @@ from epp.metrics.catalogue import GAUGE_PARTS, WEIGHT
 from epp.plugin import Hashes, Plugin, PrefixIndex
 from shm.areas import Area
 from shm.documents import DocumentReader
-from shm.index_tiers import SPAN, in_tier
 from shm.prefills import PromptStarts
 from shm.prefix_index import IndexReader
+from shm.prefix_writer import SPAN, in_tier
 from shm.series import FIRST_BLOCK, SeriesWriter
 from workers.shared.bus import BusWriter
 

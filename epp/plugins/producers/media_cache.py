@@ -19,8 +19,7 @@ from epp.metrics import OTHER, Metric, buckets
 from epp.plugin import Count, DataProducer, Measure, PrefixIndex, PreRequest, Services, plugin
 from epp.prefix.blocks import NARROW
 from epp.request import Request
-from epp.request.multimodal import NO_MEDIA, MediaMatch, media_match
-from epp.request.tokens import TOKENS, Feature
+from epp.request.tokens import NO_MEDIA, TOKENS, Feature, MediaMatch, media_match
 
 CACHE_MB = 4096
 ITEMS_MAX = 128  # media items of one request that are looked up

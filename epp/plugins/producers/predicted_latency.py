@@ -39,8 +39,7 @@ from epp.plugin import (
 from epp.plugins.producers._predictor import Prediction, Predictor, Row, Sample
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
 from epp.request import Request
-from epp.request.multimodal import media_match
-from epp.request.tokens import TOKENS, token_count
+from epp.request.tokens import TOKENS, media_match, token_count
 
 PREFILL = "prefill"  # the value of the role label
 MS = 1000.0

@@ -5,7 +5,7 @@ import msgspec
 from epp.candidates import Candidates, Scores
 from epp.plugin import Profile, Scorer, plugin
 from epp.request import Request
-from epp.request.multimodal import media_match
+from epp.request.tokens import media_match
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -1,7 +1,7 @@
 """The origin of each line of an effective configuration."""
 
+from epp.config.effective import PLACES_MAX
 from epp.config.load import DEFAULT_TEXT, load
-from epp.config.origins import PLACES_MAX
 
 FILE = """\
 apiVersion: llm-d.ai/v1

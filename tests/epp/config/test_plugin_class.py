@@ -108,7 +108,7 @@ def test_classes_of_folders_and_class_paths_are_checked(tmp_path: Any, monkeypat
     text = "from epp.plugin import Scorer, plugin\n@plugin('half-a-scorer')\nclass Half(Scorer):\n    pass\n"
     (tmp_path / "half.py").write_text(text)
     monkeypatch.setattr(registry, "REGISTERED", dict(registry.known()))
-    monkeypatch.setattr("epp.points.registration.REGISTERED", registry.REGISTERED)
+    monkeypatch.setattr("epp.points.base.REGISTERED", registry.REGISTERED)
     with pytest.raises(registry.PluginImportError, match=r"half\.py: type 'half-a-scorer': class Half has no method score"):
         registry.add_sources(str(tmp_path), read_plugins(str(tmp_path)))
     with pytest.raises(registry.UnknownType, match="the class has no method score"):

@@ -11,7 +11,7 @@ import epp.plugins
 from epp.config import registry
 from epp.data import WAITING
 from epp.plugin import NoParams, Scorer
-from epp.points.registration import BUILT_IN, REGISTERED
+from epp.points.base import BUILT_IN, REGISTERED
 from tests.epp.config_plugins import HERE, Limit, Plain, Strict, StrictParams
 from workers.process.loading import read_plugins
 

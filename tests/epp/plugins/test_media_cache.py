@@ -10,8 +10,7 @@ from epp.plugins.producers.media_cache import MediaCache
 from epp.plugins.scorers.media_cache import MediaCacheScorer
 from epp.prefix.blocks import WIDE
 from epp.request import Request
-from epp.request.multimodal import NO_MEDIA, MediaMatch, media_match
-from epp.request.tokens import TOKENS, Feature, PromptTokens, TokenizedPrompt
+from epp.request.tokens import NO_MEDIA, TOKENS, Feature, MediaMatch, PromptTokens, TokenizedPrompt, media_match
 from tests.epp.plugins.calls import PROFILE
 from tests.fakes import FakeServices, candidates, request
 

@@ -15,7 +15,7 @@ from epp.plugins.producers._predictor import FAILURES_MAX, REST_S, SAMPLES_MAX, 
 from epp.plugins.producers.predicted_latency import PredictedLatency
 from epp.prefix.match import APPROXIMATE, PrefixMatch, prefix_match
 from epp.request import Request
-from epp.request.multimodal import MediaMatch, media_match
+from epp.request.tokens import MediaMatch, media_match
 from tests.fakes import FakeCall, FakeServices, candidates, request
 from tests.reports import Reports
 

@@ -14,8 +14,7 @@ from epp.plugins.sessions._affinity import Bindings
 from epp.plugins.sessions.identifier import SessionId, cookie
 from epp.plugins.sessions.pinned import MultiClusterSessionAffinityFilter, SessionAffinityFilter, SessionAffinityScorer
 from epp.prefix.blocks import WIDE
-from epp.request import Request
-from epp.request.tenant import Tenant
+from epp.request import Request, Tenant
 from shm.prefix_index import IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter
 from tests.epp.plugins.calls import PROFILE

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.request import tenant_keys
-from epp.request.tenant import names_tenant
+from epp.request.client_headers import names_tenant
 from epp.request.tenant_keys import ACCEPTED_MAX, FAULTS_MAX, Fault, parse
 
 NAMES = st.text(min_size=1, max_size=70).map(str.strip).filter(lambda name: "\n" not in name)

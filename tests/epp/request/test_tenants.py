@@ -4,9 +4,9 @@ import pytest
 
 from epp.errors import Cause, ProtocolViolation, Refused
 from epp.protocol import codec
-from epp.request import DEFAULT_FLOW, client_headers
+from epp.request import DEFAULT_FLOW, Tenant, client_headers
+from epp.request.client_headers import names_tenant
 from epp.request.intake import Intake, request_objective
-from epp.request.tenant import Tenant, names_tenant
 from epp.request.tenant_keys import parse
 from epp.request.tenants import KEPT_MAX, FromHeader, FromKey, FromMetadata, Salts, Source, Tenants
 from loadtest.load.proto import ext_proc_pb2 as pb

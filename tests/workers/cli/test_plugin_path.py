@@ -13,7 +13,7 @@ from epp.candidates import Candidates, EndpointList, Snapshot
 from epp.config import registry
 from epp.config.load import load
 from epp.decision.decide import schedule
-from epp.points.registration import REGISTERED
+from epp.points.base import REGISTERED
 from tests.fakes import FakeServices, candidates, endpoints, request
 from workers.cli import main
 from workers.cli.configuration import load_config

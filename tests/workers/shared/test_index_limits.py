@@ -8,7 +8,7 @@ from epp.plugins._parameters import LRU_CAPACITY
 from epp.plugins.extractors.core_metrics import Extracted
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import TIERS_MAX, Capacity, assign_tiers
-from shm.index_tiers import TIERS, in_tier
+from shm.prefix_writer import TIERS, in_tier
 from workers.shared.index_limits import IndexLimits, PrefixUse, prefix_use
 
 WANTED = (CACHE_TOKENS, WAITING)

@@ -7,8 +7,8 @@ from epp.plugin import Hashes
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import assign_tiers, prefix_match
 from epp.request import Request
-from shm.index_tiers import TieredWriter
 from shm.prefix_index import IndexReader, IndexSchema
+from shm.prefix_writer import TieredWriter
 from shm.segment import Region
 from tests.fakes import FakeServices, candidates, request
 from workers.shared.index_limits import IndexLimits, prefix_use

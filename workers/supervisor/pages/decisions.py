@@ -23,10 +23,9 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from epp.candidates import Endpoint
-from epp.decision.explain import Explanation
+from epp.decision.explain import Explanation, what_if
 from epp.decision.pipeline import Pipeline
 from epp.decision.receipt import UNKNOWN, BadReceipt, Place, Reason, Receipt, Seal, hash_of
-from epp.decision.what_if import what_if
 from epp.plugin import Scorer
 from epp.request import DEFAULT_FLOW
 from epp.request.pools import no_such_pool

@@ -24,8 +24,8 @@ from prometheus_client.utils import floatToGoString
 from epp.metrics import PREFIX, Group, Labelled, Metric
 from epp.metrics.computed import Row, Value
 from epp.metrics.older_names import TWINS, older_name
+from shm.series import Labels
 from shm.series_reader import SeriesReader, Totals
-from shm.series_rows import Labels
 
 LABELS = "\n\n"  # a placeholder that no label contains, because line feeds are escaped
 PIECE_SIZE = 256 << 10

@@ -16,9 +16,8 @@ import hashlib
 from typing import Final
 
 from epp.decision.decision import Usage
-from epp.request import BYTES_PER_TOKEN, USUAL, Request
+from epp.request import BYTES_PER_TOKEN, USUAL, Request, Tenant
 from epp.request.budget import ANSWER_BYTES_PER_TOKEN, BEHIND, Budget, Left
-from epp.request.tenant import Tenant
 from shm.budgets import KEY_MAX, NOWHERE, BudgetRow
 from workers.worker.telemetry.request_metrics import Exchange
 

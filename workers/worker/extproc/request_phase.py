@@ -24,12 +24,11 @@ from epp.protocol.codec import PIECE_BYTES_MAX
 from epp.protocol.inflate import Unpacking, body_slices
 from epp.protocol.rewrite import BEGIN_BYTES, REMOVED, ModelRestorer
 from epp.protocol.stream import AWAIT_BODY, DECIDING, ROUTED
-from epp.request import Subset
+from epp.request import Subset, Tenant
 from epp.request.client_headers import OBJECTIVE, PREFER
 from epp.request.intake import REQUEST_ID, REQUEST_ID_NEEDLE
 from epp.request.paths import DEFAULT_PATH, inferred_path
 from epp.request.renaming import CONTENT_ENCODING, Renamed
-from epp.request.tenant import Tenant
 from workers.worker.extproc.app import App
 from workers.worker.extproc.pipelines import Lease
 from workers.worker.extproc.shell import SHORTEST_ENVELOPE, Shell
