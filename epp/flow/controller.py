@@ -15,16 +15,6 @@ The caller may leave at any moment (`close()` or `throw()` on the coroutine).
                                      ▲
         a new arrival, `released` (a response ended here), `woken` (another shard, or 5 ms have passed)
 
-Callers:
-
-    passes             the stream
-    enqueue_and_wait   the stream, if the request does not pass
-    settled            the stream, exactly once after Dispatched
-    released           the end of any response
-    woken              an eventfd from another worker; a timer of 5 ms while something waits
-    sweep              a timer, set to the time that the previous `sweep` returned as its result; while something waits, to at most 100 ms
-                       from then
-
 Everything runs on the worker's loop. Nothing here blocks, logs or opens anything.
 
 One comparison orders bands everywhere: `epp.request.flows.rank`. A policy that raises is counted, and a plain rule replaces it.
@@ -40,7 +30,7 @@ from epp.flow.displacement import OWN, Demands, Limits
 from epp.flow.outcomes import Ending, Outcome, Undispatched
 from epp.flow.plan import FlowPlan
 from epp.flow.ports import Future, Gate, Observer, Peers, Wanted
-from epp.flow.registry import ControlPlane, Registry
+from epp.flow.registry import Registry
 from epp.flow.shard_order import ShardOrder
 from epp.request.flows import Item
 
@@ -70,9 +60,8 @@ class FlowController:
         *,
         now: Callable[[], float],
         make_future: Callable[[Item], Future],
-        registry: ControlPlane | None = None,
     ) -> None:
-        """`now` returns monotonic seconds. `registry`: if None, a new one is made from the plan."""
+        """`now` returns monotonic seconds."""
         self._limits = Limits(plan, peers)
         self._gate = gate
         self._peers = peers
@@ -80,7 +69,7 @@ class FlowController:
         self._provisioned: Collection[int] = ()
         self._now = now
         self._make_future = make_future
-        self._registry: ControlPlane = registry or Registry(plan, observer.policy_failed, gate.bands, peers.ledger)
+        self._registry = Registry(plan, observer.policy_failed, gate.bands, peers.ledger)
         self._deadlines = Deadlines(plan)
         self._shard_order = ShardOrder(peers)
         self._pending = 0  # requests that have passed the gate and have no endpoint yet

@@ -21,7 +21,7 @@ share one flow, `OVERFLOW`. So a million fairness ids cost no more than the firs
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from epp.flow.bands import Band, Flow
 from epp.flow.failure_breaker import Report
@@ -33,20 +33,6 @@ IDLE_S: Final = 60.0
 FLOWS_MAX = 10_000  # flows with state, in one worker
 OVERFLOW: Final = "other"
 COLLECT_MAX: Final = 200  # flows that one sweep removes at most
-
-
-class ControlPlane(Protocol):
-    """States what the controller needs of its registry. `Registry` is the real implementation; tests substitute their own."""
-
-    order: tuple[Band, ...]
-
-    def band(self, priority: int) -> Band: ...
-    def lease(self, key: FlowKey) -> Flow: ...
-    def release(self, flow: Flow, now: float) -> None: ...
-    def find(self, priority: int) -> Band | None: ...
-    def provision(self, priorities: Collection[int]) -> None: ...
-    def collect(self, now: float) -> None: ...
-    def next_idle_end(self) -> float: ...
 
 
 class Registry:

@@ -5,20 +5,18 @@ not serve is ignored. `Call` is one caller: it steps `enqueue_and_wait` like a s
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from epp.flow.bands import Band, Flow
 from epp.flow.controller import FlowController
 from epp.flow.outcomes import Outcome, Undispatched
 from epp.flow.plan import FlowPlan
 from epp.flow.ports import Elsewhere, Head, Held, PoolLoad, Reading, Wanted
-from epp.flow.registry import ControlPlane
 from epp.plugin import Ledger
 from epp.request.flows import FlowKey, rank
-from tests.epp.flow.policies import band, plan
+from tests.epp.flow.policies import plan
 
 NOTHING = (0, 0)
 
@@ -45,34 +43,6 @@ class Thing:
     @property
     def flow(self) -> FlowKey:
         return FlowKey(self.fairness_id, self.priority)
-
-
-class OneBand:
-    """A registry without a control plane: one band accepts everything, flows stay, and leases are counted."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._band = Band(band(), lambda _, problem: None, ledger)
-        self.order = (self._band,)
-        self.leases = 0
-
-    def band(self, priority: int) -> Band:
-        return self._band
-
-    def lease(self, key: FlowKey) -> Flow:
-        self.leases += 1
-        flow = self._band.known.get(key)
-        return flow if flow is not None else self._band.flow(key)  # an empty flow is false
-
-    def release(self, flow: Flow, now: float) -> None:
-        self.leases -= 1
-
-    def find(self, priority: int) -> Band | None:
-        return self._band
-
-    def provision(self, priorities: Collection[int]) -> None: ...
-    def collect(self, now: float) -> None: ...
-    def next_idle_end(self) -> float:
-        return inf
 
 
 class FakeGate:
@@ -395,14 +365,7 @@ class Shard:
     """One controller with its fakes. The gate is a `FakeGate` by default."""
 
     def __init__(
-        self,
-        made: FlowPlan | None = None,
-        *,
-        board: Board | None = None,
-        number: int = 0,
-        gate: Any = None,
-        clock: Clock | None = None,
-        registry: ControlPlane | None = None,
+        self, made: FlowPlan | None = None, *, board: Board | None = None, number: int = 0, gate: Any = None, clock: Clock | None = None
     ) -> None:
         self.board = board or Board(1)
         self.peers = BoardPeers(self.board, number)
@@ -412,7 +375,7 @@ class Shard:
         self.calls: list[Call] = []
         self.controller = FlowController(
             made or plan(), self.gate, self.peers, self.seen,
-            now=self.clock, make_future=lambda _item: FakeFuture(), registry=registry,
+            now=self.clock, make_future=lambda _item: FakeFuture(),
         )  # fmt: skip
 
     def call(self, fairness_id: str = "a", priority: int = 0, size: int = 10, ttl_s: float | None = None) -> Call:

@@ -3,7 +3,7 @@
 from epp.flow.controller import CYCLE_MAX
 from epp.request.flows import FlowKey
 from tests.epp.flow.policies import band, plan
-from tests.epp.flow.shards import Board, BoardLedger, BoardPeers, Call, FakeGate, OneBand, Shard, outcomes
+from tests.epp.flow.shards import Call, FakeGate, Shard, outcomes
 
 
 def test_a_request_passes_without_a_future_if_there_is_room_and_nothing_waits() -> None:
@@ -33,16 +33,16 @@ def test_an_item_is_any_object_with_flow_bytes_ttl_and_id() -> None:
     assert call.outcome == "Dispatched"
 
 
-def test_the_controller_works_with_a_fake_registry_and_gate_and_releases_each_lease() -> None:
-    registry = OneBand(BoardLedger(BoardPeers(Board(1)), 0))
-    shard = Shard(registry=registry)
+def test_each_request_that_leaves_the_queue_releases_its_lease() -> None:
+    shard = Shard()
     served, late, gone = shard.call("a", 5), shard.call("b", -1, ttl_s=1.0), shard.call("c")
-    assert registry.leases == 3
+    flows = [flow for band in shard.controller._registry.order for flow in band.known.values()]
+    assert [flow.leases for flow in flows] == [1, 1, 1]
     shard.room(1)
     shard.after(1.0)
     gone.leave()
     assert outcomes(served, late) == ["Dispatched", "EvictedTTL"]
-    assert registry.leases == 0
+    assert [flow.leases for flow in flows] == [0, 0, 0]
 
 
 def test_a_request_without_room_waits_and_is_dispatched_when_there_is_room() -> None:
