@@ -121,11 +121,6 @@ def with_model(body: Body, model: str) -> bytes:
     return _MODEL.put(body, model)
 
 
-def model_spans(body: Body) -> list[Span]:
-    """Returns (start, end) of the value of each top-level member `model` of a JSON object, in order. Raises Refused."""
-    return _MODEL.spans(body)
-
-
 def _address(data: Body) -> int:
     address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
     return address

@@ -7,7 +7,7 @@ The other scanners are for APIs with other formats. A parser chooses the scanner
 
 import re
 from collections.abc import Callable
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -67,6 +67,7 @@ class UsageScanner:
     __slots__ = ("_carry", "_object", "_open", "pending", "usage")
     key: ClassVar[bytes] = KEY
     bytes_max: ClassVar[int] = USAGE_BYTES_MAX
+    decoder: ClassVar[msgspec.json.Decoder[Any]] = USAGE
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
@@ -144,9 +145,12 @@ class UsageScanner:
 
     def _take(self, text: bytes) -> None:
         try:
-            u = USAGE.decode(text)
+            found = self.decoder.decode(text)
         except UNREADABLE:
             return  # another field of that name
+        self._read(found)
+
+    def _read(self, u: Any) -> None:
         prompt = u.prompt_tokens if u.prompt_tokens is not None else u.input_tokens
         completion = u.completion_tokens if u.completion_tokens is not None else u.output_tokens
         details = u.prompt_tokens_details or u.input_tokens_details
@@ -163,16 +167,13 @@ class AnthropicScanner(UsageScanner):
     """
 
     __slots__ = ("_known",)
+    decoder = ANTHROPIC_USAGE
 
     def __init__(self) -> None:
         super().__init__()
         self._known: list[int | None] = [None, None, None, None]
 
-    def _take(self, text: bytes) -> None:
-        try:
-            found = ANTHROPIC_USAGE.decode(text)
-        except UNREADABLE:
-            return
+    def _read(self, found: Any) -> None:
         told = (
             found.input_tokens, found.output_tokens, found.cache_read_input_tokens, found.cache_creation_input_tokens
         )  # fmt: skip
@@ -189,6 +190,7 @@ class SglangScanner(UsageScanner):
     __slots__ = ("_stream",)
     key = b'"meta_info"'
     bytes_max = 1 << 14
+    decoder = META_INFO
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,11 +203,7 @@ class SglangScanner(UsageScanner):
         super().feed(chunk)
         self.pending = True
 
-    def _take(self, text: bytes) -> None:
-        try:
-            info = META_INFO.decode(text)
-        except UNREADABLE:
-            return
+    def _read(self, info: Any) -> None:
         if self._stream and info.finish_reason is None:
             return
         if info.prompt_tokens is not None or info.completion_tokens is not None:

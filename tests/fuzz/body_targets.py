@@ -23,7 +23,7 @@ from epp.plugins.parsers.vllm_grpc import EMBED, GENERATE, VllmGrpc
 from epp.plugins.parsers.vllm_http import VllmHttp
 from epp.prefix.blocks import block_hashes, root
 from epp.protocol.inflate import at_once, body_slices, gunzip
-from epp.protocol.rewrite import ModelRestorer, model_spans, with_model
+from epp.protocol.rewrite import Member, ModelRestorer, with_model
 from epp.request import Request
 from tests.epp.plugins.parser_bodies import field, packed
 from tests.epp.plugins.parser_bodies import frame as grpc_frame
@@ -223,7 +223,7 @@ def renamed(data: bytes) -> None:
     except Refused as refused:
         assert refused.cause is Cause.INVALID_BODY
     else:
-        spans = model_spans(text)
+        spans = Member("model").spans(text)
         assert [bytes(text[a:b]) for a, b in spans] == [bytes(text[a:b]) for a, b in sorted(spans)]
         name = msgspec.json.encode(target)
         assert len(replaced) == len(text) + sum(len(name) - (b - a) for a, b in spans) or not spans

@@ -22,6 +22,10 @@ def _set_header(name: str, value: bytes) -> bytes:
     return field(1, field(1, field(1, name.encode()) + field(3, value)))
 
 
+def _set_headers(values: Mapping[str, str]) -> bytes:
+    return b"".join([_set_header(name, value.encode("latin-1")) for name, value in values.items()])
+
+
 AROUND_MAX: Final = 64  # texts around the content length that are kept for one list of targets
 _CONTENT_LENGTH: Final = field(1, b"content-length")
 _CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
@@ -126,8 +130,7 @@ def request_headers_answer(
         return destination.answer(content_length, removed)
     more = _content_length(b"%d" % content_length) if content_length else b""
     metadata = destination.with_scores(scores) if scores is not None else None
-    added = b"".join([_set_header(n, v.encode("latin-1")) for n, v in extra.items()])
-    return destination.compose(more + added + _remove_headers(removed), metadata)
+    return destination.compose(more + _set_headers(extra) + _remove_headers(removed), metadata)
 
 
 def buffered_answer(
@@ -139,8 +142,7 @@ def buffered_answer(
 ) -> bytes:
     """Returns the framed answer to a buffered body that routes the request. `body` replaces the body; None: unchanged."""
     metadata = destination.with_scores(scores) if scores is not None else None
-    added = b"".join([_set_header(n, v.encode("latin-1")) for n, v in extra.items()])
-    return destination.with_body(added + _remove_headers(removed), metadata, body)
+    return destination.with_body(_set_headers(extra) + _remove_headers(removed), metadata, body)
 
 
 def response_headers_answer(set_headers: Mapping[str, str], removed: tuple[str, ...] = (), metadata: bytes = b"") -> bytes:
@@ -148,7 +150,7 @@ def response_headers_answer(set_headers: Mapping[str, str], removed: tuple[str, 
 
     `metadata`: encoded dynamic metadata.
     """
-    mutation = b"".join([_set_header(n, v.encode("latin-1")) for n, v in set_headers.items()]) + _remove_headers(removed)
+    mutation = _set_headers(set_headers) + _remove_headers(removed)
     return framed(field(2, field(1, field(2, mutation))) + metadata)
 
 
@@ -164,7 +166,7 @@ _RESPONSE_TRAILERS: Final = field(6, b"")
 
 def immediate_answer(status: int, headers_: Mapping[str, str], body_: bytes) -> bytes:
     """Returns the framed ProcessingResponse{immediate_response}; the stream ends after it."""
-    mutation = b"".join(_set_header(name, value.encode("latin-1")) for name, value in headers_.items())
+    mutation = _set_headers(headers_)
     payload = field(1, b"\x08" + varint(status))
     if mutation:
         payload += field(2, mutation)

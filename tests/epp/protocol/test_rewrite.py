@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from epp.errors import Cause, Refused
 from epp.protocol import rewrite
-from epp.protocol.rewrite import MEMBERS_MAX, Member, ModelRestorer, model_spans, with_model
+from epp.protocol.rewrite import MEMBERS_MAX, Member, ModelRestorer, with_model
 from tests.examples import examples
 
 names = st.text(min_size=1, max_size=12)
@@ -71,7 +71,7 @@ def test_no_byte_outside_of_the_values_changes(case: tuple[bytes, int], name: st
         return
     if not 0 < count <= MEMBERS_MAX:
         return
-    spans = model_spans(body)
+    spans = Member("model").spans(body)
     rewritten, value, at = with_model(body, name), json.dumps(name, ensure_ascii=False).encode(), 0
     assert len(spans) == count
     kept = [body[a:b] for a, b in zip([0, *(end for _, end in spans)], [*(start for start, _ in spans), len(body)], strict=True)]
