@@ -55,13 +55,13 @@ class Assembler:
         self.wire_profiles()
         self.wire_parsers()
         self.wire_saturation()
-        self.assembly.flow = plan(self.written, self.instances, self.findings, self.assembly.saturation)
+        self.assembly.flow = plan(self.written, self.instances, self.assembly.saturation)
         self.wire_data_layer()
         self.drop_unused()
         # After an error in a plugin or a reference, these checks would report the same mistake again.
         if not (self.instances.broken or self.instances.unresolved):
             self.wire_data()
-            wiring_checks.check_response_phase(self.written, self.instances, self.findings)
+            wiring_checks.check_response_phase(self.written, self.instances)
         return self.assembly
 
     # References between plugins
@@ -80,7 +80,7 @@ class Assembler:
                     self.in_parameters.add(named.name)
             if len(resolved) == len(plugin.needs):
                 self.instances.call_foreign(plugin, plugin.resolve, resolved)
-        wiring_checks.check_reference_cycles(self.instances, self.findings)
+        wiring_checks.check_reference_cycles(self.instances)
 
     # Scheduling
 
@@ -103,12 +103,12 @@ class Assembler:
         handlers: list[Plugin] = list(self.instances.of_kind(points.ProfileHandler))
         if not handlers and len(profiles) == 1 and (added := self.instances.add(DEFAULT_HANDLER)):
             handlers = [added]
-        if not wiring_checks.is_one_handler(handlers, self.instances, self.findings):
+        if not wiring_checks.is_one_handler(handlers, self.instances):
             return
         (handler,) = handlers
         assert isinstance(handler, points.ProfileHandler)
         self.assembly.handler = handler
-        wiring_checks.check_handler_profiles(handler, profiles, self.instances, self.findings)
+        wiring_checks.check_handler_profiles(handler, profiles, self.instances)
 
     def profile(self, entry: ProfileEntry, default: Plugin | None) -> WiredProfile:
         what = f"profile '{entry.name}'"
@@ -179,7 +179,7 @@ class Assembler:
         if self.written.inject_defaults and not self.has_default_source() and not self.replaces_default_source():
             self.add_default_source()
         if not self.instances.broken:
-            wiring_checks.check_source_count(self.written, assembly, self.instances, self.findings)
+            wiring_checks.check_source_count(self.written, assembly, self.instances)
         if self.written.discovery is not None:
             assembly.discovery = self.instances.resolve(self.written.discovery, points.Discovery, "dataLayer.discovery.endpoints")
         if (ref := self.written.syncer) is not None:
@@ -188,7 +188,7 @@ class Assembler:
                 self.in_parameters.add(syncer.name)
                 why = f"{what} has no effect: replicas of this picker share state through --replica-store"
                 self.findings.warning(ref.place, "no-effect", why, "see docs/kubernetes.md for what replicas do")
-        wiring_checks.check_data_layer_kinds(assembly, self.instances, self.findings)
+        wiring_checks.check_data_layer_kinds(assembly, self.instances)
 
     def has_default_source(self) -> bool:
         names = [entry.source.name for entry in self.written.sources]
@@ -233,7 +233,7 @@ class Assembler:
             if name in used or isinstance(plugin, points.DataProducer) or (unplanned and isinstance(plugin, POLICIES)):
                 continue
             if not self.findings.errors:
-                wiring_checks.warn_unused(plugin, self.instances, self.findings)
+                wiring_checks.warn_unused(plugin, self.instances)
             if isinstance(plugin, POLICIES) or not isinstance(plugin, SELF_ACTING):
                 del self.instances.plugins[name]
 
@@ -250,9 +250,9 @@ class Assembler:
         """Drops producers whose data no plugin reads, adds default producers for missing data, and orders all producers."""
         plugins = self.instances.plugins
         for idle in contracts.unread(list(plugins.values())):
-            wiring_checks.warn_left_out(idle, self.instances, self.findings)
+            wiring_checks.warn_left_out(idle, self.instances)
             del plugins[idle.name]
-        wiring_checks.warn_unread(self.instances, self.findings)
+        wiring_checks.warn_unread(self.instances)
         self.add_producers()
         assign_tiers(plugins.values())
         self.add_missed_source()

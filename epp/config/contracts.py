@@ -65,7 +65,8 @@ def check(plugins: Sequence[Plugin]) -> Checked:
     breaches += _blocks([p for p in plugins if isinstance(p, CutsPrompts)])
     breaches += _metrics(plugins)
     producers, cycle = _in_order([p for p in plugins if isinstance(p, points.DataProducer)], data)
-    return Checked(producers, _columns(plugins), (*breaches, *cycle))
+    read = {key.name: key for p in plugins for key in p.consumes if isinstance(key, Column)}
+    return Checked(producers, tuple(read[name] for name in sorted(read)), (*breaches, *cycle))
 
 
 def _blocks(cutters: Sequence[Plugin]) -> Iterable[Breach]:
@@ -138,25 +139,13 @@ def _producers_of(
             if not isinstance(key, of):
                 continue
             if of is Column and key.name in COUNTED:
-                breaches.append(
-                    Breach(
-                        plugin.name,
-                        "two-producers",
-                        f"{described(plugin)} produces '{key.name}', which the picker counts itself",
-                        "choose another name",
-                    )
-                )
+                why = f"{described(plugin)} produces '{key.name}', which the picker counts itself"
+                breaches.append(Breach(plugin.name, "two-producers", why, "choose another name"))
                 continue
             first, _ = producers.setdefault(key.name, (plugin, key))
             if first is not plugin:
-                breaches.append(
-                    Breach(
-                        plugin.name,
-                        "two-producers",
-                        f"{described(plugin)} and {described(first)} both produce '{key.name}'",
-                        "keep one of them",
-                    )
-                )
+                why = f"{described(plugin)} and {described(first)} both produce '{key.name}'"
+                breaches.append(Breach(plugin.name, "two-producers", why, "keep one of them"))
     return producers
 
 
@@ -174,9 +163,8 @@ def _reading(reader: Plugin, key: Key[Any], produced: Mapping[str, tuple[Plugin,
     else:
         what = "no extractor" if column else "no data producer"
         hint = nearest(key.name, produced) if produced else ""
-        return [
-            Breach(reader.name, "no-producer", f"{described(reader)} reads '{key.name}', which {what} of this configuration produces", hint)
-        ]
+        why = f"{described(reader)} reads '{key.name}', which {what} of this configuration produces"
+        return [Breach(reader.name, "no-producer", why, hint)]
     difference = _difference(key, written)
     if difference:
         message = f"{described(reader)} reads '{key.name}' as {difference[0]}, but {writer} produces it as {difference[1]}"
@@ -199,12 +187,6 @@ def _difference(read: Key[Any], written: Key[Any]) -> tuple[str, str] | None:
     if isinstance(read, Column) and isinstance(written, Column) and read.worst != written.worst:
         return f"worst='{read.worst}'", f"worst='{written.worst}'"
     return None
-
-
-def _columns(plugins: Iterable[Plugin]) -> tuple[Column[Any], ...]:
-    """Returns all columns that plugins read, each once, sorted by name."""
-    columns = {key.name: key for p in plugins for key in p.consumes if isinstance(key, Column)}
-    return tuple(columns[name] for name in sorted(columns))
 
 
 def _in_order(

@@ -132,8 +132,9 @@ def replace_filters(document: Mappings, plugins: list[Any], remarks: list[str]) 
         members = profile.get("plugins") if isinstance(profile, dict) else None
         if isinstance(members, list) and any(_ref(member) in scorers for member in members):
             _replace_members(members, scorers, plugins)
+    named = set(_refs({key: value for key, value in document.items() if key != "plugins"}))
     for place, entry in enumerate(plugins):
-        if isinstance(entry, dict) and name_of(entry) == RANDOM_PICKER and not _named(document, RANDOM_PICKER):
+        if isinstance(entry, dict) and name_of(entry) == RANDOM_PICKER and RANDOM_PICKER not in named:
             plugins[place] = Removed
     remarks.append(
         f"changed: {', '.join(sorted(scorers))}: scorers rank the endpoints that these filters dropped, without their thresholds, and "
@@ -173,14 +174,10 @@ def _replace_members(members: list[Any], scorers: Mapping[str, list[str]], plugi
             present.update(new)
             members[place] = {"pluginRef": new[0]} if new else Removed
             members += [{"pluginRef": name} for name in new[1:]]
-        elif (picker := _random_picker(plugins, filtered)) is not None:
+        elif picker := next((entry for entry in _of_type(plugins, RANDOM_PICKER) if name_of(entry) == filtered), None):
             if not any(_of_type(plugins, BEST_PICKER)):
                 plugins.append({**picker, "type": BEST_PICKER} | ({"name": BEST_PICKER} if "name" in picker else {}))
             member["pluginRef"] = name_of(next(_of_type(plugins, BEST_PICKER)))
-
-
-def _random_picker(plugins: list[Any], name: str) -> Mappings | None:
-    return next((entry for entry in _of_type(plugins, RANDOM_PICKER) if name_of(entry) == name), None)
 
 
 def _entries(plugins: list[Any]) -> Iterator[Mappings]:
@@ -204,8 +201,3 @@ def _refs(value: Any) -> Iterator[str]:
             yield from _refs(child)
     for child in value if isinstance(value, list) else ():
         yield from _refs(child)
-
-
-def _named(document: Mappings, name: str) -> bool:
-    """Returns whether anything but `plugins` names this plugin."""
-    return name in _refs({key: value for key, value in document.items() if key != "plugins"})

@@ -27,7 +27,6 @@ from epp.config.defaults import (
     TTL_S,
     USAGE_LIMIT,
 )  # fmt: skip
-from epp.config.findings import Findings
 from epp.config.plugin_instances import PluginInstances
 from epp.config.written import FLOW_CONTROL_GATE, Amount, BandEntry, FlowControlEntry, Ref, WrittenConfig
 from epp.flow.plan import DEFAULT_BAND, BandPlan, FlowPlan
@@ -45,14 +44,12 @@ FLOW: Final = "flowControl"
 K = TypeVar("K", bound=Plugin)
 
 
-def plan(
-    written: WrittenConfig, instances: PluginInstances, findings: Findings, detector: points.SaturationDetector | None
-) -> FlowPlan | None:
+def plan(written: WrittenConfig, instances: PluginInstances, detector: points.SaturationDetector | None) -> FlowPlan | None:
     """Builds the plan from the section `flowControl`. Returns None if the gate is off or there is an error."""
     if not written.gates[FLOW_CONTROL_GATE]:
         return None
     behind = written.tenants is not None and any(budget.queue_place is not None for budget in written.tenants.budgets)
-    return _Planner(written.flow_control or FlowControlEntry(), instances, findings).plan(detector, (BEHIND,) if behind else ())
+    return _Planner(written.flow_control or FlowControlEntry(), instances).plan(detector, (BEHIND,) if behind else ())
 
 
 def plugins_of(flow: FlowPlan | None) -> Iterator[Plugin]:
@@ -61,7 +58,7 @@ def plugins_of(flow: FlowPlan | None) -> Iterator[Plugin]:
         return
     yield flow.detector
     yield flow.usage_limits
-    for band in (*flow.bands, flow.template, *((flow.negative_template,) if flow.negative_template else ())):
+    for band in flow.all_bands():
         yield from (band.queue, band.ordering, band.fairness, band.displacement)
     yield from (plugin for plugin in (flow.eviction_filter, flow.eviction_order) if plugin is not None)
 
@@ -84,10 +81,10 @@ def unshielded(written: WrittenConfig, flow: FlowPlan) -> list[tuple[BandEntry, 
 class _Planner:
     """Builds one plan. Continues after an error, so that one run shows all errors."""
 
-    def __init__(self, entry: FlowControlEntry, instances: PluginInstances, findings: Findings) -> None:
+    def __init__(self, entry: FlowControlEntry, instances: PluginInstances) -> None:
         self.entry = entry
         self.instances = instances
-        self.findings = findings
+        self.findings = instances.findings
         self.complete = True
 
     def plan(self, detector: points.SaturationDetector | None, further: tuple[int, ...]) -> FlowPlan | None:

@@ -21,7 +21,7 @@ from epp.config.written import STANDBY_GATE, Amount, FlowControlEntry, PluginEnt
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, RUNNING, WAITING
 from epp.decision.pipeline import WiredProfile
 from epp.flow.plan import FlowPlan
-from epp.plugin import FairnessPolicy, Picker, Plugin, SaturationDetector, Scorer
+from epp.plugin import FairnessPolicy, Picker, SaturationDetector, Scorer
 from epp.plugins.producers.tokenizer import Tokens
 from epp.quantities import parse_duration
 
@@ -58,7 +58,9 @@ def lint(written: WrittenConfig, assembly: Assembly, findings: Findings, surroun
     if findings.errors:
         return
     if written.is_bare:
-        _lint_bare(findings)
+        # That is no error, because the reference picker starts with such a configuration, too.
+        why = "nothing is configured: every request goes to an endpoint picked at random, without queues and prefix affinity"
+        findings.warning(WHOLE, "nothing-configured", why, "list plugins; for the built-in configuration, name no file")
         return
     entries = {entry.name: entry for entry in written.profiles}
     for wired in assembly.profiles:
@@ -76,16 +78,6 @@ def lint(written: WrittenConfig, assembly: Assembly, findings: Findings, surroun
         _lint_saturation_step(assembly.flow, findings)
         _lint_holding(assembly.flow, findings)
     _lint_staleness({entry.name: entry for entry in written.plugins}, assembly, findings, surroundings)
-
-
-def _lint_bare(findings: Findings) -> None:
-    """Warns of a configuration without content. That is no error, because the reference picker starts with such a configuration, too."""
-    findings.warning(
-        WHOLE,
-        "nothing-configured",
-        "nothing is configured: every request goes to an endpoint picked at random, without queues and prefix affinity",
-        "list plugins; for the built-in configuration, name no file",
-    )
 
 
 def _lint_weights(entry: ProfileEntry, wired: WiredProfile, findings: Findings) -> None:
@@ -123,9 +115,9 @@ def _lint_random_choice(entry: ProfileEntry | None, wired: WiredProfile, finding
 
 
 def _lint_prefix_weight(entry: ProfileEntry | None, wired: WiredProfile, findings: Findings) -> None:
-    """Warns of a prefix scorer that outweighs all load scorers together: the endpoint that holds the prefix is always picked."""
     scorers = [(plugin, weight) for plugin, weight in wired.members if isinstance(plugin, Scorer)]
-    load = {plugin.name: weight for plugin, weight in scorers if _reads_load(plugin)}
+    others = [(plugin, weight) for plugin, weight in scorers if type(plugin).type_name not in PREFIX_SCORERS]
+    load = {plugin.name: weight for plugin, weight in others if any(key.name in LOAD for key in plugin.consumes)}
     for plugin, weight in scorers:
         if type(plugin).type_name not in PREFIX_SCORERS or weight <= (total := sum(load.values())):
             continue
@@ -143,7 +135,6 @@ def _lint_prefix_weight(entry: ProfileEntry | None, wired: WiredProfile, finding
 
 
 def _lint_tokens(written: WrittenConfig, assembly: Assembly, findings: Findings) -> None:
-    """Warns of a precise prefix producer without real tokens: estimated tokens never equal the tokens in a model server's events."""
     places = {entry.name: entry.place for entry in written.plugins}
     precise = [name for name, kind in assembly.types.items() if kind in PRECISE_TYPES and name in assembly.plugins]
     sources = [plugin for plugin in assembly.plugins.values() if isinstance(plugin, Tokens)]
@@ -156,19 +147,11 @@ def _lint_tokens(written: WrittenConfig, assembly: Assembly, findings: Findings)
         findings.warning(places.get(precise[0], WHOLE), "estimated-tokens", why, hint)
 
 
-def _reads_load(plugin: Plugin) -> bool:
-    return type(plugin).type_name not in PREFIX_SCORERS and any(key.name in LOAD for key in plugin.consumes)
-
-
 def _member(entry: ProfileEntry | None, name: str) -> Ref | None:
     return next((ref for ref in entry.members if ref.name == name), None) if entry is not None else None
 
 
 def _lint_shadow_hooks(entries: Mapping[str, ProfileEntry], assembly: Assembly, findings: Findings) -> None:
-    """Warns of a plugin with hooks that only a shadow profile lists.
-
-    Hooks do not run for shadow profiles, so the plugin never gets its calls.
-    """
     deciding = {plugin.name for wired in assembly.profiles if not wired.shadow for plugin, _ in wired.members}
     for wired in (wired for wired in assembly.profiles if wired.shadow):
         for plugin, _ in wired.members:
@@ -215,12 +198,7 @@ def _lint_flow_isolation(written: WrittenConfig, flow: FlowPlan, findings: Findi
 
 
 def _lint_memory(written: WrittenConfig, flow: FlowPlan, findings: Findings, surroundings: Surroundings) -> None:
-    """Warns of limits above the container's memory.
-
-    Waiting bodies stay in memory, so Linux would kill the container before a limit applies.
-    """
-    bands = (*flow.bands, flow.template, *((flow.negative_template,) if flow.negative_template is not None else ()))
-    most = flow.max_bytes or max(band.max_bytes for band in bands)
+    most = flow.max_bytes or max(band.max_bytes for band in flow.all_bands())
     if surroundings.memory_bytes is None or most <= surroundings.memory_bytes:
         return
     limit = written.flow_control.bytes_max if written.flow_control is not None else None
@@ -249,8 +227,7 @@ def _lint_saturation_step(flow: FlowPlan, findings: Findings) -> None:
 
 def _lint_holding(flow: FlowPlan, findings: Findings) -> None:
     """Warns if one plugin is both policy and detector, but the configuration names it in only one of the two places."""
-    bands = (*flow.bands, flow.template, *((flow.negative_template,) if flow.negative_template else ()))
-    policies = dict.fromkeys(band.fairness for band in bands)
+    policies = dict.fromkeys(band.fairness for band in flow.all_bands())
     for policy in policies:
         if policy.holds and isinstance(policy, SaturationDetector) and policy is not flow.detector:
             why = f"fairness policy '{policy.name}' lets all requests in: it learns the endpoints only as the saturation detector"
@@ -266,8 +243,8 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _lint_staleness(listed: Mapping[str, PluginEntry], assembly: Assembly, findings: Findings, surroundings: Surroundings) -> None:
-    """Warns of a staleness threshold below the scrape interval: values would be stale most of the time."""
-    interval = max((_interval(s.source, surroundings) for s in assembly.sources), default=surroundings.scrape_interval_s)
+    intervals = [getattr(scraped.source, "interval_s", None) or surroundings.scrape_interval_s for scraped in assembly.sources]
+    interval = max(intervals, default=surroundings.scrape_interval_s)
     for name, threshold, place in _thresholds(listed, assembly):
         if 0 < threshold <= interval:
             findings.warning(
@@ -277,11 +254,6 @@ def _lint_staleness(listed: Mapping[str, PluginEntry], assembly: Assembly, findi
                 "values count as stale before the next scrape can renew them",
                 "set it to several intervals",
             )
-
-
-def _interval(source: Plugin, surroundings: Surroundings) -> float:
-    interval_s: float | None = getattr(source, "interval_s", None)
-    return interval_s or surroundings.scrape_interval_s
 
 
 def _thresholds(listed: Mapping[str, PluginEntry], assembly: Assembly) -> Iterator[tuple[str, float, Place]]:

@@ -50,18 +50,14 @@ def migrate(text: str, source: str) -> tuple[str, list[str]]:
     if not isinstance(document, dict):
         return text, ["not migrated: there is nothing to migrate, the text is no mapping"]
     remarks: list[str] = []
-    _header(document)
+    if "apiVersion" not in document:
+        document["kind"] = KIND
+    document["apiVersion"] = API_VERSION
     _gates(document)
     _moved_sections(document)
     _data_layer(document)
     _plugins(document, remarks)
     return rewritten(text, document), remarks
-
-
-def _header(document: Mappings) -> None:
-    if "apiVersion" not in document:
-        document["kind"] = KIND
-    document["apiVersion"] = API_VERSION
 
 
 def _gates(document: Mappings) -> None:
@@ -101,6 +97,14 @@ def _section(parent: Mappings, name: str) -> Mappings:
         parent[name] = {}
     section: Mappings = parent[name]
     return section
+
+
+def _at(parent: Mappings, path: str) -> tuple[Mappings, str]:
+    """Returns the mapping that holds the last part of a path such as `a.b`, and that part. Makes the mappings that are missing."""
+    *sections, last = path.split(".")
+    for section in sections:
+        parent = _section(parent, section)
+    return parent, last
 
 
 def _plugins(document: Mappings, remarks: list[str]) -> None:
@@ -173,10 +177,7 @@ def _taken(given: Mappings, path: str) -> Any:
 def _rename(given: Mappings, names: Mapping[str, str]) -> None:
     for old, new in names.items():
         value = _taken(given, old)
-        *sections, last = new.split(".")
-        target = given
-        for section in sections:
-            target = _section(target, section)
+        target, last = _at(given, new)
         if value or value is False:
             target.setdefault(last, value)
 
@@ -188,10 +189,7 @@ def _handler(entry: Mappings, given: Mappings) -> str:
     settings: Mappings = {}
     for old, (new, default) in HANDLER_PARAMETERS.items():
         if value := given.get(old) or default:
-            *sections, last = new.split(".")
-            target = settings
-            for section in sections:
-                target = _section(target, section)
+            target, last = _at(settings, new)
             target[last] = value
     entry["parameters"] = settings
     return ""

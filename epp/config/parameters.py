@@ -7,6 +7,7 @@ an error: null means the default, as in the reference picker. This module knows 
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -67,17 +68,17 @@ def _copy(node: Node) -> Node:
     return node
 
 
+@dataclass(slots=True)
 class _Attempt:
     """Holds the parameters that are left to decode. A field in `removed` has an error already, so it does not count as missing."""
 
-    def __init__(self, cls: Any, root: Node, owner: str, findings: Findings, hints: Mapping[str, str]) -> None:
-        self.hints = hints
-        self.cls = cls
-        self.root = root
-        self.owner = owner
-        self.findings = findings
-        self.failed = False
-        self.removed: set[tuple[int, str]] = set()
+    cls: Any
+    root: Node
+    owner: str
+    findings: Findings
+    hints: Mapping[str, str]
+    failed: bool = False
+    removed: set[tuple[int, str]] = field(default_factory=set)
 
     def remove_cause(self, error: str) -> bool:
         """Notes one error of msgspec and removes the value that causes it. Returns whether a value was removed, so that a new try helps."""
@@ -104,7 +105,7 @@ class _Attempt:
     def _unknown(self, nodes: list[Node], steps: list[Step], name: str) -> None:
         self.failed = True
         place = nodes[-1].keys.get(name, nodes[-1].place)
-        known = _fields(self.cls, steps)
+        known = [each.encode_name for each in getattr(_type_at(self.cls, steps), "fields", ())]
         message = f"{_dotted(steps)} of {self.owner}: unknown field '{name}'"
         moved = self.hints.get(name, "") if not steps else ""
         hint = f"{moved}; epp config check --migrate moves it" if moved else nearest(name, known) or "it takes no parameters"
@@ -178,11 +179,6 @@ def _type_at(cls: Any, steps: list[Step]) -> Any:
     for step in steps:
         kind = _bare(_child(kind, step))
     return kind
-
-
-def _fields(cls: Any, steps: list[Step]) -> list[str]:
-    """Returns the field names of the struct at this path."""
-    return [field.encode_name for field in getattr(_type_at(cls, steps), "fields", ())]
 
 
 def _bare(kind: Any) -> Any:

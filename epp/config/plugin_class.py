@@ -45,7 +45,8 @@ def keys_fault(of: object) -> str:
     """Says what is wrong with the keys that a class or an instance reads and produces. Empty if nothing is wrong."""
     for name in KEYS:
         keys = getattr(of, name)
-        if not hasattr(keys, "__get__") and not _are_keys(keys):
+        listed = isinstance(keys, Sequence) and not isinstance(keys, str) and all(isinstance(key, Key) for key in keys)
+        if not hasattr(keys, "__get__") and not listed:
             return f"has {name} = {keys!r:.80}: write a tuple of Column or Datum (epp.data), with a comma after a single one"
     return ""
 
@@ -79,10 +80,6 @@ def _metric_fault(metric: object) -> str:
     if len({*PLUGIN_LABELS, *metric.labels}) < len(PLUGIN_LABELS) + len(metric.labels):
         return f"{what} with labels {metric.labels!r:.80}: name each once; {' and '.join(PLUGIN_LABELS)} are added to every metric"
     return ""
-
-
-def _are_keys(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(key, Key) for key in value)
 
 
 def _method_fault(cls: type[Plugin], name: str, declared: FunctionType) -> str:

@@ -128,26 +128,24 @@ class PluginInstances:
 
     def make(self) -> None:
         """Makes all plugins that the configuration lists."""
-        specs = [spec for entry in self.entries.values() if (spec := self.spec(entry))]
-        plugins, failed = registry.instances(specs)
-        for name, why in failed:
-            entry = self.entries[name]
-            self.findings.error(_place_in(entry.parameters, why, entry.place), "bad-parameter", f"plugin '{name}': {why}")
-        for name, plugin in plugins.items():
-            entry = self.entries[name]
+        for entry in self.entries.values():
+            plugin = self._made(entry)
+            if plugin is None:
+                self.broken.add(entry.name)
+                continue
+            self.plugins[entry.name] = plugin
             for remark in (*plugin.without_effect, *without_effect(plugin.params)):
-                place = _place_in(entry.parameters, remark, entry.place)
-                self.findings.warning(place, "without-effect", f"plugin '{name}': {remark}")
+                place = _place_in(entry, remark)
+                self.findings.warning(place, "without-effect", f"plugin '{entry.name}': {remark}")
             for place, why, hint in ignored(plugin, entry.parameters):
-                self.findings.warning(place, "without-effect", f"plugin '{name}': {why}", hint)
+                self.findings.warning(place, "without-effect", f"plugin '{entry.name}': {why}", hint)
             for old, current in plugin.deprecated.items():
-                place = _place_in(entry.parameters, f"{old}:", entry.place)
-                self.findings.deprecated(place, f"parameter '{old}' of plugin '{name}'", f"'{current}'")
-        self.plugins.update(plugins)
-        self.listed = tuple(plugins.values())
-        self.broken.update(self.entries.keys() - plugins.keys())
+                place = _place_in(entry, f"{old}:")
+                self.findings.deprecated(place, f"parameter '{old}' of plugin '{entry.name}'", f"'{current}'")
+        self.listed = tuple(self.plugins.values())
 
-    def spec(self, entry: PluginEntry) -> registry.Spec | None:
+    def _made(self, entry: PluginEntry) -> Plugin | None:
+        """Makes a plugin that the configuration lists. Notes an error and returns None if that is not possible."""
         try:
             cls = registry.find(entry.type)
         except registry.UnknownType as unknown:
@@ -159,10 +157,14 @@ class PluginInstances:
         if replacement := registry.DEPRECATED_TYPES.get(entry.type):
             self.findings.deprecated(entry.type_place, f"plugin type '{entry.type}'", f"'{replacement}'")
         # Check the registered name, because the file may give an alias.
-        if not self.allowed(cls.type_name or entry.type, entry.type_place):
+        if not self.allowed(cls.type_name or entry.type, entry.type_place) or (params := self.params(cls, entry)) is None:
             return None
-        params = self.params(cls, entry)
-        return registry.Spec(entry.name, cls, params) if params is not None else None
+        try:
+            return registry.made(entry.name, cls, params)
+        except ValueError as problem:
+            place = _place_in(entry, str(problem))
+            self.findings.error(place, "bad-parameter", f"plugin '{entry.name}': {problem}")
+            return None
 
     def allowed(self, type_name: str, place: Place) -> bool:
         """Returns whether this configuration may use a type. Notes an error if not."""
@@ -209,14 +211,13 @@ class PluginInstances:
             params = msgspec.convert({}, cls.Params)
         except msgspec.ValidationError:
             return None  # it has required parameters, so it cannot be a default
-        plugins, failed = registry.instances([registry.Spec(type_name, cls, params)])
-        for name, why in failed:
-            self.findings.error(WHOLE, "bad-parameter", f"default plugin '{name}': {why}")
-        self.plugins.update(plugins)
         self.types[type_name] = type_name
-        added = plugins.get(type_name)
-        if added is not None:
-            self.call_foreign(added, added.meet, self.listed)
+        try:
+            added = self.plugins[type_name] = registry.made(type_name, cls, params)
+        except ValueError as problem:
+            self.findings.error(WHOLE, "bad-parameter", f"default plugin '{type_name}': {problem}")
+            return None
+        self.call_foreign(added, added.meet, self.listed)
         return added
 
     def call_foreign(self, plugin: Plugin, call: Callable[..., object], *arguments: object) -> None:
@@ -267,7 +268,7 @@ class PluginInstances:
     def place_of(self, name: str, parameter: str) -> Place:
         """Returns the place of a plugin's parameter, or of the plugin if the parameter is not given."""
         entry = self.entries.get(name)
-        return _place_in(entry.parameters, f"{parameter}: ", entry.place) if entry else WHOLE
+        return _place_in(entry, f"{parameter}: ") if entry else WHOLE
 
     def place(self, name: str) -> Place:
         """Returns the place of a plugin. A default has none: its place is WHOLE."""
@@ -280,10 +281,10 @@ def kinds_of(plugin: Plugin) -> str:
     return " and ".join(words) or "a request hook"
 
 
-def _place_in(parameters: Node | None, why: str, default: Place) -> Place:
-    """Returns the place of the parameter that a constructor's message (`a.b[0].c: ...`) names at its start; `default` if it names none."""
+def _place_in(entry: PluginEntry, why: str) -> Place:
+    """Returns the place of the parameter that a message (`a.b[0].c: ...`) names at its start; that of the plugin if it names none."""
     match = _FIELD.match(why)
-    node, place = parameters, default
+    node, place = entry.parameters, entry.place
     for step in re.findall(r"\w+", match[1]) if match else ():
         value = node.value if node else None
         if node and isinstance(value, dict) and step in value:

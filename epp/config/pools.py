@@ -171,12 +171,6 @@ class _Matcher(NamedTuple):
         return f"'{self.text}' of pool '{self.pool}'"
 
 
-class _Defaults(NamedTuple):
-    config_file: str
-    config_place: Place
-    max_endpoints: int
-
-
 def are_pools(text: str) -> bool:
     """Returns whether a text is a pools file, and not a configuration."""
     root = yaml_nodes.read(text, Findings(""))
@@ -191,7 +185,7 @@ def read(text: str, source: str) -> PoolsFile:
     if not findings.errors and (root is None or root.value is None):
         findings.error(WHOLE, "no-document", "there is no document: the text is empty or has only comments")
     fields = reader.mapping(root, "the pools file", PoolsForm)
-    pools = _Pools(reader, _defaults(reader, fields.get("defaults")))
+    pools = _Pools(reader, fields.get("defaults"))
     nodes = reader.sequence(fields.get("pools"), "pools")
     if not findings.errors and not nodes:
         place = fields["pools"].place if "pools" in fields else root.place if root is not None else WHOLE
@@ -206,16 +200,6 @@ def read(text: str, source: str) -> PoolsFile:
     return PoolsFile(source, tuple(pools.entries), findings.sorted_warnings())
 
 
-def _defaults(reader: NodeReader, node: Node | None) -> _Defaults:
-    fields = reader.mapping(node, "defaults", DefaultsForm)
-    file = fields.get("configFile")
-    return _Defaults(
-        reader.text(file, "defaults.configFile"),
-        file.place if file is not None else WHOLE,
-        _whole(reader, fields.get("maxEndpoints"), "defaults.maxEndpoints", ENDPOINTS_MAX),
-    )
-
-
 def _whole(reader: NodeReader, node: Node | None, what: str, most: int) -> int:
     """Returns a whole number from 1 to `most`; 0 if it is not given."""
     value = int(reader.number(node, what, (int,)) or 0)
@@ -228,10 +212,13 @@ def _whole(reader: NodeReader, node: Node | None, what: str, most: int) -> int:
 class _Pools:
     """Reads the pools of one file in their order."""
 
-    def __init__(self, reader: NodeReader, defaults: _Defaults) -> None:
+    def __init__(self, reader: NodeReader, defaults: Node | None) -> None:
         self._reader = reader
         self._findings = reader.findings
-        self._defaults = defaults
+        fields = reader.mapping(defaults, "defaults", DefaultsForm)
+        self._default_file = fields.get("configFile")
+        self._default_path = reader.text(self._default_file, "defaults.configFile")
+        self._max_endpoints = _whole(reader, fields.get("maxEndpoints"), "defaults.maxEndpoints", ENDPOINTS_MAX)
         self._first: dict[str | int, PoolEntry] = {}  # the first pool with each name and each port
         self._authorities: list[_Matcher] = []
         self._models: list[_Matcher] = []
@@ -258,7 +245,7 @@ class _Pools:
             config,
             file,
             tuple(self._endpoints(fields.get("endpoints"), f"{what}.endpoints")),
-            _whole(reader, fields.get("maxEndpoints"), f"{what}.maxEndpoints", ENDPOINTS_MAX) or self._defaults.max_endpoints,
+            _whole(reader, fields.get("maxEndpoints"), f"{what}.maxEndpoints", ENDPOINTS_MAX) or self._max_endpoints,
             fields["name"].place if "name" in fields else node.place,
             fields["port"].place if "port" in fields else WHOLE,
             config_place,
@@ -285,7 +272,8 @@ class _Pools:
             self._findings.error(given.place, "bad-pool", why, "remove one of them")
         if given is not None:
             return text, "", given.place
-        return None, file or self._defaults.config_file, named.place if named is not None else self._defaults.config_place
+        where = named or self._default_file
+        return None, file or self._default_path, where.place if where is not None else WHOLE
 
     def _kube(self, fields: Mapping[str, Node], what: str) -> KubePool | None:
         """Reads where the endpoints are in Kubernetes."""
@@ -293,7 +281,8 @@ class _Pools:
         if not given:
             return None
         place = fields[given[0]].place
-        ports = [self._target(node, f"{what}.targetPorts") for node in reader.sequence(fields.get("targetPorts"), f"{what}.targetPorts")]
+        targets = reader.sequence(fields.get("targetPorts"), f"{what}.targetPorts")
+        ports = [_whole(reader, node, f"{what}.targetPorts", PORT_MAX) for node in targets]
         namespace, name, selector = (reader.text(fields.get(key), f"{what}.{key}") for key in ("namespace", "poolName", "selector"))
         if "endpoints" in fields:
             self._findings.error(place, "bad-pool", f"{what}: both '{given[0]}' and 'endpoints' are given", "remove one of them")
@@ -314,9 +303,6 @@ class _Pools:
         except ValueError as wrong:
             self._findings.error(fields["selector"].place, "bad-pool", f"{what}.selector: {wrong}")
         return KubePool(namespace, name, selector, tuple(dict.fromkeys(ports)))
-
-    def _target(self, node: Node, what: str) -> int:
-        return _whole(self._reader, node, what, PORT_MAX)
 
     def _matchers(self, node: Node | None, what: str, pool: str, known: list[_Matcher]) -> Sequence[str]:
         """Reads authorities or models. Adds them to those of all pools, `known`."""

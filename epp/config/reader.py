@@ -46,7 +46,8 @@ def read(root: Node, findings: Findings) -> WrittenConfig:
     _flow_control(reader, fields.get("flowControl"), written, root.keys.get("flowControl", WHOLE))
     handler = reader.mapping(fields.get("requestHandler"), "requestHandler", schema.RequestHandler)
     written.parsers = reader.refs(handler.get("parsers"), "requestHandler.parsers")
-    _response_phase(reader, handler.get("responsePhase"), written)
+    written.response_phase = reader.choice(handler, "responsePhase", PHASES, "requestHandler", "response-phase")
+    written.response_phase_place = handler["responsePhase"].place if "responsePhase" in handler else WHOLE
     if (priority := handler.get("propagatePriority")) and reader.boolean(priority, "requestHandler.propagatePriority", False):
         why = "requestHandler.propagatePriority is not supported by this version: bodies keep the priority that they have"
         findings.error(priority.place, "unsupported", why, "remove it; servers then do not reorder what the picker has ordered")
@@ -198,17 +199,6 @@ def _flow_control(reader: NodeReader, node: Node | None, written: WrittenConfig,
         reader.findings.warning(at, "gate-missing", why, f"add '{FLOW_CONTROL_GATE}' to featureGates")
 
 
-def _response_phase(reader: NodeReader, node: Node | None, written: WrittenConfig) -> None:
-    what = "requestHandler.responsePhase"
-    phase = reader.text(node, what)
-    if node is None or not phase:
-        return
-    if phase not in PHASES:
-        reader.findings.error(node.place, "response-phase", f"{what}: '{phase[:128]}' is not known", nearest(phase, PHASES))
-        return
-    written.response_phase, written.response_phase_place = phase, node.place
-
-
 def _bands(reader: NodeReader, node: Node | None) -> tuple[BandEntry, ...]:
     bands: list[BandEntry] = []
     # bands without an error; a band with an unreadable priority is left out, because its priority 0 would look like a duplicate
@@ -265,12 +255,10 @@ def _detector(reader: NodeReader, node: Node, what: str) -> Ref | None:
 
 def _deprecated(reader: NodeReader, root: Node, fields: Mapping[str, Node], written: WrittenConfig) -> None:
     """Reads top-level fields that have moved. A field at its current place takes precedence over the same field at its older place."""
-    moved = {"saturationDetector": "flowControl.saturationDetector", "parser": "requestHandler.parsers"}
-    for old, new in moved.items():
-        if node := fields.get(old):
-            reader.moved(root.keys[old], old, new)
-            if old == "parser":
-                ref = reader.ref(node, old, node.place)
-                written.parsers = written.parsers or ([ref] if ref else [])
-            else:
-                written.saturation = written.saturation or _detector(reader, node, old)
+    if node := fields.get("saturationDetector"):
+        reader.moved(root.keys["saturationDetector"], "saturationDetector", "flowControl.saturationDetector")
+        written.saturation = written.saturation or _detector(reader, node, "saturationDetector")
+    if node := fields.get("parser"):
+        reader.moved(root.keys["parser"], "parser", "requestHandler.parsers")
+        ref = reader.ref(node, "parser", node.place)
+        written.parsers = written.parsers or ([ref] if ref else [])

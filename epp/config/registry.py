@@ -25,7 +25,7 @@ import traceback
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -105,24 +105,12 @@ class UnknownType(Exception):
         self.hint = hint
 
 
-class Failed(NamedTuple):
-    """Describes a plugin that could not be made. `why` begins with the path of the wrong parameter if the constructor names it."""
-
-    name: str
-    why: str
-
-
-class Spec(NamedTuple):
-    """Says what to make an instance from."""
-
-    name: str
-    cls: type[Plugin]
-    params: msgspec.Struct
-
-
+@functools.cache
 def known() -> Mapping[str, type[Plugin]]:
     """Returns all types by name and alias; imports the modules of all built-in types. Raises PluginImportError."""
-    _import_all()
+    for module, _file in sorted(_own_modules()):
+        _load(module)
+    _import_installed()
     return REGISTERED
 
 
@@ -130,13 +118,6 @@ def names() -> set[str]:
     """Returns the names and aliases of all types. Imports only plugins that are not built in. Raises PluginImportError."""
     _import_installed()
     return REGISTERED.keys() | BUILT_IN.keys()
-
-
-@functools.cache
-def _import_all() -> None:
-    for module, _file in sorted(_own_modules()):
-        _load(module)
-    _import_installed()
 
 
 @functools.cache
@@ -365,23 +346,17 @@ def kinds(cls: type[Plugin]) -> tuple[type[Plugin], ...]:
     return tuple(point for point in EXTENSION_POINTS if issubclass(cls, point))
 
 
-def instances(specs: Sequence[Spec]) -> tuple[dict[str, Plugin], list[Failed]]:
-    """Makes the plugins. Returns those that could be made, and the failed ones with their reasons."""
-    plugins: dict[str, Plugin] = {}
-    failed: list[Failed] = []
-    for spec in specs:
-        try:
-            instance = spec.cls(spec.name, spec.params)
-        except ValueError as error:
-            failed.append(Failed(spec.name, str(error)))
-        except (Exception, SystemExit) as error:  # a foreign constructor may raise anything
-            failed.append(Failed(spec.name, _error_text(error)))
-        else:
-            if wrong := _instance_fault(instance):
-                failed.append(Failed(spec.name, f"class {spec.cls.__name__} {wrong}"))
-            else:
-                plugins[spec.name] = instance
-    return plugins, failed
+def made(name: str, cls: type[Plugin], params: msgspec.Struct) -> Plugin:
+    """Makes a plugin. Raises ValueError; its text begins with the path of the wrong parameter if the constructor names it."""
+    try:
+        instance = cls(name, params)
+    except ValueError:
+        raise
+    except (Exception, SystemExit) as error:  # a foreign constructor may raise anything
+        raise ValueError(_error_text(error)) from error
+    if wrong := _instance_fault(instance):
+        raise ValueError(f"class {cls.__name__} {wrong}")
+    return instance
 
 
 def _instance_fault(plugin: Plugin) -> str:

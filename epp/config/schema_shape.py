@@ -57,12 +57,7 @@ def field_texts(struct: type[msgspec.Struct]) -> tuple[str, dict[str, str]]:
 
 def as_in_files(text: str) -> str:
     """Replaces names of fields in the code (snake_case) by their names in a file (camelCase)."""
-    return _SNAKE.sub(_camel, text)
-
-
-def _camel(field: "re.Match[str]") -> str:
-    first, *rest = field[0].strip("`").split("_")
-    return "`" + first + "".join(map(str.capitalize, rest)) + "`"
+    return _SNAKE.sub(lambda found: re.sub("_(.)", lambda letter: letter[1].upper(), found[0]), text)
 
 
 def pointed(parts: Mapping[str, Json]) -> dict[str, Json]:

@@ -224,7 +224,7 @@ def _budget(reader: NodeReader, node: Node | None, what: str) -> BudgetEntry | N
 
 
 def _limit(reader: NodeReader, fields: Mapping[str, Node], name: str, what: str) -> float:
-    """Returns a limit; 0 if it is not given."""
+    """Returns a limit; 0 if it is not given. A limit of 0 is refused: a tenant that may send nothing loses its key, or its token."""
     amount = reader.quantity(fields.get(name), f"{what}.{name}")
     if amount is None:
         return 0.0
@@ -278,7 +278,6 @@ def _as_one(one: OneTenantEntry) -> dict[str, Any]:
 
 
 def _budget_section(entry: BudgetEntry) -> Any:
-    """Returns a budget with its defaults, as plain values."""
     if entry is NO_BUDGET:
         return {"mode": NO_LIMITS}
     section: dict[str, Any] = {}

@@ -40,7 +40,7 @@ EVICTING: Final = (points.EvictionFilter, points.EvictionOrder)
 # References
 
 
-def check_reference_cycles(instances: PluginInstances, findings: Findings) -> None:
+def check_reference_cycles(instances: PluginInstances) -> None:
     """Notes an error if plugins refer to each other in a cycle.
 
     Repeatedly removes the plugins that refer to no remaining plugin. What cannot be removed is in a cycle, or refers to one.
@@ -52,7 +52,7 @@ def check_reference_cycles(instances: PluginInstances, findings: Findings) -> No
     if left:
         names = ", ".join(f"'{name}'" for name in left)
         why = f"plugins refer to each other in a cycle through their parameters: {names}"
-        findings.error(instances.place(next(iter(left))), "reference-cycle", why, "remove one of these references")
+        instances.findings.error(instances.place(next(iter(left))), "reference-cycle", why, "remove one of these references")
 
 
 def warn_of_repeats(refs: Iterable[Ref], what: str, findings: Findings) -> None:
@@ -76,28 +76,26 @@ def is_available(ref: Ref, what: str, findings: Findings) -> bool:
 # Profiles
 
 
-def is_one_handler(handlers: Sequence[Plugin], instances: PluginInstances, findings: Findings) -> bool:
+def is_one_handler(handlers: Sequence[Plugin], instances: PluginInstances) -> bool:
     """Returns whether there is exactly one profile handler. Notes an error if not."""
     if len(handlers) > 1:
         first, second = handlers[0].name, handlers[1].name
         why = f"plugins '{first}' and '{second}' are both profile handlers; only one is allowed"
-        findings.error(instances.entries[second].place, "one-handler", why, "remove one of them")
+        instances.findings.error(instances.entries[second].place, "one-handler", why, "remove one of them")
     elif not handlers and not instances.broken:
         hint = f"several profiles need one in plugins; {DEFAULT_HANDLER} runs only one profile"
-        findings.error(WHOLE, "no-handler", "no profile handler is configured", hint)
+        instances.findings.error(WHOLE, "no-handler", "no profile handler is configured", hint)
     return len(handlers) == 1
 
 
-def check_handler_profiles(
-    handler: points.ProfileHandler, profiles: Sequence[ProfileEntry], instances: PluginInstances, findings: Findings
-) -> None:
+def check_handler_profiles(handler: points.ProfileHandler, profiles: Sequence[ProfileEntry], instances: PluginInstances) -> None:
     names = [profile.name for profile in profiles]
     if why := handler.check(names):
         entry = instances.entries.get(handler.name)
-        findings.error(entry.place if entry else profiles[-1].place, "handler-profiles", why)
+        instances.findings.error(entry.place if entry else profiles[-1].place, "handler-profiles", why)
         return
     for remark in handler.idle(names):
-        findings.warning(instances.place(handler.name), "idle-stage", remark)
+        instances.findings.warning(instances.place(handler.name), "idle-stage", remark)
 
 
 def check_one_picker(pickers: Sequence[tuple[Ref, Plugin]], what: str, findings: Findings) -> None:
@@ -114,26 +112,26 @@ def warn_not_scheduling(plugin: Plugin, ref: Ref, what: str, findings: Findings)
 # Data layer
 
 
-def check_data_layer_kinds(assembly: Assembly, instances: PluginInstances, findings: Findings) -> None:
+def check_data_layer_kinds(assembly: Assembly, instances: PluginInstances) -> None:
     """Refuses sources, extractors and discovery plugins that inherit from no built-in class: the supervisor cannot use them."""
     scraped = (plugin for each in assembly.sources for plugin in (each.source, *each.extractors))
     for plugin in filter(None, (*scraped, assembly.discovery)):
         if all(foreign(cls) for cls in type(plugin).__mro__):
             why = f"plugin '{plugin.name}' is {kinds_of(plugin)} that inherits from no built-in class; this version cannot use it"
-            findings.error(instances.place(plugin.name), "unsupported", why, "inherit from a built-in class of this kind")
+            instances.findings.error(instances.place(plugin.name), "unsupported", why, "inherit from a built-in class of this kind")
 
 
-def check_source_count(written: WrittenConfig, assembly: Assembly, instances: PluginInstances, findings: Findings) -> None:
+def check_source_count(written: WrittenConfig, assembly: Assembly, instances: PluginInstances) -> None:
     """Checks that each data source has one extractor, which can read its pages, and that there are not too many sources."""
     if len(assembly.sources) > SOURCES_MAX:
         why = f"{len(assembly.sources)} data sources are configured; at most {SOURCES_MAX} are scraped"
-        findings.error(written.sources[-1].source.place, "unsupported", why, "remove some of them")
+        instances.findings.error(written.sources[-1].source.place, "unsupported", why, "remove some of them")
     scraped = {each.source.name: each for each in assembly.sources}
     for entry in written.sources:
         if entry.source.name not in instances.unresolved and not scrapes_nothing(instances, entry.source.name):
-            _check_one_extractor(entry, findings)
+            _check_one_extractor(entry, instances.findings)
             if (each := scraped.get(entry.source.name)) is not None:
-                _check_pages(entry, each, findings)
+                _check_pages(entry, each, instances.findings)
 
 
 def _check_pages(entry: SourceEntry, scraped: Scraped, findings: Findings) -> None:
@@ -197,16 +195,16 @@ def check_source_once(ref: Ref, source: points.DataSource, assembly: Assembly, f
 # Unused plugins and data producers
 
 
-def warn_unused(plugin: Plugin, instances: PluginInstances, findings: Findings) -> None:
+def warn_unused(plugin: Plugin, instances: PluginInstances) -> None:
     """Warns of a plugin that no field refers to. Hooks and other plugins that run by themselves need no reference."""
     place = instances.place(plugin.name)
     if isinstance(plugin, SCHEDULING):
         runs = isinstance(plugin, SELF_ACTING)
         effect = "does not take part in decisions; its other extension points run" if runs else "has no effect"
-        findings.warning(place, "unused-plugin", f"plugin '{plugin.name}' is in no profile and {effect}")
+        instances.findings.warning(place, "unused-plugin", f"plugin '{plugin.name}' is in no profile and {effect}")
     elif isinstance(plugin, POLICIES) or not isinstance(plugin, (*SELF_ACTING, points.ProfileHandler)):
         why = f"plugin '{plugin.name}', {kinds_of(plugin)}, is not referenced and has no effect"
-        findings.warning(place, "unused-plugin", why, _where_named(plugin))
+        instances.findings.warning(place, "unused-plugin", why, _where_named(plugin))
 
 
 def _where_named(plugin: Plugin) -> str:
@@ -216,22 +214,22 @@ def _where_named(plugin: Plugin) -> str:
     return next((f"name it in {field}" for kind, field in REFERENCES.items() if isinstance(plugin, kind)), "")
 
 
-def warn_left_out(plugin: Plugin, instances: PluginInstances, findings: Findings) -> None:
+def warn_left_out(plugin: Plugin, instances: PluginInstances) -> None:
     why = f"no plugin reads the data of data producer '{plugin.name}'; it is dropped"
-    findings.warning(instances.place(plugin.name), "unread-producer", why)
+    instances.findings.warning(instances.place(plugin.name), "unread-producer", why)
 
 
-def warn_unread(instances: PluginInstances, findings: Findings) -> None:
+def warn_unread(instances: PluginInstances) -> None:
     """Warns of data producers whose data no plugin reads. They stay in use, because they have other extension points."""
     plugins = instances.plugins.values()
     read = {key.name for plugin in plugins for key in (*plugin.consumes, *plugin.optional)}
     for plugin in plugins:
         if isinstance(plugin, points.DataProducer) and plugin.produces and not read & {key.name for key in plugin.produces}:
             why = f"no plugin reads the data of data producer '{plugin.name}'; it runs for its other extension points"
-            findings.warning(instances.place(plugin.name), "unread-producer", why)
+            instances.findings.warning(instances.place(plugin.name), "unread-producer", why)
 
 
-def check_response_phase(written: WrittenConfig, instances: PluginInstances, findings: Findings) -> None:
+def check_response_phase(written: WrittenConfig, instances: PluginInstances) -> None:
     """Checks that no plugin needs the response phase if it is switched off."""
     if written.response_phase != response_phase.NONE:
         return
@@ -244,4 +242,4 @@ def check_response_phase(written: WrittenConfig, instances: PluginInstances, fin
         names = "; ".join(f"'{name}' {why}" for name, why in needs)
         why = f"requestHandler.responsePhase is {response_phase.NONE}, but {names}"
         hint = f"write '{response_phase.FULL}', or remove what needs answers"
-        findings.error(written.response_phase_place, "response-phase", why, hint)
+        instances.findings.error(written.response_phase_place, "response-phase", why, hint)

@@ -14,6 +14,7 @@ at every level. This module knows no field of the configuration.
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import yaml
@@ -48,15 +49,13 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     }
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """Holds a value with its place. `keys` has the places of a mapping's keys."""
 
-    __slots__ = ("keys", "place", "value")
-
-    def __init__(self, place: Place, value: Value, keys: Mapping[str, Place] | None = None) -> None:
-        self.place = place
-        self.value = value
-        self.keys = keys or {}
+    place: Place
+    value: "Value"
+    keys: Mapping[str, Place] = field(default_factory=dict)
 
     def plain(self) -> Any:
         """Returns the value as plain Python types."""
@@ -109,9 +108,8 @@ def _within_limits(text: str, findings: Findings) -> bool:
             documents += 1
             began = event
         elif documents > 1 and isinstance(event, yaml.NodeEvent) and not _is_empty(event):
-            findings.error(
-                _place(began), "one-document", "a configuration must be a single YAML document", "remove this '---' and everything after it"
-            )
+            hint = "remove this '---' and everything after it"
+            findings.error(_place(began), "one-document", "a configuration must be a single YAML document", hint)
             return False
         elif isinstance(event, yaml.CollectionStartEvent):
             depth += 1

@@ -56,6 +56,10 @@ class FlowPlan:
         template = (self.negative_template if priority < 0 else None) or self.template
         return replace(template, priority=priority)
 
+    def all_bands(self) -> tuple[BandPlan, ...]:
+        """Returns the plans of the configured bands, then the templates."""
+        return (*self.bands, self.template, *([self.negative_template] if self.negative_template is not None else ()))
+
     def static(self) -> frozenset[int]:
         """Returns the priorities whose bands exist independently of objectives."""
         return frozenset(band.priority for band in self.bands) | {DEFAULT_BAND, *self.further}

@@ -132,10 +132,9 @@ def _sample(cls: type[Plugin]) -> Plugin | type[Plugin]:
     """
     try:
         params = msgspec.convert({}, cls.Params)
-    except msgspec.ValidationError:  # a parameter is required
+        return registry.made(cls.type_name, cls, params)
+    except (msgspec.ValidationError, ValueError):  # a parameter is required, or the constructor refuses the defaults
         return cls
-    instances, _ = registry.instances([registry.Spec(cls.type_name, cls, params)])
-    return instances.get(cls.type_name, cls)
 
 
 def _parameters(cls: type[Plugin]) -> list[Entry]:

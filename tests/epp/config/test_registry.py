@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,9 +21,9 @@ from workers.process.loading import read_plugins
 def empty() -> Iterator[None]:
     """Clears the import cache, and removes the types that the test registered afterwards."""
     before = dict(REGISTERED)
-    registry._import_all.cache_clear(), registry._import_installed.cache_clear()
+    registry.known.cache_clear(), registry._import_installed.cache_clear()
     yield
-    registry._import_all.cache_clear(), registry._import_installed.cache_clear()
+    registry.known.cache_clear(), registry._import_installed.cache_clear()
     REGISTERED.clear()
     REGISTERED.update(before)
 
@@ -193,15 +194,17 @@ def test_stable_and_experimental_types_are_disjoint_and_deprecated_types_are_sta
     assert registry.DEPRECATED_TYPES.keys() <= registry.STABLE_TYPES
 
 
-def test_plugins_that_fail_are_named_and_the_others_are_made() -> None:
-    specs = [
-        registry.Spec("good", Plain, NoParams()),
-        registry.Spec("refused", Strict, StrictParams("refused", [Limit(0.5)])),
-        registry.Spec("broken", Strict, StrictParams("broken")),
-    ]
-    made, failed = registry.instances(specs)
-    assert list(made) == ["good"]
-    assert failed == [("refused", "fileName: no such file"), ("broken", "RuntimeError: it broke")]
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [(StrictParams("refused", [Limit(0.5)]), "fileName: no such file"), (StrictParams("broken"), "RuntimeError: it broke")],
+)
+def test_the_reason_of_a_constructor_that_fails_is_told(params: StrictParams, why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{why}$"):
+        registry.made("strict", Strict, params)
+
+
+def test_a_constructor_that_does_not_fail_makes_the_plugin() -> None:
+    assert isinstance(registry.made("good", Plain, NoParams()), Plain)
 
 
 class Leaves(Scorer):
@@ -220,15 +223,17 @@ class Bare(Scorer):
         self.consumes = WAITING  # type: ignore[assignment]
 
 
-def test_a_foreign_constructor_that_leaves_a_plugin_unusable_is_an_error() -> None:
-    classes = (Leaves, Forgets, Bare)
-    made, failed = registry.instances([registry.Spec(cls.__name__, cls, NoParams()) for cls in classes])
-    assert made == {}
-    assert failed[:2] == [
-        ("Leaves", "SystemExit: 3"),
-        ("Forgets", "class Forgets has a constructor that does not call super().__init__(name, params)"),
-    ]
-    assert failed[2].why.startswith("class Bare has consumes = Column('waiting_requests', int): write a tuple")
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (Leaves, "SystemExit: 3"),
+        (Forgets, "class Forgets has a constructor that does not call super().__init__(name, params)"),
+        (Bare, "class Bare has consumes = Column('waiting_requests', int): write a tuple"),
+    ],
+)
+def test_a_foreign_constructor_that_leaves_a_plugin_unusable_is_an_error(cls: type[Scorer], why: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(why)):
+        registry.made(cls.__name__, cls, NoParams())
 
 
 def test_kinds_are_extension_points_in_the_order_in_which_they_run() -> None:
