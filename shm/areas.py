@@ -209,10 +209,9 @@ class Areas:
 
     def outcomes(self, slots_used: int) -> tuple[Ints, Ints]:
         """Returns the requests served and points of failures per slot, over all workers, serving or not."""
-        return self._over_workers(self.schema.served_at, slots_used), self._over_workers(self.schema.failed_at, slots_used)
-
-    def _over_workers(self, at: int, slots_used: int) -> Ints:
-        return area_sums(self._workers, self._each, at, slots_used, None)
+        schema = self.schema
+        served, failed = (area_sums(self._workers, self._each, at, slots_used, None) for at in (schema.served_at, schema.failed_at))
+        return served, failed
 
     def serving_workers(self) -> list[int]:
         """Returns the areas of the workers that serve."""

@@ -170,7 +170,9 @@ def find(run_dir: str, *, metrics_port: int | None = None, name: str = "", ask: 
     """
     known = instances(run_dir)
     wanted = f"with the name {name}" if name else "" if metrics_port is None else f"with the metrics port {metrics_port}"
-    meant = [each for each in known if _meant(each, name, metrics_port)]
+    meant = known
+    if name or metrics_port is not None:
+        meant = [each for each in known if (each.name == name if name else each.ports.get("metrics") == metrics_port)]
     for state in (Life.RUNNING, Life.FOREIGN, Life.SILENT, Life.STARTING, Life.NAMELESS):
         living = [each for each in meant if each.life is state]
         if len(living) > 1 and not wanted and ask is not None:
@@ -195,11 +197,6 @@ def find(run_dir: str, *, metrics_port: int | None = None, name: str = "", ask: 
     raise SegmentError(
         f"no instance {wanted} in {run_dir}; found {_listed(known)}; name one with --metrics-port, or as --instance {other.name}"
     )
-
-
-def _meant(seen: Seen, name: str, metrics_port: int | None) -> bool:
-    """Whether an instance has the wanted name or, without one, the wanted port."""
-    return seen.name == name if name else metrics_port is None or seen.ports.get("metrics") == metrics_port
 
 
 def life(pid: int, segments: Iterable[str], now: float, recorded_s: float = 0.0) -> Life:

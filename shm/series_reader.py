@@ -282,8 +282,5 @@ class SeriesReader:
     def _values(self, words: list[int], sums: list[float]) -> Values:
         schema = self.schema
         gauges, counters = len(schema.gauge_at), len(schema.counter_at)
-        return Values(tuple(words[:gauges]), tuple(words[gauges : gauges + counters]), tuple(zip(self._counts(words), sums, strict=True)))
-
-    def _counts(self, words: list[int]) -> Iterator[list[int]]:
-        for index in range(len(self.schema.histograms)):
-            yield words[self.schema.counts(index)]
+        counts = [words[schema.counts(index)] for index in range(len(schema.histograms))]
+        return Values(tuple(words[:gauges]), tuple(words[gauges : gauges + counters]), tuple(zip(counts, sums, strict=True)))

@@ -185,7 +185,7 @@ class TableWriter:
             return False
         self._free(row)
         self._first_free = min(self._first_free, handle.slot)
-        self._words[USED] = self._highest() + 1
+        self._words[USED] = self._highest_below(self._words[USED]) + 1
         return True
 
     @property
@@ -217,7 +217,7 @@ class TableWriter:
         return CACHE_LINE // WORD + slot * self.schema.row_words
 
     def _live_row(self, handle: Handle) -> int | None:
-        row = CACHE_LINE // WORD + handle.slot * self.schema.row_words
+        row = self._row(handle.slot)
         words = self._words
         if words[row + GENERATION] != handle.generation or words[row + STATE] == State.FREE:
             return None
@@ -245,9 +245,6 @@ class TableWriter:
         self._fill(words[row + GENERATION], 0, State.FREE, 0, 0.0, 0.0, 0, self._nothing)
         words[row + 1 : row + self.schema.row_words] = self._body
         seqlock.end(words, row, odd)
-
-    def _highest(self) -> int:
-        return self._highest_below(self._words[USED])
 
     def _highest_below(self, used: int) -> int:
         for slot in range(used - 1, -1, -1):

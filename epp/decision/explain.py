@@ -244,10 +244,14 @@ def _candidates(
     pipeline: Pipeline, request: Request, wired: WiredProfile, run: ProfileRun, shown: Sequence[int], match: PrefixMatch | None
 ) -> list[Candidate]:
     scorers = scores_of(request, wired, run)
-    columns = {**_columns(pipeline, run.candidates), **_of_others(run.candidates)}
+    columns = dict(_columns(pipeline, run.candidates))
+    if run.candidates.of_others is not None:  # None without a replica store
+        columns[OF_OTHERS] = run.candidates.of_others
     states = _states(run.candidates)
     known_by = _known_by(run.candidates, match)
-    predicted = None if match is None else _predicted_tokens(run.candidates, match)
+    predicted = None
+    if match is not None:
+        predicted = run.candidates.zeros() if match.cached is None else run.candidates.narrow(match.cached)
     latencies = _latencies(pipeline, request, run.candidates)
     rows = []
     for index in shown:
@@ -295,21 +299,10 @@ def scores_of(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tu
     return scorers
 
 
-def _of_others(candidates: Candidates) -> Mapping[str, Floats]:
-    """Returns the part of the requests in flight that came from other replicas, as a column; none without a replica store."""
-    others = candidates.of_others
-    return {} if others is None else {OF_OTHERS: others}
-
-
 def _columns(pipeline: Pipeline, candidates: Candidates) -> Mapping[str, Floats]:
     names = {INFLIGHT_REQUESTS.name: INFLIGHT_REQUESTS}
     names.update({c.name: c for c in pipeline.columns if c.type is not frozenset and c not in NOT_SHOWN})
     return {name: candidates[column] for name, column in names.items()}
-
-
-def _predicted_tokens(candidates: Candidates, match: PrefixMatch) -> Floats:
-    """Returns how many prompt tokens each candidate is predicted to have cached."""
-    return candidates.zeros() if match.cached is None else candidates.narrow(match.cached)
 
 
 def _known_by(candidates: Candidates, match: PrefixMatch | None) -> list[str]:
@@ -320,11 +313,17 @@ def _known_by(candidates: Candidates, match: PrefixMatch | None) -> list[str]:
     return [f"approximate: {match.why[row]}" if match.why[row] else "precise" for row in rows]
 
 
+def learned_costs(pipeline: Pipeline, request: Request) -> LearnedCosts | None:
+    """Returns what the learned latency model predicted for a request; None without a model."""
+    produced = [key for producer in pipeline.wiring.producers for key in producer.produces]
+    key = next((key for key in produced if isinstance(key, Datum) and key.type is LearnedCosts), None)
+    learned: LearnedCosts | None = None if key is None else request[key]
+    return learned
+
+
 def _latencies(pipeline: Pipeline, request: Request, candidates: Candidates) -> list[str]:
     """Returns for each candidate what the latency model predicted, in words; "" without a model."""
-    produced = [key for producer in pipeline.wiring.producers for key in producer.produces]
-    keys = [key for key in produced if isinstance(key, Datum) and key.type is LearnedCosts]
-    learned: LearnedCosts | None = request[keys[0]] if keys else None
+    learned = learned_costs(pipeline, request)
     if learned is None:
         return [""] * len(candidates)
     rows = range(len(candidates)) if candidates.rows is None else candidates.rows.tolist()

@@ -20,11 +20,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from epp.candidates import Endpoint
-from epp.data import Datum
 from epp.decision.decision import Decision, ProfileRun
-from epp.decision.explain import prefix_match, scores_of
+from epp.decision.explain import learned_costs, prefix_match, scores_of
 from epp.decision.pipeline import Pipeline
-from epp.learning.costs import LearnedCosts
 from epp.prefix.prediction import predicted_tokens
 from epp.request import Request
 
@@ -162,6 +160,7 @@ def receipt_of(pipeline: Pipeline, request: Request, decision: Decision, *, at: 
     run = decision.runs.get(decision.primary)
     match = prefix_match(pipeline, request)
     cached = None if match is None else predicted_tokens(match, decision)
+    learned = learned_costs(pipeline, request)
     names = [profile.name for profile in pipeline.wiring.profiles]
     reason, scorer, runner_up, margin = Reason.UNSCORED, 0, Place(), 0.0
     if run is not None:
@@ -178,7 +177,7 @@ def receipt_of(pipeline: Pipeline, request: Request, decision: Decision, *, at: 
         runner_up=runner_up,
         margin=margin,
         cached_tokens=UNKNOWN if cached is None else min(cached, 2**31 - 1),
-        first_token_s=math.nan if run is None else _first_token_s(pipeline, request, run),
+        first_token_s=math.nan if run is None or learned is None else learned.predicted_s(run.row),
     )
 
 
@@ -196,14 +195,6 @@ def _why(pipeline: Pipeline, request: Request, primary: str, run: ProfileRun) ->
     wired = next(profile for profile in pipeline.wiring.profiles if profile.name == primary)
     leads = [weight * float(scores[first] - scores[second]) for _, weight, scores in scores_of(request, wired, run)]
     return Reason.SCORER, leads.index(max(leads)) if leads else 0, runner_up, margin
-
-
-def _first_token_s(pipeline: Pipeline, request: Request, run: ProfileRun) -> float:
-    """Returns the predicted time to the first token at the target; NaN without a latency model."""
-    produced = [key for producer in pipeline.wiring.producers for key in producer.produces]
-    key = next((key for key in produced if isinstance(key, Datum) and key.type is LearnedCosts), None)
-    learned: LearnedCosts | None = None if key is None else request[key]
-    return math.nan if learned is None else learned.predicted_s(run.row)
 
 
 def _place(endpoint: Endpoint) -> Place:
