@@ -153,7 +153,6 @@ class BudgetRow:
         words[at + PLAN] = place.plan
 
     def _known(self, key: int, at: int) -> Place:
-        """Takes note of a place, with what a predecessor has stored there."""
         words, floats = self._words, self._floats
         place = self._places[key] = Place(key, at)
         place.plan, place.in_flight = words[at + PLAN], words[at + IN_FLIGHT]

@@ -173,7 +173,6 @@ def _reading(reader: Plugin, key: Key[Any], produced: Mapping[str, tuple[Plugin,
 
 
 def _stages(plugin: Plugin) -> list[int]:
-    """Returns the indices in STAGES of the stages in which a plugin runs."""
     return [number for number, kinds in enumerate(STAGES) if isinstance(plugin, kinds)]
 
 

@@ -45,8 +45,6 @@ def _clean(value: Any) -> Any:
 
 
 class _Editor:
-    """Collects replacements of parts of the text."""
-
     def __init__(self, text: str) -> None:
         self._text = text
         self._edits: list[tuple[int, int, str]] = []
@@ -125,7 +123,6 @@ class _Editor:
         return stop
 
     def _dash(self, item: Any) -> int:
-        """Returns the position of the `-` of a list item."""
         return self._text.rindex("-", 0, item.start_mark.index)
 
     def _cut(self, start: int, end: int) -> None:

@@ -128,7 +128,6 @@ def _plugin(name: str, assembly: Assembly) -> dict[str, Any]:
 
 
 def _flow_section(plan: FlowPlan) -> dict[str, Any]:
-    """Returns the section `flowControl`, without the saturation detector."""
     # A TTL that a configuration gives bounds those of all bands. If a band's is longer, it is the default, which bounds none.
     bounds = all(band.request_ttl_s is None or band.request_ttl_s <= plan.request_ttl_s for band in plan.all_bands())
     section: dict[str, Any] = {

@@ -213,7 +213,6 @@ def _lint_memory(written: WrittenConfig, flow: FlowPlan, findings: Findings, sur
 
 
 def _lint_saturation_step(flow: FlowPlan, findings: Findings) -> None:
-    """Warns of a detector without `step`. Such a detector is valid, but flow control then dispatches one request at a time."""
     detector = flow.detector
     if type(detector).step is SaturationDetector.step:
         findings.warning(
@@ -226,7 +225,6 @@ def _lint_saturation_step(flow: FlowPlan, findings: Findings) -> None:
 
 
 def _lint_holding(flow: FlowPlan, findings: Findings) -> None:
-    """Warns if one plugin is both policy and detector, but the configuration names it in only one of the two places."""
     policies = dict.fromkeys(band.fairness for band in flow.all_bands())
     for policy in policies:
         if policy.holds and isinstance(policy, SaturationDetector) and policy is not flow.detector:

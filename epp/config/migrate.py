@@ -146,7 +146,6 @@ def _entry(entry: Mappings) -> str:
 
 
 def _renamed(type_name: object, given: Mappings) -> Mapping[str, str]:
-    """Maps the older parameters of a plugin that the file gives to their current names."""
     try:
         cls: type[Plugin] = registry.find(str(type_name))
     except registry.UnknownType:

@@ -60,7 +60,6 @@ def decode(
 
 
 def _copy(node: Node) -> Node:
-    """Copies the tree, so that values can be removed without changing the original."""
     if isinstance(node.value, dict):
         return Node(node.place, {key: _copy(child) for key, child in node.value.items()}, node.keys)
     if isinstance(node.value, list):

@@ -210,8 +210,6 @@ def _whole(reader: NodeReader, node: Node | None, what: str, most: int) -> int:
 
 
 class _Pools:
-    """Reads the pools of one file in their order."""
-
     def __init__(self, reader: NodeReader, defaults: Node | None) -> None:
         self._reader = reader
         self._findings = reader.findings
@@ -276,7 +274,6 @@ class _Pools:
         return None, file or self._default_path, where.place if where is not None else WHOLE
 
     def _kube(self, fields: Mapping[str, Node], what: str) -> KubePool | None:
-        """Reads where the endpoints are in Kubernetes."""
         reader, given = self._reader, [key for key in _OBJECT if key in fields]
         if not given:
             return None

@@ -322,7 +322,6 @@ def suggestion(type_name: str) -> str:
 
 
 def _by_path(path: str) -> type[Plugin]:
-    """Imports the class that `package.module:Class` names."""
     if not _BY_PATH.fullmatch(path):
         raise UnknownType("unknown-type", f"plugin type '{path[:128]}' is not of the form package.module:Class")
     module, _, name = path.partition(":")

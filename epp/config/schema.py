@@ -324,7 +324,6 @@ def _of_struct(name: str, part: dict[str, Any], structs: Mapping[str, type[msgsp
 
 
 def _structs(kind: Any) -> dict[str, type[msgspec.Struct]]:
-    """Returns the structs that a type consists of, by name."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         within = (field.type for field in msgspec.structs.fields(kind))
         return {kind.__name__: kind} | {name: each for inner in within for name, each in _structs(inner).items()}

@@ -135,7 +135,6 @@ def check_source_count(written: WrittenConfig, assembly: Assembly, instances: Pl
 
 
 def _check_pages(entry: SourceEntry, scraped: Scraped, findings: Findings) -> None:
-    """Checks that the extractors read the kind of pages that the source fetches."""
     brought = getattr(scraped.source, "pages", None)
     for ref, extractor in zip(entry.extractors, scraped.extractors, strict=False):
         if not extractor.reads_pages:

@@ -215,7 +215,6 @@ class _Converter:
 
 
 def _resolved(text: str) -> Scalar:
-    """Returns the value of a plain scalar."""
     if text in _NULL:
         return None
     if text in _TRUE or text in _FALSE:

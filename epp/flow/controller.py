@@ -316,7 +316,6 @@ class FlowController:
         self._observer.queued(flow.key, len(flow), flow.bytes)
 
     def _full(self, band: Band) -> Undispatched:
-        """Returns the exception for a request that exceeds a limit."""
         return self._refusal(outcomes.REJECTED_NO_ENDPOINTS if self._gate.read().empty else outcomes.REJECTED_CAPACITY, band)
 
     def _refusal(self, ending: Ending, band: Band) -> Undispatched:

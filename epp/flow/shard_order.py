@@ -104,7 +104,6 @@ class ShardOrder:
         self.head_moved = False
 
     def _elsewhere_ahead(self, own: int, now: float) -> bool:
-        """Returns whether another replica goes first."""
         other = self._peers.elsewhere()
         if other is None or rank(other.priority) >= own:
             return False

@@ -249,7 +249,6 @@ def _hash(value: Any) -> int:
 
 
 def _tokens(values: Any) -> Tokens | None:
-    """Returns token ids as uint32; None: there are none."""
     if values is None or values == []:
         return None
     if not isinstance(values, list):

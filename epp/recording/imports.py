@@ -197,7 +197,6 @@ def _blocks(fields: Mapping[str, Any]) -> list[int]:
 
 
 def _shown(value: Any) -> str:
-    """Returns the beginning of a value, for a message."""
     text = repr(value)
     return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"
 

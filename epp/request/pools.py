@@ -70,8 +70,6 @@ class Pattern:
 
 
 class _Names:
-    """Finds the pool of a name."""
-
     def __init__(self, matchers: Sequence[tuple[str, int]]) -> None:
         """`matchers`: the text and the pool of each, in the order of the list."""
         self.exact = {text: pool for text, pool in matchers if ANY not in text}
