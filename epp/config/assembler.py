@@ -35,10 +35,10 @@ from epp.prefix.match import assign_tiers
 def assemble(written: WrittenConfig, findings: Findings, *, allow_experimental: bool) -> Assembly:
     """Wires the plugins of a configuration and the defaults that they need."""
     instances = PluginInstances(written.plugins, findings, allow_experimental=allow_experimental, unread=written.unread)
-    return Assembler(written, findings, instances).assemble()
+    return _Assembler(written, findings, instances).assemble()
 
 
-class Assembler:
+class _Assembler:
     """Builds one assembly. Each `wire_…` method adds one part of the configuration."""
 
     def __init__(self, written: WrittenConfig, findings: Findings, instances: PluginInstances) -> None:
