@@ -5,12 +5,11 @@
 
 from epp.config import reader, yaml_nodes
 from epp.config.assembler import assemble
-from epp.config.assembly import Assembly
 from epp.config.effective import EffectiveConfig, as_document, places
 from epp.config.findings import WHOLE, ConfigError, ConfigErrors, ConfigWarning, Findings
 from epp.config.lint import DEFAULT_SURROUNDINGS, Surroundings, lint
 from epp.config.schema import API_VERSION, KIND
-from epp.decision.pipeline import Pipeline, Wiring, compile_pipeline
+from epp.decision.pipeline import Wiring, compile_pipeline
 
 __all__ = ["ConfigError", "ConfigErrors", "ConfigWarning", "EffectiveConfig", "Surroundings", "load"]
 
@@ -61,9 +60,14 @@ def load(
     assembly = assemble(written, findings, allow_experimental=allow_experimental)
     lint(written, assembly, findings, surroundings)
     findings.raise_errors()
+    assert assembly.handler is not None
+    wiring = Wiring(
+        tuple(assembly.plugins.values()), tuple(assembly.parsers), assembly.handler, tuple(assembly.profiles),
+        assembly.producers, assembly.columns,
+    )  # fmt: skip
     return EffectiveConfig(
         source=source,
-        pipeline=_compiled(assembly),
+        pipeline=compile_pipeline(wiring),
         sources=tuple(assembly.sources),
         discovery=assembly.discovery,
         parameters={name: plugin.params for name, plugin in assembly.plugins.items()},
@@ -75,18 +79,4 @@ def load(
         flow=assembly.flow,
         places=places(root),
         tenants=written.tenants,
-    )
-
-
-def _compiled(assembly: Assembly) -> Pipeline:
-    assert assembly.handler is not None
-    return compile_pipeline(
-        Wiring(
-            plugins=tuple(assembly.plugins.values()),
-            parsers=tuple(assembly.parsers),
-            handler=assembly.handler,
-            profiles=tuple(assembly.profiles),
-            producers=tuple(assembly.producers),
-            columns=tuple(assembly.columns),
-        )
     )
