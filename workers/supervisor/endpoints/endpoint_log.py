@@ -107,26 +107,16 @@ class Change(NamedTuple):
     in_flight: int = 0
     why: str = ""  # the full text of the cause
 
-    def explained(self, why: str) -> "Change":
-        """Returns this change with `why`, the full text of its cause. An empty `why` means that the scrape under way has not ended yet."""
-        if why:
-            return self._replace(why=why)
-        return self._replace(cause="pending", why="the scrape under way has had no answer yet")
-
     def fields(self) -> dict[str, Any]:
         """Returns the fields of a log line about this one endpoint."""
-        found: dict[str, Any] = {"endpoint": self.endpoint, "address": self.address}
-        if self.previous is not None:
-            found["previous"] = self.previous.value
-        if self.lasted_s is not None:
-            found["lasted_s"] = round(self.lasted_s, 3)
-        if self.cause:
-            found["cause"] = self.cause
-        if self.why:
-            found["why"] = self.why[:TEXT_MAX]
-        if self.in_flight:
-            found["in_flight"] = self.in_flight
-        return found
+        found = {
+            "previous": None if self.previous is None else self.previous.value,
+            "lasted_s": None if self.lasted_s is None else round(self.lasted_s, 3),
+            "cause": self.cause or None,
+            "why": self.why[:TEXT_MAX] or None,
+            "in_flight": self.in_flight or None,
+        }
+        return {"endpoint": self.endpoint, "address": self.address, **{name: value for name, value in found.items() if value is not None}}
 
 
 class Collected:
@@ -167,7 +157,9 @@ class Collected:
         else:
             lines = [(True, self._summary())]
             self._lines = 0.0  # spends the whole budget, so that further changes wait for a second
-        self._forget()
+        for collected in (self.changes, self.times, self.previous, self.causes):
+            collected.clear()
+        self.uncounted = 0
         return lines
 
     def _single(self, change: Change) -> dict[str, Any]:
@@ -178,23 +170,13 @@ class Collected:
 
     def _summary(self) -> dict[str, Any]:
         changes = self.times.total() + self.uncounted
-        fields: dict[str, Any] = {"endpoints": len(self.times), "first": list(self.changes)}
-        if changes > len(self.times):
-            fields["changes"] = changes
-        if self.previous:
-            fields["previous"] = dict(self.previous)
-        if self.causes:
-            fields["causes"] = dict(self.causes)
-        if why := next((change.why for change in self.changes.values() if change.why), ""):
-            fields["why"] = why[:TEXT_MAX]  # the cause of one of the changes
-        return fields
-
-    def _forget(self) -> None:
-        self.changes.clear()
-        self.times.clear()
-        self.previous.clear()
-        self.causes.clear()
-        self.uncounted = 0
+        found = {
+            "changes": changes if changes > len(self.times) else None,
+            "previous": dict(self.previous),
+            "causes": dict(self.causes),
+            "why": next((change.why[:TEXT_MAX] for change in self.changes.values() if change.why), None),  # of one of the changes
+        }
+        return {"endpoints": len(self.times), "first": list(self.changes), **{name: value for name, value in found.items() if value}}
 
 
 class EndpointLog:

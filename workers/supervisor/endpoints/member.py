@@ -66,7 +66,9 @@ class Member:
 
     def trouble(self, now: float) -> Change:
         """Returns the same record as `change`, with the full text of the cause."""
-        return self.change(now).explained(self.why if self.failures else "")
+        if self.failures and self.why:
+            return self.change(now)._replace(why=self.why)
+        return self.change(now)._replace(cause="pending", why="the scrape under way has had no answer yet")
 
     def read(self, problems: Mapping[str, str]) -> Change | None:
         """Takes what could not be read of a good page. Returns the record of it if a cause is new."""

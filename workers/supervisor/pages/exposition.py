@@ -164,10 +164,10 @@ class SeriesText:
     def _names(self, metric: Metric, kept: dict[tuple[str, ...], Rows]) -> Iterator[tuple[str, Rows, str]]:
         """Yields name, label tuples and help text of the metric, and then those of its twin."""
         labels = self._group.labels
-        yield PREFIX + metric.name, _rows_under(kept, labels, range(len(labels))), metric.help
+        yield PREFIX + metric.name, kept.setdefault(labels, Rows(labels, range(len(labels)))), metric.help
         twin = TWINS.get(metric.name)
         if twin is not None and self._legacy:
-            rows = _rows_under(kept, twin.labels, twin.places(labels))
+            rows = kept.setdefault(twin.labels, Rows(twin.labels, twin.places(labels)))
             yield twin.name, rows, older_name(metric)
 
     def _histogram(self, name: str, rows: Rows, totals: Totals, index: int, part: Labelled) -> Iterator[str]:
@@ -213,13 +213,6 @@ def _numbers(name: str, rows: Rows, values: NDArray[Any], shown: NDArray[np.bool
 def go_float(value: float) -> str:
     """Formats a number as prometheus_client does."""
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
-
-
-def _rows_under(kept: dict[tuple[str, ...], Rows], names: tuple[str, ...], places: Sequence[int]) -> Rows:
-    rows = kept.get(names)
-    if rows is None:
-        rows = kept[names] = Rows(names, places)
-    return rows
 
 
 def _form(name: str, part: Labelled) -> str:

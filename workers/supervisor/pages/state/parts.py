@@ -55,8 +55,7 @@ class StateParts:
         self._tenants = tenants
         self._processes = ProcessFigures.of(instance)
         self._pools = [pool for pool in instance.pools if pool.options.pool_name] if instance.pool_names else []  # without empty places
-        self._flow: FlowFigures | None = figures_of(instance) if not instance.pools else None
-        self._flows: dict[str, FlowFigures] = {}  # of several pools, by name
+        self._flows: dict[str, FlowFigures] = {}  # by the name of the pool
 
     def further(self, counters: Mapping[str, int]) -> Further:
         """Returns the parts by name, made of plain values, and why scrapes fail. `counters`: the present ones."""
@@ -73,7 +72,7 @@ class StateParts:
             "pools_unserved": dict(islice(sorted(told.unserved.items()), UNSERVED_SHOWN)) or None,
             "replica_store_connected": told.store_connected,
             "doctor": doctor_report.read(options.run_dir, options.instance, self._instance.lock.info[SECRET]),
-            "flow_control": self._flow_control(self._instance, self._flow),
+            "flow_control": None if self._instance.pools else self._flow_control(self._instance),
             "pools": self._of_pools(),
             "tenants": self._tenants.tenants(TENANTS_SHOWN)
             if any(pool.config.tenants is not None for pool in self._instance.every)
@@ -109,7 +108,7 @@ class StateParts:
         ports = choice.ports if choice is not None and self._pools else {}
         found: dict[str, dict[str, Any]] = {pools[number].options.pool_name: {"port": port} for port, number in ports.items()}
         for pool in self._full_first():
-            found.setdefault(pool.options.pool_name, {})["flow_control"] = self._of_pool(pool)
+            found.setdefault(pool.options.pool_name, {})["flow_control"] = self._flow_control(pool)
         out = OutOfService(self._instance.words.out_of_service)
         for number, pool in enumerate(present(self._instance).pools if out.changes else ()):
             if (why := out.of(number, pool.number_in_force)) is not None:
@@ -117,16 +116,12 @@ class StateParts:
                 found.setdefault(pool.options.pool_name, {})["out_of_service"] = plugin
         return found
 
-    def _of_pool(self, pool: Instance) -> Mapping[str, Any] | None:
-        name = pool.options.pool_name
-        if name not in self._flows and (figures := figures_of(pool)) is not None:
-            self._flows[name] = figures
-        return self._flow_control(pool, self._flows.get(name))
-
-    def _flow_control(self, instance: Instance, figures: FlowFigures | None) -> Mapping[str, Any] | None:
+    def _flow_control(self, pool: Instance) -> Mapping[str, Any] | None:
         """Returns the limits and the saturation by stage; None if flow control is off."""
-        plan = instance.config.flow
-        if plan is None or figures is None:
+        plan, name = pool.config.flow, pool.options.pool_name
+        if name not in self._flows and (made := figures_of(pool)) is not None:
+            self._flows[name] = made
+        if plan is None or (figures := self._flows.get(name)) is None:
             return None
         saturation = next(rows for metric, _, rows in figures.families() if metric is FLOW_SATURATION)
         bands = {str(band.priority): {"requests": band.max_requests, "bytes": band.max_bytes} for band in plan.bands}

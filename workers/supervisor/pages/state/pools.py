@@ -47,52 +47,42 @@ class PoolCounts(NamedTuple):
         return PoolCounts(*(np.maximum(now - then, 0) for now, then in zip(self, before, strict=True)))
 
 
-class CountsByPool:
-    """Reads the counts. Series that the picker does not have count nothing."""
-
-    def __init__(
-        self, attempts: SeriesReader | None, errors: SeriesReader | None, figures: SeriesReader | None, predictions: SeriesReader | None
-    ) -> None:
-        self._attempts = attempts
-        self._errors = errors
-        self._figures = figures
-        self._predictions = predictions
-
-    def read(self, names: Sequence[str]) -> PoolCounts:
-        """Returns the counts of the pools with these names."""
-        routed = failed = np.zeros((len(names), 1), np.int64)
-        first_token, compared = np.zeros((len(names), 1), np.int64), np.zeros((len(names), len(COMPARED)), np.int64)
-        if (series := self._attempts) is not None:
-            routed = _summed(series, names, [_counter(series, SCHEDULER_ATTEMPTS.name)], {"status": SUCCESS})
-        if (series := self._errors) is not None:
-            failed = _summed(series, names, [_counter(series, REQUEST_ERRORS.name)])
-        if (series := self._figures) is not None:
-            streamed, whole = (list(range(*_buckets(series, place))) for place in (TTFT_STREAMING, TTFT_WHOLE))
-            first_token = _summed(series, names, streamed) + _summed(series, names, whole)
-        if (series := self._predictions) is not None:
-            compared = _summed(series, names, [_counter(series, name) for name in COMPARED])
-        return PoolCounts(routed[:, 0], failed[:, 0], first_token, compared)
+def counts_by_pool(
+    names: Sequence[str],
+    attempts: SeriesReader | None,
+    errors: SeriesReader | None,
+    figures: SeriesReader | None,
+    predictions: SeriesReader | None,
+) -> PoolCounts:
+    """Returns the counts of the pools with these names. Series that the picker does not have count nothing."""
+    routed = failed = first_token = np.zeros((len(names), 1), np.int64)
+    compared = np.zeros((len(names), len(COMPARED)), np.int64)
+    if attempts is not None:
+        routed = _summed(attempts, names, [_counter(attempts, SCHEDULER_ATTEMPTS.name)], {"status": SUCCESS})
+    if errors is not None:
+        failed = _summed(errors, names, [_counter(errors, REQUEST_ERRORS.name)])
+    if figures is not None:
+        streamed, whole = (_summed(figures, names, figures.schema.counts(place)) for place in (TTFT_STREAMING, TTFT_WHOLE))
+        first_token = streamed + whole
+    if predictions is not None:
+        compared = _summed(predictions, names, [_counter(predictions, name) for name in COMPARED])
+    return PoolCounts(routed[:, 0], failed[:, 0], first_token, compared)
 
 
 def _counter(series: SeriesReader, name: str) -> int:
     return series.schema.counter_at[name] - series.schema.values_at
 
 
-def _buckets(series: SeriesReader, place: int) -> tuple[int, int]:
-    schema = series.schema
-    first = schema.histograms_at[place] - schema.values_at + 1
-    return first, first + len(schema.histograms[place][1]) + 1
-
-
-def _summed(series: SeriesReader, names: Sequence[str], words: Sequence[int], only: dict[str, str] | None = None) -> Ints:
+def _summed(series: SeriesReader, names: Sequence[str], words: list[int] | slice, only: dict[str, str] | None = None) -> Ints:
     """Returns the sums of these words for each pool. `only`: label -> the value that rows must have."""
     labels, ints, _, _ = series.totals()
     at, wanted = series.schema.labels.index(POOL), [(series.schema.labels.index(name), value) for name, value in (only or {}).items()]
     numbers = {name: number for number, name in enumerate(names) if name}
     others = len(names)  # the row of what counts for none of these pools
     rows = [numbers.get(row[at], others) if all(row[place] == value for place, value in wanted) else others for row in labels]
-    found = np.zeros((len(names) + 1, len(words)), np.int64)
-    np.add.at(found, rows, ints[:, words])
+    values = ints[:, words]
+    found = np.zeros((len(names) + 1, values.shape[1]), np.int64)
+    np.add.at(found, rows, values)
     return found[:others]
 
 

@@ -9,7 +9,7 @@ from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUE_DURATION, FLOW_Q
 from epp.metrics.series import ATTEMPTS, ERROR, PREDICTION, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
 from shm.series_reader import SeriesReader
 from workers.supervisor.pages.state.look import BandLook, Configuration, FlowLook, OutcomeLook, PoolLook
-from workers.supervisor.pages.state.pools import CountsByPool, PoolCounts
+from workers.supervisor.pages.state.pools import PoolCounts, counts_by_pool
 
 K = TypeVar("K")
 FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has
@@ -27,7 +27,7 @@ class Served:
         self._queues = series(FLOW_QUEUES.name)
         self._outcomes = series(FLOW_REQUESTS.name)
         self._waits = series(FLOW_DURATIONS.name)
-        self._by_pool = CountsByPool(self._attempts, self._errors, self._requests, series(PREDICTION.name))
+        self._predictions = series(PREDICTION.name)
         self.bounds: dict[str, Sequence[float]] = {}
         if self._requests is not None:
             self.bounds[TIME_TO_FIRST.name] = self._requests.schema.histograms[TTFT_STREAMING][1]
@@ -108,7 +108,7 @@ class Served:
 
     def counts(self, names: Sequence[str]) -> PoolCounts:
         """Returns what is counted of each of several pools."""
-        return self._by_pool.read(names)
+        return counts_by_pool(names, self._attempts, self._errors, self._requests, self._predictions)
 
     def _shown(self, pool: str) -> str | None:
         return pool if self._several else None
@@ -117,9 +117,7 @@ class Served:
 def _summed(series: SeriesReader, *places: int) -> Sequence[int]:
     """Returns the counts per bucket of histograms with the same bounds, summed over all labels. `places`: their positions."""
     schema, counts = series.schema, series.totals().ints.sum(axis=0)
-    buckets = len(schema.histograms[places[0]][1]) + 1
-    firsts = [schema.histograms_at[place] - schema.values_at + 1 for place in places]
-    return sum(counts[first : first + buckets] for first in firsts).tolist()  # type: ignore[no-any-return]
+    return sum(counts[schema.counts(place)] for place in places).tolist()  # type: ignore[no-any-return]
 
 
 def _whole(priority: str) -> int:

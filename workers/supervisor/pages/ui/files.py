@@ -4,6 +4,7 @@ All files are in the package, so the page works offline. The policy allows scrip
 neither inline scripts nor inline styles. A file is sent in pieces, so it is compressed and waits for its turn like every long page.
 """
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -39,17 +40,12 @@ def file_pages() -> dict[str, Page]:
     for file in sorted(FOLDER.rglob("*")):
         if file.suffix in TYPES:
             name = file.relative_to(FOLDER).as_posix()
-            pages["/ui" if name == INDEX else f"/ui/{name}"] = _page(file)
+            pages["/ui" if name == INDEX else f"/ui/{name}"] = functools.partial(_page, file)
     return pages
 
 
-def _page(file: Path) -> Page:
-    content_type = TYPES[file.suffix]
-
-    def page(_request: Request) -> PageAnswer:
-        return PageAnswer(_pieces(file), content_type, fields=FIELDS)
-
-    return page
+def _page(file: Path, _request: Request) -> PageAnswer:
+    return PageAnswer(_pieces(file), TYPES[file.suffix], fields=FIELDS)
 
 
 def _pieces(file: Path) -> Iterator[Piece]:
