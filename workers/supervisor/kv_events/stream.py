@@ -133,7 +133,12 @@ class Stream:
             return
         expected = self.position
         if expected == 0:
-            self._begin(number, payload, now)
+            # A publisher that had sent nothing may begin at 1, or its message 0 was lost: only a replay tells.
+            if number and self._has_sent_nothing and self._may_replay(now):
+                self._keep(number, payload)
+                self._ask(0, now, verify=False)
+            else:
+                self._begin(number, payload, now)
         elif number == expected:
             if self._unsure:  # only a replay could prove that the publisher is the same
                 self._unsure, self.remark = False, self.remark or UNPROVEN

@@ -292,6 +292,7 @@ steps = st.lists(st.sampled_from(["publish", "miss", "restart", "cut", "open", "
 
 @examples(400)
 @example(["restart at 1", "open", "answer", "miss", "publish", "miss", "publish", "answer"], True)
+@example(["open", "answer", "miss", "publish"], True)
 @given(steps, st.booleans())
 def test_a_precise_stream_without_a_remark_has_applied_exactly_the_publishers_life(story: list[str], replays: bool) -> None:
     world = World(replays=replays)
