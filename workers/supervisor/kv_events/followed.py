@@ -70,16 +70,14 @@ class Followed:
         self._replay_address = replay_address
         self._topic = topic.encode()
         self._reads = False  # whether a message on this connection counted
+        known = kept or SavedStream([], 0, 0, 0, None, "")
+        self.holder = Holder(holdings, known.owners, known.group)
+        self.holder.block_tokens = known.block_tokens
+        self.stream = Stream(self, replays=bool(replay_address), position=known.position, check=known.check, remark=known.remark)
         if kept is not None:
             before = positions.read(endpoint.slot)
             self.heard, self._messages_before = before.heard, before.messages
-            self.holder = Holder(holdings, kept.owners, kept.group)
-            self.holder.block_tokens = kept.block_tokens
-            self.stream = Stream(self, replays=bool(replay_address), position=kept.position, check=kept.check, remark=kept.remark)
             self.publish()
-        else:
-            self.holder = Holder(holdings)
-            self.stream = Stream(self, replays=bool(replay_address))
 
     # Implements `stream.Sink`.
 

@@ -141,10 +141,10 @@ class Holdings:
 class Holder:
     """Applies the events of one endpoint to its blocks. `group`: the group of KV caches whose blocks count; None without groups."""
 
-    def __init__(self, holdings: Holdings, owners: Sequence[int] | None = None, group: int | None = None) -> None:
+    def __init__(self, holdings: Holdings, owners: Sequence[int] = (), group: int | None = None) -> None:
         """`owners`, `group`: the values of a predecessor or a snapshot. Without `owners`, takes new owner ids."""
         self._holdings = holdings
-        self.owners: list[int] = list(owners) if owners is not None else self._new_owners()
+        self.owners: list[int] = list(owners) or self._new_owners()
         self.block_tokens = 0
         self.malformed = 0  # malformed messages and events
         self.group = group

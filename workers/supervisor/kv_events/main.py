@@ -13,6 +13,7 @@ import math
 import resource
 import time
 from collections.abc import Container, Iterable, Mapping
+from typing import Any
 
 import structlog
 import zmq
@@ -20,7 +21,6 @@ import zmq
 from epp.candidates import Endpoint
 from epp.plugins.producers._precise_params import Settings
 from epp.prefix.kv_events import NAME_CHARS_MAX, is_read, topic_parts
-from epp.prefix.streams import StreamRecord
 from shm.prefix_writer import OwnersExhausted
 from workers.host.exit_codes import ExitCode
 from workers.host.memory import Usage, cgroup_limit, share
@@ -80,16 +80,16 @@ class Follower:
         self.context = context_for(instance.options.max_endpoints)
         writer = memory.writer()
         self.publishing = Publishing(memory, self.positions)
-        predecessors = self.publishing.predecessors()
+        self.predecessors = self.publishing.predecessors()  # streams of a predecessor that are not followed yet
         if self.positions.applying:
             log.warning("kv-events: the predecessor ended in the middle of an update; the index of held blocks starts empty")
             writer.empty()
-            predecessors = {}
-        self.predecessors = predecessors
+            self.predecessors = {}
         self.holdings = Holdings(writer, settings.tiers, instance.credentials.prefix_seed)
         self.holdings.known_words |= self.publishing.adapters
         self.holdings.progress = lambda: self.positions.heartbeat(time.monotonic())
-        self._retire_unknown()
+        known = {owner for kept in self.predecessors.values() for owner in kept.owners}
+        self._retire(owner for owner in writer.owners() if owner not in known)
         self._words = instance.words
         self.state = _state(instance, self.holdings)
         self.restored: dict[Identity, SavedStream] = {}  # streams of the snapshot without their endpoints, which have not come back yet
@@ -97,8 +97,7 @@ class Follower:
         if self.state is not None and not self.predecessors and not writer.owners() and not writer.links.size:
             self._restore(self.state, time.monotonic())
         self.costs = Costs(_memory_limit(instance), Usage().over)
-        self.left = KvCounts()  # the counts of streams that have ended
-        self.evictions_before = writer.evictions
+        self._left = KvCounts(evictions=-writer.evictions)  # the counts of streams that have ended
         self._active: set[Followed] = set()  # the endpoints that have received something in this turn
         self.followed: dict[Key, Followed] = {}
         self.by_pod: dict[str, list[Followed]] = {}  # a server may be an endpoint of several pools
@@ -142,7 +141,8 @@ class Follower:
         self.positions.applying = False
         if ticks or self.holdings.owners_changed:
             self.holdings.owners_changed = False
-            self.publishing.publish(list(self.followed.values()), self.holdings, self, now)
+            others = self._left.plus(KvCounts(messages=self.unknown_topics, dropped=self.unknown_topics))
+            self.publishing.publish(list(self.followed.values()), self.holdings, others, now)
         self.holdings.writer.sweep_both(SWEEP_SHARE)
         if ticks and self.state is not None:
             self.state.look(now, self._words.stopping, self._trailer)
@@ -168,8 +168,7 @@ class Follower:
             if identity not in self.followed:
                 self._try(identity, now)
         if self._published.version > 0 and self.predecessors:
-            self._retire(self.predecessors.values())
-            self.predecessors = {}
+            self._drop(self.predecessors)
         self.by_pod = {}
         for followed in self.followed.values():
             for pod in {followed.endpoint.address, followed.endpoint.name}:
@@ -203,11 +202,7 @@ class Follower:
 
     def _kept(self, identity: Key) -> SavedStream | None:
         """Returns what a predecessor or the snapshot tells about an endpoint; None if neither knows it."""
-        record = self.predecessors.get(identity)
-        if record is None:
-            return self.restored.get(self._wanted[identity].name)
-        read, owners = self.positions.read(record.slot), [*(tier.owner for tier in record.tiers), record.speculative]
-        return SavedStream(owners, read.position, read.check, record.block_tokens, record.group, record.remark)
+        return self.predecessors.get(identity) or self.restored.get(self._wanted[identity].name)
 
     def _restore(self, state: HeldState, now: float) -> None:
         """Fills the index from the snapshot, if there is a usable one."""
@@ -265,7 +260,7 @@ class Follower:
     def _leave(self, followed: Followed) -> None:
         if followed.subscription is not None:
             self._stop_polling(followed.subscription)
-        self.left = self.left.plus(followed.counts())
+        self._left = self._left.plus(followed.counts())
         followed.close()
         log.info("kv-events: an endpoint has left", endpoint=followed.endpoint.name)
 
@@ -345,24 +340,16 @@ class Follower:
         self._keep_until = math.inf
         if self.restored:
             log.info("kv-events: endpoints of the snapshot have not come back", count=len(self.restored))
-        for kept in self.restored.values():
-            for owner in kept.owners:
-                self.holdings.writer.retire(owner)
-        self.restored.clear()
+        self._drop(self.restored)
 
-    def _retire_unknown(self) -> None:
-        """Retires the owners in the index that no predecessor's record names."""
-        known = {tier.owner for record in self.predecessors.values() for tier in record.tiers}
-        known |= {record.speculative for record in self.predecessors.values()}
-        writer = self.holdings.writer
-        for owner in writer.owners():
-            if owner not in known:
-                writer.retire(owner)
+    def _drop(self, streams: dict[Any, SavedStream]) -> None:
+        """Drops the blocks of endpoints that have not come back."""
+        self._retire(owner for kept in streams.values() for owner in kept.owners)
+        streams.clear()
 
-    def _retire(self, records: Iterable[StreamRecord]) -> None:
-        for record in records:
-            for owner in (*(tier.owner for tier in record.tiers), record.speculative):
-                self.holdings.writer.retire(owner)
+    def _retire(self, owners: Iterable[int]) -> None:
+        for owner in owners:
+            self.holdings.writer.retire(owner)
 
 
 def _state(instance: Instance, holdings: Holdings) -> HeldState | None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -11,6 +11,7 @@ from shm.documents import DocumentReader, DocumentTooLarge, DocumentWriter
 from shm.stream_positions import StreamPositions
 from workers.process.kv_memory import COUNTS, STREAMS, KvCounts, KvMemory
 from workers.supervisor.kv_events.followed import Followed
+from workers.supervisor.kv_events.held_state import SavedStream
 from workers.supervisor.kv_events.holdings import Holdings
 
 COUNTS_EVERY_S: Final = 0.5
@@ -20,14 +21,6 @@ RARE_SIZE: Final = f"the endpoints have more than {SIZES_MAX} block sizes, and f
 _encode = msgspec.msgpack.Encoder().encode
 _streams = msgspec.msgpack.Decoder(StreamsRecord)
 _counts = msgspec.msgpack.Decoder(KvCounts)
-
-
-class Totals(Protocol):
-    """Counts that belong to no present stream: those of ended streams, topics of unknown pods, evictions before this process began."""
-
-    left: KvCounts
-    unknown_topics: int
-    evictions_before: int
 
 
 class Publishing:
@@ -43,8 +36,8 @@ class Publishing:
         left = self._reader.read(COUNTS)
         self._before = _counts.decode(left[1]) if left is not None and left[1] else KvCounts()
 
-    def predecessors(self) -> dict[tuple[int, int, int], StreamRecord]:
-        """Returns the records that a predecessor has published, by the endpoint's identity. Publishes them again, as not precise."""
+    def predecessors(self) -> dict[tuple[int, int, int], SavedStream]:
+        """Returns what a predecessor has published, by the endpoint's identity. Publishes it again, as not precise."""
         left = self._reader.read(STREAMS)
         if left is None or not left[1]:
             return {}
@@ -52,10 +45,17 @@ class Publishing:
         self.adapters = set(found.adapters)
         unsure = [msgspec.structs.replace(record, followed=False, why=NOT_CONNECTED) for record in found.streams]
         self._writer.write(STREAMS, _encode(StreamsRecord(unsure, found.adapters)))
-        return {record.identity: record for record in found.streams}
+        return {record.identity: self._saved(record) for record in found.streams}
 
-    def publish(self, followed: Sequence[Followed], holdings: Holdings, totals: Totals, now: float) -> None:
-        """Writes the streams document if it has changed, and the counts every COUNTS_EVERY_S."""
+    def _saved(self, record: StreamRecord) -> SavedStream:
+        read, owners = self._positions.read(record.slot), [*(tier.owner for tier in record.tiers), record.speculative]
+        return SavedStream(owners, read.position, read.check, record.block_tokens, record.group, record.remark)
+
+    def publish(self, followed: Sequence[Followed], holdings: Holdings, others: KvCounts, now: float) -> None:
+        """Writes the streams document if it has changed, and the counts every COUNTS_EVERY_S.
+
+        `others`: counts that belong to no present stream.
+        """
         streams = StreamsRecord(_few_sizes([each.record(now) for each in followed]), sorted(holdings.known_words))
         if self._published is None or streams != self._published:
             self._published = streams
@@ -65,10 +65,10 @@ class Publishing:
                 self._writer.write(STREAMS, _encode(StreamsRecord([], [])))
         if now - self._counted_at >= COUNTS_EVERY_S:
             self._counted_at = now
-            current = totals.left
+            current = others
             for each in followed:
                 current = current.plus(each.counts())
-            self._writer.write(COUNTS, _encode(self._before.plus(current.plus(_counted(followed, holdings, totals)))))
+            self._writer.write(COUNTS, _encode(self._before.plus(current.plus(_counted(followed, holdings)))))
 
 
 def _few_sizes(records: list[StreamRecord]) -> list[StreamRecord]:
@@ -85,11 +85,10 @@ def _few_sizes(records: list[StreamRecord]) -> list[StreamRecord]:
     ]
 
 
-def _counted(followed: Sequence[Followed], holdings: Holdings, totals: Totals) -> KvCounts:
+def _counted(followed: Sequence[Followed], holdings: Holdings) -> KvCounts:
     """Returns the counts that are not kept per stream."""
     counts, writer = holdings.counts, holdings.writer
     return KvCounts(
-        messages=totals.unknown_topics,
         malformed=counts.malformed_batches + counts.malformed_events,
         stored=counts.stored,
         removed=counts.removed,
@@ -97,8 +96,7 @@ def _counted(followed: Sequence[Followed], holdings: Holdings, totals: Totals) -
         removals_skipped=counts.removals_skipped,
         suppressed=counts.repeats_suppressed,
         forwarded=counts.removals_forwarded,
-        evictions=writer.evictions - totals.evictions_before,
-        dropped=totals.unknown_topics,
+        evictions=writer.evictions,
         waiting=sum(each.stream.waiting for each in followed),
         subscribers=sum(each.stream.is_open for each in followed),
         entries=writer.size(),

@@ -59,9 +59,16 @@ class Subscription:
         self.address = address
         self.errors = 0  # failed handshakes: peers that do not speak ZeroMQ
         self.given_up = False
-        self.socket: zmq.Socket[bytes] = context.socket(zmq.SUB)
+        self.socket = _opened(context, zmq.SUB, RECEIVED_MAX)
         try:
-            self._configure()
+            for option, value in (
+                (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS),
+                (zmq.HEARTBEAT_IVL, PING_MS),
+                (zmq.HEARTBEAT_TIMEOUT, 0),
+                (zmq.TCP_MAXRT, UNACKNOWLEDGED_MS),
+            ):
+                self.socket.setsockopt(option, value)
+            self.socket.setsockopt(zmq.SUBSCRIBE, b"")
             self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(_EVENTS)
         except zmq.ZMQError:
             self.socket.close(0)
@@ -71,15 +78,6 @@ class Subscription:
         except zmq.ZMQError:
             self.close()
             raise
-
-    def _configure(self) -> None:
-        for option, value in (
-            (zmq.LINGER, 0), (zmq.RCVHWM, RECEIVED_MAX), (zmq.MAXMSGSIZE, FRAME_BYTES_MAX), (zmq.IPV6, 1),
-            (zmq.RECONNECT_IVL, RECONNECT_MS), (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS),
-            (zmq.HEARTBEAT_IVL, PING_MS), (zmq.HEARTBEAT_TIMEOUT, 0), (zmq.TCP_MAXRT, UNACKNOWLEDGED_MS),
-        ):  # fmt: skip
-            self.socket.setsockopt(option, value)
-        self.socket.setsockopt(zmq.SUBSCRIBE, b"")
 
     def changes(self) -> Iterator[bool]:
         """Yields OPENED and LOST for changes of the connection, in their order."""
@@ -118,12 +116,7 @@ class ReplayRequest:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, start: int) -> None:
         """Raises zmq.ZMQError if the address cannot be used, or if the process may open no more sockets."""
-        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.LINGER, 0), (zmq.RCVHWM, REPLAYED_MAX), (zmq.MAXMSGSIZE, FRAME_BYTES_MAX), (zmq.IPV6, 1),
-            (zmq.RECONNECT_IVL, RECONNECT_MS),
-        ):  # fmt: skip
-            self.socket.setsockopt(option, value)
+        self.socket = _opened(context, zmq.DEALER, REPLAYED_MAX)
         try:
             self.socket.connect(address)
         except zmq.ZMQError:
@@ -146,6 +139,16 @@ class ReplayRequest:
     def close(self) -> None:
         """Closes the socket."""
         self.socket.close(0)
+
+
+def _opened(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, received_max: int) -> "zmq.Socket[bytes]":
+    """Opens a socket that holds at most `received_max` messages. Raises zmq.ZMQError if there are too many sockets."""
+    socket: zmq.Socket[bytes] = context.socket(kind)
+    for option, value in (
+        (zmq.LINGER, 0), (zmq.RCVHWM, received_max), (zmq.MAXMSGSIZE, FRAME_BYTES_MAX), (zmq.IPV6, 1), (zmq.RECONNECT_IVL, RECONNECT_MS),
+    ):  # fmt: skip
+        socket.setsockopt(option, value)
+    return socket
 
 
 def received(socket: "zmq.Socket[bytes]") -> Iterator[Frames]:

@@ -18,6 +18,7 @@ from shm.documents import DocumentWriter
 from tests.e2e.cluster import eventually
 from tests.workers.instances import made
 from tests.workers.supervisor.kv_events.test_holdings import BLOCK, TOKENS, stored
+from workers.process.kv_memory import KvCounts
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
 from workers.supervisor.kv_events.held_state import KEEP_S
 from workers.supervisor.kv_events.main import Follower
@@ -192,7 +193,7 @@ def test_a_successor_of_the_process_knows_the_adapters_that_events_have_named(tm
         (followed,) = first.followed.values()
         followed.stream.opened(1.0)
         followed.take(0, named, 1.0)
-        first.publishing.publish([followed], first.holdings, first, 1.0)
+        first.publishing.publish([followed], first.holdings, KvCounts(), 1.0)
         second = Follower(instance)
         assert second.holdings.known_words == {adapter_word("sql", instance.credentials.prefix_seed)}
         for each in (first, second):

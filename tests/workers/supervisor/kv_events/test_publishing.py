@@ -34,19 +34,13 @@ class Sized:
         return KvCounts()
 
 
-class Before:
-    """Nothing was counted before."""
-
-    left, unknown_topics, evictions_before = KvCounts(), 0, 0
-
-
 def test_only_the_most_frequent_block_sizes_are_precise() -> None:
     layout = KvLayout(1024, 64)
     parts = {name: Region(memoryview(bytearray(schema.bytes))) for name, schema in layout.parts.items()}
     memory = KvMemory(layout, parts)
     sizes = [16, 16, 32, 32, 64, 64, 128, 128, 1]
     followed = [Sized(slot, size) for slot, size in enumerate(sizes)]
-    Publishing(memory, memory.positions).publish(followed, World().holdings, Before(), 1.0)
+    Publishing(memory, memory.positions).publish(followed, World().holdings, KvCounts(), 1.0)
     _, document = DocumentReader(layout.documents, memory.documents).read(STREAMS)
     found = msgspec.msgpack.decode(document, type=StreamsRecord).streams
     assert [record.followed for record in found] == [True] * 2 * SIZES_MAX + [False]
