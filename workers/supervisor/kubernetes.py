@@ -33,7 +33,7 @@ from shm.areas import Area
 from shm.documents import DocumentReader
 from workers.process.instance import Instance
 from workers.process.layout import LEADS_UNTIL
-from workers.process.pools import assigned_view, tell_assigned
+from workers.process.pools import assigned_view
 from workers.shared import reload_status
 from workers.shared.documents import NONE_PLACED, PlacedPools
 from workers.shared.reload_status import ReloadStatus
@@ -113,7 +113,7 @@ class Kubernetes:
     ) -> None:
         """`present`: returns the instance under the configuration that is used now. `area` is the supervisor's.
 
-        `assign`: makes the supervisor use other names of pools.
+        `assign`: makes the picker use other InferencePools in its places.
         """
         instance = self._instance = present()
         self._present = present
@@ -124,7 +124,6 @@ class Kubernetes:
         self._outage = Outage(report)
         self.api: Api | None = None  # None until `connect`
         self._discoveries: Sequence[KubernetesDiscovery] = ()
-        self._objects: PoolsObjects | None = None
         self._assign = assign
         self._placing: Placing | None = None
         if (places := instance.places) is not None:
@@ -159,7 +158,6 @@ class Kubernetes:
 
     def follow_objects(self, objects: PoolsObjects) -> None:
         """Gives the objectives and model rewrites of all pools that are InferencePools to `objects`. A pod selector has none."""
-        self._objects = objects
         for namespace, changed in objects.asking.items():
             found = KubeObjects(
                 self._connected(), namespace, changed, report=self._report, outage=self._outage, expects=objects.expects(namespace)
@@ -189,7 +187,7 @@ class Kubernetes:
 
         def choose(known: Mapping[str, InferencePool]) -> Mapping[int, InferencePool]:
             if self._placing is not None and self._placing.place(known):
-                self._use(self._placing.names)
+                self._assign(self._placing.names)
                 discovery.apply_all()
             chosen = expected.choose(known)
             if self._readiness.loaded:
@@ -224,13 +222,6 @@ class Kubernetes:
             successor=self._predecessor.existed,
         )
         return discovery
-
-    def _use(self, names: PlacedPools) -> None:
-        self._assign(names)
-        tell_assigned(self._instance, names)
-        log.info("pools that are served", pools=sorted(placed.name for placed in names.values()))
-        if self._objects is not None:
-            self._objects.use(self._present().pools)
 
     def _missing(self) -> str:
         return next(filter(None, (discovery.missing() for discovery in self._discoveries)), "")

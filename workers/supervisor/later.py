@@ -188,24 +188,26 @@ class Later:
                     self._leave(place)
                 elif old.options.endpoints != new.options.endpoints:
                     await self._follow(new, successor=False)
-            self._publish_names({place: Placed(entry.name, entry.port) for place, entry in instance.pool_list.items()})
-            supervisor.pools_replaced()
-            supervisor.objects.use(instance.pools)
+            self._places_changed({place: Placed(entry.name, entry.port) for place, entry in instance.pool_list.items()})
             self._shown([])
 
     def assign(self, names: PlacedPools) -> None:
-        """Takes over which InferencePools have which places."""
+        """Takes over which InferencePools have which places, and tells the other processes."""
         supervisor = self._supervisor
         before, instance = supervisor.instance, assigned(supervisor.instance, names)
         supervisor.instance = instance
         if [id(pool.config) for pool in before.pools] != [id(pool.config) for pool in instance.pools]:
             self._renew_data()
-        supervisor.pools_replaced()
+        self._places_changed(names)
         self._shown([new for old, new in zip(before.pools, instance.pools, strict=True) if old is not new])
 
-    def _publish_names(self, names: PlacedPools) -> None:
-        tell_assigned(self._supervisor.instance, names)
+    def _places_changed(self, names: PlacedPools) -> None:
+        """Tells the other processes and the parts of the supervisor that pools have other places."""
+        supervisor = self._supervisor
+        tell_assigned(supervisor.instance, names)
         log.info("pools that are served", pools=sorted(each.name for each in names.values()))
+        supervisor.pools_replaced()
+        supervisor.objects.use(supervisor.instance.pools)
 
     async def _follow(self, view: Instance, *, successor: bool) -> None:
         """Follows the endpoints of a pool under its present configuration. Raises DiscoveryError."""
