@@ -42,10 +42,10 @@ from workers.supervisor.configured_endpoints import bounded
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.kube.api import Api
-from workers.supervisor.kube.discovery import KubernetesDiscovery, Wanted
+from workers.supervisor.kube.discovery import KubernetesDiscovery, WantedPools
 from workers.supervisor.kube.election import NEVER, Election
-from workers.supervisor.kube.events import Events
-from workers.supervisor.kube.expected import Expected, parser_mismatch
+from workers.supervisor.kube.events import PoolEvents
+from workers.supervisor.kube.expected import ExpectedPools, parser_mismatch
 from workers.supervisor.kube.lease import Candidacy
 from workers.supervisor.kube.object_kinds import PoolName
 from workers.supervisor.kube.object_watch import KubeObjects
@@ -73,7 +73,7 @@ class ReloadEvents:
     The state that it finds when it is created causes no event: a predecessor has told it already, or nothing was reloaded yet.
     """
 
-    def __init__(self, read: Callable[[], ReloadStatus | None], events: Events) -> None:
+    def __init__(self, read: Callable[[], ReloadStatus | None], events: PoolEvents) -> None:
         self._read = read
         self._events = events
         status = read()
@@ -183,7 +183,7 @@ class Kubernetes:
 
     def _discovery_of(self, namespace: str, pools: Sequence[Instance], present: Callable[[], EndpointTable]) -> KubernetesDiscovery:
         numbers = [pool.pool or 0 for pool in pools]
-        expected = Expected(lambda: [self._present().every[number] for number in numbers], self._report)
+        expected = ExpectedPools(lambda: [self._present().every[number] for number in numbers], self._report)
 
         def choose(known: Mapping[str, InferencePool]) -> Mapping[int, InferencePool]:
             if self._placing is not None and self._placing.place(known):
@@ -209,7 +209,7 @@ class Kubernetes:
 
         discovery = KubernetesDiscovery(
             functools.partial(Reflector, self._connected(), report=self._report, outage=self._outage),
-            Wanted(
+            WantedPools(
                 namespace,
                 numbers,
                 asks=any(pool.sources.asks_objects for pool in pools),
@@ -231,7 +231,7 @@ class Kubernetes:
         instance, options = self._instance, self._instance.options
         if instance.pools or not instance.sources.asks_objects:
             return
-        events = Events(
+        events = PoolEvents(
             options.pool_namespace,
             PoolName(options.pool_name, options.pool_group),
             reporter=os.environ.get("POD_NAME") or socket.gethostname(),

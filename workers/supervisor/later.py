@@ -58,7 +58,7 @@ def refuse(view: Instance, number: int, problem: BaseException) -> None:
     view.reports.refused(SUPERVISOR_AREA, number, error_text(problem), view.generations.key)
 
 
-class Supervisor(Protocol):
+class Supervised(Protocol):
     """What this needs of a supervisor. `report`: logs a problem. `checks`: what it looks at regularly."""
 
     instance: Instance
@@ -81,7 +81,7 @@ class Supervisor(Protocol):
 class Later:
     """Keeps a supervisor up to date. `look` is called at each heartbeat."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervised) -> None:
         self._supervisor = supervisor
         self._changes = -1
         self._outdated: list[int] = []  # the places of pools in `every` with changed configurations

@@ -60,8 +60,8 @@ class ObjectsWatch:
         self._api_complete = not api
         self._left: Mapping[str, int] = {}  # priorities that a predecessor has published
         self._inherited = False  # whether the document REWRITES may have rules of a predecessor
-        self._objectives = Published(writer, objectives_of(number), report)
-        self._rewrites = Published(writer, rewrites_of(number), report)
+        self._objectives = PublishedDocument(writer, objectives_of(number), report)
+        self._rewrites = PublishedDocument(writer, rewrites_of(number), report)
         self._bands = BandPlaces(static, flow.schema.bands if flow is not None else BANDS_MAX, empty=self._is_empty, now=now())
         self._warned: frozenset[int] = frozenset()  # the waiting bands of the last warning
         self._warn_at = now()
@@ -188,7 +188,7 @@ def pool_name(instance: Instance) -> PoolName:
     return PoolName(kube.name if kube is not None and kube.name else options.pool_name, options.pool_group)
 
 
-class Published:
+class PublishedDocument:
     """Writes one document if it has changed."""
 
     def __init__(self, writer: DocumentWriter, index: int, report: Callable[..., None]) -> None:

@@ -49,7 +49,7 @@ LATE_S: Final = 2.0
 log = structlog.get_logger()
 
 
-class Part:
+class FilePart:
     """The batches that wait to be written to one file."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Part:
         self.records = self.size = 0
 
 
-class Running:
+class RunningRecording:
     """The state of one recording. `ask`: the question that began it; None with --record-dir, and of the small one (`sampled`)."""
 
     def __init__(self, files: "RecordFiles", ask: asks.Ask | None, now: float, *, sampled: bool) -> None:
@@ -68,7 +68,7 @@ class Running:
         self.file = 0  # the number of the file that is written
         self.since = now  # when that file was begun
         self.before: tuple[int, float] | None = None  # the file before, and when to close it
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, FilePart] = {}
         self.framed_at = now
         self.heard = True  # a worker has sent records since the last look at endpoints
         self.records = self.bytes = self.lost = 0  # as counted in the area
@@ -95,7 +95,7 @@ class RecordKeeper:
         self._pipes = instance.pipes
         self._counters = [counter[f"recording_{name}_total"] for name in ("records", "bytes", "lost_records")]
         self._assembler = Assembler()
-        self._running: Running | None = None
+        self._running: RunningRecording | None = None
         # Why nothing is recorded.
         self._why_not = f"--record-dir is {OFF}" if options.record_dir == OFF else "no temporary folder can be written; set TMPDIR"
         self._instance = instance
@@ -207,7 +207,7 @@ class RecordKeeper:
             files = RecordFiles(folder, self._place[1], RECENT if sampled else self._limits)
         except OSError as refused:
             return refused.strerror or str(refused)
-        running = self._running = Running(files, ask, now, sampled=sampled)
+        running = self._running = RunningRecording(files, ask, now, sampled=sampled)
         say = log.debug if sampled else log.info
         say("recording begins", folder=folder, seconds=None if ask is None else ask.seconds)
         self._next_file(running, int(time.time()) & 0x7FFF_FFFF)
@@ -246,7 +246,7 @@ class RecordKeeper:
             running.before = running.file, now + LATE_S
             self._next_file(running, running.file + 1)
 
-    def _next_file(self, running: Running, number: int) -> None:
+    def _next_file(self, running: RunningRecording, number: int) -> None:
         """Begins a file: describes all endpoints again, and lets the workers do the same."""
         now = self._now()
         running.file, running.since = number, now
@@ -260,7 +260,7 @@ class RecordKeeper:
         self._follow(running, now)
         self._area.scalars[self._gauge] = -number if running.sampled else number
 
-    def _follow(self, running: Running, now: float) -> None:
+    def _follow(self, running: RunningRecording, now: float) -> None:
         found = self._endpoints.look(now)
         if running.lost > running.told:
             found.append(Lost(now, running.lost - running.told))
@@ -292,20 +292,20 @@ class RecordKeeper:
             return
         part = running.parts.get(file)
         if part is None:
-            part = running.parts[file] = Part()
+            part = running.parts[file] = FilePart()
         part.batches.append(data)
         part.records += count
         part.size += len(data)
         if part.size >= FRAME_BYTES:
             self._frame(running, file)
 
-    def _frame(self, running: Running, file: int) -> None:
+    def _frame(self, running: RunningRecording, file: int) -> None:
         part = running.parts.pop(file, None)
         if part is not None and not running.files.put(Frame(file, records.frame(part.batches), part.records)):
             running.dropped += part.records
             running.why = "the disk is too slow"
 
-    def _count(self, running: Running) -> None:
+    def _count(self, running: RunningRecording) -> None:
         """Copies the counts of the thread into the area, and logs the first loss of each kind."""
         files, add = running.files, self._area.add
         now = files.records, files.bytes, files.lost + running.dropped
@@ -318,7 +318,7 @@ class RecordKeeper:
             log.warning("the recording loses records", folder=files.folder, why=why, lost=running.lost)
         running.why = why
 
-    def _tell(self, running: Running, state: Literal["recording", "ended"]) -> None:
+    def _tell(self, running: RunningRecording, state: Literal["recording", "ended"]) -> None:
         if running.ask is None or running.until is None:
             return
         left, files = max(running.until - self._now(), 0.0), list(running.files.names)

@@ -26,7 +26,7 @@ def decides(instance: Instance) -> bool:
 
 async def follow_models(present: Callable[[], Instance], table: Callable[[], EndpointTable], report: Callable[..., None]) -> None:
     """Asks the endpoints in the table for their models, and publishes these, until it is cancelled."""
-    instance, publisher = present(), Publisher(present(), report)
+    instance, publisher = present(), ModelsPublisher(present(), report)
     documents = DocumentReader(instance.layout.documents, instance.memory.documents)
     pages = ModelPages(getting(present), publisher.publish, report)
     version = 0
@@ -56,7 +56,7 @@ def getting(present: Callable[[], Instance]) -> Callable[[EndpointSpec], Awaitab
     return asked
 
 
-class Publisher:
+class ModelsPublisher:
     """Writes the document. If not all models fit, reports how many are left out, once for each number."""
 
     def __init__(self, instance: Instance, report: Callable[..., None]) -> None:

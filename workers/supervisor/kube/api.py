@@ -29,7 +29,7 @@ from workers.supervisor.kube.errors import MESSAGE_CHARS_MAX, ApiError, Unreacha
 if TYPE_CHECKING:
     import aiohttp
 
-    from workers.supervisor.kube.session import Session
+    from workers.supervisor.kube.session import ApiSession
 
 RENEW_EVERY_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 64 << 20
@@ -90,9 +90,9 @@ def kubeconfig_files(environ: Mapping[str, str]) -> str:
 class Api:
     """Sends requests to one API server, with the picker's credentials."""
 
-    def __init__(self, open_session: Callable[[], Awaitable["Session"]], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, open_session: Callable[[], Awaitable["ApiSession"]], now: Callable[[], float] = time.monotonic) -> None:
         """`open_session` loads the credentials and returns a session that uses them."""
-        self._session: Session | None = None
+        self._session: ApiSession | None = None
         self._open_session = open_session
         self._now = now
         self._renewed_at = -RENEW_EVERY_S
@@ -107,7 +107,7 @@ class Api:
         ready_to_connect(environ)
         files = kubeconfig_files(environ)
 
-        async def load() -> "Session":
+        async def load() -> "ApiSession":
             from workers.supervisor.kube.session import open_session  # needs the client library
 
             return await open_session(files, environ)
@@ -209,7 +209,7 @@ class Api:
         response.close()
         return await renewed.send(verb, url, headers, body)
 
-    async def _current(self, refused: "Session | None") -> "Session":
+    async def _current(self, refused: "ApiSession | None") -> "ApiSession":
         """Returns the current session. `refused`: a session whose credentials the server has refused.
 
         If `refused` is still the current session, loads the credentials again, at most every RENEW_EVERY_S.

@@ -23,7 +23,7 @@ from epp.endpoints.label_selectors import Selector, parse
 from workers.host.options import POOL_GROUP
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.kube.api import Resource
-from workers.supervisor.kube.known import Change
+from workers.supervisor.kube.known import ObjectChange
 from workers.supervisor.kube.pods import Pod, decode_pod, specs_of
 from workers.supervisor.kube.pool import PLURAL, VERSION, InferencePool, decode_pool
 from workers.supervisor.kube.reflect import Reflector
@@ -41,7 +41,7 @@ Choose = Callable[[Mapping[str, InferencePool]], Mapping[int, InferencePool]]
 Specs = dict[str, tuple[EndpointSpec, ...]]  # by the name of the pod; without pods that have no endpoint
 
 
-class Wanted(NamedTuple):
+class WantedPools(NamedTuple):
     """Says which endpoints to follow in a namespace: those of the pools with these numbers.
 
     `asks`: whether InferencePools are followed. `only`: the name of the InferencePool of a picker that has one pool, "" if flags describe
@@ -85,7 +85,7 @@ class KubernetesDiscovery:
     def __init__(
         self,
         reflector: Callable[..., Reflector[Any]],
-        wanted: Wanted,
+        wanted: WantedPools,
         choose: Choose,
         *,
         apply: Callable[[Collection[EndpointSpec], int], None],
@@ -215,7 +215,7 @@ class KubernetesDiscovery:
         elif before is None or before.selector != pool.selector:
             self._follow_pods(pool.selector.text)
 
-    def _pods_changed(self, change: Change[Pod]) -> None:
+    def _pods_changed(self, change: ObjectChange[Pod]) -> None:
         for name in self._seen.keys() - change.known.keys() if change.listed else change.deleted:
             self._forget(name)
         self._seen = change.known

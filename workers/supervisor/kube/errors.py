@@ -38,7 +38,7 @@ class ApiError(Exception):
         return f"the API server refused to {what}: {answer}"
 
 
-class Status(msgspec.Struct):
+class ApiStatus(msgspec.Struct):
     """The body of an API server's error, and of an error in a watch (`Status` of the Kubernetes API)."""
 
     code: int = 0
@@ -46,7 +46,7 @@ class Status(msgspec.Struct):
     message: str = ""
 
 
-decode_status = msgspec.json.Decoder(Status).decode
+decode_status = msgspec.json.Decoder(ApiStatus).decode
 
 
 class Access(NamedTuple):

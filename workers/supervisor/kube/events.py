@@ -25,7 +25,7 @@ WAITING_MAX: Final = 8
 SENT_S: Final = 10.0
 
 
-class Events:
+class PoolEvents:
     """The events of one picker. `tell` queues an event, and `run` sends the queued events."""
 
     def __init__(

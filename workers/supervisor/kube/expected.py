@@ -14,7 +14,7 @@ UNEXPECTED: Final = "a pool is not as expected"
 log = structlog.get_logger()
 
 
-class Expected:
+class ExpectedPools:
     """Chooses the InferencePool of each pool. Of several pools, reports once what is not as expected."""
 
     def __init__(self, pools: Callable[[], Sequence[Instance]], report: Callable[..., None]) -> None:

@@ -27,7 +27,7 @@ REPORTED_S: Final = 3600.0
 T = TypeVar("T")
 
 
-class Change(NamedTuple, Generic[T]):
+class ObjectChange(NamedTuple, Generic[T]):
     """A change, with objects by name. `known` has all objects after the change. `listed` is true after a complete list."""
 
     known: Mapping[str, T]
@@ -36,7 +36,7 @@ class Change(NamedTuple, Generic[T]):
     listed: bool = False
 
 
-class Unreadable(Exception):
+class UnreadableAnswer(Exception):
     """Raised for an answer that no API server gives."""
 
 
@@ -110,7 +110,7 @@ class Known(Generic[T]):
             if decoded is not None and self._room(name, found):
                 found[name] = decoded
 
-    def listed(self, found: dict[str, T], version: str, now: float) -> Change[T] | None:
+    def listed(self, found: dict[str, T], version: str, now: float) -> ObjectChange[T] | None:
         """Takes over a complete list as of `version`. Returns None if nothing changed, or if the list is empty and does not count yet.
 
         Raises Unreadable for an impossible version.
@@ -128,9 +128,9 @@ class Known(Generic[T]):
         upserted = {name: value for name, value in found.items() if self.objects.get(name) != value}
         deleted = {name: value for name, value in self.objects.items() if name not in found}
         self.objects = found
-        return Change(found, upserted, deleted, listed=True) if first or upserted or deleted else None
+        return ObjectChange(found, upserted, deleted, listed=True) if first or upserted or deleted else None
 
-    def event(self, line: bytes) -> Change[T] | None:
+    def event(self, line: bytes) -> ObjectChange[T] | None:
         """Takes over one line of a watch. Raises Expired, ApiError (an error in the stream), Unreadable, msgspec.MsgspecError."""
         event = _event.decode(line)
         if event.type == "ERROR":
@@ -144,14 +144,14 @@ class Known(Generic[T]):
             self.unread.pop(name, None)
             if name not in self.objects:
                 return None
-            return Change(self.objects, {}, {name: self.objects.pop(name)})
+            return ObjectChange(self.objects, {}, {name: self.objects.pop(name)})
         if event.type not in ("ADDED", "MODIFIED"):
             return None  # a bookmark
         value = self._decoded(name, event.object)
         if value is None or self.objects.get(name) == value or not self._room(name, self.objects):
             return None
         self.objects[name] = value
-        return Change(self.objects, {name: value}, {})
+        return ObjectChange(self.objects, {name: value}, {})
 
     @property
     def has_objects(self) -> bool:
@@ -225,7 +225,7 @@ class Known(Generic[T]):
 
 def _check_version(version: str) -> None:
     if len(version) > VERSION_CHARS_MAX or not version.isascii():
-        raise Unreadable(f"{version[:SHOWN_CHARS]!r} is not a resource version of an API server")
+        raise UnreadableAnswer(f"{version[:SHOWN_CHARS]!r} is not a resource version of an API server")
 
 
 def history_gone(resource: Resource, why: str) -> str:

@@ -28,7 +28,7 @@ FAULTS_REPORTED_MAX: Final = 20
 ANY_POOL: Final = PoolName()
 
 
-class Parsed(NamedTuple):
+class ParsedObjects(NamedTuple):
     """The good objects of a file, the texts of its faults, and the kinds of objects that the picker does not use."""
 
     objects: list[Object]
@@ -36,18 +36,18 @@ class Parsed(NamedTuple):
     other_kinds: list[str]
 
 
-def parse_objects(data: bytes, path: str) -> Parsed:
+def parse_objects(data: bytes, path: str) -> ParsedObjects:
     """Parses one file. `path`: its name in faults. A file that is not YAML has one fault and no object. Raises nothing."""
-    parsed = Parsed([], [], [])
+    parsed = ParsedObjects([], [], [])
     try:
         for document in documents(data, path):
             _take(document, path, parsed, 0)
     except DiscoveryError as wrong:
-        return Parsed([], wrong.faults, [])
+        return ParsedObjects([], wrong.faults, [])
     return parsed
 
 
-def _take(node: Node, path: str, parsed: Parsed, depth: int) -> None:
+def _take(node: Node, path: str, parsed: ParsedObjects, depth: int) -> None:
     """Adds one object, or the items of a list, to `parsed`."""
     if node.is_null:
         return

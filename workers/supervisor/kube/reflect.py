@@ -27,7 +27,7 @@ import msgspec
 
 from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.errors import ApiError, Unreachable
-from workers.supervisor.kube.known import Change, Expired, Known, T, Unreadable, decode_page, history_gone
+from workers.supervisor.kube.known import Expired, Known, ObjectChange, T, UnreadableAnswer, decode_page, history_gone
 from workers.supervisor.pages.turns import Share
 
 EVERYTHING: Final[Mapping[str, str]] = {}
@@ -117,7 +117,7 @@ def is_away(failure: Exception) -> bool:
     return isinstance(failure, Unreachable)
 
 
-class Pace:
+class WatchPace:
     """Limits the share of the process's time that the events of one watch take.
 
     A server may send events faster than the supervisor can use them: bookmarks without end, or thousands of pods that flap. A watch that
@@ -175,7 +175,7 @@ class Reflector(Generic[T]):
         *,
         selectors: Mapping[str, str] = EVERYTHING,
         decode: Callable[[bytes], T],
-        changed: Callable[[Change[T]], None],
+        changed: Callable[[ObjectChange[T]], None],
         report: Callable[..., None],
         outage: Outage | None = None,
         expects: bool = False,
@@ -197,7 +197,7 @@ class Reflector(Generic[T]):
         self._outage = outage if outage is not None else Outage(report)
         self._rng = rng if rng is not None else random.Random()
         names = {"resource": str(resource), "namespace": resource.namespace}
-        self._pace = Pace(partial(report, **names), cpu)
+        self._pace = WatchPace(partial(report, **names), cpu)
         self._list_next = True
         self._failures = self._expired = 0
         self._begun = False
@@ -226,8 +226,8 @@ class Reflector(Generic[T]):
                     is_gone = failure.status == HTTPStatus.GONE
                     await self._failed(Expired(history_gone(self.resource, failure.message)) if is_gone else failure)
                 except msgspec.MsgspecError as failure:
-                    await self._failed(Unreadable(self._invalid(str(failure))))
-                except (Expired, Unreachable, Unreadable) as failure:
+                    await self._failed(UnreadableAnswer(self._invalid(str(failure))))
+                except (Expired, Unreachable, UnreadableAnswer) as failure:
                     await self._failed(failure)
         finally:
             self._outage.forget(self.resource)
@@ -259,7 +259,7 @@ class Reflector(Generic[T]):
             # Decode page by page: the bytes of all pages take ten times the memory of the decoded objects.
             page = decode_page(answer)
             if not page.metadata.resource_version:
-                raise Unreadable(self._invalid("a list without a version"))
+                raise UnreadableAnswer(self._invalid("a list without a version"))
             self._known.add(page.items or (), found)
             if not page.metadata.continue_:
                 self.absent = self._list_next = False
@@ -325,7 +325,7 @@ class Reflector(Generic[T]):
         elif _now() - began < STEADY_S:
             raise Unreachable(f"a watch of {self.resource} ended as soon as it had begun")
 
-    def _notify(self, change: Change[T] | None) -> None:
+    def _notify(self, change: ObjectChange[T] | None) -> None:
         if change is not None:
             self._changed(change)
 

@@ -32,7 +32,7 @@ USER_AGENT = "endpoint-picker"
 logging.getLogger("kubernetes_asyncio").addHandler(logging.NullHandler())
 
 
-class Session:
+class ApiSession:
     """Holds the connections to one API server, and the credentials."""
 
     def __init__(self, configuration: Any) -> None:
@@ -68,7 +68,7 @@ class Session:
         await self._rest.close()
 
 
-async def open_session(files: str, environ: Mapping[str, str]) -> Session:
+async def open_session(files: str, environ: Mapping[str, str]) -> ApiSession:
     """Loads the credentials of the kubeconfig `files`, or of the pod's service account if `files` is "".
 
     Raises Unreachable if they cannot be loaded.
@@ -78,7 +78,7 @@ async def open_session(files: str, environ: Mapping[str, str]) -> Session:
         if not files:
             load: Any = load_incluster_config  # it has no types
             load(configuration, environ=environ)
-            return Session(configuration)
+            return ApiSession(configuration)
         before = _children()
         try:
             async with asyncio.timeout(LOAD_S_MAX):
@@ -89,7 +89,7 @@ async def open_session(files: str, environ: Mapping[str, str]) -> Session:
                     os.kill(plugin, signal.SIGKILL)
             raise
         try:
-            return Session(configuration)
+            return ApiSession(configuration)
         finally:
             kube_config._cleanup_temp_files()  # keys inside a kubeconfig were written to files for TLS to read
     except TimeoutError as late:

@@ -28,7 +28,7 @@ OTHER_TIER: Final = "other"
 _NARROW: Final = np.uint64(NARROW)
 
 
-class Counts:
+class BlockCounts:
     """Counts for metrics. `malformed_batches` counts messages, `malformed_events` and `stores_skipped` count events, the others blocks.
 
     `removals_skipped` also counts an event of an unknown group as 1.
@@ -57,7 +57,7 @@ class Holdings:
         self.tiers = (*tiers[: TIERS - 1], (OTHER_TIER, WEIGHT_ONE))
         self.tier_of: Mapping[str, int] = {name: place for place, (name, _) in enumerate(self.tiers[:-1])}
         self.secret = secret
-        self.counts = Counts()
+        self.counts = BlockCounts()
         self.progress: Callable[[], None] = _no_progress  # called during long work, so that the heartbeat goes on
         self.known_words: set[int] = set()
         self.owners_changed = False  # workers must learn new owner ids at once; the caller sets this back to False

@@ -13,7 +13,7 @@ from tests.waiting import elapse, in_virtual_time
 from tests.workers.supervisor.kube.fake import FakeApi
 from workers.supervisor.kube.api import Resource
 from workers.supervisor.kube.errors import Unreachable
-from workers.supervisor.kube.known import Change
+from workers.supervisor.kube.known import ObjectChange
 from workers.supervisor.kube.reflect import Reflector
 
 THINGS = Resource("example.com", "v1", "things", "space")
@@ -34,13 +34,13 @@ class Followed:
     def __init__(self, api: FakeApi, *, expects: bool = False) -> None:
         self.api = api
         self.reports = Reports()
-        self.changes: list[Change[str]] = []
+        self.changes: list[ObjectChange[str]] = []
         self.deletes: Counter[str] = Counter()
         self.reflector = Reflector(
             api, THINGS, decode=decode, changed=self._changed, report=self.reports, expects=expects, rng=random.Random(7)
         )
 
-    def _changed(self, change: Change[str]) -> None:
+    def _changed(self, change: ObjectChange[str]) -> None:
         assert change.known == self.known
         self.changes.append(change)
         self.deletes.update(change.deleted.keys())

@@ -12,7 +12,7 @@ from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, pod, pool
 from tests.workers.supervisor.kube.worlds import APPLIED_S, BY_NAME, World, cluster, running, scenario, two_pods
 from workers.host.options import Options
 from workers.supervisor.endpoints.discovery import HOLD_S
-from workers.supervisor.kube.discovery import Wanted, fixed_pool
+from workers.supervisor.kube.discovery import WantedPools, fixed_pool
 from workers.supervisor.kube.errors import Unreachable
 from workers.supervisor.kube.pods import ACTIVE_PORTS
 
@@ -157,7 +157,7 @@ def test_a_selector_needs_no_pool() -> None:
         assert len(world.names) == 8
         assert {selector for _, selector in world.api.requests} == {options.endpoint_selector}
 
-    scenario(main, pods_of=Wanted("space", asks=False, only=""), fixed=fixed_pool(options))
+    scenario(main, pods_of=WantedPools("space", asks=False, only=""), fixed=fixed_pool(options))
     assert fixed_pool(Options(pool_name="p", pool_namespace="n")) is None
 
 

@@ -10,7 +10,7 @@ from tests.reports import Reports
 from tests.waiting import elapse, in_virtual_time
 from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, pod, pool
 from workers.supervisor.endpoints.discovery import EndpointSpec
-from workers.supervisor.kube.discovery import KubernetesDiscovery, Selecting, Wanted
+from workers.supervisor.kube.discovery import KubernetesDiscovery, Selecting, WantedPools
 from workers.supervisor.kube.errors import Unreachable
 from workers.supervisor.kube.pods import Pod
 from workers.supervisor.kube.pool import InferencePool
@@ -31,7 +31,7 @@ class World:
         self.endpoints: dict[int, set[str]] = {}
         self.discovery = KubernetesDiscovery(
             partial(Reflector, api, report=self.reports, outage=Outage(self.reports), cpu=float),
-            Wanted("space", range(len(NAMES)), asks=not fixed),
+            WantedPools("space", range(len(NAMES)), asks=not fixed),
             self.choose,
             apply=self._apply,
             state_changed=self.states.append,

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.waiting import turns
 from workers.supervisor.kube.errors import ApiError, Unreachable
-from workers.supervisor.kube.events import MESSAGE_CHARS_MAX, WAITING_MAX, Events
+from workers.supervisor.kube.events import MESSAGE_CHARS_MAX, WAITING_MAX, PoolEvents
 from workers.supervisor.kube.object_kinds import PoolName
 
 AT = 1_800_000_000.25
@@ -35,7 +35,7 @@ def sent(server: Server, *messages: str, together: bool = True) -> list[str]:
     reported: list[str] = []
 
     async def main() -> None:
-        events = Events(
+        events = PoolEvents(
             "space",
             PoolName("pool"),
             reporter="epp-1",

@@ -1,7 +1,7 @@
 """The pace of a watch: within a share of the time, whatever one event takes, and named when it waits long."""
 
 from tests.reports import Reports
-from workers.supervisor.kube.reflect import AGAIN_S, BURST_S, QUIET_S, SHARE, SLOWED_S, Pace
+from workers.supervisor.kube.reflect import AGAIN_S, BURST_S, QUIET_S, SHARE, SLOWED_S, WatchPace
 
 
 class Watch:
@@ -11,7 +11,7 @@ class Watch:
         self.work_s = work_s
         self.now = self.cpu = self.worked = 0.0
         self.reports = Reports()
-        self._pace = Pace(self.reports, cpu=lambda: self.cpu, clock=lambda: self.now)
+        self._pace = WatchPace(self.reports, cpu=lambda: self.cpu, clock=lambda: self.now)
 
     def event(self) -> float:
         """Uses one event, and waits as long as the pace asks. Returns the wait in seconds."""

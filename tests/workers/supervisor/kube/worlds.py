@@ -9,11 +9,11 @@ from tests.reports import Reports
 from tests.waiting import elapse, in_virtual_time
 from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, Object, pod
 from workers.supervisor.endpoints.discovery import EndpointSpec
-from workers.supervisor.kube.discovery import KubernetesDiscovery, Wanted
+from workers.supervisor.kube.discovery import KubernetesDiscovery, WantedPools
 from workers.supervisor.kube.pool import InferencePool, protocol_mismatch
 from workers.supervisor.kube.reflect import Outage, Reflector
 
-BY_NAME = Wanted("space", only="pool")
+BY_NAME = WantedPools("space", only="pool")
 NO_WORK: Callable[[], float] = float  # a clock of CPU time that stands still
 APPLIED_S = 0.25  # an event must reach the table within this time
 Scenario = Callable[["World"], Awaitable[None]]
@@ -22,7 +22,7 @@ Scenario = Callable[["World"], Awaitable[None]]
 class World:
     """Discovery with the fake server, and the endpoints and states that it has published."""
 
-    def __init__(self, api: FakeApi, wanted: Wanted, fixed: InferencePool | None = None, *, successor: bool) -> None:
+    def __init__(self, api: FakeApi, wanted: WantedPools, fixed: InferencePool | None = None, *, successor: bool) -> None:
         self.api = api
         self.reports = Reports()
         self.states: list[str] = []
@@ -59,7 +59,7 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def running(api: FakeApi, wanted: Wanted, fixed: InferencePool | None = None, *, successor: bool) -> AsyncIterator[World]:
+async def running(api: FakeApi, wanted: WantedPools, fixed: InferencePool | None = None, *, successor: bool) -> AsyncIterator[World]:
     world = World(api, wanted, fixed, successor=successor)
     task = asyncio.create_task(world.discovery.run())
     try:
@@ -73,7 +73,12 @@ async def running(api: FakeApi, wanted: Wanted, fixed: InferencePool | None = No
 
 
 def scenario(
-    main: Scenario, api: FakeApi | None = None, pods_of: Wanted = BY_NAME, fixed: InferencePool | None = None, *, successor: bool = False
+    main: Scenario,
+    api: FakeApi | None = None,
+    pods_of: WantedPools = BY_NAME,
+    fixed: InferencePool | None = None,
+    *,
+    successor: bool = False,
 ) -> None:
     async def run() -> None:
         async with running(api or cluster(), pods_of, fixed, successor=successor) as world:
