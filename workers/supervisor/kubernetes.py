@@ -36,7 +36,6 @@ from workers.process.layout import LEADS_UNTIL
 from workers.process.pools import assigned_view
 from workers.shared import reload_status
 from workers.shared.documents import NONE_PLACED, PlacedPools
-from workers.shared.reload_status import ReloadStatus
 from workers.supervisor.background import Background
 from workers.supervisor.configured_endpoints import bounded
 from workers.supervisor.endpoints.discovery import EndpointSpec
@@ -44,7 +43,7 @@ from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.kube.api import Api
 from workers.supervisor.kube.discovery import KubernetesDiscovery, WantedPools
 from workers.supervisor.kube.election import NEVER, Election
-from workers.supervisor.kube.events import PoolEvents
+from workers.supervisor.kube.events import PoolEvents, ReloadEvents
 from workers.supervisor.kube.expected import ExpectedPools, parser_mismatch
 from workers.supervisor.kube.lease import Candidacy
 from workers.supervisor.kube.object_kinds import PoolName
@@ -59,40 +58,8 @@ from workers.supervisor.readiness import Readiness
 RESIGN_LOOK_S = 0.1
 GOODBYE_S = 2.0
 LOOK_S: Final = 1.0
-RELOADED: Final = "ConfigurationReloaded"
-REFUSED: Final = "ConfigurationRefused"
-ROLLED_BACK: Final = "ConfigurationRolledBack"
-TAKEN_BACK: Final = "error[rolled-back]"
 
 log = structlog.get_logger()
-
-
-class ReloadEvents:
-    """Tells how each change of the configuration ended, once, as an event on the pool (`workers.supervisor.kube.events`).
-
-    The state that it finds when it is created causes no event: a predecessor has told it already, or nothing was reloaded yet.
-    """
-
-    def __init__(self, read: Callable[[], ReloadStatus | None], events: PoolEvents) -> None:
-        self._read = read
-        self._events = events
-        status = read()
-        self._finished = status.finished if status is not None else 0
-
-    def look(self) -> None:
-        """Tells how the last attempt ended, if it has ended since the last call."""
-        status = self._read()
-        if status is None or status.busy or status.finished == self._finished:
-            return
-        self._finished = status.finished
-        generation = f"generation {status.generation} ({status.hash})"
-        if status.successful:
-            tried = status.tryout
-            beside = f"; candidate {tried.generation} ({tried.hash}) is tried {tried.share}" if tried is not None else ""
-            self._events.tell(RELOADED, f"{generation} is in force{beside}", warning=False)
-            return
-        reason = ROLLED_BACK if TAKEN_BACK in status.text else REFUSED
-        self._events.tell(reason, f"{generation} is in force: {status.text}", warning=True)
 
 
 class Kubernetes:

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from workers.shared.reload_status import ReloadStatus
 from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.errors import ApiError, Unreachable
 from workers.supervisor.kube.object_kinds import PoolName
@@ -23,6 +24,10 @@ COMPONENT: Final = "endpoint-picker"
 MESSAGE_CHARS_MAX: Final = 1000  # the API server takes 1,024 bytes
 WAITING_MAX: Final = 8
 SENT_S: Final = 10.0
+RELOADED: Final = "ConfigurationReloaded"
+REFUSED: Final = "ConfigurationRefused"
+ROLLED_BACK: Final = "ConfigurationRolledBack"
+TAKEN_BACK: Final = "error[rolled-back]"
 
 
 class PoolEvents:
@@ -91,3 +96,31 @@ class PoolEvents:
                         return
                 except Unreachable as away:
                     self._report("event on the pool is not stored", reason=str(away))
+
+
+class ReloadEvents:
+    """Tells how each change of the configuration ended, once, as an event on the pool.
+
+    The state that it finds when it is created causes no event: a predecessor has told it already, or nothing was reloaded yet.
+    """
+
+    def __init__(self, read: Callable[[], ReloadStatus | None], events: PoolEvents) -> None:
+        self._read = read
+        self._events = events
+        status = read()
+        self._finished = status.finished if status is not None else 0
+
+    def look(self) -> None:
+        """Tells how the last attempt ended, if it has ended since the last call."""
+        status = self._read()
+        if status is None or status.busy or status.finished == self._finished:
+            return
+        self._finished = status.finished
+        generation = f"generation {status.generation} ({status.hash})"
+        if status.successful:
+            tried = status.tryout
+            beside = f"; candidate {tried.generation} ({tried.hash}) is tried {tried.share}" if tried is not None else ""
+            self._events.tell(RELOADED, f"{generation} is in force{beside}", warning=False)
+            return
+        reason = ROLLED_BACK if TAKEN_BACK in status.text else REFUSED
+        self._events.tell(reason, f"{generation} is in force: {status.text}", warning=True)

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from epp.decision.tryout import Share
 from workers.shared.reload_status import ReloadStatus, TryoutStatus
-from workers.supervisor.kubernetes import ReloadEvents
+from workers.supervisor.kube.events import ReloadEvents
 
 FIRST = ReloadStatus(1, "abc", "c.yaml", 1.0, finished=4)
 
