@@ -42,6 +42,9 @@ STDIN = "-"
 NAME_MAX = 253
 NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
+# Flags of other commands, as `epp serve` has them.
+plugin_path_option: Callable[[F], F] = flag("plugin-path", str, "", PLUGIN_PATH)
+experimental_option: Callable[[F], F] = flag("allow-experimental-plugins", BOOL, "false", EXPERIMENTAL)
 
 
 def shown_path(path: str) -> str:
@@ -76,16 +79,6 @@ def read_file(path: str) -> str:
         return read_bytes(path, CONFIG_BYTES_MAX + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Unreadable(path, f"not UTF-8 at byte {error.start}") from error
-
-
-def plugin_path_option(command: F) -> F:
-    """Adds the flag --plugin-path to a command, as `epp serve` has it."""
-    return flag("plugin-path", str, "", PLUGIN_PATH)(command)
-
-
-def experimental_option(command: F) -> F:
-    """Adds the flag --allow-experimental-plugins to a command, as `epp serve` has it."""
-    return flag("allow-experimental-plugins", BOOL, "false", EXPERIMENTAL)(command)
 
 
 def add_plugins(folder: str) -> None:

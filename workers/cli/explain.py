@@ -164,13 +164,10 @@ def _config(path: str, allow_experimental: bool, plugin_path: str) -> EffectiveC
     return load_text(text, shown_path(path), allow_experimental=allow_experimental, surroundings=Surroundings())
 
 
-def _say_remark(_event: str, place: str, reason: str) -> None:
-    echo(f"{place}: {reason}", err=True)
-
-
 def _offline(config: EffectiveConfig, request: offline.OfflineRequest, endpoints_file: str, objects_dir: str) -> Explanation:
     try:
-        objects = Folder(objects_dir, report=_say_remark).load()[0] if objects_dir else Found()
+        folder = Folder(objects_dir, report=lambda _event, place, reason: echo(f"{place}: {reason}", err=True))
+        objects = folder.load()[0] if objects_dir else Found()
         return offline.decided(config, request, endpoints_file, merge(objects, Found(), lambda *_: None))
     except (offline.OfflineError, DiscoveryError) as error:
         raise BadConfiguration(str(error)) from error

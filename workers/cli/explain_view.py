@@ -36,7 +36,8 @@ def receipt_lines(opened: Opened) -> Iterator[str]:
 
 def lines(e: Explanation) -> Iterator[str]:
     """Returns the lines that `epp explain` prints. Cells of tables are escaped, because that changes their width; the rest is not."""
-    yield f"request {e.request_id or '(no id)'}  {_when(e)}worker {e.worker}"
+    ago = f"{e.ago_s:.1f} s ago  " if e.ago_s else ""
+    yield f"request {e.request_id or '(no id)'}  {ago}worker {e.worker}"
     target = f" as {e.target_model}" if e.target_model != e.model else ""
     pool = f"pool {e.pool}  " if e.pool else ""
     yield f"{pool}model {e.model or '(none)'}{target}  flow {e.flow}  priority {e.priority}  {e.body_bytes} bytes"
@@ -59,10 +60,6 @@ def lines(e: Explanation) -> Iterator[str]:
     for profile in e.profiles:
         yield ""
         yield from _profile(profile)
-
-
-def _when(explanation: Explanation) -> str:
-    return f"{explanation.ago_s:.1f} s ago  " if explanation.ago_s else ""
 
 
 def _cached(cached: Cached) -> str:

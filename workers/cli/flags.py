@@ -72,10 +72,6 @@ def _verbosity(text: str) -> int:
     return max(-1, _whole(text.removeprefix("=")))  # `-v=4`: click keeps the '=' after a short flag
 
 
-def _ports(text: str) -> tuple[int, ...]:
-    return tuple(_whole(part) for part in text.split(",") if part)
-
-
 def _ranges(text: str) -> tuple[int, ...]:
     found: dict[int, None] = {}
     for part in text.split(","):
@@ -105,7 +101,7 @@ BOOL = _Parsed("boolean", parse_bool)
 DURATION = _Parsed("duration", _not_negative)
 SIZE = _Parsed("size", lambda text: parse_size(text) if text else 0)  # empty text: not set
 VERBOSITY = _Parsed("integer", _verbosity)
-PORTS = _Parsed("ports", _ports)
+PORTS = _Parsed("ports", lambda text: tuple(_whole(part) for part in text.split(",") if part))
 RANGES = _Parsed("ranges", _ranges)
 NAMES = _Parsed("names", lambda text: tuple(filter(None, (part.strip() for part in text.split(",")))))
 PORT = Whole(0, PORT_MAX)

@@ -130,13 +130,13 @@ def texts_by_name(options: Options, named: Sequence[str]) -> Mapping[str, Given]
     names = [file.removesuffix(SUFFIX) for file in files]
     has_default = DEFAULT in names
     if lacking := [name for name in named if name not in names and not has_default]:
-        listed = ", ".join(f"{name}{SUFFIX}" for name in lacking)
-        raise BadConfiguration(f"error: --config-dir {folder}: there is neither {listed} nor {DEFAULT}{SUFFIX}")
+        missing = ", ".join(f"{name}{SUFFIX}" for name in lacking)
+        raise BadConfiguration(f"error: --config-dir {folder}: there is neither {missing} nor {DEFAULT}{SUFFIX}")
     for name in names:
         if named and name not in (*named, DEFAULT):
             echo(f"warning: --config-dir {folder}: {name}{SUFFIX} has no effect: no --pool-name has this name", err=True)
-    found = {name: Given(read_file(path := os.path.join(folder, f"{name}{SUFFIX}")), path, plugins) for name in names}
-    return found if has_default else {**found, DEFAULT: read_given(options)}
+    texts = {name: Given(read_file(path := os.path.join(folder, f"{name}{SUFFIX}")), path, plugins) for name in names}
+    return texts if has_default else {**texts, DEFAULT: read_given(options)}
 
 
 def read(options: Options) -> PoolsFile:

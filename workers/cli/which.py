@@ -23,6 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 TIMEOUT_S = 5.0
+pool_option: Callable[[F], F] = click.option("--pool", default="", metavar="NAME", help="Show only this pool of several.  [default: all]")
 
 
 class MetricsPort(NamedTuple):
@@ -139,11 +140,6 @@ def _ask(running: list[Seen]) -> Seen:
         echo(f"{number}  {seen}", err=True)
     chosen: int = click.prompt("which picker", type=click.IntRange(1, len(running)), err=True)
     return running[chosen - 1]
-
-
-def pool_option(command: F) -> F:
-    """Adds the option --pool."""
-    return click.option("--pool", default="", metavar="NAME", help="Show only this pool of several.  [default: all]")(command)
 
 
 def check_pool(name: str, known: Sequence[str]) -> None:

@@ -82,13 +82,9 @@ class Buckets:
         bucket = self._buckets.get(cause)
         if bucket is None:
             limits = self._limits
-            burst = _BURST.get(cause, _usual_burst)(limits)
+            burst = _BURST[cause](limits) if cause in _BURST else limits.burst
             bucket = self._buckets[cause] = Bucket(burst, limits.per_second if cause != "output_stalled" else 0.0, now)
         return bucket.take(now, earned)
-
-
-def _usual_burst(limits: Limits) -> int:
-    return limits.burst
 
 
 _BURST: Final[Mapping[str, Callable[[Limits], int]]] = {

@@ -245,7 +245,8 @@ class Adoption:
                 if found.generations.candidate_number == found.number:
                     self._begin_tryout(found)
                 elif found.generations.number == found.number:
-                    self._swap(found)  # otherwise, yet another configuration is in force already
+                    # Otherwise, yet another configuration is in force already.
+                    self._put_in_force(self.parts.under(found, found.memory.areas.area(self._ordinal)))
             except Exception as problem:
                 found = problem
         self._turn.give()
@@ -257,14 +258,6 @@ class Adoption:
             generations = self.parts.instance.generations
             self.parts.instance.reports.refused(self._ordinal, loading.number, error_text(found), generations.key)
         self.look()  # another configuration may be in force already
-
-    def _swap(self, instance: Instance) -> None:
-        before = self.parts
-        self.parts = before.under(instance, instance.memory.areas.area(self._ordinal))
-        self._retired.append(before)
-        self._show()
-        instance.reports.adopted(self._ordinal, instance.number, instance.generations.key)
-        log.info("configuration in force", generation=instance.number, **self._named())
 
     def _begin_tryout(self, instance: Instance) -> None:
         bundle = instance.generations.candidate()
@@ -280,13 +273,15 @@ class Adoption:
         log.info("candidate is tried", generation=instance.number, share=str(bundle.share), **self._named())
 
     def _promote(self, candidate: WorkerParts) -> None:
-        before = self.parts
         candidate.promote()
         self._end_tryout()
-        self.parts = candidate
-        self._retired.append(before)
+        self._put_in_force(candidate)
+
+    def _put_in_force(self, parts: WorkerParts) -> None:
+        self._retired.append(self.parts)
+        self.parts = parts
         self._show()
-        instance = candidate.instance
+        instance = parts.instance
         instance.reports.adopted(self._ordinal, instance.number, instance.generations.key)
         log.info("configuration in force", generation=instance.number, **self._named())
 

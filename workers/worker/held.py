@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from epp.candidates import Endpoint, EndpointList
+from epp.candidates import EndpointList
 from epp.plugin import Hashes, HeldBlocks, HeldView, Measure
 from epp.prefix.streams import HEARTBEAT_S_MAX, NO_READER, NO_STREAM, PARTIAL, WEIGHT_ONE, StreamRecord, StreamsRecord
 from shm.areas import Area
@@ -70,7 +70,7 @@ class SharedHeldBlocks:
             self._streams = _streams.decode(document[1]) if document[1] else _NOTHING
         self._endpoint_list = endpoint_list
         by_identity = {record.identity: record for record in self._streams.streams}
-        records = [by_identity.get(_identity(endpoint)) for endpoint in endpoint_list.endpoints]
+        records = [by_identity.get((each.slot, each.generation, each.owner)) for each in endpoint_list.endpoints]
         usable = [record is not None and record.followed for record in records]
         sizes = Counter(record.block_tokens for record, use in zip(records, usable, strict=True) if record and use)
         self._owners = {size: Owners(len(records)) for size in sizes}
@@ -88,7 +88,7 @@ class SharedHeldBlocks:
                 np.array(usable, dtype=bool),
                 np.array(whole, dtype=bool),
                 blocks,
-                _reasons(records),
+                tuple(NO_STREAM if record is None else record.why or record.remark for record in records),
                 adapters,
             ),
             _unread(blocks, adapters),
@@ -132,11 +132,3 @@ class NoHeldBlocks:
 def _unread(block_tokens: tuple[int, ...], adapters: frozenset[int]) -> HeldView:
     none = np.zeros(len(block_tokens), dtype=bool)
     return HeldView((), none, none, block_tokens, (NO_READER,) * len(block_tokens), adapters)
-
-
-def _identity(endpoint: Endpoint) -> tuple[int, int, int]:
-    return endpoint.slot, endpoint.generation, endpoint.owner
-
-
-def _reasons(records: list[StreamRecord | None]) -> tuple[str, ...]:
-    return tuple(NO_STREAM if record is None else record.why or record.remark for record in records)

@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
 from functools import partial
 
 import structlog
@@ -29,7 +28,6 @@ from workers.shared.bus import BusWriter
 from workers.transport.interface import Application, Clock
 from workers.worker.adoption import Adoption
 from workers.worker.body_timeout import BodyTimeout
-from workers.worker.extproc.app import App
 from workers.worker.extproc.health import beside
 from workers.worker.faults import SLOW_BODY, Faults
 from workers.worker.kept import WorkerKept
@@ -114,10 +112,8 @@ class Worker:
             serving = (lambda: self._serving.streams(), lambda: self._serving.look())
             self._adoption = WorkerPools(self.instance, made, self.area, self.index + 1, *serving)
         else:
-            self._adoption = Adoption(made(self.instance), self.area, self.index + 1, self._apps)
-
-    def _apps(self) -> Iterator[App]:
-        return (stream.app for stream in self._serving.streams())
+            parts = made(self.instance)
+            self._adoption = Adoption(parts, self.area, self.index + 1, lambda: (each.app for each in self._serving.streams()))
 
     def _publish_certificate(self, until: float) -> None:
         self.area.scalars[self.area.schema.scalar[CERTIFICATE_UNTIL]] = int(until)

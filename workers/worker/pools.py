@@ -111,7 +111,7 @@ class WorkerPools:
         return self.name(self.choice.of_stream(port, ""))
 
     def name(self, pool: int) -> str:
-        return self._name(pool) if pool != UNDECIDED else ""
+        return self._instance.pools[pool].options.pool_name if pool != UNDECIDED else ""
 
     def lobby(self) -> App:
         return self._lobby
@@ -123,7 +123,7 @@ class WorkerPools:
         if (refused := self._out_of_service(pool)) is not None:
             raise refused
         if asyncio.get_running_loop().time() < self._failed.get(pool, 0.0):
-            raise Refused(Cause.INTERNAL, f"pool '{self._name(pool)}' cannot be loaded")
+            raise Refused(Cause.INTERNAL, f"pool '{self.name(pool)}' cannot be loaded")
         if pool not in self._waiting:
             self._to_load.append(pool)
         self._waiting.setdefault(pool, []).append(then)
@@ -194,9 +194,6 @@ class WorkerPools:
     def _adoption(self, parts: WorkerParts) -> Adoption:
         return Adoption(parts, self._area, self._ordinal, lambda: (stream.app for stream in self._streams()), self._turn)
 
-    def _name(self, pool: int) -> str:
-        return self._instance.pools[pool].options.pool_name
-
     def _use(self, instance: Instance) -> None:
         """Takes over which pools have which places. A pool that is gone, or another one, loses its parts."""
         before, self._instance = self._instance, instance
@@ -239,12 +236,8 @@ class WorkerPools:
                 self._unsettled.add(pool)
             else:
                 self._leave(pool, _gone(view))
-                self._show_unloaded(view)
-
-    def _show_unloaded(self, view: Instance) -> None:
-        """Shows that the next request of the pool gets what is in force."""
-        generations = view.generations
-        show(self._area, replace(view, number=view.number_in_force), generations.candidate_number)
+                # The next request of the pool gets what is in force.
+                show(self._area, replace(view, number=view.number_in_force), view.generations.candidate_number)
 
     def _adopt(self) -> None:
         for pool in sorted(self._unsettled):

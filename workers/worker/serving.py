@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import structlog
 
@@ -82,7 +81,7 @@ class Serving:
                 left=self.publish_load,
                 failed=self._not_accepted,
                 others=self._other_workers,
-                anywhere=partial(self._total, "connections_total"),
+                anywhere=lambda: instance.memory.areas.counters()["connections_total"],
             ),
             clock=self._clock,
             now=time.monotonic,
@@ -126,9 +125,6 @@ class Serving:
 
     def _not_accepted(self, event: str, *, port: int, **fields: object) -> None:
         log.error(event, port=port, **({"pool": name} if (name := self._pool_at(port)) else {}), **fields)
-
-    def _total(self, counter: str) -> int:
-        return self._instance.memory.areas.counters()[counter]
 
     def _create_budget(self) -> Budget:
         """Creates the budget of bytes that this worker holds for its peers: PEERS_SHARE of the worker's memory, if that is limited.

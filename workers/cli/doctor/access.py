@@ -66,14 +66,8 @@ async def _asked(wanted: list[Access]) -> list[Finding]:
 
 async def _review(api: Api, access: Access) -> Finding | None:
     """Asks about one access. Returns a finding if it is not allowed."""
-    attributes = {
-        "verb": access.verb,
-        "group": access.group,
-        "resource": access.resource,
-        "namespace": access.namespace,
-        "name": access.name,
-    }
-    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
+    spec = {"resourceAttributes": access._asdict()}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
     answer = msgspec.json.decode(await api.request("POST", REVIEWS, body=msgspec.json.encode(body)))
     return verdict(access, answer)
 

@@ -103,10 +103,6 @@ class Epp(_Section, frozen=True, kw_only=True):
     pod_disruption_budget: Budget = _section(Budget)
 
 
-def _proxy_resources() -> Resources:
-    return Resources(requests={"cpu": "2", "memory": "1Gi"}, limits={"memory": "4Gi"})
-
-
 class Proxy(_Section, frozen=True, kw_only=True):
     enabled: bool | None = None  # none: router.mode decides
     proxy_type: Literal["envoy"] = "envoy"
@@ -116,7 +112,9 @@ class Proxy(_Section, frozen=True, kw_only=True):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     port: Port = 8081
     metrics_port: Port = 19001
-    resources: Resources = msgspec.field(default_factory=_proxy_resources)
+    resources: Resources = msgspec.field(
+        default_factory=lambda: Resources(requests={"cpu": "2", "memory": "1Gi"}, limits={"memory": "4Gi"})
+    )
 
 
 def _any_pod() -> list[Json]:
@@ -210,10 +208,6 @@ def _hub_token() -> list[Json]:
     return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}]
 
 
-def _render_resources() -> Resources:
-    return Resources(requests={"cpu": "4", "memory": "8Gi"}, limits={})
-
-
 def _render_probe() -> Json:
     asked = {"httpGet": {"path": "/health", "port": "render-http"}}
     return asked | {"initialDelaySeconds": 30, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 60}
@@ -231,7 +225,7 @@ class Tokenizer(_Section, frozen=True, kw_only=True):
     extra_args: list[str] = []
     init_containers: list[Json] = []
     env: list[Json] = msgspec.field(default_factory=_hub_token)
-    resources: Resources = msgspec.field(default_factory=_render_resources)
+    resources: Resources = msgspec.field(default_factory=lambda: Resources(requests={"cpu": "4", "memory": "8Gi"}, limits={}))
     volumes: list[Json] = []
     volume_mounts: list[Json] = []
     readiness_probe: Json = msgspec.field(default_factory=_render_probe)

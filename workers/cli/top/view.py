@@ -148,9 +148,9 @@ def screen(figures: Figures, width: int, height: int | None) -> Group:
         *lines,
         *((Text(""), *table(POOLS, pools, "pools", width, pool_rows, _busy_pool)) if pools else ()),
         *((Text(""), *table(SIDES, sides, "sides", width, None, lambda _: ())) if sides else ()),
-        *((Text(""), *table(BANDS, bands, "bands", width, BAND_ROWS_MAX, _busy_band)) if bands else ()),
+        *((Text(""), *table(BANDS, bands, "bands", width, BAND_ROWS_MAX, lambda b: (b.requests, b.priority))) if bands else ()),
         Text(""),
-        *table(WORKERS, figures.workers, "workers", width, worker_rows, _busy_worker),
+        *table(WORKERS, figures.workers, "workers", width, worker_rows, lambda w: (w.requests_per_s or 0.0, w.streams)),
         Text(""),
         *table(ENDPOINTS, figures.endpoints, "endpoints", width, endpoint_rows, _busy_endpoint),
         *learned,
@@ -298,10 +298,6 @@ def fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
     return shown
 
 
-def _busy_band(band: BandLook) -> tuple[float, ...]:
-    return band.requests, band.priority
-
-
 def _in_force(configuration: Configuration | None) -> Text:
     """Returns the number of the configuration of one of several pools, and whether the last reload failed or another one is tried."""
     if configuration is None:
@@ -313,10 +309,6 @@ def _in_force(configuration: Configuration | None) -> Text:
 
 def _busy_pool(pool: PoolFigures) -> tuple[float, ...]:
     return pool.errors_per_s or 0.0, pool.requests_per_s or 0.0, pool.queued, pool.in_flight
-
-
-def _busy_worker(worker: Worker) -> tuple[float, ...]:
-    return worker.requests_per_s or 0.0, worker.streams
 
 
 def _busy_endpoint(endpoint: EndpointFigures) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from epp.decision.decision import Decision
+from epp.decision.decision import Decision, Usage
 from epp.request import Request
 from workers.host.log import REQUEST
 
@@ -39,7 +39,7 @@ class AccessLog:
         """Logs a request that got an endpoint. `status`: of its answer; 0: none came."""
         if self._rng.random() >= self._share:
             return
-        first_s, usage = exchange.first_s, exchange.usage
+        first_s, usage = exchange.first_s, exchange.usage or Usage()
         log.info(
             REQUEST,
             **_of(request),
@@ -49,9 +49,9 @@ class AccessLog:
             picked_ms=_ms(exchange.decided_at - exchange.received_at),
             first_ms=_ms(first_s) if first_s == first_s else None,
             total_ms=_ms(now - exchange.received_at),
-            prompt_tokens=usage.prompt if usage is not None else None,
-            cached_tokens=usage.cached if usage is not None else None,
-            output_tokens=usage.completion if usage is not None else None,
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            output_tokens=usage.completion,
         )
 
 
