@@ -71,7 +71,7 @@ class IndexFigures(NamedTuple):
     corrupt: Callable[[], int]
 
 
-class Sums(NamedTuple):
+class AreaSums(NamedTuple):
     """The sums over all areas at one moment."""
 
     counters: Mapping[str, int]
@@ -142,7 +142,7 @@ class MetricsPage:
 
     def _text(self, *, openmetrics: bool) -> Iterator[str]:
         """Yields the lines in parts, and an empty part wherever the event loop may turn."""
-        sums = Sums(self._areas.counters(), self._areas.histograms())
+        sums = AreaSums(self._areas.counters(), self._areas.histograms())
         totals = []
         for text in self._series_texts:
             for total in text.reading():  # noqa: B007 - the last one is the result
@@ -160,7 +160,7 @@ class MetricsPage:
         if openmetrics:
             yield END
 
-    def _families_of(self, sums: Sums) -> Iterator[Family | None]:
+    def _families_of(self, sums: AreaSums) -> Iterator[Family | None]:
         """Yields all families, and None where the event loop may turn."""
         sections = self._sections
         yield from self._info()
@@ -213,7 +213,7 @@ class MetricsPage:
     def _build(self) -> tuple[str, str]:
         return commit(), os.environ.get("EPP_BUILD_REF", "") or version()
 
-    def _counters(self, sums: Sums) -> Iterator[Family]:
+    def _counters(self, sums: AreaSums) -> Iterator[Family]:
         for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS):
             further, labels = SCRAPE_ERRORS.get(metric.name, ((), ()))
             rows: Counter[tuple[str, ...]] = Counter()
@@ -221,7 +221,7 @@ class MetricsPage:
                 rows[kinds[: len(labels)]] += sums.counters[name]
             yield from self._shown(metric, labels, list(rows.items()))
 
-    def _histograms(self, sums: Sums) -> Iterator[Family]:
+    def _histograms(self, sums: AreaSums) -> Iterator[Family]:
         rows: dict[Metric, list[Row]] = {}
         labels: dict[Metric, tuple[str, ...]] = {}
         for family in self._content.families:
@@ -234,7 +234,7 @@ class MetricsPage:
         for metric, metric_rows in rows.items():
             yield from self._shown(metric, labels[metric], metric_rows)
 
-    def _streams(self, sums: Sums) -> Iterator[Family]:
+    def _streams(self, sums: AreaSums) -> Iterator[Family]:
         if not self._content.stream_metrics:
             return
         areas = self._areas
