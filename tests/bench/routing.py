@@ -37,7 +37,7 @@ from tests.bench.routing_fleet import SCRAPE_S
 from tests.bench.routing_live import MODELS, ORDERED, live
 from tests.bench.routing_load import scale_for
 from tests.bench.routing_run import WARM_UP, Outcome, measure
-from tests.bench.routing_servers import KINDS, PACES
+from tests.bench.routing_servers import KINDS, PACES, slower
 from tests.bench.routing_table import BASELINES, Table, cold_text, digest_text, markdown, summary, text, traces_text
 from tests.bench.routing_traces import name_of, traced
 from tests.bench.routing_traffic import SERVERS, WORKLOADS, Workload
@@ -154,11 +154,11 @@ def in_real_time(options: argparse.Namespace) -> int:
         for kind in MODELS:
             if kind.name in kinds and (kind.slots or not options.sim):
                 live(
-                    kind,
+                    slower(kind, options.pace),
                     workloads,
                     {**{name: ORDERED[name] for name in ordered}, **{file.stem: file.read_text() for file in options.config}},
                     seconds=SMOKE_SECONDS if options.smoke else options.seconds,
-                    seed=1,
+                    seeds=range(1, 2 if options.smoke else options.seeds + 1),
                     simulator=options.sim,
                     reference=options.reference,
                 )
@@ -201,6 +201,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--servers", type=int, default=0, help="number of servers (default 8)")
     parser.add_argument("--envoy", action="store_true", help="in real time, behind a real Envoy (`routing_live`)")
+    parser.add_argument("--pace", type=float, default=1.0, help="with --envoy: times as slow servers and clients, for a busy machine")
     parser.add_argument("--sim", default="", metavar="BINARY", help="with --envoy: a simulator instead of `epp sim`")
     parser.add_argument("--reference", default="", metavar="BINARY", help="with --envoy: another picker to measure")
     options = parser.parse_args()

@@ -5,7 +5,7 @@ Shares of time are of the run, from 0 to 1. `PACES` are further kinds, each with
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loadtest.sim.chunked import ChunkedServer, ChunkedSettings
 from loadtest.sim.engine import Engine, EngineSettings, Job
@@ -103,17 +103,25 @@ PACES_MS = (0.02, 0.1, 0.3, 1.0)  # per token
 SLOTS_OF_PACES = (4, 8, 32)
 
 
+def slower(kind: Kind, pace: float) -> Kind:
+    """Returns servers of this kind for which everything takes `pace` times as long, also the time between requests."""
+
+    def make(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]:
+        return [SlowedServer(SlowedServer(server, pace)) for server in kind.make(servers, kv_blocks, changed)]
+
+    return replace(kind, make=make, pace=pace * kind.pace)
+
+
 def _paced(ms: float, slots: int) -> Kind:
     """Returns the kind of servers with this pace. `slots`: 0: prefill is shared."""
-    pace = ms / 1000.0 / PREFILL_S
 
     def make(servers: int, kv_blocks: int, changed: Changed) -> list[SlowedServer]:
         if not slots:
-            return [SlowedServer(SlowedServer(server, pace)) for server in shared(servers, kv_blocks, changed)]
-        return _all(servers, lambda _: SlowedServer(SlotServer(slot_settings(kv_blocks, slots)), pace))
+            return shared(servers, kv_blocks, changed)
+        return _all(servers, lambda _: SlotServer(slot_settings(kv_blocks, slots)))
 
     rates = {name: rate * slots / 8 for name, rate in SLOT_RATES.items()} if slots else {}
-    return Kind(f"{ms:g} ms, {slots or 'no'} slots", make, rate=rates, pace=pace, slots=slots)
+    return slower(Kind(f"{ms:g} ms, {slots or 'no'} slots", make, rate=rates, slots=slots), ms / 1000.0 / PREFILL_S)
 
 
 PACES = tuple(_paced(ms, slots) for ms in PACES_MS for slots in (0, *SLOTS_OF_PACES))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from epp.config.load import DEFAULT_TEXT
-from tests.bench.routing_fleet import Fleet, Policy
+from tests.bench.routing_fleet import WORKERS, Fleet, Policy
 from tests.bench.routing_formulas import FORMULAS
 from tests.bench.routing_ledger import by_formula
 from tests.bench.routing_policies import Picked
@@ -45,9 +45,11 @@ PRECISE_TEXT = TOKENS_TEXT.replace("plugins:\n", f"plugins:\n{PRECISE}", 1)
 PRECISE_FIELD_TEXT = FIELD_TEXT.replace("plugins:\n", f"plugins:\n{PRECISE}", 1)
 
 
-def configured(text: str, streamed: float = 1.0) -> Callable[[Fleet, int], Policy]:
+def configured(text: str, streamed: float = 1.0, workers: int = WORKERS) -> Callable[[Fleet, int], Policy]:
     """Returns a function that makes the policy with the pipeline of this configuration. `streamed`: the share of streamed answers."""
-    return lambda fleet, seed: Picked(text, seed, cache_blocks=fleet.kv_blocks, streamed=streamed, servers=len(fleet.servers))
+    return lambda fleet, seed: Picked(
+        text, seed, workers=workers, cache_blocks=fleet.kv_blocks, streamed=streamed, servers=len(fleet.servers)
+    )
 
 
 ORACLE = "oracle"
