@@ -48,7 +48,7 @@ FOREIGN_FLAGS = {
     "--disable-access-log-for-endpoints",  # vLLM
     "--only", "--targets", "--cases", "--seconds", "--reference", "--smoke", "--five-minutes", "--outage-s", "--reads",  # benchmarks, tests
     "--hold", "--config", "--seeds", "--jobs", "--json", "--markdown", "--svg", "--sim", "--envoy", "--cold",  # make bench-routing
-    "--trace", "--scale", "--busy", "--servers",  # make bench-routing
+    "--trace", "--scale", "--busy", "--servers", "--pace",  # make bench-routing
     "--disable-hot-restart", "--concurrency", "--log-level",  # envoy
     "--silent", "--show-error", "--fail", "--retry", "--retry-all-errors", "--retry-delay",  # curl
     "--tries",  # make bench-attack
