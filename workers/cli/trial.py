@@ -15,7 +15,6 @@ import msgspec
 
 from epp.config.effective import EffectiveConfig
 from epp.config.findings import WHOLE, ConfigError
-from epp.decision.tryout import Share
 from shm.segment import SegmentError
 from workers.cli.configuration import STDIN, check_endpoints, check_objects, findings_text, load_config, plugin_files, read_given
 from workers.cli.flags import BadConfiguration
@@ -80,7 +79,8 @@ def tried(instance: Instance, attempt: Attempt) -> Result:
     if instance.pools:
         return tried_list(instance, attempt)
     options, ask = instance.options, attempt.ask
-    if ask is not None:
+    reloads = ask.what == "reload"
+    if not reloads:
         present = in_force(instance)
         given = Given(ask.text, ask.source, plugin_files(options.plugin_path))
     elif instance.pool is not None:
@@ -100,15 +100,15 @@ def tried(instance: Instance, attempt: Attempt) -> Result:
         given.plugins,
         attempt.names,
         time.time(),
-        followed=ask is None,
-        share=ask.share if ask is not None else Share(),
+        followed=reloads,
+        share=ask.share,
         keys=config.key_texts,
         pool=options.pool_name if instance.pool is not None else "",
     )
     if instance.pool is not None:
         check_fit(instance, config)
     view = instance.under(config, bundle, copied=True).with_scrape_tls()
-    if ask is not None:
+    if not reloads:
         check_columns(present, view)
     prove(view)
     return Result(os.getpid(), "", msgspec.structs.replace(bundle, names=view.layout.names))

@@ -30,7 +30,7 @@ from workers.process.asks import Ask
 from workers.process.names import Names
 from workers.process.pool_list import Listed
 from workers.process.resources import Words
-from workers.process.rollout import SLOTS
+from workers.process.rollout import RELOAD, SLOTS
 
 BUNDLE_BYTES_MAX: Final = 16 << 20
 SLOT_BITS: Final = 8
@@ -109,13 +109,13 @@ class Attempt(NamedTuple):
     `key`: the number of the pool, or that of the list of pools. `slot`: the number of the file into which it writes its
     result. `number`: the number that the configuration gets if it is good.
     `names`: the columns, histograms and plugin counters that have places in shared memory already; the trial keeps these.
-    `ask`: the command to carry out; None: to read the picker's files again.
+    `ask`: the command to carry out: to try a candidate, or to read the picker's files again.
     """
 
     slot: int
     number: int
     names: Names
-    ask: Ask | None = None
+    ask: Ask = RELOAD
     key: int = 0
 
 

@@ -117,7 +117,7 @@ class Instance:
             lock.record(ports=sockets.ports() | sockets.pool_ports())
             memory = Memory.create(layout, options.instance, lock)
             undo.callback(memory.unlink)
-            words = Words(layout.configurations, layout.pools)
+            words = Words(1 + (layout.listed or 0))
             speculates = layout.kv_settings is not None and layout.kv_settings.speculative_s > 0
             pipes = Pipes(layout.workers_max, speculates=speculates)
             instance = cls(

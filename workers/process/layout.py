@@ -207,11 +207,6 @@ class Layout:
         self.shown = (*FIXED[:-1], *own, *((CYCLES,) if flow else ()))
         self.shown_groups = (*GROUPS, *(FLOW_GROUPS if flow else ()), *self.plugin_groups)
 
-    @property
-    def configurations(self) -> int:
-        """The number of configurations that can be in force: of the only pool, or of all pools and their list."""
-        return 1 if self.listed is None else self.listed + 1
-
     def later(self, options: "Options", config: "EffectiveConfig", names: Names) -> "Layout":
         """Returns the layout for a later configuration, with the same sizes. `names`: those that have places already.
 
@@ -305,9 +300,9 @@ class Layout:
         for number in range(SPARE_TABLES):
             areas[f"spare {number}"] = spare_schema(f"spare {number}", UNUSED, areas=self.workers_max)
         areas |= {"decisions": self.decisions, "profiles": self.profiles}
-        areas |= {flow_part(pool): schema for pool, schema in enumerate(self.flows)}
+        areas |= {part_of("flow", pool): schema for pool, schema in enumerate(self.flows)}
         areas |= {"starts": self.starts, "prefills": self.prefills, "answers": self.answers, "budgets": self.budgets}
-        areas |= {remote_part(pool): schema for pool, schema in enumerate(self.remotes)}
+        areas |= {part_of("remote", pool): schema for pool, schema in enumerate(self.remotes)}
         parts: dict[str, Mapping[str, Schema]] = {
             "state": {"table": self.table, "documents": self.documents, "latency": self.latency, "reload": self.status},
             "areas": areas,
@@ -318,14 +313,9 @@ class Layout:
         return parts
 
 
-def flow_part(pool: int) -> str:
-    """Returns the name of the part with the flow areas of a pool."""
-    return f"flow {pool}" if pool else "flow"
-
-
-def remote_part(pool: int) -> str:
-    """Returns the name of the part with the remote area of a pool."""
-    return f"remote {pool}" if pool else "remote"
+def part_of(name: str, pool: int) -> str:
+    """Returns the name of a part of which each pool has one."""
+    return f"{name} {pool}" if pool else name
 
 
 def room_for(columns: Sequence[str]) -> int:

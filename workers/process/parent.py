@@ -282,11 +282,7 @@ class Parent:
     def _end_stopped(self) -> int:
         """Lets workers drain until the deadline, then ends the supervisor."""
         self._reloads.stop()
-        while self._workers() and (left := self._left()) > 0:
-            self._wait(left)
-            self._handle_signals()
-            self._handle_reports()
-            self._reap()
+        self._drain()
         self._end_all(SUPERVISOR_END_S)
         return ExitCode.OK
 
@@ -295,10 +291,7 @@ class Parent:
         self._instance.words.stop()
         self._deadline = time.monotonic() + HALT_END_S
         self._signal_workers(signal.SIGTERM)
-        while self._workers() and (left := self._left()) > 0:
-            self._wait(left)
-            self._handle_reports()
-            self._reap()
+        self._drain()
         self._end_all(HALT_END_S)
         return ExitCode.FAULT
 
@@ -310,6 +303,14 @@ class Parent:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         return ExitCode.FAULT
+
+    def _drain(self) -> None:
+        """Waits until all workers have ended, or until the deadline."""
+        while self._workers() and (left := self._left()) > 0:
+            self._wait(left)
+            self._handle_signals()
+            self._handle_reports()
+            self._reap()
 
     def _end_all(self, supervisor_s: float) -> None:
         """Kills the remaining workers. Waits `supervisor_s` seconds for the other children to end, then kills them, too."""

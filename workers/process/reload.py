@@ -77,15 +77,14 @@ class Reloads:
             Configuration(view, self._status).write()
         self._add(instance.layout.listed or 0)
 
-    def ask(self, command: Ask | None = RELOAD) -> None:
+    def ask(self, command: Ask = RELOAD) -> None:
         """Asks for a change. It begins at once, or after the present one."""
-        key = self._key_of(command.pool) if command is not None and command.pool else self._instance.layout.listed or 0
+        key = self._key_of(command.pool) if command.pool else self._instance.layout.listed or 0
         if key is None:
-            assert command is not None
             log.error("command is not obeyed", why=no_such_pool(command.pool, self._instance.pool_names))
             return
         self._add(key)
-        self._tell(key, Asked(RELOAD if command is not None and command.what == "reload" else command), time.monotonic())
+        self._tell(key, Asked(command), time.monotonic())
 
     def hang_up(self) -> None:
         """Acts on SIGHUP: takes the command that waits (`asks`). If none waits, asks for a reload of the files."""
@@ -100,7 +99,7 @@ class Reloads:
         else:
             about = {"source": command.source, "pool": command.pool}
             log.info("command", what=command.what, **{name: value for name, value in about.items() if value})
-        self.ask(command)
+        self.ask(command or RELOAD)
 
     def next_deadline(self, now: float) -> float:
         """Returns the seconds until `look` must be called, even if no event comes before."""

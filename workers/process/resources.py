@@ -36,7 +36,7 @@ from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
 from workers.process import StartError
 from workers.process.kv_memory import KvMemory
-from workers.process.layout import Layout, flow_part, remote_part
+from workers.process.layout import Layout, part_of
 from workers.shared import query_of_death
 
 CHANGES_AT = 8  # bytes into the page of the parent's words
@@ -69,13 +69,15 @@ class Memory:
         self.index: Region = parts["index"]
         self.decisions: Region = parts["decisions"]
         self.profiles: Region = parts["profiles"]
-        self.remotes = [RemoteArea(schema, parts[remote_part(pool)]) for pool, schema in enumerate(layout.remotes)]  # with a replica store
+        self.remotes = [
+            RemoteArea(schema, parts[part_of("remote", pool)]) for pool, schema in enumerate(layout.remotes)
+        ]  # with a replica store
         self.remote = self.remotes[0] if self.remotes else None  # with what waits in this pool elsewhere
         self.areas = Areas(layout.areas, parts["areas"], self.remote)
         self.kv_events: KvMemory | None = None  # None: no plugin uses KV events
         if layout.kv_events is not None:
             self.kv_events = KvMemory(layout.kv_events, parts)
-        self.flows = [FlowAreas(schema, parts[flow_part(pool)], self.areas) for pool, schema in enumerate(layout.flows)]
+        self.flows = [FlowAreas(schema, parts[part_of("flow", pool)], self.areas) for pool, schema in enumerate(layout.flows)]
         self.flow = self.flows[0]  # the only one, unless the picker has several pools
         self._series = {name: (schema, parts[layout.spares.get(name, name)]) for name, schema in layout.series.items()}
 
@@ -216,10 +218,8 @@ class Pipes:
 class Words:
     """Words in shared memory that the parent writes and children read."""
 
-    def __init__(self, configurations: int = 1, pools: int = 0) -> None:
-        """`configurations`: how many there can be: of the only pool, or of several pools and their list. `pools`: how many there are; 0:
-        only one.
-        """
+    def __init__(self, configurations: int = 1) -> None:
+        """`configurations`: how many there can be: of the only pool, or of several pools and their list."""
         self._page = mmap.mmap(-1, CONFIGURATIONS_AT + 2 * WORD * configurations)
         self._numbers = memoryview(self._page).cast("q")
         page = memoryview(self._page)[QUERIES_OF_DEATH_AT:CONFIGURATIONS_AT]
@@ -227,7 +227,7 @@ class Words:
         # For each pool the word that names its configuration in force and its file, and that of the candidate (`generations`)
         self.configurations = memoryview(self._page)[CONFIGURATIONS_AT:].cast("q")
         # The pools that are out of service (`workers.shared.pool_crashes`)
-        self.out_of_service = memoryview(mmap.mmap(-1, WORD * (1 + max(1, pools)))).cast("q")
+        self.out_of_service = memoryview(mmap.mmap(-1, WORD * (1 + configurations))).cast("q")
 
     @property
     def stopping(self) -> bool:

@@ -31,7 +31,7 @@ ASKS_MAX: Final = 8
 # Files for the configuration in force, KEPT - 1 before it, a candidate, one under trial, and one to go back to meanwhile
 SLOTS: Final = 8
 KEPT: Final = 5
-RELOAD: Final = None  # the ask to read the picker's files again
+RELOAD: Final = Ask("reload")
 
 
 class Kept(NamedTuple):
@@ -43,11 +43,11 @@ class Kept(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What a trial child has reserved. `ask`: what it tries; None: the picker's files."""
+    """What a trial child has reserved. `ask`: what it tries."""
 
     number: int
     slot: int
-    ask: Ask | None
+    ask: Ask
 
 
 # States
@@ -88,7 +88,7 @@ State = Idle | Trying | Spreading
 class Asked(NamedTuple):
     """Somebody asks for a change."""
 
-    ask: Ask | None
+    ask: Ask
 
 
 class TrialEnded(NamedTuple):
@@ -271,8 +271,8 @@ class Rollout:
         actions, self._actions = self._actions, []
         return actions
 
-    def _ask(self, ask: Ask | None) -> None:
-        if ask is RELOAD:
+    def _ask(self, ask: Ask) -> None:
+        if ask.what == "reload":
             self._reload = True
         elif len(self._asks) < ASKS_MAX:
             self._asks.append(ask)
@@ -311,9 +311,9 @@ class Rollout:
             ask = self._asks.popleft()
         else:
             return
-        if ask is not RELOAD and not self._kept:
+        if ask.what != "reload" and not self._kept:
             self._end(False, "error[no-generation]: no configuration is in force: reload first", answers=True)
-        elif ask is RELOAD or ask.what == "try":
+        elif ask.what in ("reload", "try"):
             number, slot = self._take()
             self._trial = Trial(number, slot, ask)
             self.state = Trying(self._trial, now + TRIAL_S)
@@ -338,7 +338,7 @@ class Rollout:
             self._finish(False, event.text, answers=True)
         elif event.unchanged:
             self.state = Spreading(self.number, now + SPREAD_S, event.text, successful=True, answers=True)
-        elif trial.ask is RELOAD:
+        elif trial.ask.what == "reload":
             self._publish(Kept(trial.number, trial.slot, event.hash), event.text, now, answers=True)
         else:
             if self.candidate is not None:

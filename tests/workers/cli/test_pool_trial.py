@@ -30,7 +30,7 @@ class Folder:
         self.instance = assigned(instance, names)
 
     def changed(self) -> list[str]:
-        result = tried_list(self.instance, Attempt(1, 2, self.instance.layout.names, None, 4))
+        result = tried_list(self.instance, Attempt(1, 2, self.instance.layout.names, key=4))
         assert result.bundle is not None and result.bundle.pool_list is None
         return [self.instance.pools[place].options.pool_name for place in result.changed]
 

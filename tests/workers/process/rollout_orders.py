@@ -104,7 +104,7 @@ class World:
                 self._given(trial.number)
                 self._write(trial.slot, None)
                 self.trial, self.written, self.killed = trial, "", False
-                self.reload_waits &= self.again or trial.ask is not RELOAD
+                self.reload_waits &= self.again or trial.ask != RELOAD
                 self.again = False
             case Kill():
                 assert self.trial is not None, "a signal to a child that was reaped"
@@ -179,7 +179,7 @@ class World:
     def writes(self) -> None:
         """The trial child writes its result, perhaps after the parent has killed it."""
         assert self.trial is not None
-        self.written = self.trial.ask.text if self.trial.ask is not RELOAD else self.files
+        self.written = self.trial.ask.text if self.trial.ask != RELOAD else self.files
         self._write(self.trial.slot, Written(self.trial.number, self.written))
 
     def ends(self, *, good: bool = True) -> None:

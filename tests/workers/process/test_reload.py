@@ -64,7 +64,7 @@ class World:
         if self._verdict:
             instance.generations.store(attempt.slot, Result(self.pid, self._verdict))
             return 0
-        text = self.text if attempt.ask is None else attempt.ask.text
+        text = self.text if attempt.ask.what == "reload" else attempt.ask.text
         bundle = Bundle(attempt.number, "c.yaml", text, "", {}, attempt.names, self.now)
         instance.generations.store(attempt.slot, Result(self.pid, "", bundle))
         return 0

@@ -53,14 +53,14 @@ class Story:
         self.now += seconds
         return self.tell(Tick(behind))
 
-    def begins(self, ask: Ask | None = RELOAD) -> Trial:
+    def begins(self, ask: Ask = RELOAD) -> Trial:
         """Asks, and returns the trial that begins."""
         self.tell(Asked(ask))
         (fork, _) = self.wait(0.0)
         assert isinstance(fork, Fork)
         return fork.trial
 
-    def publishes(self, content: str, ask: Ask | None = RELOAD) -> list[Action]:
+    def publishes(self, content: str, ask: Ask = RELOAD) -> list[Action]:
         """Asks for a configuration that is good. Returns what follows from the end of its trial."""
         self.begins(ask)
         return self.tell(TrialEnded(content, ""))
