@@ -9,7 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.recording.records import VERSION, Lost, Opened, Record, batch, frame
+from epp.recording.trace import requests
+from tests.loadtest.replay.recordings import write
 from workers.shared.recording import Frame, Limits, Unreadable, framing, reader
+from workers.shared.recording.export import row, to_parquet
 from workers.shared.recording.files import RecordFiles
 from workers.shared.recording.reader import batches_of
 
@@ -163,3 +166,10 @@ def test_no_change_of_bytes_raises_anything_but_unreadable(tmp_path: Path, data:
     except Unreadable:
         return
     assert set(map(type, records)) <= {Opened, Lost}
+
+
+def test_a_parquet_file_has_a_column_for_each_value_of_a_request(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (traced, *_) = requests(batches_of(write(tmp_path / "recording", 2), print))
+    assert to_parquet([traced], tmp_path / "a.parquet") == 1
+    assert parquet.read_schema(tmp_path / "a.parquet").names == list(row(traced))
