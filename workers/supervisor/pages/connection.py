@@ -22,7 +22,7 @@ from workers.supervisor.pages.http_messages import (
     request_of,
     response,
 )
-from workers.supervisor.pages.page import Fields, PageAnswer, Piece, Request, Verdict, refusal
+from workers.supervisor.pages.page import Fields, PageAnswer, Request, Verdict, refusal
 from workers.supervisor.pages.page_streaming import Delivery, RoundRobinSender
 from workers.supervisor.pages.turns import Turns
 from workers.transport.abuse import Bucket
@@ -281,7 +281,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(self._head(answer, request) + self._end_of_message())
             self._end()
         else:
-            self._deliver(answer, answer.body, request)
+            delivery = Delivery(answer.body, self, gzip=request.gzip, endless=answer.endless)
+            self._delivery = delivery, request, answer
+            self._server.sender.begin(delivery)
+            if self._delivery is not None:  # `begin` breaks a delivery off at once if too many pages wait
+                self._look()
 
     def _answer(self, request: Request, answer: PageAnswer) -> None:
         """Sends an answer with a short body."""
@@ -296,13 +300,6 @@ class Connection(asyncio.BufferedProtocol):
         if with_body and body:
             out += self._state.send(h11.Data(data=body)) or b""
         self._transport.write(out + self._end_of_message())
-
-    def _deliver(self, answer: PageAnswer, body: Iterator[Piece], request: Request) -> None:
-        delivery = Delivery(body, self, gzip=request.gzip, endless=answer.endless)
-        self._delivery = delivery, request, answer
-        self._server.sender.begin(delivery)
-        if self._delivery is not None:  # `begin` breaks a delivery off at once if too many pages wait
-            self._look()
 
     def _begin_page(self) -> bytes:
         """Returns the head of the page if it was not sent yet, else b""."""
