@@ -56,7 +56,7 @@ def command(seconds: float, folder: str, pool: str, picker: Named) -> None:
     except SegmentError as refused:
         raise click.ClickException(str(refused)) from refused
     check_pool(pool, found.pools)
-    run_dir, name, ask = picker.run_dir, found.name, asks.Ask(uuid.uuid4().hex, os.path.abspath(folder), seconds, pool)
+    run_dir, name, ask = picker.run_dir, found.name, asks.RecordAsk(uuid.uuid4().hex, os.path.abspath(folder), seconds, pool)
     _put(run_dir, name, ask)
     try:
         state = _recorded(run_dir, name, ask)
@@ -96,25 +96,25 @@ def export(trace: str, parquet: str, jsonl: str, pool: str) -> None:
     echo(f"{count} requests", err=True)
 
 
-def _put(run_dir: str, name: str, ask: asks.Ask) -> None:
+def _put(run_dir: str, name: str, ask: asks.RecordAsk) -> None:
     try:
         asks.put(run_dir, name, ask)
     except OSError as refused:
         raise click.ClickException(f"{run_dir}: {refused.strerror}: run as the picker's user") from refused
 
 
-def _recorded(run_dir: str, name: str, ask: asks.Ask) -> asks.State:
+def _recorded(run_dir: str, name: str, ask: asks.RecordAsk) -> asks.RecordingState:
     """Follows the recording to its end, and ends it at Ctrl-C. Raises ClickException."""
     state = _begun(run_dir, name, ask)
     echo(f"recording {ask.seconds:g} s into {ask.folder}; Ctrl-C ends it", err=True)
     try:
         return _followed(run_dir, name, state, time.monotonic() + ask.seconds + LATE_S)
     except KeyboardInterrupt:
-        _put(run_dir, name, asks.Ask(ask.id, "", 0))
+        _put(run_dir, name, asks.RecordAsk(ask.id, "", 0))
         return _followed(run_dir, name, state, time.monotonic() + LATE_S)
 
 
-def _begun(run_dir: str, name: str, ask: asks.Ask) -> asks.State:
+def _begun(run_dir: str, name: str, ask: asks.RecordAsk) -> asks.RecordingState:
     """Waits for the picker's answer. Raises ClickException if it refuses, or does not answer."""
     until = time.monotonic() + ANSWER_S
     while time.monotonic() < until:
@@ -127,7 +127,7 @@ def _begun(run_dir: str, name: str, ask: asks.Ask) -> asks.State:
     raise click.ClickException(f"{name} has not answered within {ANSWER_S:g} s: run as its user; an older version cannot record")
 
 
-def _followed(run_dir: str, name: str, state: asks.State, until: float) -> asks.State:
+def _followed(run_dir: str, name: str, state: asks.RecordingState, until: float) -> asks.RecordingState:
     """Follows the recording to its end. Raises ClickException if it does not end in time.
 
     Warns as soon as `REPORTS_AFTER_S` have shown whether answers report usage, because that can still be changed then.

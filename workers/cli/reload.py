@@ -22,7 +22,7 @@ from workers.cli.flags import DURATION, WithArguments
 from workers.cli.output import echo, echo_text
 from workers.cli.which import Named, check_pool, picker_options
 from workers.host.exit_codes import ExitCode
-from workers.process.asks import Ask, Refused, put
+from workers.process.asks import Ask, AskRefused, put
 from workers.process.layout import CANDIDATE, GENERATION, of_key
 from workers.shared import reload_status
 from workers.shared.documents import PoolNames
@@ -184,7 +184,7 @@ def changed(picker: Named, timeout: float, ask: Ask) -> tuple[ReloadStatus, int]
             watched.key = _key(watched, seen, ask)
             result = _after(seen, watched, picker.run_dir, ask, time.monotonic() + timeout)
             workers = len(watched.generations())
-    except (SegmentError, Refused) as refused:
+    except (SegmentError, AskRefused) as refused:
         raise click.ClickException(str(refused)) from refused
     except OSError as refused:
         raise click.ClickException(

@@ -24,7 +24,7 @@ from workers.host.memory import cgroup_limit, share
 from workers.host.options import Options
 from workers.host.proc import data_bytes
 from workers.process import StartError
-from workers.process.generations import Attempt, Bundle, GenerationLost, Given, Result
+from workers.process.generations import Attempt, Bundle, GenerationLost, Given, TrialResult
 from workers.process.instance import Instance
 from workers.process.loading import in_force, read_configuration, read_text
 from workers.process.places import DEFAULT
@@ -46,17 +46,17 @@ def run(instance: Instance, attempt: Attempt) -> int:
             result = tried(instance, attempt)
         result = msgspec.structs.replace(result, text=said.getvalue().strip())
     except BadConfiguration as refused:
-        result = Result(pid, refused.message)
+        result = TrialResult(pid, refused.message)
     except (StartError, SegmentError, Unproven) as refused:
-        result = Result(pid, str(refused))
+        result = TrialResult(pid, str(refused))
     except MemoryError:
-        result = Result(pid, "error[trial]: the configuration took more memory in the trial than a worker may use")
+        result = TrialResult(pid, "error[trial]: the configuration took more memory in the trial than a worker may use")
     if os.getpid() != pid:  # this process is a copy that a plugin has forked, and it must not write the result
         return 1
     try:
         instance.generations.store(attempt.slot, result)
     except ValueError as too_large:
-        instance.generations.store(attempt.slot, Result(pid, f"error[too-large]: {too_large}"))
+        instance.generations.store(attempt.slot, TrialResult(pid, f"error[too-large]: {too_large}"))
     return 0
 
 
@@ -70,7 +70,7 @@ def bound_memory(instance: Instance) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def tried(instance: Instance, attempt: Attempt) -> Result:
+def tried(instance: Instance, attempt: Attempt) -> TrialResult:
     """Tries the picker's present files, or the candidate in `attempt`, and returns the result if the configuration is good.
 
     `instance`: as the pool sees it. If it is that of several pools, tries the list of pools. Raises the error with which the configuration
@@ -111,7 +111,7 @@ def tried(instance: Instance, attempt: Attempt) -> Result:
     if not reloads:
         check_columns(present, view)
     prove(view)
-    return Result(os.getpid(), "", msgspec.structs.replace(bundle, names=view.layout.names))
+    return TrialResult(os.getpid(), "", msgspec.structs.replace(bundle, names=view.layout.names))
 
 
 def check_columns(present: Instance, view: Instance) -> None:
@@ -153,7 +153,7 @@ def check_fit(view: Instance, config: EffectiveConfig) -> None:
         raise BadConfiguration(str(ConfigError(config.source, 0, 0, "too-many-bands", why, "restart the picker")))
 
 
-def tried_list(instance: Instance, attempt: Attempt) -> Result:
+def tried_list(instance: Instance, attempt: Attempt) -> TrialResult:
     """Returns the list of pools as the files have it now, and which pools have changed configurations. Raises BadConfiguration."""
     options = instance.options
     if not options.pools_file:
@@ -180,7 +180,7 @@ def tried_list(instance: Instance, attempt: Attempt) -> Result:
     names = {place: entry.name for place, entry in pool_list.items()} if pool_list is not None else dict(enumerate(_names(instance)))
     present = {view.options.pool_name: view for view in instance.pools}
     changed = tuple(place for place, name in sorted(names.items()) if name and _changed(present.get(name), texts.get(name)))
-    return Result(os.getpid(), "", bundle, changed)
+    return TrialResult(os.getpid(), "", bundle, changed)
 
 
 def _names(instance: Instance) -> Sequence[str]:

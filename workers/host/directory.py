@@ -51,7 +51,7 @@ async def watch(directory: str, moved: asyncio.Event) -> None:
     if descriptor < 0:
         return
     loop = asyncio.get_running_loop()
-    events = Events(loop, descriptor, moved)
+    events = DirectoryEvents(loop, descriptor, moved)
     loop.add_reader(descriptor, events.readable)
     try:
         await loop.create_future()
@@ -71,7 +71,7 @@ def _watching(directory: str) -> int:
     return descriptor
 
 
-class Events:
+class DirectoryEvents:
     """Reads the events of one directory, and sets `moved` once per group of events."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int, moved: asyncio.Event) -> None:

@@ -63,7 +63,7 @@ def cgroup_limit(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int | Non
     return min((limit for limit in limits if limit < UNLIMITED), default=None)
 
 
-class Usage:
+class MemoryUsage:
     """Measures the memory that this process uses.
 
     The exact figure (PSS) is read only near a limit, because the kernel walks the page tables for it.
@@ -118,7 +118,7 @@ class Bursts:
         self._last = resident
 
 
-class Watch:
+class MemoryWatch:
     """Decides whether this worker must leave. Call `look` every `LOOK_S`; it publishes the state in the worker's area."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Watch:
         say: Callable[[Leaving], None],
         others: Callable[[], Mapping[int, int]],
     ) -> None:
-        """`over`: as `Usage.over`. `trim`: as the function of this module. `say`: publishes the state of this worker.
+        """`over`: as `MemoryUsage.over`. `trim`: as the function of this module. `say`: publishes the state of this worker.
 
         `others`: returns ordinal -> state (`Leaving`) of the other serving workers.
         """

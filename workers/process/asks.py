@@ -36,7 +36,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
     pool: str = ""
 
 
-class Refused(Exception):
+class AskRefused(Exception):
     """A command cannot be given or is not obeyed. The text says why."""
 
 
@@ -49,7 +49,7 @@ def put(run_dir: str, instance: str, ask: Ask) -> None:
     """Stores a command for the parent, which then needs SIGHUP. Raises Refused, and OSError if the file cannot be written."""
     blob = msgspec.msgpack.encode(ask)
     if len(blob) > BYTES_MAX:
-        raise Refused(f"the configuration has {len(blob)} bytes; at most {BYTES_MAX} are possible")
+        raise AskRefused(f"the configuration has {len(blob)} bytes; at most {BYTES_MAX} are possible")
     path = path_of(run_dir, instance)
     with contextlib.suppress(FileNotFoundError):
         if time.time() - os.lstat(path).st_mtime > LATE_S:
@@ -61,7 +61,7 @@ def put(run_dir: str, instance: str, ask: Ask) -> None:
             writing.write(blob)
         os.link(own, path)  # unlike a rename, it replaces no other command
     except FileExistsError:
-        raise Refused("another command waits for the picker: try again") from None
+        raise AskRefused("another command waits for the picker: try again") from None
     finally:
         os.unlink(own)
 
@@ -77,17 +77,17 @@ def take(run_dir: str, instance: str) -> Ask | None:
     except FileNotFoundError:
         return None
     except OSError as unreadable:
-        raise Refused(f"{path} cannot be read: {unreadable.strerror}") from unreadable
+        raise AskRefused(f"{path} cannot be read: {unreadable.strerror}") from unreadable
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-            raise Refused(f"{path} is not a file of this user")
+            raise AskRefused(f"{path} is not a file of this user")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         if time.time() - about.st_mtime > LATE_S:
             return None
         return msgspec.msgpack.decode(os.read(file, BYTES_MAX + 1), type=Ask)
     except msgspec.MsgspecError as strange:
-        raise Refused(f"{path} was written by another version: {strange}") from strange
+        raise AskRefused(f"{path} was written by another version: {strange}") from strange
     finally:
         os.close(file)

@@ -21,7 +21,7 @@ from epp.decision.tryout import IN_FORCE, Side, Watch
 from epp.metrics.series import TRYOUT, TRYOUT_SHADOWS
 from shm.documents import DocumentWriter
 from shm.series_reader import SeriesReader, Values
-from workers.process.generations import Bundle, Generations, Result
+from workers.process.generations import Bundle, Generations, TrialResult
 from workers.process.instance import FIRST, Instance
 from workers.process.layout import CANDIDATE, GENERATION, of_key
 from workers.process.restart import SUPERVISOR
@@ -50,7 +50,7 @@ class Configuration:
         self._before = before or NEVER
         self.last = msgspec.structs.replace(NEVER, finished=self._before.finished, answered=self._before.answered)
         self._status = status
-        self._tryout = Tryout(instance)  # the list of pools has no candidate
+        self._tryout = CandidateWatch(instance)  # the list of pools has no candidate
 
     @property
     def _named(self) -> dict[str, str]:
@@ -76,7 +76,7 @@ class Configuration:
                 # Under the present names, because places in shared memory that later configurations have taken stay taken.
                 before = {"number": number, "names": self.names, "at": time.time(), "followed": False}
                 restored = msgspec.structs.replace(generations.bundle(source), **before)
-                generations.store(slot, Result(os.getpid(), "", restored))
+                generations.store(slot, TrialResult(os.getpid(), "", restored))
             case Publish(slot, number):
                 generations.publish(slot, number)
             case Try(slot, number):
@@ -148,12 +148,12 @@ class Configuration:
         if bundle is None:
             return Rollout(max(highest, FIRST), None)
         number = highest + 1
-        generations.store(0, Result(0, "", msgspec.structs.replace(bundle, number=number)))
+        generations.store(0, TrialResult(0, "", msgspec.structs.replace(bundle, number=number)))
         generations.publish(0, number)
         return Rollout(number, bundle.hash)
 
 
-class Tryout:
+class CandidateWatch:
     """Follows at most one candidate at a time. `bundle`: the candidate; None while none is tried."""
 
     def __init__(self, instance: Instance) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from workers.process import StartError, Unusable, fork
-from workers.replicas.address import Answer
+from workers.replicas.address import ContactAnswer
 
 if TYPE_CHECKING:
     from workers.host.options import ReplicaStore
@@ -44,12 +44,12 @@ def agreed_secret(store: "ReplicaStore", offered: bytes) -> bytes:
     raise wrong(f"{text}; repair it, or start alone with --replica-store-required=false")
 
 
-def _asked(store: "ReplicaStore", offered: bytes) -> Answer:
+def _asked(store: "ReplicaStore", offered: bytes) -> ContactAnswer:
     from workers.replicas.store import contact  # before the fork, because the child's time is limited
 
     reader, writer = os.pipe2(os.O_CLOEXEC)
 
-    def send(found: Answer) -> None:
+    def send(found: ContactAnswer) -> None:
         os.write(writer, msgspec.msgpack.encode(found))
 
     def child() -> int:
@@ -57,7 +57,7 @@ def _asked(store: "ReplicaStore", offered: bytes) -> Answer:
         return 0
 
     def failed(text: str) -> None:
-        send(Answer("error", text))
+        send(ContactAnswer("error", text))
 
     pid = fork.spawn(f"{fork.TITLE}store", child, closed=[reader], failed=failed)
     os.close(writer)
@@ -69,7 +69,7 @@ def _asked(store: "ReplicaStore", offered: bytes) -> Answer:
         os.waitpid(pid, 0)
 
 
-def _read(reader: int) -> Answer:
+def _read(reader: int) -> ContactAnswer:
     """Reads the child's answer. A child that ends or hangs without one is an answer, too."""
     deadline, data = time.monotonic() + WAIT_S, b""
     poll = select.poll()
@@ -79,4 +79,4 @@ def _read(reader: int) -> Answer:
         if not part:
             break
         data += part
-    return msgspec.msgpack.decode(data, type=Answer) if data else Answer("slow", "no answer")
+    return msgspec.msgpack.decode(data, type=ContactAnswer) if data else ContactAnswer("slow", "no answer")

@@ -91,7 +91,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
         return digest.hexdigest()
 
 
-class Result(msgspec.Struct, frozen=True, array_like=True):
+class TrialResult(msgspec.Struct, frozen=True, array_like=True):
     """The result of a trial. `bundle`: the configuration, None if it is refused. `text`: the errors or warnings.
 
     `pid`: the process id of the trial child. `changed`: with the list of pools, the places of the pools with changed configurations.
@@ -216,7 +216,7 @@ class Generations:
             raise GenerationLost(f"generation {word >> SLOT_BITS} is gone")
         return bundle
 
-    def store(self, slot: int, result: Result) -> None:
+    def store(self, slot: int, result: TrialResult) -> None:
         """Stores a result in a file. Raises ValueError if it is too large."""
         blob = msgspec.msgpack.encode(result)
         if len(blob) > BUNDLE_BYTES_MAX:
@@ -225,11 +225,11 @@ class Generations:
             )
         self._files.write(self._first + slot, blob)
 
-    def result(self, slot: int) -> Result | None:
+    def result(self, slot: int) -> TrialResult | None:
         """Returns the result in a file. Returns None if the file is empty, or was written in part."""
         blob = self._files.read(self._first + slot)
         try:
-            return None if blob is None else msgspec.msgpack.decode(blob, type=Result)
+            return None if blob is None else msgspec.msgpack.decode(blob, type=TrialResult)
         except msgspec.MsgspecError:
             return None
 

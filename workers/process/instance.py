@@ -38,7 +38,7 @@ from shm.observe import SECRET
 from shm.segment import check_room
 from workers.process import StartError
 from workers.process.credentials import Credentials
-from workers.process.generations import Bundle, Generations, Result
+from workers.process.generations import Bundle, Generations, TrialResult
 from workers.process.layout import Layout
 from workers.process.pool_list import PoolList
 from workers.process.reports import Reports
@@ -159,7 +159,7 @@ class Instance:
 
     def begin(self, bundle: Bundle) -> None:
         """In the parent, before the first fork: records the configuration with which this instance was created."""
-        self.generations.store(0, Result(0, "", bundle))
+        self.generations.store(0, TrialResult(0, "", bundle))
         self.generations.publish(0, bundle.number)
 
     def under(self, config: "EffectiveConfig", bundle: Bundle, *, copied: bool = False) -> "Instance":

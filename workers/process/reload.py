@@ -25,7 +25,7 @@ from workers.host.exit_codes import INTENDED, ending
 from workers.process import asks, fork
 from workers.process.asks import Ask
 from workers.process.configurations import Configuration
-from workers.process.generations import Attempt, Bundle, Result
+from workers.process.generations import Attempt, Bundle, TrialResult
 from workers.process.instance import FIRST, Instance
 from workers.process.names import Names
 from workers.process.pools import assigned, assigned_view, listed_now
@@ -37,7 +37,7 @@ from workers.process.rollout import (
     CannotUse,
     Event,
     Fork,
-    Kill,
+    KillTrial,
     Publish,
     Rollout,
     Say,
@@ -91,7 +91,7 @@ class Reloads:
         options = self._instance.options
         try:
             command = asks.take(options.run_dir, options.instance)
-        except asks.Refused as refused:
+        except asks.AskRefused as refused:
             log.error("command is not obeyed", why=str(refused))
             return
         if command is None:
@@ -142,7 +142,7 @@ class Reloads:
         result = known.generations.result(attempt.slot)
         if result is None or result.pid != pid:
             why = f"it took more than {TRIAL_S:g} s" if rollout.late else f"its process ended before it was done: {ending(code)}"
-            result = Result(pid, f"error[trial]: the configuration was tried in a process of its own, and {why}")
+            result = TrialResult(pid, f"error[trial]: the configuration was tried in a process of its own, and {why}")
         hashed, unchanged = result.bundle.hash if result.bundle is not None else None, False
         if attempt.key == self._rollouts.listed and result.bundle is not None and isinstance(rollout.state, Trying):
             pool_list = result.bundle.pool_list
@@ -189,7 +189,7 @@ class Reloads:
             configuration = self._known[key] = Configuration(self._view(key), self._status, self._left.get(key))
             if key == self._rollouts.listed:
                 rollout = Rollout(FIRST, self._hash_of_list())
-                configuration.generations.store(0, Result(0, "", self._list()))
+                configuration.generations.store(0, TrialResult(0, "", self._list()))
                 configuration.generations.publish(0, FIRST)
             else:
                 rollout = configuration.begin(self._highest.get(key, 0))
@@ -241,7 +241,7 @@ class Reloads:
             match action:
                 case Fork((number, slot, ask)):
                     self._fork(Attempt(slot, number, self._names, ask, key))
-                case Kill():
+                case KillTrial():
                     for pid in [pid for pid, attempt in self._tries.items() if attempt.key == key]:
                         self._kill(pid)
                 case Say() if key == self._rollouts.listed:
@@ -315,7 +315,7 @@ class Reloads:
                 f"{fork.TITLE}trial",
                 lambda: self._try(attempt),
                 closed=self._closed(),
-                failed=lambda text: generations.store(attempt.slot, Result(os.getpid(), f"error[trial]: {text}")),
+                failed=lambda text: generations.store(attempt.slot, TrialResult(os.getpid(), f"error[trial]: {text}")),
             )
             self._tries[pid] = attempt
         except OSError as refused:  # no memory, or too many processes

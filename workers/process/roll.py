@@ -16,7 +16,7 @@ PID, CPU_US, FIRST_CAUSE = range(3)
 US_PER_S = 1_000_000
 
 
-class Cause(enum.IntEnum):
+class EndCause(enum.IntEnum):
     """Why a child ended."""
 
     DONE = 0  # the parent told it to end, and it had nothing left to do
@@ -27,19 +27,19 @@ class Cause(enum.IntEnum):
     HUNG = 5  # the parent ended it, because it did not answer
 
 
-CAUSES = {ExitCode.OK: Cause.DONE, ExitCode.RECYCLED: Cause.MEMORY, ExitCode.BOOT_FAILED: Cause.BOOT_FAILED}
+CAUSES = {ExitCode.OK: EndCause.DONE, ExitCode.RECYCLED: EndCause.MEMORY, ExitCode.BOOT_FAILED: EndCause.BOOT_FAILED}
 
 
-def cause_of(code: int, *, hung: bool) -> Cause:
+def cause_of(code: int, *, hung: bool) -> EndCause:
     """Returns why a child ended. `code`: the result of `os.waitstatus_to_exitcode`.
 
     `hung`: whether the parent had sent SIGABRT or SIGKILL, because the child did not answer.
     """
     if hung and code not in INTENDED:
-        return Cause.HUNG
+        return EndCause.HUNG
     if code < 0:
-        return Cause.SIGNAL
-    return CAUSES.get(ExitCode(code), Cause.FAULT) if code in set(ExitCode) else Cause.FAULT
+        return EndCause.SIGNAL
+    return CAUSES.get(ExitCode(code), EndCause.FAULT) if code in set(ExitCode) else EndCause.FAULT
 
 
 class Roll:
@@ -47,7 +47,7 @@ class Roll:
 
     def __init__(self, ordinals: int) -> None:
         """`ordinals`: the number of all ordinals, including that of the kv-events process."""
-        self._width = FIRST_CAUSE + len(Cause)
+        self._width = FIRST_CAUSE + len(EndCause)
         self._words = memoryview(mmap.mmap(-1, WORD * ordinals * self._width)).cast("q")
         self.ordinals = ordinals
         self.parent_pid = os.getpid()
@@ -56,7 +56,7 @@ class Roll:
         """In the parent: records that process `pid` has the ordinal."""
         self._words[ordinal * self._width + PID] = pid
 
-    def ended(self, ordinal: int, cause: Cause, cpu_s: float) -> None:
+    def ended(self, ordinal: int, cause: EndCause, cpu_s: float) -> None:
         """In the parent: records that the child in the ordinal was reaped. `cpu_s`: the CPU time that it had used, in seconds."""
         at = ordinal * self._width
         self._words[at + CPU_US] += round(cpu_s * US_PER_S)
@@ -71,7 +71,7 @@ class Roll:
         """Returns the seconds of CPU time that the ended children of the ordinal had used."""
         return self._words[ordinal * self._width + CPU_US] / US_PER_S
 
-    def ends(self, ordinal: int) -> dict[Cause, int]:
+    def ends(self, ordinal: int) -> dict[EndCause, int]:
         """Returns how many children of the ordinal have ended, by cause."""
         at = ordinal * self._width + FIRST_CAUSE
-        return dict(zip(Cause, self._words[at : at + len(Cause)], strict=True))
+        return dict(zip(EndCause, self._words[at : at + len(EndCause)], strict=True))

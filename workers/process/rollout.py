@@ -143,7 +143,7 @@ class Fork(NamedTuple):
     trial: Trial
 
 
-class Kill(NamedTuple):
+class KillTrial(NamedTuple):
     """Tells to kill the trial child."""
 
 
@@ -191,7 +191,7 @@ class Say(NamedTuple):
     text: str = ""
 
 
-Action = Fork | Kill | Restore | Publish | Try | Withdraw | Say
+Action = Fork | KillTrial | Restore | Publish | Try | Withdraw | Say
 
 
 class Rollout:
@@ -283,7 +283,7 @@ class Rollout:
         state = self.state
         if isinstance(state, Trying) and now >= state.until:
             self.state = Trying(state.trial, math.inf, late=True)
-            self._actions.append(Kill())
+            self._actions.append(KillTrial())
         elif isinstance(state, Spreading):
             self._spread(state, tick.behind, now)
         elif isinstance(state, Idle) and self._trial is None and not (tick.waits and self.wants_turn):
@@ -388,7 +388,7 @@ class Rollout:
             return
         if isinstance(state, Trying):
             self._again = state.trial
-            self._actions.append(Kill())
+            self._actions.append(KillTrial())
         text = f"{'' if asked else 'error[rolled-back]: '}generation {number} is taken back: {why}"
         if before is None:
             self._leave(f"{text}; there is none before it, so the pool is not served", answers=answers)

@@ -23,7 +23,7 @@ UNCHANGED: Final = "unchanged"
 GONE: Final = "the pool is gone"
 
 
-class Result(NamedTuple):
+class ReloadResult(NamedTuple):
     """How the reload of a pool ended. `said`: None if there was nothing to do, or the pool is gone; then `text` says which."""
 
     said: Say | None
@@ -34,14 +34,14 @@ class Round(NamedTuple):
     """A reload of all pools. `wanted`: by pool, how many of its asks are answered when its reload has ended. `ended`: those that have."""
 
     wanted: dict[int, int]
-    ended: dict[int, Result]
+    ended: dict[int, ReloadResult]
 
 
 class Answered(NamedTuple):
     """Tells that a reload of all pools has ended. `said`: how that of the list ended. `results`: of the pools, if the list is good."""
 
     said: Say
-    results: Mapping[int, Result]
+    results: Mapping[int, ReloadResult]
 
 
 class Rollouts:
@@ -63,7 +63,7 @@ class Rollouts:
         """Forgets the configuration of a pool that is gone. Commands that wait for it get an answer."""
         self.members.pop(key, None)
         if self.round is not None and self.round.wanted.pop(key, None) is not None:
-            self.round.ended[key] = Result(None, GONE)
+            self.round.ended[key] = ReloadResult(None, GONE)
             if self._begun:
                 self._look_at_round()
 
@@ -103,7 +103,7 @@ class Rollouts:
     def follow(self, changed: Collection[int], unchanged: Collection[int]) -> None:
         """Takes from the trial of the list, which is about to end, which pools have changed. When it is in force, they are reloaded."""
         self._begun = False
-        self.round = Round(dict.fromkeys(changed, 0), {key: Result(None, UNCHANGED) for key in unchanged})
+        self.round = Round(dict.fromkeys(changed, 0), {key: ReloadResult(None, UNCHANGED) for key in unchanged})
 
     def reload_changed(self, now: float) -> list[Told]:
         """Begins the reloads of the pools that have changed. To be called when all of them are added."""
@@ -113,7 +113,7 @@ class Rollouts:
         for key in list(self.round.wanted):
             rollout = self.members.get(key)
             if rollout is None:
-                self.round.ended[key] = Result(None, GONE)
+                self.round.ended[key] = ReloadResult(None, GONE)
                 del self.round.wanted[key]
                 continue
             # An attempt under way may have read older files.
@@ -130,7 +130,7 @@ class Rollouts:
                 self.answers.append(Answered(said, {}))
         elif self.round is not None and 0 < self.round.wanted.get(key, 0) <= said.answered:
             del self.round.wanted[key]
-            self.round.ended[key] = Result(said)
+            self.round.ended[key] = ReloadResult(said)
             self._look_at_round()
 
     @property

@@ -57,7 +57,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         return f"Address({self})"
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True):
+class ContactAnswer(msgspec.Struct, array_like=True, frozen=True):
     """What the first contact has found. `why`: empty if the store can be used. `secret`: the common one, if it was asked for."""
 
     why: str = ""

@@ -36,7 +36,7 @@ class _Tenant:
         self.own: Sum | None = None  # at the last tick
 
 
-class Budgets:
+class ReplicaBudgets:
     """What the budgets of this replica and of the others have to do with each other. `row`: that of other replicas."""
 
     def __init__(self, sums: BudgetSums, row: BudgetRow) -> None:

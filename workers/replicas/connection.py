@@ -20,11 +20,11 @@ log = structlog.get_logger()
 Hear = Callable[[bytes, bytes], None]  # channel, data
 
 
-class Refused(Exception):
+class CommandRefused(Exception):
     """Says that the store answered a command with an error. Its text is that of the store."""
 
 
-class Connection:
+class StoreConnection:
     """Sends commands, and gives each its answer. `to` makes it."""
 
     def __init__(self, stream: ByteStream) -> None:
@@ -38,7 +38,7 @@ class Connection:
         self._fault: Exception | None = None
 
     @classmethod
-    async def to(cls, where: tuple[str, int] | str, tls: ssl.SSLContext | None) -> "Connection":
+    async def to(cls, where: tuple[str, int] | str, tls: ssl.SSLContext | None) -> "StoreConnection":
         """Connects to a host and port, or to the path of a socket. Raises OSError or ssl.SSLError."""
         return cls(await ByteStream.open(where, tls))
 
@@ -73,7 +73,7 @@ class Connection:
         answers = [place[0] for place in places]
         for answer in answers:
             if isinstance(answer, Refusal):
-                raise Refused(answer.text)
+                raise CommandRefused(answer.text)
         return answers
 
     def check(self) -> None:
@@ -101,7 +101,7 @@ class Connection:
                     self.hear(*value)
                 else:
                     self._answered(value)
-        except (InvalidReply, Refused) as fault:
+        except (InvalidReply, CommandRefused) as fault:
             self._end(fault)
         except Exception as fault:  # the supervisor must not end by what others send
             log.debug("a fault in the exchange with other replicas", exc_info=True)
@@ -125,7 +125,7 @@ class Connection:
         if waiting is not None:
             waiting.append(value)
         elif isinstance(value, Refusal):
-            raise Refused(value.text)
+            raise CommandRefused(value.text)
 
     def _raise(self) -> None:
         if self._fault is not None:

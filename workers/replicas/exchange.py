@@ -24,11 +24,11 @@ import structlog
 
 from shm.prefix_writer import IndexWriter
 from shm.remote_area import RemoteArea
-from workers.replicas.budgets import Budgets
+from workers.replicas.budgets import ReplicaBudgets
 from workers.replicas.joining import Joining
 from workers.replicas.notices import Notices, Report
 from workers.replicas.others import Others
-from workers.replicas.pace import Pace
+from workers.replicas.pace import TurnPace
 from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
 from workers.replicas.store import StoreError, StoreLink
@@ -80,7 +80,7 @@ class Exchange:
         self.others = Others(name, (0, random.getrandbits(62)), most)
         self.joining = Joining(parts.writer, parts.places, self.others, secret=secret, pools=pools)
         self.notices = Notices(now, report)
-        self.pace = Pace()
+        self.pace = TurnPace()
         self.connected = False  # the store has accepted a whole message of this replica
         self.connections = self.sent = self.sent_bytes = self.foreign_blocks = 0
         self.failures: Counter[str] = Counter()  # why the store could not be used -> number
@@ -358,7 +358,7 @@ class ExchangeParts(NamedTuple):
     writer: IndexWriter
     waiting: WaitingInPools
     pages: Pages
-    budgets: Budgets
+    budgets: ReplicaBudgets
 
 
 def retry_delay(attempts: int, *, refused: bool) -> float:

@@ -31,7 +31,7 @@ Load = tuple[int, int]  # requests, tokens
 NONE: Load = (0, 0)
 
 
-class Rate:
+class SenderRate:
     """Counts the messages and bytes of one sender in the current second."""
 
     __slots__ = ("_bytes", "_messages", "_since")
@@ -59,7 +59,7 @@ class Other:
 
     __slots__ = ("flows", "heard_at", "life", "loads", "rate", "secret", "sequence", "wants")
 
-    def __init__(self, life: Life, now: float, rate: Rate) -> None:
+    def __init__(self, life: Life, now: float, rate: SenderRate) -> None:
         self.life = life
         self.sequence = self.secret = 0
         self.heard_at = now
@@ -86,7 +86,7 @@ class Others:
         self._most = most
         self._gone: dict[str, tuple[Life, int, float]] = {}  # name -> last life and sequence, time of the last message
         self._superseded_until = float("-inf")
-        self._own_rate, self._strangers = Rate(float("-inf")), Rate(float("-inf"))
+        self._own_rate, self._strangers = SenderRate(float("-inf")), SenderRate(float("-inf"))
 
     def superseded(self, now: float) -> bool:
         """Whether another replica with this one's name has started later, and is alive."""
@@ -171,7 +171,7 @@ class Others:
         """Returns the sender's state. Raises NotUsable: "old" or "many"."""
         name, life = message.name, (message.epoch, message.origin)
         other = self.live.get(name)
-        rate = other.rate if other is not None else Rate(now)
+        rate = other.rate if other is not None else SenderRate(now)
         if other is not None:
             if life < other.life or (life == other.life and message.sequence <= other.sequence):
                 raise NotUsable("old")

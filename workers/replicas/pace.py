@@ -16,7 +16,7 @@ BUS_PATIENCE: Final = 2
 EARLY_S: Final = 0.0065
 
 
-class Pace:
+class TurnPace:
     """Calls `turn` again and again between `begin` and `end`. A turn that raises is the last one, and `begin` raises the same."""
 
     def __init__(self) -> None:

@@ -33,8 +33,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from workers.host.options import PASSWORD_VARIABLE, ReplicaStore
-from workers.replicas.address import Address, Answer, parse_address
-from workers.replicas.connection import Connection, Refused, publishing
+from workers.replicas.address import Address, ContactAnswer, parse_address
+from workers.replicas.connection import CommandRefused, StoreConnection, publishing
 from workers.replicas.replies import InvalidReply
 from workers.replicas.wire import EPOCH_MAX
 
@@ -68,7 +68,7 @@ class StoreError(Exception):
         return self.why in ("refused", "denied", "file")
 
 
-class Names:
+class StoreNames:
     """The names of channels and keys in the store."""
 
     def __init__(self, prefix: str, *, cluster: bool, database: int = 0) -> None:
@@ -101,14 +101,14 @@ def _password_in(file: str, given_by: str) -> str:
 async def opened(store: ReplicaStore, name: str) -> "StoreLink":
     """Connects with the store of the options, as the replica `name`. Raises StoreError."""
     address = parse_address(store.url)
-    names = Names(store.prefix, cluster=address.cluster, database=address.database)
+    names = StoreNames(store.prefix, cluster=address.cluster, database=address.database)
     return await StoreLink.open(address, names, password_of(address, store.password_file), name)
 
 
 class StoreLink:
     """A connection to the store that listens to the channels of a replica. `open` makes it."""
 
-    def __init__(self, address: Address, names: Names, connection: Connection) -> None:
+    def __init__(self, address: Address, names: StoreNames, connection: StoreConnection) -> None:
         self._address = address
         self.names = names
         self._connection = connection
@@ -116,12 +116,12 @@ class StoreLink:
         self._in_words = _InWords(address)
 
     @classmethod
-    async def open(cls, address: Address, names: Names, password: str, name: str) -> "StoreLink":
+    async def open(cls, address: Address, names: StoreNames, password: str, name: str) -> "StoreLink":
         """Connects, and subscribes to two channels: the one for all replicas, and that of the replica `name`. Raises StoreError."""
         with _InWords(address, password):
             where = await _server(address, names, password)
             async with asyncio.timeout(ANSWER_S):
-                connection = await Connection.to(where, _tls_context(address))
+                connection = await StoreConnection.to(where, _tls_context(address))
         link = cls(address, names, connection)
         try:
             login = ("AUTH", address.user or "default", password) if address.user or password else ()
@@ -208,7 +208,7 @@ class StoreLink:
         return held
 
 
-async def _server(address: Address, names: Names, password: str) -> tuple[str, int] | str:
+async def _server(address: Address, names: StoreNames, password: str) -> tuple[str, int] | str:
     """Returns host and port of the server to connect to, or the path of a socket."""
     if address.path:
         return address.path
@@ -294,7 +294,7 @@ class _InWords(contextlib.AbstractContextManager[None]):
 def _why(failure: Exception) -> str:
     """Returns the label of any failure."""
     text = str(failure)
-    if isinstance(failure, Refused):
+    if isinstance(failure, CommandRefused):
         return ANSWERS.get(text.partition(" ")[0], "error")
     if isinstance(failure, AuthenticationError) or any(sign in text for sign in REFUSED):
         return "refused"
@@ -309,7 +309,7 @@ def _why(failure: Exception) -> str:
     return "error"
 
 
-def contact(store: ReplicaStore, offered: bytes) -> Answer:
+def contact(store: ReplicaStore, offered: bytes) -> ContactAnswer:
     """Finds out whether the store can be used in each way that the picker needs, and the common secret of block hashes.
 
     `offered`: the secret to store if it has none; empty: none is needed.
@@ -317,10 +317,10 @@ def contact(store: ReplicaStore, offered: bytes) -> Answer:
     try:
         return asyncio.run(_contact(store, offered))
     except StoreError as refused:
-        return Answer(refused.why, str(refused), refused.permanent)
+        return ContactAnswer(refused.why, str(refused), refused.permanent)
 
 
-async def _contact(store: ReplicaStore, offered: bytes) -> Answer:
+async def _contact(store: ReplicaStore, offered: bytes) -> ContactAnswer:
     probe = f"start-{os.urandom(8).hex()}"
     try:
         async with asyncio.timeout(CONTACT_S):
@@ -331,7 +331,7 @@ async def _contact(store: ReplicaStore, offered: bytes) -> Answer:
                 link.listen(lambda channel, data: heard.set())
                 await link.command("PUBLISH", link.names.to(probe), b"")
                 await heard.wait()
-                return Answer(secret=await link.agree(offered) if offered else b"")
+                return ContactAnswer(secret=await link.agree(offered) if offered else b"")
             finally:
                 link.close()
     except TimeoutError:

@@ -163,7 +163,7 @@ class Publisher:
         self.woken(loop)  # the supervisor may have asked again meanwhile
 
 
-class Asking:
+class DecisionsAsking:
     """The supervisor's side: asks all workers for explanations and reads their answers."""
 
     def __init__(self, area: Area, areas: Areas, documents: DocumentReader, wake: Callable[[int], None], now: Callable[[], float]) -> None:

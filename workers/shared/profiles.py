@@ -118,7 +118,7 @@ def unpacked(data: bytes) -> Profile:
 
 
 @dataclass(slots=True)
-class Asking:
+class ProfileAsking:
     """The supervisor's side: asks one worker for a profile and reads the answer."""
 
     area: Area
@@ -158,7 +158,7 @@ class Asking:
 
 
 @dataclass(slots=True)
-class Answering:
+class ProfileAnswering:
     """A worker's side: finds out whether the worker is asked, and publishes its answer."""
 
     areas: Areas

@@ -22,7 +22,7 @@ from shm.observe import SECRET
 from shm.table import TableReader
 from workers.process.instance import Instance
 from workers.shared import profiles, reload_status
-from workers.shared.decisions import Asking
+from workers.shared.decisions import DecisionsAsking
 from workers.shared.documents import EndpointsView
 from workers.shared.reload_status import ReloadStatus
 from workers.supervisor.data_layer import further_kinds
@@ -160,9 +160,9 @@ class PagePort:
         status = self._reload()
         return "" if status is None else _lines(status)
 
-    def _asking(self) -> Asking:
+    def _asking(self) -> DecisionsAsking:
         instance = self._instance
-        return Asking(
+        return DecisionsAsking(
             self._area,
             instance.memory.areas,
             DocumentReader(instance.layout.decisions, instance.memory.decisions),
@@ -170,7 +170,7 @@ class PagePort:
             now=time.monotonic,
         )
 
-    def _receipts(self, asking: Asking, what_if: WhatIfPage) -> ReceiptPage:
+    def _receipts(self, asking: DecisionsAsking, what_if: WhatIfPage) -> ReceiptPage:
         instance = self._instance
         endpoints = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
         return ReceiptPage(
@@ -187,7 +187,7 @@ class PagePort:
         instance = self._instance
         if not instance.options.enable_pprof:
             return {}
-        asking = profiles.Asking(
+        asking = profiles.ProfileAsking(
             self._area,
             instance.memory.areas,
             DocumentReader(instance.layout.profiles, instance.memory.profiles),

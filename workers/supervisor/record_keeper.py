@@ -60,7 +60,7 @@ class FilePart:
 class RunningRecording:
     """The state of one recording. `ask`: the question that began it; None with --record-dir, and of the small one (`sampled`)."""
 
-    def __init__(self, files: "RecordFiles", ask: asks.Ask | None, now: float, *, sampled: bool) -> None:
+    def __init__(self, files: "RecordFiles", ask: asks.RecordAsk | None, now: float, *, sampled: bool) -> None:
         self.files = files
         self.ask = ask
         self.sampled = sampled
@@ -185,8 +185,8 @@ class RecordKeeper:
                 self._refuse(ask, f"{ask.folder}: {why}")
                 self._begin_recent()
 
-    def _refuse(self, ask: asks.Ask, why: str) -> None:
-        asks.tell(*self._place, asks.State(ask.id, "failed", why))
+    def _refuse(self, ask: asks.RecordAsk, why: str) -> None:
+        asks.tell(*self._place, asks.RecordingState(ask.id, "failed", why))
 
     # The recording.
 
@@ -198,7 +198,7 @@ class RecordKeeper:
             self._why_not = f"{self._recent}: {why}"
             log.info("no small recording for epp explain", folder=self._recent, why=why)
 
-    def _begin(self, folder: str, ask: asks.Ask | None, *, sampled: bool = False) -> str:
+    def _begin(self, folder: str, ask: asks.RecordAsk | None, *, sampled: bool = False) -> str:
         """Begins a recording. Returns why it cannot, or ""."""
         from workers.shared.recording.files import RecordFiles  # imported before the loop ran
 
@@ -323,7 +323,7 @@ class RecordKeeper:
             return
         left, files = max(running.until - self._now(), 0.0), list(running.files.names)
         counts = running.records, running.bytes, running.lost
-        asks.tell(*self._place, asks.State(running.ask.id, state, running.why, left, *counts, files))
+        asks.tell(*self._place, asks.RecordingState(running.ask.id, state, running.why, left, *counts, files))
 
 
 def recent_folder(options: "Options") -> str:

@@ -9,7 +9,7 @@ from shm.documents import DocumentReader
 from shm.prefix_writer import IndexWriter
 from workers.process.instance import Instance
 from workers.replicas.address import secret_of
-from workers.replicas.budgets import Budgets
+from workers.replicas.budgets import ReplicaBudgets
 from workers.replicas.exchange import Exchange, ExchangeParts
 from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places, PoolPlace
@@ -44,7 +44,7 @@ def exchange_of(present: Callable[[], Instance], index: IndexWriter, report: Cal
             index,
             WaitingInPools(waiting_of(instance)),
             Pages(places),
-            Budgets(
+            ReplicaBudgets(
                 BudgetSums(budgets, instance.memory.budgets, serving), BudgetRow(budgets, instance.memory.budgets, budgets.workers, serving)
             ),
         ),

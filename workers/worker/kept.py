@@ -27,7 +27,7 @@ from workers.process.instance import Instance
 from workers.shared.bus import BusWriter
 from workers.shared.decisions import Publisher, Recent
 from workers.shared.objectives import ObjectivesView, static_bands
-from workers.shared.profiles import Answering
+from workers.shared.profiles import ProfileAnswering
 from workers.transport.interface import Clock
 from workers.worker.extproc.answer_counts import AnswerCounts
 from workers.worker.extproc.budgets import Budgets
@@ -87,7 +87,7 @@ class WorkerKept:
         published = DocumentWriter(instance.layout.decisions, instance.memory.decisions)
         self.publisher = Publisher(self.recent, instance.memory.areas, area, published, index)
         answers = DocumentWriter(instance.layout.profiles, instance.memory.profiles)
-        answering = Answering(instance.memory.areas, area, answers, index, time.monotonic)
+        answering = ProfileAnswering(instance.memory.areas, area, answers, index, time.monotonic)
         self.profiler = Profiler(answering, later)
 
     def flows(self) -> list[FlowControl]:

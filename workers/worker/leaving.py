@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from shm.areas import Area, Areas
-from workers.host.memory import LOOK_S, Bursts, Leaving, Usage, Watch, cgroup_limit, share, trim
+from workers.host.memory import LOOK_S, Bursts, Leaving, MemoryUsage, MemoryWatch, cgroup_limit, share, trim
 from workers.process.instance import Instance
 from workers.process.layout import LEAVING
 from workers.worker.flow.flow_control import FlowControl
@@ -55,7 +55,7 @@ class Exit:
 
         If a fresh process already exceeds its share, logs this and does not watch the share.
         """
-        configured, cgroup, usage = self._instance.options.worker_memory_limit, cgroup_limit(), Usage()
+        configured, cgroup, usage = self._instance.options.worker_memory_limit, cgroup_limit(), MemoryUsage()
         workers = self._instance.options.workers
 
         def limit() -> int:
@@ -72,7 +72,7 @@ class Exit:
             )
             watched = 0
         bursts = Bursts(usage.resident, trim, loop.time())
-        watch = Watch(self._ordinal, now=loop.time(), over=usage.over, trim=trim, say=self._say, others=self.leaving)
+        watch = MemoryWatch(self._ordinal, now=loop.time(), over=usage.over, trim=trim, say=self._say, others=self.leaving)
 
         def look() -> None:
             if stopping.is_set():

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Final
 
-from workers.shared.profiles import HERTZ, Answering, Function, Profile, Question
+from workers.shared.profiles import HERTZ, Function, Profile, ProfileAnswering, Question
 
 DEPTH_MAX: Final = 100  # limit for the functions of a stack; the outermost ones above it are left out
 STACKS_MAX: Final = 2000  # different stacks; samples of further stacks count as left out
@@ -73,7 +73,7 @@ class Sampler:
 class Profiler:
     """Answers the supervisor's questions for profiles of this worker."""
 
-    def __init__(self, answering: Answering, later: Callable[..., asyncio.TimerHandle]) -> None:
+    def __init__(self, answering: ProfileAnswering, later: Callable[..., asyncio.TimerHandle]) -> None:
         """`later` is the event loop's `call_later`."""
         self._answering = answering
         self._later = later

@@ -24,7 +24,7 @@ from epp.protocol import codec
 from epp.request import Request
 from shm.areas import Area
 from workers.host.log import error_text
-from workers.host.memory import Usage as Memory
+from workers.host.memory import MemoryUsage as Memory
 from workers.process.instance import Instance
 from workers.process.resources import packet_pipe
 from workers.shared.bus import BusWriter

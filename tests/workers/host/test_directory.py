@@ -7,7 +7,7 @@ import pytest
 import uvloop
 
 from tests.waiting import turns
-from workers.host.directory import DELAY_S_MAX, QUIET_S, Events, watch
+from workers.host.directory import DELAY_S_MAX, QUIET_S, DirectoryEvents, watch
 
 WITHIN_S = 20.0
 
@@ -89,7 +89,7 @@ class Loop:
 def test_events_of_one_change_come_together_and_endless_events_do_not_hide_it() -> None:
     reader, writer = os.pipe2(os.O_NONBLOCK)
     loop, moved = Loop(), asyncio.Event()
-    changes = Events(loop, reader, moved)  # type: ignore[arg-type]
+    changes = DirectoryEvents(loop, reader, moved)  # type: ignore[arg-type]
     for _ in range(5):
         changes.readable()
         loop.until(loop.now + QUIET_S / 2)

@@ -13,8 +13,8 @@ from workers.host.memory import (
     TRIM_EVERY_S,
     Bursts,
     Leaving,
-    Usage,
-    Watch,
+    MemoryUsage,
+    MemoryWatch,
     cgroup_limit,
     share,
 )
@@ -73,7 +73,7 @@ class Files:
 
     def __init__(self, tmp_path: Path) -> None:
         self.statm, self.rollup = tmp_path / "statm", tmp_path / "rollup"
-        self.usage = Usage(self.statm, self.rollup, PAGE)
+        self.usage = MemoryUsage(self.statm, self.rollup, PAGE)
 
     def say(self, resident: int, proportional: int | None) -> None:
         self.statm.write_text(f"999 {resident // PAGE} 5 1 0 7 0\n")
@@ -109,7 +109,7 @@ def test_without_the_exact_figure_all_resident_pages_count(tmp_path: Path) -> No
 
 
 def test_this_process_has_a_size() -> None:
-    assert Usage().over(1 << 20) > 1 << 20
+    assert MemoryUsage().over(1 << 20) > 1 << 20
     memory.trim()
 
 
@@ -155,7 +155,7 @@ class Worker:
         self.now = 0.0
         self.after_trim: int | None = None
         areas[ordinal] = Leaving.STAYS
-        self.watch = Watch(
+        self.watch = MemoryWatch(
             ordinal,
             now=0.0,
             over=lambda limit: self.used if self.used > limit else 0,

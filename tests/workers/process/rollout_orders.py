@@ -27,7 +27,7 @@ from workers.process.rollout import (
     Event,
     Fork,
     Idle,
-    Kill,
+    KillTrial,
     Publish,
     Restore,
     Rollout,
@@ -106,7 +106,7 @@ class World:
                 self.trial, self.written, self.killed = trial, "", False
                 self.reload_waits &= self.again or trial.ask != RELOAD
                 self.again = False
-            case Kill():
+            case KillTrial():
                 assert self.trial is not None, "a signal to a child that was reaped"
                 self.killed = True
                 self.again = not isinstance(self.rollout.state, Trying)

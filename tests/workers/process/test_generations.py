@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from workers.process.generations import Bundle, GenerationLost, Generations, Result
+from workers.process.generations import Bundle, GenerationLost, Generations, TrialResult
 from workers.process.names import Names
 from workers.process.resources import Words
 
@@ -22,8 +22,8 @@ def generations() -> Iterator[Generations]:
 
 
 def test_the_current_generation_is_the_one_that_was_published(generations: Generations) -> None:
-    generations.store(0, Result(1, "", bundle(1)))
-    generations.store(3, Result(2, "a warning", bundle(2, None, mine=b"code")))
+    generations.store(0, TrialResult(1, "", bundle(1)))
+    generations.store(3, TrialResult(2, "a warning", bundle(2, None, mine=b"code")))
     generations.publish(0, 1)
     assert (generations.number, generations.current()) == (1, bundle(1))
     generations.publish(3, 2)
@@ -31,11 +31,11 @@ def test_the_current_generation_is_the_one_that_was_published(generations: Gener
 
 
 def test_a_file_that_was_cleared_torn_or_used_again_is_not_taken_for_the_generation(generations: Generations) -> None:
-    generations.store(1, Result(7, "refused"))
-    assert generations.result(1) == Result(7, "refused")
+    generations.store(1, TrialResult(7, "refused"))
+    assert generations.result(1) == TrialResult(7, "refused")
     generations.clear(1)
     assert generations.result(1) is None
-    generations.store(2, Result(1, "", bundle(4)))
+    generations.store(2, TrialResult(1, "", bundle(4)))
     generations.publish(2, 3)
     with pytest.raises(GenerationLost):
         generations.current()
@@ -54,4 +54,4 @@ def test_other_keys_make_another_configuration_and_no_keys_the_same_as_ever() ->
 
 def test_an_offer_that_is_too_large_is_refused(generations: Generations) -> None:
     with pytest.raises(ValueError, match="at most"):
-        generations.store(0, Result(1, "", bundle(1, "x" * (17 << 20))))
+        generations.store(0, TrialResult(1, "", bundle(1, "x" * (17 << 20))))

@@ -14,7 +14,7 @@ from shm.documents import DocumentReader
 from tests.workers.instances import made
 from workers.process import fork
 from workers.process.asks import Ask
-from workers.process.generations import Attempt, Bundle, Result
+from workers.process.generations import Attempt, Bundle, TrialResult
 from workers.process.instance import Instance
 from workers.process.layout import CANDIDATE, GENERATION
 from workers.process.reload import Reloads
@@ -62,11 +62,11 @@ class World:
     def _offer(self, instance: Instance, attempt: Attempt) -> int:
         """What a trial child does."""
         if self._verdict:
-            instance.generations.store(attempt.slot, Result(self.pid, self._verdict))
+            instance.generations.store(attempt.slot, TrialResult(self.pid, self._verdict))
             return 0
         text = self.text if attempt.ask.what == "reload" else attempt.ask.text
         bundle = Bundle(attempt.number, "c.yaml", text, "", {}, attempt.names, self.now)
-        instance.generations.store(attempt.slot, Result(self.pid, "", bundle))
+        instance.generations.store(attempt.slot, TrialResult(self.pid, "", bundle))
         return 0
 
     # Events

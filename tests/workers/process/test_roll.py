@@ -6,25 +6,25 @@ import signal
 import pytest
 
 from workers.host.exit_codes import ExitCode
-from workers.process.roll import Cause, Roll, cause_of
+from workers.process.roll import EndCause, Roll, cause_of
 
 
 @pytest.mark.parametrize(
     ("code", "hung", "cause"),
     [
-        (ExitCode.OK, False, Cause.DONE),
-        (ExitCode.OK, True, Cause.DONE),
-        (ExitCode.RECYCLED, False, Cause.MEMORY),
-        (ExitCode.BOOT_FAILED, False, Cause.BOOT_FAILED),
-        (ExitCode.FAULT, False, Cause.FAULT),
-        (200, False, Cause.FAULT),
-        (-signal.SIGSEGV, False, Cause.SIGNAL),
-        (-signal.SIGKILL, False, Cause.SIGNAL),
-        (-signal.SIGKILL, True, Cause.HUNG),
-        (-signal.SIGABRT, True, Cause.HUNG),
+        (ExitCode.OK, False, EndCause.DONE),
+        (ExitCode.OK, True, EndCause.DONE),
+        (ExitCode.RECYCLED, False, EndCause.MEMORY),
+        (ExitCode.BOOT_FAILED, False, EndCause.BOOT_FAILED),
+        (ExitCode.FAULT, False, EndCause.FAULT),
+        (200, False, EndCause.FAULT),
+        (-signal.SIGSEGV, False, EndCause.SIGNAL),
+        (-signal.SIGKILL, False, EndCause.SIGNAL),
+        (-signal.SIGKILL, True, EndCause.HUNG),
+        (-signal.SIGABRT, True, EndCause.HUNG),
     ],
 )
-def test_each_end_has_a_cause(code: int, hung: bool, cause: Cause) -> None:
+def test_each_end_has_a_cause(code: int, hung: bool, cause: EndCause) -> None:
     assert cause_of(code, hung=hung) is cause
 
 
@@ -32,14 +32,14 @@ def test_a_successor_adds_to_the_counts_of_its_predecessor_and_other_ordinals_ke
     roll = Roll(3)
     roll.started(1, 70)
     assert (roll.pid(1), roll.pid(0), roll.pid(2)) == (70, 0, 0)
-    roll.ended(1, Cause.SIGNAL, 1.5)
+    roll.ended(1, EndCause.SIGNAL, 1.5)
     assert roll.pid(1) == 0
     roll.started(1, 71)
-    roll.ended(1, Cause.SIGNAL, 0.25)
+    roll.ended(1, EndCause.SIGNAL, 0.25)
     roll.started(1, 72)
-    roll.ended(1, Cause.DONE, 0.25)
+    roll.ended(1, EndCause.DONE, 0.25)
     assert roll.ended_cpu_s(1) == 2.0
-    assert roll.ends(1) == dict.fromkeys(Cause, 0) | {Cause.SIGNAL: 2, Cause.DONE: 1}
+    assert roll.ends(1) == dict.fromkeys(EndCause, 0) | {EndCause.SIGNAL: 2, EndCause.DONE: 1}
     assert not any(roll.ends(0).values()) and not any(roll.ends(2).values())
 
 

@@ -20,7 +20,7 @@ from workers.process.rollout import (
     Crashed,
     Event,
     Fork,
-    Kill,
+    KillTrial,
     Publish,
     Restore,
     Rollout,
@@ -91,7 +91,7 @@ def test_a_refused_configuration_changes_nothing_and_its_number_is_not_used_agai
 def test_a_trial_that_takes_too_long_is_killed_once() -> None:
     story = Story()
     story.begins()
-    assert story.wait(TRIAL_S) == [Kill()]
+    assert story.wait(TRIAL_S) == [KillTrial()]
     assert story.rollout.late
     assert story.wait(TRIAL_S) == []
     assert story.rollout.next_deadline(story.now) == math.inf, "the end of the child is the next event"
@@ -152,7 +152,7 @@ def test_a_rollback_during_a_trial_keeps_the_reservation_until_the_child_is_reap
     story.in_force("second")
     trial = story.begins()
     kill, restore, publish = story.tell(CannotUse(2, "worker 0 cannot use it"))
-    assert isinstance(kill, Kill) and isinstance(restore, Restore) and isinstance(publish, Publish)
+    assert isinstance(kill, KillTrial) and isinstance(restore, Restore) and isinstance(publish, Publish)
     assert (restore.slot, restore.number) == (publish.slot, publish.number)
     assert restore.slot != trial.slot and restore.number == trial.number + 1
     (said,) = story.wait(0.1)

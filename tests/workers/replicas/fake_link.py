@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from workers.replicas.store import Names, StoreError
+from workers.replicas.store import StoreError, StoreNames
 
 
 class FakeLink:
@@ -13,7 +13,7 @@ class FakeLink:
     """
 
     def __init__(self, *, refusing: str = "", echoes: bool = True, first: int = 1, unsettled: str = "") -> None:
-        self.names = Names("p", cluster=False)
+        self.names = StoreNames("p", cluster=False)
         self.refusing, self.echoes, self.unsettled = refusing, echoes, unsettled
         self.first = first
         self.settled = True

@@ -16,11 +16,11 @@ from shm.prefix_writer import IndexWriter
 from shm.remote_area import RemoteArea, RemoteSchema
 from tests.shm.memory import region_for
 from workers.replicas.address import parse_address, secret_of
-from workers.replicas.budgets import Budgets
+from workers.replicas.budgets import ReplicaBudgets
 from workers.replicas.exchange import Exchange, ExchangeParts
 from workers.replicas.pages import Pages
 from workers.replicas.places import OwnLoad, Places
-from workers.replicas.store import Names, StoreLink, password_of
+from workers.replicas.store import StoreLink, StoreNames, password_of
 from workers.replicas.taught import Taught
 from workers.replicas.waiting import Waiting, WaitingInPools
 from workers.replicas.wire import ONLY, ROWS_MAX
@@ -64,7 +64,7 @@ class Replica:
         address = parse_address(url)
 
         async def open_link(own: str) -> StoreLink:
-            names = Names("p", cluster=False, database=address.database)
+            names = StoreNames("p", cluster=False, database=address.database)
             return await StoreLink.open(address, names, password_of(address, file), own)
 
         places = Places(EndpointsView(DocumentReader(documents, region)))
@@ -76,7 +76,7 @@ class Replica:
         self.pages = Pages(places)
         budgets, used = BudgetsSchema(1), [1]
         self.budgets = region_for(budgets)
-        shared = Budgets(BudgetSums(budgets, self.budgets, used), BudgetRow(budgets, self.budgets, 1, used))
+        shared = ReplicaBudgets(BudgetSums(budgets, self.budgets, used), BudgetRow(budgets, self.budgets, 1, used))
         own, waiting = OwnLoad(self.areas, places, rows_max), WaitingInPools({ONLY: self.waiting})
         self.exchange = Exchange(
             ExchangeParts(open_link, self.remote, places, own, self.taught, self.index, waiting, self.pages, shared),

@@ -7,7 +7,7 @@ import pytest
 from epp.request.budget import Bucket, Budget
 from shm.budgets import BudgetRow, BudgetsSchema, BudgetSums, Elsewhere
 from tests.shm.memory import region_for
-from workers.replicas.budgets import HEARD_MAX, Budgets
+from workers.replicas.budgets import HEARD_MAX, ReplicaBudgets
 from workers.replicas.wire import BUDGET, BUDGETS_MAX
 from workers.worker.extproc.budgets import TenantAccount
 
@@ -28,7 +28,7 @@ class Replica:
         schema, serving = BudgetsSchema(1), [1]
         region = region_for(schema)
         self.worker = BudgetRow(schema, region, 0, serving)
-        self.exchange = Budgets(BudgetSums(schema, region, serving), BudgetRow(schema, region, 1, serving))
+        self.exchange = ReplicaBudgets(BudgetSums(schema, region, serving), BudgetRow(schema, region, 1, serving))
         self.account = TenantAccount(self.worker, KEY, Budget(Bucket(RATE, SIZE), None, 6), 0.25, 0.0)
         self.used = 0.0
 

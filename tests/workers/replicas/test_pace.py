@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from tests.waiting import turns
-from workers.replicas.pace import EARLY_S, TICK_S, Pace
+from workers.replicas.pace import EARLY_S, TICK_S, TurnPace
 
 
 def test_turns_follow_each_other_until_one_returns_false() -> None:
     left = [True, True, False]
-    asyncio.run(Pace().run(lambda: left.pop(0)))
+    asyncio.run(TurnPace().run(lambda: left.pop(0)))
     assert not left
 
 
@@ -19,12 +19,12 @@ def test_a_turn_that_raises_ends_the_run_with_the_same_exception() -> None:
         raise ConnectionError("away")
 
     with pytest.raises(ConnectionError, match="away"):
-        asyncio.run(Pace().run(turn))
+        asyncio.run(TurnPace().run(turn))
 
 
 def test_a_wake_up_takes_a_turn_unless_the_replica_has_just_published() -> None:
     async def test() -> None:
-        loop, pace, taken = asyncio.get_running_loop(), Pace(), []
+        loop, pace, taken = asyncio.get_running_loop(), TurnPace(), []
         clock = [0.0]
         loop.time = lambda: clock[0]  # type: ignore[method-assign]
 
@@ -51,5 +51,5 @@ def test_a_wake_up_takes_a_turn_unless_the_replica_has_just_published() -> None:
 
 
 def test_under_load_the_bus_is_read_as_often_as_the_timer_fires() -> None:
-    pace = Pace()
+    pace = TurnPace()
     assert pace.rhythm()[:2] == (pace.woken, TICK_S)

@@ -17,7 +17,7 @@ from tests.waiting import turns, until
 from workers.replicas import store
 from workers.replicas.address import parse_address
 from workers.replicas.replies import REPLY_BYTES_MAX, InvalidReply, Refusal, Replies
-from workers.replicas.store import Names, StoreError, StoreLink
+from workers.replicas.store import StoreError, StoreLink, StoreNames
 
 HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"
@@ -45,7 +45,7 @@ def asked(folder: Path, use: Callable[[StoreLink], Awaitable[Any]], answer: byte
         path = folder / "lies"
         server = await asyncio.start_unix_server(serve, path)
         try:
-            link = await StoreLink.open(parse_address(f"unix://{path}"), Names("p", cluster=False), "", "a")
+            link = await StoreLink.open(parse_address(f"unix://{path}"), StoreNames("p", cluster=False), "", "a")
             try:
                 return await use(link)
             finally:
@@ -169,7 +169,7 @@ def test_a_store_that_closes_the_connection_is_unreachable(tmp_path: Path) -> No
     with RedisServer(tmp_path) as server:
 
         async def test() -> None:
-            link = await StoreLink.open(parse_address(server.unix_url), Names("p", cluster=False), "", "a")
+            link = await StoreLink.open(parse_address(server.unix_url), StoreNames("p", cluster=False), "", "a")
             server.kill()
             await failed(link)
 

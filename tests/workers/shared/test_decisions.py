@@ -17,7 +17,7 @@ from shm.segment import Region
 from tests.pair import Pair
 from tests.waiting import turns
 from tests.workers.worker.extproc.streams import BODY, pair
-from workers.shared.decisions import KEPT, KEPT_MAX, KEPT_ROOM, SCALARS, Asking, Publisher, Recent, Used, by_request, schema
+from workers.shared.decisions import KEPT, KEPT_MAX, KEPT_ROOM, SCALARS, DecisionsAsking, Publisher, Recent, Used, by_request, schema
 from workers.supervisor.pages.decisions import DecisionsPage, decoded
 from workers.supervisor.pages.page import Pause, Request
 
@@ -37,7 +37,7 @@ class Site:
         for ordinal in (1, 2):
             self.areas.set_serving(ordinal, True)
         reader = DocumentReader(self.documents, self.region)
-        self.asking = Asking(self.areas.area(0), self.areas, reader, self.woken.append, lambda: self.time)
+        self.asking = DecisionsAsking(self.areas.area(0), self.areas, reader, self.woken.append, lambda: self.time)
 
     def publisher(self, index: int, p: Pair) -> Publisher:
         recent = p.app.telemetry.recent = Recent(index, lambda: self.time)

@@ -17,7 +17,7 @@ from shm.prefix_index import IndexReader
 from tests.waiting import until
 from tests.workers.instances import made
 from tests.workers.supervisor.supervising import file_config, killed, page, run, supervised
-from workers.process.generations import Bundle, Result
+from workers.process.generations import Bundle, TrialResult
 from workers.process.instance import Instance
 from workers.shared.ejection import Ejections
 from workers.shared.index_limits import IndexLimits
@@ -44,7 +44,7 @@ def bundle(instance: Instance, text: str, number: int) -> Bundle:
 def publish(instance: Instance, text: str, number: int = 2) -> None:
     """Puts a later configuration in force, as the parent does."""
     later = instance.under(load(text, "c.yaml"), bundle(instance, text, number))
-    instance.generations.store(number, Result(0, "", bundle(later, text, number)))
+    instance.generations.store(number, TrialResult(0, "", bundle(later, text, number)))
     instance.generations.publish(number, number)
 
 

@@ -23,10 +23,10 @@ from workers.shared.profiles import (
     LATE_S,
     SCALARS,
     SECONDS_MAX,
-    Answering,
-    Asking,
     Function,
     Profile,
+    ProfileAnswering,
+    ProfileAsking,
     Question,
     packed,
     schema,
@@ -51,9 +51,10 @@ class Site:
         self.woken: list[int] = []
         self.due: list[tuple[float, Callable[[], None]]] = []
         reader, writer = DocumentReader(documents, region), DocumentWriter(documents, region)
-        self.asking = Asking(self.areas.area(0), self.areas, reader, self.woken.append, lambda: self.time)
+        self.asking = ProfileAsking(self.areas.area(0), self.areas, reader, self.woken.append, lambda: self.time)
         self.profilers = [
-            Profiler(Answering(self.areas, self.areas.area(index + 1), writer, index, lambda: self.time), self.later) for index in range(2)
+            Profiler(ProfileAnswering(self.areas, self.areas.area(index + 1), writer, index, lambda: self.time), self.later)
+            for index in range(2)
         ]
 
     def later(self, seconds: float, act: Callable[..., None], *arguments: object) -> Any:

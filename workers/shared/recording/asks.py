@@ -19,7 +19,7 @@ STATE_SUFFIX: Final = ".recording"
 BYTES_MAX: Final = 1 << 16
 
 
-class Ask(msgspec.Struct, frozen=True):
+class RecordAsk(msgspec.Struct, frozen=True):
     """Asks for a recording of `seconds` into `folder`, an absolute path; 0 seconds end the recording with this `id`.
 
     `pool`: the name of the only pool that is recorded; "": all.
@@ -31,7 +31,7 @@ class Ask(msgspec.Struct, frozen=True):
     pool: str = ""
 
 
-class State(msgspec.Struct, frozen=True):
+class RecordingState(msgspec.Struct, frozen=True):
     """The state of the recording that `id` asked for. `why`: the reason if `state` is "failed". `left_s`: seconds until its end."""
 
     id: str
@@ -44,12 +44,12 @@ class State(msgspec.Struct, frozen=True):
     files: list[str] = []
 
 
-def put(run_dir: str, instance: str, ask: Ask) -> None:
+def put(run_dir: str, instance: str, ask: RecordAsk) -> None:
     """Stores a question. Raises OSError if it cannot be written."""
     _replace(os.path.join(run_dir, instance + SUFFIX), msgspec.json.encode(ask))
 
 
-def take(run_dir: str, instance: str) -> Ask | None:
+def take(run_dir: str, instance: str) -> RecordAsk | None:
     """Removes and returns the question that waits; None if there is none, or none of this user."""
     path = os.path.join(run_dir, instance + SUFFIX)
     data = _own(path)
@@ -58,23 +58,23 @@ def take(run_dir: str, instance: str) -> Ask | None:
     with contextlib.suppress(OSError):
         os.unlink(path)
     try:
-        ask = msgspec.json.decode(data, type=Ask)
+        ask = msgspec.json.decode(data, type=RecordAsk)
     except msgspec.MsgspecError:
         return None
     return ask if ask.id.isalnum() else None  # it becomes part of a file's name
 
 
-def tell(run_dir: str, instance: str, state: State) -> None:
+def tell(run_dir: str, instance: str, state: RecordingState) -> None:
     """Publishes the state. A full run directory keeps the state before."""
     with contextlib.suppress(OSError):
         _replace(_state_path(run_dir, instance, state.id), msgspec.json.encode(state))
 
 
-def told(run_dir: str, instance: str, id: str) -> State | None:
+def told(run_dir: str, instance: str, id: str) -> RecordingState | None:
     """Returns the state of the recording that `id` asked for; None if there is none."""
     data = _own(_state_path(run_dir, instance, id))
     try:
-        return None if data is None else msgspec.json.decode(data, type=State)
+        return None if data is None else msgspec.json.decode(data, type=RecordingState)
     except msgspec.MsgspecError:
         return None
 

@@ -23,7 +23,7 @@ from epp.plugins.producers._precise_params import Settings
 from epp.prefix.kv_events import NAME_CHARS_MAX, is_read, topic_parts
 from shm.prefix_writer import OwnersExhausted
 from workers.host.exit_codes import ExitCode
-from workers.host.memory import Usage, cgroup_limit, share
+from workers.host.memory import MemoryUsage, cgroup_limit, share
 from workers.process.instance import Instance
 from workers.process.kv_memory import KvCounts
 from workers.process.restart import kv_events_ordinal
@@ -96,7 +96,7 @@ class Follower:
         self._keep_until = math.inf
         if self.state is not None and not self.predecessors and not writer.owners() and not writer.links.size:
             self._restore(self.state, time.monotonic())
-        self.costs = Costs(_memory_limit(instance), Usage().over)
+        self.costs = Costs(_memory_limit(instance), MemoryUsage().over)
         self._left = KvCounts(evictions=-writer.evictions)  # the counts of streams that have ended
         self._active: set[Followed] = set()  # the endpoints that have received something in this turn
         self.followed: dict[Key, Followed] = {}

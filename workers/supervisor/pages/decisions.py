@@ -29,7 +29,7 @@ from epp.decision.receipt import UNKNOWN, BadReceipt, Place, Reason, Receipt, Se
 from epp.plugin import Scorer
 from epp.request import DEFAULT_FLOW
 from epp.request.pools import no_such_pool
-from workers.shared.decisions import Asking, by_request
+from workers.shared.decisions import DecisionsAsking, by_request
 from workers.supervisor.pages.page import JSON, PageAnswer, Pause, Piece, Request, refusal
 
 ANSWER_S: Final = 0.25  # a worker that needs longer is left out
@@ -96,7 +96,7 @@ class DecisionsPage:
 
     def __init__(
         self,
-        asking: Asking,
+        asking: DecisionsAsking,
         now: Callable[[], float],
         *,
         answered: Callable[[Sequence[Explanation]], None] = lambda _: None,
@@ -136,7 +136,7 @@ def decoded(data: bytes) -> list[Explanation]:
     return msgspec.json.decode(data, type=dict[str, list[Explanation]])["decisions"]
 
 
-def _remembered(asking: Asking, now: Callable[[], float]) -> Generator[Piece, None, list[Explanation]]:
+def _remembered(asking: DecisionsAsking, now: Callable[[], float]) -> Generator[Piece, None, list[Explanation]]:
     """Asks the workers for the decisions that they remember. Returns them, without those of workers that need more than ANSWER_S."""
     number, until = asking.ask(), now() + ANSWER_S
     while not asking.answered(number) and now() < until:
@@ -196,7 +196,7 @@ class ReceiptPage:
     def __init__(
         self,
         seal: Seal,
-        asking: Asking,
+        asking: DecisionsAsking,
         endpoints: Callable[[], Sequence[Endpoint]],
         pipeline: Callable[[int], tuple[int, Pipeline]],
         now: Callable[[], float],

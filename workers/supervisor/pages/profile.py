@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Final
 
 from epp.protocol.codec.fields import field, varint
-from workers.shared.profiles import HERTZ, SECONDS_MAX, Asking, Busy, NotServing, Profile, Question
+from workers.shared.profiles import HERTZ, SECONDS_MAX, Busy, NotServing, Profile, ProfileAsking, Question
 from workers.supervisor.pages.page import PLAIN, PageAnswer, Pause, Piece, Request, refusal
 
 SECONDS: Final = 30
@@ -31,7 +31,7 @@ Form = tuple[Callable[[Profile], bytes], str]
 class ProfilePage:
     """Makes the profile page of one format. The pages of both formats share one `Asking`."""
 
-    def __init__(self, asking: Asking, form: Form) -> None:
+    def __init__(self, asking: ProfileAsking, form: Form) -> None:
         """`form`: the encoder of the profile, and its content type."""
         self._asking = asking
         self._encode, self._content_type = form

@@ -10,7 +10,7 @@ from tests.workers.supervisor.pages.test_metrics import World
 from workers.host.proc import ProcessUse
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL
-from workers.process.roll import Cause
+from workers.process.roll import EndCause
 from workers.supervisor.pages.processes import ProcessFigures
 from workers.supervisor.pages.sections import Sections
 
@@ -47,7 +47,7 @@ def test_cpu_time_does_not_fall_while_a_child_ends_and_its_successor_adds_to_it(
     del uses[50]  # it was reaped, and the parent has not noted that yet
     assert page.value("process_cpu_seconds_total", process="worker 0") == 1.5
     assert page.value("process_resident_memory_bytes", process="worker 0") is None
-    instance.roll.ended(1, Cause.SIGNAL, 1.75)
+    instance.roll.ended(1, EndCause.SIGNAL, 1.75)
     assert page.value("process_cpu_seconds_total", process="worker 0") == 1.75
     instance.roll.started(1, 51)
     uses[51] = ProcessUse(20, 0.25)
@@ -56,8 +56,8 @@ def test_cpu_time_does_not_fall_while_a_child_ends_and_its_successor_adds_to_it(
 
 def test_ends_are_counted_by_process_and_cause(instance: Instance) -> None:
     instance.roll.started(1, 50)
-    instance.roll.ended(1, Cause.MEMORY, 0.0)
-    instance.roll.ended(0, Cause.HUNG, 0.0)
+    instance.roll.ended(1, EndCause.MEMORY, 0.0)
+    instance.roll.ended(0, EndCause.HUNG, 0.0)
     page = world(instance, {})
     assert page.value("process_exits_total", process="worker 0", cause="memory") == 1
     assert page.value("process_exits_total", process="worker 0", cause="hung") == 0
