@@ -165,8 +165,11 @@ def assigned(instance: Instance, names: PlacedPools) -> Instance:
 
 
 def assigned_view(instance: Instance) -> AssignedView:
-    """Returns what reads which InferencePools have which places. Without places, nothing ever changes there."""
-    return AssignedView(DocumentReader(instance.layout.documents, instance.memory.documents), len(instance.pools))
+    """Returns what reads which InferencePools have which places. If the picker does not find them, nothing ever changes there: the names
+    in the document are those of a file then, for commands and pages.
+    """
+    places = len(instance.pools) if instance.places is not None else 0
+    return AssignedView(DocumentReader(instance.layout.documents, instance.memory.documents), places)
 
 
 def relisted(instance: Instance, pool_list: PoolList, number: int) -> Instance:

@@ -21,7 +21,7 @@ from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN
 from workers.process.places import DEFAULT, Places, Pool
-from workers.process.pools import assigned, assigned_view, create_places, present
+from workers.process.pools import assigned, assigned_view, create_places, present, tell_assigned
 from workers.shared.documents import Placed, PoolNames, assigned_of, encode
 
 LORA = """
@@ -135,6 +135,12 @@ def test_all_processes_read_which_places_are_taken(tmp_path: Path) -> None:
         assert view.names() == longest
         assert view.names() is None, "it is not new any more"
         assert [each.options.pool_name[0] for each in present(instance).pools] == ["b", "a"]
+
+
+def test_the_names_of_pools_of_a_file_assign_no_places(tmp_path: Path) -> None:
+    with created(tmp_path, pool("one"), pool("two")) as instance:
+        tell_assigned(instance, {0: Placed("one", 0), 1: Placed("three", 0)})  # for commands and pages
+        assert assigned_view(instance).names() is None
 
 
 def test_commands_read_the_present_names_of_places_and_the_fixed_ones_of_other_pools(tmp_path: Path) -> None:
