@@ -136,14 +136,6 @@ def _check_indices(instance: Plugin, result: object, *_more: object) -> None:
         raise PluginFault(f"picker '{instance.name}' returned {_kind(result)}; return a sequence of indices")
 
 
-def _check_request_headers(instance: Plugin, _result: object, decision: Decision) -> None:
-    _check_headers(instance, decision.headers)
-
-
-def _check_response_headers(instance: Plugin, _result: object, _decision: Decision, response: Response) -> None:
-    _check_headers(instance, response.set_headers)
-
-
 def _check_headers(instance: Plugin, headers: dict[str, str]) -> None:
     """Removes headers that cannot be sent, and keeps the others. Raises PluginFault for the first header that it removed."""
     wrong = [
@@ -189,7 +181,7 @@ RESULT_CHECKS: Mapping[Point, Callable[..., None]] = {
     Point.PROFILE_PICKER: _check_profiles,
     Point.PROFILES_RESULT: _check_decision,
     Point.PICKER: _check_indices,
-    Point.PRE_REQUEST: _check_request_headers,
-    Point.RESPONSE_RECEIVED: _check_response_headers,
+    Point.PRE_REQUEST: lambda plugin, _, decision: _check_headers(plugin, decision.headers),
+    Point.RESPONSE_RECEIVED: lambda plugin, _, _decision, response: _check_headers(plugin, response.set_headers),
     Point.RESPONSE_COMPLETE: _check_metadata,
 }

@@ -4,7 +4,7 @@ One endpoint knows only the models of its own pool. So at a port of several pool
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -24,17 +24,13 @@ def asks_for_models(headers: codec.Headers) -> bool:
     return (headers.get(":path") or "").partition("?")[0].removesuffix("/").endswith(PATH)
 
 
-class Model(Protocol):
-    """A model or an adapter, as `epp.plugins.extractors.models` has it. "" and 0: not known."""
+class Model(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
+    """A model or an adapter that an endpoint lists. `parent`: of an adapter, the model that it adapts. "" and 0: not known."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def root(self) -> str: ...
-    @property
-    def parent(self) -> str: ...
-    @property
-    def max_model_len(self) -> int: ...
+    id: str
+    root: str = ""
+    parent: str = ""
+    max_model_len: int = 0
 
 
 class Listed(NamedTuple):

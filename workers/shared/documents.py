@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epp.candidates import Endpoint
-from epp.plugins.extractors.models import Model
+from epp.protocol.models import Model
 from shm.documents import DocumentReader, DocumentView
 
 ENDPOINTS = 0

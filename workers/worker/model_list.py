@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from epp.config.tenants import tenants_of
 from epp.errors import Cause, Refused
-from epp.plugins.extractors.models import Model
 from epp.protocol import codec
-from epp.protocol.models import Listed, listed
+from epp.protocol.models import Listed, Model, listed
 from epp.request.pools import PoolChoice
 from epp.request.tenants import Tenants
 from workers.process.instance import Instance

@@ -8,20 +8,12 @@ import msgspec
 from epp.data import Column
 from epp.plugin import plugin
 from epp.plugins.extractors._pages import MODELS, Extracted, ExtractError, PageExtractor
+from epp.protocol.models import Model
 
 SERVED_MODELS: Column[frozenset[str]] = Column("served_models", frozenset)
 MODELS_MAX = 1024
 MODEL_NAME_BYTES_MAX = 512
 COUNT_MAX = 1 << 53  # larger numbers are not exact in JSON
-
-
-class Model(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """A model or an adapter that an endpoint lists. `parent`: of an adapter, the model that it adapts. "" and 0: not known."""
-
-    id: str
-    root: str = ""
-    parent: str = ""
-    max_model_len: int = 0
 
 
 class _Model(msgspec.Struct):

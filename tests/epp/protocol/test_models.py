@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from epp.plugins.extractors.models import Model
 from epp.protocol import codec
-from epp.protocol.models import Listed, asks_for_models, listed
+from epp.protocol.models import Listed, Model, asks_for_models, listed
 from loadtest.load.proto import ext_proc_pb2 as pb
 
 

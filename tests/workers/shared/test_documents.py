@@ -1,6 +1,6 @@
 """The document with the models of several pools: bounded, and readable while it changes."""
 
-from epp.plugins.extractors.models import Model
+from epp.protocol.models import Model
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from tests.shm.memory import region_for
 from workers.shared.documents import ServedView, encode, fitting, models_of

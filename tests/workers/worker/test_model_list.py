@@ -8,8 +8,8 @@ import pytest
 
 from epp.config.load import load
 from epp.errors import Cause, Refused
-from epp.plugins.extractors.models import Model
 from epp.protocol import codec
+from epp.protocol.models import Model
 from epp.request.pools import Matched, PoolChoice
 from loadtest.load.proto import ext_proc_pb2 as pb
 from shm.documents import DocumentReader, DocumentWriter

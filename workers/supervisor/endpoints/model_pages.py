@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from epp.plugins.extractors._pages import ExtractError
-from epp.plugins.extractors.models import Model, models_of
-from epp.protocol.models import PATH
+from epp.plugins.extractors.models import models_of
+from epp.protocol.models import PATH, Model
 from workers.shared.documents import Served
 from workers.supervisor.endpoints.discovery import EndpointSpec, Name
 from workers.supervisor.endpoints.http_answer import HttpError

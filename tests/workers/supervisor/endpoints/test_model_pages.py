@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from epp.plugins.extractors.models import Model
+from epp.protocol.models import Model
 from tests.reports import Reports
 from workers.shared.documents import Served
 from workers.supervisor.endpoints.discovery import EndpointSpec

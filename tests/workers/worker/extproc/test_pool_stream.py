@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from epp.errors import Cause, Refused
-from epp.plugins.extractors.models import Model
 from epp.protocol import codec
-from epp.protocol.models import Listed, listed
+from epp.protocol.models import Listed, Model, listed
 from epp.request.pools import KEY, UNDECIDED, Matched, PoolChoice
 from epp.request.tenant_keys import parse
 from epp.request.tenants import FromKey, Tenants
