@@ -112,6 +112,9 @@ class ChunkedServer:
         own_s = self._alone_s(uncached[-1], decode_s)
         return max(rest + steps * decode_s + tokens * settings.prefill_s_per_token, self._room_in(sent, rest, decode_s) + own_s)
 
+    def beyond_half_s(self, now: float) -> float:
+        return 0.0 if self._step_ends_at is None or self._computes else self._step_rest(now) - 0.5 * self._lasts
+
     def _alone_s(self, tokens: int, decode_s: float) -> float:
         """Returns how long so many prompt tokens take in steps of their own."""
         return -(-tokens // self.settings.step_tokens) * decode_s + tokens * self.settings.prefill_s_per_token

@@ -267,11 +267,21 @@ class Engine:
                 steps, in_step = steps + 1, 0  # an idle engine begins at once, with the first request alone
             tokens += uncached
             in_step += uncached
-        rest = 0.0 if ends is None else ends - now if ends >= now else (ends - now) % self._step_lasts
+        rest = 0.0 if ends is None else self._step_rest(now)
         decode_s = self._decode_step()
         room = self._room_in(sent, ((rest + (job.remaining - 1) * decode_s, job) for job in self._running))
         token_s = settings.prefill_s_per_token
         return max(rest + tokens * token_s + steps * decode_s, room + uncached * token_s + decode_s)
+
+    def beyond_half_s(self, now: float) -> float:
+        """Returns how many seconds more than half are left of the step, if it computes no prompt (see `ServerModel`)."""
+        return 0.0 if self._step_ends_at is None or self._admitted else self._step_rest(now) - 0.5 * self._step_lasts
+
+    def _step_rest(self, now: float) -> float:
+        """Returns the seconds from `now` to the end of the step that is under way at `now`."""
+        assert self._step_ends_at is not None
+        rest = self._step_ends_at - now
+        return rest if rest >= 0.0 else rest % self._step_lasts
 
     def _room_in(self, sent: Sequence[Job], ends: Iterable[tuple[float, Job]]) -> float:
         """Returns in how many seconds the queue and `sent` have room in the KV cache, if running requests end so."""

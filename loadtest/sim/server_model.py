@@ -56,3 +56,9 @@ class ServerModel(Protocol):
 
         Returns the seconds from `now`. Changes nothing. Does not foresee evictions until then.
         """
+
+    def beyond_half_s(self, now: float) -> float:
+        """Returns how many seconds more than half are left of the step under way: below 0 if it ends sooner.
+
+        Returns 0 if no step is under way, or if it computes prompts.
+        """

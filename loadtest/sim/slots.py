@@ -75,6 +75,10 @@ class SlotServer(Engine):
             heapq.heappush(free, first + (max(1, job.max_tokens) - 1) * settings.decode_s)
         return first - now
 
+    def beyond_half_s(self, now: float) -> float:
+        """Returns 0: there are no steps."""
+        return 0.0
+
     def _computed_at(self, job: Job, hits: int, start: float, coming: dict[int, float]) -> float:
         """Returns when the request has its first token if it has so many hits, and a slot at `start`.
 

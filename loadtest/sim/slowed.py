@@ -60,6 +60,9 @@ class SlowedServer:
     def first_token_in(self, sent: Sequence[Job], now: float) -> float:
         return self._model.first_token_in(sent, self._inner(now)) * self._factor
 
+    def beyond_half_s(self, now: float) -> float:
+        return self._model.beyond_half_s(self._inner(now)) * self._factor
+
     def _inner(self, now: float) -> float:
         """Returns the time of the model's clock at `now`. If the model has results due at `now`, returns exactly their time."""
         inner = self._model_since + (now - self._since) / self._factor

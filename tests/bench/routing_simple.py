@@ -1,5 +1,6 @@
 """The simple policies of the routing benchmark: those without state about requests and servers, and those that know everything."""
 
+import bisect
 import random
 from collections.abc import Sequence
 
@@ -8,6 +9,8 @@ from loadtest.sim.kv_pool import Change
 from loadtest.sim.server_model import ServerModel
 from tests.bench.routing_fleet import Call, Fleet
 from tests.bench.routing_traffic import SERVERS
+
+DRAWS = 12
 
 
 class Blind:
@@ -90,6 +93,51 @@ class Oracle(Blind):
         """Returns the seconds until the first token."""
         sent = [*(other.job for other in self._fleet.underway[server]), call.job]
         return self._fleet.servers[server].first_token_in(sent, now)
+
+
+class Informed(Oracle):
+    """Knows all that the oracle knows, but not what the picker cannot see: how long answers become, and when steps without prompts end.
+
+    An answer under way becomes as long as one of the past answers that lasted longer than it has so far: the policy draws up to DRAWS
+    times, and takes the earliest mean first token. It takes half of a step that computes no prompt to be left. It knows when full KV
+    caches have room.
+    """
+
+    def __init__(self, fleet: Fleet, seed: int) -> None:
+        super().__init__(fleet)
+        self._rng = random.Random(f"{seed}/informed")
+        self._open: dict[Call, None] = {}
+        self._past: list[tuple[float, int]] = []  # how long answers lasted after their first tokens, and their tokens, in this order
+
+    def choose(self, call: Call, now: float) -> int:
+        lengths = {other.job: other.job.max_tokens for other in self._open}
+        usable = self._usable(now)
+        drawn: list[list[float]] = []
+        while len(drawn) < DRAWS and not (len(drawn) > 1 and drawn[0] == drawn[1]):  # if two agree, lengths do not matter
+            for other in self._open:
+                other.job.max_tokens = self.drawn(other, now)
+            drawn.append([self._wait(server, call, now) for server in usable])
+        waits = dict(zip(usable, map(sum, zip(*drawn, strict=True)), strict=True))
+        for job, tokens in lengths.items():
+            job.max_tokens = tokens
+        self._open[call] = None
+        return min(usable, key=lambda server: (round(waits[server] / len(drawn), 6), self._load(server)))
+
+    def ended(self, call: Call, now: float) -> None:
+        del self._open[call]
+        bisect.insort(self._past, (now - call.first_at, call.turn.output))
+
+    def failed(self, call: Call, now: float) -> None:
+        del self._open[call]
+
+    def _wait(self, server: int, call: Call, now: float) -> float:
+        return super()._wait(server, call, now) - self._fleet.servers[server].beyond_half_s(now)
+
+    def drawn(self, call: Call, now: float) -> int:
+        """Returns how many tokens an answer may get; what it does get if no past answer lasted so long."""
+        past = self._past
+        longer = bisect.bisect_right(past, (now - call.first_at if call.first_at else -1.0, 0))
+        return past[self._rng.randrange(longer, len(past))][1] if longer < len(past) else call.turn.output
 
 
 class MostHits(Oracle):

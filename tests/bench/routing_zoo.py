@@ -16,7 +16,7 @@ from tests.bench.routing_formulas import FORMULAS
 from tests.bench.routing_ledger import by_formula
 from tests.bench.routing_policies import Picked
 from tests.bench.routing_replicas import Replicas
-from tests.bench.routing_simple import MostHits, Oracle, Random, RoundRobin
+from tests.bench.routing_simple import Informed, MostHits, Oracle, Random, RoundRobin
 
 Policies = Mapping[str, Callable[[Fleet, int], Policy]]
 
@@ -77,6 +77,7 @@ FURTHER: Policies = {
     "token weights, half streamed": configured(TOKENS_TEXT, 0.5),
     "rendezvous": configured(RENDEZVOUS_TEXT),
     "most hits": lambda fleet, _: MostHits(fleet),
+    "informed": lambda fleet, seed: Informed(fleet, seed),
     "default, exact index": lambda _, seed: Picked(DEFAULT_TEXT, seed, workers=1, exact=True),
 }
 POLICIES: Policies = {**LINE, **FURTHER}

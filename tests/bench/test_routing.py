@@ -6,7 +6,7 @@ import pytest
 from tests.bench.routing_fleet import LEAVES_S, Call, Fleet
 from tests.bench.routing_run import Outcome, measure
 from tests.bench.routing_servers import KINDS
-from tests.bench.routing_simple import RoundRobin
+from tests.bench.routing_simple import Informed, RoundRobin
 from tests.bench.routing_traffic import FAILURES, WORKLOADS, Session, Turn, Workload
 from tests.bench.routing_zoo import LINE, POLICIES
 
@@ -141,3 +141,26 @@ def test_where_caches_evict_events_save_hits_and_time() -> None:
     assert precise.ttft_mean < approximate.ttft_mean
     assert most.cached > oracle.cached  # hits are not all that counts
     assert most.ttft_mean > oracle.ttft_mean
+
+
+def test_the_informed_policy_takes_as_likely_what_past_answers_became_and_leaves_the_answers_as_they_are() -> None:
+    fleet = Fleet([], lambda _: RoundRobin(), 1, kind=KIND["slots"], workload=BY_NAME["chats"], seconds=1.0)
+    policy = Informed(fleet, 1)
+    under_way = Call(0, Turn(b"", 400), 0.0, 0, iter(()))
+    for output in (50, 60, 200, 300):
+        past = Call(1, Turn(b"", output), 0.0, 0, iter(()))
+        policy.choose(past, 0.0)
+        past.first_at = 1.0
+        policy.ended(past, 1.0 + 0.01 * output)
+    policy.choose(under_way, 5.0)
+    under_way.first_at = 5.0
+    assert {policy.drawn(under_way, 5.0 + 1.0) for _ in range(50)} == {200, 300}
+    assert policy.drawn(under_way, 5.0 + 3.5) == 400
+    policy.choose(Call(2, Turn(b"", 10), 6.0, 0, iter(())), 6.0)
+    assert under_way.job.max_tokens == 400
+
+
+def test_the_informed_policy_is_between_the_oracle_and_round_robin() -> None:
+    for kind in ("shared", "slots"):
+        informed, oracle, round_robin = outcomes("bursts", "informed", "oracle", "round-robin", kind=kind)
+        assert oracle.ttft_mean != informed.ttft_mean < round_robin.ttft_mean, kind

@@ -126,3 +126,12 @@ def test_a_cancelled_request_leaves_the_batch() -> None:
     assert one.state is JobState.CANCELLED
     assert run(server) == [(0.75 + 0.5, two)]
     assert server.pool.in_use == 0
+
+
+def test_a_step_says_whether_more_than_half_of_it_is_left_unless_it_computes_prompts() -> None:
+    server = ChunkedServer(SETTINGS)
+    assert server.beyond_half_s(0.0) == 0.0
+    server.submit(job(32, output=9), 0.0)
+    assert server.beyond_half_s(0.125) == 0.0, "it computes a prompt"
+    server.advance(0.75)
+    assert [server.beyond_half_s(0.75 + at) for at in (0.0625, 0.125, 0.1875)] == [0.0625, 0.0, -0.0625]

@@ -350,3 +350,14 @@ def test_the_rest_of_a_step_is_foreseen_while_steps_pass_unseen() -> None:
     first = STEP + 128 * TOKEN
     engine.advance(first)
     assert engine.first_token_in([job(tokens=64)], first + 5.25 * STEP) == 0.75 * STEP + STEP + 64 * TOKEN
+
+
+def test_a_step_says_whether_more_than_half_of_it_is_left_unless_it_computes_prompts() -> None:
+    engine = Engine(PLAIN)
+    assert engine.beyond_half_s(0.0) == 0.0
+    engine.submit(job(tokens=128, max_tokens=40), 0.0)
+    first = STEP + 128 * TOKEN
+    assert engine.beyond_half_s(first / 4) == 0.0, "it computes a prompt"
+    engine.advance(first)
+    assert engine.beyond_half_s(first + 5.25 * STEP) == pytest.approx(0.25 * STEP)
+    assert engine.beyond_half_s(first + 5.75 * STEP) == pytest.approx(-0.25 * STEP)

@@ -67,3 +67,11 @@ def test_every_result_of_a_due_time_comes_at_that_time_whatever_the_rounding() -
         assert news
         served += len(news)
     assert served == 50 * 7
+
+
+def test_what_is_left_of_a_step_takes_the_factor_as_long() -> None:
+    server = SlowedServer(Engine(EngineSettings(decode_s=0.25, decode_growth=0.0, prefill_s_per_token=0.0)), 4.0)
+    server.submit(Job([], 16, 9), 0.0)
+    server.advance(1.0)
+    assert server.beyond_half_s(1.25) == 0.25
+    assert slowed(4.0).beyond_half_s(1.25) == 0.0, "slots have no steps"
