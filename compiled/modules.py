@@ -10,7 +10,7 @@ from typing import Final
 _NAMES = """
     compiled: calls outlook
     epp: candidates data
-    epp/decision: admission decide decision pipeline profile response_phase
+    epp/decision: admission decide decision pipeline profile response_needs
     epp/endpoints: failing pressure server_blocks
     epp/flow: controller gate rate registry
     epp/learning: choice costs endpoint least_squares model samples speed waits
@@ -29,18 +29,19 @@ _NAMES = """
     epp/plugins/sessions: _affinity pinned
     epp/points: guard
     epp/prefix: blocks held kv_events match prediction updates
-    epp/protocol: exposition grpc_frames inflate refusals rewrite stream usage usage_bounds wire
+    epp/protocol: exposition grpc_frames inflate message_order refusals rewrite usage usage_bounds wire
     epp/protocol/codec: answers bodies envelope fields header_map structs
     epp/recording: keys sample
-    epp/request: budget client_headers intake paths pools renaming request tenant_keys tenants tokens
-    shm: answers areas budgets flow_areas held_blocks histograms index_capacity layout link_table prefills
-    shm: prefix_index prefix_writer remote_area seqlock series series_reader stream_positions table
-    workers/replicas: budgets byte_stream connection exchange joining others pace pages places reading replies taught waiting
+    epp/request: budget client_headers intake paths pool_choice renaming request tenant_keys tenants tokens
+    shm: answers areas budgets flow_areas held_blocks histograms index_capacity layout link_table prefills prefix_index
+    shm: prefix_writer remote_area seqlock series series_reader stream_positions table
+    workers/replicas: budgets byte_stream connection endpoint_places exchange joining others pace pages reading replies
+    workers/replicas: taught waiting
     workers/shared: bus decisions freshness index_limits query_of_death scrape_pace
     workers/supervisor/endpoints: http_answer http_client scrape wheel
-    workers/supervisor/kv_events: followed holdings sockets stream
-    workers/transport: abuse answer_blocks control_frames frames header_blocks headers http2 interface native output
-    workers/transport: room sending session stream timeouts turn wrong_protocol
+    workers/supervisor/kv_events: event_stream followed holdings sockets
+    workers/transport: abuse answer_blocks control_frames frames header_blocks headers http2 interface native output room
+    workers/transport: sending server_stream session timeouts turn wrong_protocol
     workers/worker: adoption plugin_handles rewrites
     workers/worker/extproc: account answer_counts app budgets health pipelines pool pool_stream request_phase reservation
     workers/worker/extproc: response_phase shedding shell stream tried_stream turns

@@ -66,8 +66,8 @@ EPP = (  # packages and modules; a module that is not named has the row of its p
     {"plugin", "points", "decision.profile"},  # extension points
     {"protocol", "flow", "prefix"},  # machines
     {"plugins"},  # leaves
-    {"decision.pipeline", "decision.response_phase", "points.guard", "points.instrument", "points.isolation"},  # compiled form
-    {"decision", "request.intake", "request.paths", "request.pools", "request.renaming", "request.tenants"},  # the hot path
+    {"decision.pipeline", "decision.response_needs", "points.guard", "points.instrument", "points.isolation"},  # compiled form
+    {"decision", "request.intake", "request.paths", "request.pool_choice", "request.renaming", "request.tenants"},  # the hot path
     {"decision.explain", "decision.receipt"},  # explanations of decisions
     {"config", "testing"},  # start-up, and tests of plugins
 )

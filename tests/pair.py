@@ -10,7 +10,7 @@ from epp.decision.pipeline import Pipeline
 from epp.metrics import Group
 from epp.metrics.areas import STREAM_COUNTERS, STREAM_DURATION, STREAMS_INFLIGHT, WORKER_COUNTERS, WORKER_GAUGES, WORKER_HISTOGRAMS
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
+from epp.metrics.request_series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE
 from loadtest.load.proto import ext_proc_pb2 as pb
 from shm.answers import AnswersReader, AnswersSchema, AnswersWriter

@@ -21,11 +21,11 @@ from epp.config.assembly import Assembly, Scraped
 from epp.config.defaults import IMPLIED
 from epp.config.findings import ConfigWarning, Findings
 from epp.config.schema import API_VERSION, KIND
-from epp.config.tenants import as_section
+from epp.config.tenants_section import as_section
 from epp.config.written import TenantsEntry, WrittenConfig
 from epp.config.yaml_nodes import Node
 from epp.decision.pipeline import Pipeline
-from epp.decision.response_phase import FULL
+from epp.decision.response_needs import FULL
 from epp.flow.plan import BandPlan, FlowPlan
 from epp.plugin import Discovery, Plugin, SaturationDetector, Scorer
 from epp.request.tenant_keys import Keys

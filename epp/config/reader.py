@@ -7,7 +7,7 @@ fields that replace them, with a warning.
 
 from collections.abc import Mapping
 
-from epp.config import schema, tenants
+from epp.config import schema, tenants_section
 from epp.config.findings import WHOLE, Findings, Place, nearest
 from epp.config.node_reader import NodeReader
 from epp.config.schema import names
@@ -23,7 +23,7 @@ from epp.config.written import (
     WrittenConfig,
 )
 from epp.config.yaml_nodes import Node
-from epp.decision.response_phase import PHASES
+from epp.decision.response_needs import PHASES
 from epp.quantities import parse_bool
 
 GATES_REMOVED = frozenset(("dataLayer", "enableLegacyMetrics", "prepareDataPlugins"))
@@ -51,8 +51,8 @@ def read(root: Node, findings: Findings) -> WrittenConfig:
     if (priority := handler.get("propagatePriority")) and reader.boolean(priority, "requestHandler.propagatePriority", False):
         why = "requestHandler.propagatePriority is not supported by this version: bodies keep the priority that they have"
         findings.error(priority.place, "unsupported", why, "remove it; servers then do not reorder what the picker has ordered")
-    written.tenants = tenants.read(reader, fields.get("tenants"), root.keys.get("tenants", WHOLE))
-    tenants.check(reader, written)
+    written.tenants = tenants_section.read(reader, fields.get("tenants"), root.keys.get("tenants", WHOLE))
+    tenants_section.check(reader, written)
     _deprecated(reader, root, fields, written)
     return written
 

@@ -15,7 +15,7 @@ from epp.config.findings import WHOLE, Findings, Place
 from epp.config.flow_assembly import POLICIES
 from epp.config.plugin_instances import PluginInstances, kinds_of
 from epp.config.written import FLOW_CONTROL_GATE, ProfileEntry, Ref, SourceEntry, WrittenConfig
-from epp.decision import response_phase
+from epp.decision import response_needs
 from epp.metrics.areas import FURTHER_SOURCES_MAX
 from epp.plugin import Plugin, foreign
 
@@ -230,15 +230,15 @@ def warn_unread(instances: PluginInstances) -> None:
 
 def check_response_phase(written: WrittenConfig, instances: PluginInstances) -> None:
     """Checks that no plugin needs the response phase if it is switched off."""
-    if written.response_phase != response_phase.NONE:
+    if written.response_phase != response_needs.NONE:
         return
     # The default detector does not need the response phase: the values that servers report are enough.
     plugins = [plugin for plugin in instances.plugins.values() if type(plugin).type_name != DEFAULT_DETECTOR]
-    needs = response_phase.needs(plugins)
+    needs = response_needs.needs(plugins)
     if written.gates[FLOW_CONTROL_GATE]:
         needs.append((FLOW_CONTROL_GATE, "waits for answers to end"))
     if needs:
         names = "; ".join(f"'{name}' {why}" for name, why in needs)
-        why = f"requestHandler.responsePhase is {response_phase.NONE}, but {names}"
-        hint = f"write '{response_phase.FULL}', or remove what needs answers"
+        why = f"requestHandler.responsePhase is {response_needs.NONE}, but {names}"
+        hint = f"write '{response_needs.FULL}', or remove what needs answers"
         instances.findings.error(written.response_phase_place, "response-phase", why, hint)

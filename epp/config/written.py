@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from epp.config.findings import WHOLE, Place
 from epp.config.yaml_nodes import Node
-from epp.decision.response_phase import FULL
+from epp.decision.response_needs import FULL
 
 GATES: Mapping[str, bool] = {"flowControl": False, "haPopulateNonLeaderDatastore": True}
 FLOW_CONTROL_GATE, STANDBY_GATE = GATES

@@ -12,7 +12,7 @@ from loadtest.replay.figures import Condition, condition
 from loadtest.replay.fit import TooLittle
 from loadtest.replay.imported import Assumed, assumed_options
 from loadtest.replay.progress import Progress
-from loadtest.replay.report.page import page
+from loadtest.replay.report.report_page import page
 from loadtest.replay.scenario import Clients, Outcome, Scenario, WhatIf, read_scenario
 from loadtest.replay.servers import Form
 from loadtest.replay.tables import lines

@@ -24,7 +24,7 @@ import msgspec
 import yaml
 
 from epp.config import registry
-from epp.config.pools import pools_schema
+from epp.config.pools_file import pools_schema
 from epp.config.schema import schema as config_schema
 from loadtest.sizing.model import CHART as SIZES
 from release.source import version

@@ -11,7 +11,7 @@ from epp.metrics.catalogue import MODULES
 from epp.metrics.computed import POOL_AVERAGES
 from epp.metrics.label_caps import PINNED_MAX, LabelCaps
 from epp.metrics.older_names import TWINS, older_name
-from epp.metrics.series import (
+from epp.metrics.request_series import (
     ATTEMPTS,
     BETWEEN_CHUNKS,
     CACHED_TOKENS,

@@ -11,7 +11,7 @@ from epp.candidates import Candidates
 from epp.config.load import DEFAULT_TEXT, load
 from epp.plugin import DataProducer, NoParams
 from epp.protocol.codec import SUBSET_KEY, SUBSET_NAMESPACE, Kind
-from epp.protocol.stream import DECIDING
+from epp.protocol.message_order import DECIDING
 from epp.request import Request
 from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.fakes import FakePool, FakeServices, candidates
@@ -255,6 +255,6 @@ EXT_PROC = Target(
         b"\x10\x01", b"\x18\x01", b"\x0a\x80\x00", b"\x1a\xff\xff\xff\xff\x0f", b"\x0b", b"\x0c", b":path", b"x-request-id", b"\x1a\x03200",
         b"content-encoding", b"text/event-stream", b'"usage"', b"envoy.lb.subset_hint",
     ),
-    modules=("epp.protocol.codec", "epp.protocol.stream", "workers.worker.extproc", "epp.protocol.usage"),
+    modules=("epp.protocol.codec", "epp.protocol.message_order", "workers.worker.extproc", "epp.protocol.usage"),
     allowance=2 << 20,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from epp.config import pools, registry
+from epp.config import pools_file, registry
 from epp.config.load import DEFAULT_TEXT, ConfigErrors, load
 from epp.data import ACTIVE_MODELS, WAITING_MODELS
 from epp.plugins.extractors._info_metrics import ADAPTERS_MAX
@@ -407,7 +407,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 def documents(data: bytes) -> None:
     """Reads a pools file, and loads a configuration. Errors have valid lines; a loaded configuration can be written and loaded again."""
     text = data.decode("utf-8", "replace")
-    file = _without_errors(text, pools.read)
+    file = _without_errors(text, pools_file.read)
     if file is not None:
         names = [pool.name for pool in file.pools]
         assert names and len(set(names)) == len(names)
@@ -478,7 +478,7 @@ CONFIG = Target(
     words=tuple(text.encode() for text in _WORD_TEXTS),
     modules=(
         "epp.config.yaml_nodes",
-        "epp.config.pools",
+        "epp.config.pools_file",
         "epp.config.reader",
         "epp.config.assembler",
         "epp.config.wiring_checks",

@@ -211,7 +211,7 @@ HTTP2 = Target(
         "workers.transport.control_frames",
         "workers.transport.session",
         "workers.transport.output",
-        "workers.transport.stream",
+        "workers.transport.server_stream",
         "workers.transport.headers",
     ),
     allowance=3 << 20,  # answers of /large
@@ -355,6 +355,6 @@ GRPC = Target(
     grpc_parts,
     of_grpc,
     words=(b"\0\0\0\0\0", b"\1\0\0\0\1", b"\x1f\x8b\x08\0\0\0\0\0", b"\0\x10\0\0", b"\xff\xff\xff\xff"),
-    modules=("workers.transport.stream", "epp.protocol.grpc_frames", "epp.protocol.inflate"),
+    modules=("workers.transport.server_stream", "epp.protocol.grpc_frames", "epp.protocol.inflate"),
     allowance=4 << 20,
 )

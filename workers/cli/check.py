@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from epp.config import pools
+from epp.config import pools_file
 from epp.config.control_headers import header_notes
 from epp.config.findings import ERRORS, NOTES, WARNINGS, ConfigError, Finding
 from epp.config.gateways import GATEWAYS, gateway_findings
 from epp.config.load import ConfigErrors, EffectiveConfig, Surroundings, load
 from epp.config.migrate import migrate as migrate_text
-from epp.config.pools import PoolsFile, are_pools
+from epp.config.pools_file import PoolsFile, are_pools
 from epp.config.registry import PluginImportError
 from epp.config.yaml_nodes import dump
 from workers.cli.configuration import (
@@ -32,8 +32,8 @@ from workers.cli.flags import SIZE, BadConfiguration, WithArguments
 from workers.cli.manifests.extension_values import are_values, translated
 from workers.cli.manifests.layers import BadValues, Layer, checked, read
 from workers.cli.output import echo, echo_as_is, echo_text
-from workers.cli.pools import Beside, object_names, own_options, taken
 from workers.cli.serve_options import flags_beside, options_of
+from workers.cli.several_pools import Beside, object_names, own_options, taken
 from workers.host.exit_codes import ExitCode
 from workers.host.options import Options
 from workers.process.loading import PoolText, missing_secret, read_configurations
@@ -123,7 +123,7 @@ def _found_pools(text: str, source: str, options: Options, memory_limit: int | N
     """Returns the different configurations of a pools file, and what `epp serve --pools-file` would find."""
     options = msgspec.structs.replace(options, endpoints="", pool_given=False, endpoint_selector="")  # a pool says where they come from
     try:
-        file = pools.read(text, source)
+        file = pools_file.read(text, source)
         file.check_ports(taken(options))
     except ConfigErrors as errors:
         return [], [*errors.warnings, *errors.errors]

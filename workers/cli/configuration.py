@@ -19,7 +19,7 @@ from epp.config import registry
 from epp.config.findings import ConfigError, ConfigWarning, Finding
 from epp.config.load import ConfigErrors, EffectiveConfig, Surroundings, load
 from epp.config.registry import PluginImportError
-from epp.config.tenants import keys_of
+from epp.config.tenants_section import keys_of
 from epp.plugins.discovery import FileDiscovery
 from workers.cli.flags import BOOL, BadConfiguration, flag
 from workers.cli.output import echo, echo_text

@@ -27,7 +27,7 @@ from epp.candidates import Candidates, Endpoint, EndpointList, Snapshot
 from epp.config import parameters, yaml_nodes
 from epp.config.findings import ConfigErrors, Findings, nearest
 from epp.config.load import EffectiveConfig
-from epp.config.tenants import tenants_of
+from epp.config.tenants_section import tenants_of
 from epp.data import COUNTED
 from epp.decision import if_available
 from epp.decision.decide import choose

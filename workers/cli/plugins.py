@@ -16,7 +16,7 @@ import msgspec
 from compiled.finder import docstring, source
 from epp.config import registry
 from epp.config.flow_assembly import words
-from epp.config.pools import pools_schema
+from epp.config.pools_file import pools_schema
 from epp.config.registry import FOLDER_PACKAGE
 from epp.config.schema import parameters_schema, summary
 from epp.config.schema import schema as schema_of

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from epp.decision.tryout import BY_FLOW, BY_REQUEST, WHOLE, Share
-from epp.request.pools import listed
+from epp.request.pool_choice import listed
 from shm import observe
 from shm.areas import Areas, AreaSchema
 from shm.documents import DocumentReader, DocumentSchema

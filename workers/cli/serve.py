@@ -12,9 +12,9 @@ import click
 from shm.segment import SegmentError
 from workers.cli.configuration import check_endpoints, check_kubernetes, check_objects, load_config, read_given, with_one_worker
 from workers.cli.flags import BadConfiguration, Grouped
-from workers.cli.pools import found, several
 from workers.cli.serve_flags import COMMON
 from workers.cli.serve_options import serve_options
+from workers.cli.several_pools import found, several
 from workers.host import log
 from workers.host.memory import keep_freed_memory
 from workers.host.options import Options

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from epp.config.pools import POOLS_MAX
+from epp.config.pools_file import POOLS_MAX
 from epp.endpoints.label_selectors import parse
 from epp.plugins.extractors.metrics_source import INTERVAL_S_MAX
 from epp.request.client_headers import GATEWAY, GROUPS, TRUSTED_BY_DEFAULT

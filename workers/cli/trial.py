@@ -19,7 +19,7 @@ from shm.segment import SegmentError
 from workers.cli.configuration import STDIN, check_endpoints, check_objects, findings_text, load_config, plugin_files, read_given
 from workers.cli.flags import BadConfiguration
 from workers.cli.output import echo_text
-from workers.cli.pools import read, texts_by_name, unfit
+from workers.cli.several_pools import read, texts_by_name, unfit
 from workers.host.memory import cgroup_limit, share
 from workers.host.options import Options
 from workers.host.proc import data_bytes

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 import msgspec
 
-from epp.request.pools import no_such_pool
+from epp.request.pool_choice import no_such_pool
 from shm import observe
 from shm.observe import Seen
 from shm.segment import SegmentError

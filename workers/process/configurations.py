@@ -18,7 +18,7 @@ import structlog
 
 from epp.decision.tryout import CANDIDATE as TRIED
 from epp.decision.tryout import IN_FORCE, Side, Watch
-from epp.metrics.series import TRYOUT, TRYOUT_SHADOWS
+from epp.metrics.request_series import TRYOUT, TRYOUT_SHADOWS
 from shm.documents import DocumentWriter
 from shm.series_reader import SeriesReader, Values
 from workers.process.generations import Bundle, Generations, TrialResult

@@ -10,7 +10,7 @@ import structlog
 
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
-from workers.process.pools import assigned_view, present
+from workers.process.pool_views import assigned_view, present
 from workers.shared.documents import EMPTY
 from workers.shared.pool_crashes import LOADING, RUNNING, PoolCrashes, culprit, named
 from workers.shared.query_of_death import DECIDING, LISTED_S, Suspects

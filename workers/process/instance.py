@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from compiled.finder import choose
-from epp.config.pools import KubePool
-from epp.decision import response_phase
-from epp.request.pools import PoolChoice
+from epp.config.pools_file import KubePool
+from epp.decision import response_needs
+from epp.request.pool_choice import PoolChoice
 from shm.instance_lock import InstanceLock, sweep
 from shm.observe import SECRET
 from shm.segment import check_room
@@ -103,7 +103,7 @@ class Instance:
     ) -> "Instance":
         """Creates everything. Raises StartError, SegmentError or OSError, and then leaves nothing behind.
 
-        `layout`, `ports`, `later`: for several pools (`workers.process.pools`); None: for one pool.
+        `layout`, `ports`, `later`: for several pools (`workers.process.pool_views`); None: for one pool.
         """
         sources, layout = Sources(options, config), layout or Layout(options, config)
         enough_descriptors(layout.workers_max, len(ports) + later)
@@ -242,7 +242,7 @@ class Instance:
         if (held := self.layout.kv_events) is not None:
             mib = round(self.layout.needs()["kv"] / (1 << 20), 1)
             log.info("kv events: index of held blocks", blocks=held.blocks, shared_memory_mib=mib)
-        log.info("response phase", **response_phase.parts(self.config.pipeline.wiring, self.config.response_phase))
+        log.info("response phase", **response_needs.parts(self.config.pipeline.wiring, self.config.response_phase))
 
 
 def _locked(run_dir: str, instance: str) -> InstanceLock:

@@ -36,7 +36,7 @@ from epp.metrics.areas import (
     WORKER_GAUGES,
 )
 from epp.metrics.flow_control import FLOW_GROUPS
-from epp.metrics.series import GROUPS
+from epp.metrics.request_series import GROUPS
 from shm.answers import AnswersSchema
 from shm.areas import AreaSchema
 from shm.budgets import BudgetsSchema

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from epp.config import pools, registry, yaml_nodes
+from epp.config import pools_file, registry, yaml_nodes
 from epp.config.findings import ConfigError, ConfigErrors
 from epp.config.load import EffectiveConfig, Surroundings, load
-from epp.config.pools import PoolEntry, PoolsFile
-from epp.config.tenants import key_files, keys_of
+from epp.config.pools_file import PoolEntry, PoolsFile
+from epp.config.tenants_section import key_files, keys_of
 from workers.host.memory import cgroup_limit
 from workers.process.generations import Bundle, GenerationLost, Given
 from workers.process.instance import Instance
@@ -93,7 +93,7 @@ def read_pools(path: str) -> PoolsFile:
         text = read_text(path, CONFIG_BYTES_MAX)
     except ValueError as unreadable:
         raise ConfigErrors([ConfigError(path, 0, 0, "unreadable", str(unreadable))]) from unreadable
-    return pools.read(text, path)
+    return pools_file.read(text, path)
 
 
 def read_configurations(file: PoolsFile) -> tuple[list[PoolText | None], list[ConfigError]]:

@@ -4,14 +4,14 @@
     supervisor: InferencePools ─▶ PlacedPools ─▶ document ─▶ all processes: assigned(instance, PlacedPools)
 
 The memory has room for a pool in each place, with any of the configurations. The place of an InferencePool is that of its port, so a stream
-finds its place without a look at the names. The functions are in `workers.process.pools`.
+finds its place without a look at the names. The functions are in `workers.process.pool_views`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from epp.config.pools import KubePool
+from epp.config.pools_file import KubePool
 from workers.shared.documents import Placed
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from epp.config.pools import KubePool, PoolEntry, PoolsFile
-from epp.request.pools import Matched
+from epp.config.pools_file import KubePool, PoolEntry, PoolsFile
+from epp.request.pool_choice import Matched
 
 SPARE: Final = 8
 RESTART: Final = "restart the picker"

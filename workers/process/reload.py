@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import structlog
 
-from epp.request.pools import listed, no_such_pool
+from epp.request.pool_choice import listed, no_such_pool
 from shm.documents import DocumentWriter
 from workers.host.exit_codes import INTENDED, ending
 from workers.process import asks, fork
@@ -28,7 +28,7 @@ from workers.process.configurations import Configuration
 from workers.process.generations import Attempt, Bundle, TrialResult
 from workers.process.instance import FIRST, Instance
 from workers.process.names import Names
-from workers.process.pools import assigned, assigned_view, listed_now
+from workers.process.pool_views import assigned, assigned_view, listed_now
 from workers.process.reports import Report
 from workers.process.rollout import (
     RELOAD,

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from epp.metrics.flow_control import FLOW_GROUPS
-from epp.metrics.series import GROUPS
+from epp.metrics.request_series import GROUPS
 from shm.areas import AreaSchema
 from shm.budgets import BudgetsSchema
 from shm.flow_areas import BANDS_MAX, FlowSchema

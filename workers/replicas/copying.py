@@ -20,7 +20,7 @@ from msgspec import Meta
 from epp.learning.state import UnusableModel
 from shm.prefix_index import FAR_MARK, OWNER_WORD_MASK, WAYS
 from shm.prefix_writer import IndexWriter
-from workers.replicas.places import Places
+from workers.replicas.endpoint_places import Places
 from workers.replicas.wire import FORM, MESSAGE_BYTES_MAX, ONLY, Count, NotUsable
 
 SLICE_BUCKETS: Final = 2048

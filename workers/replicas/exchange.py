@@ -25,12 +25,12 @@ import structlog
 from shm.prefix_writer import IndexWriter
 from shm.remote_area import RemoteArea
 from workers.replicas.budgets import ReplicaBudgets
+from workers.replicas.endpoint_places import OwnLoad, Places
 from workers.replicas.joining import Joining
 from workers.replicas.notices import Notices, Report
 from workers.replicas.others import Others
 from workers.replicas.pace import TurnPace
 from workers.replicas.pages import Pages
-from workers.replicas.places import OwnLoad, Places
 from workers.replicas.store import StoreError, StoreLink
 from workers.replicas.taught import Taught
 from workers.replicas.waiting import Waiting, WaitingInPools

@@ -11,8 +11,8 @@ from itertools import chain
 
 from shm.prefix_writer import IndexWriter
 from workers.replicas.copying import SLICE_BUCKETS, Model, Models, merge, model_parts, read, slices, take_over
+from workers.replicas.endpoint_places import Places
 from workers.replicas.others import Others
-from workers.replicas.places import Places
 from workers.replicas.wire import Message, NotUsable
 
 COPY_S = 10.0  # how long a replica waits for the first slice, or the next one

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
-from workers.replicas.places import Places
+from workers.replicas.endpoint_places import Places
 from workers.replicas.wire import AGE_US_MAX, PAGES_MAX, REQUESTS_MAX, WIDTH_MAX, PageRows, page_row
 
 US = 1e6  # per second

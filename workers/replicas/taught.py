@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shm.prefix_writer import IndexWriter
-from workers.replicas.places import Places
+from workers.replicas.endpoint_places import Places
 from workers.replicas.wire import RUNS_MAX, Blocks
 
 STALE_TICKS: Final = 64  # of the index's clock: 4 s

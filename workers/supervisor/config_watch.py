@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from epp.config.tenants import key_files
+from epp.config.tenants_section import key_files
 from workers.host.directory import LOOK_EVERY_S, changes
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance

@@ -33,7 +33,7 @@ from shm.areas import Area
 from shm.documents import DocumentReader
 from workers.process.instance import Instance
 from workers.process.layout import LEADS_UNTIL
-from workers.process.pools import assigned_view
+from workers.process.pool_views import assigned_view
 from workers.shared import reload_status
 from workers.shared.documents import NONE_PLACED, PlacedPools
 from workers.supervisor.background import Background

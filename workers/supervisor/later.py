@@ -23,7 +23,7 @@ from workers.process import StartError
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.loading import in_force
-from workers.process.pools import assigned, chosen, listed_now, present, tell_assigned, with_pool
+from workers.process.pool_views import assigned, chosen, listed_now, present, tell_assigned, with_pool
 from workers.shared.documents import Placed, PlacedPools
 from workers.supervisor.background import Background
 from workers.supervisor.configured_endpoints import follow_configured

@@ -8,19 +8,19 @@ import functools
 import time
 from collections.abc import Callable
 
-from epp.metrics.series import TENANT
+from epp.metrics.request_series import TENANT
 from shm.observe import Life, Seen
 from workers.process.instance import Instance
 from workers.supervisor.background import Background
-from workers.supervisor.pages import tenants
+from workers.supervisor.pages import tenant_use
 from workers.supervisor.pages.page import Page
 from workers.supervisor.pages.state.frames import Frames
 from workers.supervisor.pages.state.history import STEP_S, History
-from workers.supervisor.pages.state.page import StatePages
 from workers.supervisor.pages.state.parts import StateParts, Told
 from workers.supervisor.pages.state.sampler import Sampler
 from workers.supervisor.pages.state.source import Source
-from workers.supervisor.pages.tenants import TenantUse, reader_of
+from workers.supervisor.pages.state.state_pages import StatePages
+from workers.supervisor.pages.tenant_use import TenantUse, reader_of
 
 COUNTED_BUCKETS = 1 << 14  # of the prefix index, per frame: 1 ms
 
@@ -38,7 +38,7 @@ class Live:
     def start(self, background: Background) -> None:
         """Begins to sample."""
         background.every(STEP_S, self._sample)
-        background.every(tenants.STEP_S, self.tenants.sample)
+        background.every(tenant_use.STEP_S, self.tenants.sample)
 
     def use(self, instance: Instance) -> None:
         """Shows a later configuration."""

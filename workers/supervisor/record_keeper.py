@@ -25,7 +25,7 @@ from epp.recording import records
 from epp.recording.batches import Assembler
 from epp.recording.keys import Keyed
 from epp.recording.records import Lost, Opened, Record
-from epp.request.pools import no_such_pool
+from epp.request.pool_choice import no_such_pool
 from shm.areas import Area
 from workers.host.build import version
 from workers.process import StartError

@@ -10,9 +10,9 @@ from shm.prefix_writer import IndexWriter
 from workers.process.instance import Instance
 from workers.replicas.address import secret_of
 from workers.replicas.budgets import ReplicaBudgets
+from workers.replicas.endpoint_places import OwnLoad, Places, PoolPlace
 from workers.replicas.exchange import Exchange, ExchangeParts
 from workers.replicas.pages import Pages
-from workers.replicas.places import OwnLoad, Places, PoolPlace
 from workers.replicas.store import opened
 from workers.replicas.taught import Taught
 from workers.replicas.waiting import Waiting, WaitingInPools

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from epp.metrics.series import PREDICTION
+from epp.metrics.request_series import PREDICTION
 from shm.documents import DocumentReader
 from shm.flow_areas import WAITING
 from shm.table import TableReader

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from workers.transport.frames import END_HEADERS, END_STREAM, PADDED, PRIORITISED, WINDOW_MAX, WORD, ConnectionFault, Error, unpadded
 from workers.transport.headers import BrokenBlock, ClientKind, HeaderDecoder, RequestHead, TooManyHeaders, client_kind
 from workers.transport.interface import Application, Status
+from workers.transport.server_stream import ServerStream
 from workers.transport.session import Session
-from workers.transport.stream import ServerStream
 from workers.transport.timeouts import Deadlines
 
 

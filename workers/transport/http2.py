@@ -51,8 +51,8 @@ from workers.transport.header_blocks import HeaderBlocks
 from workers.transport.headers import ClientKind
 from workers.transport.interface import Application
 from workers.transport.limits import SLOW_SLACK, Budget, Limits
+from workers.transport.server_stream import STREAM_CREDIT, ServerStream
 from workers.transport.session import CONNECTION_CREDIT, Session
-from workers.transport.stream import STREAM_CREDIT, ServerStream
 from workers.transport.timeouts import Deadlines, Timeouts
 from workers.transport.wrong_protocol import TLS_PEER, TLS_RECORD, http1_answer, speaks_http1
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from workers.transport.frames import FRAME, FRAME_MAX, WINDOW_FIRST, WINDOW_MAX, ConnectionFault, Error
 from workers.transport.limits import Budget, Limits
 from workers.transport.sending import Link
-from workers.transport.stream import ServerStream
+from workers.transport.server_stream import ServerStream
 
 
 class Output(Link):

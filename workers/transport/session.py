@@ -32,7 +32,7 @@ from workers.transport.interface import Status
 from workers.transport.limits import RESETS_OF_ALL_PER_SECOND, Budget, Limits
 from workers.transport.output import Output
 from workers.transport.sending import NO_WINDOW
-from workers.transport.stream import STREAM_CREDIT, ServerStream
+from workers.transport.server_stream import STREAM_CREDIT, ServerStream
 
 CONNECTION_CREDIT: Final = 1 << 30  # bytes: the window that we give the peer for all streams together
 RECENT_STREAMS: Final = 256  # ended streams that are remembered, at least

@@ -9,8 +9,8 @@ from typing import Final, Generic, TypeVar
 
 from workers.transport.frames import PING, Error
 from workers.transport.interface import Status
+from workers.transport.server_stream import ServerStream
 from workers.transport.session import Session
-from workers.transport.stream import ServerStream
 
 SLACK: Final = 64
 Stream = TypeVar("Stream")

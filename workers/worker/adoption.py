@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import structlog
 
-from epp.metrics.series import TRYOUT, TRYOUT_SHADOWS
+from epp.metrics.request_series import TRYOUT, TRYOUT_SHADOWS
 from shm.areas import Area
 from workers.host.log import error_text
 from workers.process.instance import Instance

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from epp.errors import ProducerFailed
-from epp.metrics.series import PEER_FAULTS
+from epp.metrics.request_series import PEER_FAULTS
 from epp.plugin import Plugin, Profile, foreign
 from shm.areas import Area
 from shm.series import SeriesWriter

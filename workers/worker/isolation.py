@@ -10,7 +10,7 @@ Each worker decides separately.
 from collections.abc import Callable
 from functools import partial
 
-from epp.metrics.series import ISOLATION
+from epp.metrics.request_series import ISOLATION
 from epp.plugin import Plugin
 from epp.points.isolation import PAUSE_S, Faults, culprit, dispensable
 from shm.series import SeriesWriter

@@ -14,7 +14,7 @@ from epp.decision.explain import Explanation
 from epp.decision.receipt import Seal
 from epp.metrics import Group
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
+from epp.metrics.request_series import ATTEMPTS, ERROR, REQUEST, REQUEST_FIGURES
 from epp.recording.keys import Keyed
 from epp.recording.sample import Sample
 from shm.answers import AnswersWriter

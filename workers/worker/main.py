@@ -17,13 +17,13 @@ from functools import partial
 import structlog
 import uvloop
 
-from epp.metrics.series import ABUSE
+from epp.metrics.request_series import ABUSE
 from shm.areas import SUPERVISOR_AREA, Area, Areas
 from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL, LOADED
-from workers.process.pools import present
+from workers.process.pool_views import present
 from workers.shared.bus import BusWriter
 from workers.transport.interface import Application, Clock
 from workers.worker.adoption import Adoption
@@ -32,10 +32,10 @@ from workers.worker.extproc.health import beside
 from workers.worker.faults import SLOW_BODY, Faults
 from workers.worker.kept import WorkerKept
 from workers.worker.leaving import Exit
-from workers.worker.pools import WorkerPools
 from workers.worker.serving import Serving
 from workers.worker.setup import WorkerParts
 from workers.worker.telemetry.stream_metrics import StreamMetrics
+from workers.worker.worker_pools import WorkerPools
 
 HEARTBEAT_S = 0.1
 GC_YOUNGEST = 20_000  # high, because reference counts free a stream's objects, and cycles are rare

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from epp.config.tenants import tenants_of
+from epp.config.tenants_section import tenants_of
 from epp.errors import Cause, Refused
 from epp.protocol import codec
 from epp.protocol.models import Listed, Model, listed
-from epp.request.pools import PoolChoice
+from epp.request.pool_choice import PoolChoice
 from epp.request.tenants import Tenants
 from workers.process.instance import Instance
 from workers.shared.documents import Served, ServedView

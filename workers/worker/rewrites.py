@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.series import MODEL_REWRITE_DECISIONS
+from epp.metrics.request_series import MODEL_REWRITE_DECISIONS
 from epp.request.model_rewrite import Choice, Rules
 from shm.documents import DocumentReader
 from shm.series import SeriesWriter

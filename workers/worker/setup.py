@@ -15,21 +15,21 @@ from functools import partial
 
 import structlog
 
-from epp.config.tenants import tenants_of
+from epp.config.tenants_section import tenants_of
 from epp.data import Column
 from epp.decision.admission import OPEN, Admission
 from epp.decision.decision import Decision
 from epp.decision.pipeline import Pipeline
 from epp.decision.receipt import SALT_BYTES, receipt_of
-from epp.decision.response_phase import NONE
+from epp.decision.response_needs import NONE
 from epp.metrics import Group
-from epp.metrics.series import ISOLATION, MODEL_REWRITES, PREDICTION, SHADOWS, TENANT
+from epp.metrics.request_series import ISOLATION, MODEL_REWRITES, PREDICTION, SHADOWS, TENANT
 from epp.points import guard
 from epp.points.instrument import Wrap, bare
 from epp.request import Request
 from epp.request.client_headers import DEBUG_GROUP, untrusted
 from epp.request.intake import Intake
-from epp.request.pools import UNDECIDED
+from epp.request.pool_choice import UNDECIDED
 from epp.request.tenants import Tenants
 from shm.areas import SUPERVISOR_AREA, Area
 from shm.prefix_index import IndexReader

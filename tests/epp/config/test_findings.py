@@ -16,7 +16,7 @@ def test_a_rule_is_either_an_error_or_a_warning_and_has_a_meaning() -> None:
 def test_every_rule_is_used() -> None:
     folder = Path(epp.__path__[0])
     commands = folder.parent / "workers" / "cli"
-    files = [*(folder / "config").glob("*.py"), commands / "configuration.py", commands / "pools.py"]
+    files = [*(folder / "config").glob("*.py"), commands / "configuration.py", commands / "several_pools.py"]
     files.remove(folder / "config" / "findings.py")
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     unused = [rule for rule in (*ERRORS, *WARNINGS) if f'"{rule}"' not in text and f"error[{rule}]" not in text]

@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from epp.config.load import load
-from epp.config.pools import pools_schema
+from epp.config.pools_file import pools_schema
 from workers.cli import main
 from workers.host.exit_codes import ExitCode
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from workers.cli.flags import BadConfiguration
-from workers.cli.pools import found
+from workers.cli.several_pools import found
 from workers.host.options import Options
 
 CONFIG = "plugins: [{type: random-picker}]\n"

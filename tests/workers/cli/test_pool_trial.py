@@ -14,7 +14,7 @@ from workers.cli.trial import given_of, tried_list
 from workers.process.generations import Attempt, Given
 from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool
-from workers.process.pools import assigned, create_places
+from workers.process.pool_views import assigned, create_places
 from workers.shared.documents import Placed
 
 QUEUE = "plugins: [{type: queue-scorer}]\n"

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.series import ATTEMPTS, ERROR
+from epp.metrics.request_series import ATTEMPTS, ERROR
 from tests.workers.instances import made
 from workers.process.resources import packet_pipe
 

@@ -17,9 +17,9 @@ from shm.remote_area import RemoteArea, RemoteSchema
 from tests.shm.memory import region_for
 from workers.replicas.address import parse_address, secret_of
 from workers.replicas.budgets import ReplicaBudgets
+from workers.replicas.endpoint_places import OwnLoad, Places
 from workers.replicas.exchange import Exchange, ExchangeParts
 from workers.replicas.pages import Pages
-from workers.replicas.places import OwnLoad, Places
 from workers.replicas.store import StoreLink, StoreNames, password_of
 from workers.replicas.taught import Taught
 from workers.replicas.waiting import Waiting, WaitingInPools

@@ -12,8 +12,8 @@ from tests.reports import Reports
 from tests.workers.shared.outlier_world import no_ejections
 from tests.workers.supervisor.endpoints.scraping import FakeConnection, FakeNet
 from tests.workers.supervisor.endpoints.tables import EXTRACTOR, Changes, FakeLoop, Shared, spec
+from workers.replicas.endpoint_places import Places
 from workers.replicas.pages import Pages
-from workers.replicas.places import Places
 from workers.replicas.reading import decode
 from workers.replicas.wire import FORM, Message, encode
 from workers.shared.scrape_pace import Pacing

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from epp.request.pools import PoolChoice
+from epp.request.pool_choice import PoolChoice
 from loadtest.demo.ports import free_ports
 from shm.documents import DocumentReader
 from tests.reports import Reports
 from tests.workers.instances import options, removed
-from tests.workers.process.test_pools import found, pool
+from tests.workers.process.test_pool_views import found, pool
 from tests.workers.supervisor.kube.test_object_files import objective
 from workers.host.yaml_files import DiscoveryError
-from workers.process import pools
+from workers.process import pool_views
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_BYTES
 from workers.process.places import DEFAULT, Places
-from workers.process.pools import assigned, create_places
+from workers.process.pool_views import assigned, create_places
 from workers.shared.documents import Placed, objectives_of
 from workers.shared.objectives import decode
 from workers.supervisor.objects_of_pools import PoolsObjects
@@ -51,7 +51,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     folder = tmp_path / "objects"
     folder.mkdir()
     given = [pool("one"), pool("two"), pool("three")]
-    instance = pools.create(options(tmp_path, max_endpoints=12, objects_dir=str(folder)), given, PoolChoice([]), {})
+    instance = pool_views.create(options(tmp_path, max_endpoints=12, objects_dir=str(folder)), given, PoolChoice([]), {})
     with removed(instance):
         yield World(instance, folder)
 
@@ -96,7 +96,7 @@ def test_a_successor_keeps_what_its_predecessor_published_until_it_can_read_the_
 
 
 def test_a_pool_without_objects_needs_no_memory_for_them(tmp_path: Path) -> None:
-    with removed(pools.create(options(tmp_path, max_endpoints=8), [pool("one"), pool("two")], PoolChoice([]), {})) as instance:
+    with removed(pool_views.create(options(tmp_path, max_endpoints=8), [pool("one"), pool("two")], PoolChoice([]), {})) as instance:
         assert not PoolsObjects(instance, Reports()).asking
         assert instance.layout.documents.capacities[objectives_of(1)] == POOL_BANDS_BYTES
 

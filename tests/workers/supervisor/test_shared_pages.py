@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tests.workers.supervisor.sharing import COLUMNS, World
+from workers.replicas.endpoint_places import PagePlaces
 from workers.replicas.pages import Page
-from workers.replicas.places import PagePlaces
 from workers.replicas.wire import PAGES_MAX, page_row
 from workers.supervisor.endpoints.endpoint_log import Condition
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from epp.config.load import load
-from epp.request.pools import PoolChoice
+from epp.request.pool_choice import PoolChoice
 from shm.documents import DocumentReader
 from shm.table import DOWN, State, TableReader
 from tests.waiting import until
 from tests.workers.instances import options, removed
 from tests.workers.supervisor.supervising import model_server, page, run, supervised
 from tests.workers.supervisor.test_main import GPUS, exporter
-from workers.process import pools
+from workers.process import pool_views
 from workers.process.generations import Given
 from workers.process.places import Pool
 from workers.shared.documents import EndpointsView
@@ -42,7 +42,7 @@ def test_each_pool_has_the_values_of_its_own_further_sources(tmp_path: Path) -> 
                 pool("wrong", GPUS % wrong, ports[3]),
             ]
             given.append(given[0]._replace(name="also-busy", endpoints=f"127.0.0.1:{ports[4]}"))
-            with removed(pools.create(options(tmp_path, max_endpoints=20), given, PoolChoice([]), {})) as instance:
+            with removed(pool_views.create(options(tmp_path, max_endpoints=20), given, PoolChoice([]), {})) as instance:
                 async with supervised(instance) as supervisor:
                     table = TableReader(instance.layout.table, instance.memory.table)
                     at = instance.layout.table.columns.index("GPUUtilization")

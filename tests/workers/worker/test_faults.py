@@ -2,7 +2,7 @@
 
 from structlog.testing import capture_logs
 
-from epp.metrics.series import ABUSE
+from epp.metrics.request_series import ABUSE
 from epp.plugin import NoParams, Plugin, Scorer
 from epp.plugins.scorers.reported import QueueDepth
 from shm.areas import Areas, AreaSchema

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from epp.config.load import load
-from epp.request.pools import UNDECIDED
+from epp.request.pool_choice import UNDECIDED
 from loadtest.demo.ports import free_ports
 from tests.waiting import turns
 from tests.workers.instances import options, removed
 from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool
-from workers.process.pools import create_places, tell_assigned
+from workers.process.pool_views import create_places, tell_assigned
 from workers.shared.documents import Placed
-from workers.worker.pools import WorkerPools
+from workers.worker.worker_pools import WorkerPools
 
 
 class Parts(SimpleNamespace):

@@ -7,7 +7,7 @@ import pytest
 
 from epp.candidates import Candidates, Scores
 from epp.decision.decision import Decision, Response
-from epp.metrics.series import ISOLATION
+from epp.metrics.request_series import ISOLATION
 from epp.plugin import (
     DataProducer,
     NoParams,

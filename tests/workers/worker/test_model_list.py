@@ -10,11 +10,11 @@ from epp.config.load import load
 from epp.errors import Cause, Refused
 from epp.protocol import codec
 from epp.protocol.models import Model
-from epp.request.pools import Matched, PoolChoice
+from epp.request.pool_choice import Matched, PoolChoice
 from loadtest.load.proto import ext_proc_pb2 as pb
 from shm.documents import DocumentReader, DocumentWriter
 from tests.workers.instances import options, removed
-from workers.process import pools
+from workers.process import pool_views
 from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.places import Pool
@@ -53,7 +53,7 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     texts = getattr(request, "param", {})
     given = [Pool(name, Given(None, "", {}), load(texts.get(name), name), "127.0.0.1:1", 4) for name in MATCHED]
     choice = PoolChoice([Matched(name, 9102 if name == "port" else 0, (), matched) for name, matched in MATCHED.items()])
-    with removed(pools.create(options(tmp_path, max_endpoints=16), given, choice, {})) as instance:
+    with removed(pool_views.create(options(tmp_path, max_endpoints=16), given, choice, {})) as instance:
         yield World(instance)
 
 

@@ -14,7 +14,7 @@ from epp.learning.local import LocalLearning
 from epp.metrics import Group, Metric
 from epp.metrics.catalogue import plugin_groups
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.series import GROUPS
+from epp.metrics.request_series import GROUPS
 from epp.plugin import NoParams, Plugin
 from shm.prefills import local_prefills
 from shm.series import SeriesWriter

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.series import MODEL_REWRITES, REQUEST
+from epp.metrics.request_series import MODEL_REWRITES, REQUEST
 from epp.request.model_rewrite import Rewrite, Rule, Rules, Target, compiled
 from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.segment import Region

@@ -17,7 +17,7 @@ from shm.remote_area import FRESH_S
 from workers.host.printable import printable
 from workers.supervisor.pages.state.figures import EndpointFigures, Figures, Supervisor, Worker
 from workers.supervisor.pages.state.look import BandLook, Configuration, TriedSide, TryoutFigures
-from workers.supervisor.pages.state.pools import PoolFigures
+from workers.supervisor.pages.state.pool_figures import PoolFigures
 
 UNKNOWN = "–"
 GAP = 2

@@ -37,7 +37,7 @@ from epp.recording.records import (
     ints,
 )
 from epp.recording.trace import requests
-from epp.request.pools import listed
+from epp.request.pool_choice import listed
 from workers.shared.recording import Unreadable
 from workers.shared.recording.files import SUFFIX
 from workers.shared.recording.framing import HEAD, HEAD_MAGIC, MARK, MARK_MAGIC, MARK_NAME, NAME, PACKED_BYTES_MAX, PREFIX_BYTES, unpack

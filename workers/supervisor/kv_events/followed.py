@@ -13,10 +13,10 @@ from epp.prefix.kv_events import NAME_CHARS_MAX, is_read
 from epp.prefix.streams import NAMELESS, NO_EVENTS, OTHER_TOPIC, PARTLY_REUSED, StreamRecord
 from shm.stream_positions import StreamPosition, StreamPositions
 from workers.process.kv_memory import KvCounts
+from workers.supervisor.kv_events.event_stream import Stream
 from workers.supervisor.kv_events.held_state import SavedStream
 from workers.supervisor.kv_events.holdings import Holder, Holdings
 from workers.supervisor.kv_events.sockets import OPENED, ReplayRequest, Subscription, tcp
-from workers.supervisor.kv_events.stream import Stream
 
 AGAIN_S: Final = 1.0  # the time after which a connection that ZeroMQ has given up is replaced
 RANK: Final = re.compile(r"-rank-(\d{1,4})$")

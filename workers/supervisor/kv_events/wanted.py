@@ -9,7 +9,7 @@ from epp.plugins.producers._precise_params import Settings
 from shm.documents import DocumentReader
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
-from workers.process.pools import assigned, assigned_view, listed_now
+from workers.process.pool_views import assigned, assigned_view, listed_now
 from workers.shared.documents import EndpointsView, Identity
 
 Key = tuple[int, int, int]  # slot, generation and owner of an endpoint

@@ -28,7 +28,7 @@ from epp.decision.pipeline import Pipeline
 from epp.decision.receipt import UNKNOWN, BadReceipt, Place, Reason, Receipt, Seal, hash_of
 from epp.plugin import Scorer
 from epp.request import DEFAULT_FLOW
-from epp.request.pools import no_such_pool
+from epp.request.pool_choice import no_such_pool
 from workers.shared.decisions import DecisionsAsking, by_request
 from workers.supervisor.pages.page import JSON, PageAnswer, Pause, Piece, Request, refusal
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from epp.protocol import codec
 from epp.protocol.inflate import Unpacking
 from epp.protocol.models import asks_for_models
-from epp.request.pools import UNDECIDED, PoolChoice, model_of
+from epp.request.pool_choice import UNDECIDED, PoolChoice, model_of
 from workers.transport.interface import Handler, Metadata, Stream
 from workers.worker.extproc.app import App
 from workers.worker.extproc.request_phase import ENCODED, LONG_BODY, RequestPhase, whole

@@ -22,8 +22,8 @@ from epp.plugin import Parser
 from epp.protocol import codec
 from epp.protocol.codec import PIECE_BYTES_MAX
 from epp.protocol.inflate import Unpacking, body_slices
+from epp.protocol.message_order import AWAIT_BODY, DECIDING, ROUTED
 from epp.protocol.rewrite import BEGIN_BYTES, REMOVED, ModelRestorer
-from epp.protocol.stream import AWAIT_BODY, DECIDING, ROUTED
 from epp.request import Subset, Tenant
 from epp.request.client_headers import OBJECTIVE, PREFER
 from epp.request.intake import REQUEST_ID, REQUEST_ID_NEEDLE

@@ -17,8 +17,8 @@ from epp.errors import blame
 from epp.plugin import Parser
 from epp.protocol import codec
 from epp.protocol.codec import PIECE_BYTES_MAX, learn_chunk
+from epp.protocol.message_order import DONE
 from epp.protocol.rewrite import ModelRestorer
-from epp.protocol.stream import DONE
 from epp.protocol.usage import ANSWER, Scanner, UsageScanner
 from epp.protocol.usage_bounds import bounded, implausible
 from epp.request import Request

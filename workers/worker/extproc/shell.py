@@ -12,7 +12,7 @@ from typing import Any, Final
 from epp.decision.decision import Decision
 from epp.errors import Cause, ProtocolViolation, Refused
 from epp.protocol import codec, refusals
-from epp.protocol.stream import AWAIT_HEADERS, DECIDING, ENDED, ROUTED
+from epp.protocol.message_order import AWAIT_HEADERS, DECIDING, ENDED, ROUTED
 from epp.request import Request
 from workers.transport.interface import Stream
 from workers.worker.extproc.app import App

@@ -4,8 +4,8 @@
                                                   │ decided ◀──┘
                                                   └──────────────▶ ResponsePhase: headers, chunks, usage, plugins, release
 
-`shell` has the state and the ways to end, `epp.protocol.stream` the legal order of messages, `app` what all streams of a worker share. A
-piece of a body that needs no change is passed on unchanged.
+`shell` has the state and the ways to end, `epp.protocol.message_order` the legal order of messages, `app` what all streams of a worker
+share. A piece of a body that needs no change is passed on unchanged.
 
 A phase keeps no reference to its stream, but gets the stream with every call. So there are no reference cycles, and a stream is freed as
 soon as it is over.
@@ -18,7 +18,7 @@ from epp.decision.decision import Decision
 from epp.errors import Cause, Refused
 from epp.protocol import codec, refusals
 from epp.protocol.codec import REQUEST_BODY, REQUEST_HEADERS, REQUEST_TRAILERS, RESPONSE_BODY, RESPONSE_HEADERS, chunk_of_size
-from epp.protocol.stream import AWAIT_BODY, AWAIT_HEADERS, DECIDING, DONE, ENDED, ILLEGAL, NEXT, RESPONDING, ROUTED, violation
+from epp.protocol.message_order import AWAIT_BODY, AWAIT_HEADERS, DECIDING, DONE, ENDED, ILLEGAL, NEXT, RESPONDING, ROUTED, violation
 from epp.protocol.usage import ANSWER, KEY, SUSPECT
 from workers.transport.interface import Metadata, Stream
 from workers.worker.extproc.app import App

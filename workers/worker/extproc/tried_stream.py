@@ -20,7 +20,7 @@ from epp.decision.tryout import BY_FLOW, Share
 from epp.errors import Refused
 from epp.protocol import codec
 from epp.protocol.codec import REQUEST_HEADERS
-from epp.protocol.stream import AWAIT_HEADERS
+from epp.protocol.message_order import AWAIT_HEADERS
 from epp.request import Request, client_headers
 from epp.request.intake import REQUEST_ID_NEEDLE
 from workers.transport.interface import Metadata, Stream

@@ -13,7 +13,7 @@ import numpy as np
 
 from epp.decision.decision import Decision, ProfileRun, Usage
 from epp.decision.tryout import CANDIDATE, IN_FORCE
-from epp.metrics.series import (
+from epp.metrics.request_series import (
     SHADOW_DECISIONS,
     TRYOUT_CACHED_TOKENS,
     TRYOUT_COMPARED,

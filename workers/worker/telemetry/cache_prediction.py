@@ -16,7 +16,7 @@ from epp.candidates import Endpoint
 from epp.data import CACHE_TOKENS, KV_USAGE
 from epp.decision.decision import Decision, Usage
 from epp.decision.pipeline import Wiring
-from epp.metrics.series import PREDICTION
+from epp.metrics.request_series import PREDICTION
 from epp.plugin import Scorer
 from epp.prefix.divergence import APART, Key, Sums, Watch
 from epp.prefix.match import PrefixMatch

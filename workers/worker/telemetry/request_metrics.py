@@ -14,7 +14,7 @@ from epp.candidates import Endpoint
 from epp.decision.decision import Usage
 from epp.metrics import OTHER
 from epp.metrics.label_caps import LabelCaps
-from epp.metrics.series import BETWEEN_CHUNKS, REQUEST_BYTES, REQUEST_ERRORS, REQUEST_RUNNING, REQUEST_TOTAL, SCHEDULER_ATTEMPTS
+from epp.metrics.request_series import BETWEEN_CHUNKS, REQUEST_BYTES, REQUEST_ERRORS, REQUEST_RUNNING, REQUEST_TOTAL, SCHEDULER_ATTEMPTS
 from epp.request import Request
 from shm.series import SeriesWriter
 from workers.transport.interface import Clock
@@ -245,7 +245,7 @@ class Exchange:
         usage = self.usage or UNKNOWN
         duration, ttft = metrics.clock.now - self.received_at, self._ttft
         prompt, cached, completion = counted(usage.prompt), counted(usage.cached), counted(usage.completion)
-        metrics.figures.observe_each(  # in the order of `epp.metrics.series.REQUEST_FIGURES`
+        metrics.figures.observe_each(  # in the order of `epp.metrics.request_series.REQUEST_FIGURES`
             block,
             (
                 duration,

@@ -9,7 +9,7 @@ from typing import Final
 from epp.candidates import Endpoint
 from epp.decision.decision import Decision, Usage
 from epp.errors import Cause, Refused
-from epp.metrics.series import USAGE_BEYOND_BOUNDS
+from epp.metrics.request_series import USAGE_BEYOND_BOUNDS
 from epp.points.isolation import culprit
 from epp.request import Request
 from epp.request.tokens import drop_prompt

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from epp.data import Datum
 from epp.decision.decision import Decision, Usage
-from epp.metrics.series import SALT_IGNORED
+from epp.metrics.request_series import SALT_IGNORED
 from epp.prefix.divergence import APART
 from epp.request import BYTES_PER_TOKEN, Request
 from shm.series import SeriesWriter

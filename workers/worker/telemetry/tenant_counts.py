@@ -1,4 +1,4 @@
-"""Counts what each tenant uses: requests, waits, tokens and refusals, in this worker's series (`epp.metrics.series.TENANT`)."""
+"""Counts what each tenant uses: requests, waits, tokens and refusals, in this worker's series (`epp.metrics.request_series.TENANT`)."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from shm.series import SeriesWriter
 from workers.worker.telemetry.salt_watch import SaltWatch
 
 KEPT_MAX: Final = 4096
-REQUESTS, WAITED, INPUT, CACHED, OUTPUT, OVER_BUDGET, REFUSED = range(7)  # in the order of `epp.metrics.series.TENANT_FIGURES`
+REQUESTS, WAITED, INPUT, CACHED, OUTPUT, OVER_BUDGET, REFUSED = range(7)  # in the order of `epp.metrics.request_series.TENANT_FIGURES`
 
 
 class TenantCounts:

@@ -7,8 +7,8 @@ from shm.documents import DocumentReader
 from shm.segment import Region
 from tests.workers.supervisor.kv_events.test_holdings import World
 from workers.process.kv_memory import STREAMS, KvCounts, KvLayout, KvMemory
+from workers.supervisor.kv_events.event_stream import Stream
 from workers.supervisor.kv_events.publishing import RARE_SIZE, SIZES_MAX, Publishing
-from workers.supervisor.kv_events.stream import Stream
 
 
 class Nothing:

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from epp.metrics import PREFIX, Group, Labelled, Metric
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.older_names import TWINS
-from epp.metrics.series import GROUPS, REQUEST, REQUEST_FIGURES
+from epp.metrics.request_series import GROUPS, REQUEST, REQUEST_FIGURES
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
 from tests.shm.memory import region_for

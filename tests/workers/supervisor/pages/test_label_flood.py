@@ -9,7 +9,7 @@ from epp.metrics import OTHER, Group
 from epp.metrics.flow_control import FLOW_GROUPS
 from epp.metrics.label_caps import FAIRNESS_ID, MODEL_LABELS, LabelCaps
 from epp.metrics.page_size import weigher
-from epp.metrics.series import GROUPS
+from epp.metrics.request_series import GROUPS
 from shm.series import LABEL_BYTES_MAX
 from tests.workers.instances import made
 from workers.process.instance import Instance

@@ -13,7 +13,7 @@ from compiled.finder import choose
 from epp.metrics import PREFIX
 from epp.metrics.areas import STREAM_COUNTERS
 from epp.metrics.older_names import TWINS
-from epp.metrics.series import ATTEMPTS, GROUPS, REQUEST, REQUEST_FIGURES
+from epp.metrics.request_series import ATTEMPTS, GROUPS, REQUEST, REQUEST_FIGURES
 from shm.documents import DocumentReader, DocumentWriter
 from shm.table import State, TableReader, TableWriter
 from tests.workers.instances import made

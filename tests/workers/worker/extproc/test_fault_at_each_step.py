@@ -8,7 +8,7 @@ import pytest
 
 import workers.worker.extproc.reservation as reservation
 from epp.decision.decision import Decision, Response
-from epp.metrics.series import REQUEST, REQUEST_RUNNING
+from epp.metrics.request_series import REQUEST, REQUEST_RUNNING
 from epp.plugin import NoParams, PreRequest, ResponseComplete
 from epp.plugins.producers.inflight import InflightLoad
 from epp.request import Request

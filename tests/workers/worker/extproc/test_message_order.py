@@ -12,7 +12,7 @@ from epp.data import Datum
 from epp.decision.decision import SERVED, Decision, Response
 from epp.plugin import DataProducer, NoParams, ResponseComplete, ResponseReceived
 from epp.prefix.match import PrefixMatch, prefix_match
-from epp.protocol.stream import ILLEGAL, NEXT, Kind, State, violation
+from epp.protocol.message_order import ILLEGAL, NEXT, Kind, State, violation
 from epp.request import Request
 from loadtest.load.proto import ext_proc_pb2 as pb
 from tests.examples import examples

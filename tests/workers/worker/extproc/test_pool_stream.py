@@ -11,7 +11,7 @@ import pytest
 from epp.errors import Cause, Refused
 from epp.protocol import codec
 from epp.protocol.models import Listed, Model, listed
-from epp.request.pools import KEY, UNDECIDED, Matched, PoolChoice
+from epp.request.pool_choice import KEY, UNDECIDED, Matched, PoolChoice
 from epp.request.tenant_keys import parse
 from epp.request.tenants import FromKey, Tenants
 from loadtest.load.proto import ext_proc_pb2 as pb

@@ -6,7 +6,7 @@ import pytest
 
 from epp.candidates import Endpoint
 from epp.decision.decision import Usage
-from epp.metrics.series import OUTPUT_TOKENS, PREDICTION, REQUEST_FIGURES, USAGE_BEYOND_BOUNDS
+from epp.metrics.request_series import OUTPUT_TOKENS, PREDICTION, REQUEST_FIGURES, USAGE_BEYOND_BOUNDS
 from epp.protocol.usage_bounds import TEMPLATE_TOKENS
 from shm.segment import Region
 from shm.series import SeriesWriter

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decision.decision import Decision
-from epp.metrics.series import REQUEST
+from epp.metrics.request_series import REQUEST
 from epp.plugin import NoParams, PreRequest
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.sglang_http import SglangHttp

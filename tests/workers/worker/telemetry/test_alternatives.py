@@ -7,7 +7,7 @@ import numpy as np
 
 from epp.decision.decision import Decision, ProfileRun
 from epp.decision.pipeline import WiredProfile, Wiring, compile_pipeline
-from epp.metrics.series import SHADOWS
+from epp.metrics.request_series import SHADOWS
 from epp.plugin import Filter, NoParams, Plugin, Scorer
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.pickers.max_score import MaxScore

@@ -11,7 +11,7 @@ import pytest
 
 from epp.config.load import load
 from epp.decision.decision import Decision, ProfileRun, Usage
-from epp.metrics.series import PREDICTION
+from epp.metrics.request_series import PREDICTION
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.divergence import CHECKED_MIN, SLICE_S, SLICES, Sums
 from epp.prefix.match import PrefixMatch

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from epp.metrics import OTHER, Group
-from epp.metrics.series import (
+from epp.metrics.request_series import (
     ATTEMPTS,
     BETWEEN_CHUNKS,
     CACHED_TOKENS,

@@ -1,7 +1,7 @@
 """What cache salts cost, and whether servers obey them, by a sample of prompts."""
 
 from epp.decision.decision import Decision, Usage
-from epp.metrics.series import PREDICTION, SALT_IGNORED
+from epp.metrics.request_series import PREDICTION, SALT_IGNORED
 from epp.request import Prompt, Request
 from shm.segment import Region
 from shm.series import SeriesWriter

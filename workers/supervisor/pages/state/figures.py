@@ -17,7 +17,7 @@ import msgspec
 from epp.data import CACHE_RANKS
 from epp.metrics.areas import REQUEST_PROCESSING
 from epp.metrics.flow_control import FLOW_QUEUE_DURATION
-from epp.metrics.series import TIME_TO_FIRST
+from epp.metrics.request_series import TIME_TO_FIRST
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from epp.prefix.divergence import Sums
 from epp.prefix.streams import of_ranks
@@ -39,7 +39,7 @@ from workers.supervisor.pages.state.look import (
     counts_of,
     quantile_since,
 )
-from workers.supervisor.pages.state.pools import PoolFigures, pool_figures
+from workers.supervisor.pages.state.pool_figures import PoolFigures, pool_figures
 
 SUPERVISOR_SILENT_S: Final = 1.0  # a row is not fresh if its values and the supervisor's heartbeat are both older than this
 REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")

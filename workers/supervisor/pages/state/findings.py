@@ -6,7 +6,7 @@ A rule is a function from the state to findings. Their order is the order of the
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from epp.metrics.series import USAGE_BEYOND_BOUNDS
+from epp.metrics.request_series import USAGE_BEYOND_BOUNDS
 from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 from workers.supervisor.pages.state.finding_texts import Values, cause, names, recent_answers, singular, some

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from epp.candidates import Endpoint
-from epp.request.pools import no_such_pool
+from epp.request.pool_choice import no_such_pool
 from workers.supervisor.pages.state.figures import ENDPOINTS_AT_ONCE, EndpointFigures, Instance, computing, life
 from workers.supervisor.pages.state.findings import findings
 from workers.supervisor.pages.state.look import Look

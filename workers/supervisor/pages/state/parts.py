@@ -14,14 +14,14 @@ from shm.observe import SECRET
 from workers.host import cgroup
 from workers.host.options import OTHER_FLAGS, SECRET_OPTIONS
 from workers.process.instance import Instance
-from workers.process.pools import present
+from workers.process.pool_views import present
 from workers.shared import doctor_report
 from workers.shared.pool_crashes import OutOfService, named
 from workers.supervisor.pages.flow import FlowFigures, figures_of
 from workers.supervisor.pages.processes import ProcessFigures
 from workers.supervisor.pages.state.frames import Further
 from workers.supervisor.pages.state.history import Recent
-from workers.supervisor.pages.tenants import TenantUse
+from workers.supervisor.pages.tenant_use import TenantUse
 
 SHARED_MEMORY: Final = "/dev/shm"
 VALUE_CHARS_MAX: Final = 200

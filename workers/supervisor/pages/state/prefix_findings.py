@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from epp.metrics.kv_events import REPLAYS_FAILED
-from epp.metrics.series import SALT_IGNORED
+from epp.metrics.request_series import SALT_IGNORED
 from epp.plugins.producers.tokenizer import OF_REQUESTS, WITHOUT_TOKENS
 from epp.prefix.streams import COOLING, LOST, NAMELESS, NO_EVENTS, NOT_CONNECTED, OTHER_TOPIC
 from workers.shared.doctor_report import ERROR, WARNING, Finding

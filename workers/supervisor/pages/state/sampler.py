@@ -7,13 +7,13 @@ import numpy as np
 
 from epp.data import KV_USAGE, RUNNING, WAITING
 from epp.metrics.areas import REQUEST_PROCESSING
-from epp.metrics.series import TIME_TO_FIRST
+from epp.metrics.request_series import TIME_TO_FIRST
 from shm.flow_areas import WAITING as QUEUED
 from shm.table import DOWN, EJECTED, State, TableCopy
 from workers.supervisor.pages.state.figures import ERRORS, REQUESTS
 from workers.supervisor.pages.state.history import ENDPOINT_FIGURES, POOL_FIGURES, POOL_STEP_S, STEP_S, Floats, PoolSample, Sample, key_of
 from workers.supervisor.pages.state.look import quantile, quantile_since
-from workers.supervisor.pages.state.pools import COMPARED, PoolCounts
+from workers.supervisor.pages.state.pool_figures import COMPARED, PoolCounts
 from workers.supervisor.pages.state.source import Source
 
 SUMMED: Final = ("running", "waiting", "in_flight")

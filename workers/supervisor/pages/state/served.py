@@ -6,10 +6,10 @@ from heapq import nlargest
 from typing import Final, TypeVar
 
 from epp.metrics.flow_control import FLOW_DURATIONS, FLOW_QUEUE_DURATION, FLOW_QUEUES, FLOW_REQUESTS
-from epp.metrics.series import ATTEMPTS, ERROR, PREDICTION, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
+from epp.metrics.request_series import ATTEMPTS, ERROR, PREDICTION, REQUEST_FIGURES, TIME_TO_FIRST, TTFT_STREAMING, TTFT_WHOLE
 from shm.series_reader import SeriesReader
 from workers.supervisor.pages.state.look import BandLook, Configuration, FlowLook, OutcomeLook, PoolLook
-from workers.supervisor.pages.state.pools import PoolCounts, counts_by_pool
+from workers.supervisor.pages.state.pool_figures import PoolCounts, counts_by_pool
 
 K = TypeVar("K")
 FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has

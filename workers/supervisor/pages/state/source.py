@@ -22,7 +22,7 @@ from epp.learning.state import UnusableModel, decode
 from epp.learning.words import in_words
 from epp.metrics import POOL
 from epp.metrics.kv_events import REPLAYS_FAILED
-from epp.metrics.series import ATTEMPTS, ISOLATION, PREDICTION, SALT_IGNORED, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
+from epp.metrics.request_series import ATTEMPTS, ISOLATION, PREDICTION, SALT_IGNORED, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from shm import observe
 from shm.areas import Areas, AreaSchema

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.metrics.areas import REQUEST_PROCESSING
-from epp.metrics.series import TIME_TO_FIRST
+from epp.metrics.request_series import TIME_TO_FIRST
 from epp.prefix.divergence import Sums
 from epp.prefix.streams import of_ranks
 from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, State, trial

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.workers.supervisor.pages.state.looks import endpoint, look
 from workers.supervisor.pages.state.frames import FRAME_S, PATCHES_KEPT, Frames, Further, State, difference, plain
 from workers.supervisor.pages.state.look import Look
-from workers.supervisor.pages.state.page import pieces
+from workers.supervisor.pages.state.state_pages import pieces
 
 TEXT = st.text(max_size=4)
 VALUES = st.recursive(

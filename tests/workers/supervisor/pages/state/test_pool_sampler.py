@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from epp.config.load import load
-from epp.metrics.series import (
+from epp.metrics.request_series import (
     ATTEMPTS,
     ERROR,
     PREDICTED_TOKENS,
@@ -20,10 +20,10 @@ from epp.metrics.series import (
     TTFT_STREAMING,
     TTFT_WHOLE,
 )
-from epp.request.pools import PoolChoice
+from epp.request.pool_choice import PoolChoice
 from tests.workers.instances import options, removed
 from tests.workers.supervisor.pages.state.test_source import World
-from workers.process import pools
+from workers.process import pool_views
 from workers.process.generations import Given
 from workers.process.places import Pool
 from workers.supervisor.pages.state.history import ENDPOINT_FIGURES, POOL_FIGURES, POOL_STEP_S, Floats, key_of
@@ -65,7 +65,7 @@ class Sampled:
 @pytest.fixture
 def sampled(tmp_path: Path) -> Iterator[Sampled]:
     given = [Pool(name, Given(None, "", {}), load(None, ""), "127.0.0.1:1", 4) for name in NAMES]
-    with removed(pools.create(options(tmp_path, max_endpoints=12), given, PoolChoice([]), {})) as instance:
+    with removed(pool_views.create(options(tmp_path, max_endpoints=12), given, PoolChoice([]), {})) as instance:
         world = World(instance)
         yield Sampled(world)
         world.source.close()

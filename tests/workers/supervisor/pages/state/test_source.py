@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from epp.config.load import load
-from epp.metrics.series import ATTEMPTS, ISOLATION, PLUGIN_LEFT_OUT, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
+from epp.metrics.request_series import ATTEMPTS, ISOLATION, PLUGIN_LEFT_OUT, PREDICTION, SCHEDULER_ATTEMPTS, USAGE_BEYOND_BOUNDS
 from epp.plugins.producers.tokenizer import WITHOUT_TOKENS
 from epp.prefix.divergence import Sums
 from loadtest.demo.ports import free_ports
@@ -22,7 +22,7 @@ from tests.workers.instances import made, options, removed
 from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.places import DEFAULT, Places, Pool
-from workers.process.pools import create_places, tell_assigned
+from workers.process.pool_views import create_places, tell_assigned
 from workers.shared.documents import ENDPOINTS, EndpointRecord, Placed, encode
 from workers.supervisor.pages.state.source import GONE_S, Source
 from workers.worker.plugin_handles import SeriesCount

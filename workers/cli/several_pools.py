@@ -12,7 +12,7 @@ import structlog
 
 from epp.config.effective import EffectiveConfig
 from epp.config.findings import WHOLE, ConfigError, Place
-from epp.config.pools import PoolEntry, PoolsFile
+from epp.config.pools_file import PoolEntry, PoolsFile
 from epp.plugins.producers._precise_params import Settings
 from workers.cli.configuration import (
     check_endpoints,
@@ -30,13 +30,13 @@ from workers.cli.configuration import (
 from workers.cli.flags import BadConfiguration
 from workers.cli.output import echo, echo_text
 from workers.host.options import Options
-from workers.process import pools
+from workers.process import pool_views
 from workers.process.generations import Given
 from workers.process.instance import FIRST, Instance
 from workers.process.loading import PoolText, read_configurations, read_pools
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pool_list import SPARE, listed
-from workers.process.pools import kv_events_differ
+from workers.process.pool_views import kv_events_differ
 from workers.process.sources import Sources
 from workers.supervisor.endpoints.discovery import parse_flag
 from workers.supervisor.kube.object_kinds import PoolName
@@ -74,7 +74,7 @@ def several(options: Options) -> Callable[[], Instance]:
         "pools", count=len(found), file=options.pools_file, configurations=len({id(each.config) for each in found}), endpoints_max=most
     )
     ports = {entry.port: entry.name for entry in file.pools if entry.port}
-    return lambda: pools.create(options, every, file.choice(), ports, pool_list=pool_list)
+    return lambda: pool_views.create(options, every, file.choice(), ports, pool_list=pool_list)
 
 
 def found(options: Options) -> Callable[[], Instance]:
@@ -92,7 +92,7 @@ def found(options: Options) -> Callable[[], Instance]:
     places = Places(configurations, ports, options.service_name, names)
     shown = {"places": len(ports), "ports": options.pool_ports, "configurations": sorted(configurations)}
     log.info("pools", service=options.service_name, names=names, **shown)
-    return lambda: pools.create_places(options, places)
+    return lambda: pool_views.create_places(options, places)
 
 
 def _configurations(options: Options, names: Sequence[str], most: int) -> Mapping[str, Pool]:
@@ -161,7 +161,7 @@ def object_names(file: PoolsFile, options: Options) -> list[PoolName]:
 def own_options(options: Options, entry: PoolEntry) -> Options:
     """Returns the options as they hold for one pool."""
     endpoints = ",".join(entry.endpoints)
-    return pools.options_of(options, entry.name, endpoints, entry.max_endpoints or _endpoints_of(endpoints), entry.kube)
+    return pool_views.options_of(options, entry.name, endpoints, entry.max_endpoints or _endpoints_of(endpoints), entry.kube)
 
 
 class Beside:

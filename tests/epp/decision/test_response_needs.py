@@ -3,7 +3,7 @@
 import pytest
 
 from epp.config.load import ConfigErrors, load
-from epp.decision.response_phase import FULL, NONE, parts
+from epp.decision.response_needs import FULL, NONE, parts
 
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 WITHOUT_LOAD = f"""{HEAD}plugins:

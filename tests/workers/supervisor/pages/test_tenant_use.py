@@ -4,14 +4,14 @@ import json
 from typing import Any
 
 from epp.decision.decision import Decision, Usage
-from epp.metrics.series import TENANT
+from epp.metrics.request_series import TENANT
 from epp.request import Request
 from shm.segment import Region
 from shm.series import SeriesWriter
 from shm.series_reader import SeriesReader
 from workers.process.layout import series_schema_of
 from workers.supervisor.pages.page import Request as Asked
-from workers.supervisor.pages.tenants import FIGURES, MINUTES, TENANTS_MAX, TenantUse, reader_of
+from workers.supervisor.pages.tenant_use import FIGURES, MINUTES, TENANTS_MAX, TenantUse, reader_of
 from workers.worker.telemetry.tenant_counts import TenantCounts
 
 

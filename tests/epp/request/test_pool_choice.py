@@ -9,8 +9,19 @@ from hypothesis import strategies as st
 
 from epp.errors import Cause, ProtocolViolation, Refused
 from epp.protocol import refusals
-from epp.request import pools
-from epp.request.pools import KEPT_CHARS_MAX, KEPT_MAX, SHOWN_MAX, UNDECIDED, Matched, Pattern, PoolChoice, host_of, model_of, no_such_pool
+from epp.request import pool_choice
+from epp.request.pool_choice import (
+    KEPT_CHARS_MAX,
+    KEPT_MAX,
+    SHOWN_MAX,
+    UNDECIDED,
+    Matched,
+    Pattern,
+    PoolChoice,
+    host_of,
+    model_of,
+    no_such_pool,
+)
 from loadtest.load.proto import ext_proc_pb2 as pb
 
 CHOICE = PoolChoice(
@@ -64,7 +75,7 @@ def test_the_gateway_may_name_the_pool_in_its_metadata(metadata: dict[str, objec
 
 def test_a_pool_in_metadata_that_does_not_exist_is_refused() -> None:
     with pytest.raises(Refused, match="no-pool: there is no pool 'none'; pools: llama, qwen, small, rest"):
-        CHOICE.of_metadata(message({pools.KEY: "none"}))
+        CHOICE.of_metadata(message({pool_choice.KEY: "none"}))
 
 
 def test_malformed_metadata_end_the_stream() -> None:

@@ -27,7 +27,7 @@ from epp.config.written import (
     WrittenConfig,
 )  # fmt: skip
 from epp.config.yaml_nodes import Node
-from epp.decision import response_phase
+from epp.decision import response_needs
 from epp.request import tenant_keys
 from epp.request.budget import MINUTE_S, Bucket, Budget
 from epp.request.client_headers import FAIRNESS_ID, TENANT_RULE, names_objective, names_tenant
@@ -249,9 +249,9 @@ def check(reader: NodeReader, written: WrittenConfig) -> None:
         if budget.queue_place is not None and not written.gates[FLOW_CONTROL_GATE]:
             hint = f"add '{FLOW_CONTROL_GATE}' to featureGates, or write mode: {SHED}"
             reader.findings.error(budget.queue_place, BUDGET_RULE, "without flow control, no request waits", hint)
-        if budget is not NO_BUDGET and written.response_phase == response_phase.NONE:
-            why = f"requestHandler.responsePhase is {response_phase.NONE}, so nobody counts answers and requests in flight"
-            reader.findings.error(budget.place, BUDGET_RULE, why, f"write '{response_phase.FULL}', or remove the budget")
+        if budget is not NO_BUDGET and written.response_phase == response_needs.NONE:
+            why = f"requestHandler.responsePhase is {response_needs.NONE}, so nobody counts answers and requests in flight"
+            reader.findings.error(budget.place, BUDGET_RULE, why, f"write '{response_needs.FULL}', or remove the budget")
 
 
 # What the section means

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.config.pools import KubePool
+from epp.config.pools_file import KubePool
 from epp.plugins.producers._precise_params import Settings
 from epp.plugins.producers.precise_prefix import kv_settings
-from epp.request.pools import Matched, PoolChoice
+from epp.request.pool_choice import Matched, PoolChoice
 from shm.documents import DocumentReader, DocumentWriter
 from shm.observe import POOLS
 from workers.process.generations import Bundle

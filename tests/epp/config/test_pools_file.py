@@ -5,7 +5,7 @@ from textwrap import dedent
 import pytest
 
 from epp.config.findings import FINDINGS_MAX, ConfigErrors
-from epp.config.pools import PATTERNS_MAX, POOLS_MAX, KubePool, PoolsFile, read
+from epp.config.pools_file import PATTERNS_MAX, POOLS_MAX, KubePool, PoolsFile, read
 from tests.epp.config.loading import invalid
 
 TEXT = """\

@@ -9,19 +9,19 @@ import pytest
 
 from epp.config.load import load
 from epp.metrics.flow_control import FLOW_GROUPS, FLOW_REQUESTS
-from epp.metrics.series import ABUSE, GROUPS, REQUEST, REQUEST_FIGURES
+from epp.metrics.request_series import ABUSE, GROUPS, REQUEST, REQUEST_FIGURES
 from epp.plugins.producers.precise_prefix import kv_settings
-from epp.request.pools import UNDECIDED, PoolChoice
+from epp.request.pool_choice import UNDECIDED, PoolChoice
 from loadtest.demo.ports import free_ports
 from shm import observe
 from shm.documents import DocumentReader, DocumentWriter
 from tests.workers.instances import made, options, removed
-from workers.process import StartError, pools
+from workers.process import StartError, pool_views
 from workers.process.generations import Given
 from workers.process.instance import Instance
 from workers.process.layout import POOL_BANDS_MIN
 from workers.process.places import DEFAULT, Places, Pool
-from workers.process.pools import assigned, assigned_view, create_places, present, tell_assigned
+from workers.process.pool_views import assigned, assigned_view, create_places, present, tell_assigned
 from workers.shared.documents import Placed, PoolNames, assigned_of, encode
 
 LORA = """
@@ -45,7 +45,7 @@ def found(name: str, text: str | None = None) -> Pool:
 
 @contextlib.contextmanager
 def created(folder: Path, *given: Pool) -> Iterator[Instance]:
-    instance = pools.create(options(folder, max_endpoints=sum(each.max_endpoints for each in given)), given, PoolChoice([]), {})
+    instance = pool_views.create(options(folder, max_endpoints=sum(each.max_endpoints for each in given)), given, PoolChoice([]), {})
     with removed(instance):
         yield instance
 
@@ -209,6 +209,6 @@ def test_a_pool_that_is_found_needs_what_its_own_or_the_default_configuration_sa
 def test_what_one_process_does_for_all_pools_must_be_equal(changed: dict[str, object], differs: str) -> None:
     settings = kv_settings(load(PRECISE % (1, ""), "a").pipeline.plugins.values())
     assert settings is not None
-    assert pools.kv_events_differ(settings, msgspec.structs.replace(settings, **changed)) == differs
+    assert pool_views.kv_events_differ(settings, msgspec.structs.replace(settings, **changed)) == differs
     bound = msgspec.structs.replace(settings, bind="tcp://*:5557")
-    assert pools.kv_events_differ(bound, msgspec.structs.replace(bound, topic="other")) == "topicFilter"
+    assert pool_views.kv_events_differ(bound, msgspec.structs.replace(bound, topic="other")) == "topicFilter"

@@ -11,7 +11,7 @@ from tests.workers.supervisor.pages.state.test_frames import World
 from workers.supervisor.pages.page import PageAnswer, Pause, Request
 from workers.supervisor.pages.state.frames import FRAME_S, PATCHES_KEPT
 from workers.supervisor.pages.state.history import FIGURES, POOL_FIGURES, History
-from workers.supervisor.pages.state.page import VIEWERS_MAX, StatePages
+from workers.supervisor.pages.state.state_pages import VIEWERS_MAX, StatePages
 
 LOCAL = Request("GET", "/debug/state")
 

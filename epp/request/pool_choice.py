@@ -6,7 +6,8 @@
     model in the body         ───▶ of_model    ─▶ pool, or Refused
 
 A pool is the index of its `Matched` in the list. A `*` in a matcher stands for any text, also for none. An exact matcher takes precedence
-over one with `*`; among these, the first one in the list that fits counts. `epp.config.pools` refuses lists in which a matcher never fits.
+over one with `*`; among these, the first one in the list that fits counts. `epp.config.pools_file` refuses lists in which a matcher
+never fits.
 """
 
 from collections.abc import Mapping, Sequence

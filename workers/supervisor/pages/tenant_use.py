@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from epp.metrics import OTHER
-from epp.metrics.series import TENANT
+from epp.metrics.request_series import TENANT
 from shm.series_reader import SeriesReader
 from workers.supervisor.pages.page import JSON, PageAnswer, Request
 

@@ -24,8 +24,8 @@ from tests.workers.transport.helpers import (
     word,
 )
 from workers.transport.limits import MIB
+from workers.transport.server_stream import STREAM_CREDIT
 from workers.transport.session import CONNECTION_CREDIT
-from workers.transport.stream import STREAM_CREDIT
 
 
 def test_stream_window_is_given_back_when_half_of_it_is_used():

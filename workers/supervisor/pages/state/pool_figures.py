@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from epp.data import WAITING
 from epp.metrics import POOL
-from epp.metrics.series import (
+from epp.metrics.request_series import (
     PREDICTED_TOKENS,
     PREDICTION_PROMPT_TOKENS,
     REPORTED_TOKENS,

@@ -7,7 +7,7 @@ from typing import Final
 
 from loadtest.replay.figures import Figures
 from loadtest.replay.report.charts import Axis, bar_chart, line_chart
-from loadtest.replay.report.series import edges_of, hit_rates, loads, moves, percentiles, waiting
+from loadtest.replay.report.curves import edges_of, hit_rates, loads, moves, percentiles, waiting
 from loadtest.replay.run import Floats, Run
 from loadtest.replay.scenario import Outcome, Replayed
 from loadtest.replay.servers import UNBOUNDED

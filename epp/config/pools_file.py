@@ -22,7 +22,7 @@ from epp.config.schema_shape import pointed
 from epp.config.yaml_nodes import Node
 from epp.endpoints.label_selectors import parse
 from epp.request.client_headers import names_objective
-from epp.request.pools import ANY, KEPT_CHARS_MAX, KEY, Matched, Pattern, PoolChoice
+from epp.request.pool_choice import ANY, KEPT_CHARS_MAX, KEY, Matched, Pattern, PoolChoice
 
 TITLE: Final = "PoolsFile"
 PORT_MAX: Final = 65_535

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from epp.prefix.streams import LOST, NO_ANSWER, NO_EVENTS, NOT_CONNECTED, PARTIAL, REPLAYING, UNSURE
 from tests.examples import examples
-from workers.supervisor.kv_events.stream import (
+from workers.supervisor.kv_events.event_stream import (
     BACKLOG_MESSAGES_MAX,
     COOL_DOWN_S,
     LOST_S,

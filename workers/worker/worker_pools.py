@@ -18,14 +18,14 @@ import structlog
 
 from epp.errors import Cause, Refused
 from epp.protocol import codec
-from epp.request.pools import UNDECIDED
+from epp.request.pool_choice import UNDECIDED
 from shm.areas import Area
 from shm.documents import DocumentReader
 from workers.host.log import error_text
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.loading import of_pool
-from workers.process.pools import assigned, assigned_view, chosen, listed_now
+from workers.process.pool_views import assigned, assigned_view, chosen, listed_now
 from workers.shared.documents import ServedView
 from workers.shared.pool_crashes import OutOfService
 from workers.transport.interface import Handler, Metadata, Stream

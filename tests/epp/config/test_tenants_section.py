@@ -3,7 +3,7 @@
 import pytest
 
 from epp.config.load import ConfigErrors, load
-from epp.config.tenants import key_files, keys_of, tenants_of
+from epp.config.tenants_section import key_files, keys_of, tenants_of
 from epp.errors import Refused
 from epp.protocol import codec
 from epp.request.budget import BEHIND

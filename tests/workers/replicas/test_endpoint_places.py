@@ -8,7 +8,7 @@ from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from tests.shm.memory import region_for
 from tests.workers.replicas.live import SLOTS, Replica
 from tests.workers.replicas.messages import loads_of
-from workers.replicas.places import OwnLoad, Places, PoolPlace
+from workers.replicas.endpoint_places import OwnLoad, Places, PoolPlace
 from workers.replicas.wire import REQUESTS_MAX, TOKENS_MAX, pool_key
 from workers.shared.documents import ENDPOINTS, EndpointRecord, EndpointsView, encode
 
