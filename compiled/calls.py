@@ -23,6 +23,7 @@ find: Final = kernels.find
 first_tokens: Final = kernels.first_tokens
 fit: Final = kernels.fit
 flat_end: Final = kernels.flat_end
+follow: Final = kernels.follow
 framed_message: Final = kernels.framed_message
 header: Final = kernels.header
 header_values: Final = kernels.header_values

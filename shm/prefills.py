@@ -32,6 +32,7 @@ LEAST_BLOCKS: Final = 4
 MOST_BLOCKS: Final = 1 << 15
 GROWTH: Final = 1.25
 FOUND_MAX: Final = 16
+CELLS: Final = 3  # of a worker for each slot, in `PromptStarts`
 
 MARKS: Final = 6  # the words of a record before its marks
 
@@ -109,19 +110,22 @@ class StartsSchema(Layout):
         if slots < 1 or workers < 1:
             raise ValueError(f"prompt starts need at least one slot and one worker, not {slots}, {workers}")
         self.slots, self.workers = slots, workers
-        self.row_bytes = aligned(slots * WORD, ROW_ALIGNMENT)
-        self.bytes = workers * self.row_bytes
-        super().__init__("starts", "starts 1", slots=slots, workers=workers)
+        self.cells_bytes = aligned(slots * WORD, ROW_ALIGNMENT)
+        self.bytes = workers * CELLS * self.cells_bytes
+        super().__init__("starts", "starts 2", slots=slots, workers=workers)
 
 
 class PromptStarts:
     """Since when each endpoint computes the prompt at the front there: a start per slot, in monotonic seconds; 0: this worker knows none.
 
-    Writes one row and reads all. `own`: the cells of worker `index`, one per slot. `rows`: all cells, padded to whole cache lines. The
+    Beside it, per slot: the start after which this worker has sent prompts there, and their tokens. Writes one row and reads all.
+
+    `own`: the starts of worker `index`, one per slot. `rows`: all cells, shape (workers, CELLS, slots), padded to whole cache lines. The
     newest start of a slot counts. So the row of a worker that has ended does no harm, and nothing is ever cleared.
     """
 
     def __init__(self, schema: StartsSchema, region: Region, index: int) -> None:
-        rows: Floats = region.array(np.float64, 0, (schema.workers, schema.row_bytes // WORD))
+        rows: Floats = region.array(np.float64, 0, (schema.workers, CELLS, schema.cells_bytes // WORD))
         self.rows = rows
-        self.own: Floats = rows[index, : schema.slots]
+        self.index = index
+        self.own: Floats = rows[index, 0, : schema.slots]

@@ -5,7 +5,7 @@
 
 enum { BASE, UNCACHED, REST, BUSY, QUEUE, RUNNING, FEATURES };
 enum { PLACE_S = FEATURES, OVERDUE_S, SERIAL, IN_TURN, PLACE, SHARP, USUAL_SPEED, USUAL_LIMIT, LEAST_S, MOST_S, BURST, APART,
-       LATER, LONG, DISPLACED, PARAMETERS };
+       LATER, LONG, DISPLACED, CROWDED, PARAMETERS };
 enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, MEMORY, ROWS };
 #define THOUSAND 1000.0
 #define INSTANT 1e-12
@@ -14,7 +14,7 @@ enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, MEMORY, ROWS };
 
 /* What one endpoint is for one request. */
 struct situation {
-    double limit, speed, tokens, ahead, elapsed, load, sent, memory, displaced;
+    double limit, speed, tokens, ahead, elapsed, load, front, sent, memory, displaced;
 };
 
 static void describe(double uncached, double place_s, double overdue_s, const struct situation *s, double *x) {
@@ -49,7 +49,7 @@ KERNEL(features) {
     double v[9], x[FEATURES];
     for (int i = 0; i < 9; i++) v[i] = PyFloat_AsDouble(args[i]);
     if (PyErr_Occurred()) return NULL;
-    const struct situation s = {v[3], v[4], v[5], v[6], v[7], v[8], 0.0, 0.0, 0.0};
+    const struct situation s = {v[3], v[4], v[5], v[6], v[7], v[8], 0.0, 0.0, 0.0, 0.0};
     describe(v[0], v[1], v[2], &s, x);
     return list_of(x, FEATURES);
 }
@@ -65,19 +65,23 @@ static double sharp(double share, double power) {
 /* Predicts one endpoint. Writes the ROWS of its column, `n` apart. */
 static void predict(const double *p, struct situation *s, double *out, npy_intp n) {
     double x[FEATURES], sum = 0.0;
+    if (s->memory > 0.0) s->elapsed = 0.0; /* prompts that wait for memory are not computed meanwhile */
     if (s->ahead > 0.0 && p[SERIAL] != 0.0 && !(0.0 < s->limit && s->limit <= s->load))
-        s->speed = larger(s->speed, s->elapsed / (p[BASE] + p[REST] * s->ahead / THOUSAND + p[BUSY] + p[LEAST_S]));
+        s->speed = larger(s->speed, s->elapsed / (p[BASE] + p[REST] * s->front / THOUSAND + p[BUSY] + p[LEAST_S]));
+    s->elapsed = smaller(s->elapsed, s->speed * (p[UNCACHED] * s->front / THOUSAND + p[OVERDUE_S]));
     describe(p[UNCACHED], p[PLACE_S], p[OVERDUE_S], s, x);
     for (int k = 0; k < FEATURES; k++) sum += p[k] * x[k];
-    double seconds = s->speed * sum + s->memory;
+    double own = p[BASE] + p[UNCACHED] * x[UNCACHED], seconds = s->speed * sum;
+    if (s->memory > 0.0) s->memory = larger(0.0, s->memory + s->speed * own - seconds);
+    seconds += s->memory;
     seconds = seconds == seconds ? larger(p[LEAST_S], smaller(p[MOST_S], seconds)) : p[MOST_S];
     double turn = larger(0.0, s->speed * (p[REST] * x[REST] + p[BUSY] * x[BUSY]));
     double full = s->limit > 0.0 ? larger(0.0, x[RUNNING]) / s->limit : 0.0;
     out[TIMES * n] = seconds;
     double cost = seconds + p[IN_TURN] * turn + p[PLACE] * s->speed * p[UNCACHED] * x[UNCACHED] * sharp(full, p[SHARP]);
     cost += s->displaced;
-    double alone = p[BASE] + p[UNCACHED] * x[UNCACHED], steady = larger(1.0 / p[APART], smaller(p[APART], s->speed));
-    out[COSTS * n] = larger(cost, s->speed * alone + p[BURST] * steady * s->sent * (alone + p[BUSY]));
+    double steady = larger(1.0 / p[APART], smaller(p[APART], s->speed));
+    out[COSTS * n] = larger(cost, s->speed * own + p[BURST] * steady * s->sent * (own + p[BUSY]));
     out[TOKENS * n] = s->tokens;
     out[AHEAD * n] = s->ahead;
     out[ELAPSED * n] = s->elapsed;
@@ -93,13 +97,55 @@ static void delay_later(const double *p, double *made, npy_intp n) {
     for (npy_intp i = 0; i < n; i++) made[COSTS * n + i] += later * p[REST] * larger(0.0, made[TOKENS * n + i] - p[LONG]) / THOUSAND;
 }
 
+enum { START, SEEN, LATE, CELLS };
+
+/* Returns a cell of a worker and a slot. `starts`: shape (workers, CELLS, slots). */
+static double *start_cell(PyArrayObject *starts, npy_intp worker, int cell, npy_intp slot) {
+    return DATA(double, starts) + (worker * CELLS + cell) * PyArray_DIM(starts, 2) + slot;
+}
+
 /* Returns the newest start of a slot, 0 if there is none. Workers write the starts meanwhile. */
 static double newest(PyArrayObject *starts, npy_intp slot) {
-    npy_intp workers = PyArray_DIM(starts, 0), width = PyArray_DIM(starts, 1);
     double begun = 0.0;
-    if (slot < 0 || slot >= width) return 0.0;
-    for (npy_intp worker = 0; worker < workers; worker++) begun = larger(begun, DATA(double, starts)[worker * width + slot]);
+    if (slot < 0 || slot >= PyArray_DIM(starts, 2)) return 0.0;
+    for (npy_intp worker = 0; worker < PyArray_DIM(starts, 0); worker++) begun = larger(begun, *start_cell(starts, worker, START, slot));
     return begun;
+}
+
+/* Returns how many of the tokens ahead were there at the newest start, `begun`; all if nothing else is known. */
+static double at_front(PyArrayObject *starts, npy_intp slot, double begun, double ahead) {
+    double front = ahead;
+    if (begun <= 0.0) return ahead;
+    for (npy_intp worker = 0; worker < PyArray_DIM(starts, 0); worker++)
+        if (*start_cell(starts, worker, SEEN, slot) == begun) front -= *start_cell(starts, worker, LATE, slot);
+    return front > 0.0 ? front : ahead;
+}
+
+static PyArrayObject *starts_of(PyObject *object, int written, const char *name) {
+    PyArrayObject *starts = in_place(object, NPY_DOUBLE, 3, written, name);
+    if (starts != NULL && PyArray_DIM(starts, 1) != CELLS) {
+        PyErr_Format(PyExc_ValueError, "%s: starts have %d cells", name, CELLS);
+        return NULL;
+    }
+    return starts;
+}
+
+KERNEL(follow) {
+    if (!arguments("follow", count, 4)) return NULL;
+    PyArrayObject *starts = starts_of(args[0], 1, "follow");
+    if (starts == NULL) return NULL;
+    npy_intp worker = PyLong_AsSsize_t(args[1]), slot = PyLong_AsSsize_t(args[2]);
+    double tokens = PyFloat_AsDouble(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    if (worker < 0 || worker >= PyArray_DIM(starts, 0) || slot < 0 || slot >= PyArray_DIM(starts, 2))
+        return PyErr_Format(PyExc_IndexError, "follow: there is no cell %zd, %zd", worker, slot);
+    double begun = newest(starts, slot), *seen = start_cell(starts, worker, SEEN, slot), *late = start_cell(starts, worker, LATE, slot);
+    if (*seen != begun) {
+        *late = 0.0; /* first: a reader of the new start must not find the old tokens */
+        *seen = begun;
+    }
+    *late += tokens;
+    Py_RETURN_NONE;
 }
 
 KERNEL(first_tokens) {
@@ -109,7 +155,7 @@ KERNEL(first_tokens) {
                                      args[9], args[10], args[11], args[12], args[13], args[14], args[15]};
     double now = PyFloat_AsDouble(args[4]), prompt = PyFloat_AsDouble(args[6]), each = PyFloat_AsDouble(args[8]);
     if (PyErr_Occurred()) return NULL;
-    PyArrayObject *a[ARRAYS] = {NULL}, *made = NULL, *starts = in_place(args[3], NPY_DOUBLE, 2, 0, "first_tokens: starts");
+    PyArrayObject *a[ARRAYS] = {NULL}, *made = NULL, *starts = starts_of(args[3], 0, "first_tokens: starts");
     if (starts == NULL) return NULL;
     for (int i = 0; i < ARRAYS; i++) {
         if (i == HELD && given[i] == Py_None) continue;
@@ -146,6 +192,7 @@ KERNEL(first_tokens) {
         }
         double begun = s.ahead > 0.0 ? newest(starts, slot) : 0.0;
         s.elapsed = begun > 0.0 ? larger(0.0, now - begun) : 0.0;
+        s.front = used > p[CROWDED] ? s.ahead : at_front(starts, slot, begun, s.ahead);
         predict(p, &s, DATA(double, made) + i, n);
     }
     delay_later(p, DATA(double, made), n);

@@ -14,11 +14,13 @@ Floats = NDArray[np.float64]
 
 THOUSAND: Final = 1000.0
 INSTANT: Final = 1e-12  # seconds per 1000 tokens; an endpoint that computes faster computes at once, and no time divides by it
+START, SEEN, LATE, CELLS = range(4)
 NEARLY: Final = 0.01  # so that no time divides by the free share of endpoints that are all busy
 # What `first_tokens` gets, in this order: coefficients, and what else is the same for all endpoints.
 PARAMETERS: Final = (
     "base", "uncached", "rest", "busy", "queue", "running", "place_s", "overdue_s", "serial", "in_turn", "place", "sharp", "usual_speed",
-    "usual_limit", "least_s", "most_s", "burst", "apart", "later", "long", "displaced"
+    "usual_limit", "least_s", "most_s", "burst", "apart", "later", "long", "displaced",
+    "crowded"
 )  # fmt: skip
 
 
@@ -49,15 +51,18 @@ def first_tokens(
     running: Floats, waiting: Floats, usage: Floats, room: Floats,
 ) -> Floats:  # fmt: skip
     """Predicts what one request meets at each candidate. Returns float64, shape (7, candidates): predicted times to the first token and
-    costs (`epp.learning.choice`), in seconds; tokens to compute; tokens ahead; seconds spent on these; requests there; seconds until the KV
-    cache has room. `compiled.outlook` names these rows.
+    costs (`epp.learning.choice`), in seconds; tokens to compute; tokens ahead; seconds spent on these; requests there; further seconds
+    until the KV cache has room. `compiled.outlook` names these rows.
 
     `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond their ends have the usual ones. `starts`, shape (workers,
-    slots): since when each endpoint works on the prompt at the front; the newest counts, and 0 is not known. Per candidate: `slots`;
+    3, slots): since when each endpoint works on the prompts at the front (the newest counts, and 0 is not known), and what `follow` adds.
+    Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. Per candidate: `slots`;
     `held`: blocks of the prompt that it has cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now
     and at the last scrape; `running`, `waiting`: what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens
     that holds, 0: not known. Raises ValueError if they differ in length.
     """
+    if starts.ndim != 3 or starts.shape[1] != CELLS:
+        raise ValueError(f"first_tokens: starts have {CELLS} cells")
     lengths = {len(column) for column in (slots, ahead, inflight, before, running, waiting, usage, room, slots if held is None else held)}
     if len(lengths) > 1 or len(speeds) != len(limits) or len(parameters) != len(PARAMETERS):
         raise ValueError("first_tokens: the arrays differ in length")
@@ -73,31 +78,64 @@ def first_tokens(
         tokens = max(0.0, prompt - blocks * block_tokens)
         load = max(float(now_there), ran + waited + now_there - then)
         rest_tokens = max(0.0, float(tokens_ahead))
-        begun = 0.0
-        if rest_tokens > 0.0 and 0 <= slot < starts.shape[1]:
-            for start in starts[:, slot].tolist():
-                begun = max(begun, start)
-        elapsed = max(0.0, now - begun) if begun > 0.0 else 0.0
-        if rest_tokens > 0.0 and p["serial"] and not 0.0 < limit <= load:
-            speed = max(speed, elapsed / (p["base"] + p["rest"] * rest_tokens / THOUSAND + p["busy"] + p["least_s"]))
-        x = features(p["uncached"], p["place_s"], p["overdue_s"], limit, speed, tokens, rest_tokens, elapsed, load)
+        begun = _newest(starts, slot) if rest_tokens > 0.0 and 0 <= slot < starts.shape[2] else 0.0
         queued = rest_tokens if waited + now_there - then > 0.0 else 0.0
-        memory = p["place_s"] * max(0.0, used * holds + queued + prompt - holds) / holds if holds > 0.0 else 0.0
-        seconds = speed * sum(a * b for a, b in zip(theta, x, strict=True)) + memory
+        room_s = p["place_s"] * max(0.0, used * holds + queued + prompt - holds) / holds if holds > 0.0 else 0.0
+        # Prompts that wait for memory are not computed meanwhile.
+        elapsed = max(0.0, now - begun) if begun > 0.0 and room_s <= 0.0 else 0.0
+        front = rest_tokens if used > p["crowded"] else _at_front(starts, slot, begun, rest_tokens)
+        if rest_tokens > 0.0 and p["serial"] and not 0.0 < limit <= load:
+            speed = max(speed, elapsed / (p["base"] + p["rest"] * front / THOUSAND + p["busy"] + p["least_s"]))
+        elapsed = min(elapsed, speed * (p["uncached"] * front / THOUSAND + p["overdue_s"]))
+        x = features(p["uncached"], p["place_s"], p["overdue_s"], limit, speed, tokens, rest_tokens, elapsed, load)
+        own, seconds = p["base"] + p["uncached"] * x[1], speed * sum(a * b for a, b in zip(theta, x, strict=True))
+        memory = max(0.0, room_s + speed * own - seconds) if room_s > 0.0 else 0.0
+        seconds += memory
         seconds = max(p["least_s"], min(p["most_s"], seconds)) if seconds == seconds else p["most_s"]
         turn = max(0.0, speed * (p["rest"] * x[2] + p["busy"] * x[3]))
         full = max(0.0, x[5]) / limit if limit > 0.0 else 0.0
         cost = seconds + p["in_turn"] * turn + p["place"] * speed * p["uncached"] * x[1] * full ** p["sharp"]
         cost += p["displaced"] * p["place_s"] * tokens / holds * max(0.0, used) ** p["sharp"] if holds > 0.0 else 0.0
-        alone, sent = p["base"] + p["uncached"] * x[1], max(0.0, float(now_there) - then)
+        sent = max(0.0, float(now_there) - then)
         steady = max(1.0 / p["apart"], min(p["apart"], speed))
-        cost = max(cost, speed * alone + p["burst"] * steady * sent * (alone + p["busy"]))
+        cost = max(cost, speed * own + p["burst"] * steady * sent * (own + p["busy"]))
         result.append([seconds, cost, tokens, rest_tokens, elapsed, load, memory])
     busy = sum(found[AHEAD] > 0.0 for found in result) / max(1, len(result))
     later = min(p["later"], busy / (NEARLY + 1.0 - busy))
     for found in result:
         found[COSTS] += later * p["rest"] * max(0.0, found[UNCACHED] - p["long"]) / THOUSAND
     return np.array(result, dtype=np.float64).reshape(len(slots), 7).T
+
+
+def follow(starts: Floats, worker: int, slot: int, tokens: float) -> None:
+    """Adds to a worker's cells that a prompt of so many tokens was sent to an endpoint after the newest start there.
+
+    `starts`: as of `first_tokens`; cells START, SEEN (the start after which the worker has sent prompts), LATE (their tokens). Raises
+    IndexError.
+    """
+    if not (0 <= worker < starts.shape[0] and 0 <= slot < starts.shape[2]):
+        raise IndexError(f"follow: there is no cell {worker}, {slot}")
+    begun = _newest(starts, slot)
+    if starts[worker, SEEN, slot] != begun:
+        starts[worker, LATE, slot] = 0.0
+        starts[worker, SEEN, slot] = begun
+    starts[worker, LATE, slot] += tokens
+
+
+def _newest(starts: Floats, slot: int) -> float:
+    """Returns the newest start of a slot; 0: none is known."""
+    known: list[float] = starts[:, START, slot].tolist()
+    return max(0.0, *known)
+
+
+def _at_front(starts: Floats, slot: int, begun: float, ahead: float) -> float:
+    """Returns how many of the tokens ahead were there at the newest start, `begun`; all if nothing else is known."""
+    front = ahead
+    if begun <= 0.0:
+        return ahead
+    for seen, late in starts[:, SEEN:, slot].tolist():
+        front -= late if seen == begun else 0.0
+    return front if front > 0.0 else ahead
 
 
 def cell(outlook: Floats, row: int, index: int) -> float:

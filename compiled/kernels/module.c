@@ -6,7 +6,7 @@
 #define FUNCTIONS(each)                                                                                                      \
     each(add_scaled) each(answers) each(by_row) each(careful) each(carry) each(cell) each(chain) each(cheapest) each(column)             \
     each(copied) each(data_header) each(features) each(fence) each(fewest) each(find) each(first_tokens) each(fit)           \
-    each(flat_end) each(forget) each(framed_message) each(free_oldest) each(header) each(header_values) each(held) each(highest) \
+    each(flat_end) each(follow) each(forget) each(framed_message) each(free_oldest) each(header) each(header_values) each(held) each(highest) \
     each(increase) each(insert) each(is_uuid) each(items) each(area_loads) each(area_sums) each(area_total)                  \
     each(load_rows) each(match) each(mean_pressure) each(members) each(mentions) each(merge_loads) each(numbered)            \
     each(observe) each(observe_each) each(owned) each(plain_head) each(prefills_under_way) each(raise_to) each(read_rows)    \

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from compiled import calls
 from epp.learning.model import FirstToken, Floats, LatencyModel
 
 
@@ -10,7 +11,7 @@ class LocalLearning:
 
     def __init__(self) -> None:
         self._model = LatencyModel()
-        self._starts = np.zeros((1, 64))
+        self._starts = np.zeros((1, 3, 64))
 
     def model(self) -> LatencyModel:
         return self._model
@@ -19,10 +20,13 @@ class LocalLearning:
         return self._starts
 
     def begins(self, slot: int, now: float) -> None:
-        missing = slot + 1 - self._starts.shape[1]
+        missing = slot + 1 - self._starts.shape[2]
         if missing > 0:
-            self._starts = np.pad(self._starts, ((0, 0), (0, missing)))
-        self._starts[0, slot] = max(now, self._starts[0, slot])
+            self._starts = np.pad(self._starts, ((0, 0), (0, 0), (0, missing)))
+        self._starts[0, 0, slot] = max(now, self._starts[0, 0, slot])
+
+    def follows(self, slot: int, tokens: float) -> None:
+        calls.follow(self._starts, 0, slot, tokens)
 
     def learn_first(self, seen: FirstToken) -> None:
         self._model.learn_first(seen)

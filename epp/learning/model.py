@@ -6,21 +6,25 @@
 The features of an endpoint for one request:
 - uncached: prompt tokens that it has to compute;
 - rest: tokens of the prompts that were sent there and have no first token yet, minus those that it has computed meanwhile. It has spent
-  `elapsed` seconds on the prompt at the front, at its own speed (1 / a). A rest below 0, to a limit, says that its first token is overdue.
+  `elapsed` seconds on the prompts at the front, at its own speed (1 / a). In this time it computes only prompts that were there when it
+  began with them, and none that wait for memory. With a crowded KV cache, `elapsed` may include a wait for memory, so any of them explains
+  it. A rest below 0, to a limit, says that a first token is overdue.
   b is at most a: computing a token before this prompt takes no longer than one of it. b is 0 where prompts do not wait for each other;
 - busy: 1 if there are such prompts: what computing one takes besides its tokens;
 - queue: seconds until a place in the batch is free: the requests ahead of this one for a place (load - batch limit + 1), times the mean
   time that an answer lasts / limit. The limit is the largest batch that was seen, once requests have waited at that size; a batch that is
   limited by memory lowers it slowly. Where it is not known yet, it is the usual one of the other endpoints;
 - running: requests in the batch.
-- memory: seconds until the KV cache has room for this prompt, and for those that wait. What they need beyond the cache becomes free as
-  answers end: all of the cache within the mean time that an answer lasts. It is a prediction that no answer corrects.
+- memory: further seconds until the KV cache has room for this prompt, and for those that wait. What they need beyond the cache becomes free
+  as answers end: all of the cache within the mean time that an answer lasts. Meanwhile, the endpoint computes the prompts before this one.
+  It is a prediction that no answer corrects.
 
 The coefficients belong to the pool (`epp.learning.least_squares`), so a new endpoint is predicted from the first request on. The speed
 belongs to the endpoint (`epp.learning.speed`), and the speeds of all endpoints have the geometric mean 1. It is learned from what first
 tokens take beyond `base`, which holds what later requests add. An endpoint that gets no requests becomes faster with those that get some,
 and if it is slow, it is trusted again with time, because nothing else would show that it has recovered. An endpoint that has spent more
-time on the prompts before this one than they take is slower than was learned: its speed counts as that which explains the time.
+time on the prompts that it began with than they take is slower than was learned: its speed counts as that which explains the time. Prompts
+that were sent there later explain none of it.
 
 The cost of a request is what it takes itself, and what later requests take longer:
 
@@ -234,8 +238,8 @@ class LatencyModel:
     def first_token_s(self, slot: int, tokens: float, ahead: float, elapsed: float, load: float, now: float) -> float:
         """Predicts the time to the first token at one endpoint."""
         table, none = self._tabulated(now), np.zeros(1)
-        starts = np.zeros((1, slot + 1))
-        starts[0, slot] = 1.0
+        starts = np.zeros((1, 3, slot + 1))
+        starts[0, 0, slot] = 1.0
         found = calls.first_tokens(
             table.parameters, table.speeds, table.limits, starts, 1.0 + elapsed, np.array([slot]), tokens, None, 0.0,
             np.array([ahead]), np.array([load]), np.array([load]), none, none, none, none,
@@ -250,7 +254,7 @@ class LatencyModel:
         theta, share = self.first.theta, self.share
         parameters = [
             *theta, self.place_s, OVERDUE_S, float(share >= IN_TURN), share**SHARP, PLACE, SHARP_FULL, exp(self.usual_log),
-            self.usual_limit, LEAST_S, MOST_S, BURST, APART, LATER, LONG_TOKENS, DISPLACED,
+            self.usual_limit, LEAST_S, MOST_S, BURST, APART, LATER, LONG_TOKENS, DISPLACED, CROWDED,
         ]  # fmt: skip
         slots = range(max(self.endpoints, default=-1) + 1)
         return Table(

@@ -122,11 +122,14 @@ class Learning(Protocol):
     def starts(self) -> NDArray[np.float64]:
         """Returns since when each endpoint works on the prompt at the front there, in monotonic seconds; 0: not known.
 
-        float64, a row per worker, a value per slot. The newest value of a slot counts.
+        float64, shape (workers, 3, slots). The newest value of a slot counts. The other cells are those of `follows`.
         """
 
     def begins(self, slot: int, now: float) -> None:
         """Records that the endpoint begins with a prompt now: the first token of another one has come, or there was none."""
+
+    def follows(self, slot: int, tokens: float) -> None:
+        """Records that a prompt of so many tokens was sent to an endpoint that works on others since its last start."""
 
     def learn_first(self, seen: FirstToken) -> None:
         """Reports a time to the first token, as `LatencyModel.learn_first`. Never waits."""

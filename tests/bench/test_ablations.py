@@ -25,7 +25,7 @@ def predicted(patches: Patches) -> list[list[float]]:
         for patch in patches:
             stack.enter_context(patch)
         none, load, usage = np.zeros(3), np.array([1.0, 2.0, 12.0]), np.array([0.0, 0.0, 0.9])
-        starts, ahead = np.array([[0.0, NOW - 0.6, 0.0]]), np.array([0.0, 3000.0, 0.0])
+        starts, ahead = np.array([[[0.0, NOW - 0.6, 0.0], [0.0] * 3, [0.0] * 3]]), np.array([0.0, 3000.0, 0.0])
         found = model.outlook(np.arange(3), starts, NOW, 5000.0, None, 0.0, ahead, load, load, none, none, usage, 1e5 + none)
     return [row.tolist() for row in found[:2]]
 

@@ -36,10 +36,10 @@ def arguments(draw: st.DrawFn) -> list[Any]:
     parameters = [draw(st.floats(0.0, 10.0)) for _ in range(8)] + [draw(st.sampled_from([0.0, 1.0]))]
     parameters += [draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 2.0)), 8.0, draw(POSITIVE)]
     parameters += [draw(st.sampled_from([0.0, 8.0])), 1e-6, 3600.0, draw(st.floats(0.0, 2.0)), draw(st.floats(1.0, 4.0))]
-    parameters += [draw(st.floats(0.0, 4.0)), draw(st.sampled_from([0.0, 2048.0])), draw(st.floats(0.0, 2.0))]
+    parameters += [draw(st.floats(0.0, 4.0)), draw(st.sampled_from([0.0, 2048.0])), draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 1.0))]
     speeds = np.array([draw(POSITIVE) for _ in range(3)] * (SLOTS // 4))
     limits = np.array([draw(st.sampled_from([0.0, 1.0, 8.0, 256.0])) for _ in range(len(speeds))])
-    starts = np.array([[rng.choice([0.0, 5.0, 99.0, 101.0]) for _ in range(SLOTS)] for _ in range(draw(st.integers(1, 3)))])
+    starts = np.array([rng.choice([0.0, 5.0, 99.0, 101.0]) for _ in range(draw(st.integers(1, 3)) * 3 * SLOTS)]).reshape(-1, 3, SLOTS)
     slots = np.array([rng.randrange(2 * SLOTS) for _ in range(size)], dtype=np.intp)
     held = draw(st.booleans())
     return [
@@ -55,6 +55,23 @@ def test_first_tokens_are_those_of_the_reference(given_: list[Any]) -> None:
     found = kernels.first_tokens(*given_)
     assert found.shape == (7, len(given_[5]))
     same(found, reference.first_tokens(*given_))
+
+
+@native_only
+@given(st.lists(st.tuples(st.integers(-1, 2), st.integers(-1, 3), st.booleans(), st.floats(0.0, 1e6)), max_size=12))
+def test_follow_writes_what_the_reference_writes(steps: list[tuple[int, int, bool, float]]) -> None:
+    first, second = np.zeros((2, 3, 3)), np.zeros((2, 3, 3))
+    for now, (worker, slot, begins, tokens) in enumerate(steps, 1):
+        refused = []
+        for follow, starts in ((kernels.follow, first), (reference.follow, second)):
+            if begins and worker >= 0 and worker < 2 and 0 <= slot < 3:
+                starts[worker, 0, slot] = now
+            try:
+                follow(starts, worker, slot, tokens)
+            except IndexError as problem:
+                refused.append(str(problem))
+        assert len(refused) in (0, 2) and len(set(refused)) <= 1
+        same(first, second)
 
 
 @native_only
@@ -132,7 +149,7 @@ def test_a_fit_is_that_of_the_reference(observations: list[tuple[list[float], fl
 @pytest.mark.parametrize("wrong", [0, 1, 2, 5, 9, 13, 15])
 def test_columns_of_different_lengths_are_refused(wrong: int) -> None:
     n = np.zeros(2)
-    given_ = [np.ones(len(reference.PARAMETERS)), n, n, np.zeros((1, 4)), 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n, n, n]
+    given_ = [np.ones(len(reference.PARAMETERS)), n, n, np.zeros((1, 3, 4)), 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n, n, n]
     kernels.first_tokens(*given_)
     given_[wrong] = np.zeros(3, dtype=given_[wrong].dtype)
     with pytest.raises(ValueError, match="differ in length"):

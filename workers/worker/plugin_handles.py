@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from compiled.calls import increase, raise_to
+from compiled.calls import follow, increase, raise_to
 from epp.candidates import Endpoint
 from epp.learning import samples
 from epp.learning.model import FirstToken, Floats, LatencyModel
@@ -156,6 +156,9 @@ class SharedLearning:
 
     def begins(self, slot: int, now: float) -> None:
         raise_to(self._starts.own, slot, now)
+
+    def follows(self, slot: int, tokens: float) -> None:
+        follow(self._starts.rows, self._starts.index, slot, tokens)
 
     def learn_first(self, seen: FirstToken) -> None:
         self._learn(samples.first_token(seen))

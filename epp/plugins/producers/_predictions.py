@@ -112,6 +112,8 @@ class Predictions:
         learned.sent = sent
         if calls.cell(learned.outlook, AHEAD, sent.index) <= 0.0:
             self._learning.begins(sent.slot, request.now)
+        else:
+            self._learning.follows(sent.slot, calls.cell(learned.outlook, UNCACHED, sent.index))
 
     def answers(self, request: Request, decision: Decision, response: Response) -> None:
         """Takes the headers of an answer."""

@@ -21,7 +21,8 @@ class Situation:
         self.prompt = max(1000.0, float(self.tokens.max()))
 
     def outlook(self, model: LatencyModel) -> Floats:
-        starts = np.where(self.elapsed > 0.0, NOW - self.elapsed, 0.0).reshape(1, 3)
+        starts = np.zeros((1, 3, 3))
+        starts[0, 0] = np.where(self.elapsed > 0.0, NOW - self.elapsed, 0.0)
         none = np.zeros(3)
         held = self.prompt - self.tokens
         return model.outlook(np.arange(3), starts, NOW, self.prompt, held, 1.0, self.ahead, self.load, self.load, none, none, none, none)

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from compiled.outlook import COSTS, MEMORY, TIMES
+from compiled.outlook import COSTS, ELAPSED, MEMORY, TIMES
 from epp.learning.endpoint import ERROR_BOUNDS, EndpointModel
 from epp.learning.model import FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, YOUNG, FirstToken, LatencyModel
 from epp.learning.state import decode, encode
@@ -223,14 +223,47 @@ def test_a_prompt_waits_until_answers_that_end_make_room_for_it_and_for_those_be
     ahead, waiting = np.array([0.0, 3_000.0, 3_000.0, 0.0]), np.array([0.0, 0.0, 2.0, 0.0])
 
     def found(usage: np.ndarray) -> np.ndarray:
-        return model.outlook(slots, np.zeros((1, 4)), 0.0, 2_000.0, None, 0.0, ahead, none, none, none, waiting, usage, room)
+        return model.outlook(slots, np.zeros((1, 3, 4)), 0.0, 2_000.0, None, 0.0, ahead, none, none, none, waiting, usage, room)
 
     crowded, empty = found(usage), found(none)
-    assert crowded[MEMORY].tolist() == pytest.approx([0.0, 0.2 * 20.0, 0.5 * 20.0, 0.0], rel=0.01)
+    # What waits computes meanwhile only for the memory that it has: the 3,000 tokens ahead take no time beyond the wait.
+    assert crowded[MEMORY].tolist() == pytest.approx([0.0, 0.2 * 20.0 - 0.31, 0.5 * 20.0 - 0.31, 0.0], rel=0.01)
     assert (empty[MEMORY] == 0.0).all()
     assert (crowded[TIMES] - empty[TIMES]).tolist() == pytest.approx(crowded[MEMORY].tolist())
     lacking = 0.5 * 0.2 * 20.0 * np.array([0.7**8, 1.0, 1.0, 0.0])
     assert (crowded[COSTS] - empty[COSTS] - crowded[MEMORY]).tolist() == pytest.approx(lacking.tolist(), rel=0.01)
+
+
+def sent_after(late: float, elapsed: float, usage: float = 0.0) -> tuple[float, float]:
+    """Returns the predicted time at an endpoint with 4,000 tokens ahead, and the time on them that counts. `late`: how many of these were
+    sent after it began with them, `elapsed` seconds ago. Its KV cache holds 10,000 tokens.
+    """
+    model, one = LatencyModel(), np.ones(1)
+    starts = np.array([[[100.0 - elapsed], [100.0 - elapsed], [late]]])
+    found = model.outlook(
+        np.array([0]), starts, 100.0, 1000.0, None, 0.0, 4000.0 * one, one, one, one, 0.0 * one, usage * one, 10_000.0 * one
+    )  # fmt: skip
+    return float(found[TIMES, 0]), float(found[ELAPSED, 0])
+
+
+def test_an_endpoint_that_does_not_end_what_it_began_with_is_slow_whatever_was_sent_after() -> None:
+    """Where 4,000 tokens take 0.4 s, it has spent 0.4 s: on all of them, or on the first 1,000, which take 0.1 s."""
+    assert sent_after(0.0, 0.4)[0] < 0.2
+    assert sent_after(3000.0, 0.4)[0] > 1.0
+    assert sent_after(3000.0, 0.4, usage=0.86)[0] < 0.2, "it may have waited for memory"
+
+
+def test_time_on_the_first_prompts_computes_none_that_were_sent_after() -> None:
+    assert sent_after(3000.0, 0.1)[0] == pytest.approx(sent_after(0.0, 0.1)[0], abs=0.001)
+    there, spent = sent_after(3900.0, 0.04)
+    assert spent == pytest.approx(0.04)
+    assert there == pytest.approx(sent_after(0.0, 0.04)[0], abs=0.001)
+
+
+def test_prompts_that_wait_for_memory_are_not_computed_meanwhile() -> None:
+    (full, spent), (empty, computed) = sent_after(0.0, 0.3, usage=0.95), sent_after(0.0, 0.3)
+    assert (spent, computed) == (0.0, pytest.approx(0.3))
+    assert full > empty + 0.25
 
 
 def test_waiting_for_a_place_takes_as_long_as_answers_last() -> None:
@@ -269,7 +302,7 @@ def test_a_burst_between_two_scrapes_spreads_whatever_was_learned(speeds: list[f
     model.first.theta = [each / 1000.0 for each in theta]
     slots, none = np.array([0, 1]), np.zeros(2)
     for _ in range(40):
-        outlook = model.outlook(slots, np.zeros((1, 2)), 100.0, 200.0, None, 0.0, 200.0 * sent, sent, *[none] * 5)
+        outlook = model.outlook(slots, np.zeros((1, 3, 2)), 100.0, 200.0, None, 0.0, 200.0 * sent, sent, *[none] * 5)
         sent[int(outlook[COSTS].argmin())] += 1.0
     assert sent.sum() == 40.0
     assert max(sent) <= most
@@ -281,7 +314,7 @@ def test_requests_from_before_the_last_scrape_cost_nothing_beyond_what_was_learn
 
     def cost(inflight: float, before: float) -> float:
         load = (np.array([inflight]), np.array([before]))
-        found = model.outlook(slots, np.zeros((1, 1)), 0.0, 1000.0, None, 0.0, none, *load, *[none] * 4)
+        found = model.outlook(slots, np.zeros((1, 3, 1)), 0.0, 1000.0, None, 0.0, none, *load, *[none] * 4)
         assert found[TIMES, 0] == pytest.approx(0.13), "it is a cost, and no prediction"
         return float(found[COSTS, 0])
 
@@ -297,7 +330,7 @@ def test_the_busier_the_pool_the_longer_a_request_waits_for_the_endpoint_that_ho
     held = np.array([7_900.0, 0.0, 0.0, 0.0, 0.0])
     for prompt, waits in ((8_000.0, not copies), (2_000.0, False)):
         blocks = np.minimum(held, prompt - 100.0)
-        found = model.outlook(slots, np.zeros((1, 5)), 0.0, prompt, blocks, 1.0, ahead, *[none] * 6)
+        found = model.outlook(slots, np.zeros((1, 3, 5)), 0.0, prompt, blocks, 1.0, ahead, *[none] * 6)
         assert (found[COSTS].argmin() == 0) == waits
 
 

@@ -19,7 +19,7 @@ def outlook(ahead: float = 0.0, load: float = 1.0) -> Floats:
     """Endpoint 0 computes the prompt of a sibling, and endpoint 1 is idle."""
     held = np.array([PROMPT - QUESTION, 0.0])
     return LatencyModel().outlook(
-        SLOTS, np.zeros((1, 2)), NOW, PROMPT, held, 1.0, np.array([ahead, 0.0]), np.array([load, 0.0]), NONE, NONE, NONE, NONE, NONE
+        SLOTS, np.zeros((1, 3, 2)), NOW, PROMPT, held, 1.0, np.array([ahead, 0.0]), np.array([load, 0.0]), NONE, NONE, NONE, NONE, NONE
     )
 
 

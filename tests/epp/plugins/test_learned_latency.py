@@ -120,7 +120,7 @@ def test_the_time_to_the_first_chunk_is_learned_at_the_endpoint_that_answered() 
     assert set(site.model.endpoints) == {1}
     assert site.model.mean_s == pytest.approx(0.3)
     assert site.model.endpoints[1].token_speed.samples == 1
-    assert site.services.learning.starts()[0, 1] == 5.31
+    assert site.services.learning.starts()[0, 0, 1] == 5.31
 
 
 @pytest.mark.parametrize(("took", "learned"), [(0.05, 0.05), (1.0, 0.13), (2.6, 0.6)])
@@ -173,7 +173,15 @@ def test_an_idle_endpoint_begins_with_a_prompt_when_it_is_sent() -> None:
     at = three(tokens=[0.0, 800.0, 0.0])
     site.sent(site.asked(at, now=7.0), at, 0)
     site.sent(site.asked(at, now=8.0), at, 1)
-    assert site.services.learning.starts()[0, :2].tolist() == [7.0, 0.0]
+    assert site.services.learning.starts()[0, 0, :2].tolist() == [7.0, 0.0]
+
+
+def test_what_is_sent_to_an_endpoint_that_works_counts_as_sent_after_its_start() -> None:
+    site = Site()
+    idle, at = three(), three(tokens=[1000.0, 0.0, 0.0])
+    site.sent(site.asked(idle, now=7.0), idle, 0)
+    site.sent(site.asked(at, now=7.5), at, 0)
+    assert site.services.learning.starts()[0, :, 0].tolist() == [7.0, 7.0, 1000.0]
 
 
 @pytest.mark.parametrize(

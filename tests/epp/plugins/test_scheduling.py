@@ -228,7 +228,7 @@ def test_tokens_of_answers_that_are_not_streamed_are_released_when_the_first_tok
     load.response_complete(r, decision, Response())  # type: ignore[attr-defined]
     assert services.tokens == {2: 0}
     assert len(services.pauses) == (2 if kept == 0 else 0), "nothing looks while nothing is due"
-    assert float(services.learning.starts()[0, 2]) == (5.015 if kept == 0 else 0.0)
+    assert float(services.learning.starts()[0, 0, 2]) == (5.015 if kept == 0 else 0.0)
 
 
 def test_estimated_output_tokens_stay_until_the_end() -> None:
