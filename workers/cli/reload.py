@@ -23,7 +23,7 @@ from workers.cli.output import echo, echo_text
 from workers.cli.which import Named, check_pool, picker_options
 from workers.host.exit_codes import ExitCode
 from workers.process.asks import Ask, AskRefused, put
-from workers.process.layout import CANDIDATE, GENERATION, of_key
+from workers.process.layout import CANDIDATE, GENERATION, gauge_of_pool
 from workers.shared import reload_status
 from workers.shared.documents import PoolNames
 from workers.shared.reload_status import ReloadStatus
@@ -62,7 +62,7 @@ class Watched:
 
     def generations(self) -> list[int]:
         """Returns the number of the configuration that each serving worker uses."""
-        used = self._areas.scalars(of_key(GENERATION, self.key))
+        used = self._areas.scalars(gauge_of_pool(GENERATION, self.key))
         return [number for ordinal, number in enumerate(used) if ordinal and self._areas.serving(ordinal)]
 
     def pools(self, seen: Seen) -> Sequence[str]:

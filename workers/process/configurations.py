@@ -23,7 +23,7 @@ from shm.documents import DocumentWriter
 from shm.series_reader import SeriesReader, Values
 from workers.process.generations import Bundle, Generations, TrialResult
 from workers.process.instance import FIRST, Instance
-from workers.process.layout import CANDIDATE, GENERATION, of_key
+from workers.process.layout import CANDIDATE, GENERATION, gauge_of_pool
 from workers.process.restart import SUPERVISOR
 from workers.process.rollout import ASKS_MAX, Action, Publish, Restore, Rollout, Say, Try, Withdraw
 from workers.shared import reload_status
@@ -115,7 +115,7 @@ class Configuration:
         areas, generations, pool = self.instance.memory.areas, self.generations, self.instance.pool
         wanted = [(generations.number, generations.candidate_number)] * self.instance.layout.ordinals
         wanted[SUPERVISOR] = generations.number, 0  # it uses no candidate
-        used = zip(areas.scalars(of_key(GENERATION, pool)), areas.scalars(of_key(CANDIDATE, pool)), strict=True)
+        used = zip(areas.scalars(gauge_of_pool(GENERATION, pool)), areas.scalars(gauge_of_pool(CANDIDATE, pool)), strict=True)
         return tuple(ordinal for ordinal, pair in enumerate(used) if areas.serving(ordinal) and pair != wanted[ordinal])
 
     def leave(self) -> ReloadStatus:

@@ -37,6 +37,7 @@ from shm.instance_lock import InstanceLock, sweep
 from shm.observe import SECRET
 from shm.segment import check_room
 from workers.process import StartError
+from workers.process.children import Children
 from workers.process.credentials import Credentials
 from workers.process.generations import Bundle, Generations, TrialResult
 from workers.process.layout import Layout
@@ -44,7 +45,6 @@ from workers.process.pool_list import PoolList
 from workers.process.reports import Reports
 from workers.process.resources import Memory, Pipes, Words, enough_descriptors
 from workers.process.restart import SUPERVISOR
-from workers.process.roll import Roll
 from workers.process.sockets import NO_PORTS, Sockets, received
 from workers.process.sources import Sources
 
@@ -78,7 +78,7 @@ class Instance:
     generations: Generations
     state_lock: io.FileIO | None = None
     number: int = 1  # the number of the configuration (`workers.process.generations`)
-    roll: Roll
+    children: Children
     reports: Reports
     credentials: Credentials
     identity: str  # the name of this picker in leader election, unique among replicas
@@ -132,7 +132,7 @@ class Instance:
                 words=words,
                 generations=Generations(words, layout.listed or 0),
                 state_lock=state_lock,
-                roll=Roll(layout.ordinals + (layout.kv_settings is not None)),
+                children=Children(layout.ordinals + (layout.kv_settings is not None)),
                 reports=Reports(pipes.reports),
                 credentials=Credentials.read(options, sources.all, config.source),
                 identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.urandom(8).hex()}",

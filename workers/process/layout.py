@@ -90,8 +90,8 @@ LEADS_UNTIL: Final = "leads_until_ms"
 LEAVING: Final = "leaving"
 # Gauge of a worker: the end of its certificate's validity in seconds since the epoch; 0: it has none
 CERTIFICATE_UNTIL: Final = "certificate_until_s"
-# Gauge of a worker and of the supervisor: the number of the configuration that the process uses. Each of several pools has one (`of_key`);
-# this one is that of the list of pools then
+# Gauge of a worker and of the supervisor: the number of the configuration that the process uses. If the picker has
+# several pools, this gauge is for the list of pools, and each pool has its own gauge (`gauge_of_pool`)
 GENERATION: Final = "config_generation"
 # Gauge of a worker: the number of the candidate that it tries; 0: none
 CANDIDATE: Final = "config_candidate"
@@ -360,8 +360,11 @@ def answers_schema_of(endpoints: int, workers: int) -> AnswersSchema:
     return AnswersSchema(endpoints, workers, KINDS, len(OUTCOMES))
 
 
-def of_key(gauge: str, pool: int | None) -> str:
-    """Returns the name of a gauge about the configuration of a pool. `pool`: None: of the only one, or of the list of pools."""
+def gauge_of_pool(gauge: str, pool: int | None) -> str:
+    """Returns the gauge's name in the areas: with the pool's number if there are several pools.
+
+    `pool`: None if the picker has one pool, or for the gauge of the list of pools.
+    """
     return gauge if pool is None else f"{gauge} {pool}"
 
 
@@ -370,7 +373,7 @@ def area_schema_of(members: Sequence[Family], *, slots: int, areas: int, end: in
 
     `end`: see `AreaSchema`. `spare`: whether to leave room for histograms of later configurations. `pools`: how many there are; 0: one.
     """
-    of_pools = (of_key(gauge, pool) for pool in range(pools) for gauge in (GENERATION, CANDIDATE))
+    of_pools = (gauge_of_pool(gauge, pool) for pool in range(pools) for gauge in (GENERATION, CANDIDATE))
     gauges = (*(metric.name for metric in (*WORKER_GAUGES, STREAMS_INFLIGHT)), *OWN_GAUGES, *of_pools)
     plain = tuple(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
     counters = (*plain, *STREAM_COUNTERS, *POLL_ERRORS, *EXTRACT_ERRORS)

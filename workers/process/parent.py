@@ -16,8 +16,9 @@ the whole process group gets no successor.
     SIGTTOU        one worker fewer, down to one; the worker in the highest ordinal drains
     SIGUSR1, SIGUSR2, SIGALRM    ignored: tools that rotate logs or measure send them, and by default they would end the parent
 
-The parent writes only these shared words: `serving` per worker, `stopping`, `hurry`, the list of queries of death, the roll of children
-(`roll`), and the numbers of the configuration in force and of the candidate (`generations`).
+The parent writes only these shared words: `serving` per process, `stopping`, `hurry`, the list of queries of death, the pools out of
+service, the record of children (`children`), and the numbers of the configuration in force and of the candidate (`generations`). After
+a worker has ended, the parent also clears two words in the worker's area (`culprits`).
 """
 
 import contextlib
@@ -33,12 +34,12 @@ import structlog
 
 from workers.host.exit_codes import INTENDED, ExitCode, ending
 from workers.process import fork
+from workers.process.children import cause_of
 from workers.process.credentials import tls_in_words
 from workers.process.culprits import Culprits
 from workers.process.instance import Instance
 from workers.process.reload import Reloads, Trial
 from workers.process.restart import SUPERVISOR, Abort, Action, Drain, Halt, Kill, Policy, Spawn, child_name
-from workers.process.roll import cause_of
 from workers.process.signals import POLL_MAX_S, Signals
 from workers.shared.query_of_death import crashed
 
@@ -182,7 +183,7 @@ class Parent:
             self._policy.exited(ordinal, ExitCode.FAULT, time.monotonic(), f"fork: {refused}")
             return
         self._pids[pid] = ordinal
-        instance.roll.started(ordinal, pid)
+        instance.children.started(ordinal, pid)
         log.info("child started", child=self._name(ordinal), child_pid=pid)
 
     def _handle_signals(self) -> None:
@@ -269,7 +270,7 @@ class Parent:
         hung = pid in self._hung
         self._hung.discard(pid)
         cause = cause_of(code, hung=hung)
-        self._instance.roll.ended(ordinal, cause, cpu_s)
+        self._instance.children.ended(ordinal, cause, cpu_s)
         said = {"said": error_text} if error_text and code not in INTENDED else {}
         write = log.info if code in INTENDED else log.error
         write("child ended", child=self._name(ordinal), child_pid=pid, ending=ending(code), cause=cause.name.lower(), **said)

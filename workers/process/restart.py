@@ -1,7 +1,7 @@
 """Holds the restart policy: decides how the parent reacts to children that exit, hang or do not start, and to a change of their number.
 
-An *ordinal* is the number of a child, as of a pod in a StatefulSet. Ordinal 0 belongs to the supervisor, ordinals from 1 on to workers;
-areas have the same numbers. There are more ordinals than workers. When the child of a *wanted* ordinal ends, the parent starts another
+An *ordinal* is the number of a child, as of a pod in a StatefulSet. The supervisor has ordinal 0, and workers have the ordinals from 1
+on. Areas have the same numbers. There are more ordinals than workers. When the child of a *wanted* ordinal ends, the parent starts another
 one. The child of an ordinal that is no longer wanted drains and gets no successor. The parent reports events (`spawned`, `ready`,
 `leaving`, `exited`, `resize`) and calls `decide`, which returns actions. The policy itself starts no process, sends no signal and reads
 no clock.
@@ -9,8 +9,8 @@ no clock.
 - The ordinal of the kv-events process, if there is one, follows those of the workers. It is always wanted.
 - An ordinal is refilled only after `exited`, that is, after its child was reaped.
 - `resize` adds the lowest free ordinals, or gives up the highest ones.
-- If a worker leaves by itself (`leaving`), a free ordinal becomes wanted instead of its ordinal. So its successor serves while it drains.
-  If no ordinal is free, its own ordinal is refilled after it has ended.
+- If a worker leaves by itself (`leaving`), a free ordinal becomes wanted instead of its ordinal. So its successor serves while the
+  worker drains. If no ordinal is free, the worker's own ordinal is refilled after the worker has ended.
 - Back-off: after a child that was ready for `STABLE_S`, the delay is `BACKOFF_FIRST_S`. Each child that was ready for less time doubles
   the delay, up to `BACKOFF_MAX_S`. After an intended end there is no delay.
 - Start and run have separate deadlines. The start ends with the child's ready report. From then on, the child gets SIGABRT when its
@@ -82,7 +82,7 @@ Action = Spawn | Drain | Abort | Kill | Halt
 class _Ordinal:
     """The state of one ordinal. `started` is None while the ordinal is empty. All times are in monotonic seconds.
 
-    `proven`: whether it had a ready child or was added later. If so, a child that cannot start does not halt the picker.
+    `proven`: whether the ordinal had a ready child or was added later. If so, a child that cannot start does not halt the picker.
     """
 
     wanted: bool
@@ -124,7 +124,7 @@ class Policy:
     @property
     def workers(self) -> int:
         """The number of wanted workers."""
-        return sum(place.wanted for place in self._for_workers)
+        return sum(state.wanted for state in self._for_workers)
 
     @property
     def workers_max(self) -> int:
@@ -134,47 +134,47 @@ class Policy:
         """Sets the number of wanted workers: at least one, at most one per ordinal."""
         target = min(max(workers, 1), self.workers_max)
         while self.workers < target:
-            free = [place for place in self._for_workers if not place.wanted]
-            next((place for place in free if place.started is None), free[0]).want(now)
+            free = [state for state in self._for_workers if not state.wanted]
+            next((state for state in free if state.started is None), free[0]).want(now)
         while self.workers > target:
-            next(place for place in reversed(self._for_workers) if place.wanted).wanted = False
+            next(state for state in reversed(self._for_workers) if state.wanted).wanted = False
 
     def spawned(self, ordinal: int, now: float) -> None:
         """Records that the ordinal has a child."""
-        place = self._ordinals[ordinal]
-        place.started, place.ready, place.leaving, place.aborted = now, None, None, None
+        state = self._ordinals[ordinal]
+        state.started, state.ready, state.leaving, state.aborted = now, None, None, None
 
     def ready(self, ordinal: int, now: float) -> None:
         """Records that the ordinal's child serves."""
-        place = self._ordinals[ordinal]
-        place.ready, place.proven, place.boot_failures = now, True, 0
+        state = self._ordinals[ordinal]
+        state.ready, state.proven, state.boot_failures = now, True, 0
 
     def leaving(self, ordinal: int, now: float) -> None:
         """Records that the ordinal's child has begun to leave. If the ordinal was wanted, a free ordinal becomes wanted instead."""
-        place = self._ordinals[ordinal]
-        if place.leaving is not None:
+        state = self._ordinals[ordinal]
+        if state.leaving is not None:
             return
-        place.leaving = now
-        free = next((p for p in self._for_workers if not p.wanted and p.started is None), None)
-        if place.wanted and free is not None:
-            place.wanted = False
+        state.leaving = now
+        free = next((each for each in self._for_workers if not each.wanted and each.started is None), None)
+        if state.wanted and free is not None:
+            state.wanted = False
             free.want(now)
 
     def exited(self, ordinal: int, code: int, now: float, message: str = "") -> None:
         """Records that the ordinal's child was reaped. `code` is negative for a signal; `message` is the child's last error report."""
-        place = self._ordinals[ordinal]
-        ready, place.started, place.ready, place.aborted = place.ready, None, None, None
-        place.leaving = None
-        if not place.wanted:
+        state = self._ordinals[ordinal]
+        ready, state.started, state.ready, state.aborted = state.ready, None, None, None
+        state.leaving = None
+        if not state.wanted:
             return
         if ready is None:
             self._boot_failed(ordinal, code, message)
         elif code in INTENDED:
-            place.failures, place.retry = 0, now
+            state.failures, state.retry = 0, now
             return
         stable = ready is not None and now - ready >= STABLE_S
-        place.failures = 1 if stable else place.failures + 1
-        place.retry = now + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(place.failures - 1, 30))
+        state.failures = 1 if stable else state.failures + 1
+        state.retry = now + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(state.failures - 1, 30))
 
     def decide(self, now: float, heartbeat_ages: Sequence[float]) -> list[Action]:
         """Returns the actions to take now. `heartbeat_ages[ordinal]`: seconds since the child's last heartbeat; infinite before the first
@@ -186,61 +186,61 @@ class Policy:
         if self._halt is not None:
             return [self._halt]
         actions: list[Action] = []
-        for number, place in enumerate(self._ordinals):
-            if place.started is None:
-                if place.wanted and now >= place.retry:
+        for number, state in enumerate(self._ordinals):
+            if state.started is None:
+                if state.wanted and now >= state.retry:
                     actions.append(Spawn(number))
-            elif (action := self._judge(number, place, now, heartbeat_ages[number])) is not None:
+            elif (action := self._judge(number, state, now, heartbeat_ages[number])) is not None:
                 actions.append(action)
         return actions
 
     def next_deadline(self, now: float) -> float:
         """Returns the seconds until `decide` must be called again, if no event happens before."""
-        retries = [place.retry - now for place in self._ordinals if place.wanted and place.started is None]
+        retries = [state.retry - now for state in self._ordinals if state.wanted and state.started is None]
         return max(0.0, min([DECIDE_PERIOD_S, *retries]))
 
-    def _judge(self, number: int, place: _Ordinal, now: float, heartbeat_age: float) -> Action | None:
-        assert place.started is not None
-        if place.aborted is not None:
-            if now - place.aborted >= ABORT_TO_KILL_S:
+    def _judge(self, number: int, state: _Ordinal, now: float, heartbeat_age: float) -> Action | None:
+        assert state.started is not None
+        if state.aborted is not None:
+            if now - state.aborted >= ABORT_TO_KILL_S:
                 return Kill(number, f"it did not end within {ABORT_TO_KILL_S:g} s of SIGABRT")
             return None
         trusted = now - self._trusted_since
-        if place.ready is None:
-            if min(now - place.started, trusted) < BOOT_DEADLINE_S:
+        if state.ready is None:
+            if min(now - state.started, trusted) < BOOT_DEADLINE_S:
                 return None
             reason = f"it was not ready within {BOOT_DEADLINE_S:g} s"
         else:
-            age = min(heartbeat_age, now - place.ready, trusted)
+            age = min(heartbeat_age, now - state.ready, trusted)
             if age < HEARTBEAT_ABORT_S:
-                return self._judge_leaving(number, place, now)
+                return self._judge_leaving(number, state, now)
             reason = f"its event loop has not turned for {age:.1f} s"
-        place.aborted = now
+        state.aborted = now
         return Abort(number, reason)
 
-    def _judge_leaving(self, number: int, place: _Ordinal, now: float) -> Action | None:
-        if place.leaving is None:
-            if place.wanted:
+    def _judge_leaving(self, number: int, state: _Ordinal, now: float) -> Action | None:
+        if state.leaving is None:
+            if state.wanted:
                 return None
-            place.leaving = now
+            state.leaving = now
             return Drain(number)
-        if now - place.leaving < self._leave_s:
+        if now - state.leaving < self._leave_s:
             return None
         return Kill(number, f"it did not end within {self._leave_s:g} s after it began to leave")
 
     def _boot_failed(self, ordinal: int, code: int, message: str) -> None:
-        place = self._ordinals[ordinal]
-        place.boot_failures += 1
+        state = self._ordinals[ordinal]
+        state.boot_failures += 1
         why = f": {message}" if message else ""
-        if not place.proven and code == ExitCode.BOOT_FAILED:
+        if not state.proven and code == ExitCode.BOOT_FAILED:
             self._halt = Halt(f"{self._name(ordinal)} cannot start{why}")
-        elif place.boot_failures >= BOOT_FAILURES_MAX and not (place.proven and self._any_ready()):
+        elif state.boot_failures >= BOOT_FAILURES_MAX and not (state.proven and self._any_ready()):
             self._halt = Halt(
-                f"{self._name(ordinal)} ended {place.boot_failures} times in a row before it was ready; the last time: {ending(code)}{why}"
+                f"{self._name(ordinal)} ended {state.boot_failures} times in a row before it was ready; the last time: {ending(code)}{why}"
             )
 
     def _any_ready(self) -> bool:
-        return any(place.ready is not None for place in self._ordinals)
+        return any(state.ready is not None for state in self._ordinals)
 
     def _name(self, ordinal: int) -> str:
         return child_name(ordinal, len(self._for_workers) + 1)

@@ -30,7 +30,11 @@ OWNERS_MAX: Final = 1 << 16
 
 
 class Slice(msgspec.Struct, array_like=True, frozen=True, tag="slice"):
-    """Some buckets of the sender's index. `owners` and `keys` name the endpoints of its entries; `tick` is the sender's clock."""
+    """Some buckets of the sender's index.
+
+    `owners` lists the owner numbers that occur in the entries, and `keys` the key of each owner's endpoint, in the same order. `tick` is
+    the sender's clock; the receiver uses it to convert the ages.
+    """
 
     form: int
     secret: Count

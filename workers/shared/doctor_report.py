@@ -1,8 +1,8 @@
 """What `epp doctor` has found about a picker. The command writes it beside the picker's file, and the live page shows it.
 
-The picker cannot check everything itself: it does not know the gateway's configuration, for example. The file is small, and only users
-that may write in the run directory can write it. A file that is too long or malformed does not count, nor does a check older than KEPT_S
-or of an earlier picker with the same name.
+The picker cannot check everything itself: it does not know the gateway's configuration, for example. The file is small, and only users that
+may write in the run directory can write it. If the file is too long or malformed, readers ignore it. They also ignore a check that is older
+than KEPT_S, or of an earlier picker with the same name.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ KEPT_S: Final = 3600.0
 class Finding(msgspec.Struct, frozen=True):
     """One thing that is wrong. `evidence`: what shows it. `fix`: what to do, with a command where there is one.
 
-    `found_by`: the picker itself, or `epp doctor`. `pool`: that of several to which it belongs.
+    `found_by`: the picker itself, or `epp doctor`. `pool`: the pool that it is about, if there are several.
     """
 
     rule: str
@@ -71,7 +71,9 @@ def write(run_dir: str, instance: str, secret: str, report: Report) -> None:
 
 
 def read(run_dir: str, instance: str, secret: str) -> Mapping[str, Any] | None:
-    """Returns `checked` (when each check was made) and `findings` as plain values; None if there is no report that counts."""
+    """Returns `checked` (when each check was made) and `findings` as plain values; None if no check is valid: too old, malformed, or of an
+    earlier picker.
+    """
     report = _read(run_dir, instance, secret)
     if not report:
         return None
@@ -85,7 +87,7 @@ def _named(secret: str) -> str:
 
 
 def _read(run_dir: str, instance: str, secret: str) -> Report:
-    """Returns the checks of this picker that count."""
+    """Returns the valid checks of this picker."""
     try:
         with _path(run_dir, instance).open("rb") as file:
             report = _decode(file.read(BYTES_MAX))

@@ -24,7 +24,7 @@ from epp.metrics.request_series import TRYOUT, TRYOUT_SHADOWS
 from shm.areas import Area
 from workers.host.log import error_text
 from workers.process.instance import Instance
-from workers.process.layout import CANDIDATE, GENERATION, of_key
+from workers.process.layout import CANDIDATE, GENERATION, gauge_of_pool
 from workers.process.loading import candidate as load_candidate
 from workers.process.loading import in_force
 from workers.shared.pool_crashes import LOADING
@@ -92,8 +92,8 @@ class Loading:
 def show(area: Area, instance: Instance, tried: int = 0) -> None:
     """Shows which configuration of the pool of `instance` a process uses, and which candidate. `area`: of the process."""
     scalars, at, pool = area.scalars, area.schema.scalar, instance.pool
-    scalars[at[of_key(GENERATION, pool)]] = instance.number
-    scalars[at[of_key(CANDIDATE, pool)]] = tried
+    scalars[at[gauge_of_pool(GENERATION, pool)]] = instance.number
+    scalars[at[gauge_of_pool(CANDIDATE, pool)]] = tried
 
 
 class Turn:

@@ -5,21 +5,21 @@ from collections.abc import Callable, Iterator
 from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY, SUPERVISOR_STARTS, Count, Counts
 from shm.areas import SUPERVISOR_AREA, Areas
 from workers.host.proc import ProcessUse, process_use
+from workers.process.children import Children
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL
 from workers.process.restart import child_name
-from workers.process.roll import Roll
 
 PARENT = "parent"
 
 
 class ProcessFigures:
-    """Reads the figures from the parent's roll of children, from /proc, and from the areas."""
+    """Reads the figures from what the parent records of children, from /proc, and from the areas."""
 
     def __init__(
         self,
         areas: Areas,
-        roll: Roll,
+        children: Children,
         *,
         metrics_certificate: Callable[[], float] | None = None,
         use: Callable[[int], ProcessUse | None] = process_use,
@@ -29,7 +29,7 @@ class ProcessFigures:
         `use(pid)` returns the memory and the CPU time of a process; None if it is gone.
         """
         self._areas = areas
-        self._roll = roll
+        self._children = children
         self._metrics_certificate = metrics_certificate
         self._use = use
         self._cpu_s: dict[str, float] = {}  # process name -> CPU time on the last page
@@ -39,22 +39,22 @@ class ProcessFigures:
         """Returns the figures of a running instance."""
         metrics = instance.credentials.metrics
         until = None if metrics is None else lambda: metrics.valid_until
-        return cls(instance.memory.areas, instance.roll, metrics_certificate=until)
+        return cls(instance.memory.areas, instance.children, metrics_certificate=until)
 
     def families(self) -> Iterator[Counts]:
         """Yields each metric with its label names and rows."""
-        roll, ordinals = self._roll, self._areas.schema.areas
+        children, ordinals = self._children, self._areas.schema.areas
         yield SUPERVISOR_STARTS, (), [((), self._areas.successions()[SUPERVISOR_AREA])]
         memory: list[Count] = []
         cpu: list[Count] = []
         exits: list[Count] = []
-        self._add_use(PARENT, roll.parent_pid, 0.0, memory, cpu)
-        for ordinal in range(roll.ordinals):
-            ends, pid = roll.ends(ordinal), roll.pid(ordinal)
+        self._add_use(PARENT, children.parent_pid, 0.0, memory, cpu)
+        for ordinal in range(children.ordinals):
+            ends, pid = children.ends(ordinal), children.pid(ordinal)
             if not pid and not any(ends.values()):
                 continue
             name = child_name(ordinal, ordinals)
-            self._add_use(name, pid, roll.ended_cpu_s(ordinal), memory, cpu)
+            self._add_use(name, pid, children.ended_cpu_s(ordinal), memory, cpu)
             exits += [((name, cause.name.lower()), count) for cause, count in ends.items()]
         yield PROCESS_MEMORY, PROCESS_MEMORY.labels, memory
         yield PROCESS_CPU, PROCESS_CPU.labels, cpu
@@ -65,7 +65,7 @@ class ProcessFigures:
         use = self._use(pid) if pid else None
         if use is not None:
             memory.append(((name,), use.resident_bytes))
-        # Until the parent has recorded the end of a child, neither /proc nor the roll has its time. The counter must not fall then.
+        # Until the parent has recorded the end of a child, neither /proc nor the record has its CPU time. The counter must not fall then.
         shown = max(self._cpu_s.get(name, 0.0), ended_s + (use.cpu_s if use is not None else 0.0))
         self._cpu_s[name] = shown
         cpu.append(((name,), shown))

@@ -1,7 +1,8 @@
 """Joins one shard of flow control with the other shards, through the areas: implements `epp.flow.ports.Peers` over `shm.flow_areas`.
 
 Flow control names a band by its priority, the areas by its place. A priority keeps its place until another priority gets the
-place. So a band that was removed is still served until it is empty. A place is reused only when no worker shows a request there.
+place. So a band that was removed is still served until it is empty. The supervisor gives a place to another priority only when no request
+waits at that place in any worker.
 
 With a replica store, the sums of bands include what waits in other replicas, so limits hold over all of them. A replica leaves room to
 another one where a more important band waits.

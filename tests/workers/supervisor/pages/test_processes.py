@@ -8,9 +8,9 @@ import pytest
 from tests.workers.instances import made
 from tests.workers.supervisor.pages.test_metrics import World
 from workers.host.proc import ProcessUse
+from workers.process.children import EndCause
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL
-from workers.process.roll import EndCause
 from workers.supervisor.pages.processes import ProcessFigures
 from workers.supervisor.pages.sections import Sections
 
@@ -24,14 +24,14 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
 
 
 def world(instance: Instance, uses: dict[int, ProcessUse]) -> World:
-    figures = ProcessFigures(instance.memory.areas, instance.roll, metrics_certificate=lambda: UNTIL + 7.0, use=uses.get)
+    figures = ProcessFigures(instance.memory.areas, instance.children, metrics_certificate=lambda: UNTIL + 7.0, use=uses.get)
     return World(instance, sections=Sections(processes=figures))
 
 
 def test_each_process_shows_its_memory_and_its_cpu_time(instance: Instance) -> None:
-    instance.roll.started(0, 50)
-    instance.roll.started(2, 52)
-    parent = instance.roll.parent_pid
+    instance.children.started(0, 50)
+    instance.children.started(2, 52)
+    parent = instance.children.parent_pid
     page = world(instance, {parent: ProcessUse(10, 0.5), 50: ProcessUse(20, 1.5), 52: ProcessUse(30, 2.5)})
     for process, memory, cpu in (("parent", 10, 0.5), ("supervisor", 20, 1.5), ("worker 1", 30, 2.5)):
         assert page.value("process_resident_memory_bytes", process=process) == memory
@@ -40,24 +40,24 @@ def test_each_process_shows_its_memory_and_its_cpu_time(instance: Instance) -> N
 
 
 def test_cpu_time_does_not_fall_while_a_child_ends_and_its_successor_adds_to_it(instance: Instance) -> None:
-    instance.roll.started(1, 50)
+    instance.children.started(1, 50)
     uses = {50: ProcessUse(20, 1.5)}
     page = world(instance, uses)
     assert page.value("process_cpu_seconds_total", process="worker 0") == 1.5
     del uses[50]  # it was reaped, and the parent has not noted that yet
     assert page.value("process_cpu_seconds_total", process="worker 0") == 1.5
     assert page.value("process_resident_memory_bytes", process="worker 0") is None
-    instance.roll.ended(1, EndCause.SIGNAL, 1.75)
+    instance.children.ended(1, EndCause.SIGNAL, 1.75)
     assert page.value("process_cpu_seconds_total", process="worker 0") == 1.75
-    instance.roll.started(1, 51)
+    instance.children.started(1, 51)
     uses[51] = ProcessUse(20, 0.25)
     assert page.value("process_cpu_seconds_total", process="worker 0") == 2.0
 
 
 def test_ends_are_counted_by_process_and_cause(instance: Instance) -> None:
-    instance.roll.started(1, 50)
-    instance.roll.ended(1, EndCause.MEMORY, 0.0)
-    instance.roll.ended(0, EndCause.HUNG, 0.0)
+    instance.children.started(1, 50)
+    instance.children.ended(1, EndCause.MEMORY, 0.0)
+    instance.children.ended(0, EndCause.HUNG, 0.0)
     page = world(instance, {})
     assert page.value("process_exits_total", process="worker 0", cause="memory") == 1
     assert page.value("process_exits_total", process="worker 0", cause="hung") == 0

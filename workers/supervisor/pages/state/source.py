@@ -33,7 +33,7 @@ from shm.observe import Life, Seen
 from shm.prefix_index import IndexSchema
 from shm.segment import Segment, SegmentError
 from shm.table import TableCopy, TableReader, TableSchema
-from workers.process.layout import GENERATION, of_key
+from workers.process.layout import GENERATION, gauge_of_pool
 from workers.shared import reload_status
 from workers.shared.documents import EndpointsView, PoolNames
 from workers.shared.objectives import ObjectivesView
@@ -287,7 +287,7 @@ class Source:
         status = reload_status.read(self._status, pool or 0) if self._status is not None else None
         if status is None or not status.generation:
             return None
-        used = self.areas.scalars(of_key(GENERATION, pool))
+        used = self.areas.scalars(gauge_of_pool(GENERATION, pool))
         workers = sum(number == status.generation and self.areas.serving(ordinal) for ordinal, number in enumerate(used) if ordinal)
         failed = "" if status.successful else status.text
         return Configuration(

@@ -1,4 +1,4 @@
-"""The roll of children: pids, ends by cause, and the CPU time of those that have ended."""
+"""The record of children: pids, ends by cause, and the CPU time of those that have ended."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from workers.host.exit_codes import ExitCode
-from workers.process.roll import EndCause, Roll, cause_of
+from workers.process.children import Children, EndCause, cause_of
 
 
 @pytest.mark.parametrize(
@@ -29,30 +29,30 @@ def test_each_end_has_a_cause(code: int, hung: bool, cause: EndCause) -> None:
 
 
 def test_a_successor_adds_to_the_counts_of_its_predecessor_and_other_ordinals_keep_theirs() -> None:
-    roll = Roll(3)
-    roll.started(1, 70)
-    assert (roll.pid(1), roll.pid(0), roll.pid(2)) == (70, 0, 0)
-    roll.ended(1, EndCause.SIGNAL, 1.5)
-    assert roll.pid(1) == 0
-    roll.started(1, 71)
-    roll.ended(1, EndCause.SIGNAL, 0.25)
-    roll.started(1, 72)
-    roll.ended(1, EndCause.DONE, 0.25)
-    assert roll.ended_cpu_s(1) == 2.0
-    assert roll.ends(1) == dict.fromkeys(EndCause, 0) | {EndCause.SIGNAL: 2, EndCause.DONE: 1}
-    assert not any(roll.ends(0).values()) and not any(roll.ends(2).values())
+    children = Children(3)
+    children.started(1, 70)
+    assert (children.pid(1), children.pid(0), children.pid(2)) == (70, 0, 0)
+    children.ended(1, EndCause.SIGNAL, 1.5)
+    assert children.pid(1) == 0
+    children.started(1, 71)
+    children.ended(1, EndCause.SIGNAL, 0.25)
+    children.started(1, 72)
+    children.ended(1, EndCause.DONE, 0.25)
+    assert children.ended_cpu_s(1) == 2.0
+    assert children.ends(1) == dict.fromkeys(EndCause, 0) | {EndCause.SIGNAL: 2, EndCause.DONE: 1}
+    assert not any(children.ends(0).values()) and not any(children.ends(2).values())
 
 
 def test_a_child_reads_what_the_parent_notes_after_the_fork() -> None:
-    roll = Roll(2)
+    children = Children(2)
     reader, writer = os.pipe()
     noted, note = os.pipe()
     child = os.fork()
     if not child:
         os.read(noted, 1)
-        os.write(writer, f"{roll.pid(1)} {roll.parent_pid}".encode())
+        os.write(writer, f"{children.pid(1)} {children.parent_pid}".encode())
         os._exit(0)
-    roll.started(1, 123)
+    children.started(1, 123)
     os.write(note, b"x")
     os.waitpid(child, 0)
     assert os.read(reader, 64).decode() == f"123 {os.getpid()}"

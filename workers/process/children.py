@@ -1,8 +1,8 @@
-"""Keeps the roll of children: which process has an ordinal now, and how its predecessors ended. The parent writes, the metrics page reads.
+"""Records the children: which process has each ordinal, and how earlier processes with the ordinal ended. Only the parent writes.
 
     per ordinal    pid (0: empty) | CPU time of ended children in us | children that ended, one word per cause
 
-The words are in unnamed memory, which children inherit. It lives as long as the picker, so no count falls when a child ends.
+The metrics page reads these words. They are in unnamed memory, which children inherit, and stay when a child ends, so no count falls.
 """
 
 import enum
@@ -20,10 +20,10 @@ class EndCause(enum.IntEnum):
     """Why a child ended."""
 
     DONE = 0  # the parent told it to end, and it had nothing left to do
-    MEMORY = 1  # it used more than its share of memory, and had no streams left
+    MEMORY = 1  # it used more than its share of memory, and its streams had ended
     BOOT_FAILED = 2  # it could not start
     FAULT = 3  # another exit code: an exception that nothing caught
-    SIGNAL = 4  # a crash, the kernel's lack of memory, or a kill by hand
+    SIGNAL = 4  # it crashed, the kernel was short of memory, or a user killed it
     HUNG = 5  # the parent ended it, because it did not answer
 
 
@@ -42,7 +42,7 @@ def cause_of(code: int, *, hung: bool) -> EndCause:
     return CAUSES.get(ExitCode(code), EndCause.FAULT) if code in set(ExitCode) else EndCause.FAULT
 
 
-class Roll:
+class Children:
     """Reads and writes the words of all ordinals."""
 
     def __init__(self, ordinals: int) -> None:
@@ -57,14 +57,14 @@ class Roll:
         self._words[ordinal * self._width + PID] = pid
 
     def ended(self, ordinal: int, cause: EndCause, cpu_s: float) -> None:
-        """In the parent: records that the child in the ordinal was reaped. `cpu_s`: the CPU time that it had used, in seconds."""
+        """In the parent: records that the child with the ordinal was reaped. `cpu_s`: the CPU time that it had used, in seconds."""
         at = ordinal * self._width
         self._words[at + CPU_US] += round(cpu_s * US_PER_S)
         self._words[at + PID] = 0
         self._words[at + FIRST_CAUSE + cause] += 1
 
     def pid(self, ordinal: int) -> int:
-        """Returns the id of the process in the ordinal; 0: none."""
+        """Returns the id of the process with the ordinal, or 0 if no process has it."""
         return self._words[ordinal * self._width + PID]
 
     def ended_cpu_s(self, ordinal: int) -> float:
