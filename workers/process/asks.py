@@ -24,9 +24,9 @@ What = Literal["reload", "try", "promote", "rollback"]
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """One command. `pool`: the name of the pool that it is about; "": the only one, or with "reload" all of them.
+    """One command. `pool`: the name of the pool to change; "" means the only pool, or for "reload" all pools.
 
-    With "try", `text`, `source` and `share` describe the candidate: its YAML, its file, the requests that it decides.
+    With "try", `text`, `source` and `share` describe the candidate: its YAML, its file, and which requests the candidate decides.
     """
 
     what: What
@@ -37,7 +37,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AskRefused(Exception):
-    """A command cannot be given or is not obeyed. The text says why."""
+    """A command cannot be stored, or the parent refuses the command. The text says why."""
 
 
 def path_of(run_dir: str, instance: str) -> str:
@@ -46,7 +46,7 @@ def path_of(run_dir: str, instance: str) -> str:
 
 
 def put(run_dir: str, instance: str, ask: Ask) -> None:
-    """Stores a command for the parent, which then needs SIGHUP. Raises Refused, and OSError if the file cannot be written."""
+    """Stores a command for the parent. The caller then sends SIGHUP. Raises Refused, and OSError if the file cannot be written."""
     blob = msgspec.msgpack.encode(ask)
     if len(blob) > BYTES_MAX:
         raise AskRefused(f"the configuration has {len(blob)} bytes; at most {BYTES_MAX} are possible")

@@ -7,13 +7,13 @@ The parent reads the certificate before it forks. Each child then checks the fil
               ──▶ read, check, and create a new context; new connections use it
               ──▶ on an error: keep the old context, log the cause once, and try the same files again every 10 s
 
-Polling takes 13 us per second. It sees changes that inotify on a directory misses: Kubernetes swaps the folder behind a symlink for
-ConfigMaps and Secrets, and network file systems have no events. A child that starts late compares the files with those that the parent
+Polling takes 13 us per second. Polling also finds changes that inotify on a directory misses: Kubernetes swaps the folder behind a symlink
+for ConfigMaps and Secrets, and network file systems have no events. A child that starts late compares the files with those that the parent
 has read, so the successor of a killed worker does not serve an old pair.
 
 Invariants: the pair and the CA for clients are replaced together or not at all. A pair that has expired, or is not valid yet, never
-replaces another one. A connection keeps the certificate with which it started. All validity times are in wall time, which comes in as
-an argument.
+replaces another one. A connection keeps the certificate with which it started. All validity times are in wall time, which the caller
+passes.
 
 This module does not close connections after their certificate was replaced.
 """
@@ -95,7 +95,7 @@ class Certificates:
         """In a child, before it serves: starts to check the files once per second.
 
         `speaks`: whether this process logs; True in one process only, because all of them see the same change. `say_until`: called with
-        `valid_until`, now and after each replacement of the certificate.
+        `valid_until` at once and after each replacement of the certificate.
         """
         self._speaks = speaks
         self._say_until = say_until
@@ -196,7 +196,7 @@ def iso(wall: float) -> str:
 
 
 def of_ext_proc(options: "Options") -> Certificates | None:
-    """The certificate of the ext_proc port; None without TLS. Raises TlsError."""
+    """Returns the certificate of the ext_proc port, or None without TLS. Raises TlsError."""
     if not options.secure_serving:
         return None
     chosen = [name for name in options.tls_cipher_suites if name not in CIPHERS_13]
@@ -215,7 +215,7 @@ def of_ext_proc(options: "Options") -> Certificates | None:
 
 
 def of_metrics(directory: str, client_ca: str) -> Certificates | None:
-    """The certificate of the metrics port; None without TLS. Raises TlsError."""
+    """Returns the certificate of the metrics port, or None without TLS. Raises TlsError."""
     if not directory:
         return None
     settings = Settings(

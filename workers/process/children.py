@@ -19,12 +19,12 @@ US_PER_S = 1_000_000
 class EndCause(enum.IntEnum):
     """Why a child ended."""
 
-    DONE = 0  # the parent told it to end, and it had nothing left to do
+    DONE = 0  # the parent told the child to end
     MEMORY = 1  # it used more than its share of memory, and its streams had ended
     BOOT_FAILED = 2  # it could not start
     FAULT = 3  # another exit code: an exception that nothing caught
     SIGNAL = 4  # it crashed, the kernel was short of memory, or a user killed it
-    HUNG = 5  # the parent ended it, because it did not answer
+    HUNG = 5  # the parent ended the child, because the child hung
 
 
 CAUSES = {ExitCode.OK: EndCause.DONE, ExitCode.RECYCLED: EndCause.MEMORY, ExitCode.BOOT_FAILED: EndCause.BOOT_FAILED}
@@ -33,7 +33,7 @@ CAUSES = {ExitCode.OK: EndCause.DONE, ExitCode.RECYCLED: EndCause.MEMORY, ExitCo
 def cause_of(code: int, *, hung: bool) -> EndCause:
     """Returns why a child ended. `code`: the result of `os.waitstatus_to_exitcode`.
 
-    `hung`: whether the parent had sent SIGABRT or SIGKILL, because the child did not answer.
+    `hung`: whether the parent had sent SIGABRT or SIGKILL, because the child hung or did not end.
     """
     if hung and code not in INTENDED:
         return EndCause.HUNG

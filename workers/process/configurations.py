@@ -1,6 +1,6 @@
 """Carries out what a `Rollout` decides about the configuration of one pool, or about the list of pools, and publishes its status.
 
-Follows the candidate that is tried beside the configuration in force, and says when it is worse:
+Follows the candidate beside the configuration in force, and says when the candidate is worse:
 
     begin ─▶ all workers use it ─▶ counted, watched ─▶ promoted, rolled back by hand, or taken back because it is worse
 
@@ -39,11 +39,13 @@ NEVER: Final = ReloadStatus(0, "", "", 0.0)  # nothing has changed
 class Configuration:
     """The configuration of one pool, or the list of pools: carries out what its `Rollout` decides, except for trials. Writes its status.
 
-    `names`: those that have places in shared memory by its configurations.
+    `names`: the names that have places in shared memory because a configuration of this pool uses them.
     """
 
     def __init__(self, instance: Instance, status: DocumentWriter, before: ReloadStatus | None = None) -> None:
-        """`instance`: as the pool sees it. `status`: the writer of all statuses. `before`: that of a pool that has left this place."""
+        """`instance`: the instance as the pool sees it. `status`: writes all statuses. `before`: the last status of the pool that had this
+        place before.
+        """
         self.instance = instance
         self.generations: Generations = instance.generations
         self.names = instance.layout.names
@@ -61,7 +63,7 @@ class Configuration:
         return self._tryout.next_deadline(now)
 
     def look(self, now: float) -> str:
-        """Returns why the candidate is worse; "" if nothing shows that. Publishes what was counted of it."""
+        """Returns why the candidate is worse, or "" if no figure shows this. Publishes the candidate's figures."""
         why = self._tryout.look(now)
         if why == "":
             self.write()
@@ -73,7 +75,7 @@ class Configuration:
         match action:
             case Restore(source, slot, number, why):
                 log.warning("configuration is taken back", generation=generations.number, why=why, **self._named)
-                # Under the present names, because places in shared memory that later configurations have taken stay taken.
+                # With the present names, because later configurations keep their places in shared memory.
                 before = {"number": number, "names": self.names, "at": time.time(), "followed": False}
                 restored = msgspec.structs.replace(generations.bundle(source), **before)
                 generations.store(slot, TrialResult(os.getpid(), "", restored))
@@ -91,7 +93,7 @@ class Configuration:
                 self.say(action)
 
     def say(self, said: Say, *, of_pools: bool = False) -> None:
-        """Notes what has ended and what is under way, for the status. `of_pools`: whether the text has a line for each pool."""
+        """Notes, for the status, which change has ended and which change runs. `of_pools`: whether the text has a line for each pool."""
         finished = self._before.finished + said.finished
         ended = finished > self.last.finished
         if ended:
@@ -114,12 +116,14 @@ class Configuration:
         """Returns the ordinals of processes that serve, but do not use what was published."""
         areas, generations, pool = self.instance.memory.areas, self.generations, self.instance.pool
         wanted = [(generations.number, generations.candidate_number)] * self.instance.layout.ordinals
-        wanted[SUPERVISOR] = generations.number, 0  # it uses no candidate
+        wanted[SUPERVISOR] = generations.number, 0  # the supervisor uses no candidate
         used = zip(areas.scalars(gauge_of_pool(GENERATION, pool)), areas.scalars(gauge_of_pool(CANDIDATE, pool)), strict=True)
         return tuple(ordinal for ordinal, pair in enumerate(used) if areas.serving(ordinal) and pair != wanted[ordinal])
 
     def leave(self) -> ReloadStatus:
-        """Answers all that wait for a change of this pool, which is gone. Returns the status from which another one there goes on."""
+        """Answers all commands that wait for a change of this pool, which is gone. Returns the status with which the next pool in this
+        place begins.
+        """
         text = f"error[no-pool]: the pool '{self.instance.options.pool_name}' is gone"
         ended = {"finished": self.last.finished + 1, "answered": self.last.answered + ASKS_MAX + 2}
         self.last = msgspec.structs.replace(self.last, **ended, owed=False, busy=False, successful=False, text=text, at=time.time())
@@ -133,14 +137,14 @@ class Configuration:
         self._status.write(self.generations.key, reload_status.encode(self.last))
 
     def _in_force(self) -> tuple[int, str, str, float]:
-        """Returns number, hash and source of the configuration in force, and since when it is."""
+        """Returns number, hash and source of the configuration in force, and the time at which it came into force."""
         bundle = self.generations.current() if self.generations.number else self.instance.bundle
         return (0, "", "", 0.0) if bundle is None else (bundle.number, bundle.hash, bundle.source, bundle.at)
 
     def begin(self, highest: int) -> Rollout:
-        """Returns the rollout of the configuration, and stores the first configuration for it if there is one.
+        """Returns the rollout of the configuration, and stores the pool's first configuration for the rollout if the pool has one.
 
-        `highest`: the highest number that a configuration ever had here; 0: nothing has changed yet.
+        `highest`: the highest number of all configurations that this place has had, or 0.
         """
         generations, bundle = self.generations, self.instance.bundle
         if generations.number:
@@ -154,10 +158,10 @@ class Configuration:
 
 
 class CandidateWatch:
-    """Follows at most one candidate at a time. `bundle`: the candidate; None while none is tried."""
+    """Follows at most one candidate at a time. `bundle`: the candidate; None while there is no candidate."""
 
     def __init__(self, instance: Instance) -> None:
-        """`instance`: as the pool with the followed candidate sees it."""
+        """`instance`: the instance as the pool of the candidate sees it."""
         self._pool = () if not instance.layout.pools else (instance.options.pool_name,)
         self._sides: SeriesReader = instance.memory.series_reader(TRYOUT)
         self._shadows: SeriesReader = instance.memory.series_reader(TRYOUT_SHADOWS)
@@ -168,22 +172,22 @@ class CandidateWatch:
         self._next = 0.0
 
     def begin(self, bundle: Bundle, now: float) -> None:
-        """Begins to count for this candidate."""
+        """Begins to count the figures of this candidate."""
         self.bundle = bundle
         self._watch = Watch()
         self._before, self._compared_before = self._counted(), self._compared()
         self._next = now + LOOK_S
 
     def end(self) -> None:
-        """Ends the counting: no candidate is tried any more."""
+        """Ends the counting: there is no candidate any more."""
         self.bundle = None
 
     def next_deadline(self, now: float) -> float:
-        """Returns the seconds until `look` has something to do; infinite if no candidate is tried."""
+        """Returns the seconds until `look` has something to do, or infinity without a candidate."""
         return max(0.0, self._next - now) if self.bundle is not None else math.inf
 
     def look(self, now: float) -> str | None:
-        """Returns why the candidate is worse, or "" if nothing shows that. Returns None if it is too early to check again."""
+        """Returns why the candidate is worse, or "" if no figure shows this. Returns None if the next check is not due yet."""
         if self.bundle is None or now < self._next:
             return None
         self._next = now + LOOK_S
@@ -191,7 +195,7 @@ class CandidateWatch:
         return self._watch.look(in_force, candidate)
 
     def status(self) -> TryoutStatus | None:
-        """Returns the candidate and what was counted since its tryout began. Returns None if no candidate is tried."""
+        """Returns the candidate and its figures since its tryout began. Returns None without a candidate."""
         bundle = self.bundle
         if bundle is None:
             return None

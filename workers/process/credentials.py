@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def source_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
-    """Returns the TLS context of a data source; None for http. Raises ValueError, which says what is wrong with the certificates."""
+    """Returns the TLS context of a data source, or None for http. Raises ValueError with a text about what is wrong with the certificates.
+    """
     if source.scheme == "http":
         return None
     authorities = "" if source.insecure_skip_verify else source.ca_cert_path
@@ -31,7 +32,9 @@ def source_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
 
 
 def tls_context(verify_with: str | None, certificate: str = "", key: str = "") -> ssl.SSLContext:
-    """Returns a TLS context for clients. `verify_with`: a CA file; "" for the system's CAs; None to verify nothing. Raises OSError."""
+    """Returns a TLS context for clients. `verify_with`: a CA file; "" means the system's CAs; None means that the client verifies no
+    server. Raises OSError.
+    """
     context = ssl.create_default_context(cafile=verify_with or None)
     if verify_with is None:
         context.check_hostname = False
@@ -45,7 +48,7 @@ class Credentials(NamedTuple):
     """The picker's secrets, and the certificates that it shows to peers. The certificates of a port without TLS are None."""
 
     prefix_seed: int
-    scrape_tls: Mapping[str, ssl.SSLContext | None]  # by the name of the data source; None: it scrapes without TLS
+    scrape_tls: Mapping[str, ssl.SSLContext | None]  # by the name of the data source; None means that the source is scraped without TLS
     ext_proc: "Certificates | None"
     metrics: "Certificates | None"
 
@@ -58,7 +61,8 @@ class Credentials(NamedTuple):
         return cls(prefix_seed(options), {}, *certificates(options)).reading(sources, configuration)
 
     def reading(self, sources: Sequence[MetricsDataSource], configuration: str) -> "Credentials":
-        """Returns these credentials with the TLS contexts of `sources` only, read from their files. Raises Unusable."""
+        """Returns these credentials, but with the TLS contexts of `sources` only, read anew from the files of `sources`. Raises Unusable.
+        """
         try:
             return self._replace(scrape_tls={source.name: source_tls(source) for source in sources})
         except ValueError as wrong:
@@ -66,7 +70,7 @@ class Credentials(NamedTuple):
 
     @property
     def ext_proc_context(self) -> ssl.SSLContext | None:
-        """The TLS context of the ext_proc port; None without TLS."""
+        """Returns the TLS context of the ext_proc port, or None without TLS."""
         return self.ext_proc.context if self.ext_proc else None
 
 
@@ -86,11 +90,11 @@ def prefix_seed(options: "Options") -> int:
     given = _given_secret(options.prefix_secret_file) if options.prefix_secret_file else b""
     if not options.replica_store:
         return _seed(given or _own_secret(options.state_dir))
-    from workers.process.first_contact import agreed_secret  # only replicas that share need it
+    from workers.process.first_contact import agreed_secret  # a late import: only replicas with a shared store need this module
     from workers.replicas.address import secret_of
 
     seed = _seed(given or _own_secret(options.state_dir))
-    # Also called without an offer, because it checks the store.
+    # The call also checks the store, so it is made even if this replica offers no secret.
     agreed = agreed_secret(options.store, b"" if given else secret_of(seed))
     return int(agreed, 16) if agreed else seed
 
@@ -115,7 +119,7 @@ def _seed(secret: bytes) -> int:
 
 
 def certificates(options: "Options") -> tuple["Certificates | None", "Certificates | None"]:
-    """The certificates of the ext_proc port and of the metrics port; None without TLS. Raises Unusable."""
+    """Returns the certificates of the ext_proc port and of the metrics port, each None without TLS. Raises Unusable."""
     if not (options.secure_serving or options.metrics_cert_dir):
         return None, None
     from workers.process.certificates import of_ext_proc, of_metrics  # takes much memory, and only TLS needs it

@@ -1,7 +1,7 @@
-"""Finds out, in the parent, what has ended a worker: the request that it was deciding, and the pool with the plugin that ran.
+"""Finds out, in the parent, what has ended a worker: the request that the worker was deciding, and the pool of the plugin that was running.
 
-A request that has ended two workers is refused (`workers.shared.query_of_death`). A pool whose plugins have ended two is taken out of
-service (`workers.shared.pool_crashes`), if there are several pools.
+A request that has ended two workers is refused (`workers.shared.query_of_death`). If there are several pools, a pool whose plugins have
+ended two workers is taken out of service (`workers.shared.pool_crashes`).
 """
 
 import time
@@ -28,21 +28,22 @@ class Culprits:
         self._assigned = assigned_view(instance)
 
     def request_ended(self, ordinal: int) -> None:
-        """Counts a crash against the request that the worker was deciding when it ended."""
+        """Counts a crash against the request that the worker was deciding when the worker ended."""
         deciding = self._instance.memory.areas.scalars(DECIDING)[ordinal]
         if deciding and self._suspects.ended(deciding, time.monotonic()):
             fingerprint = f"{deciding & (1 << 64) - 1:016x}"
             log.error("a request has ended two workers: if it is sent again, it gets 400", fingerprint=fingerprint, for_s=LISTED_S)
 
     def pool_ended(self, ordinal: int, child: str, code: int, *, crashed: bool) -> int | None:
-        """Counts the end of a worker against the pool that is to blame. Returns its number; None: not known, or there is only one.
+        """Counts the end of a worker against the pool that is to blame. Returns the pool's number, or None if the pool is not known or the
+        picker has one pool.
 
-        `crashed`: whether the worker crashed or hung. A plugin may also have ended it with the code of success.
+        `crashed`: whether the worker crashed or hung. A plugin may also have ended the worker with the exit code of success.
         """
         areas = self._instance.memory.areas
         deciding, running, loading = (areas.scalars(name)[ordinal] for name in (DECIDING, RUNNING, LOADING))
         area = areas.area(ordinal)
-        for name in (RUNNING, LOADING):  # until a successor has the area, no process writes there, and its crash must count as another one
+        for name in (RUNNING, LOADING):  # no process uses the area at this moment; the successor must begin without a mark
             area.scalars[area.schema.scalar[name]] = 0
         found = culprit(deciding, running, loading)
         if found is None or not (crashed or (found.mark and code == ExitCode.OK)):
@@ -58,7 +59,7 @@ class Culprits:
         return found.pool
 
     def look(self, now: float) -> None:
-        """Forgets requests that ended no worker for long, and the crashes of pools that are gone."""
+        """Forgets requests that have ended no worker for a long time, and the crashes of pools that are gone."""
         self._suspects.look(now)
         if (names := self._assigned.names()) is None:
             return

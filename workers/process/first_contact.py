@@ -1,4 +1,5 @@
-"""Checks the replica store at the start, and asks it for the common secret, in a child process (`workers.replicas.store.contact`)."""
+"""At the start, checks the replica store and reads the common secret from the store, in a child process (`workers.replicas.store.contact`).
+"""
 
 import os
 import select
@@ -26,11 +27,12 @@ log = structlog.get_logger()
 
 
 def agreed_secret(store: "ReplicaStore", offered: bytes) -> bytes:
-    """Checks the store, and returns the secret of block hashes that all replicas share. Empty if `offered` is, or if the store fails.
+    """Checks the store, and returns the secret of block hashes that all replicas share. Returns "" if `offered` is empty or the store
+    fails.
 
-    `offered`: the secret to store if the store has none; empty: none is needed. If the store cannot be used, raises StartError, or Unusable
-    if another start would not help. With --replica-store-required=false, logs a warning instead. Then the replica keeps its own secret
-    until it ends, because its workers hash with it from the start.
+    `offered`: the secret to store if the store has none; empty if the picker needs no secret. If the store cannot be used, raises
+    StartError, or Unusable if another start would not help. With --replica-store-required=false, logs a warning instead. Then the replica
+    keeps its own secret until it ends, because its workers hash with it from the start.
     """
     answer = _asked(store, offered)
     if not answer.why:
@@ -45,7 +47,7 @@ def agreed_secret(store: "ReplicaStore", offered: bytes) -> bytes:
 
 
 def _asked(store: "ReplicaStore", offered: bytes) -> ContactAnswer:
-    from workers.replicas.store import contact  # before the fork, because the child's time is limited
+    from workers.replicas.store import contact  # the import is before the fork, because the child's time is limited
 
     reader, writer = os.pipe2(os.O_CLOEXEC)
 
@@ -70,7 +72,7 @@ def _asked(store: "ReplicaStore", offered: bytes) -> ContactAnswer:
 
 
 def _read(reader: int) -> ContactAnswer:
-    """Reads the child's answer. A child that ends or hangs without one is an answer, too."""
+    """Reads the child's answer. Also returns an answer if the child ends or hangs without one."""
     deadline, data = time.monotonic() + WAIT_S, b""
     poll = select.poll()
     poll.register(reader, select.POLLIN)

@@ -34,7 +34,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class NotForkSafe(AssertionError):
-    """This process is not in a state in which it may fork."""
+    """This process may not fork in its present state."""
 
 
 def threads() -> int:
@@ -80,7 +80,7 @@ def spawn(name: str, main: Callable[[], int], *, closed: Iterable[int], failed: 
 
 def end_with(parent: int) -> None:
     """In a child: lets the kernel kill this process when `parent` ends. Exits at once if `parent` has ended already."""
-    import ctypes  # only here, because the parent does not need it
+    import ctypes  # a late import, because the parent does not need ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -116,7 +116,7 @@ def _clean_state(name: str, closed: tuple[int, ...]) -> None:
             os.close(descriptor)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     random.seed()
-    if "numpy.random" in sys.modules:  # to import it here would cost each child 4 MiB
+    if "numpy.random" in sys.modules:  # an import here would cost each child 4 MiB
         sys.modules["numpy.random"].seed()
     faulthandler.enable()
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:

@@ -1,7 +1,7 @@
 """Keeps the configurations of a running picker: the one in force, the last ones before it, and a candidate that is tried beside it.
 
     trial child ─ result ─▶ a file in memory ◀─ read ─ workers, supervisor, kv-events
-    parent ─ publish ─▶ a word: the number of the configuration in force, and that of its file
+    parent ─ publish ─▶ a word: the number of the configuration in force, and the number of its file
              try_out ─▶ a word: the same two numbers of the candidate
 
 Each configuration that was ever in force has a number, its *generation*. A file holds everything that a process needs to use the
@@ -9,10 +9,11 @@ configuration: the text, the plugin files, the API keys, and the names that have
 (`workers.process.layout.Names`). So all processes use the same bytes, even if the files on disk change meanwhile. The files are parts of
 one file without a name (memfd). The parent creates it before the first fork, and children inherit it.
 
-Each of several pools has configurations of its own, and so has the list of pools (`workers.process.pool_list`).
+If the picker has several pools, each pool has its own configurations, and the list of pools has its own configurations, too
+(`workers.process.pool_list`).
 
-The parent changes the configuration of the picker with one store to a word in shared memory. So every process finds the old or the new
-number, never a mixture, even if the parent is killed. A trial child writes only a file that no word names yet.
+The parent changes the configuration of the picker with one store to a word in shared memory. So every process finds either the old or the
+new number, even if the parent is killed. A trial child writes only files that no word names yet.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ PART_BYTES: Final = BUNDLE_BYTES_MAX + (1 << 16)
 class Given(NamedTuple):
     """A configuration as it was read. `text`: its YAML; None stands for the built-in configuration. `plugins`: the plugin files by name.
 
-    `keys`: the texts of its files of API keys, by path; None: they are read when the configuration is loaded, which names them.
+    `keys`: the texts of its files of API keys, by path. None if the files are not read yet: loading the configuration reads them.
     """
 
     text: str | None
@@ -56,11 +57,11 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 
     `keys`: the texts of its files of API keys, by path.
 
-    `pool`: the name of the pool to which it belongs; "" if there is only one. `pool_list`: if it is the list of the pools
-    (`workers.process.pool_list`).
+    `pool`: the name of the pool that the configuration is for; "" if the picker has one pool. `pool_list`: set if this is the list of the
+    pools (`workers.process.pool_list`).
 
-    `followed`: whether it was read from the files that the picker follows. False for a candidate, and for an earlier configuration that
-    is in force again. `share`: the requests that it decides while it is a candidate.
+    `followed`: whether the configuration was read from the files that the picker follows. False for a candidate, and for an earlier
+    configuration that is in force again. `share`: which requests the configuration decides while it is a candidate.
     """
 
     number: int
@@ -83,7 +84,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def hash(self) -> str:
-        """Identifies the text, the plugin files and the keys, or the list of pools. If all are equal, so are the hashes."""
+        """The hash of the text, the plugin files and the keys, or of the list of pools."""
         parts: list[object] = [self.text, sorted(self.plugins.items()), *([sorted(self.keys.items())] if self.keys else [])]
         if self.pool_list is not None:
             parts.append(sorted(self.pool_list.items()))
@@ -92,9 +93,10 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrialResult(msgspec.Struct, frozen=True, array_like=True):
-    """The result of a trial. `bundle`: the configuration, None if it is refused. `text`: the errors or warnings.
+    """The result of a trial. `bundle`: the configuration; None if the trial refused the configuration. `text`: the errors or warnings.
 
-    `pid`: the process id of the trial child. `changed`: with the list of pools, the places of the pools with changed configurations.
+    `pid`: the process id of the trial child. `changed`: for a trial of the list of pools, the places of the pools whose configurations have
+    changed.
     """
 
     pid: int
@@ -106,10 +108,9 @@ class TrialResult(msgspec.Struct, frozen=True, array_like=True):
 class Attempt(NamedTuple):
     """What a trial child gets.
 
-    `key`: the number of the pool, or that of the list of pools. `slot`: the number of the file into which it writes its
-    result. `number`: the number that the configuration gets if it is good.
-    `names`: the columns, histograms and plugin counters that have places in shared memory already; the trial keeps these.
-    `ask`: the command to carry out: to try a candidate, or to read the picker's files again.
+    `key`: the number of the pool, or the key of the list of pools. `slot`: the number of the file for the result. `number`: the number that
+    the configuration gets if the trial accepts it. `names`: the columns, histograms and plugin counters that have places in shared memory
+    already; the trial keeps these places. `ask`: the command to carry out: to try a candidate, or to read the picker's files again.
     """
 
     slot: int
@@ -120,7 +121,7 @@ class Attempt(NamedTuple):
 
 
 class GenerationLost(Exception):
-    """The file of a generation no longer holds it, because a later generation uses the file."""
+    """The file of a generation has another content, because a later generation uses the file."""
 
 
 class Files:
@@ -130,7 +131,7 @@ class Files:
         self._file = os.memfd_create("epp generations", os.MFD_CLOEXEC)
 
     def write(self, part: int, blob: bytes) -> None:
-        """Writes a part: its length and sum at the end, so that a part that was not written whole is empty."""
+        """Writes a part: its length and sum at the end, so that a part with an unfinished write counts as empty."""
         at = part * PART_BYTES
         self.clear(part)
         written = 0
@@ -139,7 +140,7 @@ class Files:
         os.pwrite(self._file, len(blob).to_bytes(SUM_BYTES, "little") + zlib.crc32(blob).to_bytes(SUM_BYTES, "little"), at)
 
     def read(self, part: int) -> bytes | None:
-        """Returns what was written into a part. Returns None if it is empty, or was written in part."""
+        """Returns the content of a part. Returns None if the part is empty or its last write did not finish."""
         at = part * PART_BYTES
         head = os.pread(self._file, HEAD_BYTES, at)
         size = int.from_bytes(head[:SUM_BYTES], "little")
@@ -162,10 +163,10 @@ class Files:
 
 
 class Generations:
-    """Reads and writes the configurations of one pool, and the two words: one names that in force, the other the candidate."""
+    """Reads and writes the configurations of one pool, and the two words: one names the configuration in force, the other the candidate."""
 
     def __init__(self, words: Words, key: int = 0, files: Files | None = None) -> None:
-        """`key`: the number of the pool, or that of the list of pools. `files`: of the other pools; None: there are none."""
+        """`key`: the number of the pool, or the key of the list of pools. `files`: the files that all pools share; None: creates files."""
         self._words = words
         self._in_force, self._candidate = 2 * key, 2 * key + 1
         self._first = SLOTS * key
@@ -183,7 +184,7 @@ class Generations:
 
     @property
     def candidate_number(self) -> int:
-        """The number of the candidate that is tried beside the configuration in force; 0: none."""
+        """The number of the candidate, or 0 without a candidate."""
         return self._words.configurations[self._candidate] >> SLOT_BITS
 
     def current(self) -> Bundle:
@@ -191,11 +192,11 @@ class Generations:
         return self._named(self._words.configurations[self._in_force])
 
     def candidate(self) -> Bundle:
-        """Returns the candidate that is tried. Raises GenerationLost."""
+        """Returns the candidate. Raises GenerationLost."""
         return self._named(self._words.configurations[self._candidate])
 
     def hash_of(self, number: int) -> str:
-        """Returns the hash of the configuration with this number, which is in force or a candidate; "" if it is neither any more."""
+        """Returns the hash of the configuration with this number; "" if the configuration is neither in force nor a candidate."""
         for place in (self._in_force, self._candidate):
             word = self._words.configurations[place]
             with contextlib.suppress(GenerationLost):
@@ -204,7 +205,7 @@ class Generations:
         return ""
 
     def bundle(self, slot: int) -> Bundle:
-        """Returns the configuration in a file. Raises GenerationLost if there is none."""
+        """Returns the configuration in a file. Raises GenerationLost if the file has no configuration."""
         result = self.result(slot)
         if result is None or result.bundle is None:
             raise GenerationLost(f"file {slot} has no configuration")
@@ -226,7 +227,7 @@ class Generations:
         self._files.write(self._first + slot, blob)
 
     def result(self, slot: int) -> TrialResult | None:
-        """Returns the result in a file. Returns None if the file is empty, or was written in part."""
+        """Returns the result in a file. Returns None if the file is empty or its last write did not finish."""
         blob = self._files.read(self._first + slot)
         try:
             return None if blob is None else msgspec.msgpack.decode(blob, type=TrialResult)

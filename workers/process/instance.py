@@ -3,7 +3,7 @@
     sources       where endpoints, metrics and objects come from    follows from options and configuration
     layout        the parts of shared memory and their positions    follows from options and configuration
     lock          the locked file of the running instance           names each segment before it is created
-    state_lock    the lock of --state-dir                           no other picker may write there
+    state_lock    the lock of --state-dir                           no other picker may write into its folder
     memory        segments of shared memory
     sockets       ext_proc, health, metrics
     pipes         bus, reports, parent_pipe, workers_pipe, wakeups
@@ -64,7 +64,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Instance:
-    """Holds what all processes of one picker share. Attributes are set once; a later configuration makes a new object (`under`)."""
+    """Holds what all processes of one picker share. Attributes are set once; for a later configuration, `under` makes a new object."""
 
     options: "Options"
     config: "EffectiveConfig"
@@ -83,14 +83,14 @@ class Instance:
     credentials: Credentials
     identity: str  # the name of this picker in leader election, unique among replicas
     parent_pid: int
-    pools: tuple["Instance", ...] = ()  # the instance as each of several pools sees it; () if there is only one pool
-    pool: int | None = None  # the number of the pool that sees this instance; None: of all pools, or of the only one
-    choice: PoolChoice | None = None  # finds the pool of a request; None if there is only one pool
-    places: "Places | None" = None  # where pools can appear; None: the pools are known from the start
-    kube: KubePool | None = None  # where the endpoints of that pool are in Kubernetes
-    bundle: Bundle | None = None  # the configuration of that pool as it was read; None: it has none yet
-    pool_list: PoolList = field(default_factory=dict)  # the list of several pools from a file
-    room: Sequence[int] = ()  # for how many endpoints of each of several pools there is memory
+    pools: tuple["Instance", ...] = ()  # the instance as each pool sees it; () if the picker has one pool
+    pool: int | None = None  # the number of the pool that sees this instance; None for the whole picker, or with one pool
+    choice: PoolChoice | None = None  # finds the pool of a request; None if the picker has one pool
+    places: "Places | None" = None  # where pools can appear; None if the pools are known from the start
+    kube: KubePool | None = None  # where Kubernetes has the endpoints of that pool
+    bundle: Bundle | None = None  # the configuration of that pool as read; None if the pool has no configuration yet
+    pool_list: PoolList = field(default_factory=dict)  # the pools of a --pools-file
+    room: Sequence[int] = ()  # the number of endpoints for which each of several pools has memory
 
     @classmethod
     def create(
@@ -103,7 +103,7 @@ class Instance:
     ) -> "Instance":
         """Creates everything. Raises StartError, SegmentError or OSError, and then leaves nothing behind.
 
-        `layout`, `ports`, `later`: for several pools (`workers.process.pool_views`); None: for one pool.
+        `layout`, `ports`, `later`: only for several pools (`workers.process.pool_views`).
         """
         sources, layout = Sources(options, config), layout or Layout(options, config)
         enough_descriptors(layout.workers_max, len(ports) + later)
@@ -149,12 +149,13 @@ class Instance:
 
     @property
     def in_kubernetes(self) -> bool:
-        """Whether endpoints of any pool come from Kubernetes."""
+        """Whether any pool has endpoints from Kubernetes."""
         return any(pool.sources.in_kubernetes for pool in self.every)
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """Returns the names of several pools, by number, "" for a place without a pool; none if there is only one."""
+        """Returns the names of several pools, by number, with "" for a place without a pool. Returns no names if the picker has one pool.
+        """
         return tuple(pool.options.pool_name for pool in self.pools) if len(self.pools) > 1 else ()
 
     def begin(self, bundle: Bundle) -> None:
@@ -163,7 +164,7 @@ class Instance:
         self.generations.publish(0, bundle.number)
 
     def under(self, config: "EffectiveConfig", bundle: Bundle, *, copied: bool = False) -> "Instance":
-        """Returns this instance with a later configuration. `copied`: whether it gets a private copy of the memory.
+        """Returns this instance with a later configuration. `copied`: whether the new object gets a private copy of the memory.
 
         Raises StartError if the configuration needs a restart.
         """
@@ -203,12 +204,12 @@ class Instance:
 
     @property
     def served(self) -> bool:
-        """Whether there is a pool in this place, and a configuration of it is in force: another one than that of the start, or that."""
+        """Whether this place has a pool, and any configuration of the pool is in force."""
         return bool(self.options.pool_name) and (self.generations.number > 0 or (self.bundle is not None and self.bundle.number == FIRST))
 
     @property
     def used(self) -> bool:
-        """Whether there is a pool in this place, and the process uses a configuration of it."""
+        """Whether this place has a pool, and the process uses a configuration of the pool."""
         return bool(self.options.pool_name) and self.bundle is not None
 
     @property
@@ -218,8 +219,8 @@ class Instance:
 
     @property
     def outdated(self) -> bool:
-        """Whether another configuration than that of this instance is in force."""
-        return self.generations.number not in (0, self.number)  # 0: the parent reloads nothing
+        """Whether a configuration is in force that this instance does not have."""
+        return self.generations.number not in (0, self.number)  # the number is 0 if the parent reloads nothing
 
     def not_for_trial(self) -> list[int]:
         """Descriptors that a trial child must not hold: with them, a process that a plugin starts could keep the pipes open."""
@@ -228,7 +229,9 @@ class Instance:
         return [*ends, *self.sockets.not_for_kv_events()]
 
     def unlink(self) -> None:
-        """Removes all names: those of the segments, then the file that records them. Processes that have mapped a segment keep it."""
+        """Removes the names of the segments, then the file that records the names. A process that has mapped a segment can still use the
+        segment.
+        """
         self.memory.unlink()
         _release(self.lock)
         if self.state_lock is not None:
@@ -251,7 +254,7 @@ def _locked(run_dir: str, instance: str) -> InstanceLock:
         log.warning("removed a file or segment of a killed instance", name=name)
     lock = InstanceLock.acquire(run_dir, instance)
     lock.record(pid=os.getpid())
-    # Whoever can read the file may see private pages of the metrics port.
+    # A user that can read the file may see private pages of the metrics port.
     lock.record(**{SECRET: os.urandom(16).hex()})
     return lock
 
@@ -262,11 +265,11 @@ def _release(lock: InstanceLock) -> None:
 
 
 def locked_state(folder: str, instance: str) -> io.FileIO | None:
-    """Locks the folder of --state-dir, so that no two pickers write their snapshots over each other's. Returns None without a folder.
+    """Locks the folder of --state-dir, so that two pickers do not overwrite each other's snapshots. Returns None without a folder.
 
-    The lock is held until the file is closed, also by children that inherit it, however they end. The file stays: only the lock counts.
+    The lock lasts until this process and all children that inherit the file have closed it or ended. The file itself stays.
 
-    Also returns None if the folder cannot be locked, and logs that. Raises StartError if another picker uses it.
+    Also returns None if the folder cannot be locked, and logs the reason. Raises StartError if another picker uses it.
     """
     if not folder:
         return None
@@ -274,7 +277,7 @@ def locked_state(folder: str, instance: str) -> io.FileIO | None:
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
-    except OSError as refused:  # the parts that write there say what this means for them
+    except OSError as refused:  # each part that writes into the folder reports the error itself
         log.warning("--state-dir cannot be locked: no other picker may use it", file=path, why=refused.strerror)
         return None
     try:

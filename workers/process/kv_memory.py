@@ -22,13 +22,13 @@ STREAMS, COUNTS = range(2)  # documents
 STREAM_BYTES: Final = 1024  # per endpoint
 ADAPTERS_BYTES: Final = 64 << 10
 COUNTS_BYTES: Final = 4 << 10
-CURRENT: Final = 4  # fields of `KvCounts` that are current numbers
+CURRENT: Final = 4  # the number of fields of `KvCounts` that are current numbers
 
 
 class KvCounts(msgspec.Struct, array_like=True, frozen=True):
-    """What the kv-events process and its predecessors have counted since the start of the picker.
+    """The counts of the kv-events process and its predecessors since the start of the picker.
 
-    The last CURRENT fields are numbers of the present, such as `entries`.
+    The last CURRENT fields, such as `entries`, are current numbers.
     """
 
     messages: int = 0
@@ -52,7 +52,7 @@ class KvCounts(msgspec.Struct, array_like=True, frozen=True):
     links: int = 0
 
     def plus(self, other: "KvCounts") -> "KvCounts":
-        """Returns the sums of both. The last CURRENT fields are those of `other`."""
+        """Returns the sums of both, but the last CURRENT fields of `other`."""
         mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
         sums = [a + b for a, b in zip(mine, theirs, strict=True)]
         return KvCounts(*sums[:-CURRENT], *theirs[-CURRENT:])

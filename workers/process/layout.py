@@ -9,11 +9,11 @@
     index     prefix index                                  the supervisor
     kv        held blocks | links | positions | documents       the kv-events process, if there is one
 
-If the picker has several pools, each has a document of its own for the latency model, and flow areas and a remote area of its own. The
-remote area of the first pool has the load of the endpoints of all.
+If the picker has several pools, each pool has its own document for the latency model, its own flow areas and its own remote area. The
+remote area of the first pool has the load of the endpoints of all pools.
 
-The layout follows from options and configuration. This module creates and opens nothing. So `epp size`, `epp manifests` and tests use
-it, too.
+The layout follows from options and configuration. This module creates and opens nothing. So `epp size`, `epp manifests` and tests use this
+module, too.
 
 A later configuration uses the same memory (`Names`). Its new columns, and the new histograms and counters of its plugins, take spare
 room. Nothing that has a place ever moves, so processes with the old and the new configuration read and write the same words.
@@ -70,36 +70,36 @@ REWRITES_BYTES: Final = 512 << 10
 BANDS_BYTES: Final = 4 << 10  # instead of OBJECTIVES_BYTES, if there are no objectives
 # Spare room for columns, histograms and counters that only later configurations name
 SPARE_COLUMNS: Final = 8
-SPARE_HISTOGRAM_WORDS: Final = 4096  # per area; one histogram takes 16 or 24 words
+SPARE_HISTOGRAM_WORDS: Final = 4096  # words per area; one histogram takes 16 or 24 words
 SPARE_TABLES: Final = 4  # for counters with labels that plugins declare; one table per counter
 SPARE_BLOCKS: Final = 256  # label sets for which a spare table has room
 SPARE_LABELS: Final = 8
-# Of each of several pools:
+# For each of several pools:
 POOL_BANDS_MIN: Final = 4
 NAME_BYTES: Final = 264
 POOL_OBJECTIVES_BYTES: Final = 32 << 10
 POOL_BANDS_BYTES: Final = 512  # instead of POOL_OBJECTIVES_BYTES, if there are no objectives
 POOL_REWRITES_BYTES: Final = 64 << 10
-POOL_HASH_LINES: Final = 64  # of its flow areas
+POOL_HASH_LINES: Final = 64  # of the pool's flow areas
 UNUSED: Final = Group("unused", (), counters=(Metric("unused_total", "counter", "Of a spare table without an owner."),))
-# Gauges of the supervisor. LOADED: 1 after the first endpoints are known. LEADS_UNTIL: the end of its lease in milliseconds on the
-# clock of `workers.supervisor.kube.lease`; 0: it does not lead
+# Gauges of the supervisor. LOADED: 1 after the first endpoints are known. LEADS_UNTIL: the end of the supervisor's lease, in milliseconds
+# on the clock of `workers.supervisor.kube.lease`, or 0 if the supervisor does not lead
 LOADED: Final = "loaded"
 LEADS_UNTIL: Final = "leads_until_ms"
-# Gauge of a worker: whether it stays or leaves, as a number of `workers.host.memory.Leaving`
+# Gauge of a worker: whether the worker stays or leaves, as a number of `workers.host.memory.Leaving`
 LEAVING: Final = "leaving"
-# Gauge of a worker: the end of its certificate's validity in seconds since the epoch; 0: it has none
+# Gauge of a worker: the end of its certificate's validity in seconds since the epoch, or 0 without a certificate
 CERTIFICATE_UNTIL: Final = "certificate_until_s"
 # Gauge of a worker and of the supervisor: the number of the configuration that the process uses. If the picker has
 # several pools, this gauge is for the list of pools, and each pool has its own gauge (`gauge_of_pool`)
 GENERATION: Final = "config_generation"
-# Gauge of a worker: the number of the candidate that it tries; 0: none
+# Gauge of a worker: the number of the candidate that the worker uses, or 0 without a candidate
 CANDIDATE: Final = "config_candidate"
-# Gauge of the supervisor: the number of the recording's file that it writes, negative for a sample; 0: nothing is recorded
+# Gauge of the supervisor: the number of the recording's file that the supervisor writes, negative for a sample; 0 without a recording
 RECORDING: Final = "recording_file"
-# Gauge of the supervisor: the number of the only pool that is recorded, from 1; 0: all are
+# Gauge of the supervisor: the number, from 1, of the only pool that is recorded; 0 if all pools are recorded
 RECORDED_POOL: Final = "recorded_pool"
-# Gauges of the supervisor, the scaling signal. REPLICAS_NEEDED: 0 while it is not known. HEADROOM: in thousandths
+# Gauges of the supervisor, the scaling signal. REPLICAS_NEEDED: 0 while this number is unknown. HEADROOM: in thousandths
 REPLICAS_NEEDED: Final = "replicas_needed"
 HEADROOM: Final = "pool_headroom"
 UNKNOWN_HEADROOM: Final = -(1 << 31)
@@ -127,11 +127,12 @@ RETIRED: Final = "retired "
 
 
 class Shape(NamedTuple):
-    """The pools of a picker. `endpoints`: the most endpoints of each. `bands`: the bands of flow control for which each has room.
+    """The pools of a picker. `endpoints`: the largest number of endpoints of each pool. `bands`: the number of bands of flow control for
+    which each pool has room.
 
-    `objects`: which pools may have objectives and model rewrites; None: the options say it of the only pool.
-    `found`: whether the pools are found while the picker runs. `kv`: what the precise prefix producers of several pools need together.
-    `kv_of`: what that of each pool needs, by its name, "" for pools that are found and have no configuration of their own.
+    `objects`: which pools may have objectives and model rewrites; None with one pool, for which the options say this. `found`: whether the
+    pools are found while the picker runs. `kv`: what the precise prefix producers of several pools need together. `kv_of`: what the
+    producer of each pool needs, by the pool's name. The name "" means all pools that are found and have no own configuration.
     """
 
     endpoints: tuple[int, ...]
@@ -146,21 +147,23 @@ class Shape(NamedTuple):
 class Layout:
     """The schema of every part and the plan of every segment, by name. Raises StartError for a metric that no area can hold.
 
-    `shown` and `shown_groups`: the metrics of the present configuration. `names`: the names of all configurations so far. `pools`: how many
-    there are; 0: only one. `listed`: the key of the list of pools among the configurations (`workers.process.rollouts`); None: none.
+    `shown` and `shown_groups`: the metrics of the present configuration. `names`: the names of all configurations so far. `pools`: the
+    number of pools, or 0 if the picker has one pool. `listed`: the key of the list of pools among the configurations
+    (`workers.process.rollouts`); None without a list.
     """
 
     def __init__(self, options: "Options", config: "EffectiveConfig", before: Names | None = None, shape: Shape | None = None) -> None:
-        """`before`: the names of all configurations before this one, and without sizes, those of other pools; None: there are none.
+        """`before`: the names of all configurations before this one, and the names of other pools, without sizes; None for the first
+        configuration of one pool.
 
-        `shape`: the pools; None: there is one, with room for the bands of objectives.
+        `shape`: the pools; None if the picker has one pool, with room for the bands of objectives.
         """
         self.pools = len(shape.endpoints) if shape is not None and len(shape.endpoints) > 1 else 0
         self.listed = len(shape.endpoints) if shape is not None else None
         shape = shape or Shape((options.max_endpoints,))
         self._whole = options, shape
         self.workers_max = options.workers_max or 2 * options.workers  # `options.workers` of them run at the start
-        self.ordinals = 1 + self.workers_max  # the supervisor's ordinal, and the ordinals of workers, empty or not
+        self.ordinals = 1 + self.workers_max  # the supervisor's ordinal and the ordinals of workers, with or without a process
         self._show(options, config)
         known = with_names(before or Names(), declared(options, config))
         self.families = (*FIXED, *known.families)
@@ -190,7 +193,8 @@ class Layout:
         self.decisions = decisions.schema(self.workers_max)
         self.profiles = profiles.schema(self.workers_max)
         self.flows = [FlowSchema(bands, self.workers_max, shape.hash_lines) for bands in shape.bands]
-        # The first one has the load of all endpoints and the bands of the first pool, each other one the bands of its pool.
+        # The first remote area has the load of all endpoints and the bands of the first pool. Each other remote area has the bands of its
+        # pool.
         slots = (options.max_endpoints if pool == 0 else 1 for pool in range(len(shape.bands)))
         remotes = [RemoteSchema(each, bands) for each, bands in zip(slots, shape.bands, strict=True)]
         self.remotes = remotes if options.replica_store else []
@@ -208,7 +212,7 @@ class Layout:
         self.shown_groups = (*GROUPS, *(FLOW_GROUPS if flow else ()), *self.plugin_groups)
 
     def later(self, options: "Options", config: "EffectiveConfig", names: Names) -> "Layout":
-        """Returns the layout for a later configuration, with the same sizes. `names`: those that have places already.
+        """Returns the layout for a later configuration, with the same sizes. `names`: the names that have places already.
 
         `options`: as the pool of the configuration sees them. Raises StartError.
         """
@@ -221,12 +225,12 @@ class Layout:
         return (self if same else Layout(every, config, names, shape)).of_pool(options, config)
 
     def kv_of(self, pool: str) -> "Settings | None":
-        """Returns what a pool needs of the kv-events process, as at the start; None: nothing. `pool`: its name."""
+        """Returns what the pool named `pool` needs of the kv-events process, as known at the start; None if the pool needs nothing."""
         _, shape = self._whole
         return shape.kv_of.get(pool, shape.kv_of.get("")) if shape.objects is not None else self.kv_settings
 
     def of_pool(self, options: "Options", config: "EffectiveConfig") -> "Layout":
-        """Returns this layout as it shows to one of the pools. `config`: a configuration whose names this layout has."""
+        """Returns this layout as one of the pools sees it. `config`: a configuration whose names are all in this layout."""
         shown = copy.copy(self)
         shown._show(options, config)
         return shown
@@ -270,9 +274,10 @@ class Layout:
 
     @property
     def table_columns(self) -> list[Column[Any]]:
-        """The columns that the supervisor scrapes: the numeric ones in the order of the table, then the others.
+        """The columns that the supervisor scrapes: first the numeric columns in the order of the table, then the other columns.
 
-        A column that is no longer wanted keeps its place under a name that no page has, so it is never filled.
+        A column that no plugin reads any more keeps its place under a name that occurs on no page, so the supervisor never fills the
+        column.
         """
         wanted = {column.name: column for column in self.wanted if column.type is not frozenset}
         numeric = [wanted.get(name) or Column(f"{RETIRED}{name}", float) for name in self.table.columns]
@@ -314,12 +319,12 @@ class Layout:
 
 
 def part_of(name: str, pool: int) -> str:
-    """Returns the name of a part of which each pool has one."""
+    """Returns the name of the pool's part, for a kind of part that each pool has."""
     return f"{name} {pool}" if pool else name
 
 
 def room_for(columns: Sequence[str]) -> int:
-    """Returns the number of columns for which a table row has room. `columns`: those of the first configuration."""
+    """Returns the number of columns for which a table row has room. `columns`: the columns of the first configuration."""
     return min(COLUMNS_MAX, len(columns) + SPARE_COLUMNS)
 
 
@@ -340,7 +345,7 @@ def document_schema_of(endpoints: int, *, objects: bool) -> DocumentSchema:
 
 
 def document_schema_of_pools(endpoints: int, objects: Sequence[bool], *, found: bool = False) -> DocumentSchema:
-    """Returns the schema of the supervisor's documents for several pools. `objects`: which of them may have objectives and rewrites.
+    """Returns the schema of the supervisor's documents for several pools. `objects`: which pools may have objectives and rewrites.
 
     `found`: whether the picker finds InferencePools while it runs. Then no request finds its pool by its model.
     """
@@ -351,12 +356,12 @@ def document_schema_of_pools(endpoints: int, objects: Sequence[bool], *, found: 
 
 
 def latency_schema_of(endpoints: Sequence[int]) -> DocumentSchema:
-    """Returns the schema of the documents that have the latency models. `endpoints`: of each pool."""
+    """Returns the schema of the documents with the latency models. `endpoints`: the number of endpoints of each pool."""
     return DocumentSchema(tuple(LATENCY_BYTES + LATENCY_BYTES_PER_ENDPOINT * each for each in endpoints))
 
 
 def answers_schema_of(endpoints: int, workers: int) -> AnswersSchema:
-    """Returns the schema of what workers count of requests and failed answers (`workers.shared.outliers`)."""
+    """Returns the schema of the workers' counts of requests and failed answers (`workers.shared.outliers`)."""
     return AnswersSchema(endpoints, workers, KINDS, len(OUTCOMES))
 
 
@@ -371,7 +376,8 @@ def gauge_of_pool(gauge: str, pool: int | None) -> str:
 def area_schema_of(members: Sequence[Family], *, slots: int, areas: int, end: int = 0, spare: bool = False, pools: int = 0) -> AreaSchema:
     """Returns the schema of the areas, in which each process publishes its own numbers.
 
-    `end`: see `AreaSchema`. `spare`: whether to leave room for histograms of later configurations. `pools`: how many there are; 0: one.
+    `end`: see `AreaSchema`. `spare`: whether to leave room for histograms of later configurations. `pools`: the number of pools, or 0 with
+    one pool.
     """
     of_pools = (gauge_of_pool(gauge, pool) for pool in range(pools) for gauge in (GENERATION, CANDIDATE))
     gauges = (*(metric.name for metric in (*WORKER_GAUGES, STREAMS_INFLIGHT)), *OWN_GAUGES, *of_pools)

@@ -21,26 +21,28 @@ from workers.process.instance import Instance
 if TYPE_CHECKING:
     from workers.host.options import Options
 
-CONFIG_BYTES_MAX: Final = 4 * yaml_nodes.TEXT_MAX  # no shorter than the longest text that `load` accepts, in UTF-8
+CONFIG_BYTES_MAX: Final = 4 * yaml_nodes.TEXT_MAX  # at least as long as the longest text that `load` accepts, in UTF-8
 PLUGIN_FILES_MAX: Final = 256
 PLUGIN_BYTES_MAX: Final = 8 << 20  # limit of the sizes of all plugin files together
 SUFFIX: Final = ".py"
-KEYS_BYTES_MAX: Final = 4 << 20  # of one file of API keys: some 40,000 keys
+KEYS_BYTES_MAX: Final = 4 << 20  # limit of one file of API keys, which has room for some 40,000 keys
 
 
 class UnreadablePlugins(Exception):
-    """The folder of --plugin-path cannot be read, or has too much in it."""
+    """The folder of --plugin-path cannot be read, or is too large."""
 
 
 class PoolText(NamedTuple):
-    """A configuration of a pool, as `epp.config.load.load` takes it. `text`: None stands for the built-in one."""
+    """A configuration of a pool, as `epp.config.load.load` takes it. `text`: None stands for the built-in configuration."""
 
     text: str | None
     source: str
 
 
 def read_plugins(folder: str) -> dict[str, bytes]:
-    """Reads the Python files of a folder. Returns their contents by name; nothing if `folder` is "". Raises UnreadablePlugins."""
+    """Reads the Python files of a folder. Returns the contents of the files by name. Returns no file if `folder` is "". Raises
+    UnreadablePlugins.
+    """
     if not folder:
         return {}
     try:
@@ -61,7 +63,9 @@ def read_plugins(folder: str) -> dict[str, bytes]:
 
 
 def read_keys(config: EffectiveConfig) -> tuple[dict[str, str], list[ConfigError]]:
-    """Reads the files of API keys that a configuration names. Returns their texts by path, and an error for each unreadable file."""
+    """Reads the files of API keys that a configuration names. Returns the texts of the files by path, and an error for each unreadable
+    file.
+    """
     found: dict[str, str] = {}
     errors: list[ConfigError] = []
     for path, place in key_files(config.tenants).items():
@@ -97,7 +101,7 @@ def read_pools(path: str) -> PoolsFile:
 
 
 def read_configurations(file: PoolsFile) -> tuple[list[PoolText | None], list[ConfigError]]:
-    """Returns the configuration of each pool, and an error for each that cannot be read; then there is None in its place."""
+    """Returns the configuration of each pool, or None and an error for each configuration that cannot be read."""
     found: list[PoolText | None] = []
     errors: list[ConfigError] = []
     known: dict[str, PoolText] = {}
@@ -112,12 +116,12 @@ def read_configurations(file: PoolsFile) -> tuple[list[PoolText | None], list[Co
 
 
 def read_configuration(file: PoolsFile, pool: PoolEntry) -> PoolText:
-    """Returns the configuration of one pool. Raises ValueError if it cannot be read."""
+    """Returns the configuration of one pool. Raises ValueError if the configuration cannot be read."""
     return _pool_text(file, pool, {})
 
 
 def _pool_text(file: PoolsFile, pool: PoolEntry, known: dict[str, PoolText]) -> PoolText:
-    """Returns the configuration of a pool. `known`: the files that were read, by path. Raises ValueError."""
+    """Returns the configuration of a pool. `known`: the texts of the files that were read already, by path. Raises ValueError."""
     if pool.config is not None:
         # The empty lines make errors name the line in the pools file, where the text follows a `|`.
         return PoolText("\n" * pool.config_place.line + pool.config, file.source)
@@ -130,7 +134,7 @@ def _pool_text(file: PoolsFile, pool: PoolEntry, known: dict[str, PoolText]) -> 
 
 
 def with_keys(config: EffectiveConfig, texts: Mapping[str, str] | None = None) -> EffectiveConfig:
-    """Returns the configuration with its API keys. `texts`: of their files; None: reads them. Raises ConfigErrors."""
+    """Returns the configuration with its API keys. `texts`: the texts of the key files; None: reads the files. Raises ConfigErrors."""
     if config.tenants is None:
         return config
     if texts is None:
@@ -141,19 +145,19 @@ def with_keys(config: EffectiveConfig, texts: Mapping[str, str] | None = None) -
 
 
 def surroundings_of(options: "Options") -> Surroundings:
-    """Returns what the linter has to know about this picker to judge a configuration."""
+    """Returns the facts about this picker that the linter needs to judge a configuration."""
     return Surroundings(
         options.scrape_interval_s, options.body_bytes_max, cgroup_limit(), leader_election=options.ha_enable_leader_election
     )
 
 
 def use_plugins(folder: str, given: Given) -> None:
-    """Registers the plugin files of a configuration instead of those of the last one. Raises PluginImportError."""
+    """Registers the plugin files of a configuration instead of the plugin files of the last configuration. Raises PluginImportError."""
     registry.replace_sources(folder, given.plugins)
 
 
 def missing_secret(options: "Options", config: EffectiveConfig) -> ConfigError | None:
-    """Returns an error if the configuration has cache salts, and the picker no secret that lasts."""
+    """Returns an error if the configuration has cache salts and the picker has no lasting secret."""
     place = config.tenants.salt_place if config.tenants is not None else None
     if place is None or options.prefix_secret_file or options.state_dir or options.replica_store:
         return None
@@ -171,7 +175,7 @@ def load_given(options: "Options", given: Given) -> EffectiveConfig:
 
 
 def candidate(instance: Instance) -> Instance:
-    """Loads the candidate that is tried. Returns this instance with it.
+    """Loads the candidate. Returns this instance with the candidate's configuration.
 
     Raises GenerationLost, ConfigErrors, PluginImportError, StartError.
     """
@@ -191,7 +195,7 @@ def of_pool(instance: Instance) -> Instance:
 
     Raises the same exceptions as `candidate`.
     """
-    with contextlib.suppress(GenerationLost):  # of a pool that had the place before
+    with contextlib.suppress(GenerationLost):  # the configuration is of a pool that had the place before
         if instance.outdated:
             return in_force(instance)
     if instance.bundle is None:
@@ -203,7 +207,7 @@ def of_pool(instance: Instance) -> Instance:
 
 
 def in_force(instance: Instance) -> Instance:
-    """Returns this instance with the configuration in force. Loads it if this instance has another one.
+    """Returns this instance with the configuration in force. Loads the configuration if this instance has another one.
 
     Raises the same exceptions as `candidate`.
     """

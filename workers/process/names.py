@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Family(NamedTuple):
-    """One histogram in the areas. If it belongs to a plugin, its labels name the plugin.
+    """One histogram in the areas. The labels of a plugin's histogram name the plugin.
 
-    If it has the durations of the plugin's calls, its labels also name the extension point.
+    If the histogram has the durations of the plugin's calls, its labels also name the extension point.
     """
 
     metric: Metric
@@ -44,15 +44,15 @@ class Family(NamedTuple):
 
 
 FIXED: Final = (*(Family(metric) for metric in (*WORKER_HISTOGRAMS, STREAM_DURATION)), Family(FLOW_CYCLE))
-CYCLES: Final = FIXED[-1]  # the metrics page leaves it out without flow control
+CYCLES: Final = FIXED[-1]  # without flow control, the metrics page does not show this histogram
 
 
 class Names(msgspec.Struct, frozen=True, array_like=True):
     """The names from all configurations so far that have places in an instance's shared memory, in the order of the places.
 
-    `columns`: the columns of the endpoint table. `families`: the histograms. `groups`: the counters of plugins; the first `own` have
-    tables that were made for them, and the others have spare tables. `width`: columns of a table row. `area_end`: the size of an area in
-    words.
+    `columns`: the columns of the endpoint table. `families`: the histograms. `groups`: the counters of plugins; the first `own` groups have
+    their own tables, and the other groups have spare tables. `width`: the number of columns of a table row. `area_end`: the size of an area
+    in words.
     """
 
     columns: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Names(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def count(self) -> int:
-        """How many names there are. Names are only added, so the greater one of two counts has all names of the other one."""
+        """The number of names. Names are only added, so the larger of two objects has all names of the other one."""
         return len(self.columns) + len(self.families) + len(self.groups)
 
 
@@ -87,7 +87,7 @@ def check_names(members: Sequence[Family], groups: Sequence[Group]) -> None:
 
 
 class Declared(NamedTuple):
-    """What one configuration needs places for: the histograms and counters of its plugins, and the columns that it reads."""
+    """The names of one configuration that need places: the histograms and counters of its plugins, and the columns that it reads."""
 
     families: tuple[Family, ...]
     groups: tuple[Group, ...]
@@ -95,7 +95,7 @@ class Declared(NamedTuple):
 
 
 def declared(options: "Options", config: "EffectiveConfig") -> Declared:
-    """Returns what a configuration needs places for. Raises StartError for a metric that no area can hold."""
+    """Returns the names of a configuration that need places. Raises StartError for a metric that no area can hold."""
     plugins = config.pipeline.wiring.plugins
     groups = plugin_groups((*(m for p in plugins for m in p.metrics), *guard.declared(plugins)))
     members = families(config.pipeline, timed=options.plugin_metrics)[len(FIXED) - 1 :]
@@ -125,7 +125,7 @@ def scraped_columns(pipeline: Pipeline) -> list[Column[Any]]:
 
 
 def families(pipeline: Pipeline, *, timed: bool = True) -> tuple[Family, ...]:
-    """Returns all histograms of an area: those of workers, those that plugins declare, and if `timed`, the durations of plugins' calls.
+    """Returns all histograms of an area: of workers, of plugins, and if `timed`, the durations of plugins' calls.
 
     Raises StartError if a plugin declares a histogram with labels.
     """

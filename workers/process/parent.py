@@ -44,7 +44,7 @@ from workers.process.signals import POLL_MAX_S, Signals
 from workers.shared.query_of_death import crashed
 
 GRACE_S = 2.0
-LEAVE_GRACE_S = 10.0  # long: a worker that leaves may first wait for its successor, and no process waits for its end
+LEAVE_GRACE_S = 10.0  # long, because a worker that leaves may wait for its successor, and no process waits for the end of the worker
 HURRY_S = 1.0
 SUPERVISOR_END_S = 5.0
 HALT_END_S = 1.0
@@ -64,7 +64,8 @@ def run(
 ) -> int:
     """Runs the instance to its end and returns the exit code. Removes the names of its shared memory in every case.
 
-    `supervisor`, `worker`, `trial`, `kv_events`: the main functions of the children. `kv_events`: None if there is no such process.
+    `supervisor`, `worker`, `trial`, `kv_events`: the main functions of the children. `kv_events` is None if the picker needs no kv-events
+    process.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain prompts
     try:
@@ -103,7 +104,7 @@ class Parent:
         self._pids: dict[int, int] = {}  # pid -> ordinal
         self._hung: set[int] = set()  # pids of children that got SIGABRT or SIGKILL because they did not answer or end
         self._culprits = Culprits(instance)
-        self._error_texts: dict[int, str] = {}  # pid -> why the child cannot start or ends, by its own report
+        self._error_texts: dict[int, str] = {}  # pid -> the reason that the child reported for its end or failed start
         self._deadline: float | None = None  # the time by which workers must have ended; None until a signal to stop
         self._halt: Halt | None = None
         self._ready: set[int] = set()
@@ -250,7 +251,8 @@ class Parent:
 
     def _reap(self) -> None:
         while (pid := ended_child()) is not None:
-            # A child sends its last report before it ends. What the report causes may signal the child, so it is reaped afterwards.
+            # A child sends its last report before it ends. The reaction to the report may be a signal to the child, so the parent reaps the
+            # child afterwards.
             self._handle_reports()
             self._reloads.ends(pid)
             _, status, use = os.wait4(pid, 0)
@@ -262,7 +264,7 @@ class Parent:
                 self._ended(ordinal, pid, code, use.ru_utime + use.ru_stime)
 
     def _ended(self, ordinal: int, pid: int, code: int, cpu_s: float) -> None:
-        # Only the area of a child that served is its own: before that, the area has the predecessor's numbers.
+        # Until a child serves, the area has the numbers of the child's predecessor.
         served = self._has_area(ordinal) and self._instance.memory.areas.serving(ordinal)
         self._set_serving(ordinal, False)
         error_text = self._error_texts.pop(pid, "")
@@ -370,7 +372,7 @@ class Parent:
 
 
 def ended_child() -> int | None:
-    """Returns the pid of a child that has ended, and leaves it to be reaped. Returns None if there is none."""
+    """Returns the pid of a child that has ended, without reaping the child. Returns None if no child has ended."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

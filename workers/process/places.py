@@ -1,10 +1,11 @@
-"""The pools of a picker as it starts, and the places for InferencePools that it finds while it runs: one for each port that they have.
+"""The pools that a picker starts with, and the places for InferencePools that the picker finds while it runs: one place for each of their
+ports.
 
     configurations, ports ─ create_places ─▶ Instance with an empty place per port
     supervisor: InferencePools ─▶ PlacedPools ─▶ document ─▶ all processes: assigned(instance, PlacedPools)
 
-The memory has room for a pool in each place, with any of the configurations. The place of an InferencePool is that of its port, so a stream
-finds its place without a look at the names. The functions are in `workers.process.pool_views`.
+The memory has room for a pool in each place, with any of the configurations. The port of an InferencePool determines its place, so a stream
+finds its place without reading names. The functions are in `workers.process.pool_views`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
     from workers.process.generations import Given
 
-DEFAULT: Final = "default"  # the configuration of the pools that have none of their own name
+DEFAULT: Final = "default"  # the configuration of all pools without a configuration of their name
 
 
 class Pool(NamedTuple):
-    """One pool as the start has read it. Pools with the same text share `config`.
+    """One pool as read at the start. Pools with the same text share `config`.
 
-    `endpoints`: as in --endpoints; "": the configuration says where they come from. `max_endpoints`: their limit.
-    `kube`: where the endpoints are in Kubernetes; None: they are not there.
+    `endpoints`: as in --endpoints; "" if the configuration says where endpoints come from. `max_endpoints`: the limit of their number.
+    `kube`: where Kubernetes has the endpoints; None if they do not come from Kubernetes.
     """
 
     name: str
@@ -38,10 +39,10 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places of a picker. `configurations`: by the name of the pool, and that under DEFAULT.
+    """The places of a picker. `configurations`: the configurations by the name of the pool, and the default configuration under DEFAULT.
 
-    `ports`: of the places, in their order; 0: the port is opened when an InferencePool names it. Either all are 0, or none is.
-    `service`: the Service that InferencePools name; "": `names` are the InferencePools.
+    `ports`: the ports of the places, in order. A port of 0 is opened when an InferencePool names its number. Either all ports are 0, or
+    none. `service`: the Service that the InferencePools name; if it is "", `names` has the names of the InferencePools.
     """
 
     configurations: Mapping[str, Pool]
@@ -51,10 +52,10 @@ class Places:
 
     @property
     def later(self) -> int:
-        """How many ports are opened while the picker runs."""
+        """The number of ports that are opened while the picker runs."""
         return sum(not port for port in self.ports)
 
     def pool(self, placed: Placed) -> Pool:
-        """Returns the pool in a place. An empty name stands for an empty place."""
+        """Returns the pool in a place. The empty name stands for an empty place."""
         own = self.configurations.get(placed.name) or self.configurations[DEFAULT]
         return own._replace(name=placed.name, kube=KubePool(name=placed.name, own_port=placed.port))

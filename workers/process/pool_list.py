@@ -1,9 +1,10 @@
-"""The list of the pools of a --pools-file: which pool has which place. It changes like a configuration, and has generations of its own.
+"""The list of the pools of a --pools-file: which pool has which place. The list changes like a configuration, and has its own generations.
 
     pools file ─ trial: placed ─▶ PoolList ─ publish ─▶ all processes: relisted(instance, PoolList)
 
-A picker has a place for each pool of the file at the start, and SPARE more. A pool keeps its place while the file has it. The place of a
-pool that goes is taken by one that comes later. A pool that comes is served as soon as its configuration is in force.
+A picker has a place for each pool of the file at the start, and SPARE further places. A pool keeps its place while the file contains the
+pool. When a pool is removed from the file, a later pool can take its place. The picker serves a new pool as soon as its configuration is in
+force.
 """
 
 import os
@@ -20,9 +21,10 @@ RESTART: Final = "restart the picker"
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):
-    """One pool in its place. `since`: the number of the list with which it came. `config_file`: "" if its configuration is in no file.
+    """One pool in its place. `since`: the number of the list that added the pool. `config_file`: "" if the pool's configuration is in no
+    file.
 
-    Else as in `PoolEntry`, with its limit of endpoints.
+    The other fields are as in `PoolEntry`, with the pool's limit of endpoints.
     """
 
     name: str
@@ -37,7 +39,7 @@ class Listed(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def matched(self) -> Matched:
-        """What says which requests belong to the pool."""
+        """The rules that say which requests are for the pool."""
         return Matched(self.name, self.port, self.authorities, self.models)
 
     @property
@@ -49,7 +51,7 @@ PoolList = Mapping[int, Listed]  # by place
 
 
 class Misplaced(Exception):
-    """A change of the pools file needs a restart. `entry`: the pool because of which."""
+    """A change of the pools file needs a restart. `entry`: the pool that needs the restart."""
 
     def __init__(self, entry: PoolEntry, why: str) -> None:
         super().__init__(f"pool '{entry.name}': {why}: {RESTART}")
@@ -57,7 +59,7 @@ class Misplaced(Exception):
 
 
 def listed(file: str, entry: PoolEntry, max_endpoints: int, since: int) -> Listed:
-    """Returns a pool of the file as the list has it. `file`: its path. `max_endpoints`: the limit of the pool."""
+    """Returns a pool of the file as an entry of the list. `file`: the path of the file. `max_endpoints`: the limit of the pool."""
     config_file = os.path.join(os.path.dirname(file), entry.config_file) if entry.config_file else ""
     kube = tuple(entry.kube) if entry.kube is not None else None
     endpoints = ",".join(entry.endpoints)
@@ -66,9 +68,9 @@ def listed(file: str, entry: PoolEntry, max_endpoints: int, since: int) -> Liste
 
 
 def placed(pool_list: PoolList, room: Sequence[int], ports: Collection[int], file: PoolsFile, number: int) -> dict[int, Listed]:
-    """Returns the list for the pools of a changed file. `pool_list`: the present list. `number`: that of the new one.
+    """Returns the list for the pools of a changed file. `pool_list`: the present list. `number`: the number of the new list.
 
-    `room`: for how many endpoints each place has memory. `ports`: at which the picker listens for single pools.
+    `room`: the number of endpoints for which each place has memory. `ports`: the ports on which the picker listens for single pools.
 
     Raises Misplaced for a change that needs a restart.
     """

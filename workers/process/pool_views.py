@@ -1,7 +1,7 @@
-"""The pools of a picker that has several: the memory that they need together, and the instance as each of them sees it.
+"""For a picker with several pools: the memory that all pools need together, and the instance as each pool sees it.
 
 Pools share the segments. Each has its own configuration, its own flow areas, and its own document of the latency model. The endpoint table
-has the endpoints of all.
+has the endpoints of all pools.
 """
 
 import time
@@ -55,9 +55,9 @@ def create(
     places: Places | None = None,
     pool_list: PoolList = NO_POOLS,
 ) -> Instance:
-    """Creates the instance of several pools. `options`: with the most endpoints of all pools together. `choice`: finds their requests.
-    `ports`: port -> name of the pool to which it belongs. `places`: if the picker finds InferencePools while it runs. `pool_list`: if a
-    file lists the pools. A pool without a name is a place for one that comes later.
+    """Creates the instance of several pools. `options`: with the largest number of endpoints of all pools together. `choice`: finds the
+    pool of a request. `ports`: port -> name of its pool. `places`: set if the picker finds InferencePools while it runs. `pool_list`: set
+    if a file lists the pools. A pool without a name is a place for a later pool.
 
     Raises StartError, SegmentError or OSError, and then leaves nothing behind.
     """
@@ -90,9 +90,11 @@ def layout_of(options: "Options", pools: Sequence[Pool], places: Places | None =
 
 
 def kv_events_of(found: Sequence[Settings | None]) -> Settings | None:
-    """Returns what the kv-events process needs for all pools with a precise prefix producer: room for the largest index that one asks for.
+    """Returns what the kv-events process needs for all pools with a precise prefix producer: room for the largest index that a pool asks
+    for.
 
-    None: no pool has such a producer. The other values are the first pool's; `kv_events_differ` says which must be equal.
+    Returns None if no pool has such a producer. The other values come from the first pool; `kv_events_differ` says which values must be
+    equal.
     """
     settings = [each for each in found if each is not None]
     if not settings:
@@ -103,7 +105,7 @@ def kv_events_of(found: Sequence[Settings | None]) -> Settings | None:
 
 
 def kv_events_differ(one: Settings, other: Settings) -> str:
-    """Returns which setting of two pools differs although one process and one index serve both; "" if none does."""
+    """Returns the setting that differs between two pools although one process and one index serve both; "" if no setting differs."""
     pairs = {
         "kvCacheBackendConfigs": (one.tiers, other.tiers),
         "zmqEndpoint": (one.bind, other.bind),
@@ -114,7 +116,7 @@ def kv_events_differ(one: Settings, other: Settings) -> str:
 
 
 def with_pools(instance: Instance, pools: Sequence[Pool]) -> Instance:
-    """Returns the instance with its pools: each is the instance as that pool sees it. Raises Unusable."""
+    """Returns the instance with its pools. Each pool is the instance as that pool sees it. Raises Unusable."""
     known: dict[tuple[int, bool, bool], Instance] = {}
     views = []
     for number, pool in enumerate(pools):
@@ -127,7 +129,7 @@ def with_pools(instance: Instance, pools: Sequence[Pool]) -> Instance:
 
 
 def viewed(instance: Instance, number: int, pool: Pool, like: Instance | None = None) -> Instance:
-    """Returns the instance as one pool sees it. `like`: what a pool with the same configuration and kind of endpoints sees."""
+    """Returns the instance as one pool sees it. `like`: the view of a pool with the same configuration and the same kind of endpoints."""
     options = options_of(instance.options, pool.name, pool.endpoints, pool.max_endpoints, pool.kube)
     if like is None:
         sources, layout = Sources(options, pool.config), instance.layout.of_pool(options, pool.config)
@@ -140,7 +142,9 @@ def viewed(instance: Instance, number: int, pool: Pool, like: Instance | None = 
 
 
 def create_places(options: "Options", places: Places) -> Instance:
-    """Creates the instance with empty places. `options`: with the most endpoints of all places together. Raises as `create` does."""
+    """Creates the instance with empty places. `options`: with the largest number of endpoints of all places together. Raises as `create`
+    does.
+    """
     empty = [places.pool(EMPTY)] * len(places.ports)
     ports = {port: "of --pool-ports" for port in places.ports if port not in (0, options.grpc_port)}
     return create(options, empty, _choice(places, NONE_PLACED), ports, places)
@@ -165,15 +169,17 @@ def assigned(instance: Instance, names: PlacedPools) -> Instance:
 
 
 def assigned_view(instance: Instance) -> AssignedView:
-    """Returns what reads which InferencePools have which places. If the picker does not find them, nothing ever changes there: the names
-    in the document are those of a file then, for commands and pages.
+    """Returns the view of the document that says which InferencePools have which places. If the picker does not find InferencePools, the
+    names in the document come from a file, for commands and pages, and the view never changes.
     """
     places = len(instance.pools) if instance.places is not None else 0
     return AssignedView(DocumentReader(instance.layout.documents, instance.memory.documents), places)
 
 
 def relisted(instance: Instance, pool_list: PoolList, number: int) -> Instance:
-    """Returns the instance with these pools in its places. `number`: that of the list. Views of places that do not change stay the same."""
+    """Returns the instance with these pools in its places. `number`: the number of the list. Views of places that do not change stay the
+    same objects.
+    """
     views = list(instance.pools)
     for place, view in enumerate(instance.pools):
         before, entry = instance.pool_list.get(place), pool_list.get(place)
@@ -189,7 +195,7 @@ def relisted(instance: Instance, pool_list: PoolList, number: int) -> Instance:
 
 
 def chosen(instance: Instance) -> Instance:
-    """Returns the instance with what finds the requests of the pools of its list that are served now."""
+    """Returns the instance with the choice of the pool of a request, among the served pools of its list."""
     found = instance.pool_list
     matched = [found[place].matched if view.served else Matched("") for place, view in enumerate(instance.pools)]
     return replace(instance, choice=PoolChoice(matched))
@@ -214,7 +220,9 @@ def with_pool(instance: Instance, view: Instance) -> Instance:
 
 
 def tell_assigned(instance: Instance, names: PlacedPools) -> None:
-    """In the supervisor: tells all processes which pools have which places. Wakes workers, so that none waits for its next heartbeat."""
+    """In the supervisor: tells all processes which pools have which places. Wakes the workers, so that they react before their next
+    heartbeat.
+    """
     DocumentWriter(instance.layout.documents, instance.memory.documents).write(assigned_of(len(instance.pools)), encode(names))
     instance.pipes.wake_workers()
 

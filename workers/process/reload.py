@@ -1,4 +1,5 @@
-"""Changes the configuration of a running picker, in the parent. `rollout` decides; this carries out its actions and reports to it.
+"""Changes the configuration of a running picker, in the parent. `rollout` decides; this module carries out the actions of `rollout` and
+reports events to it.
 
     asked ─▶ trial: a child reads, loads and proves it ─▶ publish: one word ─▶ children take over, and show its number in their areas
 
@@ -7,7 +8,7 @@ the number. If a child dies meanwhile, its successor loads the configuration in 
 A candidate goes through the same steps, but its number goes into a second word: workers then use it beside the configuration in force
 (`configurations`).
 
-Each of several pools has all of this for itself, and the list of the pools has it, too (`rollouts`).
+If the picker has several pools, each pool and the list of pools go through these steps on their own (`rollouts`).
 """
 
 import contextlib
@@ -66,19 +67,19 @@ class Reloads:
         self._names = instance.layout.names
         self._status = DocumentWriter(instance.layout.status, instance.memory.reload)
         self._rollouts = Rollouts(instance.layout.listed)
-        self._known: dict[int, Configuration] = {}  # by key: those that have changed, and the list
-        self._highest: dict[int, int] = {}  # by key: the highest number of the pools that had the place before
-        self._left: dict[int, ReloadStatus] = {}  # by key: how those pools were left
-        self._tries: dict[int, Attempt] = {}  # by process id: the trial children that were not reaped
+        self._known: dict[int, Configuration] = {}  # by key: the configurations that have changed, and the list of pools
+        self._highest: dict[int, int] = {}  # by key: the highest number of the earlier pools in the place
+        self._left: dict[int, ReloadStatus] = {}  # by key: the last status of the earlier pools
+        self._tries: dict[int, Attempt] = {}  # by process id: the trial children that the parent has not reaped
         self._not_started: list[tuple[int, str]] = []  # the keys of trials that could not be started, and why
-        self._answered = 0  # reloads of all pools
+        self._answered = 0  # the number of answered reloads of all pools
         self._assigned = assigned_view(instance)
         for view in instance.pools:
             Configuration(view, self._status).write()
         self._add(instance.layout.listed or 0)
 
     def ask(self, command: Ask = RELOAD) -> None:
-        """Asks for a change. It begins at once, or after the present one."""
+        """Asks for a change. The change begins at once, or after the present change."""
         key = self._key_of(command.pool) if command.pool else self._instance.layout.listed or 0
         if key is None:
             log.error("command is not obeyed", why=no_such_pool(command.pool, self._instance.pool_names))
@@ -108,7 +109,7 @@ class Reloads:
         return min(self._rollouts.next_deadline(now), *(each.next_deadline(now) for each in self._known.values()), math.inf)
 
     def look(self, now: float) -> None:
-        """Does what is due."""
+        """Does the due work of all configurations."""
         if (names := self._assigned.names()) is not None:
             self._use(assigned(self._instance, names), now)
         for key, configuration in list(self._known.items()):
@@ -127,7 +128,9 @@ class Reloads:
         self._rollouts.answers.clear()
 
     def ends(self, pid: int) -> None:
-        """Acts on the end of a child before the parent reaps it: kills the processes that a plugin may have left in the trial's group."""
+        """Acts on the end of a child before the parent reaps it: kills the processes that a plugin may have left in the process group of
+        the trial.
+        """
         if pid in self._tries:
             self._kill_group(pid)
 
@@ -165,14 +168,14 @@ class Reloads:
     def lost(self, child: str, code: int, now: float, *, hung: bool, pool: int | None = None) -> None:
         """If a child crashed or hung, blames the configuration that was put in force last, or the candidate.
 
-        A SIGKILL that the parent did not send does not count, because it says nothing about the configuration. `pool`: which one the child
-        worked for; None: not known.
+        Ignores a SIGKILL that the parent did not send, because it says nothing about the configuration. `pool`: the pool that the child
+        worked for; None if it is not known.
         """
         if code not in INTENDED and (hung or code != -signal.SIGKILL):
             self._carry_out(self._rollouts.crashed(child, now, pool), now)
 
     def stop(self) -> None:
-        """Ends a running trial, because the picker ends. Its result does not count any more."""
+        """Ends a running trial and ignores its result, because the picker ends."""
         for pid in self._tries:
             self._kill(pid)
         self._tries.clear()
@@ -184,7 +187,7 @@ class Reloads:
         return self._instance.pools[key] if key < len(self._instance.pools) else self._instance
 
     def _add(self, key: int) -> None:
-        """Makes a configuration able to change, if it is not yet."""
+        """Makes a configuration able to change, unless it is already."""
         if key not in self._known:
             configuration = self._known[key] = Configuration(self._view(key), self._status, self._left.get(key))
             if key == self._rollouts.listed:
@@ -227,7 +230,7 @@ class Reloads:
             if old.options.pool_name != new.options.pool_name or (new.bundle is None and old.bundle is not None):
                 self._drop(key)
                 if new.options.pool_name and (self._answered or not new.served):
-                    self._add(key)  # it has no configuration yet, or its file may have changed since the start
+                    self._add(key)  # the pool has no configuration yet, or its file may have changed since the start
                     self._tell(key, Asked(RELOAD), now)
 
     def _tell(self, key: int, event: Event, now: float) -> None:
@@ -258,12 +261,12 @@ class Reloads:
             self._instance.pipes.wake_workers()
 
     def _take_names(self, names: Names) -> None:
-        """Keeps the names that have places. Those of a candidate may be older than those of another pool's configuration."""
+        """Keeps the names that have places. The names of a candidate may be older than the names of another pool's configuration."""
         if names.count > self._names.count:
             self._names = names
 
     def _say_of_list(self, said: Say) -> None:
-        """Notes what has ended of the list of pools. A reload that was asked for ends with those of the pools (`_answer`)."""
+        """Notes which changes of the list of pools have ended. A reload by command ends with the reloads of the pools (`_answer`)."""
         key = self._rollouts.listed
         assert key is not None
         last, going = self._known[key].last, self._rollouts.round is not None
@@ -329,7 +332,7 @@ class Reloads:
     def _kill(self, pid: int) -> None:
         """Kills a trial child and its process group."""
         self._kill_group(pid)
-        os.kill(pid, signal.SIGKILL)  # it may have no group yet
+        os.kill(pid, signal.SIGKILL)  # the child may have no group of its own yet
 
     def _kill_group(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -13,9 +13,10 @@ REPORT_BYTES_MAX = 4096
 class Report(msgspec.Struct, array_like=True, frozen=True):
     """One report of a child. If no field but `ordinal` and `pid` is set, the child is ready.
 
-    `text`: why it cannot start, or why it ends; if `generation` is set, why it cannot use that configuration. `leaving`: whether it has
-    begun to leave. `generation`: the number of the configuration that it uses now, or cannot use; 0: none. `key`: the number of its pool,
-    or that of the list of pools. `changed`: whether files of the configuration have changed.
+    `text`: why the child cannot start, or why it ends; if `generation` is set, why the child cannot use that configuration. `leaving`:
+    whether the child has begun to leave. `generation`: the number of the configuration that the child uses from now on, or cannot use; 0 if
+    the report is not about a configuration. `key`: the number of the configuration's pool, or the key of the list of pools. `changed`:
+    whether files of the configuration have changed.
     """
 
     ordinal: int
@@ -34,23 +35,25 @@ class Reports:
         self._pipe = pipe
 
     def ready(self, ordinal: int) -> None:
-        """In a child: reports that it serves."""
+        """In a child: reports that the child serves."""
         self._send(Report(ordinal, os.getpid()))
 
     def failed(self, ordinal: int, text: str) -> None:
-        """In a child: reports why it cannot start, or why it ends."""
+        """In a child: reports why the child cannot start, or why it ends."""
         self._send(Report(ordinal, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given"))
 
     def leaving(self, ordinal: int) -> None:
-        """In a worker: reports that it has begun to leave without a signal from the parent."""
+        """In a worker: reports that the worker has begun to leave without a signal from the parent."""
         self._send(Report(ordinal, os.getpid(), leaving=True))
 
     def adopted(self, ordinal: int, generation: int, key: int = 0) -> None:
-        """In a child: reports that it uses this configuration now. `key`: the number of its pool."""
+        """In a child: reports that the child uses this configuration from now on. `key`: the number of its pool."""
         self._send(Report(ordinal, os.getpid(), generation=generation, key=key))
 
     def refused(self, ordinal: int, generation: int, text: str, key: int = 0) -> None:
-        """In a child: reports why it cannot use this configuration. The child keeps the one that it has. `key`: the number of its pool."""
+        """In a child: reports why the child cannot use this configuration. The child keeps its present configuration. `key`: the number of
+        its pool.
+        """
         self._send(Report(ordinal, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given", generation=generation, key=key))
 
     def changed(self, ordinal: int) -> None:

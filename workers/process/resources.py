@@ -54,7 +54,7 @@ class Memory:
     """Holds the mapped segments and their parts. A part is a region, under the name of its schema in `Layout`."""
 
     def __init__(self, layout: Layout, segments: Mapping[str, Segment], parts: Mapping[str, Region]) -> None:
-        """`segments`, `parts`: the segments and the regions in them, by the names in `layout.plans`."""
+        """`segments`, `parts`: the segments and their regions, by the names in `layout.plans`."""
         self.segments = segments
         self.state_name = segments["state"].name if "state" in segments else ""  # the segment with table and documents
         self._regions, self._areas_schema = parts, layout.areas
@@ -71,19 +71,19 @@ class Memory:
         self.profiles: Region = parts["profiles"]
         self.remotes = [
             RemoteArea(schema, parts[part_of("remote", pool)]) for pool, schema in enumerate(layout.remotes)
-        ]  # with a replica store
-        self.remote = self.remotes[0] if self.remotes else None  # with what waits in this pool elsewhere
+        ]  # only with a replica store
+        self.remote = self.remotes[0] if self.remotes else None  # has the requests of this pool that wait in other replicas
         self.areas = Areas(layout.areas, parts["areas"], self.remote)
         self.kv_events: KvMemory | None = None  # None: no plugin uses KV events
         if layout.kv_events is not None:
             self.kv_events = KvMemory(layout.kv_events, parts)
         self.flows = [FlowAreas(schema, parts[part_of("flow", pool)], self.areas) for pool, schema in enumerate(layout.flows)]
-        self.flow = self.flows[0]  # the only one, unless the picker has several pools
+        self.flow = self.flows[0]  # of the first pool, or of the only pool
         self._series = {name: (schema, parts[layout.spares.get(name, name)]) for name, schema in layout.series.items()}
 
     @classmethod
     def create(cls, layout: Layout, instance: str, lock: InstanceLock) -> "Memory":
-        """Creates all segments. Raises SegmentError, and then leaves none behind."""
+        """Creates all segments. If a segment cannot be created, removes the others and raises SegmentError."""
         segments: dict[str, Segment] = {}
         parts: dict[str, Region] = {}
         with contextlib.ExitStack() as undo:
@@ -100,7 +100,7 @@ class Memory:
     def under(self, layout: Layout) -> "Memory":
         """Returns this memory with the layout of a later configuration, which has the same sizes."""
         if layout.areas is self._areas_schema:
-            return self  # of a pool, and the configuration brings no new names
+            return self  # this memory is of a pool, and the configuration brings no new names
         return Memory(layout, self.segments, self._regions)
 
     def of_pool(self, pool: int) -> "Memory":
@@ -111,7 +111,7 @@ class Memory:
         return own
 
     def copied(self, layout: Layout) -> "Memory":
-        """Returns a private copy of this memory (`Segment.private_copy`). No other process sees what is written there."""
+        """Returns a private copy of this memory (`Segment.private_copy`). No other process sees writes to the copy."""
         copies: dict[str, Region] = {}
         for name, segment in self.segments.items():
             copy, plan = segment.private_copy(), layout.plans[name]
@@ -121,7 +121,7 @@ class Memory:
     def series_writer(self, group: Group, index: int, caps: LabelCaps | None = None) -> SeriesWriter:
         """Returns the writer of a group's series for worker `index`. The worker must call the writer's `take_over` first.
 
-        `caps`: the names that all groups of this worker share; None: every name counts.
+        `caps`: limits the names of labels for all groups of this worker together; None: without this limit.
         """
         schema, region = self._series[group.name]
         names: GroupNames | None = None
@@ -142,7 +142,7 @@ class Memory:
         )
 
     def truncated(self) -> str:
-        """Returns the name of a segment that another program has truncated. Returns "" if there is none."""
+        """Returns the name of a segment that another program has truncated, or ""."""
         return next((each.name for each in self.segments.values() if each.is_truncated()), "")
 
     def unlink(self) -> None:
@@ -169,7 +169,7 @@ class Pipes:
         self.wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(workers_max)]
 
     def wake_workers(self) -> None:
-        """Lets all workers look at once for what has changed, before their next heartbeat."""
+        """Wakes all workers, so that they look for changes before their next heartbeat."""
         for wakeup in self.wakeups:
             os.eventfd_write(wakeup, 1)
 
@@ -219,12 +219,14 @@ class Words:
     """Words in shared memory that the parent writes and children read."""
 
     def __init__(self, configurations: int = 1) -> None:
-        """`configurations`: how many there can be: of the only pool, or of several pools and their list."""
+        """`configurations`: the largest number of configurations: 1 for one pool; with several pools, one per pool and one for their list.
+        """
         self._page = mmap.mmap(-1, CONFIGURATIONS_AT + 2 * WORD * configurations)
         self._numbers = memoryview(self._page).cast("q")
         page = memoryview(self._page)[QUERIES_OF_DEATH_AT:CONFIGURATIONS_AT]
         self.queries_of_death = page.cast("q")  # the list of queries of death (`workers.shared.query_of_death`)
-        # For each pool the word that names its configuration in force and its file, and that of the candidate (`generations`)
+        # For each pool two words: one names the configuration in force and its file, the other names the candidate and its file
+        # (`generations`)
         self.configurations = memoryview(self._page)[CONFIGURATIONS_AT:].cast("q")
         # The pools that are out of service (`workers.shared.pool_crashes`)
         self.out_of_service = memoryview(mmap.mmap(-1, WORD * (1 + configurations))).cast("q")
@@ -235,7 +237,7 @@ class Words:
         return self._page[0] != 0
 
     def stop(self) -> None:
-        """In the parent: tells children that the picker stops and is no longer ready."""
+        """In the parent: tells children that the picker stops and is not ready."""
         self._page[0] = 1
 
     @property
@@ -261,7 +263,7 @@ class Words:
 def packet_pipe(size: int = 0) -> Pipe:
     """Creates a pipe that keeps each write of up to 4,096 bytes as one packet.
 
-    `size`: the wanted size of its buffer in bytes; the machine may allow less. 0: the system's default.
+    `size`: the wanted size of its buffer in bytes; the machine may allow less. 0 means the system's default.
     """
     pipe = Pipe(*os.pipe2(os.O_DIRECT | os.O_NONBLOCK | os.O_CLOEXEC))
     while size > PIPE_BYTES_MIN:
@@ -276,7 +278,7 @@ def packet_pipe(size: int = 0) -> Pipe:
 def enough_descriptors(workers_max: int, ports: int = 0) -> None:
     """Raises StartError if the limit of open files is too low for the files that are open before the first connection.
 
-    `ports`: of pools, beside the usual ones.
+    `ports`: the number of ports of pools, besides the usual ports.
     """
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = DESCRIPTORS_PER_WORKER * workers_max + DESCRIPTORS_OTHER + ports

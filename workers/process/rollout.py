@@ -1,4 +1,4 @@
-"""Decides how a running picker changes its configuration: what is tried, put in force, and taken back. Does nothing itself.
+"""Decides how a running picker changes its configuration: what the picker tries, puts in force and takes back. Does nothing itself.
 
     Idle ─ asked ─▶ Trying: a child proves it ─▶ Spreading: all processes take over ─▶ Idle, and watched for WATCH_S
                       │ refused, or TRIAL_S are over     │ one cannot, or SPREAD_S are over
@@ -7,14 +7,14 @@
 
 Like `restart.Policy`: `Reloads` reports events to `on` and carries out the actions that it returns, in their order. No I/O, no clock.
 
-- A configuration has a number, which names it for ever, and a slot: the file that holds it (`generations`). Only this machine gives them
-  out. It reserves both when a trial begins, until the parent has reaped the trial child. The slots of the configuration in force, of the
-  last good ones and of the candidate are never given out.
-- A candidate is tried in the same way, and then published beside the configuration in force. To promote it publishes it, to roll it back
-  withdraws it. A configuration that comes into force withdraws another candidate.
-- If CRASHES children crash within WATCH_S after a change, or one cannot use it, the configuration before comes back, under a new number.
-  A trial is about the configuration in force. So a trial that runs then is killed and made again afterwards.
-- Each ask gets one answer: the end of its trial or of its spread. Reloads that wait become one ask.
+- A configuration has a number, which names it for ever, and a slot: the file that holds it (`generations`). Only this state machine gives
+  out numbers and slots. When a trial begins, it reserves both, until the parent has reaped the trial child. The slots of the configuration
+  in force, of the last good ones and of the candidate are never given out.
+- A candidate goes through a trial in the same way, and is then used beside the configuration in force. A promotion puts the candidate in
+  force, and a rollback withdraws the candidate. A configuration that comes into force withdraws any other candidate.
+- If CRASHES children crash within WATCH_S after a change, or a child cannot use the configuration, the previous configuration comes back,
+  under a new number. A trial that runs at this time is killed and made again, because a trial builds on the configuration in force.
+- Each ask gets one answer, at the end of its trial or of its spread. All waiting reloads become one ask.
 """
 
 import math
@@ -28,14 +28,15 @@ SPREAD_S: Final = 10.0  # long, because a busy machine loads slowly. Heartbeats 
 WATCH_S: Final = 10.0
 CRASHES: Final = 2
 ASKS_MAX: Final = 8
-# Files for the configuration in force, KEPT - 1 before it, a candidate, one under trial, and one to go back to meanwhile
+# Slots for the configuration in force, the KEPT - 1 configurations before it, a candidate, one under trial, and one for a return during the
+# trial
 SLOTS: Final = 8
 KEPT: Final = 5
 RELOAD: Final = Ask("reload")
 
 
 class Kept(NamedTuple):
-    """A good configuration. `hash`: equal for equal content."""
+    """A good configuration. Configurations with the same content have the same `hash`."""
 
     number: int
     slot: int
@@ -43,7 +44,7 @@ class Kept(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What a trial child has reserved. `ask`: what it tries."""
+    """The number and the slot that a trial child has reserved. `ask`: what the child tries."""
 
     number: int
     slot: int
@@ -68,8 +69,8 @@ class Trying(NamedTuple):
 class Spreading(NamedTuple):
     """Processes take over what was published.
 
-    `number`: that of the configuration in force or of the candidate; 0: they end their use of one. `text`, `successful`: what is said when
-    all have done so. `answers`: whether that is the answer to an ask.
+    `number`: the number of the configuration in force or of the candidate; 0 if the processes end their use of a configuration. `text`,
+    `successful`: the status after all processes have done so. `answers`: whether this status is the answer to an ask.
     """
 
     number: int
@@ -92,9 +93,10 @@ class Asked(NamedTuple):
 
 
 class TrialEnded(NamedTuple):
-    """The trial child was reaped, or could not be started. `hash`: that of the good configuration; None: it is refused.
+    """The trial child was reaped, or could not be started. `hash`: the hash of the good configuration; None if the trial refused the
+    configuration.
 
-    `unchanged`: whether nothing has to be put in force.
+    `unchanged`: whether the configuration is in force already.
     """
 
     hash: str | None
@@ -124,7 +126,7 @@ class Worse(NamedTuple):
 class Tick(NamedTuple):
     """Time has passed. `behind`: the ordinals of processes that do not use what was published.
 
-    `waits`: whether another pool has the turn to try. Then no trial begins.
+    `waits`: whether another pool has the turn to begin a trial. Then this pool begins no trial.
     """
 
     behind: tuple[int, ...] = ()
@@ -138,17 +140,19 @@ Event = Asked | TrialEnded | CannotUse | Crashed | Worse | Tick
 
 
 class Fork(NamedTuple):
-    """Tells to start the trial child, which writes its result into the slot."""
+    """Tells the parent to start the trial child, which writes its result into the slot."""
 
     trial: Trial
 
 
 class KillTrial(NamedTuple):
-    """Tells to kill the trial child."""
+    """Tells the parent to kill the trial child."""
 
 
 class Restore(NamedTuple):
-    """Tells to copy the configuration in slot `source` into `slot`, under a new number. `why`: why the present one is taken back."""
+    """Tells the parent to copy the configuration in slot `source` into `slot`, under a new number. `why`: why the present configuration is
+    taken back.
+    """
 
     source: int
     slot: int
@@ -157,30 +161,30 @@ class Restore(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """Tells to put the configuration in this slot in force. `number`: 0: none is in force any more."""
+    """Tells the parent to put the configuration in this slot in force. With the number 0, no configuration is in force any more."""
 
     slot: int
     number: int
 
 
 class Try(NamedTuple):
-    """Tells to use the configuration in this slot as the candidate."""
+    """Tells the parent to use the configuration in this slot as the candidate."""
 
     slot: int
     number: int
 
 
 class Withdraw(NamedTuple):
-    """Tells to end the use of the candidate. `why`: why it is taken back; "": it is promoted, or another one follows."""
+    """Tells the parent to end the use of the candidate. `why`: why the candidate is taken back; "" if it is promoted or replaced."""
 
     why: str
 
 
 class Say(NamedTuple):
-    """Tells to publish the state.
+    """Tells the parent to publish the status.
 
-    `finished`: how many changes have ended, asked for or not; `successful`, `text`: how the last one ended. `answered`: how many asks have
-    their answer. `owed`: whether one is under way. `busy`: whether anything changes.
+    `finished`: how many changes have ended, with or without an ask. `successful`, `text`: how the last change ended. `answered`: how many
+    asks have their answer. `owed`: whether an ask waits for its answer. `busy`: whether a change is under way.
     """
 
     finished: int = 0
@@ -195,43 +199,43 @@ Action = Fork | KillTrial | Restore | Publish | Try | Withdraw | Say
 
 
 class Rollout:
-    """Changes the configuration of one pool. `state`: what happens now. `said`: what was said last.
+    """Changes the configuration of one pool. `state`: the present step. `said`: the last published status.
 
-    `candidate`: what is tried beside the one in force. `highest`: the highest number that was given out.
+    `candidate`: the candidate. `highest`: the highest number given out so far.
     """
 
     def __init__(self, number: int, content: str | None) -> None:
-        """`number`, `content`: number and hash of the first configuration, which is in slot 0. `content`: None if there is none yet; then
-        no configuration ever had a number above `number`.
+        """`number`, `content`: number and hash of the first configuration, which is in slot 0. `content` is None without a first
+        configuration; then `number` is the highest number so far.
         """
         self.state: State = Idle()
         self.candidate: Kept | None = None
-        self._kept = [Kept(number, 0, content)] if content is not None else []  # the one in force last
+        self._kept = [Kept(number, 0, content)] if content is not None else []  # the last entry is in force
         self._began_empty = content is None
         self.highest = number
-        self._trial: Trial | None = None  # of the child that the parent has not reaped
+        self._trial: Trial | None = None  # the trial of the child that the parent has not reaped
         self._asks: deque[Ask] = deque()
         self._reload = False  # whether a reload waits
         self._again: Trial | None = None  # the trial that was killed and is made again
         self._watched_until = -math.inf  # crashes until then count against the configuration in force
         self._crashes: list[float] = []  # their times
-        self._stays = 0  # the number of a configuration that cannot be taken back; 0: none
+        self._stays = 0  # the number of a configuration that cannot be taken back, or 0
         self.said = Say()
         self._actions: list[Action] = []
 
     @property
     def number(self) -> int:
-        """The number of the configuration in force; 0: there is none yet."""
+        """The number of the configuration in force, or 0 before the first configuration."""
         return self._kept[-1].number if self._kept else 0
 
     @property
     def tries(self) -> bool:
-        """Whether there is a trial child that the parent has not reaped."""
+        """Whether the parent has a trial child to reap."""
         return self._trial is not None
 
     @property
     def wants_turn(self) -> bool:
-        """Whether a trial is what comes next."""
+        """Whether the next step is a trial."""
         first = self._asks[0] if self._asks else None
         return self._again is not None or self._reload or (first is not None and first.what == "try")
 
@@ -248,7 +252,7 @@ class Rollout:
         return max(0.0, self.state.until - now)
 
     def on(self, event: Event, now: float) -> list[Action]:
-        """Returns what to do after an event."""
+        """Returns the actions after an event."""
         before = self.said
         match event:
             case Asked(ask):
@@ -302,7 +306,7 @@ class Rollout:
                 self._end(False, f"{state.text}; {why}", answers=state.answers)
 
     def _begin(self, now: float) -> None:
-        """Begins what was asked for next: first what is made again, then a reload, then commands."""
+        """Begins the next ask: first a trial that is made again, then a reload, then commands."""
         if self._again is not None:
             (_, _, ask), self._again = self._again, None
         elif self._reload:
@@ -332,7 +336,7 @@ class Rollout:
         trial, self._trial = self._trial, None
         assert trial is not None, "a trial ends once"
         if not isinstance(self.state, Trying):
-            return  # it is made again
+            return  # the trial is made again
         if event.hash is None:
             self.state = Idle()
             self._finish(False, event.text, answers=True)
@@ -361,12 +365,13 @@ class Rollout:
             self._take_back(f"{CRASHES} processes ended while it was tried, the last one was {child}", now)
 
     def _publish(self, kept: Kept, text: str, now: float, *, answers: bool, successful: bool = True) -> None:
-        """Puts a configuration in force. Those with the same content are no longer kept: to go back to one would change nothing."""
+        """Puts a configuration in force. Forgets kept configurations with the same content, because a return to them would change nothing.
+        """
         self._kept = [*(each for each in self._kept if each.hash != kept.hash), kept][-KEPT:]
         candidate, publish = self.candidate, Publish(kept.slot, kept.number)
         if candidate is None:
             self._actions.append(publish)
-        elif candidate.number == kept.number:  # first in force, so that workers keep the pipeline that they have
+        elif candidate.number == kept.number:  # the candidate is put in force before its withdrawal, so that workers keep its pipeline
             self._actions.append(publish)
             self._withdraw()
         else:
@@ -378,7 +383,9 @@ class Rollout:
         self.state = Spreading(kept.number, now + SPREAD_S, text, successful, answers)
 
     def _go_back(self, why: str, now: float, *, asked: bool = False) -> None:
-        """Puts the configuration before the present one in force. `asked`: whether an operator wants that; otherwise it is a failure."""
+        """Puts the previous configuration in force. `asked`: whether an operator asked for the return; otherwise the present configuration
+        failed.
+        """
         number, state = self.number, self.state
         answers = asked or (isinstance(state, Spreading) and state.answers)
         before = self._kept[-2] if len(self._kept) > 1 else None
@@ -400,7 +407,7 @@ class Rollout:
         self._watched_until = -math.inf  # crashes do not count against a configuration that was good before
 
     def _leave(self, text: str, *, answers: bool) -> None:
-        """Ends the use of the only configuration there is."""
+        """Ends the use of the configuration in force, which has no predecessor."""
         self._kept.clear()
         if self.candidate is not None:
             self._withdraw("the configuration in force is taken back")
@@ -409,7 +416,9 @@ class Rollout:
         self._finish(False, text, answers=answers)
 
     def _take_back(self, why: str, now: float, *, asked: bool = False) -> None:
-        """Withdraws the candidate. `asked`: whether an operator wants that; otherwise it is a failure, and is said at once."""
+        """Withdraws the candidate. `asked`: whether an operator asked for this; otherwise the candidate failed, and the status says so at
+        once.
+        """
         assert self.candidate is not None
         text, state = f"candidate {self.candidate.number} is taken back: {why}", self.state
         self._withdraw(why)
@@ -424,7 +433,7 @@ class Rollout:
         self._actions.append(Withdraw(why))
 
     def _take(self) -> tuple[int, int]:
-        """Returns (number, slot) for another configuration: a number that none ever had, and the next slot in turn that is not reserved."""
+        """Returns (number, slot) for another configuration: a new number, and the next slot in turn that is not reserved."""
         self.highest += 1
         reserved = {each.slot for each in (*self._kept, self.candidate, self._trial) if each is not None}
         last = self._kept[-1].slot if self._kept else -1

@@ -1,15 +1,16 @@
-"""Decides how the pools of a picker change their configurations: a `Rollout` for each, which no other one influences. Does nothing itself.
+"""Decides how the pools of a picker change their configurations: each pool has its own `Rollout`. Does nothing itself.
 
     command about a pool ─▶ its Rollout
     reload of all        ─▶ the Rollout of the list of pools: its trial tells which pools have changed ─▶ their Rollouts ─▶ one answer
 
-Like `Rollout`: no I/O, no clock. A configuration is known by its key: the number of a pool, or that of the list of pools.
+Like `Rollout`: no I/O, no clock. The key of a configuration is the number of its pool, or a number for the list of pools.
 
-- There is one trial child at a time, because each trial builds on the names that the one before it has given places in shared memory. The
-  turn to try goes round, so a pool waits for at most one trial of each other pool.
-- A crash counts against the pool for which the child was deciding. If that is not known, it counts against every pool: each judges by
-  itself whether it has changed a short time before.
-- While the list of pools changes, no pool begins a trial, and the list begins no trial while a pool tries. So each trial knows its pool.
+- There is one trial child at a time, because each trial builds on the names to which the last trial has given places in shared memory.
+  Pools take turns, so a pool waits for at most one trial of each other pool.
+- A crash counts against the pool for which the child was deciding. If this pool is not known, the crash counts against every pool that has
+  changed a short time before.
+- While the list of pools changes, no pool begins a trial, and while a pool has a trial, the list begins none. So the pool of a trial cannot
+  go away.
 """
 
 import math
@@ -24,34 +25,38 @@ GONE: Final = "the pool is gone"
 
 
 class ReloadResult(NamedTuple):
-    """How the reload of a pool ended. `said`: None if there was nothing to do, or the pool is gone; then `text` says which."""
+    """How the reload of a pool ended. `said` is None if the pool has not changed or is gone; then `text` says which."""
 
     said: Say | None
     text: str = ""
 
 
 class Round(NamedTuple):
-    """A reload of all pools. `wanted`: by pool, how many of its asks are answered when its reload has ended. `ended`: those that have."""
+    """A reload of all pools. `wanted`: by pool, the number of answered asks at which its reload has ended. `ended`: the results of the
+    pools whose reload has ended.
+    """
 
     wanted: dict[int, int]
     ended: dict[int, ReloadResult]
 
 
 class Answered(NamedTuple):
-    """Tells that a reload of all pools has ended. `said`: how that of the list ended. `results`: of the pools, if the list is good."""
+    """Tells that a reload of all pools has ended. `said`: how the reload of the list ended. `results`: the results of the pools, if the
+    list is good.
+    """
 
     said: Say
     results: Mapping[int, ReloadResult]
 
 
 class Rollouts:
-    """The rollouts of one picker by key. `listed`: the key of the list of pools; None: there is only one pool, and no list."""
+    """The rollouts of one picker by key. `listed`: the key of the list of pools; None if the picker has one pool, and so no list."""
 
     def __init__(self, listed: int | None = None) -> None:
         self.listed = listed
         self.members: dict[int, Rollout] = {}
         self.round: Round | None = None  # a reload of all pools, once their list is known
-        self._begun = False  # whether its pools are reloaded
+        self._begun = False  # whether the reloads of the round's pools have begun
         self.answers: list[Answered] = []  # ended reloads of all pools; the caller removes them
         self._last = -1  # the key that had the turn last
 
@@ -68,7 +73,7 @@ class Rollouts:
                 self._look_at_round()
 
     def on(self, key: int, event: Event, now: float) -> list[Told]:
-        """Returns what to do after an event that is about one configuration. Does nothing if it is gone."""
+        """Returns the actions after an event about one configuration. Returns no action if the configuration is gone."""
         rollout = self.members.get(key)
         if rollout is None:
             return []
@@ -79,12 +84,12 @@ class Rollouts:
         return told
 
     def crashed(self, child: str, now: float, key: int | None) -> list[Told]:
-        """Returns what to do after the crash of a child. `key`: the pool for which it was deciding; None: not known."""
+        """Returns the actions after the crash of a child. `key`: the pool for which the child was deciding; None if it is not known."""
         blamed = [key] if key is not None else list(self.members)
         return [told for each in blamed for told in self.on(each, Crashed(child), now)]
 
     def tick(self, now: float, behind: Callable[[int], tuple[int, ...]]) -> list[Told]:
-        """Returns what is due. `behind(key)`: the ordinals of processes that do not use what was published."""
+        """Returns the due actions. `behind(key)`: the ordinals of processes that do not use what was published."""
         told: list[Told] = []
         for key in self._in_turn():
             rollout = self.members[key]
@@ -101,12 +106,14 @@ class Rollouts:
         return min((rollout.next_deadline(now, waits=self._waits(key)) for key, rollout in self.members.items()), default=math.inf)
 
     def follow(self, changed: Collection[int], unchanged: Collection[int]) -> None:
-        """Takes from the trial of the list, which is about to end, which pools have changed. When it is in force, they are reloaded."""
+        """Notes which pools have changed, as found by the trial of the list, which is about to end. When the list is in force, these pools
+        are reloaded.
+        """
         self._begun = False
         self.round = Round(dict.fromkeys(changed, 0), {key: ReloadResult(None, UNCHANGED) for key in unchanged})
 
     def reload_changed(self, now: float) -> list[Told]:
-        """Begins the reloads of the pools that have changed. To be called when all of them are added."""
+        """Begins the reloads of the pools that have changed. The caller has added all of them before."""
         told: list[Told] = []
         assert self.round is not None
         self._begun = True
@@ -116,7 +123,7 @@ class Rollouts:
                 self.round.ended[key] = ReloadResult(None, GONE)
                 del self.round.wanted[key]
                 continue
-            # An attempt under way may have read older files.
+            # A trial that runs already may have read older files.
             self.round.wanted[key] = 1 + rollout.said.answered + rollout.said.owed
             told += self.on(key, Asked(RELOAD), now)
         self._look_at_round()
@@ -135,7 +142,7 @@ class Rollouts:
 
     @property
     def due(self) -> bool:
-        """Whether the list has changed as asked, and `reload_changed` comes next."""
+        """Whether the list has changed as asked, so that `reload_changed` is due."""
         if self.round is None or self._begun or self.listed is None or self._busy(self.listed):
             return False
         return self.members[self.listed].said.successful

@@ -1,4 +1,4 @@
-"""The signals of the parent. Handlers only count them and wake it up; it acts on them between two waits.
+"""The signals of the parent. Handlers only count signals and wake up the parent, which acts on the signals between two waits.
 
 The kernel merges signals of one kind that arrive faster than they are handled: a hundred SIGTTIN in a millisecond may count as one.
 """
@@ -28,7 +28,7 @@ def signals_held() -> Iterator[None]:
 
 
 class Signals:
-    """Counts signals until they are taken. `descriptors`: those that no child may hold."""
+    """Counts signals until they are taken. `descriptors`: the descriptors of this object, which no child may hold."""
 
     def __init__(self, reports: int) -> None:
         """`reports`: the descriptor with the reports of children, which end a wait, too."""
@@ -39,7 +39,7 @@ class Signals:
             self._poll.register(descriptor, select.POLLIN)
 
     def catch(self) -> None:
-        """Begins to count. Signals that arrived before are counted now."""
+        """Begins to count. Counts the signals that arrived before, too."""
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         for number in CAUGHT:
             signal.signal(number, self._count)

@@ -5,12 +5,13 @@ ext_proc   for workers: all of them accept from this socket, or each worker bind
 health     for the supervisor
 metrics    for the supervisor
 
-systemd keeps its sockets open while the picker restarts: connections wait, and none is refused. It passes them in the environment and as
-descriptors from FIRST_PASSED on, in the order of the names:
+systemd keeps its sockets open while the picker restarts: connections wait, and none is refused. systemd describes the sockets in
+environment variables, and passes them as descriptors from FIRST_PASSED on, in the order of the names:
 
     LISTEN_PID: for which process | LISTEN_FDS: how many | LISTEN_FDNAMES: their names, separated by colons
 
-A name is that of a port in `Sockets.ports`: FileDescriptorName= in the .socket unit. The picker binds the ports without a socket itself.
+The names are the names of ports in `Sockets.ports`: FileDescriptorName= in the .socket unit. The picker itself binds ports without a
+socket.
 """
 
 import contextlib
@@ -36,10 +37,11 @@ BACKLOG = 4096  # connections that wait for `accept`; the kernel takes at most n
 
 
 class Sockets(NamedTuple):
-    """The sockets on which the picker listens. `activated`: whether systemd holds that of ext_proc, too, and keeps it for a successor.
+    """The sockets on which the picker listens. `activated`: whether systemd also holds the ext_proc socket, and keeps it for the next
+    picker.
 
-    `pools`: further ones of ext_proc, at the ports of pools. `later`: those that get their ports while the picker runs (`open_at`). All
-    processes share them, so if the supervisor binds one, it listens in each worker.
+    `pools`: further ext_proc sockets, at the ports of pools. `later`: ext_proc sockets that get their ports while the picker runs
+    (`open_at`). All processes share these sockets, so after the supervisor has bound one, every worker can accept from it.
     """
 
     ext_proc: socket.socket
@@ -51,8 +53,8 @@ class Sockets(NamedTuple):
 
     @classmethod
     def bind(cls, options: "Options", given: Mapping[str, socket.socket], pools: Mapping[int, str] = NO_PORTS, later: int = 0) -> "Sockets":
-        """Binds those that are not `given` (`received`), and the ports of `pools`: port -> name. Raises StartError, and then
-        leaves none open. `later`: how many get their ports later.
+        """Binds the sockets that are not `given` (`received`), and the ports of `pools`: port -> name. If this fails, closes all of them
+        and raises StartError. `later`: the number of sockets that get their ports later.
         """
         native = options.transport == "native"
         with contextlib.ExitStack() as undo:
@@ -105,7 +107,8 @@ class Sockets(NamedTuple):
 
 
 def listen(port: int, flag: str) -> socket.socket:
-    """Opens a listening socket for all addresses of this machine. It does not share its port, so a second picker is refused.
+    """Opens a listening socket for all addresses of this machine. The socket does not share its port, so a second picker cannot bind the
+    port.
 
     Raises StartError."""
     return _bound_to_all(port, flag, listening=True)
@@ -114,8 +117,9 @@ def listen(port: int, flag: str) -> socket.socket:
 def hold(port: int, flag: str) -> socket.socket:
     """Opens a socket that reserves a port. Children listen there with their own sockets and SO_REUSEPORT. Raises StartError.
 
-    The bind does not share the port, so a port in use is refused. Afterwards the socket shares its port. From then on, only sockets of
-    this user with SO_REUSEPORT get the port, even while no child listens."""
+    The bind does not share the port, so the bind fails if the port is in use. Afterwards the socket shares its port. From then on, only
+    sockets of this user with SO_REUSEPORT get the port, even while no child listens.
+    """
     reserved = _bound_to_all(port, flag, listening=False)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
@@ -123,7 +127,9 @@ def hold(port: int, flag: str) -> socket.socket:
 
 
 def open_at(later: socket.socket, port: int) -> str:
-    """Lets a socket without a port listen at this one, in all processes that share it. Returns why it cannot; "" if it listens."""
+    """Lets a socket without a port listen at `port`, in all processes that share the socket. Returns "", or the reason why it cannot
+    listen.
+    """
     try:
         later.bind((_ANY[later.family], port))
         later.listen(BACKLOG)
@@ -179,7 +185,7 @@ def _family() -> socket.AddressFamily:
 
 
 def _not_bound(port: int, flag: str, refused: OSError, changed: str = "") -> str:
-    """Says why a port cannot be had. `changed`: what has to get another port; "": the flag."""
+    """Says why a port cannot be bound. `changed`: what needs another port; "" means the flag."""
     changed = changed or flag
     if refused.errno == errno.EADDRINUSE:
         return (
@@ -192,7 +198,8 @@ def _not_bound(port: int, flag: str, refused: OSError, changed: str = "") -> str
 
 
 def received(environ: MutableMapping[str, str]) -> dict[str, socket.socket]:
-    """Takes the sockets that systemd has passed to this process, by name, and removes the variables. Raises Unusable."""
+    """Returns the sockets that systemd has passed to this process, by name, and removes systemd's environment variables. Raises Unusable.
+    """
     pid, count, named = (environ.pop(variable, "") for variable in VARIABLES)
     if pid != str(os.getpid()):
         return {}

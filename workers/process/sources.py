@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 METRICS_BUDGET = 0.01
-# What the picker knows between two pages: what it has sent changes the first ones, and the others stay as they are.
+# What the picker knows between two pages: the first columns change with what it has sent, and the others stay as they are.
 KNOWN_BETWEEN_PAGES = {
     column.name
     for column in (
@@ -54,19 +54,19 @@ class Sources:
         self.kv_events: Settings | None = kv_settings(config.pipeline.plugins.values())
         self.pacing: Pacing = self._pacing(*self.scraped)
         self.fresh_for_s: float = fresh_for(self.pacing.interval_s, options.metrics_staleness_threshold_s)
-        # What readers of the table believe.
+        # What readers of the table assume.
         self.believed = Fresh(believed_for(self.pacing.interval_s, self.fresh_for_s), paced=self.pacing.budget is not None)
 
     @property
     def scrapes(self) -> bool:
-        """Whether there is a data source. Without one, the picker uses endpoints, but knows no metrics of them."""
+        """Whether there is a data source. Without a data source, the picker uses endpoints without knowing their metrics."""
         return bool(self._pairs)
 
     @functools.cached_property
     def scraped(self) -> tuple[MetricsDataSource, PageExtractor]:
-        """The source that fills the endpoint table, and the extractor that reads its pages. Default ones if nothing is scraped.
+        """The source that fills the endpoint table, and the extractor that reads its pages. Returns defaults if nothing is scraped.
 
-        The source is the first one that shows the endpoints' health. If none does, it is the first of all.
+        The source is the first source that shows the endpoints' health, or else the first source of all.
         """
         if not self.scrapes:
             source = MetricsDataSource(DEFAULT_SOURCE, MetricsDataSource.Params())
@@ -98,10 +98,10 @@ class Sources:
         ]
 
     def _pacing(self, source: MetricsDataSource, extractor: PageExtractor) -> Pacing:
-        """Returns how often the pages of a source are read: at an interval that somebody has set, else within a budget.
+        """Returns how often the pages of a source are read: at the configured interval, or else within a budget.
 
         A plugin that reads what only pages tell, such as the adapters that a server has loaded, gets each page at the interval, too. A
-        budget that is set counts in any case.
+        configured budget counts in any case.
         """
         read = {column.name for column in self._config.pipeline.columns} & {key.name for key in extractor.produces}
         fixed = source.interval_s is not None or "refresh_metrics_interval" in self._options.given or not read <= KNOWN_BETWEEN_PAGES
@@ -117,7 +117,8 @@ class Sources:
 
     @property
     def asks_objects(self) -> bool:
-        """Whether objectives and model rewrites come from the Kubernetes API. They belong to an InferencePool, not to a selector."""
+        """Whether objectives and model rewrites come from the Kubernetes API. These objects refer to an InferencePool, not to a selector.
+        """
         return self.in_kubernetes and not self._options.endpoint_selector
 
     @property

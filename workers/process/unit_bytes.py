@@ -1,4 +1,4 @@
-"""How much shared memory a picker takes per unit: per entry of the prefix index, per endpoint and per worker."""
+"""Computes how much shared memory a picker takes per entry of the prefix index, per endpoint and per worker."""
 
 from typing import Final, NamedTuple
 
@@ -32,11 +32,11 @@ class UnitBytes(NamedTuple):
 
     entry: int  # per entry of the prefix index
     endpoint: int
-    worker: int  # without counters that plugins declare
-    fixed: int  # what a picker takes without entries, endpoints and workers
+    worker: int  # bytes per worker, without counters that plugins declare
+    fixed: int  # bytes of a picker without entries, endpoints and workers
 
 
-ORDINALS_USUAL: Final = 64  # of workers, for which `unit_bytes` counts
+ORDINALS_USUAL: Final = 64  # the number of workers' ordinals that `unit_bytes` assumes
 
 
 def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
@@ -59,7 +59,7 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
         + spares
         + decisions.schema(1).bytes
         + profiles.schema(1).bytes
-        + FlowSchema(BANDS_MAX, ORDINALS_USUAL).area_bytes  # it grows with the number of ordinals
+        + FlowSchema(BANDS_MAX, ORDINALS_USUAL).area_bytes  # this part grows with the number of ordinals
         + StartsSchema(endpoints, 1).bytes
         + PrefillsSchema(1).bytes
         + BudgetsSchema(1).row_bytes
